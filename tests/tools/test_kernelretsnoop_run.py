@@ -238,7 +238,7 @@ def test_chosen_threads(app, tmp_path, form):
     assert done.returncode == 7
     text = out.read_text()
     if form == "text":
-        assert "1 launch, 2 exits" in text and "the lanes of a warp exit together" in text
+        assert "1 launch, 2 exits of selected threads\n  the selected lanes of a warp exit together\n" in text
         assert "30-31      1        0.0    0    0    0" in text
         assert max(map(len, text.splitlines())) <= 80
     else:
@@ -249,11 +249,12 @@ def test_chosen_threads(app, tmp_path, form):
 def test_a_trap_ends_the_count_but_not_the_report(app, tmp_path):
     """Exits before the failure are counted; the summary marks the process as failed."""
     out = tmp_path / "out"
-    done = run("--json", "-o", out, "--", app, "single", "trap")
+    done = run("--json", "-o", out, "--", app, "single", "trap", "single", "single")
     assert "trap 719" in done.stdout and done.returncode == 7
     found = records(out)
-    assert kernels(found)["ways::single"]["threads"] == 5
-    summary = found[-1]
+    single, summary = kernels(found)["ways::single"], found[-1]
+    assert (single["threads"], single["launches"], single["launches_whole"]) == (5, 1, 1)
+    assert summary["not_instrumented"] == {"launch failed": 2}
     assert summary["faults"] == [found[0]["pid"]] and summary["records_unknown"] == 0
     assert 5 <= summary["records"] <= 5 + 128 - 32
     done = run("-o", out, "--", app, "trap", virtual=False)

@@ -48,6 +48,9 @@ MOST_UNITS = (
     1 << 22
 )  # maximum blocks or warps of a launch to compute its sample; records of larger launches wait for the end
 MOST_SHARDS = 6  # maximum shards of a ring buffer that a line names
+LOST_WHY = "because a kernel or process failed, or a map or log was full"
+LOST_RECORDS = f"at most {{}} exits of the counted launches, {LOST_WHY}"
+LOST_SUMS = f"at most {{}} of the counted launches, or exits of them, {LOST_WHY}"
 FAR = 1 << 60  # ns; no two times of a GPU are this far apart
 
 
@@ -321,7 +324,8 @@ class ExitLog:
             count = launches.get(kernel, 0) - self._reported.get(kernel, 0)
             key = kernel.pid, kernel.gpu, kernel.mangled, kernel.grid, kernel.block_dim
             sample = samples[key].since(self._sampled_before.get(key)) if key in samples else None
-            report = ExitReport.of(exits, count, self._rate(kernel), late, sample)
+            selected = _count(kernel.grid, self._ranges[0]), _count(kernel.block_dim, self._ranges[1])
+            report = ExitReport.of(exits, count, self._rate(kernel), late, sample, selected)
             if report.exits:
                 found.append((kernel, report))
                 if since_last and sample is not None:
@@ -352,8 +356,9 @@ class ExitLog:
     def summary(self, session: Session) -> tuple[dict[str, Any], list[str]]:
         """Return the fields of the summary record, and the last lines of the text."""
         summary, more = session.summary(), self.losses(session)
-        other = max(0, summary["lost"] - sum(more.get("records_lost", {}).values()))
-        lines = summary_lines(summary | {"lost": other})
+        said = sum(more.get("records_lost", {}).values()) + more.get("records_incomplete", 0)
+        other = max(0, summary["lost"] - said)
+        lines = summary_lines(summary | {"lost": other}, LOST_RECORDS if self._recorded else LOST_SUMS)
         return summary | more, [
             *lines,
             *(part for line in self.loss_lines(more) for part in table.wrap(line)),

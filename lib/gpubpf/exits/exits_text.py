@@ -49,6 +49,11 @@ def _about(report: ExitReport) -> str:
     return "about " if report.sample is not None and report.sample.factor != 1 else ""
 
 
+def _selected(report: ExitReport) -> str:
+    """Return the words after a number of exits if they are not those of all threads."""
+    return " of selected threads" if report.selected_blocks or report.selected_threads else ""
+
+
 def _overview(reports: Sequence[tuple[KernelShape, ExitReport]], owners: OwnerColumns) -> list[str]:
     rows = []
     kernels = [kernel for kernel, _ in reports]
@@ -82,13 +87,12 @@ def _section(
     grid, block_dim = (" x ".join(map(str, extents)) for extents in (kernel.grid, kernel.block_dim))
     said = [
         f"grid {grid}, block {block_dim}; {owners.name(kernel)}",
-        f"{table.count(report.launches, 'launch')}, {_about(report)}{table.count(report.exits, 'exit')}",
+        f"{table.count(report.launches, 'launch')}, {_about(report)}{table.count(report.exits, 'exit')}{_selected(report)}",
         *([report.sample.sentence(report.unit)] if report.sample else []),
         *lateness.findings(report, sites),
     ]
     for sentence in said:
         yield from table.wrap(sentence, indent=2)
-    yield ""
     owner = owners.cells(kernel)
     rows = [
         owner
@@ -97,20 +101,21 @@ def _section(
         | {"LATEST AT": site}
         for label, lane, site in lateness.lane_rows(report, sites)
     ]
-    yield from table.cut_first(rows, left=("COMM", "LATEST AT"), cut=("LATEST AT", "COMM"), drop=DROP)
-    yield ""
+    tables = [table.cut_first(rows, left=("COMM", "LATEST AT"), cut=("LATEST AT", "COMM"), drop=DROP)]
     rows = [
         owner | {"FROM FIRST TO LAST": what, "OF": f"{spread.count:,}"} | _cells(spread)
         for what, spread in lateness.spreads(report)
     ]
-    yield from table.cut_first(rows, left=("COMM", "FROM FIRST TO LAST"), cut=("COMM",), drop=DROP)
-    if verbose and report.sm:
-        yield ""
-        idle = [
+    tables.append(table.cut_first(rows, left=("COMM", "FROM FIRST TO LAST"), cut=("COMM",), drop=DROP))
+    if verbose:
+        rows = [
             owner | {"SM": str(sm), "DONE BEFORE THE END (ns)": f"{ns:,.0f}"}
             for sm, ns in lateness.sm_rows(report)
         ]
-        yield from table.within(idle, left=("COMM",))
+        tables.append(table.within(rows, left=("COMM",)))
+    for printed in filter(None, tables):
+        yield ""
+        yield from printed
     for line in lateness.caveats(report):
         yield from table.wrap(line)
     yield ""

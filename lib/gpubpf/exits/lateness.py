@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ LARGEST = 2**36 - 1  # larger values count as this
 NOWHERE = 0xFFFF  # stands for a site number that does not fit into 16 bits
 GAP = 0.25  # share of the largest lateness: late lanes differ from the others by at least this
 NOTABLE = 0.05  # share of the largest; smaller differences are not reported
+REGULAR = 0.75  # share of the blocks in which a warp is last that is named; of the spread of a warp: no lane always is the latest
+ALWAYS = 0.9  # share of the spread of a warp: the mean lateness of a lane that is the latest, but for noise
 UNSEEN = 0.5  # ns; times up to this are shown as 0 ns
 ROUNDS = 8  # launches of one kernel and shape that the maps keep apart
 CLOCK_BITS = 36
@@ -57,22 +59,14 @@ def middles() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A distribution of times, in ns."""
+    """A distribution of times, in ns. bins: the middles of its bins above 0, and the number of times in each."""
 
     count: int
     mean: float
     p50: float
     p99: float
     max: float
-
-    @classmethod
-    def of(cls, values: Sequence[float] | np.ndarray) -> Distribution:
-        """Return the distribution of individual values."""
-        if not len(values):
-            return cls(0, 0.0, 0.0, 0.0, 0.0)
-        ordered = np.sort(np.asarray(values, np.float64))
-        p50, p99 = (float(ordered[_rank(len(ordered), share) - 1]) for share in (0.50, 0.99))
-        return cls(len(ordered), float(ordered.mean()), p50, p99, float(ordered[-1]))
+    bins: tuple[tuple[float, int], ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of_bins(
@@ -93,7 +87,17 @@ class Distribution:
             at = int(np.searchsorted(below, rank))
             middle = total / late if int(bins[at]) == late else float(_MIDDLES[at])
             found.append(min(middle, largest) * scale)
-        return cls(count, total * scale / count, found[0], found[1], largest * scale)
+        used = np.flatnonzero(bins)
+        middles = np.minimum(_MIDDLES[used], largest) * scale
+        parts = tuple(zip(middles.tolist(), bins[used].tolist(), strict=True))
+        return cls(count, total * scale / count, found[0], found[1], largest * scale, parts)
+
+    def above(self, limit: float = 0.0) -> tuple[int, float]:
+        """Return how many times are above `limit` ns, and their mean. The bin of the limit counts as a whole."""
+        below = [(middle, count) for middle, count in self.bins if middle <= limit]
+        count = sum(count for _, count in self.bins) - sum(count for _, count in below)
+        total = self.mean * self.count - sum(middle * count for middle, count in below)
+        return (count, total / count) if count else (0, 0.0)
 
     def record(self) -> dict[str, float]:
         """Return the JSON fields in ns: integers, except for the mean."""
@@ -255,9 +259,9 @@ class Exits:
     warp, block   spreads in cycles
     grid, tail    of each complete launch, ns
     complete      the number of complete launches
-    last_warp     how often a warp was the last of its block
-    last_block    how often a block was the last of its grid
-    alone         how long the last block ran after all others, ns, summed by block
+    last_warp     how often a warp exited later than all others of its block
+    last_block    how often a block finished later than all others of its grid
+    alone         how much later, ns, summed by block
     sm            by multiprocessor: time from its last exit to the end of the launch (ns, summed), number of launches
     error         of grid and tail, ns
     seen          launches that were read from the maps
@@ -287,10 +291,10 @@ class Exits:
         self.warp.add(late[there])
         latest = np.where(there, first, np.iinfo(np.int64).min)
         earliest = np.where(there, first, np.iinfo(np.int64).max).min(axis=1)
-        who = latest.argmax(axis=1)
-        spread = latest.max(axis=1) - earliest
-        self.block.add(spread, who)
-        self.last_warp.update(who[spread > 0].tolist())
+        who, last = latest.argmax(axis=1), latest.max(axis=1)
+        self.block.add(last - earliest, who)
+        alone = ((latest == last[:, None]).sum(axis=1) == 1) & (last > earliest)
+        self.last_warp.update(who[alone].tolist())
 
     def add_launch(self, block: np.ndarray, end: np.ndarray, sm: np.ndarray, error: float = 0.0) -> None:
         """Add a complete launch with at least one block: each block's number, last exit (ns) and multiprocessor."""
@@ -301,9 +305,10 @@ class Exits:
         begin = ends[len(ends) - len(numbers)]
         self.grid.add(ends[-1:])
         self.tail.add(ends[-1:] - begin)
-        last = int(block[order[-1]])
-        self.last_block[last] += 1
-        self.alone[last] += int(ends[-1] - ends[-2]) if len(ends) > 1 else 0
+        if len(ends) > 1 and ends[-1] > ends[-2]:
+            last = int(block[order[-1]])
+            self.last_block[last] += 1
+            self.alone[last] += int(ends[-1] - ends[-2])
         of_sm = np.zeros(len(numbers), np.int64)
         np.maximum.at(of_sm, index, ends)
         for number, idle in zip(numbers.tolist(), (ends[-1] - of_sm).tolist(), strict=True):
@@ -454,6 +459,7 @@ class ExitReport:
     clock_error   error of the largest of all these times, ns
     lane_error    error of the largest lateness of a lane, ns: a warp reads one clock, so the GPU's timer adds nothing
     sample        which blocks or warps were measured; None: all
+    selected      how many blocks, and threads of each, are selected; None: all
     """
 
     shape: Shape
@@ -472,6 +478,27 @@ class ExitReport:
     clock_error: float
     lane_error: float
     sample: Sample | None = None
+    selected: tuple[int, int] | None = None
+
+    @property
+    def blocks(self) -> int:
+        """The number of selected blocks of a launch."""
+        return self.selected[0] if self.selected else self.shape.blocks
+
+    @property
+    def selected_blocks(self) -> str:
+        """The word before "blocks": "selected " if not all are."""
+        return "selected " if self.blocks < self.shape.blocks else ""
+
+    @property
+    def selected_threads(self) -> str:
+        """The word before "lanes": "selected " if not all threads of a block are."""
+        return "selected " if self.selected and self.selected[1] < self.shape.block_size else ""
+
+    @property
+    def single_lane(self) -> bool:
+        """Whether there is only one lane, and no other that it is later than."""
+        return len(self.lanes) == 1 and not self.lanes[0].late.max
 
     @property
     def unit(self) -> str:
@@ -491,6 +518,7 @@ class ExitReport:
         clock: CycleLength,
         lateness: LaneLateness | None = None,
         sample: Sample | None = None,
+        selected: tuple[int, int] | None = None,
     ) -> ExitReport:
         """Return the report of `exits`. `lateness` replaces their lateness, for example by that of an interval."""
         late = exits.lateness if lateness is None else lateness
@@ -528,6 +556,7 @@ class ExitReport:
             max(exits.error, largest * clock.error),
             max((lane.late.max for lane in lanes), default=0.0) * clock.error,
             sample,
+            selected,
         )
 
 
@@ -541,68 +570,176 @@ def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[st
     """
     if not report.exits:
         return ["no thread has exited"]
-    return [*_lanes(report, source), *_warps(report), *_blocks(report)]
+    said = [*_lanes(report, source), *_warps(report), *_blocks(report)]
+    if not said and report.exits <= report.launches:
+        return ["one exit in each launch: there is no other one to compare it with"]
+    return said
 
 
 def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
-    word = report.shape.warp_word
-    means = np.array([lane.late.mean for lane in report.lanes])
-    least, most = float(means.min()), float(means.max())
+    """Say which lanes exit later than the rest of their warp or, if none stands out, how far apart the lanes exit."""
+    lanes = [lane for lane in report.lanes if lane.late.count]
+    if not lanes or report.single_lane:
+        return []
+    word, means = report.shape.warp_word, [lane.late.mean for lane in lanes]
+    who, least, most = f"the {report.selected_threads}lanes of a {word}", min(means), max(means)
+    latest = max(lane.late.max for lane in lanes)
     if not most:
-        return [f"the lanes of a {word} exit together"]
-    if most < 1:
-        latest = max(lane.late.max for lane in report.lanes)
-        return [f"the lanes of a {word} exit less than 1 ns apart (mean; at most {duration(latest)})"]
-    together = [lane for lane in report.lanes if lane.late.mean - least <= NOTABLE * most]
-    if len(together) == len(report.lanes):
-        return [f"the lanes of a {word} exit equally late: {duration(most)} after its first exit (mean)"]
-    late = [lane for lane in report.lanes if lane.late.mean > (most + least) / 2]
-    early = [lane for lane in report.lanes if lane not in late]
-    gap = min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early)
-    if gap < GAP * most and 2 * len(together) >= len(report.lanes):  # the late lanes exit one after the other
-        late, early = [lane for lane in report.lanes if lane not in together], together
-    elif gap < GAP * most:
-        last = max(report.lanes, key=lambda lane: lane.late.mean)
-        return [
-            f"the lanes of a {word} exit one after the other, {duration(report.warp.mean)} from first to last (mean);"
-            f" lane {last.number} is the latest, {duration(most)} after the first"
-        ]
-    few, when = (late, "after") if len(late) <= len(early) else (early, "before")
-    who = named("lane", [lane.number for lane in few])
-    exits, rest = ("exit", "their") if who.startswith(("lanes", f"{len(few)} ")) else ("exits", "its")
+        return [f"{who} exit together"]
+    # The spreads of some warps, or of all lanes, say nothing about these exits.
+    covered = not report.selected_threads and 10 * report.warp.count >= 9 * max(
+        lane.late.count for lane in lanes
+    )
+    apart = report.warp if covered else None
+    if max(most, apart.mean if apart else 0.0) < 1:
+        return [f"{who} exit less than 1 ns apart (mean; at most {duration(latest)})"]
+    # The mean lateness of a lane that is the latest of every warp is the mean time from first to last exits.
+    regular = apart is not None and most >= ALWAYS * apart.mean
+    late, early = _parted(lanes)
+    if late and (said := _late_lanes(late, early, apart, regular, word, source)):
+        return [said]
+    uneven = _uneven(most, latest)
+    if most - least <= NOTABLE * most and (regular or apart is None):
+        if len(lanes) == 1:
+            return [
+                f"lane {lanes[0].number} exits {duration(most)} after the first exit of its {word}{uneven}"
+            ]
+        return [f"{who} exit equally late: {duration(most)} after the first exit of the {word}{uneven}"]
+    if regular or (apart is None and least <= most / 2):
+        last, several = _named(lane for lane in lanes if duration(lane.late.mean) == duration(most))
+        last += f" {'are' if several else 'is'} the latest"
+        if apart is None or duration(most) != duration(apart.mean):
+            last += " on average"
+        return [f"{who} exit at different times; {last}, {duration(most)} after the first exit{uneven}"]
+    if apart is None:
+        return [f"{who} exit at different times, up to {duration(latest)} after the first exit of the {word}"]
+    times, mean = apart.above()
+    who = f"{_share(times, apart.count, word)}the lanes" if times < apart.count else who
+    said = f"{who} exit {duration(mean)} apart{_uneven(mean, latest)}"
+    return [said if most >= REGULAR * apart.mean else f"{said}; the latest lane varies from {word} to {word}"]
+
+
+def _parted(lanes: list[LaneReport]) -> tuple[list[LaneReport], list[LaneReport]]:
+    """Return lanes that are late and lanes that are not; if there is no clear border between them, none that are late."""
+    means = [lane.late.mean for lane in lanes]
+    least, most = min(means), max(means)
+    late = [lane for lane in lanes if lane.late.mean > (most + least) / 2]
+    early = [lane for lane in lanes if lane not in late]
+    if late and min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early) >= GAP * most:
+        return late, early
+    together = [lane for lane in lanes if lane.late.mean - least <= NOTABLE * most]
+    if 2 * len(together) >= len(lanes):  # the late lanes exit one after the other
+        return [lane for lane in lanes if lane not in together], together
+    return [], lanes
+
+
+def _late_lanes(
+    late: list[LaneReport],
+    early: list[LaneReport],
+    apart: Distribution | None,
+    regular: bool,
+    word: str,
+    source: Callable[[int], str | None],
+) -> str | None:
+    """Return ``in 1 of 16 warps, lane 13 exits 340 ns after the rest of its warp``; nothing if the others often are as late.
+
+    apart: the times from the first exit of a warp to its last; None: unknown. regular: a lane always is the latest.
+    """
     before = float(np.mean([lane.late.mean for lane in early]))
-    low, high = duration(min(lane.late.mean for lane in late) - before), duration(most - before)
-    worst = max(lane.late.max for lane in late)
-    uneven = f" (mean; at most {duration(worst)} after its first exit)" if worst > 1.1 * most else ""
+    half = (before + min(lane.late.mean for lane in late)) / 2
+    limit = min(half, max(lane.late.max for lane in early))
+    found = [lane.late.above(limit) for lane in late]
+    if not all(count for count, _ in found):  # the limit is in the bin of all times
+        found = [(lane.late.count, lane.late.mean) for lane in late]
+    counts, means = [count for count, _ in found], [mean for _, mean in found]
+    if not regular and max(lane.late.p99 for lane in early) >= min(means):
+        return None
+    everywhere = counts == [lane.late.count for lane in late]
+    # If first and last exits are apart in no other warps, all these lanes are late in the same ones.
+    same = len(late) == 1 or everywhere or (apart is not None and {*counts} == {apart.above(limit)[0]})
+    few, when = (early, "before") if same and len(early) < len(late) else (late, "after")
+    who, several = _named(few)
+    exits, rest = ("exit", "their") if several else ("exits", "its")
+    low, high = duration(min(means) - before), duration(max(means) - before)
+    time = low if low == high else f"up to {high}" if low == duration(0) else f"{low} to {high}"
+    uneven = _uneven(max(means), max(lane.late.max for lane in late), f" after the first exit of the {word}")
     ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
     at = f", at {ways.pop()}" if len(ways) == 1 and when == "after" else ""
-    time = low if low == high else f"up to {high}" if low == duration(0) else f"{low} to {high}"
-    return [f"{who} {exits} {time} {when} the rest of {rest} {word}{uneven}{at}"]
+    said = f"{who} {exits} {time} {when} the rest of {rest} {word}{uneven}{at}"
+    warps = max(lane.late.count for lane in (*early, *late))  # not every warp may have all lanes
+    if everywhere or same:
+        return said if everywhere else _share(counts[0], warps, word) + said
+    return f"{said}, each in {_range(counts)} of {table.count(warps, word)}"
 
 
 def _warps(report: ExitReport) -> list[str]:
+    """Say how far apart the first exits of the warps of a block are, and which warp is last."""
     if report.block.mean <= UNSEEN:
         return []
-    said = f"the {report.shape.warp_word}s of a block exit within {duration(report.block.mean)} of each other (mean)"
-    (warp, times), *_ = report.last_warp.most_common(1)
-    if times >= 0.75 * report.block.count:
-        said += f"; {report.shape.warp_word} {warp} is last in {100 * times / report.block.count:.0f} % of the blocks"
-    return [said]
+    word, count = report.shape.warp_word, report.block.count
+    times, mean = report.block.above()
+    exits = "begin to exit" if report.warp.mean > UNSEEN else "exit"
+    among = "" if times < count else " of a block"
+    said = (
+        f"{_share(times, count, 'block')}the {word}s{among} {exits} within {_each_other(mean, report.block)}"
+    )
+    (warp, last), *_ = [*report.last_warp.most_common(1), (0, 0)]
+    if last < REGULAR * times:
+        return [said]
+    often = ""
+    if last < times:
+        often = f" in {last:,} of them" if times < count else f" in {100 * last // count} % of the blocks"
+    elif times == count > 1:
+        often = " in every block"
+    return [f"{said}; {word} {warp} is last{often}"]
 
 
 def _blocks(report: ExitReport) -> list[str]:
+    """Say which block ends a launch alone or, if none does regularly, how far apart the ends of blocks are."""
     if report.grid.mean <= UNSEEN:
         return []
-    (block, times), *_ = report.last_block.most_common(1)
-    alone = report.alone[block] / times
-    if 2 * times > report.complete and alone > report.grid.mean / 2:
-        index = report.shape.block_index(block)
-        return [f"block {index} finishes last and alone, {duration(alone)} after all other blocks"]
-    said = f"the blocks of a grid finish within {duration(report.grid.mean)} of each other (mean)"
-    if report.tail.mean > NOTABLE * report.grid.mean and report.shape.blocks > len(report.sm):
-        tail, count = duration(report.tail.mean), len(report.sm)
-        said += f"; for the last {tail}, fewer than {count} blocks remain, so some of the {count} {report.shape.sm_word}s are idle"
+    blocks, count = f"{report.selected_blocks}block", report.grid.count
+    times, mean = report.grid.above()
+    (block, last), *_ = [*report.last_block.most_common(1), (0, 0)]
+    if 2 * last > times and (alone := report.alone[block] / last) > mean / 2:
+        others = f"the other {blocks}" if report.blocks == 2 else f"all other {blocks}s"
+        index, after = report.shape.block_index(block), duration(alone)
+        return [
+            f"{_share(last, count, 'launch')}block {index} finishes last and alone, {after} after {others}"
+        ]
+    among = "" if times < count else " of a grid"
+    said = (
+        f"{_share(times, count, 'launch')}the {blocks}s{among} finish within {_each_other(mean, report.grid)}"
+    )
+    if report.tail.mean > NOTABLE * report.grid.mean and report.blocks > len(report.sm):
+        tail, sms = duration(report.tail.mean * count / times), len(report.sm)
+        said += f"; for the last {tail}, fewer than {sms} blocks remain, so some of the {sms} {report.shape.sm_word}s are idle"
     return [said]
+
+
+def _each_other(mean: float, spread: Distribution) -> str:
+    return f"{duration(mean)} of each other{' (mean)' if duration(mean) != duration(spread.max) else ''}"
+
+
+def _uneven(mean: float, worst: float, after: str = "") -> str:
+    """Return a remark on a mean if the largest time is clearly above it."""
+    return f" (mean; at most {duration(worst)}{after})" if worst > 1.1 * mean else ""
+
+
+def _share(times: int, of: int, noun: str) -> str:
+    """Return ``in 1 of 16 warps, `` at the beginning of a sentence; nothing if it is about all."""
+    return "" if times >= of else f"in {times:,} of {table.count(of, noun)}, "
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _named(lanes: Iterable[LaneReport]) -> tuple[str, bool]:
+    """Return the name of lanes, and whether it is a plural."""
+    who = named("lane", [lane.number for lane in lanes])
+    return who, not who.startswith(("lane ", "every "))
 
 
 def named(what: str, numbers: Sequence[int]) -> str:
@@ -627,7 +764,7 @@ def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[t
 
     Lanes do not differ if their times are shown the same or within the clock error of each other."""
     rows: list[tuple[str, list[LaneReport]]] = []
-    for lane in report.lanes:
+    for lane in () if report.single_lane else report.lanes:
         way = "" if lane.site is None else source(lane.site) or f"site {lane.site}"
         for known, lanes in rows:
             if (known, lanes[0].exits) == (way, lane.exits) and _same_times(
@@ -678,8 +815,12 @@ def spreads(report: ExitReport) -> list[tuple[str, Distribution]]:
     word = report.shape.warp_word
     rows = [(f"lanes of a {word}", report.warp), (f"{word}s of a block", report.block)]
     rows += [("blocks of a grid", report.grid), ("tail of a grid", report.tail)]
-    rows = rows[: 1 if report.shape.warps == 1 else 2] + (rows[2:] if report.shape.blocks > 1 else [])
-    return [row for row in rows if row[1].count]
+    applies = (
+        not report.single_lane or report.warp.max > 0,
+        report.shape.warps > 1,
+        *[report.shape.blocks > 1] * 2,
+    )
+    return [row for row, applied in zip(rows, applies, strict=True) if applied and row[1].count]
 
 
 def caveats(report: ExitReport) -> list[str]:

@@ -61,7 +61,7 @@ class KernelShapes:
     """Collects launches and clocks from logs. `numbered`: also remember launches by number, because records will refer to them.
 
     of_launch   the kernel and shape by (process number in the session, launch number in the process, see `NUMBER_MASK`)
-    launches    number of logged launches of each kernel and shape
+    launches    number of logged launches of each kernel and shape, without those that failed
     virtual     pids of processes whose times are on the virtual clock
     faults      pids of processes whose CUDA context failed
     ticks       resolution of a GPU's timer in ns, by (pid, GPU)
@@ -105,7 +105,7 @@ class KernelShapes:
         kernels = records[
             (kinds == operation_log.KERNEL) & (records["kernel"]["outcome"] == operation_log.INSTRUMENTED)
         ]
-        kernels = kernels[(kernels["flags"] & operation_log.CAPTURED) == 0]
+        kernels = kernels[((kernels["flags"] & operation_log.CAPTURED) == 0) & (kernels["result"] == 0)]
         self._take_launches(log, kernels[_sensible(kernels["kernel"])])
         return records
 

@@ -12,10 +12,11 @@ from gpubpf.show import table
 # How launches without a probe are timed, by method.
 WITHOUT_PROBE = {"stamp": "timing events", "cupti": "CUPTI"}
 MOST_BUDGET_LINES = 10
+LOST = "{} (a map was full, an update timed out, a kernel failed, or a program ended early)"
 
 
-def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Return the last lines of a report from the fields of the `summary` record."""
+def summary_lines(summary: Mapping[str, Any], lost: str = LOST) -> list[str]:
+    """Return the last lines of a report from the fields of the `summary` record. lost: what to say about losses, with ``{}``."""
     lines = _coverage_lines(summary)
     if unknown := summary.get("launches_unknown"):
         lines.append(f"unknown kernels: {table.count(unknown, 'launch')} of kernels loaded before attaching")
@@ -23,9 +24,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         opcodes = (f"{opcode} ({table.count(n, 'instruction')})" for opcode, n in unprobed.items())
         lines.append(f"not probed: {', '.join(opcodes)}")
     if summary["lost"]:
-        lines.append(
-            f"lost: {summary['lost']:,} (a map was full, an update timed out, a kernel failed, or a program ended early)"
-        )
+        lines.append(f"lost: {lost.format(format(summary['lost'], ','))}")
     if graphs := summary.get("graphs_before"):
         launches = table.count(graphs, "launch")
         lines.append(

@@ -118,6 +118,41 @@ def test_what_cannot_be_told_is_counted() -> None:
     ]
 
 
+def test_launches_that_failed_do_not_count() -> None:
+    found, thread = ExitLog(True, EVERY, EVERY), np.arange(128)
+    made = log(5, 6, 7)
+    made.records["result"][1:] = 719
+    found.take(session([made], [ring(5, thread, thread)]))
+    ((_, report),) = found.reports(since_last=False)
+    assert (report.launches, report.complete, found.shapes.of_launch.keys()) == (1, 1, {(0, 5)})
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_was_lost_is_said_in_its_unit(recorded: bool) -> None:
+    """Next to a number of launches, a number alone would be taken for launches, too."""
+    summary = {"launches_seen": 8, "launches_matched": 8, "launches_instrumented": 4, "lost": 64}
+    summary |= {"not_instrumented": {"launch failed": 4}}
+    shard = SimpleNamespace(shard=2, received=192, lost=10, incomplete=3)
+    some = session([], [])
+    some.summary = lambda: summary
+    some.ring_counts = lambda name: [SimpleNamespace(shards=[shard])]
+    record, lines = ExitLog(recorded, EVERY, EVERY).summary(some)
+    assert record["lost"] == 64
+    text = " ".join(" ".join(lines).split())
+    assert text.startswith(
+        "counted 4 of 8 matching launches (8 in total) not counted: 4 (launch failed) lost: at"
+    )
+    if recorded:  # the other lines are about records in the ring
+        assert (
+            "lost: at most 51 exits of the counted launches, because a kernel or process failed, or a" in text
+        )
+        assert "ring was full: 10 (SM 2: 10)" in text and "not finished: at most 3" in text
+    else:
+        assert (
+            "lost: at most 64 of the counted launches, or exits of them, because a kernel or process" in text
+        )
+
+
 @pytest.mark.parametrize("heats", [False, True])
 def test_garbage_in_records_does_no_harm(heats: bool, tmp_path: Any) -> None:
     """Data from the traced process is untrusted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -46,7 +47,9 @@ def check(kernel: KernelShape, found: ExitReport, site: str | None = "scale.cu:1
         lines = text((kernel, found), site=site, verbose=verbose)
         assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
     said = lateness.findings(found, lambda _: site)
-    assert said and all(len(one) > 10 and " ()" not in one and "nan" not in one for one in said)
+    assert (said or found.single_lane) and all(
+        len(one) > 10 and " ()" not in one and "nan" not in one for one in said
+    )
 
 
 @pytest.mark.parametrize("late", [2, 12, 12_345, HUGE])
@@ -55,10 +58,11 @@ def test_lanes_that_are_equally_late(late: int, lanes: int) -> None:
     """On average: in each warp, another lane is the first."""
     times = np.full((lanes, lanes), late)
     np.fill_diagonal(times, 0)
-    found = report(KERNEL, times)
+    found = report(KERNEL, times, launches=lanes)
     check(KERNEL, found)
-    (said, *_) = lateness.findings(found, lambda _: None)
-    assert ("equally late" in said) is (lanes > 1)
+    said = " ".join(lateness.findings(found, lambda _: None))
+    assert ("equally late" in said) is (lanes > 2)
+    assert ("the latest lane varies from warp to warp" in said) is (lanes == 2)
 
 
 def test_lanes_that_are_nearly_equally_late() -> None:
@@ -122,6 +126,54 @@ def test_generated_blocks_and_launches(seed: int) -> None:
             exits.add_launch(np.arange(blocks), (first + late).max(axis=1), sms, rng.choice((0.0, 32.0)))
     exits.lateness.add(np.arange(32), np.arange(32) * scale % HUGE, np.zeros(32, np.int64))
     check(kernel, ExitReport.of(exits, 3, CycleLength()))
+
+
+def test_a_single_thread_has_no_table() -> None:
+    kernel = KernelShape(1, "app", 0, "k", (1, 1, 1), (1, 1, 1))
+    found = Exits(kernel.shape)
+    found.add_warps(np.zeros((1, 1), int), np.zeros((1, 1), int), np.ones((1, 1), bool))
+    found.add_launch(np.array([0]), np.array([7]), np.array([0]))
+    found.lateness.add(np.array([0]), np.array([0]), np.array([0]))
+    assert text((kernel, ExitReport.of(found, 1, CycleLength()))) == [
+        "scale: when its threads exit",
+        "  grid 1 x 1 x 1, block 1 x 1 x 1; app (pid 1)",
+        "  1 launch, 1 exit",
+        "  one exit in each launch: there is no other one to compare it with",
+        "",
+    ]
+
+
+def test_selected_threads() -> None:
+    """What is known only of some lanes and blocks is not said of all."""
+    kernel = KernelShape(1, "app", 0, "k", (8, 1, 1), (64, 1, 1))
+    found = Exits(kernel.shape)
+    found.add_warps(np.zeros((2, 2), int), np.full((2, 2), 900), np.ones((2, 2), bool))
+    found.add_launch(np.array([3, 4]), np.array([900, 1700]), np.array([0, 1]))
+    lane = np.repeat(np.arange(16, 32), 2)
+    found.lateness.add(lane, lane, np.zeros(32, int))
+    report = ExitReport.of(found, 1, CycleLength(), selected=(2, 16))
+    lines = text((kernel, report))
+    assert lines[2:6] == [
+        "  1 launch, 32 exits of selected threads",
+        "  the selected lanes of a warp exit at different times, up to 31 ns after the",
+        "    first exit of the warp",
+        "  block 4 finishes last and alone, 800 ns after the other selected block",
+    ]
+    found.lateness = LaneLateness.none(32)
+    found.lateness.add(np.array([31]), np.array([900]), np.array([0]))
+    report = ExitReport.of(found, 1, CycleLength(), selected=(8, 1))
+    assert text((kernel, report))[3] == "  lane 31 exits 900 ns after the first exit of its warp"
+
+
+def test_warps_that_were_not_read_whole() -> None:
+    """With sampled warps, how far the lanes of a warp are apart is not known: it is not 0 ns."""
+    times = np.random.default_rng(1).integers(0, 1000, (40, 32))
+    found = report(KERNEL, times - times.min(axis=1, keepdims=True))
+    assert "varies" in lateness.findings(found, lambda _: None)[0]
+    unknown = dataclasses.replace(found, warp=lateness.BinnedValues().distribution())
+    assert lateness.findings(unknown, lambda _: None)[0].startswith(
+        "the lanes of a warp exit at different times, up to 9"
+    )
 
 
 def test_nothing_was_read() -> None:

@@ -112,10 +112,16 @@ def test_percentiles_of_bins_are_those_of_the_values(scale: float) -> None:
     tally = BinnedValues()
     tally.add(values[:300])
     tally.add(values[300:])
-    found, true = tally.distribution(scale), Distribution.of(values * scale)
-    assert found.count == true.count == 5000
-    for name in ("mean", "p50", "p99", "max"):
-        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.016)
+    found, ordered = tally.distribution(scale), np.sort(values * scale)
+    true = {"mean": ordered.mean(), "p50": ordered[2499], "p99": ordered[4949], "max": ordered[-1]}
+    assert found.count == 5000
+    for name, time in true.items():
+        assert getattr(found, name) == pytest.approx(time, rel=0.016)
+    for limit in (0.0, 700.0, 20000.0):
+        count, mean = found.above(limit)
+        assert count == pytest.approx((ordered > limit).sum(), rel=0.02)
+        assert mean == pytest.approx(ordered[ordered > limit].mean(), rel=0.02)
+    assert found.above(found.max) == (0, 0.0)
 
 
 def test_lane_31_is_late() -> None:
@@ -170,8 +176,8 @@ def test_times_that_are_shown_as_0_ns_are_no_finding() -> None:
         "block 0 finishes last and alone, 64 ns after all other blocks",
     ]
     assert "the warps" not in said(both(shape, 32 * (thread < 32)))  # warp 0 of 64 blocks: 0.5 ns
-    assert "the warps of a block exit within 1 ns" in said(both(shape, 64 * (thread < 32)))
-    assert said(both(shape, 128 * (thread == 3))).startswith("lane 3 exits 1 ns after the rest of its warp")
+    assert "in 1 of 64 blocks, the warps exit within 64 ns" in said(both(shape, 64 * (thread < 32)))
+    assert said(both(shape, 128 * (thread == 3))).startswith("in 1 of 128 warps, lane 3 exits 128 ns after")
 
 
 def test_some_of_the_times_are_shown_as_0_ns() -> None:
@@ -183,7 +189,9 @@ def test_some_of_the_times_are_shown_as_0_ns() -> None:
         return said(both(shape, 4 * (warp < np.array([*warps, *[0] * 32])[lane])))
 
     assert late(2, 1, 1).startswith("the lanes of a warp exit less than 1 ns apart (mean; at most 4 ns)")
-    assert late(10, 8, 6, 4, 2, 1).startswith("lanes 0 to 5 exit up to 4 ns after the rest of their warp")
+    assert late(10, 8, 6, 4, 2, 1).startswith(
+        "lanes 0 to 5 exit 4 ns after the rest of their warp, each in 1 to 10 of 10 warps"
+    )
 
 
 def test_every_fourth_lane() -> None:
@@ -198,9 +206,65 @@ def test_most_lanes_are_late() -> None:
 
 def test_lanes_that_leave_one_after_the_other() -> None:
     found = both(Shape((1, 1, 1), (64, 1, 1)), 10 * (np.arange(64) % 32))
-    assert said(found).startswith(
-        "the lanes of a warp exit one after the other, 310 ns from first to last (mean); lane 31 is the latest, 310 ns"
+    assert said(found) == (
+        "the lanes of a warp exit at different times; lane 31 is the latest, 310 ns after the first exit"
     )
+    found = both(Shape((1, 1, 1), (64, 1, 1)), 10 * (np.arange(64) % 7))
+    assert "is the latest" not in said(
+        found
+    )  # lanes 6, 13, 20 and 27 of warp 0, lanes 2, 9, 16, 23 and 30 of warp 1
+    found = both(Shape((1, 1, 1), (32, 1, 1)), 10 * (np.arange(32) % 7))
+    assert said(found).endswith("; every 7th lane (6 to 27) is the latest, 60 ns after the first exit")
+
+
+def test_lanes_that_are_the_latest_by_chance() -> None:
+    shape = Shape((8, 1, 1), (128, 1, 1))
+    found = both(shape, np.random.default_rng(3).integers(0, 1000, shape.threads))
+    (lanes, *_) = exits.findings(found, {}.get)
+    assert lanes == "the lanes of a warp exit 938 ns apart; the latest lane varies from warp to warp"
+    # One lane of each warp is late, another one each time; or none.
+    thread = np.arange(shape.threads)
+    found = both(shape, 500 * (thread % 32 == thread // 32 * 7 % 32))
+    assert said(found).startswith(
+        "the lanes of a warp exit 500 ns apart; the latest lane varies from warp to warp"
+    )
+    found = both(shape, 500 * (thread % 32 == thread // 32 * 7 % 32) * (thread // 32 % 4 == 1))
+    assert "the latest" not in said(found)
+
+
+def test_the_scale_of_lateness_does_not_hide_which_lane_is_the_latest() -> None:
+    shape = Shape((10, 1, 1), (32, 1, 1))
+    found = both(shape, np.arange(320) % 32 * (1 + np.arange(320) // 32))
+    assert said(found).startswith(
+        "the lanes of a warp exit at different times; lane 31 is the latest, 170 ns after the first exit (mean; at"
+    )
+
+
+@pytest.mark.parametrize("base", [0, 20])
+def test_a_lane_that_is_late_in_few_warps(base: int) -> None:
+    """Its mean says little. The others may be late by a little, each time."""
+    shape = Shape((4, 1, 1), (128, 1, 1))
+    thread = np.arange(shape.threads)
+    time = base * (thread % 32 >= 8)
+    found = both(shape, time + 340 * (thread == 13), 4)
+    assert said(found).startswith("in 1 of 16 warps, lane 13 exits 3")
+    assert said(found).splitlines()[0].endswith(" ns after the rest of its warp, at scale.cu:17")
+    found = both(shape, time + 340 * (thread // 32 % 4 == 1) * (thread % 32 >= 28))
+    assert said(found).startswith("in 4 of 16 warps, lanes 28 to 31 exit 3")
+    found = both(shape, 340 * (thread // 32 == 2) * (thread % 32 != 5))
+    assert said(found).startswith("in 1 of 16 warps, lane 5 exits 340 ns before the rest of its warp\n")
+
+
+def test_lanes_that_are_late_in_different_warps() -> None:
+    shape = Shape((4, 1, 1), (128, 1, 1))
+    thread = np.arange(shape.threads)
+    found = both(shape, 340 * np.isin(thread, [3, 40]))
+    assert said(found).startswith(
+        "lanes 3 and 8 exit 340 ns after the rest of their warp, each in 1 of 16 warps\n"
+    )
+    # Each of the others is late, but never in the same warp: lane 5 is not early.
+    found = both(shape, 340 * (thread % 32 == thread // 32 + 6))
+    assert "before" not in said(found)
 
 
 def test_a_few_lanes_that_are_late_each_in_its_own_time() -> None:
@@ -227,18 +291,57 @@ def test_partial_warps_and_single_threads() -> None:
     assert (found.lanes[7].late.mean, found.lanes[7].late.max, found.warp.count) == (45, 90, 4)
     single = both(Shape((5, 1, 1), (1, 1, 1)), np.arange(5))
     assert len(single.lanes) == 1 and single.warp.max == 0 and single.grid.max == 4
+    assert said(single).startswith("the blocks of a grid finish within 4 ns of each other; for the last 2 ns")
+    assert not exits.lane_rows(single, {}.get)
+    assert [row for row, _ in exits.spreads(single)] == ["blocks of a grid", "tail of a grid"]
+    alone = both(Shape((1, 1, 1), (1, 1, 1)), 7)
+    assert said(alone) == "one exit in each launch: there is no other one to compare it with"
+    assert not exits.lane_rows(alone, {}.get) and not exits.spreads(alone)
 
 
 def test_one_slow_warp() -> None:
     shape = Shape((8, 1, 1), (128, 1, 1))
     found = both(shape, 1000 * (np.arange(shape.threads) % 128 // 32 == 2))
     assert found.block == Distribution(8, 1000, 1000, 1000, 1000)
-    assert "warp 2 is last in 100 % of the blocks" in said(found)
+    assert "of each other; warp 2 is last in every block" in said(found)
+    thread = np.arange(shape.threads)
+    most = both(shape, 1000 * (thread % 128 // 32 == np.where(thread < 896, 2, 1)))
+    assert "of each other; warp 2 is last in 87 % of the blocks" in said(most)
+    assert "is last" not in said(both(shape, 1000 * (thread % 128 >= 32)))  # warps 1 to 3 together
+    few = both(shape, 1000 * (thread % 128 // 32 == 2) * (thread < 512))
+    assert said(few).startswith(
+        "the lanes of a warp exit together\nin 4 of 8 blocks, the warps exit within 1.00 us of each other; warp 2 is last\n"
+    )
+    parted = both(shape, 1000 * (thread % 128 // 32 == 2) + 5000 * (thread % 32 == 31))
+    assert "\nthe warps of a block begin to exit within 1.00 us of each other; warp 2" in said(parted)
 
 
 def test_one_slow_block() -> None:
     found = both(Shape((3, 2, 1), (32, 1, 1)), 9000 * (np.arange(192) // 32 == 4))
     assert "block (1,1) finishes last and alone, 9.00 us after all other blocks" in said(found)
+    found = both(Shape((2, 1, 1), (32, 1, 1)), 9000 * (np.arange(64) // 32))
+    assert said(found).endswith("\nblock 1 finishes last and alone, 9.00 us after the other block")
+
+
+def test_a_block_that_is_slow_in_some_launches() -> None:
+    shape = Shape((4, 1, 1), (32, 1, 1))
+
+    def launches(*slow: int | None) -> str:
+        found = Exits(shape)
+        for number, block in enumerate(slow):
+            made = records(shape, 9000 * (np.arange(128) // 32 == block), launch=number)
+            assert found.take_records(made, CycleLength())
+        report = ExitReport.of(found, len(slow), CycleLength())
+        return exits.findings(report, {}.get)[-1]
+
+    alone = "finishes last and alone, 9.00 us after all other blocks"
+    assert launches(3, 3, 3) == f"block 3 {alone}"
+    assert launches(3, None, 3) == launches(3, 3, 1) == f"in 2 of 3 launches, block 3 {alone}"
+    assert launches(None, 3, None) == f"in 1 of 3 launches, block 3 {alone}"
+    assert launches(2, 3, 1).startswith("the blocks of a grid finish within 9.00 us of each other; for")
+    assert launches(2, None, 1).startswith(
+        "in 2 of 3 launches, the blocks finish within 9.00 us of each other"
+    )
 
 
 def test_the_tail_begins_when_blocks_are_fewer_than_multiprocessors() -> None:
