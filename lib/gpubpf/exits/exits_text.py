@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from gpubpf import names
 from gpubpf.exits import lateness
+from gpubpf.exits.findings import findings
 from gpubpf.exits.lateness import Distribution, ExitReport, LaneReport
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.session.launch_shape import shape_cells
@@ -89,7 +90,7 @@ def _section(
         f"grid {grid}, block {block_dim}; {owners.name(kernel)}",
         f"{table.count(report.launches, 'launch')}, {_about(report)}{table.count(report.exits, 'exit')}{_selected(report)}",
         *([report.sample.sentence(report.unit)] if report.sample else []),
-        *lateness.findings(report, sites),
+        *findings(report, sites),
     ]
     for sentence in said:
         yield from table.wrap(sentence, indent=2)

@@ -1,7 +1,7 @@
 """When threads exit a kernel: the lanes of a warp, the warps of a block, the blocks of a grid, and which keep the others waiting.
 
 kernelretsnoop's device programs sum exits (`take_maps`) or record each of them (`take_records`). These become the `Exits` of a kernel
-and launch shape, then an `ExitReport`, then sentences and tables.
+and launch shape, then an `ExitReport`, then tables, and the sentences of `findings.py`.
 
 - The lateness of a lane is the time from the first exit in its warp to its own.
 - The spread of a warp is the time from its first exit to its last.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,11 +31,6 @@ from gpubpf.show.table import duration
 BINS = 1024
 LARGEST = 2**36 - 1  # larger values count as this
 NOWHERE = 0xFFFF  # stands for a site number that does not fit into 16 bits
-GAP = 0.25  # share of the largest lateness: late lanes differ from the others by at least this
-NOTABLE = 0.05  # share of the largest; smaller differences are not reported
-REGULAR = 0.75  # share of the blocks in which a warp is last that is named; of the spread of a warp: no lane always is the latest
-ALWAYS = 0.9  # share of the spread of a warp: the mean lateness of a lane that is the latest, but for noise
-UNSEEN = 0.5  # ns; times up to this are shown as 0 ns
 ROUNDS = 8  # launches of one kernel and shape that the maps keep apart
 CLOCK_BITS = 36
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
@@ -560,203 +555,7 @@ class ExitReport:
         )
 
 
-# --- text ---
-
-
-def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
-    """Return sentences about what keeps the others waiting: lanes, warps, blocks.
-
-    `source` names a site (``scale.cu:17``; None: unknown).
-    """
-    if not report.exits:
-        return ["no thread has exited"]
-    said = [*_lanes(report, source), *_warps(report), *_blocks(report)]
-    if not said and report.exits <= report.launches:
-        return ["one exit in each launch: there is no other one to compare it with"]
-    return said
-
-
-def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
-    """Say which lanes exit later than the rest of their warp or, if none stands out, how far apart the lanes exit."""
-    lanes = [lane for lane in report.lanes if lane.late.count]
-    if not lanes or report.single_lane:
-        return []
-    word, means = report.shape.warp_word, [lane.late.mean for lane in lanes]
-    who, least, most = f"the {report.selected_threads}lanes of a {word}", min(means), max(means)
-    latest = max(lane.late.max for lane in lanes)
-    if not most:
-        return [f"{who} exit together"]
-    # The spreads of some warps, or of all lanes, say nothing about these exits.
-    covered = not report.selected_threads and 10 * report.warp.count >= 9 * max(
-        lane.late.count for lane in lanes
-    )
-    apart = report.warp if covered else None
-    if max(most, apart.mean if apart else 0.0) < 1:
-        return [f"{who} exit less than 1 ns apart (mean; at most {duration(latest)})"]
-    # The mean lateness of a lane that is the latest of every warp is the mean time from first to last exits.
-    regular = apart is not None and most >= ALWAYS * apart.mean
-    late, early = _parted(lanes)
-    if late and (said := _late_lanes(late, early, apart, regular, word, source)):
-        return [said]
-    uneven = _uneven(most, latest)
-    if most - least <= NOTABLE * most and (regular or apart is None):
-        if len(lanes) == 1:
-            return [
-                f"lane {lanes[0].number} exits {duration(most)} after the first exit of its {word}{uneven}"
-            ]
-        return [f"{who} exit equally late: {duration(most)} after the first exit of the {word}{uneven}"]
-    if regular or (apart is None and least <= most / 2):
-        last, several = _named(lane for lane in lanes if duration(lane.late.mean) == duration(most))
-        last += f" {'are' if several else 'is'} the latest"
-        if apart is None or duration(most) != duration(apart.mean):
-            last += " on average"
-        return [f"{who} exit at different times; {last}, {duration(most)} after the first exit{uneven}"]
-    if apart is None:
-        return [f"{who} exit at different times, up to {duration(latest)} after the first exit of the {word}"]
-    times, mean = apart.above()
-    who = f"{_share(times, apart.count, word)}the lanes" if times < apart.count else who
-    said = f"{who} exit {duration(mean)} apart{_uneven(mean, latest)}"
-    return [said if most >= REGULAR * apart.mean else f"{said}; the latest lane varies from {word} to {word}"]
-
-
-def _parted(lanes: list[LaneReport]) -> tuple[list[LaneReport], list[LaneReport]]:
-    """Return lanes that are late and lanes that are not; if there is no clear border between them, none that are late."""
-    means = [lane.late.mean for lane in lanes]
-    least, most = min(means), max(means)
-    late = [lane for lane in lanes if lane.late.mean > (most + least) / 2]
-    early = [lane for lane in lanes if lane not in late]
-    if late and min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early) >= GAP * most:
-        return late, early
-    together = [lane for lane in lanes if lane.late.mean - least <= NOTABLE * most]
-    if 2 * len(together) >= len(lanes):  # the late lanes exit one after the other
-        return [lane for lane in lanes if lane not in together], together
-    return [], lanes
-
-
-def _late_lanes(
-    late: list[LaneReport],
-    early: list[LaneReport],
-    apart: Distribution | None,
-    regular: bool,
-    word: str,
-    source: Callable[[int], str | None],
-) -> str | None:
-    """Return ``in 1 of 16 warps, lane 13 exits 340 ns after the rest of its warp``; nothing if the others often are as late.
-
-    apart: the times from the first exit of a warp to its last; None: unknown. regular: a lane always is the latest.
-    """
-    before = float(np.mean([lane.late.mean for lane in early]))
-    half = (before + min(lane.late.mean for lane in late)) / 2
-    limit = min(half, max(lane.late.max for lane in early))
-    found = [lane.late.above(limit) for lane in late]
-    if not all(count for count, _ in found):  # the limit is in the bin of all times
-        found = [(lane.late.count, lane.late.mean) for lane in late]
-    counts, means = [count for count, _ in found], [mean for _, mean in found]
-    if not regular and max(lane.late.p99 for lane in early) >= min(means):
-        return None
-    everywhere = counts == [lane.late.count for lane in late]
-    # If first and last exits are apart in no other warps, all these lanes are late in the same ones.
-    same = len(late) == 1 or everywhere or (apart is not None and {*counts} == {apart.above(limit)[0]})
-    few, when = (early, "before") if same and len(early) < len(late) else (late, "after")
-    who, several = _named(few)
-    exits, rest = ("exit", "their") if several else ("exits", "its")
-    low, high = duration(min(means) - before), duration(max(means) - before)
-    time = low if low == high else f"up to {high}" if low == duration(0) else f"{low} to {high}"
-    uneven = _uneven(max(means), max(lane.late.max for lane in late), f" after the first exit of the {word}")
-    ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
-    at = f", at {ways.pop()}" if len(ways) == 1 and when == "after" else ""
-    said = f"{who} {exits} {time} {when} the rest of {rest} {word}{uneven}{at}"
-    warps = max(lane.late.count for lane in (*early, *late))  # not every warp may have all lanes
-    if everywhere or same:
-        return said if everywhere else _share(counts[0], warps, word) + said
-    return f"{said}, each in {_range(counts)} of {table.count(warps, word)}"
-
-
-def _warps(report: ExitReport) -> list[str]:
-    """Say how far apart the first exits of the warps of a block are, and which warp is last."""
-    if report.block.mean <= UNSEEN:
-        return []
-    word, count = report.shape.warp_word, report.block.count
-    times, mean = report.block.above()
-    exits = "begin to exit" if report.warp.mean > UNSEEN else "exit"
-    among = "" if times < count else " of a block"
-    said = (
-        f"{_share(times, count, 'block')}the {word}s{among} {exits} within {_each_other(mean, report.block)}"
-    )
-    (warp, last), *_ = [*report.last_warp.most_common(1), (0, 0)]
-    if last < REGULAR * times:
-        return [said]
-    often = ""
-    if last < times:
-        often = f" in {last:,} of them" if times < count else f" in {100 * last // count} % of the blocks"
-    elif times == count > 1:
-        often = " in every block"
-    return [f"{said}; {word} {warp} is last{often}"]
-
-
-def _blocks(report: ExitReport) -> list[str]:
-    """Say which block ends a launch alone or, if none does regularly, how far apart the ends of blocks are."""
-    if report.grid.mean <= UNSEEN:
-        return []
-    blocks, count = f"{report.selected_blocks}block", report.grid.count
-    times, mean = report.grid.above()
-    (block, last), *_ = [*report.last_block.most_common(1), (0, 0)]
-    if 2 * last > times and (alone := report.alone[block] / last) > mean / 2:
-        others = f"the other {blocks}" if report.blocks == 2 else f"all other {blocks}s"
-        index, after = report.shape.block_index(block), duration(alone)
-        return [
-            f"{_share(last, count, 'launch')}block {index} finishes last and alone, {after} after {others}"
-        ]
-    among = "" if times < count else " of a grid"
-    said = (
-        f"{_share(times, count, 'launch')}the {blocks}s{among} finish within {_each_other(mean, report.grid)}"
-    )
-    if report.tail.mean > NOTABLE * report.grid.mean and report.blocks > len(report.sm):
-        tail, sms = duration(report.tail.mean * count / times), len(report.sm)
-        said += f"; for the last {tail}, fewer than {sms} blocks remain, so some of the {sms} {report.shape.sm_word}s are idle"
-    return [said]
-
-
-def _each_other(mean: float, spread: Distribution) -> str:
-    return f"{duration(mean)} of each other{' (mean)' if duration(mean) != duration(spread.max) else ''}"
-
-
-def _uneven(mean: float, worst: float, after: str = "") -> str:
-    """Return a remark on a mean if the largest time is clearly above it."""
-    return f" (mean; at most {duration(worst)}{after})" if worst > 1.1 * mean else ""
-
-
-def _share(times: int, of: int, noun: str) -> str:
-    """Return ``in 1 of 16 warps, `` at the beginning of a sentence; nothing if it is about all."""
-    return "" if times >= of else f"in {times:,} of {table.count(of, noun)}, "
-
-
-def _range(numbers: Sequence[int]) -> str:
-    least, most = min(numbers), max(numbers)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def _named(lanes: Iterable[LaneReport]) -> tuple[str, bool]:
-    """Return the name of lanes, and whether it is a plural."""
-    who = named("lane", [lane.number for lane in lanes])
-    return who, not who.startswith(("lane ", "every "))
-
-
-def named(what: str, numbers: Sequence[int]) -> str:
-    """Return ``lane 31``, ``lanes 3 and 7``, ``lanes 16 to 31``, ``every 4th lane (3 to 31)``, ``12 lanes (0, 3, 4, 9 ...)``."""
-    if len(numbers) == 1:
-        return f"{what} {numbers[0]}"
-    if len(numbers) == 2:
-        return f"{what}s {numbers[0]} and {numbers[1]}"
-    steps = set(np.diff(numbers).tolist())
-    if steps == {1}:
-        return f"{what}s {numbers[0]} to {numbers[-1]}"
-    if len(steps) == 1:
-        step = steps.pop()
-        ordinal = {2: "2nd", 3: "3rd"}.get(step, f"{step}th")
-        return f"every {ordinal} {what} ({numbers[0]} to {numbers[-1]})"
-    more = " ..." if len(numbers) > 4 else ""
-    return f"{len(numbers)} {what}s ({', '.join(map(str, numbers[:4]))}{more})"
+# --- tables ---
 
 
 def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[tuple[str, LaneReport, str]]:

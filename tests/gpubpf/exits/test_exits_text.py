@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 
 import numpy as np
 import pytest
 
 from gpubpf.exits import exits_text, lateness
+from gpubpf.exits.findings import findings
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.show.owner_columns import OwnerColumns
@@ -46,7 +48,7 @@ def check(kernel: KernelShape, found: ExitReport, site: str | None = "scale.cu:1
     for verbose in (False, True):
         lines = text((kernel, found), site=site, verbose=verbose)
         assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
-    said = lateness.findings(found, lambda _: site)
+    said = findings(found, lambda _: site)
     assert (said or found.single_lane) and all(
         len(one) > 10 and " ()" not in one and "nan" not in one for one in said
     )
@@ -60,7 +62,7 @@ def test_lanes_that_are_equally_late(late: int, lanes: int) -> None:
     np.fill_diagonal(times, 0)
     found = report(KERNEL, times, launches=lanes)
     check(KERNEL, found)
-    said = " ".join(lateness.findings(found, lambda _: None))
+    said = " ".join(findings(found, lambda _: None))
     assert ("equally late" in said) is (lanes > 2)
     assert ("the latest lane varies from warp to warp" in said) is (lanes == 2)
 
@@ -75,9 +77,9 @@ def test_lanes_that_are_nearly_equally_late() -> None:
 def test_one_lane_differs_a_little() -> None:
     times = np.full((100, 32), 1000)
     times[:, 5] = 1049
-    assert "equally late" in lateness.findings(report(KERNEL, times), lambda _: None)[0]
+    assert "equally late" in findings(report(KERNEL, times), lambda _: None)[0]
     times[:, 5] = 2000
-    assert "lane 5" in lateness.findings(report(KERNEL, times), lambda _: None)[0]
+    assert "lane 5" in findings(report(KERNEL, times), lambda _: None)[0]
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -107,6 +109,44 @@ def test_generated_reports(seed: int) -> None:
     found = report(kernel, np.minimum(times, HUGE), rng.randrange(1, 5), clock)
     site = rng.choice((None, "a.cu:1", "a_file_with_a_long_name_in_a_deep_directory.cuh:12345"))
     check(kernel, found, site)
+
+
+def generated_times(seed: int) -> np.ndarray:
+    """Return times [warp, lane] of a few causes: noise, a late lane, a lane that is late once, loops of different lengths."""
+    rng = np.random.default_rng(seed)
+    warps, lanes = int(rng.choice((1, 2, 4, 16, 100))), int(rng.choice((2, 4, 8, 32)))
+    lane, times = np.arange(lanes), np.zeros((warps, lanes), np.int64)
+    for cause in rng.integers(0, 6, rng.integers(1, 4)):
+        most = int(rng.choice((1, 5, 50, 1000, 20_000)))
+        if cause == 0:
+            times += rng.integers(0, most + 1, times.shape)
+        elif cause == 1:
+            times[:, rng.integers(lanes)] += most
+        elif cause == 2:
+            times[rng.integers(warps), rng.integers(lanes)] += most
+        elif cause == 3:
+            times += lane * rng.integers(0, most + 1, (warps, 1))
+        elif cause == 4:
+            times += most * (lane >= lanes // 2)
+        else:
+            times += most * (rng.random(times.shape) < 0.1)
+    return times - times.min(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_findings_are_true(seed: int) -> None:
+    late = generated_times(seed)
+    said = " ".join(findings(report(KERNEL, late), lambda _: None))
+    apart = late.max(axis=1)
+    latest = (late == apart[:, None])[apart > 0]
+    if "the latest lane varies" in said:
+        assert not latest.all(axis=0).any()
+    if found := re.search(r"; lane (\d+) is the latest,", said):
+        assert late[:, int(found[1])].mean() >= 0.95 * apart.mean()
+    if found := re.match(r"(?:in (\d+) of \d+ warps, )?lane (\d+) exits", said):
+        lane, rest = late[:, int(found[2])], np.delete(late, int(found[2]), axis=1)
+        differ = (lane > rest.mean(axis=1)) if " after the rest" in said else (lane < rest.mean(axis=1))
+        assert differ.sum() >= (int(found[1]) if found[1] else 0.75 * len(late))
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -169,9 +209,9 @@ def test_warps_that_were_not_read_whole() -> None:
     """With sampled warps, how far the lanes of a warp are apart is not known: it is not 0 ns."""
     times = np.random.default_rng(1).integers(0, 1000, (40, 32))
     found = report(KERNEL, times - times.min(axis=1, keepdims=True))
-    assert "varies" in lateness.findings(found, lambda _: None)[0]
+    assert "varies" in findings(found, lambda _: None)[0]
     unknown = dataclasses.replace(found, warp=lateness.BinnedValues().distribution())
-    assert lateness.findings(unknown, lambda _: None)[0].startswith(
+    assert findings(unknown, lambda _: None)[0].startswith(
         "the lanes of a warp exit at different times, up to 9"
     )
 
@@ -180,7 +220,7 @@ def test_nothing_was_read() -> None:
     empty = LaneLateness.none(32)
     found = ExitReport.of(Exits(KERNEL.shape), 0, CycleLength(), empty)
     check(KERNEL, found)
-    assert lateness.findings(found, lambda _: None) == ["no thread has exited"]
+    assert findings(found, lambda _: None) == ["no thread has exited"]
 
 
 def test_several_processes() -> None:

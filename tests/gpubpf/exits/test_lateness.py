@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpubpf.exits import findings
 from gpubpf.exits import lateness as exits
 from gpubpf.exits.lateness import (
     BINS,
@@ -90,7 +91,7 @@ def both(shape: Shape, time: Any, site: int = 0) -> ExitReport:
 
 
 def said(found: ExitReport) -> str:
-    return "\n".join(exits.findings(found, {4: "scale.cu:17"}.get))
+    return "\n".join(findings.findings(found, {4: "scale.cu:17"}.get))
 
 
 def test_bins_are_as_fine_as_they_say() -> None:
@@ -220,7 +221,7 @@ def test_lanes_that_leave_one_after_the_other() -> None:
 def test_lanes_that_are_the_latest_by_chance() -> None:
     shape = Shape((8, 1, 1), (128, 1, 1))
     found = both(shape, np.random.default_rng(3).integers(0, 1000, shape.threads))
-    (lanes, *_) = exits.findings(found, {}.get)
+    (lanes, *_) = findings.findings(found, {}.get)
     assert lanes == "the lanes of a warp exit 938 ns apart; the latest lane varies from warp to warp"
     # One lane of each warp is late, another one each time; or none.
     thread = np.arange(shape.threads)
@@ -332,7 +333,7 @@ def test_a_block_that_is_slow_in_some_launches() -> None:
             made = records(shape, 9000 * (np.arange(128) // 32 == block), launch=number)
             assert found.take_records(made, CycleLength())
         report = ExitReport.of(found, len(slow), CycleLength())
-        return exits.findings(report, {}.get)[-1]
+        return findings.findings(report, {}.get)[-1]
 
     alone = "finishes last and alone, 9.00 us after all other blocks"
     assert launches(3, 3, 3) == f"block 3 {alone}"
@@ -352,7 +353,7 @@ def test_the_tail_begins_when_blocks_are_fewer_than_multiprocessors() -> None:
     report = ExitReport.of(found, 1, CycleLength())
     assert exits.sm_rows(report) == [(0, 60), (1, 20), (2, 0)]
     tail = "for the last 60 ns, fewer than 3 blocks remain, so some of the 3 multiprocessors are idle"
-    assert exits._blocks(report)[0].endswith(f"; {tail}")
+    assert findings._blocks(report)[0].endswith(f"; {tail}")
     alone = Exits(Shape((1, 1, 1), (32, 1, 1)))
     alone.add_launch(np.array([0]), np.array([5]), np.array([3]))
     assert alone.grid.total == alone.tail.total == alone.alone[0] == 0
