@@ -49,7 +49,7 @@ PROGRAM = r"""
 #define SHARDS 8                                 /* words for the end of a launch, so that warps do not all wait for one */
 #define TIME ((1ULL << 48) - 1)                  /* a cell is how often the slot was reused << 48 | time */
 
-struct launch { u64 launch, start; };            /* launch: of one that the filters let through */
+struct launch { u64 launch, start, end; };       /* launch: of one that the filters let through. end: the agent copies it */
 GPU_SHARED_ARRAY(launches, struct launch, SLOTS);  /* host memory, for host and GPU; outlives the traced process */
 GPU_ARRAY(starts, u64, SLOTS);                   /* GPU memory: ~time, so that the first thread has the largest value */
 GPU_ARRAY(ends, u64, SLOTS * SHARDS);            /* time of the last thread */
@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return listing.show(b, args, out)
     from gpubpf.session import tracing
-    from gpubpf.session.measurement import Follow
+    from gpubpf.session.measurement import Follow, Kept
     from gpubpf.show import perfetto
 
     b["every_lane"].set(int(tracing.device_of(args).kind == "sim").to_bytes(8, "little"))
@@ -173,7 +173,8 @@ def main(argv: list[str] | None = None) -> int:
 
         off_cpu = OffCpu(b)
     trace = perfetto.Trace(args.trace) if args.trace else None
-    follow = Follow(log_records=1 << 18, stamps=True, stacks=args.stacks, pump=SLOTS // 4)
+    kept = Kept("ends", "launches", offset=16, slots=SLOTS)
+    follow = Follow(log_records=1 << 18, stamps=True, stacks=args.stacks, pump=SLOTS // 4, kept=kept)
     with b.trace(args, follow) as session:
         results = cli.ResultWriter(args, out, session.now_ns)
         results.head(session.device.clock_notice)
@@ -220,6 +221,7 @@ def measure(
     def take() -> None:
         launches.take(session)
         if launches.full:
+            launches.take_shared(session)
             look(last=False)
 
     for _ in session.intervals(args.interval, args.count, tick=take):
@@ -237,7 +239,7 @@ def measure(
         cli.note(TOOL, f"unknown times off the CPU of launching threads: {missing:,}")
     if losses.others and not losses.wanted:
         cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
-    show_summary(session, losses.fields(launches.lost), overlap.records(), args, results)
+    show_summary(session, losses.fields(launches.lost, session.failed()), overlap.records(), args, results)
 
 
 def show_each(

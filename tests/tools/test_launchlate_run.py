@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,26 @@ int main(int, char **argv) {
         CHECK(cudaMalloc(&to, bytes));
         nap<<<1, 1, 0, one>>>(1000000);
         CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, other));
+    }
+    if (!strcmp(mode, "waits and faults")) {
+        cudaStream_t stream;
+        cudaEvent_t event;
+        int *memory, value;
+        CHECK(cudaMalloc(&memory, 4));
+        CHECK(cudaStreamCreate(&stream));
+        CHECK(cudaEventCreate(&event));
+        nap<<<1, 1, 0, stream>>>(10000);
+        CHECK(cudaStreamSynchronize(stream));
+        nap<<<1, 1, 0, stream>>>(20000);
+        CHECK(cudaEventRecord(event, stream));
+        CHECK(cudaEventSynchronize(event));
+        nap<<<1, 1, 0, stream>>>(30000);
+        CHECK(cudaDeviceSynchronize());
+        nap<<<1, 1>>>(40000);
+        CHECK(cudaMemcpy(&value, memory, 4, cudaMemcpyDeviceToHost));
+        uneven<<<4, 64>>>(10);
+        dies<<<1, 1>>>((int *)8);
+        return cudaDeviceSynchronize() != cudaSuccess ? 0 : 1;
     }
     if (!strcmp(mode, "fault")) {
         nap<<<1, 1>>>(10);
@@ -374,7 +395,8 @@ def test_what_was_over_before_the_end_is_known_when_the_program_is_killed(app):
         starts = [launch["start_ns"] for launch in of(records, "launch")]
         summary = records[-1]
         lost = (summary["lost"], summary["launches_lost"], summary["launches_running"])
-        assert len(starts) == 6 and lost == (6, 6, 0)  # their ends
+        assert len(starts) == 6 and lost == (1, 1, 0)  # the end of the last
+        assert [launch["exec_ns"] is None for launch in of(records, "launch")] == [False] * 5 + [True]
         if any(starts):
             break  # else the machine is so busy that the GPU's clock was not read before the program was killed
     assert all(starts)  # the host's memory has them
@@ -384,10 +406,9 @@ def test_a_program_that_executes_another(app):
     _, records = trace([app, "exec"], "-v")
     first, second = of(records, "launch")
     assert (first["kernel"], second["kernel"]) == ("nap", "uneven") and first["launch"] != second["launch"]
-    assert (
-        first["end_ns"] is None and second["exec_ns"] > 12345
-    )  # what the first wrote down went with its memory
-    assert records[-1]["lost"] == 1
+    # The program waited for the first, so the agent kept its end.
+    assert first["exec_ns"] >= 10 and second["exec_ns"] > 12345
+    assert records[-1]["lost"] == 0
 
 
 def test_a_fault_ends_the_program_as_without_the_tool(app):
@@ -395,6 +416,38 @@ def test_a_fault_ends_the_program_as_without_the_tool(app):
     assert done.returncode == 0, done.stderr
     assert [launch["kernel"] for launch in of(records, "launch")] == ["nap", "dies"]
     assert of(records, "launch")[1]["end_ns"] is None
+
+
+@pytest.mark.parametrize("clock", ["virtual", "real"])
+def test_what_the_program_waited_for_before_a_fault_is_timed(app, clock):
+    done, records = trace([app, "waits and faults"], "-v", clock=clock)
+    assert done.returncode == 0 and "failed before its results could be read\n" in done.stderr, done.stderr
+    launches = of(records, "launch")
+    assert [launch["kernel"] for launch in launches] == ["nap"] * 4 + ["uneven", "dies"]
+    # One each before a wait for a stream, an event, the context, and a copy.
+    assert [launch["exec_ns"] is None for launch in launches] == [False] * 4 + [True, True]
+    if clock == "virtual":
+        assert [launch["exec_ns"] // 1000 for launch in launches[:4]] == [10, 20, 30, 40]
+    summary = records[-1]
+    assert (summary["launches_lost"], summary["launches_lost_by_failure"], summary["lost"]) == (2, 2, 2)
+
+
+def test_after_ctrl_c_a_program_may_still_launch_kernels(tmp_path):
+    started = tmp_path / "started"
+    command = ["sh", "-c", f"trap '' INT; touch {started}; sleep 1"]
+    tool = subprocess.Popen(
+        [*TOOL, "--", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not started.exists():
+        time.sleep(0.01)
+    os.killpg(tool.pid, signal.SIGINT)
+    assert (
+        tool.communicate(timeout=60)[1] == "launchlate: note: no kernel was launched before the interrupt\n"
+    )
 
 
 def test_intervals_show_each_launch_once(app):

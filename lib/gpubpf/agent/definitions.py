@@ -27,7 +27,7 @@ from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 17  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 18  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -489,6 +489,9 @@ _LAUNCH = (
     Field("u32", "node"),
     Field("u64", "exec"),
 )
+_KEPT = Field(
+    "u64", "kept", about="of a wait: id of the first launch whose values were kept after it; 0: none"
+)
 
 
 @dataclass(frozen=True)
@@ -516,7 +519,7 @@ PARTS = (
         "copy",
         (Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET),
         "a copy or a memset",
-        (Field("u64", "bytes"), Field("u64", "destination"), Field("u64", "source")),
+        (Field("u64", "bytes"), Field("u64", "destination"), Field("u64", "source"), _KEPT),
     ),
     Part(
         "event",
@@ -551,6 +554,7 @@ PARTS = (
             Field("u32", "what", about="0 stream, 1 event, 2 context, 3 the operation `record`"),
             Field("u64", "event", about="its handle"),
             Field("u64", "record", about="id of the record operation"),
+            _KEPT,
         ),
     ),
     Part(

@@ -87,12 +87,25 @@ class HostCode:
 
 
 @dataclass(frozen=True)
+class KeptMap:
+    """A map with the same number of words for each of `slots` launches, and where the largest of them is kept after a wait.
+
+    source, target: the maps, by number; `target` is a shared array. offset: of the word in an element of `target`, in bytes."""
+
+    source: int
+    target: int
+    offset: int
+    slots: int
+
+
+@dataclass(frozen=True)
 class AgentConfig:
     """What WELCOME asks an agent to do; see `Plan` and `Follow` in session/measurement.py.
 
     map_memory: bytes for each context. launches: the first and the last launch to instrument; None: no last one.
     image_wait: seconds that a module load waits for the sidecar. log_records: size of the operation log, a power of two; 0: no log.
     budget: measure launches as `set_one_in` says. pump: send a snapshot after so many launches, without being asked; 0: never.
+    kept: where to keep values of the latest launches; None: nowhere.
     host: host programs that the agent runs; or the HOST_POINTS at which programs run in the Linux kernel.
     clock_kernels: compute capability (90 for 9.0) → cubin of clock.ptx; where none suits, the driver compiles the PTX."""
 
@@ -110,6 +123,7 @@ class AgentConfig:
     match_all: bool = False
     budget: bool = False
     pump: int = 0
+    kept: KeptMap | None = None
     host: Sequence[HostCode] | frozenset[str] = ()
     clock_kernels: Mapping[int, bytes] = field(default_factory=dict)
 
@@ -578,6 +592,8 @@ def welcome(config: AgentConfig, process: int) -> bytes:
     ]
     for m in config.maps:
         parts.append(struct.pack("<QQII", m.fixed, m.per_unit, m.unit, m.place) + _bytes(m.initial))
+    kept = config.kept or KeptMap(0, 0, 0, 0)
+    parts.append(struct.pack("<IIII", kept.source, kept.target, kept.offset, kept.slots))
     parts.append(struct.pack("<I", len(config.clock_kernels)))
     parts += [struct.pack("<I", cc) + _bytes(cubin) for cc, cubin in sorted(config.clock_kernels.items())]
     if not config.host:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf import names
-from gpubpf.agent.definitions import Kind, Vendor
+from gpubpf.agent.definitions import NO_FUNCTION, Kind, Vendor
 from gpubpf.images import symbols
 from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
@@ -68,10 +68,15 @@ class LaunchView:
         return [name for _, name in self.columns.queue_keys]
 
     def listed(self, some: Integers) -> Integers:
-        """Remove ROCr's signals, which are the events of AMD GPUs and unknown to the program."""
-        amd = np.array([process.vendor == Vendor.AMD for process in self.columns.processes], bool)
-        signals = np.isin(self.ops.kind[some], (Kind.RECORDED, Kind.WAIT)) & amd[self.columns.process[some]]
-        return some[~signals]
+        """Remove what the program did not call.
+
+        On AMD GPUs, these are ROCr's signals (events). On NVIDIA GPUs, they are notes about memory, such as a module's variables.
+        """
+        vendors = np.array([process.vendor == Vendor.AMD for process in self.columns.processes], bool)
+        amd = vendors[self.columns.process[some]]
+        signals = np.isin(self.ops.kind[some], (Kind.RECORDED, Kind.WAIT)) & amd
+        notes = (self.columns.api[some] == NO_FUNCTION) & ~amd
+        return some[~signals & ~notes]
 
     def op(self, at: int) -> str:
         """Return the `op` field of an operation."""
@@ -223,10 +228,16 @@ class LaunchView:
         return frozenset(whole[~arrays.among(whole, told)].tolist())
 
     def span(self, at: int) -> tuple[int | None, int | None]:
-        """Return the beginning and end of an operation: on the GPU, or on the host for host calls."""
-        op = self.op(at)
-        if op == "api" or (op == "graph" and at not in self.opaque_graphs):
-            return int(self.ops.call[at]), int(self.ops.ret[at])
+        """Return the beginning and end of an operation: on the GPU, or on the host for host calls.
+
+        A graph whose kernels are timed begins with its call and ends with its last kernel.
+        """
+        op, call = self.op(at), int(self.ops.call[at])
+        if op == "api":
+            return call, int(self.ops.ret[at])
+        if op == "graph" and at not in self.opaque_graphs:
+            latency, lasted = self.waits.latency[at], self.waits.exec[at]
+            return call, None if NONE in (latency, lasted) else int(call + latency + lasted)
         if op == "event":
             return known(self.waits.passed[at]), known(self.waits.passed[at])
         return known(self.ops.start[at]), known(self.ops.end[at])

@@ -91,7 +91,7 @@ def finding(sums: LaunchSums) -> Iterator[str]:
     """Yield how the latency of all launches divides into its parts."""
     parts = {name: sums.whole[name] for name in SPLIT}
     total = sum(parts.values())
-    if total <= 0:
+    if total <= sums.whole["error"]:
         return
     words = {"wait": "behind earlier work", "api": "in the launch call", "overhead": "on the way to the GPU"}
     order = sorted(("api", "wait", "overhead"), key=lambda name: -parts[name])
@@ -221,8 +221,12 @@ def launch_line(view: LaunchView, at: int, owners: OwnerColumns) -> str:
     waits, error = view.waits, known(view.columns.start_error[at])
     width, parts = _launch_columns(owners)
     cells = [at_least(known(waits.latency[at]), error)]
-    cells += [us(known(getattr(waits, what)[at])) for what in parts]
-    cells.append("runs" if view.columns.running[at] else us(known(waits.exec[at])))
+    times = {what: known(getattr(waits, what)[at]) for what in parts}
+    cells += [at_least(ns, error) if what == "overhead" else us(ns) for what, ns in times.items()]
+    columns = view.columns
+    cells.append(
+        "runs" if columns.running[at] else "unknown" if columns.lost[at] else us(known(waits.exec[at]))
+    )
     when = f"{(int(view.ops.call[at]) - view.columns.origin) / 1000:.1f}"
     label = view.shown(width)[int(view.columns.name[at])]
     owner = view.owner(at)
@@ -285,6 +289,14 @@ def _story_line(view: LaunchView, at: int, origin: int) -> str:
     node = f" (graph {int(ops.graph[at]) + 1}, node {int(ops.node[at])})" if ops.node[at] >= 0 else ""
     before = int(view.waits.waited_for[at]) if view.waits.wait[at] > 0 else -1
     called = f", called T+{when(int(ops.call[at]))}" if begin is None else ""
+    if begin is not None and op == "kernel":
+        called = (
+            ", still running"
+            if view.columns.running[at]
+            else ", end unknown"
+            if view.columns.lost[at]
+            else ""
+        )
     for width in (NAME, SHORT_NAME):
         text = title_of(view, at, width) + node if op == "kernel" else text
         after = f", after {title_of(view, before, width)}" if before >= 0 else ""
@@ -391,13 +403,18 @@ def clock_line(sums: LaunchSums) -> str:
 
 def loss_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return lines about what is missing from the results; [] if nothing is."""
-    said = {
-        "launches_running": "still running when the measurement ended",
-        "launches_lost": "lost: their slot was reused before it was read, or their process died",
-        "launches_behind_unseen": "may have waited for work from before attaching: wait unknown",
-        "launches_untimed": "not timed: they have neither a probe nor timing events",
-    }
-    lines = [f"{table.count(summary[name], 'launch')} {text}" for name, text in said.items() if summary[name]]
+    failed = summary["launches_lost_by_failure"]
+    said = (
+        (summary["launches_running"], "still running when the measurement ended"),
+        (failed, "with an unknown end: the context failed before the end was read"),
+        (
+            summary["launches_lost"] - failed,
+            "lost: the slot was reused before it was read, or the process died",
+        ),
+        (summary["launches_behind_unseen"], "may have waited for work from before attaching: wait unknown"),
+        (summary["launches_untimed"], "not timed: neither a probe nor timing events"),
+    )
+    lines = [f"{table.count(count, 'launch')} {text}" for count, text in said if count]
     if summary["operations_lost"]:
         dropped = table.count(summary["operations_lost"], "operation")
         lines.append(f"{dropped} dropped because the log was full: waits may be attributed to the wrong work")

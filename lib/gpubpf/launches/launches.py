@@ -229,19 +229,19 @@ class Launches:
             self._origin = min(self._origin, int(calls.min()))
 
     def host_launches(self, process: int, launches: Any) -> None:
-        """Take the shared array of a process (given by its number), with the fields `launch` and `start`.
+        """Take the shared array of a process (given by its number), with the fields `launch`, `start` and `end`.
 
         The host program writes the launches that pass the filters. Device programs write the starts, which in GPU memory would be
-        lost with the process.
+        lost with the process. The agent copies the ends from the GPU after waits of the program (`Follow.kept`).
         """
         ids = launches["launch"].astype(np.int64)
         if self._filtered:
             before = self._passed.get(process, np.zeros(0, np.int64))
             self._passed[process] = distinct(np.append(before, ids[ids != 0]))
         if len(launches) == self._slots:
-            starts = np.ascontiguousarray(launches["start"])
+            starts, ends = (np.ascontiguousarray(launches[name]) for name in ("start", "end"))
             cells = self._cells.setdefault((process, _HOST), DeviceCells(self._slots))
-            cells.update(starts, np.zeros(self._slots, np.uint64), 0, False)
+            cells.update(starts, ends, 0, False)
 
     @property
     def full(self) -> bool:
@@ -543,7 +543,7 @@ class _ColumnsBuilder:
         end = np.full(count, NONE)
         probed = (ops.kind == Kind.KERNEL) & (outcome == operation_log.INSTRUMENTED)
         over = dependencies.ended_by(ops)  # only by the host's waits; no starts are known yet
-        read, cells = self._read(ops, probed)
+        read, cells = self._read(ops, probed, self._kept(ops, over))
         steps = 0
         for place, process in enumerate(self.processes):
             mine = np.flatnonzero(self.owner == place)
@@ -585,17 +585,43 @@ class _ColumnsBuilder:
             "running": open_ & ~cells["past"], "lost": lost, "clock_steps": steps,
         }  # fmt: skip
 
-    def _read(self, ops: Operations, probed: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """Return which operations have a cell, and the cells. The GPU's arrays override the host's, because they have more."""
+    def _kept(self, ops: Operations, over: Integers) -> NDArray[np.bool_]:
+        """Return which operations had ended when the agent last kept values of their context's launches. `over`: `ended_by`."""
+        kept = np.where(
+            ops.kind == Kind.SYNC,
+            self.raw["sync"]["kept"][self.at],
+            np.where(ops.kind == Kind.D2H, self.raw["copy"]["kept"][self.at], 0),
+        ).astype(np.int64)
+        found = np.zeros(len(ops), bool)
+        keeping = np.flatnonzero(kept)
+        for context in distinct(ops.context[keeping]).tolist():
+            waits = keeping[ops.context[keeping] == context]
+            waits = waits[np.argsort(kept[waits], kind="stable")]
+            mine = np.flatnonzero(ops.context == context)
+            # Of the waits that kept values of a launch, the latest.
+            latest = np.append(NONE, np.maximum.accumulate(ops.ret[waits]))
+            found[mine] = over[mine] <= latest[np.searchsorted(kept[waits], ops.id[mine], side="right")]
+        return found
+
+    def _read(
+        self, ops: Operations, probed: NDArray[np.bool_], kept: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """Return which operations have a cell, and the cells.
+
+        The GPU's arrays override the host's, because they have more, except for ends that were kept.
+        """
         read, found = np.zeros(len(ops), bool), np.zeros(len(ops), CELL)
+        final = np.zeros(len(ops), bool)
         for (number, source), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
             here = [place for place, process in enumerate(self.processes) if process.number == number]
-            at = np.flatnonzero(probed & np.isin(self.owner, here))
+            at = np.flatnonzero(probed & np.isin(self.owner, here) & ~final)
             there, cell = cells.lookup(ops.id[at] & NUMBER_MASK)
             read[at[there]] = True
             as_bytes(found)[at[there]] = as_bytes(cell)[there]
             if source == _HOST:  # only the host has it: its process has ended
                 found["past"][at[there]] = True
+                final = kept & found["ended"]
+                found["idle"] |= final
         return read, found
 
     def _overtaken(self, ops: Operations, read: NDArray[np.bool_], cells: NDArray[Any]) -> Integers:

@@ -9,7 +9,7 @@ for group in sums.groups:       # by kernel and stream
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -183,7 +183,8 @@ class LaunchSums:
 
     by        what separates groups of the same kernel: "queue", "graph", "node"
     graphs    also sum graphs as a whole
-    whole     the count of the launches with all parts known, and the sum of each part in ns
+    whole     the count of the launches with all parts known, and in ns the sum of each part and of the clock errors; the time of a
+              graph's call counts once
     slots     log2 histograms of latencies, by ns per unit
     candidates, gain, best_candidate   sequences of launches that a graph would shorten, and by how much (ns)
     """
@@ -210,15 +211,20 @@ class LaunchSums:
         self.clock_steps = max(self.clock_steps, view.columns.clock_steps)
         errors = view.columns.start_error[chosen]
         self.errors.add(errors[errors != UNKNOWN])
+        errors = np.where(errors == UNKNOWN, 0, errors)
         parts = {name: getattr(view.waits, name)[chosen] for name in SPLIT}
         known_ = np.all([values != NONE for values in parts.values()], axis=0)
         latency = view.waits.latency[chosen]
-        # A kernel may start before its call returns.
-        called = np.minimum(parts["api"], latency)[known_]
-        waited = np.clip(latency[known_] - called, 0, parts["wait"][known_])
-        total = int(latency[known_].sum())
+        # A kernel may start before its call returns, and because of the clock error, it may seem to start before its call.
+        whole = np.maximum(latency[known_], 0)
+        called = np.minimum(parts["api"][known_], whole)
+        waited = np.clip(whole - called, 0, parts["wait"][known_])
+        again = _in_same_call(view.columns.parent[chosen[known_]])
+        total = int(whole.sum() - called[again].sum())
+        called[again] = 0
         sums = {"api": int(called.sum()), "wait": int(waited.sum())}
         sums |= {"overhead": total - sum(sums.values()), "count": int(known_.sum())}
+        sums["error"] = int(errors[known_].sum())
         self.whole.update(sums)
         latency = latency[latency != NONE]
         self.slowest = max(self.slowest, int(latency.max(initial=NONE)))
@@ -284,6 +290,13 @@ class LaunchSums:
         """Graphs by number, then kernels, those with the largest total latency first."""
         made = sorted(self._groups.values(), key=lambda group: -group.times["latency"].total)
         return [*(group for _, group in sorted(self._graphs.items())), *made]
+
+
+def _in_same_call(parents: Integers) -> NDArray[np.bool_]:
+    """Return which launches were begun by the same call as an earlier one: all kernels of a graph launch but the first."""
+    again = parents >= 0
+    again[np.unique(parents, return_index=True)[1]] = False
+    return again
 
 
 def new_group(view: LaunchView, at: int, by: Sequence[str]) -> LaunchGroup:
@@ -356,6 +369,7 @@ class LaunchLosses:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._lost: Counter[int] = Counter()  # by the number of the process
         self._methods: Counter[str] = Counter()
         self._error: int | None = None
         self._steps = 0
@@ -371,7 +385,8 @@ class LaunchLosses:
         threads = zip(columns.tid[others].tolist(), columns.process[others].tolist(), strict=True)
         self.others.update((tid, columns.processes[process].comm) for tid, process in threads)
         lost = columns.lost[launched]
-        self._counts["lost"] += int(lost.sum())
+        numbers = [process.number for process in columns.processes]
+        self._lost.update(numbers[process] for process in columns.process[launched[lost]].tolist())
         self._counts["running"] += int(columns.running[launched].sum())
         self._counts["behind_unseen"] += int(view.waits.unseen[launched].sum())
         timed = view.ops.start[launched] != NONE
@@ -382,11 +397,14 @@ class LaunchLosses:
         self._error = most(self._error, clock_error(view, launched))
         self._steps = max(self._steps, columns.clock_steps)
 
-    def fields(self, lost: int) -> dict[str, Any]:
-        """Return the fields of the summary record. `lost`: operations that were dropped because a log was full."""
-        counts = {
-            f"launches_{name}": self._counts[name] for name in ("lost", "running", "untimed", "behind_unseen")
-        }
+    def fields(self, lost: int, failed: Collection[int] = ()) -> dict[str, Any]:
+        """Return the fields of the summary record.
+
+        lost: operations that were dropped because a log was full. failed: the numbers of processes whose context failed.
+        """
+        counts = {"launches_lost": self._lost.total()}
+        counts["launches_lost_by_failure"] = sum(self._lost[number] for number in failed)
+        counts |= {f"launches_{name}": self._counts[name] for name in ("running", "untimed", "behind_unseen")}
         timed = {name: count for name, count in self._methods.items() if count}
         return (
             counts

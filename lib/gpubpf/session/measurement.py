@@ -38,6 +38,19 @@ UNITS = {
 
 
 @dataclass(frozen=True)
+class Kept:
+    """An array with the same number of words for each of `slots` launches, and the shared array that keeps the largest of them.
+
+    source, target: names of the maps. offset: of the word in an element of `target`, in bytes.
+    """
+
+    source: str
+    target: str
+    offset: int
+    slots: int
+
+
+@dataclass(frozen=True)
 class Follow:
     """What a tool collects from each traced process in addition to its maps (docs/timing.md).
 
@@ -48,6 +61,7 @@ class Follow:
     stacks, allocation_stacks: record the host stack of each launch, or of each allocating call.
     graphs: instrument kernels in CUDA graphs.
     pump: read a process's maps once per this many launches, for `Session.readings`; 0: only on request.
+    kept: keep values of the latest launches when the program waits, so that a failed context cannot lose them.
     ring_size: bytes of each ring on each GPU; None: the size in the C text.
     ring_in_gpu: keep rings in GPU memory instead of host memory.
     per_thread: for each ring, the most records that one thread writes into it.
@@ -61,6 +75,7 @@ class Follow:
     allocation_stacks: bool = False
     graphs: bool = False
     pump: int = 0
+    kept: Kept | None = None
     ring_size: int | None = None
     ring_in_gpu: bool = False
     per_thread: Mapping[str, int] = field(default_factory=dict)
@@ -179,6 +194,7 @@ class Measurement:
             graphs=follow.graphs,
             match_all=not plan.wanted,
             pump=follow.pump,
+            kept=self._kept_map(follow.kept),
             host=self._host_programs(),
         )
         self.lock = threading.Condition()
@@ -197,6 +213,11 @@ class Measurement:
     def maps_of(self, vendor: Vendor) -> list[protocol.MapSpec]:
         """Return the specifications with which the agent creates these maps."""
         return [self._spec(d) for d in self.definitions_of(vendor)]
+
+    def _kept_map(self, kept: Kept | None) -> protocol.KeptMap | None:
+        if kept is None:
+            return None
+        return protocol.KeptMap(self.numbers[kept.source], self.numbers[kept.target], kept.offset, kept.slots)
 
     def all_processes(self) -> list[TracedProcess]:
         """Return a copy of the list of processes, to iterate over without the lock."""

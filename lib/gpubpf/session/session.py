@@ -255,8 +255,10 @@ class Session:
             elif unmatched := self._unmatched():
                 self._measurement.note(no_match(unmatched, self._seen_names()))
             elif (not self.wanted or self._loadable) and not self.summary()["launches_seen"]:
-                before = " after the tool attached; it does not see what was launched before"
-                self._measurement.note(f"no kernel was launched{before if self.targets.pids else ''}")
+                when = " before the interrupt" if self._signals.interrupted else ""
+                if self.targets.pids:
+                    when = " after the tool attached; it does not see what was launched before"
+                self._measurement.note(f"no kernel was launched{when}")
 
     def _wait_for_last_messages(self) -> None:
         """Wait at most LEAVING_WAIT until the server has read all messages of ended processes."""
@@ -498,7 +500,7 @@ class Session:
             )
             loss = summary.describe_loss(self._measurement, process, launches)
             if loss is not None:
-                self._measurement.note(f"{process.label}{why}; {loss}")
+                self._measurement.note(f"{process.label}{why}" + (f"; {loss}" if loss else ""))
         for process in self._measurement.all_processes():
             for slot, lacking in list(process.no_room.items()):
                 self._measurement.note_once(reasons.no_room(process.names.get(slot, ""), lacking))
@@ -613,6 +615,10 @@ class Session:
     def pids(self) -> dict[str, int]:
         """Return, for each process name (comm), the pid of the first process that had it."""
         return {process.comm: process.pid for process in reversed(self._measurement.all_processes())}
+
+    def failed(self) -> set[int]:
+        """Return the numbers of processes with a context that failed: a kernel ended with an error."""
+        return {process.number for process in self._measurement.all_processes() if process.failed}
 
     def unread(self) -> set[int]:
         """Return the numbers of processes with incomplete counts: launches were instrumented, but their maps were not read.

@@ -227,7 +227,11 @@ def _has_counts(measurement: Measurement) -> bool:
 
 
 def describe_loss(measurement: Measurement, process: TracedProcess, launches: int) -> str | None:
-    """Return a phrase for a notice: what is lost if this many launches of a process were not read; None if nothing is."""
+    """Return a phrase for a notice: what is lost if this many launches of a process were not read; None if nothing is.
+
+    "" if some of it was kept (`Follow.kept`): then the tool knows how much is lost."""
+    if measurement.follow.kept is not None:
+        return ""
     parts = []
     if _has_counts(measurement):
         parts.append(f"the counts of up to {table.count(launches, 'launch')} are lost")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gpubpf_traces
-from gpubpf.agent.definitions import Vendor
+from gpubpf.agent.definitions import NO_FUNCTION, Vendor
 from gpubpf.launches import dependencies, latency, latency_text
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.device_times import MASK
@@ -157,6 +157,62 @@ def test_a_slot_that_was_used_again_before_it_was_read_is_lost_and_one_that_was_
     seen = launches.columns()
     assert seen.lost.tolist() == [False, True, False] and seen.ops.start.tolist() == [2000, NONE, 10000]
     assert seen.waits.latency.tolist() == [1000, NONE, 1000]
+
+
+def synchronize(log: Log, call: int, ret: int, what: int = operation_log.CONTEXT, kept: int = 0) -> None:
+    log.put(operation_log.SYNC, {"sync": {"what": what, "kept": kept}}, call_ns=call, return_ns=ret)
+
+
+def kept_of(device: Device) -> Any:
+    """Return the shared array of a process whose agent has kept the ends of all launches."""
+    ends = device.ends.reshape(SLOTS, SHARDS).max(axis=1)
+    launches = np.zeros(SLOTS, [("launch", np.uint64), ("start", np.uint64), ("end", np.uint64)])
+    launches["start"], launches["end"] = device.starts, ends
+    return launches
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_ends_that_were_kept_after_a_wait_are_known_although_the_context_failed(virtual: bool) -> None:
+    log, device = Log(), Device()
+    if not virtual:
+        clock = {"host_before": 1000, "gpu": 1000, "host_after": 1000, "tick_ns": 1}
+        log.put(operation_log.CLOCK, {"clock": clock})
+    old = log.kernel(1000, 2000)
+    device.ran(old, 2000, 3000)
+    long = log.kernel(
+        1000, 2000, queue=2
+    )  # still runs during the wait: an end that only some of its threads have written
+    device.ran(long, 2000, 2500)
+    fresh = log.kernel(3000, 4000)
+    device.ran(fresh, 4000, 5000)
+    synchronize(log, 5000, 6000, operation_log.STREAM, kept=fresh)  # `old` is too old
+    known = log.kernel(6000, 7000)
+    device.ran(known, 7000, 8000)
+    unknown = log.kernel(8000, 9000)
+    device.ran(unknown, 9000, 10000)
+    launches, app = Launches(SLOTS), process(virtual)
+    launches.log(app, log.array())
+    launches.host_launches(app.number, kept_of(device))
+    seen = launches.columns()
+    kernels = np.flatnonzero(seen.wanted)
+    assert seen.waits.exec[kernels].tolist() == [NONE, NONE, 1000, NONE, NONE]
+    assert seen.lost[kernels].tolist() == [True, True, False, True, True]
+    losses = LaunchLosses()
+    losses.add(latency.LaunchView(seen), kernels)
+    fields = losses.fields(0, [app.number])
+    assert (fields["launches_lost"], fields["launches_lost_by_failure"]) == (4, 4)
+    (line,) = latency_text.loss_lines(fields)
+    assert line == "4 launches with an unknown end: the context failed before the end was read"
+    assert "the process died" in " ".join(latency_text.loss_lines(losses.fields(0)))
+    later = Log()
+    later.put(
+        operation_log.SYNC,
+        {"sync": {"what": operation_log.CONTEXT, "kept": old}},
+        call_ns=10000,
+        return_ns=11000,
+    )
+    launches.log(app, later.array())
+    assert (launches.columns().waits.exec[kernels] != NONE).all()
 
 
 def test_a_place_used_again_between_the_copies_of_its_start_and_of_its_end() -> None:
@@ -520,6 +576,7 @@ def test_long_names_fit_a_terminal() -> None:
         (
             "launches_running",
             "launches_lost",
+            "launches_lost_by_failure",
             "launches_behind_unseen",
             "launches_untimed",
             "operations_lost",
@@ -545,6 +602,67 @@ def test_a_timeline_tells_each_streams_story() -> None:
     ]  # fmt: skip
     assert "second, after first" in lines[3] and "D->H 4,096 bytes" in lines[4]
     assert any("synchronize context" in line for line in lines)
+
+
+def graph_of_three() -> tuple[Log, Device]:
+    """Return a graph launch with a call of 1 us and three kernels, one behind the other, of 2 us each."""
+    log, device = Log(), Device()
+    first = FIRST + 100
+    for node in range(3):
+        fields = {"exec": 5, "replay": 1, "node": node}
+        log.kernel(1000, 2000, id=first + node, flags=operation_log.GRAPH_NODE, kernel=fields)
+        device.ran(first + node, 2000 + 2000 * node, 4000 + 2000 * node)
+        if node:
+            log.put(operation_log.EDGE, {"edge": {"exec": 5, "before": node - 1, "after": node}})
+    graph = {"exec": 5, "replay": 1, "first": first, "kernels": 3}
+    log.put(operation_log.GRAPH, {"graph": graph}, call_ns=1000, return_ns=2000)
+    return log, device
+
+
+def test_the_call_of_a_graph_counts_once() -> None:
+    view = latency.LaunchView(found(*graph_of_three()))
+    kernels = np.flatnonzero(view.columns.wanted)
+    assert view.waits.latency[kernels].tolist() == [1000, 3000, 5000]
+    sums = LaunchSums()
+    sums.add(view, kernels)
+    assert dict(sums.whole) == {"count": 3, "api": 1000, "wait": 6000, "overhead": 0, "error": 0}
+    (line, rest) = latency_text.finding(sums)
+    assert f"{line} {rest.strip()}".startswith(
+        "3 launches took 7.00 us in total to start: 86 % behind earlier work, 14 %"
+    )
+
+
+def test_latencies_below_the_clock_error_are_no_finding() -> None:
+    clock = {"host_before": 900_000, "gpu": 950_000, "host_after": 1_000_000, "tick_ns": 1}
+    for start, said in ((1_002_000, False), (1_200_000, True)):
+        log, device = Log(), Device()
+        log.put(operation_log.CLOCK, {"clock": clock})
+        device.ran(log.kernel(1_000_000, 1_001_000), start, start + 1000)
+        device.ran(log.kernel(2_000_000, 2_001_000), 1_990_000, 1_999_000)  # seems to start before its call
+        view = latency.LaunchView(found(log, device, virtual=False))
+        sums = summed(view)
+        assert sums.whole["error"] >= 2 * 50_000 and min(sums.whole[part] for part in latency.SPLIT) >= 0
+        assert bool(list(latency_text.finding(sums))) == said
+        second = latency_text.launch_line(view, 1, OwnerColumns()).split()
+        assert second[-2].startswith("<")  # OVERHEAD
+
+
+def test_notes_about_memory_are_not_shown_as_calls() -> None:
+    log, device = two_kernels()
+    log.put(operation_log.API, {"api": {"function": 3, "name": b"cuMemAlloc"}}, call_ns=1, return_ns=2)
+    log.put(
+        operation_log.API, {"api": {"function": NO_FUNCTION, "name": b"variable"}}, call_ns=2, return_ns=2
+    )
+    view = latency.LaunchView(found(log, device))
+    assert [view.name(at) for at in view.listed(np.arange(4)).tolist()] == ["first", "second", "cuMemAlloc"]
+
+
+def test_in_a_timeline_a_graph_lasts_until_its_last_kernel_has_ended() -> None:
+    view = latency.LaunchView(found(*graph_of_three()))
+    lines = list(latency_text.timeline_lines(view, np.arange(len(view.ops))))
+    assert [line.split()[:4] for line in lines if "graph" in line and "node" not in line] == [
+        ["0.00", "7.00", "7.00", "graph"]
+    ]
 
 
 def test_slices_of_a_trace_lie_behind_inside_or_beside_each_other(tmp_path: Path) -> None:

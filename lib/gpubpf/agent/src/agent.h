@@ -96,6 +96,10 @@ bool is_loaded_ahead(const std::string &name);
 // Reads every context. `rings`: read only the rings in GPU memory.
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
 void read_maps();                      // in every context, without a request from the tool
+// After the program waited for work in the context: keeps values of the latest launches (Config::kept) and logs
+// the times of timing events. Neither can be read once a kernel has failed. Returns the id of the first of these
+// launches; 0: nothing was kept.
+uint64_t keep_latest(Context &context);
 void calibrate_all();                  // for every context's GPU
 void close_context(Context *context);  // the final drain, before the context is destroyed
 void drain_context(Context *context);  // a drain before the context may be destroyed

@@ -44,6 +44,12 @@ template <class Call, class Before, class After>
     // synchronization behavior").
     if (timed != Timed::No && r.kind != Kind::D2H && r.kind != Kind::H2H)
         r.flags &= static_cast<uint16_t>(~kSynchronous);
+    if (agent.config.kept.slots && result == CUDA_SUCCESS && operation.queue.context &&
+        (r.flags & (kSynchronous | kCaptured)) == kSynchronous)
+        quietly([&] {
+            if (r.kind == Kind::Sync) r.sync.kept = keep_latest(*operation.queue.context);
+            if (r.kind == Kind::D2H) r.copy.kept = keep_latest(*operation.queue.context);
+        });
     operation.log();
     return result;
 }
@@ -54,7 +60,7 @@ struct Bytes {
     uint64_t size, to, from;
 };
 
-void describe_copy(Record &r, const Bytes &copy) { r.copy = {copy.size, copy.to, copy.from}; }
+void describe_copy(Record &r, const Bytes &copy) { r.copy = {copy.size, copy.to, copy.from, 0}; }
 
 bool on_host(CUmemorytype type, uint64_t address) {
     if (type != CU_MEMORYTYPE_UNIFIED) return type == CU_MEMORYTYPE_HOST;
@@ -218,7 +224,7 @@ STREAMED(cuMemcpy3DWithAttributesAsync, Kind::D2D, Timed::Yes,
 
 // --- memsets ---
 
-void describe_fill(Record &r, uint64_t bytes, CUdeviceptr to) { r.copy = {bytes, to, 0}; }
+void describe_fill(Record &r, uint64_t bytes, CUdeviceptr to) { r.copy = {bytes, to, 0, 0}; }
 
 #define FILL(name, size, type)                                                                               \
     WAITS(name##_v2, Kind::Memset, (CUdeviceptr to, type value, size_t n), (to, value, n),                   \

@@ -40,6 +40,17 @@ bool parse_welcome(Reader &r, Config &config) {
             return false;
         config.maps.push_back(std::move(m));
     }
+    Kept &kept = config.kept;
+    kept = {r.u32(), r.u32(), r.u32(), r.u32()};
+    if (kept.slots) {
+        if (kept.source >= config.maps.size() || kept.target >= config.maps.size()) return false;
+        const MapSpec &source = config.maps[kept.source], &target = config.maps[kept.target];
+        const uint64_t words = source.fixed / kept.slots, element = target.fixed / kept.slots;
+        if (source.place != Place::Gpu || !source.shared() || target.place != Place::Shared || !words ||
+            words % 8 || source.fixed != words * kept.slots || kept.offset % 8 || element % 8 ||
+            kept.offset + 8 > element)
+            return false;
+    }
     n = r.count(8);
     for (uint32_t i = 0; i < n; ++i) {
         const uint32_t cc = r.u32();

@@ -25,6 +25,12 @@ struct MapSpec {
     bool shared() const { return unit == Unit::Context; }
 };
 
+// A map with the same number of words for each of `slots` launches, and where the largest of them is kept after
+// a wait: in a shared array, whose elements have the word at byte `offset`.
+struct Kept {
+    uint32_t source = 0, target = 0, offset = 0, slots = 0;  // maps by number; slots: 0: nothing is kept
+};
+
 struct Config {
     uint64_t process = 0;  // its number in the session
     std::string owner;     // name of the tool, for messages
@@ -41,6 +47,7 @@ struct Config {
     bool budget = false;     // launches are measured as Slot::one_in says
     uint64_t pump = 0;       // the maps are read after this many launches, without a request; 0: never
     std::vector<MapSpec> maps;
+    Kept kept;
     // Cubins of clock.ptx by compute capability, ascending; without the right one, the driver compiles the PTX.
     std::vector<std::pair<uint32_t, std::vector<uint8_t>>> clock_kernels;
 };

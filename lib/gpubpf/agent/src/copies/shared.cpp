@@ -42,6 +42,8 @@ CUdeviceptr map_array(Context &context, uint32_t map) {
     if (!at) return 0;
     CUdeviceptr address = registered(context, at, bytes);
     if (!address && (context.registered.empty() || context.registered.back().first != at)) munmap(at, bytes);
+    const Kept &kept = agent.config.kept;
+    if (address && kept.slots && map == kept.target && bytes >= agent.config.maps[map].fixed) context.kept = at;
     return address;
 }
 
@@ -137,6 +139,7 @@ void release_shared(Context &context) {
         if (driver.cuMemHostUnregister && driver.cuMemHostUnregister(r.first) == CUDA_SUCCESS)
             munmap(r.first, r.second);
     context.registered.clear();
+    context.kept = nullptr;
     for (const RingMemory &r : context.rings)
         if (!r.mapped && r.data) driver.cuMemFree_v2(r.data);
     context.rings.clear();

@@ -44,6 +44,7 @@ inline void describe_memory(Record &record, uint64_t address, uint64_t epoch) {
 // launches, and returns the first. No other operation gets one in between, because device programs keep
 // arrays by launch number. Everything else uses other_id(), which has its own range.
 uint64_t take_ids(uint64_t n);
+uint64_t next_launch_id();  // what take_ids() will return next
 uint64_t other_id();
 extern const Lifetime log_lifetime;
 // `number` is the tool's. A process id is not unique: it survives exec, and repeats in other namespaces.

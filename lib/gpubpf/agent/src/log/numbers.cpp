@@ -37,6 +37,8 @@ uint32_t generation_of_process() { return generation.load(std::memory_order_rela
 
 uint64_t take_ids(uint64_t n) { return next_id.fetch_add(n, std::memory_order_relaxed); }
 
+uint64_t next_launch_id() { return next_id.load(std::memory_order_relaxed); }
+
 uint64_t other_id() { return next_other.fetch_add(1, std::memory_order_relaxed); }
 
 uint32_t thread_id() {
