@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 NO_METHOD, DEVICE, STAMP, CUPTI, ROCR = range(5)  # how a time was measured
 QUEUE_NAMES = {
-    QueueKind.LEGACY: "default", QueueKind.PER_THREAD: "thread",
+    QueueKind.LEGACY: "default",
     QueueKind.H2D: "H->D", QueueKind.D2H: "D->H", QueueKind.D2D: "D->D",
 }  # fmt: skip
 LEFT_OUT = (
@@ -123,8 +123,8 @@ class OperationColumns:
     by_others   instrumented launches that only the host program's filters exclude
     origin      the time of the very first call, ns
     clock_steps how often a clock was set or jumped
-    queue_keys  for each stream: a number that never changes (unlike that in `ops`), and its name: "default", "thread" (the
-                per-thread default stream), or a number in its process; on AMD GPUs "queue" and the number, or "H->D"
+    queue_keys  for each stream: a number that never changes (unlike that in `ops`), and its name: "default", "thread 70" (the
+                default stream of thread 70), or a number in its process; on AMD GPUs "queue" and the number, or "H->D"
     """
 
     ops: Operations
@@ -454,7 +454,10 @@ class _ColumnsBuilder:
         ):
             process = self.processes[int(self.process[place])].number
             queue = int(self.raw["queue"][place])
-            name = QUEUE_NAMES.get(kinds[number]) or str(self.stream_numbers.of(process, queue))
+            if kinds[number] == QueueKind.PER_THREAD:
+                name = f"thread {int(self.raw['thread'][place])}"
+            else:
+                name = QUEUE_NAMES.get(kinds[number]) or str(self.stream_numbers.of(process, queue))
             name = f"queue {name}" if kinds[number] == QueueKind.HARDWARE else name
             keys[number] = self.queue_numbers.of(None, (process, queue)), name
             unseen[number] = (process, queue) in self.unseen_queues

@@ -489,6 +489,8 @@ class Session:
         self._report_attached()
         self._run_tick()  # read logs and rings before counting what they lack
         for process, launches in summary.unread_launches(self._measurement):
+            if self._measurement.follow.kept and process.disconnected and not process.failed:
+                continue  # perhaps nothing is lost; the tool knows
             why = (
                 ": its CUDA context failed before its results could be read"
                 if process.failed

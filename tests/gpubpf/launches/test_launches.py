@@ -341,6 +341,24 @@ def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
     assert max(map(len, latency_text.histogram(sums))) <= 80
 
 
+def test_default_streams_of_threads_are_told_apart() -> None:
+    log, device = Log(), Device()
+    for queue, thread in ((1, 70), (2, 4194304)):
+        log.put(operation_log.QUEUE, queue_kind=operation_log.PER_THREAD, queue=queue)
+        device.ran(log.kernel(1000, 2000, queue=queue, thread=thread), 2000, 3000)
+    device.ran(log.kernel(4000, 5000, queue=3), 5000, 6000)
+    view = latency.LaunchView(found(log, device))
+    sums = summed(view, "queue")
+    assert [group.stream for group in sums.groups] == ["thread 70", "thread 4194304", "1"]
+    header, *rows = latency_text.kernel_table(sums, True)[1:]
+    assert [row.split()[1] for row in rows] == ["t70", "t4194304", "1"]
+    assert {len(row) for row in rows} == {len(header)}
+    lines = list(latency_text.timeline_lines(view, np.arange(3)))
+    assert [line.split(" of ")[0] for line in lines if "of app" in line] == [
+        "thread 70's default stream", "thread 4194304's default stream", "stream 1 (0x0)",
+    ]  # fmt: skip
+
+
 def test_kernels_that_share_a_name_are_told_apart_everywhere() -> None:
     log, device = two_kernels()
     twins = {0: "_Z4gemmILi64EfLb1EEvPT0_", 1: "_Z4gemmILi128EfLb1EEvPT0_"}
