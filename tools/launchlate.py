@@ -239,7 +239,8 @@ def measure(
         cli.note(TOOL, f"unknown times off the CPU of launching threads: {missing:,}")
     if losses.others and not losses.wanted:
         cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
-    show_summary(session, losses.fields(launches.lost, session.failed()), overlap.records(), args, results)
+    lost = losses.fields(launches.lost, session.failed(), session.ended_unread())
+    show_summary(session, lost, overlap.records(), args, results)
 
 
 def show_each(

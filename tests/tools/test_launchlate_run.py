@@ -396,6 +396,7 @@ def test_what_was_over_before_the_end_is_known_when_the_program_is_killed(app):
         summary = records[-1]
         lost = (summary["lost"], summary["launches_lost"], summary["launches_running"])
         assert len(starts) == 6 and lost == (1, 1, 0)  # the end of the last
+        assert summary["launches_lost_by_exit"] == 1 and summary["launches_lost_by_failure"] == 0
         assert [launch["exec_ns"] is None for launch in of(records, "launch")] == [False] * 5 + [True]
         if any(starts):
             break  # else the machine is so busy that the GPU's clock was not read before the program was killed

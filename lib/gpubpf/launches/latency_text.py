@@ -410,14 +410,13 @@ def clock_line(sums: LaunchSums) -> str:
 
 def loss_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return lines about what is missing from the results; [] if nothing is."""
-    failed = summary["launches_lost_by_failure"]
+    failed, ended = summary["launches_lost_by_failure"], summary["launches_lost_by_exit"]
+    reused = summary["launches_lost"] - failed - ended
     said = (
         (summary["launches_running"], "still running when the measurement ended"),
         (failed, "with an unknown end: the context failed before the end was read"),
-        (
-            summary["launches_lost"] - failed,
-            "lost: the slot was reused before it was read, or the process died",
-        ),
+        (ended, "with an unknown end: the process ended before the end was read"),
+        (reused, "lost: the slot was reused before it was read"),
         (summary["launches_behind_unseen"], "may have waited for work from before attaching: wait unknown"),
         (summary["launches_untimed"], "not timed: neither a probe nor timing events"),
     )

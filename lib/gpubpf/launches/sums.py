@@ -397,13 +397,15 @@ class LaunchLosses:
         self._error = most(self._error, clock_error(view, launched))
         self._steps = max(self._steps, columns.clock_steps)
 
-    def fields(self, lost: int, failed: Collection[int] = ()) -> dict[str, Any]:
+    def fields(self, lost: int, failed: Collection[int] = (), ended: Collection[int] = ()) -> dict[str, Any]:
         """Return the fields of the summary record.
 
-        lost: operations that were dropped because a log was full. failed: the numbers of processes whose context failed.
+        lost: operations that were dropped because a log was full.
+        failed, ended: the numbers of the processes whose context failed, and of others that ended before their maps were read.
         """
         counts = {"launches_lost": self._lost.total()}
         counts["launches_lost_by_failure"] = sum(self._lost[number] for number in failed)
+        counts["launches_lost_by_exit"] = sum(self._lost[number] for number in ended)
         counts |= {f"launches_{name}": self._counts[name] for name in ("running", "untimed", "behind_unseen")}
         timed = {name: count for name, count in self._methods.items() if count}
         return (

@@ -622,6 +622,11 @@ class Session:
         """Return the numbers of processes with a context that failed: a kernel ended with an error."""
         return {process.number for process in self._measurement.all_processes() if process.failed}
 
+    def ended_unread(self) -> set[int]:
+        """Return the numbers of processes that ended before their maps were read, without a failed context."""
+        unread = (process for process, _ in summary.unread_launches(self._measurement))
+        return {process.number for process in unread if process.disconnected and not process.failed}
+
     def unread(self) -> set[int]:
         """Return the numbers of processes with incomplete counts: launches were instrumented, but their maps were not read.
 

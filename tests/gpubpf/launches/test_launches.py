@@ -199,11 +199,17 @@ def test_ends_that_were_kept_after_a_wait_are_known_although_the_context_failed(
     assert seen.lost[kernels].tolist() == [True, True, False, True, True]
     losses = LaunchLosses()
     losses.add(latency.LaunchView(seen), kernels)
-    fields = losses.fields(0, [app.number])
-    assert (fields["launches_lost"], fields["launches_lost_by_failure"]) == (4, 4)
-    (line,) = latency_text.loss_lines(fields)
-    assert line == "4 launches with an unknown end: the context failed before the end was read"
-    assert "the process died" in " ".join(latency_text.loss_lines(losses.fields(0)))
+    for reasons, said in (
+        (([app.number], []), "with an unknown end: the context failed before the end was read"),
+        (([], [app.number]), "with an unknown end: the process ended before the end was read"),
+        (([], []), "lost: the slot was reused before it was read"),
+    ):
+        fields = losses.fields(0, *reasons)
+        assert fields["launches_lost"] == 4
+        assert [fields["launches_lost_by_failure"], fields["launches_lost_by_exit"]] == [
+            4 * len(of) for of in reasons
+        ]
+        assert latency_text.loss_lines(fields) == [f"4 launches {said}"]
     later = Log()
     later.put(
         operation_log.SYNC,
@@ -595,6 +601,7 @@ def test_long_names_fit_a_terminal() -> None:
             "launches_running",
             "launches_lost",
             "launches_lost_by_failure",
+            "launches_lost_by_exit",
             "launches_behind_unseen",
             "launches_untimed",
             "operations_lost",
