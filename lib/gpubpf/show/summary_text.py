@@ -67,14 +67,14 @@ def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
     by_others = summary.get("launches_by_others", 0)
     counted = sum(timed.values()) if events else instrumented - by_others
     lines = [f"counted {counted:,} of {matched:,} matching launches ({seen:,} in total)"]
-    left_out = {"sampled out", "filtered"}
-    lines += [
-        f"  {'no probe' if events and reason not in left_out else 'not counted'}: {number}"
-        for reason, number in _reasons(summary["not_instrumented"]).items()
-    ]
+    reasons = _reasons(summary["not_instrumented"])
+    without_probe = reasons.keys() - {"sampled out", "filtered"} if events else ()
+    lines += [f"  no probe: {text}" for reason, text in reasons.items() if reason in without_probe]
+    lines += [f"  of these, {what} timed {number:,}" for what, number in events.items()]
+    lines += [f"  not counted: {text}" for reason, text in reasons.items() if reason not in without_probe]
     if by_others:
         lines.append(f"  not counted: {by_others:,} (by threads that -t, --comm or --cgroup leaves out)")
-    return lines + [f"  of these, {what} timed {number:,}" for what, number in events.items()]
+    return lines
 
 
 def _reasons(counts: Mapping[str, int]) -> dict[str, str]:

@@ -403,8 +403,8 @@ def test_every_report_ends_with_what_was_not_seen():
     assert cli.summary_lines(events) == [
         "counted 19 of 25 matching launches (30 in total)",
         "  no probe: 6 (before ready)",
-        "  not counted: 4 (filtered)",
         "  of these, timing events timed 4",
+        "  not counted: 4 (filtered)",
     ]
     assert lines[3:] == [
         "lost: 7 (a map was full, an update timed out, a kernel failed, or a program",
