@@ -95,7 +95,7 @@ bool is_loaded_ahead(const std::string &name);
 // drain.cpp
 // Reads every context. `rings`: read only the rings in GPU memory.
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
-void read_maps();                      // in every context, without a request from the tool
+void read_maps();  // in every context, without a request from the tool
 // After the program waited for work in the context: keeps values of the latest launches (Config::kept) and logs
 // the times of timing events. Neither can be read once a kernel has failed. Returns the id of the first of these
 // launches; 0: nothing was kept.

@@ -36,7 +36,8 @@ constexpr uint32_t kAtOnce = 20;
 // keep_latest: the copy takes some ten microseconds. So a program that waits often spends at most 1 % of its time
 // on it, after the first waits.
 constexpr uint64_t kKeptLaunches = 1024;
-constexpr int64_t kKeepEvery = 10'000'000, kKeepsAtOnce = 100;  // ns, and how many may follow each other at once
+constexpr int64_t kKeepEvery = 10'000'000,
+                  kKeepsAtOnce = 100;  // ns, and how many may follow each other at once
 
 constexpr uint64_t kPage = 4096;
 uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
@@ -367,8 +368,9 @@ uint64_t keep_latest(Context &context) {
     bool copied = copy_out(context, values.data(), source + slot * words * 8, to_the_end * words * 8);
     if (count > to_the_end)
         copied &= copy_out(context, &values[to_the_end * words], source, (count - to_the_end) * words * 8);
-    if (!wait_for(context.stream, 1000) || !copied) {
+    if (!wait_for(context.stream, 100) || !copied) {
         new std::vector<uint64_t>(std::move(values));  // a copy may still be writing to it, so it stays
+        context.next_keep_ns = INT64_MAX;              // the program must not wait like this again
         return 0;
     }
     for (uint64_t n = 0; n < count; ++n) {

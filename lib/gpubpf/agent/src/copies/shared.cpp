@@ -43,7 +43,8 @@ CUdeviceptr map_array(Context &context, uint32_t map) {
     CUdeviceptr address = registered(context, at, bytes);
     if (!address && (context.registered.empty() || context.registered.back().first != at)) munmap(at, bytes);
     const Kept &kept = agent.config.kept;
-    if (address && kept.slots && map == kept.target && bytes >= agent.config.maps[map].fixed) context.kept = at;
+    if (address && kept.slots && map == kept.target && bytes >= agent.config.maps[map].fixed)
+        context.kept = at;
     return address;
 }
 
