@@ -33,11 +33,10 @@ namespace {
 // ms that enlarging a pool may wait for a suitable moment before other work continues
 constexpr uint32_t kAtOnce = 20;
 
-// keep_latest: the copy takes some ten microseconds. So a program that waits often spends at most 1 % of its time
-// on it, after the first waits.
-constexpr uint64_t kKeptLaunches = 1024;
-constexpr int64_t kKeepEvery = 10'000'000,
-                  kKeepsAtOnce = 100;  // ns, and how many may follow each other at once
+// keep_latest takes some ten microseconds, or longer if copies of the program are in front of its own. So it
+// takes at most 1 % of the time, beyond 100 ms.
+constexpr int64_t kKeepShare = 100, kKeepCredit = 10'000'000'000;  // ns
+constexpr uint32_t kKeepWait = 100;                                // ms
 
 constexpr uint64_t kPage = 4096;
 uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
@@ -344,44 +343,54 @@ void read_maps() {
     }
 }
 
+namespace {
+
+int64_t steady_ns() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Copies the values of launches from `first` on to the shared array. Call it with context.busy held. Returns
+// false if the copy has not ended in time.
+bool keep(Context &context, uint64_t first, uint64_t count) {
+    const Kept &kept = agent.config.kept;
+    const uint64_t words = agent.config.maps[kept.source].fixed / kept.slots / 8,
+                   element = agent.config.maps[kept.target].fixed / kept.slots, slot = first % kept.slots,
+                   to_the_end = std::min<uint64_t>(count, kept.slots - slot);
+    const CUdeviceptr source = context.storage[kept.source];
+    uint64_t *values = context.staging;
+    if (driver.cuStreamQuery(context.stream) !=
+            CUDA_SUCCESS ||  // an earlier copy may still write to `values`
+        !copy_out(context, values, source + slot * words * 8, to_the_end * words * 8) ||
+        (count > to_the_end &&
+         !copy_out(context, values + to_the_end * words, source, (count - to_the_end) * words * 8)) ||
+        !wait_for(context.stream, kKeepWait))
+        return false;
+    for (uint64_t n = 0; n < count; ++n) {
+        const uint64_t largest = *std::max_element(values + n * words, values + (n + 1) * words);
+        auto *word = reinterpret_cast<uint64_t *>(static_cast<char *>(context.kept) +
+                                                  (first + n) % kept.slots * element + kept.offset);
+        // Launches of other contexts share the array: each context has zeros or older values for them.
+        if (largest > *word) *word = largest;
+    }
+    return true;
+}
+
+}  // namespace
+
 uint64_t keep_latest(Context &context) {
     const Kept &kept = agent.config.kept;
     const uint64_t next = next_launch_id(), number = next & ((1ull << kNumberBits) - 1);
     const uint64_t count = std::min<uint64_t>({number ? number - 1 : 0, kKeptLaunches, kept.slots});
     if (!kept.slots || !agent.connected || !lock_within(context.busy, 1)) return 0;
     std::lock_guard<std::mutex> busy(context.busy, std::adopt_lock);
-    if (context.dead || !context.usable || !context.kept || registry().captures.load()) return 0;
-    const auto since = std::chrono::steady_clock::now().time_since_epoch();
-    const int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-    if (context.next_keep_ns > now + kKeepsAtOnce * kKeepEvery) return 0;
-    context.next_keep_ns = std::max(context.next_keep_ns, now) + kKeepEvery;
+    if (context.dead || !context.usable || !context.staging || registry().captures.load()) return 0;
+    const int64_t begin = steady_ns();
+    if (context.next_keep_ns > begin + kKeepCredit) return 0;
     collect_stamps(context, 0);
     Current current(context);
-    if (!current.ok() || !count) return 0;
-
-    const uint64_t words = agent.config.maps[kept.source].fixed / kept.slots / 8,
-                   element = agent.config.maps[kept.target].fixed / kept.slots;
-    const uint64_t first = next - count, slot = first % kept.slots,
-                   to_the_end = std::min<uint64_t>(count, kept.slots - slot);
-    std::vector<uint64_t> values(count * words);
-    const CUdeviceptr source = context.storage[kept.source];
-    bool copied = copy_out(context, values.data(), source + slot * words * 8, to_the_end * words * 8);
-    if (count > to_the_end)
-        copied &= copy_out(context, &values[to_the_end * words], source, (count - to_the_end) * words * 8);
-    if (!wait_for(context.stream, 100) || !copied) {
-        new std::vector<uint64_t>(std::move(values));  // a copy may still be writing to it, so it stays
-        context.next_keep_ns = INT64_MAX;              // the program must not wait like this again
-        return 0;
-    }
-    for (uint64_t n = 0; n < count; ++n) {
-        const auto begin = values.begin() + static_cast<ptrdiff_t>(n * words);
-        const uint64_t largest = *std::max_element(begin, begin + static_cast<ptrdiff_t>(words));
-        auto *word = reinterpret_cast<uint64_t *>(static_cast<char *>(context.kept) +
-                                                  (first + n) % kept.slots * element + kept.offset);
-        // Launches of other contexts share the array: each context has zeros or older values for them.
-        if (largest > *word) *word = largest;
-    }
-    return first;
+    const bool copied = current.ok() && count && keep(context, next - count, count);
+    context.next_keep_ns = std::max(context.next_keep_ns, begin) + kKeepShare * (steady_ns() - begin);
+    return copied ? next - count : 0;
 }
 
 void calibrate_all() {

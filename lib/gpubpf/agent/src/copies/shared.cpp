@@ -36,6 +36,21 @@ CUdeviceptr registered(Context &context, void *at, uint64_t bytes) {
     return driver.cuMemHostGetDevicePointer_v2(&address, at, 0) == CUDA_SUCCESS ? address : 0;
 }
 
+// Prepares keep_latest: `at` is the shared array of Config::kept.
+void stage(Context &context, void *at) {
+    const Kept &kept = agent.config.kept;
+    const uint64_t bytes = agent.config.maps[kept.source].fixed / kept.slots * kKeptLaunches;
+    void *staging = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (staging == MAP_FAILED) return;
+    if (!registered(context, staging, bytes) &&
+        (context.registered.empty() || context.registered.back().first != staging)) {
+        munmap(staging, bytes);
+        return;
+    }
+    context.kept = at;
+    context.staging = static_cast<uint64_t *>(staging);
+}
+
 CUdeviceptr map_array(Context &context, uint32_t map) {
     uint64_t bytes = 0;
     void *at = map_shared_file(map, bytes);
@@ -44,7 +59,7 @@ CUdeviceptr map_array(Context &context, uint32_t map) {
     if (!address && (context.registered.empty() || context.registered.back().first != at)) munmap(at, bytes);
     const Kept &kept = agent.config.kept;
     if (address && kept.slots && map == kept.target && bytes >= agent.config.maps[map].fixed)
-        context.kept = at;
+        stage(context, at);
     return address;
 }
 
@@ -141,6 +156,7 @@ void release_shared(Context &context) {
             munmap(r.first, r.second);
     context.registered.clear();
     context.kept = nullptr;
+    context.staging = nullptr;
     for (const RingMemory &r : context.rings)
         if (!r.mapped && r.data) driver.cuMemFree_v2(r.data);
     context.rings.clear();

@@ -10,6 +10,8 @@ namespace gpubpf {
 
 struct Context;
 
+constexpr uint64_t kKeptLaunches = 1024;  // the latest launches, whose values `keep_latest` keeps
+
 // Prepares the context's shared arrays and rings, and fills in its `storage`. `control` is the GPU memory for
 // the rings' control blocks. Call it with `busy` held and the context current. Returns false if
 // memory is short or the driver refuses.
