@@ -247,7 +247,11 @@ def _section(
         f"{table.count(counts.launches, 'launch')}, {table.count(counts.wanted, f'{selected}thread')}",
         *_of_sample(counts, len(threads), what),
         *imbalance.findings(groups, what),
-        f"imbalance {groups.imbalance:.2f} (max / mean); mean {_mean(groups.mean, what)} per {counts.shape.word(by)}",
+    ]
+    if groups.mean:
+        mean = f"mean {_mean(groups.mean, what)} per {counts.shape.word(by)}"
+        said.append(f"imbalance {groups.imbalance:.2f} (max / mean); {mean}")
+    said += [
         *(imbalance.idle_findings(shape, counts.work) if counts.selected is None else ()),
     ]
     if verbose and instance.registers_after is not None:
@@ -258,6 +262,8 @@ def _section(
     for sentence in said:
         yield from table.wrap(sentence, indent=2)
     yield ""
+    if not groups.mean:
+        return
     order: Any = groups.largest(top)
     if len(groups) > SCREEN:
         yield from histogram.lines(histogram.log2_slots(groups.work), what, f"{counts.shape.word(by)}s")

@@ -187,7 +187,10 @@ int run_translator(const std::vector<std::string> &arguments, const std::string 
     sigfillset(&all);
     posix_spawnattr_setsigmask(&attributes, &none);
     posix_spawnattr_setsigdefault(&attributes, &all);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    // Ctrl-C is for the application, which may ignore it.
+    posix_spawnattr_setpgroup(&attributes, 0);
+    posix_spawnattr_setflags(&attributes,
+                             POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     pid_t child = 0;
     const int error =
         posix_spawn(&child, interpreter.c_str(), &actions, &attributes, argv.data(), environment.data());
