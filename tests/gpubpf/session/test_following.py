@@ -234,6 +234,7 @@ MARKED = (
 )
 
 
+@pytest.mark.may_come_too_late
 @pytest.mark.parametrize(
     ("sent", "used"),
     [

@@ -93,6 +93,16 @@ def measure(command: list[str], **options: Any) -> dict[str, Any]:
     return fake_tool.result(session) | {"said": said}
 
 
+def measure_until_launched(command: list[str]) -> dict[str, Any]:
+    """Measure a command until it has launched a kernel; then it goes on."""
+    with fake_tool.session(command, note=lambda text: None, complain=lambda text: None) as session:
+        for _ in session.intervals(0.05):
+            if any(kernel.launches for kernel in session.kernels()):
+                session._stop()
+                break
+    return fake_tool.result(session)
+
+
 def counted(found: dict[str, Any]) -> tuple[int, int, int]:
     summary = found["summary"]
     reasons = sum(summary["not_instrumented"].values())
@@ -377,13 +387,13 @@ def test_wrong_parameters_are_the_drivers_to_refuse(target: Path, capfd: pytest.
 
 
 def test_the_last_reading_does_not_end_a_capture(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = measure([str(target), "longcapture", "500"], duration=0.2)
+    found = measure_until_launched([str(target), "longcapture", "1000"])
     assert capfd.readouterr().out == "captured 0\nlaunched 1\n"
     assert counted(found) == (1, 1, 1) and found["summary"]["lost"] == 0
 
 
 def test_a_context_that_goes_after_the_measurement_is_left_alone(target: Path) -> None:
-    found = measure([str(target), "destroylater", "400"], duration=0.2)
+    found = measure_until_launched([str(target), "destroylater", "1000"])
     assert found["status"] == 0
     assert counted(found) == (1, 1, 1) and found["summary"]["lost"] == 0
 
