@@ -49,8 +49,8 @@ MOST_UNITS = (
 )  # maximum blocks or warps of a launch to compute its sample; records of larger launches wait for the end
 MOST_SHARDS = 6  # maximum shards of a ring buffer that a line names
 LOST_WHY = "because a kernel or process failed, or a map or log was full"
-LOST_RECORDS = f"at most {{}} exits of the counted launches, {LOST_WHY}"
-LOST_SUMS = f"at most {{}} of the counted launches, or exits of them, {LOST_WHY}"
+LOST_RECORDS = f"exits of the counted launches, at most {{}}, {LOST_WHY}"
+LOST_SUMS = f"counted launches, or exits of them, at most {{}}, {LOST_WHY}"
 FAR = 1 << 60  # ns; no two times of a GPU are this far apart
 
 

@@ -140,16 +140,18 @@ def test_what_was_lost_is_said_in_its_unit(recorded: bool) -> None:
     assert record["lost"] == 64
     text = " ".join(" ".join(lines).split())
     assert text.startswith(
-        "counted 4 of 8 matching launches (8 in total) not counted: 4 (launch failed) lost: at"
+        "counted 4 of 8 matching launches (8 in total) not counted: 4 (launch failed) lost: "
     )
     if recorded:  # the other lines are about records in the ring
         assert (
-            "lost: at most 51 exits of the counted launches, because a kernel or process failed, or a" in text
+            "lost: exits of the counted launches, at most 51, because a kernel or process failed, or a"
+            in text
         )
         assert "ring was full: 10 (SM 2: 10)" in text and "not finished: at most 3" in text
     else:
         assert (
-            "lost: at most 64 of the counted launches, or exits of them, because a kernel or process" in text
+            "lost: counted launches, or exits of them, at most 64, because a kernel or process failed,"
+            in text
         )
 
 
