@@ -141,12 +141,13 @@ def _table_of_all(sums: LaunchSums, by_stream: bool, owners: OwnerColumns) -> li
 
 
 def _group_cells(group: LaunchGroup) -> dict[str, str]:
-    error = group.clock_error
+    # A few starts with a large error say nothing about the others.
+    errors = group.errors.distribution() or {}
     latency = group.times["latency"].distribution() or {}
-    cells = {p.upper(): at_least(latency.get(p), error) for p in ("p50", "p99", "max")}
+    cells = {p.upper(): at_least(latency.get(p), errors.get(p)) for p in ("p50", "p99", "max")}
     for what in (*SPLIT, "exec"):
         mean = (group.times[what].distribution() or {}).get("mean")
-        cells[what.upper()] = at_least(mean, error) if what == "overhead" else us(mean)
+        cells[what.upper()] = at_least(mean, errors.get("mean")) if what == "overhead" else us(mean)
     return cells
 
 

@@ -118,7 +118,7 @@ class LaunchGroup:
     graph: dict[str, Any] | None
     times: dict[str, ValueCounts] = field(default_factory=lambda: {what: ValueCounts() for what in TIMES})
     count: int = 0
-    clock_error: int | None = None
+    errors: ValueCounts = field(default_factory=ValueCounts)  # of the start times, in ns
     unknown: int = 0
     methods: Counter[str] = field(default_factory=Counter)
     waited: dict[tuple[tuple[str, str], ...], list[int]] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class LaunchGroup:
         self.count += len(at)
         for what, tally in self.times.items():
             tally.add(getattr(waits, what)[at])
-        self.clock_error = most(self.clock_error, clock_error(view, at))
+        self.errors.add(clock_errors(view, at))
         self.unknown += int((waits.latency[at] == NONE).sum())
         for n, name in enumerate(METHODS):
             if name:
@@ -323,19 +323,14 @@ def new_group(view: LaunchView, at: int, by: Sequence[str]) -> LaunchGroup:
     )
 
 
-def most(one: int | None, other: int | None) -> int | None:
-    """Return the larger number; None only if both are unknown."""
-    return max((value for value in (one, other) if value is not None), default=None)
-
-
-def clock_error(view: LaunchView, at: Integers) -> int | None:
-    """Return the largest error of the start times, in ns."""
+def clock_errors(view: LaunchView, at: Integers) -> Integers:
+    """Return the known errors of the start times of launches, in ns; for graphs without any, those of the kernels in them."""
     errors = view.columns.start_error[at]
     errors = errors[errors != UNKNOWN]
-    if not len(errors) and len(at) and view.ops.kind[at[0]] == Kind.GRAPH:  # use the kernels in the graphs
+    if not len(errors) and len(at) and view.ops.kind[at[0]] == Kind.GRAPH:
         inside = np.flatnonzero(np.isin(view.columns.parent, at))
-        return clock_error(view, inside) if len(inside) else None
-    return int(errors.max()) if len(errors) else None
+        return clock_errors(view, inside) if len(inside) else errors
+    return errors
 
 
 def kernel_record(group: LaunchGroup, by_stream: bool, by_node: bool = False) -> dict[str, Any]:
@@ -346,7 +341,7 @@ def kernel_record(group: LaunchGroup, by_stream: bool, by_node: bool = False) ->
     fields["count"] = group.count
     for what, tally in group.times.items():
         fields[f"{what}_ns"] = tally.distribution()
-    fields |= {"clock_error_ns": group.clock_error, "unknown": group.unknown}
+    fields |= {"clock_error_ns": group.errors.largest, "unknown": group.unknown}
     fields["methods"] = {name: group.methods[name] for name in METHODS if name and group.methods[name]}
     waits: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for waited, count, total in group.waited_for():
@@ -371,7 +366,7 @@ class LaunchLosses:
         self._counts: Counter[str] = Counter()
         self._lost: Counter[int] = Counter()  # by the number of the process
         self._methods: Counter[str] = Counter()
-        self._error: int | None = None
+        self._errors = ValueCounts()
         self._steps = 0
         self.wanted = 0
         self.others: Counter[tuple[int, str]] = Counter()
@@ -394,7 +389,7 @@ class LaunchLosses:
         for n, name in enumerate(METHODS):
             if name:
                 self._methods[name] += int((timed & (columns.method[launched] == n)).sum())
-        self._error = most(self._error, clock_error(view, launched))
+        self._errors.add(clock_errors(view, launched))
         self._steps = max(self._steps, columns.clock_steps)
 
     def fields(self, lost: int, failed: Collection[int] = (), ended: Collection[int] = ()) -> dict[str, Any]:
@@ -411,5 +406,5 @@ class LaunchLosses:
         return (
             counts
             | {"launches_timed": timed, "launches_by_others": self.others.total()}
-            | {"operations_lost": lost, "clock_error_ns": self._error, "clock_steps": self._steps}
+            | {"operations_lost": lost, "clock_error_ns": self._errors.largest, "clock_steps": self._steps}
         )

@@ -672,6 +672,24 @@ def test_latencies_below_the_clock_error_are_no_finding() -> None:
         assert second[-2].startswith("<")  # OVERHEAD
 
 
+def test_one_start_with_a_large_clock_error_hides_no_other_latency() -> None:
+    log, device = Log(), Device()
+    log.put(
+        operation_log.CLOCK,
+        {"clock": {"host_before": 900_000, "gpu": 950_000, "host_after": 1_000_000, "tick_ns": 1}},
+    )
+    for call in (
+        1_000_000,
+        2_000_000,
+        3_000_000,
+        10_000_000_000,
+    ):  # the last is far from the reading of the clock
+        device.ran(log.kernel(call, call + 1000), call + 300_000, call + 301_000)
+    row = latency_text.kernel_table(summed(latency.LaunchView(found(log, device, virtual=False))), False)[2]
+    _, count, p50, p99, most, *_ = row.split()
+    assert count == "4" and p50 == "300.0" and p99.startswith("<") and most.startswith("<")
+
+
 def test_notes_about_memory_are_not_shown_as_calls() -> None:
     log, device = two_kernels()
     log.put(operation_log.API, {"api": {"function": 3, "name": b"cuMemAlloc"}}, call_ns=1, return_ns=2)
