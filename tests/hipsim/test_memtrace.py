@@ -76,7 +76,8 @@ def test_results_stay_and_every_launch_is_measured(tmp_path: Path, gpu: str, hos
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
     (summary,) = (record for record in records if record["type"] == "summary")
     assert summary["launches_matched"] == summary["launches_instrumented"] == 5 + 4 * 5 + 3
-    assert (summary["not_instrumented"], summary["not_probed"], summary["lost"]) == ({}, {}, 0)
+    assert (summary["not_instrumented"], summary["lost"]) == ({}, 0)
+    assert set(summary["not_probed"]) == {"s_load_dword"}  # all lanes read the same variable
     kernels = {record["kernel"]: record for record in records if record["type"] == "kernel"}
     assert set(kernels) == {"uses_variables", "sums", "leaves_early", "rows", "columns"}
     assert all(one["registers"]["after"] > one["registers"]["before"] for one in kernels.values())

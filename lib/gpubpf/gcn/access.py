@@ -2,18 +2,19 @@
 
 accesses(instruction)       # global_load_dwordx4 v[0:3], v[4:5], off → (GcnAccess("load", "global", 16, …),)
 is_memory(instruction)      # image_load … → True, although probes cannot observe its addresses
+scalar_loads(…)             # the scalar loads that may read the program's memory, not the kernel's arguments
 
-Scalar loads do not count, because the wave makes them as a whole. ds_read2 and similar instructions count as two accesses.
+Probes do not see scalar loads, because the wave makes them as a whole. ds_read2 and similar instructions count as two accesses.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from gpubpf.ebpf.bytecode import READS, WRITES
-from gpubpf.gcn.calls import VCC
+from gpubpf.gcn.calls import VCC, use
 from gpubpf.gcn.comgr import GcnInstruction
 
 SCRATCH = "s[0:3]"  # the scratch buffer descriptor: kernels set it here, and functions expect it here
@@ -55,6 +56,7 @@ _ATOMIC = re.compile(r"(global|flat|buffer)_(atomic)_(\w+)")
 _DS_MOVE = re.compile(r"ds_(read|write)(2?)(st64)?_[biu](8|16|32|64|96|128)(?:_d16)?(?:_hi)?")
 _DS_ATOMIC = re.compile(r"ds_(?!read|write|\w+_src2)\w+?(2?)(st64)?(_rtn)?_(?:bf|[biuf])(16|32|64)")
 _MEMORY = re.compile(r"(?:global|flat|scratch|buffer|tbuffer|image|ds)_")
+_SCALAR_LOAD = re.compile(r"s_(?:buffer_)?load_")
 _NOT_MEMORY = re.compile(  # lane permutes, queries and cache control
     r"ds_(?:swizzle|b?permute|nop|gws_)|image_get_|buffer_(?:wb|inv|gl[01])"
 )
@@ -93,6 +95,33 @@ def accesses(instruction: GcnInstruction, scratch: bool) -> tuple[GcnAccess, ...
 def is_memory(instruction: GcnInstruction) -> bool:
     """Return whether an instruction accesses memory. It can be probed only if `accesses` returns something."""
     return bool(_MEMORY.match(instruction.name)) and not _NOT_MEMORY.match(instruction.name)
+
+
+def scalar_loads(
+    instructions: Sequence[GcnInstruction], branches: Mapping[int, int], given: Set[int]
+) -> set[int]:
+    """Return the addresses of a kernel's scalar loads that may read the program's memory.
+
+    The others take their address from a register of `given` that still has its first value: the address of the kernel's arguments
+    or of its dispatch packet. Address order stands for control flow; only branches back let a load see a later instruction.
+
+    branches: the target of each branch. given: the first SGPRs of these addresses when the kernel starts.
+    """
+    written = {
+        first: [one.address for one in instructions if use(one)[0] & {first, first + 1}] for first in given
+    }
+    found = set()
+    for load in instructions:
+        if not _SCALAR_LOAD.match(load.name):
+            continue
+        before = load.address
+        while further := [at for at, to in branches.items() if to <= before < at]:
+            before = max(further)
+        base = _first(load.operands.split(", ")[1])
+        changes = None if base is None else written.get(base)
+        if changes is None or any(at < before for at in changes):
+            found.add(load.address)
+    return found
 
 
 def _vector(

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 from gpubpf.ebpf.bytecode import KINDS
 from gpubpf.errors import Refusal
 from gpubpf.gcn import calls
-from gpubpf.gcn.access import GcnAccess, accesses, is_memory
+from gpubpf.gcn.access import GcnAccess, accesses, is_memory, scalar_loads
 from gpubpf.gcn.branches import GcnBranch, branches
 from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
@@ -45,6 +45,7 @@ ALIGNED_SGPR, _ALIGNED_VGPR = (
 _MOST_SITES = 1 << 15
 _LOADS = re.compile(r"(?:global|flat)_(?:load|atomic)")  # an atomic may return a value
 _BARRIER = "s_barrier"
+_GIVEN = ("dispatch_pointer", "queue_pointer", "kernarg")  # addresses of memory that is not the program's
 _SKIP = 0xBF880000  # s_cbranch_execz
 
 
@@ -76,18 +77,22 @@ class InnerProbes:
         """Return whether a program is attached to a point of `amdgcn.INSIDE`."""
         return bool(self._at[point])
 
+    def selects(self, kind: str, space: str) -> bool:
+        """Return whether a program selects accesses of this kind to this space."""
+        return bool(self._selecting(kind, space))
+
+    def _selecting(self, kind: str, space: str) -> tuple[int, ...]:
+        return tuple(
+            number
+            for number, one in enumerate(self._at["access"])
+            if (not one.kinds or kind in one.kinds) and (not one.spaces or space in one.spaces)
+        )
+
     def of_access(self, access: GcnAccess) -> Probe | None:
         """Return the probe for an access; None if no program selects it. Raises VerifyError if it is invalid."""
         spaces = amdgcn.GENERIC_SPACES if access.space == "generic" else (access.space,)
         placements = self._at["access"]
-        chosen = {
-            space: tuple(
-                number
-                for number, one in enumerate(placements)
-                if (not one.kinds or access.kind in one.kinds) and (not one.spaces or space in one.spaces)
-            )
-            for space in spaces
-        }
+        chosen = {space: self._selecting(access.kind, space) for space in spaces}
         if not any(chosen.values()):
             return None
         key = tuple(chosen.items())
@@ -241,6 +246,7 @@ class InnerSites:
                 )
 
         blocks = _numbers_of_blocks(body)
+        scalar = _scalar_loads(kernel, body) if probes.selects("load", "global") else set()
         parting: dict[int, GcnBranch | None] = {}
         for each in body.blocks() if probes.has("branch") else ():
             parting.update((one.address, branch) for one, branch in branches(each, self._wave))
@@ -259,7 +265,7 @@ class InnerSites:
                 add("instruction", instruction, probes.of_point("instruction", instruction.name))
             elif probes.has("access"):
                 found = accesses(instruction, scratch)
-                unseen = unseen or (not found and is_memory(instruction))
+                unseen = unseen or (not found and is_memory(instruction)) or instruction.address in scalar
             if unseen or (not is_computation(instruction) and probes.names(instruction.name)):
                 self.unprobed[instruction.name] = self.unprobed.get(instruction.name, 0) + 1
             for access in found:
@@ -379,6 +385,15 @@ class InnerSites:
         ]
         middle = renumbered(comgr, probe.code, at.sgpr, at.vgpr)
         return comgr.assemble("\n".join(head)) + middle + comgr.assemble("\n".join(tail))
+
+
+def _scalar_loads(kernel: GcnKernel, body: KernelCode) -> set[int]:
+    """Return the addresses of the scalar loads of a kernel and its functions that may read the program's memory."""
+    begin, end = body.regions[0].begin, body.regions[0].end
+    own = [one for one in body.instructions if begin <= one.address < end]
+    called = [one for one in body.instructions if not begin <= one.address < end]
+    given = {kernel.descriptor.register(name) for name in _GIVEN if kernel.descriptor.has(name)}
+    return scalar_loads(own, body.branches, given) | scalar_loads(called, body.branches, set())
 
 
 def _numbers_of_blocks(body: KernelCode) -> dict[int, int]:

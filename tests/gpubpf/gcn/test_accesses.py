@@ -13,9 +13,9 @@ import pytest
 
 import hipsim_engine
 from gpubpf.ebpf.bytecode import KINDS, SPACES, Program
-from gpubpf.gcn.access import accesses, is_memory
+from gpubpf.gcn.access import accesses, is_memory, scalar_loads
 from gpubpf.gcn.code_object import CodeObject
-from gpubpf.gcn.comgr import Comgr
+from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
 from gpubpf_bcc import compiled
 from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument
@@ -195,6 +195,52 @@ def test_every_access_of_the_kernels_is_understood(gpu: str, built: Path) -> Non
         offset = code.offset(each.begin, each.end - each.begin)
         for one in comgr.disassemble(code.data[offset : offset + each.end - each.begin], each.begin):
             assert not is_memory(one) or accesses(one, scratch=True), one
+
+
+@pytest.mark.parametrize(
+    ("lines", "branches", "expected"),
+    [
+        # An argument, what it points to, and arguments after the register was overwritten.
+        (("s_load_dwordx2 s[0:1], s[4:5], 0x0", "s_load_dword s2, s[0:1], 0x0"), {}, {1}),
+        (("s_load_dwordx4 s[4:7], s[4:5], 0x0", "s_load_dword s2, s[6:7], 0x0"), {}, {1}),
+        (("s_mov_b32 s5, s7", "s_load_dword s2, s[4:5], 0x0"), {}, {1}),
+        (("s_load_dword s2, s[4:5], 0x0", "s_mov_b64 s[4:5], exec", "s_cbranch_scc1 0"), {}, set()),
+        (("s_load_dword s2, s[4:5], 0x0", "s_mov_b64 s[4:5], exec", "s_cbranch_scc1 0"), {2: 0}, {0}),
+        (("s_buffer_load_dword s2, s[8:11], 0x0", "s_waitcnt lgkmcnt(0)"), {}, {0}),
+    ],
+)
+def test_scalar_loads_of_other_memory_than_arguments(
+    lines: tuple[str, ...], branches: dict[int, int], expected: set[int]
+) -> None:
+    instructions = [
+        GcnInstruction(number, 1, name, operands)
+        for number, (name, _, operands) in enumerate(line.partition(" ") for line in lines)
+    ]
+    assert scalar_loads(instructions, branches, {4}) == expected
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"), [((), {"s_load_dword": 1}), (("load",), {"s_load_dword": 1}), (("store",), {})]
+)
+def test_scalar_loads_are_named_as_unprobed(
+    gpu: str, tmp_path: Path, program: Program, kinds: tuple[str, ...], expected: dict[str, int]
+) -> None:
+    body = """
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    s_waitcnt lgkmcnt(0)
+    s_load_dword s6, s[4:5], 0x4
+    v_mov_b32_e32 v1, 0
+    s_waitcnt lgkmcnt(0)
+    v_mov_b32_e32 v2, s6
+    global_store_dword v1, v2, s[4:5]
+"""
+    code = CodeObject(
+        assemble(with_argument(kernel("scalar", body, gpu=gpu)), tmp_path, gpu=gpu).read_bytes()
+    )
+    placement = GcnPlacement(
+        lowered(program, "on_access", code.kernels[0].descriptor.wave), "access", None, kinds
+    )
+    assert inject(code, {"scalar": [placement]}).kernels["scalar"].unprobed == expected
 
 
 def test_a_large_kernel_has_its_sites_behind_it(gpu: str, tmp_path: Path, program: Program) -> None:
