@@ -241,7 +241,7 @@ def _read_all(measurement: Measurement) -> None:
     summary.launches_by_comm(measurement)
     for process, launches in summary.unread_launches(measurement):
         summary.describe_loss(measurement, process, launches)
-    for process in summary.partly_counted(measurement, 1):
+    for process in (*summary.partly_counted(measurement, 1), *summary.ended_while_running(measurement)):
         assert process.label
 
 

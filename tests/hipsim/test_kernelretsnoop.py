@@ -26,6 +26,13 @@ def of_type(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [record for record in records if record["type"] == kind]
 
 
+def test_a_kernel_that_fails_has_no_exits(tmp_path: Path) -> None:
+    """ROCr ends the program after a memory fault."""
+    records, done = measured(tmp_path / "out", "--", program("faults"), "null")
+    assert done.returncode == 134 and not of_type(records, "kernel")
+    assert "ended while a kernel was running or had failed; results may be incomplete" in done.stderr
+
+
 @pytest.mark.parametrize("gpu", GPUS)
 def test_times_are_between_those_that_threads_read(tmp_path: Path, gpu: str) -> None:
     """On the virtual clock, where each instruction of a wave takes 1 ns: known to a few instructions."""

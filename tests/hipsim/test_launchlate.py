@@ -30,6 +30,15 @@ def launches(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(of_type(records, "launch"), key=lambda one: one["launch"])
 
 
+def test_a_kernel_whose_failure_ends_the_program_does_not_run_any_more(tmp_path: Path) -> None:
+    records, done = measured(tmp_path / "out", "-v", "--", program("faults"), "null")
+    assert done.returncode == 134 and "ended while a kernel was running or had failed" in done.stderr
+    (summary,) = of_type(records, "summary")
+    assert (summary["launches_running"], summary["launches_lost_by_exit"]) == (0, 1)
+    (launch,) = launches(records)
+    assert launch["kernel"] == "readOutside" and (launch["running"], launch["end_ns"]) == (False, None)
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_parts_of_the_latency(tmp_path: Path, gpu: str) -> None:

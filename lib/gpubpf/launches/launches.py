@@ -71,6 +71,7 @@ class LoggedProcess:
     stacks    host stacks by number, innermost frame first
     number    unique in the session, unlike the pid, which survives exec
     vendor    the vendor of its GPUs
+    ended     it has ended, and its log was read
     """
 
     pid: int
@@ -81,6 +82,7 @@ class LoggedProcess:
     stacks: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     number: int = 0
     vendor: Vendor = Vendor.NVIDIA
+    ended: bool = False
 
 
 class Numbering:
@@ -195,7 +197,7 @@ class Launches:
             process = self._processes.setdefault(log.process, LoggedProcess(log.pid, number=log.process))
             process.comm, process.virtual = log.comm, log.virtual
             process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
-            process.vendor = log.vendor
+            process.vendor, process.ended = log.vendor, log.over
             self._lost_of[log.process] = log.lost
             self.log(process, log.records)
         for reading in session.readings(starts, ends):
@@ -582,10 +584,11 @@ class _ColumnsBuilder:
         open_ = read & ~settled
         end_error[open_] = exec_error[open_] = UNKNOWN
         lasted[~settled] = NONE
-        lost = open_ & cells["past"] | probed & ~read & (method == NO_METHOD)
+        past = cells["past"] | np.array([process.ended for process in self.processes], bool)[self.owner]
+        lost = open_ & past | probed & ~read & (method == NO_METHOD)
         return {
             "method": method, "start_error": start_error, "end_error": end_error, "exec_error": exec_error, "exec": lasted,
-            "running": open_ & ~cells["past"], "lost": lost, "clock_steps": steps,
+            "running": open_ & ~past, "lost": lost, "clock_steps": steps,
         }  # fmt: skip
 
     def _kept(self, ops: Operations, over: Integers) -> NDArray[np.bool_]:

@@ -510,6 +510,10 @@ class Session:
             self._measurement.note(
                 f"{process.label}: some kernels may still have been running at the last reading; counts may be incomplete"
             )
+        for process in summary.ended_while_running(self._measurement):
+            self._measurement.note(
+                f"{process.label} ended while a kernel was running or had failed; results may be incomplete"
+            )
         if silent := [
             p
             for p in self._measurement.all_processes()
@@ -623,9 +627,14 @@ class Session:
         return {process.number for process in self._measurement.all_processes() if process.failed}
 
     def ended_unread(self) -> set[int]:
-        """Return the numbers of processes that ended before their maps were read, without a failed context."""
-        unread = (process for process, _ in summary.unread_launches(self._measurement))
-        return {process.number for process in unread if process.disconnected and not process.failed}
+        """Return the numbers of processes that ended before their maps were read, or while kernels were running.
+
+        Processes with a failed context are left out."""
+        unread = [
+            process for process, _ in summary.unread_launches(self._measurement) if process.disconnected
+        ]
+        unread += summary.ended_while_running(self._measurement)
+        return {process.number for process in unread if not process.failed}
 
     def unread(self) -> set[int]:
         """Return the numbers of processes with incomplete counts: launches were instrumented, but their maps were not read.

@@ -216,8 +216,22 @@ def partly_counted(measurement: Measurement, last: int) -> Iterator[TracedProces
         return
     for process in measurement.all_processes():
         snapshots = [stored.snapshot for stored in process.snapshots.values()]
+        if any(s.sequence == last and s.flags & SnapshotFlag.RUNNING and s.instances for s in snapshots):
+            yield process
+
+
+def ended_while_running(measurement: Measurement) -> Iterator[TracedProcess]:
+    """Yield processes that ended before all their kernels had completed, such as by the failure of a kernel on an AMD GPU."""
+    for process in measurement.all_processes():
+        if (
+            process.failed
+            or not process.disconnected
+            or not any(c.instrumented for c in process.counters()[0])
+        ):
+            continue
+        snapshots = [stored.snapshot for stored in process.snapshots.values()]
         # 0: the process sent it on its own, when it ended
-        if any(s.sequence in (0, last) and s.flags & SnapshotFlag.RUNNING and s.instances for s in snapshots):
+        if any(s.sequence == 0 and s.flags & SnapshotFlag.RUNNING for s in snapshots):
             yield process
 
 

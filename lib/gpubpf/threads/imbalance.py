@@ -156,6 +156,8 @@ def findings(found: Groups, what: str) -> list[str]:
     groups themselves. `what`: the unit of work in the plural.
     """
     by, work = found.shape.word(found.by), found.work.astype(np.float64)
+    if len(work) and not found.runs.any():
+        return [f"no {by} ran the kernel to its end"]
     if len(work) == 0 or not work.any():
         return [f"no {by} did any {what}"]
     if len(work) == 1:

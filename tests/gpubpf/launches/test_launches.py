@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -121,6 +122,15 @@ def test_an_end_is_believed_only_when_the_launch_was_over() -> None:
     assert seen.running.tolist() == [True, True] and seen.ops.end.tolist() == [NONE, NONE]
     # After a second reading: the first kernel was over when the second was seen running; the second may still run.
     assert found(log, device, idle=False, readings=2).ops.end.tolist() == [1_050_000, NONE]
+
+
+def test_no_launch_of_a_process_that_has_ended_is_still_running() -> None:
+    log, device = two_kernels()
+    launches, ended = Launches(SLOTS), dataclasses.replace(process(), ended=True)
+    launches.log(ended, log.array())
+    launches.reading(ended, device.starts, device.ends, 1_055_000, False)
+    seen = launches.columns()
+    assert (seen.running.tolist(), seen.lost.tolist()) == ([False, False], [True, True])
 
 
 def test_on_the_real_clock_the_time_of_a_reading_tells_what_was_over() -> None:

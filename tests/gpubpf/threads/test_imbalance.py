@@ -109,6 +109,13 @@ def test_one_thread_that_does_less_is_named():
     assert said(shape, [10, 10, 10, 12, 13]) == ["threads 3 and 4 did 20 % to 30 % more than the others"]
 
 
+def test_threads_of_a_kernel_that_failed_did_not_finish():
+    shape = Shape((1, 1, 1), (5, 1, 1))
+    runs, work = np.zeros(5, np.uint64), np.zeros(5, np.uint64)
+    assert findings(group(shape, runs, work), "stores") == ["no thread ran the kernel to its end"]
+    assert findings(group(shape, runs, work, "warp"), "stores") == ["no warp ran the kernel to its end"]
+
+
 def test_even_work_is_called_even():
     shape = Shape((1, 1, 1), (5, 1, 1))
     assert said(shape, [7] * 5) == ["the work is even: every thread did the same (7 stores)"]
