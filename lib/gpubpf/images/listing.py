@@ -9,6 +9,7 @@ tries the tool's own probes, if it has any.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from gpubpf.show import cli, progress, table
 if TYPE_CHECKING:
     import argparse
 
+MOST_NAMES = 12  # kernels that a message names
 _ENTRY = re.compile(r"^[^\n/]*\.entry\s+([\w$%]+)", re.MULTILINE)
 
 # Takes a PTX module and some of its kernels. Returns the reason for each kernel that cannot be instrumented, by mangled name.
@@ -324,15 +326,17 @@ def matching(kernels: Iterable[ListedFileKernel], patterns: Sequence[str]) -> li
     return chosen
 
 
-def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = 12) -> str:
+def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = MOST_NAMES) -> str:
     """Return the message for a ``--kernel`` that matches nothing, with at most `most` of the kernels seen.
 
-    HIP's own kernels are left out, unless there are no others."""
+    Without patterns, there are no kernels. HIP's own kernels are left out, unless there are no others."""
     everything = sorted(set(seen))
     different = [name for name in everything if not names.is_of_runtime(name)] or everything
     shown = ", ".join(different[:most]) + (
         f", and {len(different) - most} more" if len(different) > most else ""
     )
+    if not patterns:
+        return "no kernels"
     return f"no kernel matches {' or '.join(map(repr, patterns))}; kernels seen: {shown or 'none'}"
 
 
@@ -379,8 +383,10 @@ def instrumented(
     """
     seen: list[str] = []
     refused: list[str] = []
+    of_amd: list[str] = []
     done = False
     for source in sources:
+        of_amd += _names_in_code_objects(source.code_objects)
         for images in device_link.modules(source.images):
             chosen = choose(images, target)
             of_module = _names_of(images)
@@ -402,7 +408,19 @@ def instrumented(
         raise Error(
             f"none of the matching kernels can be instrumented ({refused[0]}); see --list for all reasons"
         )
-    raise Error(no_match(patterns, (names.demangle(name).short for name in seen)))
+    if matched := [name for name in of_amd if names.chosen(patterns, name)]:
+        shown = ", ".join(sorted({names.demangle(name).short for name in matched})[:MOST_NAMES])
+        raise Error(f"kernels for AMD GPUs have no PTX ({shown}); --list shows which can be instrumented")
+    raise Error(no_match(patterns, (names.demangle(name).short for name in (*seen, *of_amd))))
+
+
+def _names_in_code_objects(data: Iterable[bytes]) -> list[str]:
+    """Return the kernels of code objects for AMD GPUs, except damaged ones."""
+    found: list[str] = []
+    for each in data:
+        with contextlib.suppress(ImageError):
+            found += [kernel.name for kernel in CodeObject(each).kernels]
+    return found
 
 
 def _names_of(images: Sequence[FatbinImage]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import hipsim_engine
 from gpubpf.errors import Error, ImageError
 from gpubpf.images import code_objects, fatbin, listing
 from gpubpf.images.assemble import Target
@@ -222,6 +223,21 @@ def test_ptx_of_files(tmp_path: Path) -> None:
     file.write_bytes(ptx_image(body=CALL).payload)
     with pytest.raises(Error, match=r"can be instrumented \(scale: indirect call\); "):
         run(tmp_path, Pipeline(), files=[str(file)], ptx=True)
+
+
+@pytest.mark.skipif(hipsim_engine.missing() is not None, reason="needs LLVM's tools for AMD GPUs")
+def test_kernels_for_amd_gpus_have_no_ptx(tmp_path: Path) -> None:
+    hipsim_engine.assemble(
+        hipsim_engine.kernel("scale", "s_nop 0", gpu="gfx90a"), tmp_path, gpu="gfx90a"
+    ).rename(tmp_path / "a.co")
+    options = {"files": [str(tmp_path / "a.co")], "ptx": True}
+    for patterns in ([], ["scale"]):
+        with pytest.raises(Error, match=r"^kernels for AMD GPUs have no PTX \(scale\); --list shows"):
+            run(tmp_path, Pipeline(), kernel=patterns, **options)
+    with pytest.raises(Error, match="no kernel matches 'vec'; kernels seen: scale"):
+        run(tmp_path, Pipeline(), kernel=["vec"], **options)
+    with pytest.raises(Error, match=r"^no kernels$"):
+        run(tmp_path, Pipeline(), command=["app"], ptx=True)
 
 
 @needs_nvcc
