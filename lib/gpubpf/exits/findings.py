@@ -31,6 +31,10 @@ def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[st
     said = [*_lanes(report, source), *_warps(report), *_blocks(report)]
     if not said and report.exits <= report.launches:
         return ["one exit in each launch: there is no other one to compare it with"]
+    if not said and report.blocks > 1 and report.grid.count:  # blocks of a single thread
+        if report.selected_threads:
+            return ["the selected threads exit together"]
+        return [f"the {report.selected_blocks}blocks of a grid finish together"]
     return said
 
 

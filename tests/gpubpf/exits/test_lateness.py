@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -295,6 +296,10 @@ def test_partial_warps_and_single_threads() -> None:
     assert said(single).startswith("the blocks of a grid finish within 4 ns of each other; for the last 2 ns")
     assert not exits.lane_rows(single, {}.get)
     assert [row for row, _ in exits.spreads(single)] == ["blocks of a grid", "tail of a grid"]
+    together = both(Shape((5, 1, 1), (1, 1, 1)), 7)
+    assert said(together) == "the blocks of a grid finish together"
+    of_blocks = dataclasses.replace(together, selected=(5, 1), shape=Shape((5, 1, 1), (64, 1, 1)))
+    assert said(of_blocks) == "the selected threads exit together"
     alone = both(Shape((1, 1, 1), (1, 1, 1)), 7)
     assert said(alone) == "one exit in each launch: there is no other one to compare it with"
     assert not exits.lane_rows(alone, {}.get) and not exits.spreads(alone)
