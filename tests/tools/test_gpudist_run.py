@@ -154,7 +154,7 @@ def test_values_beyond_the_room_are_said_to_be_missing(app, tmp_path):
             assert (dist["count"], sum(dist["values"].values()), dist["missing"]) == (576, 16, 560)
             assert found[-1]["lost"] == 560
         else:
-            assert "560 values missing below: no room in the table" in done.stdout
+            assert "560 values missing: no room in the table" in done.stdout
             assert "lost: 560 (a map was full" in done.stdout + done.stderr
 
 
@@ -166,7 +166,7 @@ def test_values_beyond_the_room_are_said_to_be_missing(app, tmp_path):
         (["-H", "--width", "3", "load:*:u64:width"], "--width is the width of the buckets of -L"),
         (["-L", "--width", str(1 << 63), "load:*:u64:width"], "--width must be below 2^63"),
         (["-L", "--width", "0", "load:*:u64:width"], "--width"),
-        (["-H", "load:*:width"], "there is no TYPE; write SPEC:TYPE:EXPR, with TYPE one of: u8,"),
+        (["-H", "load:*:width"], "there is no TYPE:EXPR; write SPEC:TYPE:EXPR, with TYPE one of: u8,"),
         (["-H", "load:*:u64:width, lane"], "EXPR may have one key behind a comma: kernel or source"),
         (["-H", "load:*:u64:wid"], "load has no 'wid'; fields: launch, site, address, width"),
         (["-H", "load:*:u64:1; }"], "unexpected ';' after '1'"),

@@ -537,7 +537,10 @@ def test_a_bad_file_is_one_line_and_no_command_runs(device: str, tmp_path: Path)
     data, wrong = Path(device).read_bytes(), tmp_path / "wrong.bpf.o"
     for changed, why in (
         (data[: len(data) // 2], "it is cut short"),
-        (Path("/bin/true").read_bytes(), "it is for machine 62, not eBPF; compile it with clang -target bpf"),
+        (
+            Path("/bin/true").read_bytes(),
+            "it has code for a CPU or GPU (ELF machine 62), not eBPF; compile it with clang -target bpf",
+        ),
         (data.replace(b".BTF\0", b".BTG\0"), "it has no type information"),
     ):
         wrong.write_bytes(changed)

@@ -273,18 +273,19 @@ def lines(found: Sequence[Found], kind: str, width: int, owners: OwnerColumns, f
         if one.key:
             yield table.fit_end(f"  {one.wanted.key}: ", one.key)
         mean = one.sums.sum / one.sums.count
-        about = f"{table.count(one.sums.count, 'value')}, mean {mean:,.{0 if abs(mean) >= 1000 else 1}f}"
+        about = f"{table.count(one.sums.count, 'value')}, mean {mean:z,.{0 if abs(mean) >= 1000 else 1}f}"
         yield from table.wrap(f"{owners.name(one)}: {about}", 2)
         if one.sums.missing:
-            missing = f"{table.count(one.sums.missing, 'value')} missing below"
+            missing = f"{table.count(one.sums.missing, 'value')} missing"
             yield from table.wrap(
                 f"{missing}: no room in the table, or a kernel was running when it was read", 2
             )
-        yield ""
         ranges = one.log2_ranges() if kind == "log2" else one.ranges(kind, width)
         if kind == "values":
             ranges.sort(key=lambda row: (-row[2], row[0]))
         shown = ranges if full or kind == "log2" else ranges[:FEW] if kind == "values" else _dense(ranges)
+        if shown:
+            yield ""
         yield from histogram.range_lines(shown, "value", "count")
         if len(ranges) > len(shown):
             yield f"... {table.count(len(ranges) - len(shown), 'row')} more; -v shows all"

@@ -74,8 +74,9 @@ class Point:
         if detail in self.details:
             return self.details[detail]
         if not self.glob:
-            known = ", ".join(name for name in self.details if name)
-            advice = f"use one of: {known}" if known else "leave it out"
+            known = [name for name in self.details if name and "." not in name]
+            both = next((f", or both, such as {name}" for name in self.details if "." in name), "")
+            advice = f"use one of: {', '.join(known)}{both}" if known else "leave it out"
             raise UsageError(f"{self.name} has no detail {detail!r}; {advice}")
         plain = self.details[ALL]
         return Attachment(plain.method, plain.context, {**plain.arguments, self.glob: detail}, plain.lacks)

@@ -101,7 +101,7 @@ def distribution(text: str) -> Distribution:
     body, _, label = text.partition("#")
     kind, start = _TYPE.search(body), _HEAD_END.search(body)
     if kind is None:
-        raise UsageError(f"there is no TYPE; write SPEC:TYPE:EXPR, with TYPE one of: {', '.join(TYPES)}")
+        raise UsageError(f"there is no TYPE:EXPR; write SPEC:TYPE:EXPR, with TYPE one of: {', '.join(TYPES)}")
     if start is not None and start.start() < kind.start():
         spec, rest = _head(body, body)
         kind = _TYPE.match(rest)
@@ -175,6 +175,11 @@ def _spec(head: str, chosen: str | None) -> Spec:
     point = points.point(parts[0])
     if not 2 <= len(parts) <= 3 or not all(parts):
         raise UsageError(f"{head[:60]!r} is not POINT:KERNEL[:DETAIL]; use * as KERNEL for every kernel")
+    plain, bracket, _ = parts[1].partition("<")
+    if plain and bracket:
+        raise UsageError(
+            f"KERNEL has no template arguments; write {plain[:40]!r} for all of them, or the mangled name of one"
+        )
     for number, part in enumerate(parts):
         if _has_filter(part, point, number == 2):
             raise UsageError(f"{part[:40]!r}: write a space before (FILTER)")

@@ -151,6 +151,10 @@ class Names:
             raise UsageError(f"{self.point} has no {name!r}; {self.listed()}")
         return found
 
+    @property
+    def functions(self) -> Sequence[str]:
+        return (*FUNCTIONS, *(FLOAT_FUNCTIONS if self.values else ()))
+
     def listed(self) -> str:
         """Return what there is, for an error message. `block(.x)` stands for block and its parts, `…` for further constants."""
         builtins = (
@@ -164,7 +168,7 @@ class Names:
             "builtins": [name for name in builtins if name not in self.fields],
             "constants": _listed(list(self.constants)),
             "texts": self.texts,
-            "functions": (*FUNCTIONS, *(FLOAT_FUNCTIONS if self.values else ())),
+            "functions": self.functions,
         }
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in listed.items() if names)
 
@@ -370,7 +374,8 @@ class _Parser:
                 f"{function}() takes a floating-point value; {self._names.point} has only integers"
             )
         if function not in FUNCTIONS:
-            raise UsageError(f"there is no function {function}(); {self._names.listed()}")
+            functions = ", ".join(self._names.functions)
+            raise UsageError(f"there is no function {function}(); use one of: {functions}")
         argument = self.expression()
         if not self.take(")"):
             raise self._unexpected(f"')' behind the argument of {function}()")

@@ -160,12 +160,14 @@ def load(path: str, given: Settings = UNCHANGED) -> LoadedObject:
 
 
 def read(data: bytes, given: Settings = UNCHANGED) -> LoadedObject:
-    """Return the object in these bytes; see `load`. Raises ImageError, and Error if the kernel's types are needed and missing."""
+    """Return the object in these bytes; see `load`. Raises ImageError, UsageError, and Error if the kernel's types are needed and
+    missing."""
     file = ObjectFile(data)
     types, named = file.types, {function.name for function in file.programs}
-    if unknown := {*given.sections, *((given.alone,) if given.alone else ())} - named:
-        names = ", ".join(function.name for function in file.programs)
-        raise ImageError(f"it has no program {', '.join(sorted(unknown))}; use one of: {names}")
+    for option, name in (("--run", given.alone), *(("--attach", name) for name in given.sections)):
+        if name is not None and name not in named:
+            programs = ", ".join(function.name for function in file.programs)
+            raise UsageError(f"{option} {name!r}: there is no program {name}; use one of: {programs}")
     places = {}
     for function in file.programs:
         section = given.sections.get(function.name, file.sections[function.section].name)

@@ -96,7 +96,8 @@ class ObjectFile:
         self._elf = elf.of_bytes(data)
         if self._elf.machine != _EM_BPF:
             raise ImageError(
-                f"it is for machine {self._elf.machine}, not eBPF; compile it with clang -target bpf -g -O2"
+                f"it has code for a CPU or GPU (ELF machine {self._elf.machine}), not eBPF;"
+                " compile it with clang -target bpf -g -O2"
             )
         if self._elf.type != _ET_REL:
             raise ImageError(f"it is not an object file (ELF type {self._elf.type}); {_AGAIN}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +10,7 @@ from gpubpf.show.kernel_names import fitted, without_middle
 
 WIDTH = 80
 _SPACE = "\u2420"  # stands for a space that must not end a line
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]?B|[num]?s)\b)")
 LEAST = 8  # the shortest width that a name is cut to
 COMM = 20  # characters of a process's name in a sentence; the name itself has 15, but escapes make it longer
 
@@ -129,13 +131,12 @@ def process(comm: str, pid: int) -> str:
 def wrap(sentence: str, indent: int = 0, width: int = 80, glue: str = "") -> list[str]:
     """Return a sentence as lines of at most `width` columns; all but the first are indented further.
 
-    Control characters are escaped. glue: a text with a space in it at which no line ends.
+    A number and its unit stay together. Control characters are escaped. glue: a text with a space in it at which no line ends.
     """
-    sentence = printable(sentence)
+    sentence = _BEFORE_UNIT.sub(_SPACE, printable(sentence))
     if glue:
-        glued = wrap(sentence.replace(glue, glue.replace(" ", _SPACE)), indent, width)
-        return [line.replace(_SPACE, " ") for line in glued]
-    return textwrap.wrap(
+        sentence = sentence.replace(glue, glue.replace(" ", _SPACE))
+    lines = textwrap.wrap(
         sentence,
         width,
         initial_indent=" " * indent,
@@ -143,6 +144,7 @@ def wrap(sentence: str, indent: int = 0, width: int = 80, glue: str = "") -> lis
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace(_SPACE, " ") for line in lines]
 
 
 def size(count: float) -> str:

@@ -33,3 +33,15 @@ def test_powers_of_two_include_the_empty_ones_between() -> None:
 
 def test_equal_widths_leave_the_empty_ones_out() -> None:
     assert shown("linear", {0: 1, 1 << 40: 1})[1].split()[0] == str(10 << 40)
+
+
+def test_values_that_are_missing_have_no_histogram() -> None:
+    """A mean that rounds to 0 has no sign."""
+    found = Found(1, "app", 0, None, specs.distribution("load:*:s32:width"), "", Sums(64, -2, Counter()))
+    assert list(distributions.lines([found], "values", 1, OwnerColumns(False), False)) == [
+        "load:*:s32:width",
+        "  app (pid 1): 64 values, mean 0.0",
+        "  64 values missing: no room in the table, or a kernel was running when it was",
+        "    read",
+        "",
+    ]

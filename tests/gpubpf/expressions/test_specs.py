@@ -56,6 +56,9 @@ def test_a_field_may_depend_on_the_detail() -> None:
         ("load:a:global:b", "is not POINT:KERNEL"),
         ("load:*:globl", "load has no detail 'globl'; use one of: global, shared, local, const"),
         ("entry:*:x", "entry has no detail 'x'; leave it out"),
+        ("access:*:atom.globl", "atomic, async, ld, st, atom, cp, or both, such as load.global"),
+        ("load:ns::fill<int, 3>", "KERNEL has no template arguments; write 'ns::fill' for all of them, or"),
+        ("load:fill<int>:shared", "KERNEL has no template arguments; write 'fill' for all of them, or"),
         ("load:* lane == 0", "'* lane == 0' has a space in it; put a FILTER in brackets"),
         ("load:* (lane", "the filter has no closing bracket"),
         ("load:* (lane) more", "unexpected 'more' behind the filter"),
@@ -87,8 +90,9 @@ def test_distributions() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("load:*", "there is no TYPE"),
-        ("load:*:f32:width", "there is no TYPE"),
+        ("load:*", "there is no TYPE:EXPR; write SPEC:TYPE:EXPR"),
+        ("load:*:u32", "there is no TYPE:EXPR; write SPEC:TYPE:EXPR"),
+        ("load:*:f32:width", "there is no TYPE:EXPR; write SPEC:TYPE:EXPR"),
         ("load:* (lane) more:u32:width", "unexpected 'more:u32:width' behind the filter"),
         ("load:*:u32:", "in an empty expression"),
         ("load:*:u32:source", "use it as a key: EXPR, source"),

@@ -99,7 +99,7 @@ def test_expressions_mean_what_c_says(text: str, right: int) -> None:
         ("block.w", "load has no 'block.w'"),
         ("block.xy", "load has no 'block.xy'"),
         ("kernel == 1", "kernel is a text, not a number"),
-        ("sqrt(4)", "there is no function sqrt()"),
+        ("sqrt(4)", "there is no function sqrt(); use one of: popcount, log2, s8, s16, s32"),
         ("isnan(width)", "isnan() takes a floating-point value; load has only integers"),
         ("popcount(1, 2)", "')' behind the argument of popcount() is missing"),
         ("popcount", "load has no 'popcount'"),

@@ -163,8 +163,11 @@ def test_values_are_set_before_the_programs_run(path: Path) -> None:
 def test_a_program_gets_another_section(path: Path) -> None:
     loaded = loading.load(str(path), Settings({"on_exit": "kretprobe/a,b", "second": "?kprobe/c"}))
     assert loaded.places["on_exit"].kernels == ("a", "b") and "second" not in loaded.places
-    with pytest.raises(Error, match=r"has no program three; use one of: on_entry, second, on_exit$"):
+    there_are = "there is no program three; use one of: on_entry, second, on_exit$"
+    with pytest.raises(UsageError, match=f"^--attach 'three': {there_are}"):
         loading.load(str(path), Settings({"three": "kprobe/a"}))
+    with pytest.raises(UsageError, match=f"^--run 'three': {there_are}"):
+        loading.load(str(path), Settings(alone="three"))
 
 
 def test_the_listing_names_maps_helpers_and_lines(path: Path) -> None:
@@ -389,7 +392,7 @@ def test_files_that_are_no_objects(path: Path, tmp_path: Path) -> None:
     for data, why in {
         b"": "it is not a 64-bit little-endian ELF file",
         b"#!/bin/sh\n": "it is not a 64-bit little-endian ELF file",
-        Path("/bin/true").read_bytes(): "it is for machine 62, not eBPF",
+        Path("/bin/true").read_bytes(): "it has code for a CPU or GPU \\(ELF machine 62\\), not eBPF",
         path.read_bytes()[:-40]: "it is cut short",
         path.read_bytes()[
             :100

@@ -77,6 +77,12 @@ def test_words():
     assert (table.process("app", 7), table.process("", 7)) == ("app (pid 7)", "? (pid 7)")
     assert (table.us(-4), table.us(-40), table.us(None)) == ("0.00", "-0.04", "-")
     assert max(map(len, table.wrap("word " * 40, indent=2))) <= 80
+    assert table.wrap("overhead: 156 KB read", width=14) == ["overhead:", "  156 KB read"]
+    assert table.wrap("waited for 12.5 us; up to 6 registers", width=16) == [
+        "waited for",
+        "  12.5 us; up to",
+        "  6 registers",
+    ]
 
 
 def test_records_in_bulk_are_what_a_loop_would_write():
