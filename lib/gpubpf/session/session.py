@@ -250,15 +250,16 @@ class Session:
         if kind is None and not self._signals.terminated:
             from gpubpf.images.listing import no_match
 
-            if self.nothing_matched:
-                self._listener.complain(no_match(self.wanted, self._seen_names()))
-            elif unmatched := self._unmatched():
-                self._measurement.note(no_match(unmatched, self._seen_names()))
-            elif (not self.wanted or self._loadable) and not self.summary()["launches_seen"]:
+            say = self._listener.complain if self.nothing_matched else self._measurement.note
+            launches, seen = self.summary()["launches_seen"], self._seen_names()
+            unmatched = self.wanted if self.nothing_matched and launches else self._unmatched()
+            if unmatched and (seen or launches):
+                say(no_match(unmatched, seen))
+            elif not launches:
                 when = " before the interrupt" if self._signals.interrupted else ""
                 if self.targets.pids:
                     when = " after the tool attached; it does not see what was launched before"
-                self._measurement.note(f"no kernel was launched{when}")
+                say(f"no kernel was launched{when}")
 
     def _wait_for_last_messages(self) -> None:
         """Wait at most LEAVING_WAIT until the server has read all messages of ended processes."""

@@ -288,6 +288,20 @@ def test_nothing_matches(target: Path) -> None:
         measure([str(target), "nocuda"], wanted=("x",), instrument=nothing)["status"] == 3
     )  # the command's own comes first
     assert measure(["true"], wanted=())["said"] == ["no kernel was launched"]
+    found = measure(["true"], wanted=("vecAdd",))
+    assert (found["status"], found["said"]) == (1, ["no kernel was launched"])
+
+
+def test_a_kernel_that_matches_is_loaded_but_not_launched(target: Path) -> None:
+    def loaded(image: bytes, device: Any) -> fake_tool.Sidecar:
+        return fake_tool.Sidecar(entries=("vectorAdd", "reduce"))
+
+    for wanted, status, said in (
+        ("reduce", 0, "no kernel was launched"),
+        ("vecAdd", 1, "no kernel matches 'vecAdd'; kernels seen: reduce, vectorAdd"),
+    ):
+        found = measure([str(target), "slow", "0"], wanted=(wanted,), instrument=loaded)
+        assert (found["status"], found["said"]) == (status, [said])
 
 
 def test_one_of_two_patterns_matches(target: Path) -> None:
