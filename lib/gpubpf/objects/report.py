@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
@@ -14,6 +15,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower import ir
 from gpubpf.objects.values import columns, plain, shown
 from gpubpf.show import notices, table
+from gpubpf.show.result_writer import SHAPE_COLUMNS
 
 if TYPE_CHECKING:
     from gpubpf.program import BPF
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from gpubpf.show.result_writer import ResultWriter
 
 _MOST_LINES = 100  # of a map in the text for people
-COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value")
+COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value", "mangled", *SHAPE_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,25 @@ class Contents:
         """Yield the rows of the CSV table with COLUMNS."""
         first = tuple(self.owner.get(name, "") for name in COLUMNS[:3])
         head = (*first, self.definition.name, self.kernel.get("kernel", ""))
+        shape = (
+            (*self.kernel["grid"], *self.kernel["block_dim"]) if self.kernel else ("",) * len(SHAPE_COLUMNS)
+        )
+        tail = (self.kernel.get("mangled", ""), *shape)
         for key, value in self.entries:
             cells = enumerate(value) if self.unit else [("", value)]
             for unit, one in cells:
-                yield (*head, unit, "" if key is None else shown(key), shown(one))
+                yield (*head, unit, "" if key is None else shown(key), shown(one), *tail)
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines for people. Equal values that follow each other are one line."""
+    def lines(self, labels: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+        """Yield the lines for people. Equal values that follow each other are one line. labels: of kernels, by mangled name."""
         title = f"{self.definition.name} ({self.definition.kind.replace('_', ' ')}"
         title += f" by {self.unit})" if self.unit and self.unit not in title else ")"
         if self.owner:
             title += f"; {self.owner['comm']} (pid {self.owner['pid']})"
         yield title
         if self.kernel:
-            yield f"  of {self.kernel['kernel']}, {_shape(self.kernel)}"
+            label = labels.get(self.kernel["mangled"], self.kernel["kernel"])
+            yield from table.wrap(f"of {label}, {_shape(self.kernel)}", 2)
         if not self.entries:
             yield "  empty"
         if self.definition.kind == "ringbuf":
@@ -280,7 +287,8 @@ class Printer:
         elif self._results.csv:
             self._rows(found)
         else:
-            self._out.lines(line for one in found for line in (*one.lines(), ""))
+            labels = names.labels(one.kernel["mangled"] for one in found if one.kernel)
+            self._out.lines(line for one in found for line in (*one.lines(labels), ""))
 
     def _rows(self, found: Iterable[Contents]) -> None:
         self._results.table(COLUMNS, (row for one in found for row in one.rows()))
