@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +63,16 @@ class Found:
     key: str
     sums: Sums
 
+    @property
+    def mangled(self) -> str:
+        """The mangled name of the kernel that is the key; else ""."""
+        return self.key if self.wanted.key == "kernel" else ""
+
+    @property
+    def name(self) -> str:
+        """The key for people. Kernels without template arguments and parameters."""
+        return names.demangle(self.key).short if self.mangled else self.key
+
     def ranges(self, kind: str, width: int) -> list[tuple[int, int, int]]:
         """Return the buckets that hold something as (lowest value, highest value, count), in order."""
         return [
@@ -80,7 +90,8 @@ class Found:
         about = {
             "label": self.wanted.label,
             "spec": self.wanted.spec.text,
-            "key": self.key or None,
+            "key": self.name or None,
+            **({"mangled": self.mangled} if self.mangled else {}),
             "kind": kind,
         }
         if kind == "values":
@@ -144,7 +155,7 @@ class Distributions:
                         self._add_launch(log.process, number, one, launch)
 
     def _add_launch(self, process: int, number: int, one: Distribution, launch: Launch) -> None:
-        key = names.demangle(launch.mangled).short if one.key else ""
+        key = launch.mangled if one.key else ""
         made = Found(launch.pid, launch.comm, launch.gpu, launch.wave, one, key, Sums())
         sums = self._launched.setdefault((process, launch.gpu, key, number), made).sums
         value = as_type(evaluate(one.value, launch.values), one.type)
@@ -154,10 +165,7 @@ class Distributions:
 
     def read(self, session: Session, since_last: bool) -> list[Found]:
         """Return the distributions by specification, the one with the most values first. since_last: since the last call."""
-        found = {
-            place: Found(*_owner(one), one.wanted, one.key, one.sums.since(Sums()))
-            for place, one in self._launched.items()
-        }
+        found = {place: replace(one, sums=one.sums.since(Sums())) for place, one in self._launched.items()}
         for number, one in enumerate(self._wanted):
             if session.has_map(
                 f"sums_{number}"
@@ -166,7 +174,7 @@ class Distributions:
         before, self._before = self._before, {place: one.sums for place, one in found.items()}
         if since_last:
             found = {
-                place: Found(*_owner(one), one.wanted, one.key, one.sums.since(before.get(place, Sums())))
+                place: replace(one, sums=one.sums.since(before.get(place, Sums())))
                 for place, one in found.items()
             }
         order = sorted(found, key=lambda place: (place[3], -found[place].sums.count, place[2]))
@@ -198,10 +206,6 @@ class Distributions:
                 sums.buckets[signed(value) if one.signed else value] += int(entry["value"])
 
 
-def _owner(one: Found) -> tuple[int, str, int, int | None]:
-    return one.pid, one.comm, one.gpu, one.wave
-
-
 def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]]:
     """Yield the sums of each site that has some, over all multiprocessors."""
     cells = instance.array
@@ -227,7 +231,7 @@ def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]
 
 
 class Keys:
-    """Names the key of a value: "" without one, the kernel, or the place in the source. key: as `Distribution.key`."""
+    """Names the key of a value: "" without one, the kernel's mangled name, or the place in the source. key: as `Distribution.key`."""
 
     def __init__(self, session: Session, key: str) -> None:
         self._session, self._key = session, key
@@ -238,7 +242,7 @@ class Keys:
         if not self._key:
             return ""
         if self._key == "kernel":
-            return names.demangle(mangled).short
+            return mangled
         place = (instance.pid, mangled)
         if place not in self._sources:
             self._sources[place] = sources(self._session, mangled, instance.pid)
@@ -253,14 +257,14 @@ def sources(session: Session, mangled: str, pid: int) -> Callable[[int], str]:
 
 # --- for people, and CSV ---
 
-COLUMNS = ("pid", "comm", "gpu", "label", "key", "low", "high", "count")
+COLUMNS = ("pid", "comm", "gpu", "label", "key", "low", "high", "count", "mangled")
 
 
 def rows(found: Iterable[Found], kind: str, width: int) -> Iterator[tuple[object, ...]]:
     """Yield the rows of the CSV table with COLUMNS."""
     for one in found:
         for low, high, count in one.ranges(kind, width):
-            yield one.pid, one.comm, one.gpu, one.wanted.label, one.key, low, high, count
+            yield one.pid, one.comm, one.gpu, one.wanted.label, one.name, low, high, count, one.mangled
 
 
 def lines(found: Sequence[Found], kind: str, width: int, owners: OwnerColumns, full: bool) -> Iterator[str]:
@@ -268,10 +272,11 @@ def lines(found: Sequence[Found], kind: str, width: int, owners: OwnerColumns, f
     if not found:
         yield from ("no value was seen", "")
     owners.see(found)
+    labels = names.labels(one.mangled for one in found if one.mangled)
     for one in found:
         yield table.printable(one.wanted.label if full else table.fit(one.wanted.label, table.WIDTH))
         if one.key:
-            yield table.fit_end(f"  {one.wanted.key}: ", one.key)
+            yield table.fit_end(f"  {one.wanted.key}: ", labels.get(one.key, one.key))
         mean = one.sums.sum / one.sums.count
         about = f"{table.count(one.sums.count, 'value')}, mean {mean:z,.{0 if abs(mean) >= 1000 else 1}f}"
         yield from table.wrap(f"{owners.name(one)}: {about}", 2)

@@ -45,3 +45,25 @@ def test_values_that_are_missing_have_no_histogram() -> None:
         "    read",
         "",
     ]
+
+
+def test_instantiations_of_a_template_have_their_own_distribution() -> None:
+    wanted = specs.distribution("load:*:u32:width, kernel")
+    found = [
+        Found(1, "app", 0, None, wanted, mangled, Sums(2, 8, Counter({4: 2})))
+        for mangled in ("_Z4fillIiEvPT_", "_Z4fillIdEvPT_", "_Z5plainPf")
+    ]
+    lines = list(distributions.lines(found, "values", 1, OwnerColumns(False), False))
+    assert [line for line in lines if line.startswith("  kernel: ")] == [
+        "  kernel: void fill<int>(int*)",
+        "  kernel: void fill<double>(double*)",
+        "  kernel: plain",
+    ]
+    rows = [
+        dict(zip(distributions.COLUMNS, row, strict=True)) for row in distributions.rows(found, "values", 1)
+    ]
+    assert [(row["key"], row["mangled"]) for row in rows] == [(one.name, one.key) for one in found]
+    record = found[0].record("values", 1)
+    assert (record["key"], record["mangled"]) == ("fill", "_Z4fillIiEvPT_")
+    plain = Found(1, "app", 0, None, specs.distribution("load:*:u32:width, source"), "a.cu:3", Sums(1))
+    assert plain.record("values", 1)["key"] == "a.cu:3" and "mangled" not in plain.record("values", 1)
