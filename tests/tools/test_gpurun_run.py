@@ -539,7 +539,7 @@ def test_a_bad_file_is_one_line_and_no_command_runs(device: str, tmp_path: Path)
         (data[: len(data) // 2], "it is cut short"),
         (
             Path("/bin/true").read_bytes(),
-            "it has code for a CPU or GPU (ELF machine 62), not eBPF; compile it with clang -target bpf",
+            r"it has code for a CPU or GPU \(ELF machine 62\), not eBPF; compile it with clang -target bpf",
         ),
         (data.replace(b".BTF\0", b".BTG\0"), "it has no type information"),
     ):
