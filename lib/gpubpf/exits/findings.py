@@ -215,8 +215,6 @@ def named(what: str, numbers: Sequence[int]) -> str:
     if steps == {1}:
         return f"{what}s {numbers[0]} to {numbers[-1]}"
     if len(steps) == 1:
-        step = steps.pop()
-        ordinal = {2: "2nd", 3: "3rd"}.get(step, f"{step}th")
-        return f"every {ordinal} {what} ({numbers[0]} to {numbers[-1]})"
+        return f"every {table.ordinal(steps.pop())} {what} ({numbers[0]} to {numbers[-1]})"
     more = " ..." if len(numbers) > 4 else ""
     return f"{len(numbers)} {what}s ({', '.join(map(str, numbers[:4]))}{more})"

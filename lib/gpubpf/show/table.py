@@ -106,6 +106,12 @@ def with_bars(rows: Sequence[str], values: Sequence[float], largest: float, widt
     return [rows[0], *barred]
 
 
+def ordinal(number: int) -> str:
+    """Return ``2nd``, ``3rd``, ``11th``, ``21st``."""
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number:,}{'th' if number // 10 % 10 == 1 else ends.get(number % 10, 'th')}"
+
+
 def count(number: int, noun: str) -> str:
     """Return ``1 launch`` or ``23 launches``."""
     if number == 1:

@@ -15,7 +15,6 @@ from gpubpf.show import table
 
 FAR_OFF = 0.10  # share of the median; threads or groups that differ more are named
 NAMED = 4  # maximum to name individually
-_ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth"}
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,7 @@ def _level(threads: Groups, work: np.ndarray) -> Groups:
 
 
 def _who(groups: Groups, places: np.ndarray) -> str:
-    """Return ``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``every second lane from 0 to 30``, or
+    """Return ``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``every 2nd lane (0 to 30)``, or
     ``12 of 1,024 threads``."""
     shape, by, word = groups.shape, groups.by, groups.shape.word(groups.by)
     numbers = groups.numbers[places]
@@ -228,8 +227,8 @@ def _who(groups: Groups, places: np.ndarray) -> str:
     steps = np.unique(np.diff(numbers.astype(np.int64)))
     if len(steps) == 1 and steps[0] == 1:
         return f"{word}s {label(own[0])} to {label(own[-1])}{where}"
-    if len(steps) == 1 and int(steps[0]) in _ORDINALS and per_block is None:
-        return f"every {_ORDINALS[int(steps[0])]} {word} from {label(own[0])} to {label(own[-1])}"
+    if len(steps) == 1 and per_block is None:
+        return f"every {table.ordinal(int(steps[0]))} {word} ({label(own[0])} to {label(own[-1])})"
     return f"{len(numbers):,} of {len(groups):,} {word}s"
 
 

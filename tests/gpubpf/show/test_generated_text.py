@@ -97,3 +97,8 @@ def test_a_name_is_one_line_that_a_terminal_shows_as_it_is(name: str) -> None:
     )
     lines = page.raw.decode().split("\n")[:-1]
     assert all(line.isprintable() and len(line) <= table.WIDTH for line in lines) and 4 <= len(lines) <= 5
+
+
+def test_ordinals() -> None:
+    said = {2: "2nd", 3: "3rd", 4: "4th", 11: "11th", 12: "12th", 21: "21st", 32: "32nd", 1113: "1,113th"}
+    assert {number: table.ordinal(number) for number in said} == said

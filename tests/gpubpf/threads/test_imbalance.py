@@ -177,7 +177,7 @@ def test_without_a_majority_the_ends_are_named():
     ]
     odd = np.where(np.arange(256) % 2, 100, 0)
     assert said(Shape((2, 1, 1), (128, 1, 1)), odd) == [
-        "the work is uneven: every second lane from 1 to 31 did 2.0x the mean, every second lane from 0 to 30 did nothing"
+        "the work is uneven: every 2nd lane (1 to 31) did 2.0x the mean, every 2nd lane (0 to 30) did nothing"
     ]
 
 
