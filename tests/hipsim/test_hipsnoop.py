@@ -199,7 +199,7 @@ def test_every_kernel_has_its_time(tmp_path: Path, settings: dict[str, str]) -> 
     dispatches = records(out, "dispatch")
     assert len(dispatches) == len(calls) == 421
     ends = dict[str, int]()
-    known = [one for one in dispatches if one["call_ns"] is not None]
+    known = [one for one in dispatches if "call_ns" in one]
     assert len(known) == 421 - unknown
     for dispatch in sorted(known, key=lambda one: one["ts_ns"]):
         call = calls.pop((dispatch["tid"], dispatch["call_ns"]))

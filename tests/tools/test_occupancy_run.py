@@ -76,9 +76,18 @@ def measure(
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")], err
 
 
+@pytest.mark.parametrize("second", [False, True], ids=["the copy", "a second copy"])
 def test_limited_copies_are_launched_where_the_others_do_not_fit(
-    program: Path, capfd: pytest.CaptureFixture[str]
+    program: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    second: bool,
 ) -> None:
+    """Either the copy is limited from the start, or there are two, as where the original's registers are not known at first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if second:
+        monkeypatch.setattr(instrument, "limit_of_copy", lambda *_: 255)
     records, err = measure(program, capfd)
     kernels = {record["kernel"]: record for record in records if record["type"] == "kernel"}
     for name, stores in (("together", 48), ("alone", 40)):
@@ -86,7 +95,7 @@ def test_limited_copies_are_launched_where_the_others_do_not_fit(
         threads = [r["work"] for r in records if r["type"] == "thread" and r["kernel"] == name]
         assert threads == [100 * stores] * kernels[name]["threads"]
         assert "occupancy" not in err
-    assert kernels["together"]["registers"]["spilled_bytes"] > 0  # the ordinary copy did not fit
+    assert kernels["together"]["registers"]["spilled_bytes"] > 0  # without a limit, it would not fit
     assert records[-1]["launches_instrumented"] == 200 and not records[-1]["not_instrumented"]
 
 
@@ -96,6 +105,7 @@ def test_what_does_not_fit_even_so_is_explained(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    monkeypatch.setattr(instrument, "limit_of_copy", lambda *_: 255)
     monkeypatch.setattr(instrument, "most_registers", lambda *_: 255)  # no limited copies
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     records, err = measure(program, capfd)

@@ -52,6 +52,8 @@ class Instance:
     registers_after: int | None = 16
     spilled: int = 0
     wave: int | None = None
+    process: int = 1
+    idle: bool = True
 
     shape = SessionInstance.shape
 
