@@ -285,11 +285,12 @@ class CallReport:
             return
         from gpubpf.images.listing import no_match
 
+        seen = self._kernels.seen
         if args.kernel and not self._counted:
-            self._complain(no_match(args.kernel, self._kernels.seen))
+            self._complain(no_match(args.kernel, seen) if seen else "no kernel was launched")
             self.status = 1
         elif unmatched := self._kernels.unmatched():
-            self._note(no_match(unmatched, self._kernels.seen))
+            self._note(no_match(unmatched, seen) if seen else "no kernel was launched")
         elif not self._processes.attached and not any("late" in one for one in summary["libraries"]):
             self._note(f"no traced process has loaded {self._processes.library}")
 
