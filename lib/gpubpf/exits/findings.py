@@ -91,7 +91,7 @@ def _parted(lanes: list[LaneReport]) -> tuple[list[LaneReport], list[LaneReport]
     if late and min(lane.late.mean for lane in late) - max(lane.late.mean for lane in early) >= GAP * most:
         return late, early
     together = [lane for lane in lanes if lane.late.mean - least <= NOTABLE * most]
-    if 2 * len(together) >= len(lanes):  # the late lanes exit one after the other
+    if 2 * len(together) >= len(lanes):  # most are early, and the others are late by different times
         return [lane for lane in lanes if lane not in together], together
     return [], lanes
 

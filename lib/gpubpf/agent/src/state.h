@@ -87,7 +87,7 @@ struct Context : AttachmentObject {
     std::vector<RingMemory> rings;
     void *kept = nullptr;         // the shared array of Config::kept, as the host sees it
     uint64_t *staging = nullptr;  // where its values are copied to, in memory that the GPU can access
-    int64_t next_keep_ns = 0;     // on steady_clock: limits how often values are kept
+    std::atomic<int64_t> next_keep_ns{0};  // on steady_clock: limits how often values are kept
     // host memory that the GPU can access; unmapped when the context ends
     std::vector<std::pair<void *, uint64_t>> registered;
     std::atomic<GpuClock *> clock{nullptr};  // see clock.cpp

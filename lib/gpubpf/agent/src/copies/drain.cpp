@@ -379,17 +379,19 @@ bool keep(Context &context, uint64_t first, uint64_t count) {
 
 uint64_t keep_latest(Context &context) {
     const Kept &kept = agent.config.kept;
+    const int64_t begin = steady_ns();
+    if (!kept.slots || !agent.connected || context.next_keep_ns > begin + kKeepCredit) return 0;
     const uint64_t next = next_launch_id(), number = next & ((1ull << kNumberBits) - 1);
     const uint64_t count = std::min<uint64_t>({number ? number - 1 : 0, kKeptLaunches, kept.slots});
-    if (!kept.slots || !agent.connected || !lock_within(context.busy, 1)) return 0;
-    std::lock_guard<std::mutex> busy(context.busy, std::adopt_lock);
-    if (context.dead || !context.usable || !context.staging || registry().captures.load()) return 0;
-    const int64_t begin = steady_ns();
-    if (context.next_keep_ns > begin + kKeepCredit) return 0;
-    collect_stamps(context, 0);
-    Current current(context);
-    const bool copied = current.ok() && count && keep(context, next - count, count);
-    context.next_keep_ns = std::max(context.next_keep_ns, begin) + kKeepShare * (steady_ns() - begin);
+    bool copied = false;
+    if (lock_within(context.busy, 1)) {
+        std::lock_guard<std::mutex> busy(context.busy, std::adopt_lock);
+        if (context.dead || !context.usable || !context.staging || registry().captures.load()) return 0;
+        collect_stamps(context, 0);
+        Current current(context);
+        copied = current.ok() && count && keep(context, next - count, count);
+    }
+    context.next_keep_ns = std::max(context.next_keep_ns.load(), begin) + kKeepShare * (steady_ns() - begin);
     return copied ? next - count : 0;
 }
 
