@@ -98,7 +98,7 @@ def probes() -> list[Probes]:
     for work in ("stores", "instructions"):
         b = BPF(text=threadhist.PROGRAM)
         b.attach_gpu_exit(fn_name="on_exit", accumulate=work)
-        made.append(Probes(f"threadhist --work {work}", b, {"each thread": (*OWN, "add", "add")}))
+        made.append(Probes(f"threadhist --work {work}", b, {"each thread": (*OWN, "add")}))
     for label, function, exits in (
         ("kernelretsnoop", "on_exit", EXITS),
         ("kernelretsnoop --block", "on_chosen_exit", CHOSEN_EXITS),
@@ -109,10 +109,10 @@ def probes() -> list[Probes]:
     b = BPF(text=launchlate.PROGRAM)
     b.attach_gpu_entry(fn_name="on_entry")
     b.attach_gpu_exit(fn_name="on_exit")
-    # A thread looks at a cell before it changes it. Most find that another one was there before.
+    # Only the first block of a launch on each multiprocessor looks at the launch's start.
     late = {
-        "not a block's first thread, nor late": (*OWN, "load"),
-        "a block's first thread, late": ("load", *OWN, "load", "max"),
+        "not a block's first thread": (*OWN, "max"),
+        "a block's first thread, not of the first block": ("load", *OWN, "max"),
     }
     made.append(Probes("launchlate", b, late))
     made += [sampled("block"), sampled("warp")]

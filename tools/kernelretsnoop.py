@@ -44,25 +44,31 @@ PROGRAM = r"""
 #include <gpubpf.h>
 
 #define LAUNCHES 8      /* the latest launches of a kernel and shape, which are kept apart: in slots */
+#define SHARDS 8        /* of the lateness, so that multiprocessors do not all wait for the same words */
 #define BINS 1024       /* of a histogram; each power of two has 32 */
 #define BITS 36         /* of a clock; a cell is launch number << BITS | cycles, so that the largest is of the latest launch */
 #define CLOCK ((1ull << BITS) - 1)
 
-struct slot { u64 first, late, left; };          /* ~(first exit); time from there to the last exit; exits, if not all together */
-struct warp { struct slot slots[LAUNCHES]; u32 whole; };  /* whole: how often all lanes exited together */
-struct round { u64 clock, time; u32 launch, sm, none[2]; };  /* readings of the clock and the timer in a launch */
-struct block { struct round rounds[LAUNCHES]; u32 exits[GPU_LANES]; };  /* exits by lane, if not all together */
+struct rest { u64 late, left; };                 /* of a warp whose lanes do not exit together: first to last exit; exits */
+struct round { u64 clock, time; u32 launch, sm, whole, none; };  /* readings of the clock and the timer in a launch */
+struct block { struct round rounds[LAUNCHES]; u32 exits[GPU_LANES]; };  /* exits by lane; whole: of warps, all lanes together */
 struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* sum: cycles; worst: cycles << 24 | site; lost: when launches overlap */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
-GPU_WARP_ARRAY(warps, struct warp, 1);
+GPU_WARP_ARRAY(firsts, u64, LAUNCHES);           /* ~(first exit). Side by side, so that a launch touches little memory */
+GPU_WARP_ARRAY(rests, struct rest, LAUNCHES);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
-GPU_KERNEL_ARRAY(lateness, struct late, GPU_LANES); /* by lane */
+GPU_KERNEL_ARRAY(lateness, struct late, SHARDS * GPU_LANES); /* [shard][lane] */
 GPU_RINGBUF(departures, struct record, 16384);
 GPU_KERNEL_ARRAY(groups, u64, 1024);             /* with sampling: cycles late, by lane and group of blocks: group << 5 | lane */
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
+static inline struct late *late_of(u32 lane) {
+    int here = gpu_sm() % SHARDS * GPU_LANES + (lane & (GPU_LANES - 1));
+    return lateness.lookup(&here);
+}
+
 static inline void count(int lane, u64 cycles, u64 site) {
-    struct late *late = lateness.lookup(&lane);
+    struct late *late = late_of(lane);
     u32 shift = gpu_log2(cycles >> 5 | 1);
     if (!late)
         return;
@@ -86,12 +92,15 @@ static inline void count_exit(void) {
         __sync_fetch_and_add(&block->exits[lane & (GPU_LANES - 1)], 1);
 }
 
-static inline void look(u64 number) {            /* in the first warp of a block: relates the clock to the timer */
+static inline struct round *round_of(u64 number) {
     int key = 0;
-    struct block *block = gpu_warp() ? 0 : blocks.lookup(&key);
-    if (!block)
+    struct block *block = blocks.lookup(&key);
+    return block ? &block->rounds[number & (LAUNCHES - 1)] : 0;
+}
+
+static inline void look(struct round *round, u64 number) {  /* in the first warp of a block: relates the clock to the timer */
+    if (!round || gpu_warp())
         return;
-    struct round *round = &block->rounds[number & (LAUNCHES - 1)];
     u64 clock = GPUBPF_HERE(u64, gpu_clock()), time = bpf_get_globaltimer();
     round->clock = clock;
     round->time = time;
@@ -99,28 +108,30 @@ static inline void look(u64 number) {            /* in the first warp of a block
     round->sm = gpu_sm();
 }
 
-static inline void leave(struct warp *warp, u64 number, u64 site, u64 now, gpu_mask leaving, int chosen, int sampled) {
+static inline void leave(u64 *first, u64 number, u64 site, u64 now, gpu_mask leaving, int chosen, int sampled) {
     u64 launch = number << BITS, earlier = launch | (~now & CLOCK);
     u32 lane = gpu_lane();
-    struct slot *slot = &warp->slots[number & (LAUNCHES - 1)];
-
-    gpu_max(&slot->left, launch);                /* before the first exit: it says that lanes are counted */
-    u64 was = gpu_max(&slot->first, earlier), late = (was - earlier) & CLOCK;
+    int slot = number & (LAUNCHES - 1);
+    struct rest *rest = rests.lookup(&slot);
+    if (!rest)
+        return;
+    gpu_max(&rest->left, launch);                /* before the first exit: it says that lanes are counted */
+    u64 was = gpu_max(first, earlier), late = (was - earlier) & CLOCK;
     if (was < launch) {                          /* the first of its warp */
         if (gpu_first(leaving)) {                /* this lane acts for all that exit with it */
-            __sync_fetch_and_add(&slot->left, gpu_popcount(leaving));
-            look(number);
+            __sync_fetch_and_add(&rest->left, gpu_popcount(leaving));
+            look(round_of(number), number);
         }
     } else if (was >> BITS != number % (1 << (64 - BITS))) {  /* a later launch uses the slot: the lateness is unknown */
-        struct late *unknown = lateness.lookup(&lane);
+        struct late *unknown = late_of(lane);
         if (unknown && chosen)
             __sync_fetch_and_add(&unknown->lost, 1);
     } else {
         int known = late - 1 < CLOCK - (1 << 24) - 1;  /* not 0, nor negative: an earlier exit that arrived later */
         if (known)
-            gpu_max(&slot->late, launch | late);
+            gpu_max(&rest->late, launch | late);
         if (gpu_first(leaving))
-            __sync_fetch_and_add(&slot->left, gpu_popcount(leaving));
+            __sync_fetch_and_add(&rest->left, gpu_popcount(leaving));
         if (known && chosen)
             count(lane, late, site);
         if (known && chosen && sampled)
@@ -128,9 +139,12 @@ static inline void leave(struct warp *warp, u64 number, u64 site, u64 now, gpu_m
     }
 }
 
-static inline void leave_together(struct warp *warp, u64 number, u64 now) {  /* none is late, and one lane acts for all */
-    gpu_max(&warp->slots[number & (LAUNCHES - 1)].first, number << BITS | (~now & CLOCK));
-    look(number);
+static inline void leave_together(u64 *first, u64 number, u64 now, int counts) {  /* one lane acts for all: none is late */
+    struct round *round = round_of(number);
+    if (counts && round)
+        __sync_fetch_and_add(&round->whole, 1);
+    gpu_max(first, number << BITS | (~now & CLOCK));
+    look(round, number);
 }
 
 static inline int whole(gpu_mask lanes) {
@@ -140,14 +154,13 @@ static inline int whole(gpu_mask lanes) {
 int on_exit(struct gpu_exit *ctx) {
     u64 now = gpu_clock(), number = ctx->launch;
     gpu_mask leaving = gpu_active();
-    int key = 0;
-    struct warp *warp = warps.lookup(&key);
-    if (warp && !whole(leaving)) {
-        leave(warp, number, ctx->site, now, leaving, 1, 0);
+    int slot = number & (LAUNCHES - 1);
+    u64 *first = firsts.lookup(&slot);
+    if (first && !whole(leaving)) {
+        leave(first, number, ctx->site, now, leaving, 1, 0);
         count_exit();
-    } else if (warp && !gpu_lane()) {
-        __sync_fetch_and_add(&warp->whole, 1);
-        leave_together(warp, number, now);
+    } else if (first && !gpu_lane()) {
+        leave_together(first, number, now, 1);
     }
     return 0;
 }
@@ -155,16 +168,16 @@ int on_exit(struct gpu_exit *ctx) {
 static inline int leave_chosen(int sampled, struct gpu_exit *ctx) {
     u64 now = gpu_clock(), number = ctx->launch;
     gpu_mask leaving = gpu_active();
-    int key = 0;
+    int key = 0, slot = number & (LAUNCHES - 1);
     struct gpu_filter *filtered = filter.lookup(&key);
-    struct warp *warp = warps.lookup(&key);
+    u64 *first = firsts.lookup(&slot);
     int chosen = filtered && gpu_selected(filtered);
     if (chosen)
         count_exit();
-    if (warp && !whole(leaving))
-        leave(warp, number, ctx->site, now, leaving, chosen, sampled);
-    else if (warp && !gpu_lane())
-        leave_together(warp, number, now);
+    if (first && !whole(leaving))
+        leave(first, number, ctx->site, now, leaving, chosen, sampled);
+    else if (first && !gpu_lane())
+        leave_together(first, number, now, 0);
     return 0;
 }
 

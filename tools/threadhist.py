@@ -44,6 +44,7 @@ PROGRAM = r"""
 
 struct tally { u64 runs, work; };
 GPU_THREAD_ARRAY(tallies, struct tally, 1);      /* GPU memory: a cell for each thread of the grid */
+GPU_WARP_ARRAY(together, struct tally, 1);       /* for each warp: when all lanes exited together and did the same */
 GPU_KERNEL_ARRAY(groups, u64, 256);              /* with sampling: work of the chosen blocks, which are grouped at random */
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
@@ -57,7 +58,16 @@ static inline int add(u64 work) {                /* on the GPU, in each thread, 
     return 0;
 }
 
-int on_exit(struct gpu_exit *ctx) { return add(ctx->work); }  /* ctx->work counts what --work asks for */
+int on_exit(struct gpu_exit *ctx) {              /* ctx->work counts what --work asks for */
+    u64 work = ctx->work, lane = gpu_lane() & (GPU_LANES - 1);
+    int key = 0;
+    struct tally *all = together.lookup(&key);
+    if (!all || !gpu_uniform(work))
+        return add(work);
+    if (lane < 2)                                /* two lanes add for all: a 32nd of the memory traffic */
+        __sync_fetch_and_add(lane ? &all->work : &all->runs, lane ? work : 1);
+    return 0;
+}
 
 int on_chosen_exit(struct gpu_exit *ctx) {       /* with --block or --thread */
     int key = 0;
@@ -133,7 +143,8 @@ def main(argv: list[str] | None = None) -> int:
             Reader,  # imports NumPy, which would delay the first probe
         )
 
-        reader = Reader(args.block, args.thread, since_last=bool(args.interval), sampling=sampling)
+        since_last, by_warp = bool(args.interval), on_exit == "on_exit"
+        reader = Reader(args.block, args.thread, since_last, sampling, by_warp)
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
         for _ in session.intervals(args.interval, args.count):
             report(reader.read(session), owners, args, results)

@@ -548,6 +548,39 @@ def test_registered_mappings_serve_kernels_and_streams(hostile: bool) -> None:
     )
 
 
+def test_some_queries_of_a_captured_stream_end_its_capture() -> None:
+    """As an H200 with driver 580 answered (script/gpu/questions/waiting.py); unloading and waiting for a stream count as unsafe."""
+    run_python(
+        """
+        cu = Driver()
+        context, flags, number, priority = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint64(), ctypes.c_int()
+        private, unloaded = cu.handle("cuStreamCreate", 1), cu.module(HEADER + PUT)
+        calls = (
+            ("cuStreamGetCtx", context, True), ("cuStreamGetPriority", priority, True),
+            ("cuStreamGetFlags", flags, False), ("cuStreamGetId", number, False),
+        )
+        def capture(mode, name, *arguments):
+            stream = cu.handle("cuStreamCreate", 1)
+            cu.cuStreamBeginCapture_v2(stream, mode)
+            status = cu.status(name, *(arguments or (stream,)))
+            graph = ctypes.c_void_p()
+            return status, cu.status("cuStreamEndCapture", stream, ctypes.byref(graph))
+        for mode in (0, 1, 2):
+            for name, out, good in calls:
+                stream = cu.handle("cuStreamCreate", 1)
+                cu.cuStreamBeginCapture_v2(stream, mode)
+                assert cu.status(name, stream, ctypes.byref(out)) == (0 if good else 900), name
+                graph = ctypes.c_void_p()
+                assert cu.status("cuStreamEndCapture", stream, ctypes.byref(graph)) == (0 if good else 901), name
+                assert cu.status(name, stream, ctypes.byref(out)) == 0
+        assert capture(1, "cuStreamSynchronize", private) == (900, 901)
+        assert capture(2, "cuStreamSynchronize", private) == (0, 0)
+        assert capture(0, "cuModuleUnload", unloaded) == (900, 901)
+        assert capture(2, "cuModuleUnload", unloaded) == (0, 0)
+        """
+    )
+
+
 @HOSTILE
 def test_kernel_nodes_are_read_as_they_were_given(hostile: bool) -> None:
     """A function as a function, a kernel as a kernel with its context; to older callers always a function."""

@@ -256,7 +256,7 @@ def test_a_trap_ends_the_count_but_not_the_report(app, tmp_path):
     assert (single["threads"], single["launches"], single["launches_whole"]) == (5, 1, 1)
     assert summary["not_instrumented"] == {"launch failed": 2}
     assert summary["faults"] == [found[0]["pid"]] and summary["records_unknown"] == 0
-    assert 5 <= summary["records"] <= 5 + 128 - 32
+    assert 5 <= summary["records"] <= 5 + 128 - 1  # the others of the warp may exit before its lane traps
     done = run("-o", out, "--", app, "trap", virtual=False)
     notice = "embedded device, real clock: times mean nothing\n"
     assert out.read_text().startswith(notice) and not run("--", app, "even").stdout.startswith(notice)

@@ -71,7 +71,9 @@ def show(tmp_path):
     def shown(*argv, instances, before=None, several=False):
         args = cli.parse(threadhist.build_parser(), argv)
         session = SimpleNamespace(
-            stopped=True, instances=lambda name: instances, summary=lambda: dict(SUMMARY)
+            stopped=True,
+            instances=lambda name: instances if name == "tallies" else [],
+            summary=lambda: dict(SUMMARY),
         )
         out = cli.Output(str(tmp_path / "out"))
         found = (before or Reader(args.block, args.thread, bool(args.interval))).read(session)

@@ -88,7 +88,7 @@ class HostCode:
 
 @dataclass(frozen=True)
 class KeptMap:
-    """A map with the same number of words for each of `slots` launches, and where the largest of them is kept after a wait.
+    """A map with rows of a word for each of `slots` launches, and where the largest word of a launch is kept after a wait.
 
     source, target: the maps, by number; `target` is a shared array. offset: of the word in an element of `target`, in bytes."""
 

@@ -15,25 +15,30 @@ WARP = np.dtype([("first", "<u8"), ("late", "<u8")])
 ROUND = np.dtype([("left", "<u8"), ("clock", "<u8"), ("time_sm", "<u8")])
 
 
-def unpacked(warps: np.ndarray, blocks: np.ndarray, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maps `warps` and `blocks` of the device programs as [ROUNDS, warp] of WARP, and [1, block] of the exits and rounds.
+def unpacked(
+    firsts: np.ndarray, rests: np.ndarray, blocks: np.ndarray, shape: Shape
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the maps `firsts` and `rests` of the device programs as [ROUNDS, warp] of WARP, and `blocks` as [1, block] of the exits
+    and rounds.
 
     exits   uint32 [lane]   all exits of a block
     left    launch << CLOCK_BITS | exits of this launch; 0 if unused, or if warps or clock of the block belong to different launches
     time_sm time << 16 | multiprocessor
     """
-    slots, whole = warps["slots"].reshape(shape.blocks, shape.warps, ROUNDS), warps["whole"]
-    rounds = blocks["rounds"].reshape(shape.blocks, ROUNDS)
     made = np.zeros((ROUNDS, shape.blocks * shape.warps), WARP)
-    for name in WARP.names or ():
-        made[name] = slots[name].reshape(-1, ROUNDS).T
+    made["first"], made["late"] = firsts, rests["late"]
+    rounds = blocks["rounds"].reshape(shape.blocks, ROUNDS)
     found = np.zeros((1, shape.blocks), [("exits", blocks.dtype["exits"]), ("rounds", ROUND, (ROUNDS,))])
     found["exits"] = blocks["exits"]
-    together = whole.reshape(shape.blocks, shape.warps).sum(axis=1, dtype=np.uint32)
+    together = rounds["whole"].sum(axis=1, dtype=np.uint32)
     found["exits"][..., : shape.warp] += together[:, None]
-    launch, counted = slots["first"] >> np.uint64(CLOCK_BITS), slots["left"] >> np.uint64(CLOCK_BITS)
+    # [block, warp, round]
+    first, left = (
+        np.moveaxis(one.reshape(ROUNDS, shape.blocks, shape.warps), 0, 2) for one in (firsts, rests["left"])
+    )
+    launch, counted = first >> np.uint64(CLOCK_BITS), left >> np.uint64(CLOCK_BITS)
     # If a launch has not counted the lanes of a warp, they exited together.
-    exits = np.where(counted == launch, slots["left"] & np.uint64(CLOCK_MASK), np.uint64(shape.warp))
+    exits = np.where(counted == launch, left & np.uint64(CLOCK_MASK), np.uint64(shape.warp))
     exits = np.minimum(exits, np.uint64(shape.block_size + 1)).sum(axis=1)
     # The clocks come from the launch that wrote last, which may be another one than that of the exits.
     same = (launch == launch[:, :1]).all(axis=1)

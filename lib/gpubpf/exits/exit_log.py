@@ -134,11 +134,11 @@ class ExitLog:
     def _take_reading(self, reading: Reading) -> None:
         maps = (reading.instances[name] for name in self._maps)
         sums = self._latest[reading.pid, reading.context] = []
-        for late, packed, slots, *groups in zip(*maps, strict=False):
-            kernel = _kernel_of(packed)
-            if not kernel.shape.threads or {_kernel_of(one) for one in (late, slots, *groups)} != {kernel}:
+        for late, packed, firsts, rests, *groups in zip(*maps, strict=False):
+            kernel, others = _kernel_of(packed), (late, firsts, rests, *groups)
+            if not kernel.shape.threads or {_kernel_of(one) for one in others} != {kernel}:
                 continue
-            warps, blocks = cells.unpacked(slots.array, packed.array, kernel.shape)
+            warps, blocks = cells.unpacked(firsts.array, rests.array, packed.array, kernel.shape)
             grouped = groups[0].array if groups else None
             sums.append((kernel, LaneLateness.of_maps(late.array, blocks, grouped), late.launches))
             rounds = blocks["rounds"].reshape(-1)
@@ -194,7 +194,7 @@ class ExitLog:
 
     @property
     def _maps(self) -> tuple[str, ...]:
-        return ("lateness", "blocks", "warps", *(("groups",) if self._sampling else ()))
+        return ("lateness", "blocks", "firsts", "rests", *(("groups",) if self._sampling else ()))
 
     def _sampled_blocks(self, kernel: KernelShape, number: int) -> np.ndarray:
         """Return a mask: the blocks whose warps are all in the sample of the launch with this number."""

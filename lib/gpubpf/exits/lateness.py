@@ -165,16 +165,22 @@ class LaneLateness:
     def of_maps(
         cls, lateness: np.ndarray, blocks: np.ndarray, groups: np.ndarray | None = None
     ) -> LaneLateness:
-        """Return the lateness in the device program's maps: `lateness` [lane], `blocks` [1, block] and, with sampling, `groups`
-        [group << 5 | lane]."""
-        late, blocks = lateness.reshape(-1), blocks.reshape(-1)
-        bins = late["bins"].astype(np.int64)
+        """Return the lateness in the device program's maps: `lateness` [shard, lane], `blocks` [1, block] and, with sampling,
+        `groups` [group << 5 | lane]."""
+        blocks = blocks.reshape(-1)
+        late = lateness.reshape(-1, blocks.dtype["exits"].shape[0])
+        bins = late["bins"].astype(np.int64).sum(axis=0)
         exits = blocks["exits"].astype(np.int64).sum(axis=0)
-        grouped = np.zeros((SAMPLE_GROUPS, len(late)), np.uint64)
+        grouped = np.zeros((SAMPLE_GROUPS, late.shape[1]), np.uint64)
         if groups is not None:
             grouped[:] = groups.reshape(SAMPLE_GROUPS, -1)
         return cls(
-            late["sum"].copy(), late["worst"].copy(), bins, exits, late["lost"].astype(np.int64), grouped
+            late["sum"].sum(axis=0),
+            late["worst"].max(axis=0),
+            bins,
+            exits,
+            late["lost"].astype(np.int64).sum(axis=0),
+            grouped,
         )
 
     def plus(self, other: LaneLateness) -> LaneLateness:

@@ -39,22 +39,23 @@ class DeviceCells:
         self._past: list[NDArray[Any]] = []
         self._readings = 0
         # The arrays of the last reading, and which slots were torn in it: for those, an earlier reading remains valid.
-        self._starts, self._ends = np.zeros(slots, np.uint64), np.zeros((slots, 0), np.uint64)
+        self._starts, self._ends = np.zeros(slots, np.uint64), np.zeros((0, slots), np.uint64)
         self._torn = np.zeros(slots, bool)
 
     def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
-        """Add a reading: `starts` [slots], `ends` [slots × shards]. Arrays of the wrong size are ignored."""
+        """Add a reading: `starts` [slots], `ends` [shards × slots]. Arrays of the wrong size are ignored."""
         slots = len(self._now)
         if len(starts) != slots or len(ends) % slots or not len(ends):
             return
         if self._ends.size != len(ends):
-            self._ends = np.zeros((slots, len(ends) // slots), np.uint64)
+            self._ends = np.zeros((len(ends) // slots, slots), np.uint64)
         ends = ends.reshape(self._ends.shape)
         # Most slots do not change between two readings.
         differs = starts != self._starts
-        differs[np.flatnonzero(ends != self._ends) // ends.shape[1]] = True
+        for new, old in zip(ends, self._ends, strict=True):
+            differs |= new != old
         changed = np.flatnonzero(differs)
-        self._starts[changed], self._ends[changed] = starts[changed], ends[changed]
+        self._starts[changed], self._ends[:, changed] = starts[changed], ends[:, changed]
         self._readings += 1
         same = self._now["used"] & ~differs & ~self._torn
         self._now["taken"][same], self._now["last"][same] = taken, self._readings
@@ -63,17 +64,17 @@ class DeviceCells:
 
     def _change(self, changed: Integers, taken: int, idle: bool) -> None:
         """Update the slots that differ from the last reading."""
-        starts, ends = self._starts[changed], self._ends[changed]
+        starts, ends = self._starts[changed], self._ends[:, changed]
         generation = starts >> np.uint64(TIME_BITS)
         # An end counts if it has the generation of its start. Starts are copied before ends: if the slot is reused in between, some
         # of the ends are lost.
         of = ends >> np.uint64(TIME_BITS)
-        torn, own = (of > generation[:, None]).any(axis=1), of == generation[:, None]
-        last = np.maximum.reduce(np.ascontiguousarray(np.where(own, ends & np.uint64(MASK), np.uint64(0)).T))
+        torn, own = (of > generation).any(axis=0), of == generation
+        last = np.maximum.reduce(np.where(own, ends & np.uint64(MASK), np.uint64(0)))
         last[torn] = 0
         seen = np.zeros(len(changed), CELL)
         seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
-        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, own.any(axis=1) & ~torn
+        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, own.any(axis=0) & ~torn
         before = elements(self._now, changed)
         reused = before["used"] & seen["used"] & (before["generation"] != seen["generation"])
         seen["first"] = np.where(before["used"] & ~reused, before["first"], self._readings)

@@ -49,7 +49,10 @@ from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Site
 from .words import word
 
-_GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the loop and the kernel
+_GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the kernel
+_PARTING = (
+    "%gpubpf_0parting"  # the lanes that come to a branch together at which some of them may leave the kernel
+)
 _HELD = "%gpubpf_0held"  # a copy of the predicate of an instruction that overwrites it
 _WAITED = "%gpubpf_0waited"  # at a barrier: the time of arrival, then the time waited
 _NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # copies of a barrier's operands
@@ -122,13 +125,19 @@ class Body:
         leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
         # The opcodes that get a probe before them.
         self.probed_opcodes = leaving | ({"ret"} if self.at_return else set())
-        timed = any(word in p.fragment.ptx for p in self.at_exit for word in ("%globaltimer", "%clock"))
+        reads = {word for p in self.at_exit for word in ("%globaltimer", "%clock") if word in p.fragment.ptx}
+        self.ordered = "%clock" in reads  # lanes that leave must read it before the others go on
         # If basic blocks are probed, the copies of a block that only leads to an exit are probed too.
         copied = self.probed_opcodes | (LEAVING if self.at_block else set())
         if self.at_block:
             leaving = LEAVING if self.entry else frozenset({"exit"})
         self.exits = plan_exits(
-            self.flow, copied, leaving, self.has_launch_block and bool(plan.block.bases), timed
+            self.flow,
+            copied,
+            leaving,
+            self.has_launch_block and bool(plan.block.bases),
+            bool(reads),
+            self.ordered,
         )
         self.labels = self.exits.copied
         self.added_registers: dict[str, str] = {}  # added registers that outlive a scope: name → type
@@ -164,7 +173,7 @@ class Body:
             out = tallied(out, lengths(self.plan.programs), self.counts)
         # Every function declares the accumulators, even one that returns no work: ptxas drops what nothing reads.
         head: list[Statement] = [text(f".reg .b64 {accumulator(kind)};") for kind in self.plan.work]
-        if self.exits.loop_exits:
+        if self.exits.direct_exits:
             head.append(text(f".reg .pred {_GONE};"))
         head += [text(f".reg .{kind} {name};") for name, kind in self.added_registers.items()]
         if self.addresses:
@@ -240,7 +249,7 @@ class Body:
             self._added(GROUP, "b32")
             chosen = Placement(choice(unit, counts=self.entry), "entry")
             out.append(text(self.filler.text(chosen, {})))
-        if self.exits.loop_exits:
+        if self.exits.direct_exits:
             out.append(self._set_gone("eq"))
         for position, kind in enumerate(self.plan.work):
             if self.role is not None and self.role.leaving:
@@ -288,15 +297,18 @@ class Body:
             f" setp.{comparison}.u64 {_GONE}, %gpubpf_base, 0; }}"
         )
 
-    def _leave_loop(self, index: int) -> list[Statement]:
-        """Return the replacement for a branch of `ExitPlan.loop_exits`: the probe, which threads that stay skip, then the exit."""
+    def _leave_directly(self, index: int) -> list[Statement]:
+        """Return the replacement for a branch of `ExitPlan.direct_exits`: the probe, which threads that stay skip, then the exit."""
         branch = self.flow.instruction(index)
-        path, taken = self.exits.loop_exits[index]
+        path, taken = self.exits.direct_exits[index]
         stay = self._label("stay")
         negated = branch.negated != taken  # threads that stay skip the probe
         around = PtxInstruction("bra", (), (Name(stay),), branch.predicate, negated)
         alone = path == (index,)  # a predicated `exit`, without a branch
-        out: list[Statement] = [*counts(1), text(str(around))] if alone else [around]
+        out: list[Statement] = []
+        if self.ordered:
+            out.append(text(f"activemask.b32 {self._added(_PARTING, 'b32')};"))
+        out += [*counts(1), text(str(around))] if alone else [around]
         out += self.tally
         for step in path:
             if step != index:
@@ -308,7 +320,10 @@ class Body:
         if not alone:
             out += counts(1)
         out += self._probes(self.at_exit, branch.line, self.sources[index])
-        out += [self._set_gone("ne"), Label(stay), *self.tally, text(f"@{_GONE} exit;")]
+        out += [self._set_gone("ne"), Label(stay), *self.tally]
+        if self.ordered:
+            out.append(text(f"bar.warp.sync {_PARTING};"))
+        out.append(text(f"@{_GONE} exit;"))
         if not taken:
             out.append(text(f"bra {branch.operands[0]};"))
         return out
@@ -740,8 +755,8 @@ class Body:
             if moved:
                 listed = f".branchtargets {', '.join(moved.get(n, n) for n in statement.names)};"
             return [Directive(statement.name, listed)]
-        if index in self.exits.loop_exits:
-            return self._leave_loop(index)
+        if index in self.exits.direct_exits:
+            return self._leave_directly(index)
         if not isinstance(statement, PtxInstruction):
             return [statement]
         if statement.opcode in LEAVING:

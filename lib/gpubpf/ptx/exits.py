@@ -1,4 +1,4 @@
-"""Plan how a function's exits are probed: which branches to an exit get a copy of it, and which leave a loop directly."""
+"""Plan how a function's exits are probed: which branches to an exit get a copy of it, and at which threads leave directly."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ExitPlan:
     copied          the number of copies; each label ends with its copy's number
     shared_exits    the number of branches that share a probe with others
     arrivals        `ret` or `exit` → the branches that still lead to it; None if control falls into it or a branch shares its probe
-    loop_exits      branch that leaves a divergent loop directly for the exit → the statements up to the exit, and whether they run
-                    if the branch is taken (see `_plan_loop_exits`)
+    direct_exits    branch at which threads leave the kernel directly → the statements up to the exit, and whether they run if the
+                    branch is taken (see `_plan_direct_exits`)
     unreachable     statements that only such branches led to
     """
 
@@ -33,26 +33,32 @@ class ExitPlan:
     copied: int = 0
     shared_exits: int = 0
     arrivals: dict[int, list[int | None]] = field(default_factory=dict)
-    loop_exits: dict[int, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
+    direct_exits: dict[int, tuple[tuple[int, ...], bool]] = field(default_factory=dict)
     unreachable: set[int] = field(default_factory=set)
 
 
 def plan_exits(
-    flow: Flow, probed: Collection[str], leaving: Collection[str], has_launch_block: bool, timed: bool
+    flow: Flow,
+    probed: Collection[str],
+    leaving: Collection[str],
+    has_launch_block: bool,
+    timed: bool,
+    ordered: bool,
 ) -> ExitPlan:
     """Plan the exits: each branch to an exit gets its own copy of the instructions up to it.
 
     `probed`: the opcodes that get a probe before them. `leaving`: the opcodes that leave the kernel, if exits are probed.
     `has_launch_block`: the function has a launch block with the address of a map. `timed`: a probe at an exit reads a clock.
+    `ordered`: it is the multiprocessor's clock, which tells lanes of a warp apart.
     """
     plan = ExitPlan()
     if not probed:
         return plan
     if leaving and has_launch_block:
-        _plan_loop_exits(plan, flow, leaving, timed)
+        _plan_direct_exits(plan, flow, leaving, timed, ordered)
     sources: dict[int, dict[int, None]] = {}
     for index, targets in flow.targets.items():
-        if index in plan.loop_exits or index in plan.unreachable:
+        if index in plan.direct_exits or index in plan.unreachable:
             continue
         source = flow.table(index) if flow.instruction(index).opcode == "brx" else index
         for target in dict.fromkeys(targets):
@@ -79,12 +85,19 @@ def plan_exits(
     return plan
 
 
-def _plan_loop_exits(plan: ExitPlan, flow: Flow, leaving: Collection[str], timed: bool) -> None:
-    """Plan the branches that leave a divergent loop and then the kernel.
+def _plan_direct_exits(
+    plan: ExitPlan, flow: Flow, leaving: Collection[str], timed: bool, ordered: bool
+) -> None:
+    """Plan the branches at which some threads leave the kernel and others stay.
 
-    After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows. So the probe becomes a
-    conditional part of the loop's body, followed by the EXIT. This costs three instructions per iteration, so it is done only where
-    waiting matters: for a probe that reads a clock, and in loops that synchronize, which would wait for the waiting lanes.
+    The probe becomes a conditional part of the code, followed by a bare, conditional EXIT, for two reasons:
+
+    - After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows.
+    - Where lanes part, a GPU may run those that stay to their end before it runs those that leave (observed on an H200). So lanes
+      that stay wait until the probe has run, if `ordered`.
+
+    This costs some instructions, in a loop in each iteration. So it is done only where waiting matters: if `ordered`, at all such
+    branches; in loops also if `timed`, and if the loop synchronizes, which would wait for the waiting lanes.
     """
     synchronizing = {
         flow.cycles[number]
@@ -96,22 +109,27 @@ def _plan_loop_exits(plan: ExitPlan, flow: Flow, leaving: Collection[str], timed
         index = block.instructions[-1]
         instruction = flow.instruction(index)
         cycle = flow.cycles.get(number)
-        if cycle is None or instruction.predicate is None or "uni" in instruction.modifiers:
+        if instruction.predicate is None or "uni" in instruction.modifiers:
             continue
-        if not (timed or cycle in synchronizing):
+        if not (ordered or (cycle is not None and (timed or cycle in synchronizing))):
             continue
-        stays = any(flow.cycles.get(s) == cycle for s in block.successors)
-        if instruction.opcode in leaving and stays:
-            plan.loop_exits[index] = (index,), True
-        elif instruction.opcode == "bra" and stays:
+        if cycle is None and len(plan.direct_exits) == MAX_EXIT_COPIES:
+            continue
+        if cycle is not None and all(flow.cycles.get(s) != cycle for s in block.successors):
+            continue
+        if instruction.opcode in leaving:
+            plan.direct_exits[index] = (index,), True
+        elif instruction.opcode == "bra":
             for start, taken in ((flow.targets[index][0], True), (index, False)):
                 path = flow.tail(start, MAX_TAIL)
                 if path is None or flow.instruction(path[-1]).opcode not in leaving:
                     continue
                 bare = all(flow.instruction(i).opcode in ("bra", *LEAVING) for i in path)
                 if bare or flow.scope[start] == flow.scope[index]:  # names mean the same here
-                    plan.loop_exits[index] = path, taken
-                    gone |= {(number, s) for s in block.successors if flow.cycles.get(s) != cycle}
+                    plan.direct_exits[index] = path, taken
+                    gone |= {
+                        (number, s) for s in block.successors if flow.blocks[s].instructions[0] == path[0]
+                    }
                     break
     if gone:
         plan.unreachable = _unreachable(flow, gone)
@@ -139,8 +157,8 @@ def _falls_into(plan: ExitPlan, flow: Flow, label: int) -> bool:
     """Return whether control can reach a label from the statement before it."""
     for index in range(label - 1, -1, -1):
         statement = flow.body[index]
-        if index in plan.loop_exits:
-            return plan.loop_exits[index][1]
+        if index in plan.direct_exits:
+            return plan.direct_exits[index][1]
         if isinstance(statement, PtxInstruction):
             falls = statement.opcode not in ("bra", "brx", "ret", "exit", "trap")
             return statement.predicate is not None or falls

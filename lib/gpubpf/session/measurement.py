@@ -39,7 +39,7 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Kept:
-    """An array with the same number of words for each of `slots` launches, and the shared array that keeps the largest of them.
+    """An array with rows of a word for each of `slots` launches, and the shared array that keeps the largest word of a launch.
 
     source, target: names of the maps. offset: of the word in an element of `target`, in bytes.
     """

@@ -114,15 +114,21 @@ class ThreadCounts:
 
 
 class Reader:
-    """Reads the map `tallies`, and with sampling `groups`, which the device never resets.
+    """Reads the maps `tallies` and `together`, and with sampling `groups`, which the device never resets.
 
-    `since_last`: a read returns what was added since the last read.
+    `since_last`: a read returns what was added since the last read. `by_warp`: the program uses `together`.
     """
 
     def __init__(
-        self, block: Ranges, thread: Ranges, since_last: bool, sampling: Sampling | None = None
+        self,
+        block: Ranges,
+        thread: Ranges,
+        since_last: bool,
+        sampling: Sampling | None = None,
+        by_warp: bool = False,
     ) -> None:
         self._block, self._thread, self._since_last = block, thread, since_last
+        self._by_warp = by_warp
         self._sampling = sampling
         self._before: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
         self._sampled_before: dict[tuple[Any, ...], tuple[Sample, Any]] = {}
@@ -132,9 +138,11 @@ class Reader:
         found = []
         chosen = sampled_units(session, self._sampling)
         groups = {kernel_of(one): one.array[:, 0] for one in session.instances("groups")} if chosen else {}
+        warps = session.instances("together") if self._by_warp else ()
+        together = {_place(one): one for one in warps}
         for instance in session.instances("tallies"):
             key = kernel_of(instance)
-            launches, runs, work = instance.launches, instance.array[0]["runs"], instance.array[0]["work"]
+            launches, (runs, work) = instance.launches, _counts(instance, together)
             if self._since_last:
                 program = instance.process, *key
                 was_launches, was_runs, was_work = self._before.get(program, (0, 0, 0))
@@ -166,6 +174,26 @@ class Reader:
                 sample, groups = sample.since(before), groups - were
             self._sampled_before[key] = now
         return sample, sample.total(groups)
+
+
+def _place(instance: Instance) -> tuple[Any, ...]:
+    """Return what the instances of the maps of one copy and launch shape have in common."""
+    return instance.process, instance.context, *kernel_of(instance)
+
+
+def _counts(tallies: Instance, together: Mapping[tuple[Any, ...], Instance]) -> tuple[Any, Any]:
+    """Return the runs and the work of each thread: its own, and those of its warp, of which each lane did the same."""
+    own, shape = tallies.array[0], tallies.shape
+    found = together.get(_place(tallies)) if together else None
+    if found is None or not found.array["runs"].any():
+        return own["runs"], own["work"]
+    warps = found.array[0]
+
+    def with_warps(field: str) -> Any:
+        whole = np.repeat(warps[field].reshape(shape.blocks, shape.warps), shape.warp, axis=1)
+        return own[field] + whole[:, : shape.block_size].reshape(-1)
+
+    return with_warps("runs"), with_warps("work")
 
 
 def _scaled(launches: int, runs: Any, work: Any) -> tuple[Any, Any]:

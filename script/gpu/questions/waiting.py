@@ -57,7 +57,12 @@ CAPTURES = [Way(mode, same, relaxed) for mode in ("global", "thread-local", "rel
             for relaxed in (True, False)]  # fmt: skip
 
 
-def _operations(driver: Driver) -> dict[str, Callable[[], int]]:
+# Asking for these is no work, but the agent does not ask during a capture.
+ATTRIBUTES = ("cuStreamGetCtx", "cuStreamGetFlags", "cuStreamGetPriority", "cuStreamGetId")
+ATTRIBUTE_OF = "{}, the captured stream"
+
+
+def _operations(driver: Driver, captured: int) -> dict[str, Callable[[], int]]:
     """Return what the agent may have to do during a capture, or under a kernel that does not end. Each can be called once."""
     image = ctypes.c_char_p(PUT.encode())
     other = driver.module(PUT_COPY.encode() + b"\0")
@@ -117,6 +122,12 @@ def _operations(driver: Driver) -> dict[str, Callable[[], int]]:
             driver.launch(unused, [device, 1], private) or driver.call("cuStreamSynchronize", private)
         ),
         "cuCtxSynchronize": lambda: driver.call("cuCtxSynchronize"),
+        **{
+            ATTRIBUTE_OF.format(name): functools.partial(
+                driver.call, name, ctypes.c_void_p(captured), ctypes.byref(found)
+            )
+            for name in ATTRIBUTES
+        },
     }
 
 
@@ -140,7 +151,7 @@ def _matrix(way: Way, names: Sequence[str]) -> Iterator[tuple[str, Row]]:
     spinning = Spinning(driver, 4)
     captured = driver.stream()
     for name in names:
-        action = _operations(driver)[name]
+        action = _operations(driver, captured)[name]
         if way.relaxed:
             action = functools.partial(_relaxed, driver, action)
         number = MODES[way.mode]
@@ -176,9 +187,14 @@ def _timed(driver: Driver, action: Callable[[], int]) -> tuple[str, float]:
     return said, 1000 * (time.perf_counter() - began)
 
 
+def _names() -> list[str]:
+    driver = Driver().open()
+    return list(_operations(driver, driver.stream()))
+
+
 def _each(ways: Sequence[Way], seconds: float) -> Answer:
     found: dict[str, dict[str, Any]] = {}
-    names = alone(lambda: list(_operations(Driver().open())))
+    names = alone(_names)
     if not isinstance(names, list):
         raise DriverError(str(names))
     for way in ways:
@@ -213,7 +229,7 @@ def capture() -> Answer:
         for way in CAPTURES
         if way.relaxed
         for name, row in found["found"][way.name].items()
-        if not name.startswith(("copy, synchronous", "cuCtxSynchronize"))
+        if not name.startswith(("copy, synchronous", "cuCtxSynchronize", *ATTRIBUTES))
     ]
     return {
         **found,

@@ -222,28 +222,28 @@ def test_sums_are_those_of_single_exits(clocked: Clocked, built: Path, program: 
     made = compiled(WIDE + kernelretsnoop.PROGRAM)
     placement = GcnPlacement(lowered(made, "on_exit", launch.warp), "exit")
     found = inject(code, {"scale": [placement]}, virtual=True)
-    rest = block_arguments(found, "scale", 12, shape, {"warps": "w", "blocks": "b", "lateness": "t"})
+    short = {"firsts": "f", "rests": "r", "blocks": "b", "lateness": "t"}
+    rest = block_arguments(found, "scale", 12, shape, short)
     block = found.kernels["scale"].block
     words = rest[-block.size // 8 :]
     words[0] = "u64 5"  # the launch's number
-    units = {"warps": launch.blocks * launch.warps, "blocks": launch.blocks, "lateness": 1}
+    warps = launch.blocks * launch.warps
+    units = {"firsts": warps, "rests": warps, "blocks": launch.blocks, "lateness": 1}
     for name, at in block.capacities.items():
         words[at // 8] = f"u64 {units[name]}"
     assert block.tick is not None
     words[block.tick // 8] = f"u64 {TICK}"
     sizes = {name: maps.storage_size(made.maps[name], units[name]) for name in units}
     buffers = {"x": content("scale")}
-    buffers |= {
-        name[0] if name != "lateness" else "t": np.zeros(size, np.uint8) for name, size in sizes.items()
-    }
+    buffers |= {short[name]: np.zeros(size, np.uint8) for name, size in sizes.items()}
     clocked.run(found.image, "scale", ["x", "u32 1100", *rest[: -block.size // 8], *words], shape, buffers)
-    warps, blocks, late = (
-        maps.decode(made.maps[name], clocked.engine.get(short, np.uint8).tobytes(), units[name])
-        for name, short in (("warps", "w"), ("blocks", "b"), ("lateness", "t"))
+    firsts, rests, blocks, late = (
+        maps.decode(made.maps[name], clocked.engine.get(short[name], np.uint8).tobytes(), units[name])
+        for name in short
     )
     summed = Exits(launch)
-    warps, blocks = unpacked(warps, blocks, launch)
-    summed.take_maps(warps, blocks, CycleLength(3.0))
+    cells, blocks = unpacked(firsts, rests, blocks, launch)
+    summed.take_maps(cells, blocks, CycleLength(3.0))
     reports = [
         ExitReport.of(singly, 1, CycleLength(3.0)),
         ExitReport.of(summed, 1, CycleLength(3.0), LaneLateness.of_maps(late, blocks)),

@@ -118,7 +118,7 @@ def process(rng: random.Random, pid: int, launches: Launches) -> None:
             launch = int(row["id"]) & (1 << 40) - 1
             starts[launch % SLOTS] = np.uint64(~start & MASK)
             if rng.random() < 0.9:
-                ends[launch % SLOTS * SHARDS] = np.uint64(end & MASK)
+                ends[launch % SLOTS] = np.uint64(end & MASK)
         elif rng.random() < 0.8:
             error = rng.choice((0, 500, 10**9))
             put(

@@ -40,7 +40,7 @@ class Device:
         cell = np.uint64(generation | ~start & MASK)
         self.starts[launch % SLOTS] = max(self.starts[launch % SLOTS], cell)
         if end is not None:
-            self.ends[launch % SLOTS * SHARDS + launch % 3] = np.uint64(generation | end & MASK)
+            self.ends[launch % 3 * SLOTS + launch % SLOTS] = np.uint64(generation | end & MASK)
 
 
 class Log:
@@ -175,7 +175,7 @@ def synchronize(log: Log, call: int, ret: int, what: int = operation_log.CONTEXT
 
 def kept_of(device: Device) -> Any:
     """Return the shared array of a process whose agent has kept the ends of all launches."""
-    ends = device.ends.reshape(SLOTS, SHARDS).max(axis=1)
+    ends = device.ends.reshape(SHARDS, SLOTS).max(axis=0)
     launches = np.zeros(SLOTS, [("launch", np.uint64), ("start", np.uint64), ("end", np.uint64)])
     launches["start"], launches["end"] = device.starts, ends
     return launches
@@ -238,7 +238,7 @@ def test_a_place_used_again_between_the_copies_of_its_start_and_of_its_end() -> 
     launches.reading(app, device.starts, device.ends, 5000, False)
     launches.reading(app, device.starts, device.ends, 5000, False)
     ends, later = device.ends.copy(), int(log.records[1]["id"]) + SLOTS
-    ends[later % SLOTS * SHARDS + (later + 1) % SHARDS] = np.uint64((later // SLOTS & 0xFFFF) << 48 | 99)
+    ends[(later + 1) % SHARDS * SLOTS + later % SLOTS] = np.uint64((later // SLOTS & 0xFFFF) << 48 | 99)
     launches.reading(app, device.starts, ends, 6000, False)
     assert launches.columns().ops.end.tolist() == [1_050_000, NONE]
     alone = Launches(SLOTS)  # some of the ends remain, but not necessarily the last

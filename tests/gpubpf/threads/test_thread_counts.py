@@ -136,3 +136,37 @@ def test_a_launch_that_ends_in_the_last_interval_is_counted(sampled: bool) -> No
     assert first.total_work == last.total_work == 30
     assert last.grouped("thread").work.tolist() == [5] * (3 if sampled else 6)
     assert reader.read(session) == []
+
+
+@pytest.mark.parametrize("block", [64, 40, 3], ids=["whole warps", "a part of a warp", "no whole warp"])
+def test_what_lanes_did_together_is_added_to_what_each_did(block: int) -> None:
+    shape = Shape((2, 1, 1), (block, 1, 1))
+    source, kind = np.random.default_rng(block), [("runs", "u8"), ("work", "u8")]
+    own, warps = (np.zeros((1, n), kind) for n in (shape.threads, shape.blocks * shape.warps))
+    for cells in (own, warps):
+        for field in ("runs", "work"):
+            cells[field] = source.integers(0, 100, cells.shape)
+    place = {
+        "process": 1,
+        "context": 2,
+        "pid": 1,
+        "gpu": 0,
+        "mangled": "_Z1kPf",
+        "launches": 1,
+        "shape": shape,
+    }
+    place |= {"grid": shape.grid, "block_dim": shape.block_dim}
+    elsewhere = SimpleNamespace(**place | {"context": 3}, array=np.ones_like(warps))
+    found = {
+        "tallies": [SimpleNamespace(**place, array=own)],
+        "together": [elsewhere, SimpleNamespace(**place, array=warps)],
+    }
+    session: Any = SimpleNamespace(stopped=True, instances=found.__getitem__)
+    (made,) = Reader(EVERYTHING, EVERYTHING, since_last=False, by_warp=True).read(session)
+    for field in ("runs", "work"):
+        right = [
+            own[field][0, b * block + t] + warps[field][0, b * shape.warps + t // 32]
+            for b in range(2)
+            for t in range(block)
+        ]
+        assert getattr(made, field).tolist() == right

@@ -406,6 +406,7 @@ CUresult cuModuleUnload(CUmodule handle) {
     if (CUresult status = current_context(context)) return status;
     std::shared_ptr<Module> module = tables().modules.get(handle);
     if (!module || module->library.lock()) return CUDA_ERROR_INVALID_HANDLE;
+    if (CUresult status = check_unsafe_call()) return status;
     std::optional<ExclusiveContext> exclusive;
     if (CUresult status = prepare_load(context, exclusive)) return status;
     unload(module);

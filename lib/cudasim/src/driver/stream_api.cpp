@@ -257,6 +257,14 @@ CUresult get_of_stream(CUstream handle, Value *value, Get get) {
     return CUDA_SUCCESS;
 }
 
+// Some queries of a stream end its capture, in every mode, although they do nothing (driver 580 on an H200).
+CUresult not_captured(CUstream handle) {
+    std::shared_ptr<Stream> stream;
+    std::shared_ptr<Context> context;
+    if (CUresult status = find_stream(handle, stream, context)) return status;
+    return invalidate_capture(context, stream);
+}
+
 // Submits stream memory operations: values to write or to wait for.
 CUresult memory_operations(CUstream handle, std::vector<CUstreamBatchMemOpParams> operations) {
     std::shared_ptr<Stream> stream;
@@ -519,8 +527,8 @@ CUresult cuStreamSynchronize(CUstream handle) {
     if (CUresult status = find_stream(handle, stream, context)) return status;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     if (CUresult status = invalidate_capture(context, stream)) return status;
+    if (CUresult status = check_unsafe_call()) return status;  // as driver 580 on an H200
     if (stream->legacy) {
-        if (CUresult status = check_unsafe_call()) return status;
         Operation operation;  // an empty operation waits for all blocking streams
         Fence fence;
         if (CUresult status = submit(context, stream, std::move(operation), &fence)) return status;
@@ -557,10 +565,12 @@ CUresult cuStreamGetPriority(CUstream handle, int *priority) {
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
+    if (CUresult status = not_captured(handle)) return status;
     return get_of_stream(handle, flags, [](Stream &stream, Context &) { return stream.flags; });
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
+    if (CUresult status = not_captured(handle)) return status;
     return get_of_stream(handle, id,
                          [](Stream &stream, Context &context) { return stream.id | context.id << 32; });
 }

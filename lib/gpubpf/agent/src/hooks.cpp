@@ -470,6 +470,7 @@ template <typename Begin>
     Launching launching;
     HookCall hook;
     const bool left = depth() == 1 && has_leftovers(), counted = hook.keeps_records();
+    if (counted && oplog.on()) queue_of({stream, false});  // later, it cannot be asked for
     if (left) leftovers_captured(1);
     if (counted) registry().captures.fetch_add(1);
     if (left || counted) before_capture();

@@ -25,8 +25,8 @@ struct MapSpec {
     bool shared() const { return unit == Unit::Context; }
 };
 
-// A map with the same number of words for each of `slots` launches, and where the largest of them is kept after
-// a wait: in a shared array, whose elements have the word at byte `offset`.
+// A map with rows of a word for each of `slots` launches, and where the largest word of a launch is kept after a
+// wait: in a shared array, whose elements have the word at byte `offset`.
 struct Kept {
     uint32_t source = 0, target = 0, offset = 0, slots = 0;  // maps by number; slots: 0: nothing is kept
 };

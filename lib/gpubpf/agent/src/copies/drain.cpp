@@ -349,24 +349,39 @@ int64_t steady_ns() {
     return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// Copies the words of `count` slots from `slot` on: to[row][n] are the words of slot + n, rows `pitch` words
+// apart.
+bool copy_rows(Context &context, uint64_t *to, uint64_t pitch, uint64_t slot, uint64_t count) {
+    const Kept &kept = agent.config.kept;
+    CUDA_MEMCPY2D plan{};
+    plan.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    plan.srcDevice = context.storage[kept.source] + slot * 8;
+    plan.srcPitch = kept.slots * 8;
+    plan.dstMemoryType = CU_MEMORYTYPE_HOST;
+    plan.dstHost = to;
+    plan.dstPitch = pitch * 8;
+    plan.WidthInBytes = count * 8;
+    plan.Height = agent.config.maps[kept.source].fixed / (kept.slots * 8);
+    return driver.cuMemcpy2DAsync_v2 && driver.cuMemcpy2DAsync_v2(&plan, context.stream) == CUDA_SUCCESS;
+}
+
 // Copies the values of launches from `first` on to the shared array. Call it with context.busy held. Returns
 // false if the copy has not ended in time.
 bool keep(Context &context, uint64_t first, uint64_t count) {
     const Kept &kept = agent.config.kept;
-    const uint64_t words = agent.config.maps[kept.source].fixed / kept.slots / 8,
+    const uint64_t rows = agent.config.maps[kept.source].fixed / (kept.slots * 8),
                    element = agent.config.maps[kept.target].fixed / kept.slots, slot = first % kept.slots,
                    to_the_end = std::min<uint64_t>(count, kept.slots - slot);
-    const CUdeviceptr source = context.storage[kept.source];
     uint64_t *values = context.staging;
     if (driver.cuStreamQuery(context.stream) !=
             CUDA_SUCCESS ||  // an earlier copy may still write to `values`
-        !copy_out(context, values, source + slot * words * 8, to_the_end * words * 8) ||
-        (count > to_the_end &&
-         !copy_out(context, values + to_the_end * words, source, (count - to_the_end) * words * 8)) ||
+        !copy_rows(context, values, count, slot, to_the_end) ||
+        (count > to_the_end && !copy_rows(context, values + to_the_end, count, 0, count - to_the_end)) ||
         !wait_for(context.stream, kKeepWait))
         return false;
     for (uint64_t n = 0; n < count; ++n) {
-        const uint64_t largest = *std::max_element(values + n * words, values + (n + 1) * words);
+        uint64_t largest = 0;
+        for (uint64_t row = 0; row < rows; ++row) largest = std::max(largest, values[row * count + n]);
         auto *word = reinterpret_cast<uint64_t *>(static_cast<char *>(context.kept) +
                                                   (first + n) % kept.slots * element + kept.offset);
         // Launches of other contexts share the array: each context has zeros or older values for them.
