@@ -55,9 +55,10 @@ CHECKED = (
     ("racecheck", "threadhist", "memory"),
 )
 
-# A part is not begun if less is left. A run takes some seconds, or ten with PyTorch, which also compiles. What takes much longer
-# is killed.
-KNOWN_SECONDS, SAME_SECONDS, CHECKED_SECONDS = 20, 45, 60
+# A part is not begun if less is left. On an H200, an answer took a second, and the same program under a tool 1 to 11, or 25 where
+# PyTorch compiles. What takes much longer is killed: a run after half of the limit of its part.
+KNOWN_SECONDS, SAME_SECONDS, CHECKED_SECONDS = 4, 15, 30
+KNOWN_LIMIT, SAME_LIMIT, CHECKED_LIMIT = 40, 180, 120
 
 
 def parts(machine: Machine) -> list[Part]:
@@ -70,14 +71,14 @@ def parts(machine: Machine) -> list[Part]:
         seen: set[str] = set()
         for tool, options, program, right in ANSWERS:
             run = functools.partial(known, machine, tool, options, runtime + program, right)
-            part = Part(named(tool, options, runtime + program), run, KNOWN_SECONDS, 2 * KNOWN_SECONDS)
+            part = Part(named(tool, options, runtime + program), run, KNOWN_SECONDS, KNOWN_LIMIT)
             (first if tool not in seen else late if runtime else then).append(part)
             seen.add(tool)
     alone = functools.cache(functools.partial(run_alone, machine))  # once for all tools
     for program, modules, kernels in SAME:
         for tool in TOOLS:
             run = functools.partial(same, machine, alone, tool, program, modules, kernels)
-            part = Part(f"same: {tool} -- {program}", run, SAME_SECONDS, 4 * SAME_SECONDS)
+            part = Part(f"same: {tool} -- {program}", run, SAME_SECONDS, SAME_LIMIT)
             (first if tool in ("threadhist", "memtrace") else then).append(part)
     for program in ATTACHED:
         run = functools.partial(attached, machine, program)
@@ -85,7 +86,7 @@ def parts(machine: Machine) -> list[Part]:
     for index, (checker, tool, program) in enumerate(CHECKED):
         run = functools.partial(sanitized, machine, checker, tool, program)
         part = Part(
-            f"compute-sanitizer {checker} over {tool} -- {program}", run, CHECKED_SECONDS, 2 * CHECKED_SECONDS
+            f"compute-sanitizer {checker} over {tool} -- {program}", run, CHECKED_SECONDS, CHECKED_LIMIT
         )
         (late if index else first).append(part)
     return first + cases.parts(machine) + then + late
@@ -100,7 +101,7 @@ def known(
 ) -> Result:
     """Compare a tool's answer with the known one, and check that the program did not notice the tool."""
     command = machine.program(program)
-    limit = 2 * KNOWN_SECONDS * machine.slower
+    limit = KNOWN_LIMIT * machine.slower
     plain = machine.start(command, limit)
     if plain.returncode != 0:
         raise Failure(f"the program fails without the tool: {last_line(plain)}")
@@ -146,7 +147,7 @@ def same(
     """Check that a program's results are the same to the bit under the tool, and that the tool counts each launch of these kernels."""
     machine.needs(*modules)
     right = alone(program)
-    limit = 2 * SAME_SECONDS * machine.slower
+    limit = SAME_LIMIT / 2 * machine.slower
     command = machine.program(program)
     done, records = machine.trace(tool, "--graphs" if "torch" in program else "", command, limit)
     summary = (of(records, "summary") or [{}])[-1]
@@ -343,10 +344,10 @@ def sanitized(machine: Machine, checker: str, tool: str, program: str) -> Result
     if machine.sim:
         raise Missing("compute-sanitizer needs NVIDIA's driver")
     words = [sanitizer_command(), "--tool", checker, "--error-exitcode", "99", "--target-processes", "all"]
-    plain = machine.start([*words, *command], CHECKED_SECONDS)
+    plain = machine.start([*words, *command], CHECKED_LIMIT / 2)
     if plain.returncode != 0:
         raise Failure(f"{checker} alone: {last_line(plain)}")
-    done, records = machine.trace(tool, "", [*words, *command], CHECKED_SECONDS)
+    done, records = machine.trace(tool, "", [*words, *command], CHECKED_LIMIT / 2)
     summary = (of(records, "summary") or [{}])[-1]
     result: Result = {
         "with": done.returncode,

@@ -21,12 +21,16 @@ CONTEXTS = {(32, 23), (64, 17)}  # threads of a block, launches
 def parts(machine: Machine) -> list[Part]:
     found = []
     for name in SIM_RUNTIMES if machine.sim else RUNTIMES:
-        found.append(Part(f"cudart {name.replace('-', ' ')}", functools.partial(runtime, machine, name), 15))
+        found.append(
+            Part(f"cudart {name.replace('-', ' ')}", functools.partial(runtime, machine, name), 4, 30)
+        )
     for tool in ("threadhist", "memtrace"):
-        found.append(Part(f"printf and limits under {tool}", functools.partial(printing, machine, tool), 20))
-    found.append(Part("two contexts", functools.partial(contexts, machine), 20))
+        found.append(
+            Part(f"printf and limits under {tool}", functools.partial(printing, machine, tool), 5, 40)
+        )
+    found.append(Part("two contexts", functools.partial(contexts, machine), 5, 40))
     # The last: should a warp group get no registers, its kernel does not end, and is killed with its process.
-    found.append(Part("setmaxnreg under memtrace", functools.partial(setmaxnreg, machine), 40))
+    found.append(Part("setmaxnreg under memtrace", functools.partial(setmaxnreg, machine), 15, 60))
     return found
 
 

@@ -103,6 +103,8 @@ def _operations(driver: Driver, captured: int) -> dict[str, Callable[[], int]]:
         "cuStreamCreate": lambda: out("cuStreamCreate", CU_STREAM_NON_BLOCKING),
         "cuEventCreate": lambda: out("cuEventCreate", 0),
         "cuEventQuery": lambda: driver.call("cuEventQuery", event),
+        "cuStreamQuery": lambda: driver.call("cuStreamQuery", private),
+        "cuStreamSynchronize": lambda: driver.call("cuStreamSynchronize", private),
         "cuFuncGetAttribute": lambda: driver.call(
             "cuFuncGetAttribute", ctypes.byref(found), CU_FUNC_ATTRIBUTE_NUM_REGS, used
         ),
