@@ -92,7 +92,8 @@ def test_links(tmp_path: Path, hostile: bool) -> None:
 
 
 def test_loads_in_a_capture_are_refused_where_a_driver_may_refuse_them() -> None:
-    assert jit.alone([jit.built("captured")], CUDASIM_HOSTILE="0").endswith("0 refused\n")
+    """Unloading is always refused, as by driver 580."""
+    assert jit.alone([jit.built("captured")], CUDASIM_HOSTILE="0").endswith("1 refused\n")
     assert jit.alone([jit.built("captured")], CUDASIM_HOSTILE="1").endswith("4 refused\n")
 
 
