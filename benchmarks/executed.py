@@ -349,7 +349,7 @@ def report(results: Sequence[Result]) -> str:
         "## Warps that fit",
         "",
         f"A copy needs more registers, so fewer of its warps may fit on a multiprocessor. Blocks of {32 * WARPS}",
-        "threads are assumed. The last column is what is left of the warps in the worst case. Where a",
+        "threads are assumed. The last column is the share that still fits, at worst. Where a",
         "program has a cubin for the GPU, all copies but memtrace's are limited to as many warps; most of",
         f"these programs have none for {TARGET}.",
         "",

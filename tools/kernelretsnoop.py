@@ -50,8 +50,8 @@ PROGRAM = r"""
 #define CLOCK ((1ull << BITS) - 1)
 
 struct rest { u64 late, left; };                 /* of a warp whose lanes do not exit together: first to last exit; exits */
-struct round { u64 clock, time; u32 launch, sm, whole, none; };  /* readings of the clock and the timer in a launch */
-struct block { struct round rounds[LAUNCHES]; u32 exits[GPU_LANES]; };  /* exits by lane; whole: of warps, all lanes together */
+struct round { u64 clock, time; u32 launch, sm, whole, none; };  /* readings of clock and timer; whole: warps that left together */
+struct block { struct round rounds[LAUNCHES]; u32 exits[GPU_LANES]; };  /* exits: by lane, if not all together */
 struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* sum: cycles; worst: cycles << 24 | site; lost: when launches overlap */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
 GPU_WARP_ARRAY(firsts, u64, LAUNCHES);           /* ~(first exit). Side by side, so that a launch touches little memory */

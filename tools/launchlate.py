@@ -56,7 +56,7 @@ struct launch { u64 launch, start, end; };       /* launch: of one that the filt
 GPU_SHARED_ARRAY(launches, struct launch, SLOTS);  /* host memory, for host and GPU; outlives the traced process */
 GPU_ARRAY(starts, u64, SLOTS);                   /* GPU memory: ~time, so that the first thread has the largest value */
 GPU_ARRAY(ends, u64, SHARDS * SLOTS);            /* time of the last thread; a shard's words lie far from another's */
-GPU_ARRAY(begun, u64, SMS * RECENT);             /* 1 + the launch of which each multiprocessor last began a block */
+GPU_ARRAY(begun, u64, SMS * RECENT);             /* 1 + the latest launch that began on each multiprocessor */
 GPU_PARAM(hosts, struct gpu_host_filter);        /* --cgroup, --comm, -t */
 GPU_PARAM(every_lane, u64);                      /* 1: the lanes of a warp may have different clocks (embedded device) */
 

@@ -182,7 +182,7 @@ def _place(instance: Instance) -> tuple[Any, ...]:
 
 
 def _counts(tallies: Instance, together: Mapping[tuple[Any, ...], Instance]) -> tuple[Any, Any]:
-    """Return the runs and the work of each thread: its own, and those of its warp, of which each lane did the same."""
+    """Return the runs and the work of each thread. `together` has what all lanes of a warp did alike, once for the warp."""
     own, shape = tallies.array[0], tallies.shape
     found = together.get(_place(tallies)) if together else None
     if found is None or not found.array["runs"].any():

@@ -213,3 +213,19 @@ def test_most_kernels_do_not_wait_by_themselves(tmp_path: Path) -> None:
     original = sass(assembled(MODULE, "sm_90", tmp_path)[0])
     waiting = [name for name in BODIES if waits_before(original[name], re.compile(r"\bEXIT\b"))]
     assert len(waiting) <= 2, waiting
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_lanes_that_stay_wait_for_the_probe_of_those_that_leave(name: str) -> None:
+    """Only for a program that reads the multiprocessor's clock: each branch to an exit has a barrier for the lanes that met there."""
+    counts = {}
+    for kind, fragment in (("clock", ring_program()), ("timer", TIME)):
+        made = inject(parse(MODULE), {name: (Placement(fragment, "exit"),)})
+        lines = [line.strip() for line in made.text.splitlines()]
+        barriers = [n for n, line in enumerate(lines) if line == "bar.warp.sync %gpubpf_0parting;"]
+        # Behind it, those that leave do.
+        assert all(lines[n + 1] == "@%gpubpf_0gone exit;" for n in barriers)
+        assert len(barriers) == sum(line == "activemask.b32 %gpubpf_0parting;" for line in lines)
+        counts[kind] = len(barriers)
+    assert counts["timer"] == 0
+    assert (counts["clock"] > 0) == (name not in ("both_ways_to_uni", "switch"))

@@ -527,7 +527,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
     if (CUresult status = find_stream(handle, stream, context)) return status;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
     if (CUresult status = invalidate_capture(context, stream)) return status;
-    if (CUresult status = check_unsafe_call()) return status;  // as driver 580 on an H200
+    if (CUresult status = check_unsafe_call()) return status;  // as it seems on an H200 (docs/gpu.md)
     if (stream->legacy) {
         Operation operation;  // an empty operation waits for all blocking streams
         Fence fence;

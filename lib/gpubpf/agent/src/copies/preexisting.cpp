@@ -337,18 +337,13 @@ const Lifetime preexisting_lifetime = lifetime_of_attachment_state<state>();
 
 namespace {
 
-// Work runs in the context of its stream or, for a default stream, in the current context. Asking for the
-// context of a stream that is being captured invalidates the capture; it is the current one, too.
+// Work runs in the context of its stream or, for a default stream, in the current context.
 Context *working_context(StreamRef where) {
     Registry &r = registry();
     CUstream stream = where.handle();
     const bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
     CUcontext handle = nullptr;
-    CUstreamCaptureStatus captured = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (named && driver.cuStreamIsCapturing &&
-        driver.cuStreamIsCapturing(stream, &captured) == CUDA_SUCCESS &&
-        captured == CU_STREAM_CAPTURE_STATUS_NONE && driver.cuStreamGetCtx &&
-        driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS)
+    if (named && driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS)
         return r.context(handle);
     return r.current();
 }

@@ -47,7 +47,7 @@ uint64_t number_of(OfThread &thread) {
     return thread.number;
 }
 
-// Returns nothing for a stream that is being captured: asking for its attributes invalidates the capture.
+// Returns nothing for a stream that is being captured: asking for its flags invalidates the capture.
 Queue new_queue(const StreamKey &key) {
     Queue queue;
     QueueKind kind = QueueKind::Legacy;
@@ -56,15 +56,11 @@ Queue new_queue(const StreamKey &key) {
         DriverScope scope;
         unsigned flags = 0;
         CUcontext context = nullptr;
-        CUstreamCaptureStatus captured = CU_STREAM_CAPTURE_STATUS_NONE;
-        if (key.stream != CU_STREAM_LEGACY && driver.cuStreamIsCapturing &&
-            (driver.cuStreamIsCapturing(key.stream, &captured) != CUDA_SUCCESS ||
-             captured != CU_STREAM_CAPTURE_STATUS_NONE))
-            return queue;
         if (key.context) {
             queue.context = const_cast<Context *>(key.context);
             kind = key.stream == CU_STREAM_PER_THREAD ? QueueKind::PerThread : QueueKind::Legacy;
         } else {
+            if (capturing(key.stream)) return queue;
             if (driver.cuStreamGetCtx && driver.cuStreamGetCtx(key.stream, &context) == CUDA_SUCCESS)
                 queue.context = registry().context(context);
             if (driver.cuStreamGetFlags && driver.cuStreamGetFlags(key.stream, &flags) == CUDA_SUCCESS)
