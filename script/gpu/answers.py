@@ -149,7 +149,7 @@ def same(
     right = alone(program)
     limit = SAME_LIMIT / 2 * machine.slower
     command = machine.program(program)
-    done, records = machine.trace(tool, "--graphs" if "torch" in program else "", command, limit)
+    done, records = machine.trace(tool, "", command, limit)
     summary = (of(records, "summary") or [{}])[-1]
     result: Result = {
         "digest": right,
@@ -218,7 +218,7 @@ def attached(
         if not code:
             result["notices"].append("the driver's code cannot be read here, so it was not compared")
         for tool in tools:
-            options = f"-p {running.pid} -d {seconds}" + (" --graphs" if "graph" in program else "")
+            options = f"-p {running.pid} -d {seconds}"
             began = time.monotonic()
             done, records = machine.trace(tool, options, (), 40)
             during, left = rate(began), time.monotonic()

@@ -139,9 +139,8 @@ def compared(machine: Machine, load: Load) -> Result:
 
     def traced(mode: str) -> Times:
         tool, options = MODES[mode]
-        graphs = " --graphs" if "graph" in load.name or "compiled" in load.name else ""
         more = {"GPUBPF_NULL_PROBE": "1"} if mode == "null" else None
-        done, records = machine.trace(tool, options + graphs, command, 90, more)
+        done, records = machine.trace(tool, options, command, 90, more)
         if done.returncode != 0:
             raise Failure(f"the program fails with {tool}: {last_line(done)}")
         summary = (of(records, "summary") or [{}])[-1]

@@ -59,7 +59,7 @@ class Follow:
     cupti: possible paths of the CUPTI library, for a command; its activity records then replace the timing events.
     cupti_automatic: use CUPTI only in processes that cannot use it themselves.
     stacks, allocation_stacks: record the host stack of each launch, or of each allocating call.
-    graphs: instrument kernels in CUDA graphs.
+    graphs: instrument kernels in CUDA graphs; None: if its driver is new enough (GRAPHS_TESTED).
     pump: read a process's maps once per this many launches, for `Session.readings`; 0: only on request.
     kept: keep values of the latest launches when the program waits, so that a failed context cannot lose them.
     ring_size: bytes of each ring on each GPU; None: the size in the C text.
@@ -73,7 +73,7 @@ class Follow:
     cupti_automatic: bool = False
     stacks: bool = False
     allocation_stacks: bool = False
-    graphs: bool = False
+    graphs: bool | None = None
     pump: int = 0
     kept: Kept | None = None
     ring_size: int | None = None
@@ -191,7 +191,6 @@ class Measurement:
             stamps=follow.stamps,
             stacks=follow.stacks,
             allocation_stacks=follow.allocation_stacks,
-            graphs=follow.graphs,
             match_all=not plan.wanted,
             pump=follow.pump,
             kept=self._kept_map(follow.kept),

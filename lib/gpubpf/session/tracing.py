@@ -144,12 +144,11 @@ def trace(
 
 
 def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
-    """Return `follow` with the command line's options applied. By default, graphs are instrumented on the embedded device only."""
-    graphs = getattr(args, "graphs", None)
+    """Return `follow` with the command line's options applied."""
     size, place = getattr(args, "ring_size", None), getattr(args, "ring", None)
     return dataclasses.replace(
         follow,
-        graphs=chosen.kind == "sim" if graphs is None else bool(graphs),
+        graphs=getattr(args, "graphs", None),
         cupti=_cupti(args, chosen),
         cupti_automatic=getattr(args, "cupti", None) is None,
         ring_size=size or follow.ring_size,

@@ -1,6 +1,6 @@
 """CUPTI: whose call a kernel's record belongs to, and whether recording can begin while a kernel runs.
 
-Numbers and offsets are those of cupti_activity.h and cupti_callbacks.h (CUDA 13).
+Numbers and offsets are those of cupti_activity.h (CUDA 13).
 """
 
 from __future__ import annotations
@@ -8,29 +8,22 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from gpu.driver import PUT, Driver, DriverError, Spinning, Watched, pointers
-from gpu.questions.asking import Answer, CannotAsk, alone, note, question
+from gpu.driver import PUT, Driver, DriverError, Spinning, Watched
+from gpu.questions.asking import Answer, CannotAsk, alone, question
 from gpu.questions.waiting import BLOCKED_AFTER
 from gpubpf.session.device import cupti_libraries
 from gpubpf.session.tracing import CUPTI_STAND_IN
 
 MEMCPY, DRIVER_CALL, KERNEL, EXTERNAL = 1, 4, 10, 39  # CUPTI_ACTIVITY_KIND_…
 CUSTOM = 3  # kind of our external correlation ids
-DRIVER_DOMAIN, CALLS = 1, 4096  # of callbacks; more calls than any driver has
-PACKED_RUNTIME = Path(__file__).resolve().parents[3] / "build/gpu/lib/libcudart.so.13"
 ID = 4711
 
 Pointer, Size = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t)
 Requested = ctypes.CFUNCTYPE(None, Pointer, Size, Size)
 Completed = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
-)
-Called = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32)
 )
 
 
@@ -85,11 +78,7 @@ def _u32(record: bytes, offset: int) -> int:
     return int(struct.unpack_from("<I", record, offset)[0])
 
 
-class Dim3(ctypes.Structure):
-    _fields_ = [("x", ctypes.c_uint32), ("y", ctypes.c_uint32), ("z", ctypes.c_uint32)]
-
-
-def _by_driver(cupti: Cupti) -> None:
+def _launch(cupti: Cupti) -> None:
     """Launch a kernel by the driver's call, with the id pushed around it."""
     driver = Driver().open()
     kernel, target = driver.kernel(PUT, "put"), driver.memory(8)
@@ -100,56 +89,10 @@ def _by_driver(cupti: Cupti) -> None:
         raise DriverError(driver.name(code))
 
 
-def _by_runtime(cupti: Cupti, inside: bool = False) -> None:
-    """Launch a kernel by cudart's call, with the id pushed around it, or (as the agent does) around the driver's call in it."""
-    runtime = _load([str(PACKED_RUNTIME), "libcudart.so.13"], "CUDA runtime 13")
-
-    def do(name: str, *arguments: Any) -> None:
-        if code := getattr(runtime, name)(*arguments):
-            raise DriverError(f"{name}: error {code} of cudart")
-
-    library, kernel, target = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
-    nothing = [None, None, 0, None, None, 0]
-    do("cudaMalloc", ctypes.byref(target), ctypes.c_size_t(8))
-    do("cudaLibraryLoadData", ctypes.byref(library), ctypes.c_char_p(PUT.encode()), *nothing)
-    do("cudaLibraryGetKernel", ctypes.byref(kernel), library, ctypes.c_char_p(b"put"))
-    if inside:
-        _push_inside(cupti)
-    else:
-        cupti.push()
-    one = Dim3(1, 1, 1)
-    do("cudaLaunchKernel", kernel, one, one, pointers([target.value, 1]), ctypes.c_size_t(0), None)
-    if not inside:
-        cupti.pop()
-    do("cudaDeviceSynchronize")
-
-
-def _push_inside(cupti: Cupti) -> None:
-    """Have CUPTI call us at each of the driver's launches, where the id is pushed and popped."""
-
-    def called(data: Any, domain: int, call: int, site: Any) -> None:
-        if site[0]:  # CUPTI_API_EXIT
-            cupti.pop()
-        else:
-            cupti.push()
-
-    if not hasattr(cupti.library, "cuptiEnableCallback"):
-        raise DriverError("this CUPTI has no callbacks")
-    subscriber, callback = ctypes.c_void_p(), Called(called)
-    cupti.keeps.append(callback)
-    cupti.do("cuptiSubscribe", ctypes.byref(subscriber), callback, None)
-    name = ctypes.c_char_p()
-    for call in range(1, CALLS):
-        if cupti.library.cuptiGetCallbackName(DRIVER_DOMAIN, call, ctypes.byref(name)):
-            continue
-        if (name.value or b"").startswith(b"cuLaunchKernel"):
-            cupti.do("cuptiEnableCallback", 1, subscriber, DRIVER_DOMAIN, call)
-
-
-def _correlated(launch: Callable[[Cupti], None]) -> Answer:
+def _correlated() -> Answer:
     """Return the correlation ids of a kernel's record, and of the external record with our id."""
     cupti = Cupti(EXTERNAL, DRIVER_CALL, KERNEL)
-    launch(cupti)
+    _launch(cupti)
     kernels = [_u32(record, 92) for record in cupti.of(KERNEL)]
     external = [
         _u32(record, 16) for record in cupti.of(EXTERNAL) if struct.unpack_from("<Q", record, 8) == (ID,)
@@ -169,31 +112,16 @@ def _need_cupti() -> None:
 
 
 @question(
-    "does the kernel's record of CUPTI have the correlation id of the driver's launch call, also under cudart?",
+    "does the kernel's record of CUPTI have the correlation id of the driver's launch call?",
     "yes: an external id that is pushed around the driver's call leads to the kernel's record, as the agent needs",
-    50,
+    20,
 )
 def cupti_correlation() -> Answer:
     _need_cupti()
-    ways: dict[str, Callable[[Cupti], None]] = {
-        "at the driver's call": _by_driver,
-        "around cudart's call": _by_runtime,
-        "at the driver's call in cudart's": lambda cupti: _by_runtime(cupti, inside=True),
-    }
-    found: dict[str, Any] = {}
-    for name, launch in ways.items():
-        found[name] = alone(lambda launch=launch: _correlated(launch), 12)
-        note(found=found)
-    rows = {
-        name: row if isinstance(row, str) else "yes" if row["carries"] else "no"
-        for name, row in found.items()
-    }
-    answered = [row for row in rows.values() if row in ("yes", "no")]
-    return {
-        "answer": "; ".join(f"pushed {name}: {row}" for name, row in rows.items()),
-        "agrees": "no" not in answered if answered else None,
-        "found": found,
-    }
+    found = alone(_correlated, 12)
+    if isinstance(found, str):
+        return {"answer": found, "agrees": None, "found": {}}
+    return {"answer": "yes" if found["carries"] else "no", "agrees": found["carries"], "found": found}
 
 
 def _enabling(spins: bool) -> tuple[bool, bool, float]:

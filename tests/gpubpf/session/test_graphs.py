@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
+from gpubpf.session import workers
 from gpubpf.session.device import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,3 +57,15 @@ def test_launches_chosen_by_number_leave_graphs_alone(program: Path, tmp_path: P
     summary = records[-1]
     assert (summary["launches_seen"], summary["launches_instrumented"]) == (LAUNCHES, 0)
     assert summary["not_instrumented"] == {"capture": LAUNCHES}
+
+
+def test_graphs_are_left_alone(program: Path, tmp_path: Path) -> None:
+    """With --no-graphs, and with drivers that are too old unless --graphs is given."""
+    _, records = run(program, tmp_path / "out", "--no-graphs")
+    assert records[-1]["not_instrumented"] == {"capture": LAUNCHES}
+    sets_graphs = {
+        (asked, driver): workers.sets_graphs(asked, driver)
+        for asked in (None, True, False)
+        for driver in (12, 13)
+    }
+    assert {case for case, sets in sets_graphs.items() if sets} == {(None, 13), (True, 12), (True, 13)}
