@@ -397,7 +397,7 @@ def test_an_object_in_every_process_of_the_machine(tmp_path: Path) -> None:
     assert of_object(records) == {"hip-serves": {64: 18 * 64, 256: 6 * 4096}, "hip-vectoradd": {256: 1024}}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_tools_come_and_go_and_are_killed(tmp_path: Path, gpu: str) -> None:
     """Threads launch all the time and check each result. Nothing of the tools stays in the process."""

@@ -33,6 +33,7 @@ def test_a_kernel_that_fails_has_no_exits(tmp_path: Path) -> None:
     assert "ended while a kernel was running or had failed; results may be incomplete" in done.stderr
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_times_are_between_those_that_threads_read(tmp_path: Path, gpu: str) -> None:
     """On the virtual clock, where each instruction of a wave takes 1 ns: known to a few instructions."""
@@ -88,6 +89,7 @@ def test_report(tmp_path: Path, gpu: str) -> None:
         assert summary["lost"] == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", ["kernelretsnoop", "threadhist"])
 def test_a_cuda_and_a_hip_process(tmp_path: Path, tool: str) -> None:
     """One command, one table; every device record has its vendor."""

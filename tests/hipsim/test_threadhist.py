@@ -48,6 +48,7 @@ def kernels(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {record["kernel"]: record for record in records if record["type"] == "kernel"}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_every_thread_is_counted_and_results_stay(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -113,6 +114,7 @@ def test_no_kernel_matches(tmp_path: Path) -> None:
     assert "no kernel matches" in done.stderr.replace("\n", " "), done.stderr
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name",
     ["kernels", "streams", "cooperative", "devices", "output", "generic", "forks", "modules", "compiled"],
@@ -131,6 +133,7 @@ def test_programs_do_not_notice_the_tool(name: str, tmp_path: Path) -> None:
     )  # blocks print in any order
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_kernels_that_print(tmp_path: Path, gpu: str) -> None:
     """printf calls a function of AMD's device library, which is copied with the kernel."""
@@ -202,6 +205,7 @@ def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
     assert "functions: note: kernels of AMD GPUs have no probes at function_entry yet, which " in done.stderr
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("way", ["return", "exit", "_exit", "_Exit", "quick_exit", "thread", "child", "term"])
 def test_results_come_however_the_program_ends(tmp_path: Path, way: str) -> None:
     records, done = measured(tmp_path / "out", "--", program("ends"), way)

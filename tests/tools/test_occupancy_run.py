@@ -76,6 +76,7 @@ def measure(
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")], err
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("second", [False, True], ids=["the copy", "a second copy"])
 def test_limited_copies_are_launched_where_the_others_do_not_fit(
     program: Path,

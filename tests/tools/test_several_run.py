@@ -165,6 +165,7 @@ def test_records_say_whose_they_are_and_nothing_is_added_up(tool: str, app: str,
         assert touched.keys() == launches.keys() and set(touched.values()) == {32, 1000}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", ("threadhist", "launchlate", "kernelretsnoop", "memtrace"))
 def test_cells_say_whose_they_are(tool: str, app: str, tmp_path: Path) -> None:
     out = tmp_path / "out"

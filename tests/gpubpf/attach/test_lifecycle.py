@@ -363,8 +363,7 @@ def test_more_map_memory_beside_a_kernel_that_does_not_end(
         command = [str(TOOLS / "threadhist.py"), "--kernel", "steady", "--map-memory", "1M", "--json"]
         tool = subprocess.Popen(
             [sys.executable, *command, "-p", str(program.process.pid), "0.2"],
-            stdout=subprocess.PIPE,
-            text=True,
+            stdout=subprocess.PIPE,  # without text=True: 100,000 lines of it are read byte by byte (conftest.py)
         )
         try:
             assert not large_measured()

@@ -183,6 +183,7 @@ def injected(code: CodeObject, program: Program, *names: str, only: str = "") ->
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "names", [("on_exit",), ("on_entry",), ("on_entry", "on_exit")], ids=["exit", "entry", "both"]
 )

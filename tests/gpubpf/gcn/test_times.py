@@ -118,6 +118,7 @@ def clocked(gpu: str, tmp_path: Path):
     made.engine.close()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "arguments", "given", "shape"), RUNS, ids=[run[0] for run in RUNS])
 def test_what_is_kept_is_enough(
     clocked: Clocked, built: Path, program: Program, monkeypatch: pytest.MonkeyPatch, name: str, arguments: tuple,

@@ -212,6 +212,7 @@ def test_launches_that_cannot_run_are_not_blamed_on_the_copy(
     assert measure([str(target)])["summary"]["not_instrumented"] == {"launch failed": 23}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("code", [1, 2, 200, 201, 209, 400, 701, 720, 801, 912, 913])
 def test_launches_whose_copy_the_driver_refuses_are_the_originals(
     target: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: int
