@@ -73,10 +73,9 @@ class HelperCalls(Emitter):
         if definition.max_entries == 1:
             index = self.wide(self.value(f"select i1 {fits}, i32 {unit}, i32 {room}"))
         else:
-            row = self.value(f"mul i64 {self.wide(key)}, {capacity}")
-            own = self.value(f"add i64 {row}, {self.wide(unit)}")
-            last = self.value(f"mul i64 {capacity}, {definition.max_entries}")
-            index = self.value(f"select i1 {fits}, i64 {own}, i64 {last}")
+            row = self.value(f"select i1 {fits}, i32 {key}, i32 {definition.max_entries}")
+            column = self.value(f"select i1 {fits}, i32 {unit}, i32 0")
+            index = self.value(f"add nuw i64 {self.product(row, room)}, {self.wide(column)}")
         offset = self.value(f"mul i64 {index}, {definition.value_size}")
         address = self.value(f"add nuw i64 {base}, {offset}")
         return self.value(f"select i1 {inside}, i64 {address}, i64 0")
@@ -90,6 +89,12 @@ class HelperCalls(Emitter):
             return address
         offset = self.value(f"mul i64 {self.wide(index)}, {size}")
         return self.value(f"add nuw i64 {base}, {offset}")
+
+    def product(self, a: str, b: str) -> str:
+        """Return the product of two i32 as an i64."""
+        if "product" in self.backend.calls:
+            return self.value(self.call("product", f"i32 {a}", f"i32 {b}"))
+        return self.value(f"mul nuw i64 {self.wide(a)}, {self.wide(b)}")
 
     def of_site(self, site: str, capacity: str) -> str:
         """Return the index of a site's value in this thread's shard; for a site beyond the capacity, the index after the last."""

@@ -45,6 +45,7 @@ NVPTX = Backend(
             'asm "{\\0A.reg .b64 %wide;\\0Amul.wide.u32 %wide, $1, $2;\\0Aadd.s64 $0, $3, %wide;\\0A}", "=l,r,n,l"',
             "i64",
         ),
+        "product": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,r"', "i64"),
         "scale": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,n"', "i64"),
         "shift": ('asm "shr.u32 $0, $1, $2;", "=r,r,n"', "i32"),
         # These stay in program order with memory accesses: LLVM would move its own intrinsics across atomics.

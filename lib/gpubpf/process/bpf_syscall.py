@@ -43,6 +43,7 @@ NO_PREALLOC, CONSTANT, MMAPABLE = (
 _EXISTS = 2  # BPF_EXIST
 _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH)
 _LOG_BYTES = 1 << 20
+_LOADS = 100  # attempts to load a program; a signal, or a debugger's stop, ends one
 # Lines of the verifier's log that only state its position and the registers' contents.
 _NO_MESSAGE = re.compile(
     r"\d+: |;|from |\d+$|func#|R\d+\w*=|frame\d|caller:|callee:|returning from |to caller "
@@ -213,7 +214,13 @@ def _load(
         0,
         attach,
     )
-    return bpf(_PROG_LOAD, attributes)[0]
+    for left in reversed(range(_LOADS)):
+        try:
+            return bpf(_PROG_LOAD, attributes)[0]
+        except BlockingIOError:  # EAGAIN: a signal came while the verifier ran
+            if not left:
+                raise
+    raise AssertionError
 
 
 @dataclass(frozen=True)

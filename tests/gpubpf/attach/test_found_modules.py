@@ -75,7 +75,7 @@ def measured(
         tool = stack.enter_context(
             subprocess.Popen(
                 [sys.executable, ROOT / "tools" / "threadhist.py", "--json", "-p", str(target.pid), "0.2"],
-                stdout=subprocess.PIPE, text=True, env=env,
+                stdout=subprocess.PIPE, env=env,
             )
         )  # fmt: skip
         stack.callback(tool.kill)
@@ -84,10 +84,11 @@ def measured(
         timer.start()
         stack.callback(timer.cancel)
         records: list[dict[str, Any]] = []
+        kernels: list[dict[str, Any]] = []
         left = False
         for line in tool.stdout:
             records.append(json.loads(line))
-            kernels = [r for r in records if r["type"] == "kernel"]
+            kernels += records[-1:] if records[-1]["type"] == "kernel" else []
             if kind == "idle" and records[-1]["type"] == "attached" and "waiting" not in records[-1]:
                 target.stdin.write("\n")
                 target.stdin.flush()
@@ -101,7 +102,7 @@ def measured(
         assert target.wait(60) == 0, out
         said = [line.split() for line in out.splitlines()]
     launched = {name: int(n) for _, name, n in (words for words in said if words[0] == "launches")}
-    kernels, attached = ([r for r in records if r["type"] == kind] for kind in ("kernel", "attached"))
+    attached = [r for r in records if r["type"] == "attached"]
     return Seen(launched, int(said[-1][1]), records[-1], kernels, attached)
 
 

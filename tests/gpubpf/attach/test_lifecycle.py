@@ -105,8 +105,9 @@ def left(pid: int) -> list[str]:
                     expected = os.pread(file.fileno(), m.end - m.start, m.offset)
                 held = memory.read(m.start, len(expected))
                 # A breakpoint that the kernel set for another tracer is not ours.
-                changed = [a for a, b in zip(expected, held, strict=True) if a != b and b != 0xCC]
-                found += [f"code of {m.path}"] * bool(changed)
+                if held != expected:
+                    changed = [a for a, b in zip(expected, held, strict=True) if a != b and b != 0xCC]
+                    found += [f"code of {m.path}"] * bool(changed)
     return found
 
 
