@@ -331,6 +331,7 @@ CSV_COLUMNS = (
     ),
     "clock_error_ns",
     "mangled",
+    "stream_name",
 )
 
 
@@ -342,7 +343,7 @@ def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
     for what in ("latency", *SPLIT, "exec"):
         values = record[f"{what}_ns"] or {}
         row += [values.get(which) for which in ("mean", "p50", "p99", "max")]
-    row += [record["clock_error_ns"], record.get("mangled")]
+    row += [record["clock_error_ns"], record.get("mangled"), record.get("stream_name")]
     return tuple("" if cell is None else cell for cell in row)
 
 

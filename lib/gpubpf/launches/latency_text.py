@@ -116,7 +116,7 @@ def kernel_table(sums: LaunchSums, by_stream: bool, owners: OwnerColumns | None 
     lines = [f"{'':23}{'latency, us':>24}{'parts, mean us':>25}"]
     lines.append(f"{'KERNEL':<{width}}{stream}{'COUNT':>7}" + _cells(titles))
     for group, name in zip(sums.groups, group_titles(sums, width), strict=True):
-        place = f" {stream_cell(group.stream)}" if by_stream else ""
+        place = f" {group.stream_name}" if by_stream else ""
         cells = list(_group_cells(group).values())
         lines.append(f"{name:<{width}}{place}{len(group):>{len(stream) + 7 - len(place)}}" + _cells(cells))
     return lines
@@ -127,7 +127,7 @@ def _table_of_all(sums: LaunchSums, by_stream: bool, owners: OwnerColumns) -> li
     rows = []
     for group, name in zip(sums.groups, group_titles(sums, 20), strict=True):
         row = owners.cells(group) | {"KERNEL": name}
-        row |= {"STREAM": stream_cell(group.stream)} if by_stream else {}
+        row |= {"STREAM": group.stream_name} if by_stream else {}
         rows.append(row | {"COUNT": str(len(group))} | _group_cells(group))
     drop = (
         "MAX",
@@ -165,11 +165,6 @@ def stream_name(label: str) -> str:
     if label.startswith("thread"):
         return f"{label}'s default stream"
     return "default stream" if label == "default" else f"stream {label}"
-
-
-def stream_cell(label: str | None) -> str:
-    """Return the name of a stream for the table: ``t70`` for the default stream of thread 70."""
-    return (label or "-").replace("thread ", "t")
 
 
 def wait_lines(sums: LaunchSums, owners: OwnerColumns | None = None) -> Iterator[str]:

@@ -128,6 +128,11 @@ class LaunchGroup:
         return self.count
 
     @property
+    def stream_name(self) -> str:
+        """The name of the stream in the table: ``t70`` for the default stream of thread 70; ``-`` for all streams."""
+        return (self.stream or "-").replace("thread ", "t")
+
+    @property
     def pid(self) -> int:
         return int(self.fields["pid"])
 
@@ -336,6 +341,8 @@ def clock_errors(view: LaunchView, at: Integers) -> Integers:
 def kernel_record(group: LaunchGroup, by_stream: bool, by_node: bool = False) -> dict[str, Any]:
     """Return the JSON record of a row of the table."""
     fields = group.fields | {"stream": group.stream_handle if by_stream else None}
+    if by_stream:  # handles are used again, and all threads have the same one for their own default stream
+        fields |= {"stream_name": group.stream_name}
     if by_node and group.graph:
         fields |= {"graph": group.graph}
     fields["count"] = group.count

@@ -368,6 +368,9 @@ def test_default_streams_of_threads_are_told_apart() -> None:
     assert [group.stream for group in sums.groups] == ["thread 70", "thread 4194304", "1"]
     header, *rows = latency_text.kernel_table(sums, True)[1:]
     assert [row.split()[1] for row in rows] == ["t70", "t4194304", "1"]
+    records = [kernel_record(group, by_stream=True) for group in sums.groups]
+    assert [record["stream_name"] for record in records] == ["t70", "t4194304", "1"]
+    assert [latency.csv_row(record)[-1] for record in records] == ["t70", "t4194304", "1"]
     assert {len(row) for row in rows} == {len(header)}
     lines = list(latency_text.timeline_lines(view, np.arange(3)))
     assert [line.split(" of ")[0] for line in lines if "of app" in line] == [
