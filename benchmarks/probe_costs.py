@@ -136,6 +136,9 @@ def sampled(unit: Unit) -> Probes:
 
 def main(arguments: list[str]) -> int:
     """Measure, and print a table; also write it to a file, if one is named."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     lines = [
         "| probes | GPU | registers before | after | in the code | path | executed |",
         "|---|---|---|---|---|---|---|",
