@@ -9,6 +9,7 @@ need not be idle.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -136,9 +137,9 @@ def sampled(unit: Unit) -> Probes:
 
 def main(arguments: list[str]) -> int:
     """Measure, and print a table; also write it to a file, if one is named."""
-    if arguments[:1] in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path, nargs="?", help="write the table to this file, too")
+    file = parser.parse_args(arguments).file
     lines = [
         "| probes | GPU | registers before | after | in the code | path | executed |",
         "|---|---|---|---|---|---|---|",
@@ -148,8 +149,8 @@ def main(arguments: list[str]) -> int:
             lines += [row for arch in TARGETS for row in rows(Path(place), arch, found)]
     text = "\n".join(lines) + "\n"
     print(text, end="")
-    if arguments:
-        Path(arguments[0]).write_text(f"{HEAD}\n{text}")
+    if file:
+        file.write_text(f"{HEAD}\n{text}")
     return 0
 
 

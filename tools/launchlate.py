@@ -144,7 +144,7 @@ def build_parser() -> cli.Parser:
         default=None,
         help="for work without a probe, use timing events only",
     )
-    cli.add_kernels(parser)
+    cli.add_kernels(parser, "show CUDA graphs node by node; measure their kernels")
     cli.add_host_filters(parser)
     cli.add_device(parser, times=True)
     cli.add_looks(parser)

@@ -33,7 +33,7 @@ def test_a_kernel_that_fails_has_no_exits(tmp_path: Path) -> None:
     assert "ended while a kernel was running or had failed; results may be incomplete" in done.stderr
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_times_are_between_those_that_threads_read(tmp_path: Path, gpu: str) -> None:
     """On the virtual clock, where each instruction of a wave takes 1 ns: known to a few instructions."""

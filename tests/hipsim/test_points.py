@@ -104,7 +104,7 @@ def measured(
     return json.loads((place / "found.json").read_text())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_blocks_begin_and_end_once(tmp_path: Path, gpu: str) -> None:
     """20 launches in four streams, with 4 blocks each. A block ends after all of its threads, whichever way they went."""

@@ -15,7 +15,7 @@ from gpubpf.ptx.parser import parse
 from gpubpf.tools import kernelretsnoop
 from gpubpf_sass import assembled, nvdisasm, registers
 
-MOST = 68  # instructions that a warp executes if all of its lanes exit together
+MOST = 66  # instructions that a warp executes if all of its lanes exit together
 # Instructions for a further store of contiguous lanes: without, and with touched bytes.
 MOST_OF_STORES = {"sm_75": (26, 48), "sm_80": (21, 44), "sm_90": (16, 40)}
 

@@ -214,13 +214,10 @@ def _load(
         0,
         attach,
     )
-    for left in reversed(range(_LOADS)):
-        try:
+    for _ in range(_LOADS - 1):
+        with contextlib.suppress(BlockingIOError):  # EAGAIN: a signal came while the verifier ran
             return bpf(_PROG_LOAD, attributes)[0]
-        except BlockingIOError:  # EAGAIN: a signal came while the verifier ran
-            if not left:
-                raise
-    raise AssertionError
+    return bpf(_PROG_LOAD, attributes)[0]
 
 
 @dataclass(frozen=True)

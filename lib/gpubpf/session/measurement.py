@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAP_MEMORY = 256 << 20
 IMAGE_WAIT = 120.0
+GRAPHS_TESTED = 13  # CUDA version of the oldest driver with which copies in graphs were tested (docs/gpu.md)
 NOTICES_PER_KIND = 10
 NOTICE_KINDS = 64  # any further kinds share one limit
 PARAM, SHARED = "param", "shared_array"
@@ -59,7 +60,7 @@ class Follow:
     cupti: possible paths of the CUPTI library, for a command; its activity records then replace the timing events.
     cupti_automatic: use CUPTI only in processes that cannot use it themselves.
     stacks, allocation_stacks: record the host stack of each launch, or of each allocating call.
-    graphs: instrument kernels in CUDA graphs; None: if its driver is new enough (GRAPHS_TESTED).
+    graphs: instrument kernels in CUDA graphs; None: where the driver is GRAPHS_TESTED or newer.
     pump: read a process's maps once per this many launches, for `Session.readings`; 0: only on request.
     kept: keep values of the latest launches when the program waits, so that a failed context cannot lose them.
     ring_size: bytes of each ring on each GPU; None: the size in the C text.
@@ -79,6 +80,10 @@ class Follow:
     ring_size: int | None = None
     ring_in_gpu: bool = False
     per_thread: Mapping[str, int] = field(default_factory=dict)
+
+    def instruments_graphs(self, driver: int) -> bool:
+        """Return whether kernels in graphs are instrumented with a driver of this CUDA version (13); 0 if unknown."""
+        return driver >= GRAPHS_TESTED if self.graphs is None else self.graphs
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gpubpf.session.traced_process import TracedProcess
 
 RECENTLY_ENDED = 64  # ended processes whose maps stay in files; older ones are compressed
-GRAPHS_TESTED = 13  # CUDA version of the oldest driver with which copies in graphs were tested (docs/gpu.md)
 AHEAD_KERNELS = 256  # kernels of a running process that get copies ahead of a launch
 _AHEAD_REQUESTS = 1 << 31  # above the request numbers that agents use
 CLOCK_PATIENCE = 1.0  # seconds that WELCOME, and so the program, waits for clock kernels
@@ -442,7 +441,7 @@ def _welcome(
     config = dataclasses.replace(
         measurement.agent_config,
         maps=measurement.maps_of(process.vendor),
-        graphs=sets_graphs(measurement.follow.graphs, process.driver_cuda),
+        graphs=measurement.follow.instruments_graphs(process.driver_cuda),
     )
     if config.log_records:
         config = dataclasses.replace(config, clock_kernels=clock_kernels(process.driver_cuda))
@@ -468,11 +467,6 @@ def _welcome(
             os.close(stubs)
         process.send(protocol.welcome(config, process.number))
         process.welcomed = True
-
-
-def sets_graphs(asked: bool | None, driver: int) -> bool:
-    """Return whether kernels in graphs are instrumented. `asked`: Follow.graphs; `driver`: the driver's CUDA version, 0 if unknown."""
-    return driver >= GRAPHS_TESTED if asked is None else asked
 
 
 def _make_clock_kernels(made: dict[int, bytes], driver: int) -> None:

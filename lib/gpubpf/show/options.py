@@ -65,8 +65,11 @@ def add_targets(made: Parser, specs: str = "", operand: tuple[str, str] = ("", "
     )
 
 
-def add_kernels(made: Parser) -> None:
-    """Add which kernels and launches to measure: --kernel, --launch, --sample, --graphs, --no-graphs."""
+def add_kernels(made: Parser, graphs: str = "measure kernels in CUDA graphs") -> None:
+    """Add which kernels and launches to measure: --kernel, --launch, --sample, --graphs, --no-graphs.
+
+    graphs: what --graphs does, for --help.
+    """
     group = made.add_argument_group("which kernels and launches")
     group.add_argument(
         "--kernel", action="append", metavar="GLOB", help=f"only kernels {KERNEL_GLOB}; repeatable"
@@ -76,7 +79,7 @@ def add_kernels(made: Parser) -> None:
         "--graphs",
         action="store_true",
         default=None,
-        help="measure kernels in CUDA graphs, also with drivers before CUDA 13.0, where this was not tested",
+        help=f"{graphs}, also with drivers before CUDA 13.0, where this was not tested",
     )
     group.add_argument(
         "--no-graphs", dest="graphs", action="store_false", help="do not measure kernels in CUDA graphs"

@@ -88,7 +88,8 @@ def measured(
         left = False
         for line in tool.stdout:
             records.append(json.loads(line))
-            kernels += records[-1:] if records[-1]["type"] == "kernel" else []
+            if records[-1]["type"] == "kernel":
+                kernels.append(records[-1])
             if kind == "idle" and records[-1]["type"] == "attached" and "waiting" not in records[-1]:
                 target.stdin.write("\n")
                 target.stdin.flush()

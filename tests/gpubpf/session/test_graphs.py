@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf.session import workers
 from gpubpf.session.device import LIBRARIES
+from gpubpf.session.measurement import Follow
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOL = [sys.executable, str(ROOT / "tools/threadhist.py"), "--device", "sim", "--json"]
@@ -63,9 +63,6 @@ def test_graphs_are_left_alone(program: Path, tmp_path: Path) -> None:
     """With --no-graphs, and with drivers that are too old unless --graphs is given."""
     _, records = run(program, tmp_path / "out", "--no-graphs")
     assert records[-1]["not_instrumented"] == {"capture": LAUNCHES}
-    sets_graphs = {
-        (asked, driver): workers.sets_graphs(asked, driver)
-        for asked in (None, True, False)
-        for driver in (12, 13)
-    }
-    assert {case for case, sets in sets_graphs.items() if sets} == {(None, 13), (True, 12), (True, 13)}
+    cases = [(asked, driver) for asked in (None, True, False) for driver in (12, 13)]
+    instrumented = [case for case in cases if Follow(graphs=case[0]).instruments_graphs(case[1])]
+    assert instrumented == [(None, 13), (True, 12), (True, 13)]
