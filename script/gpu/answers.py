@@ -57,7 +57,7 @@ CHECKED = (
 
 # A part is not begun if less is left. On an H200, an answer took a second, and the same program under a tool 1 to 11, or 25 where
 # PyTorch compiles. What takes much longer is killed: a run after half of the limit of its part.
-KNOWN_SECONDS, SAME_SECONDS, CHECKED_SECONDS = 4, 15, 30
+KNOWN_SECONDS, SAME_SECONDS, CHECKED_SECONDS = 4, 15, 10
 KNOWN_LIMIT, SAME_LIMIT, CHECKED_LIMIT = 40, 180, 120
 
 

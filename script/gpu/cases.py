@@ -84,7 +84,7 @@ def setmaxnreg(machine: Machine) -> Result:
     copy = assembled_copy(machine, program)
     result: Result = {
         "question": "does setmaxnreg work in the copy that memtrace launches?",
-        "believed": "yes: probes stay inline, so ptxas heeds it, and consumers have 240 registers without local memory",
+        "believed": "yes: probes stay inline, so ptxas heeds it, and consumers have 232 registers without local memory",
         "answer": f"{copy['setmaxnreg']} in the copy, local memory {copy['local']}, {ratio:.2f} times as long, same result",
         "agrees": True,
         "copy": copy,

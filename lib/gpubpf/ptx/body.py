@@ -90,7 +90,7 @@ class Body:
             placements = ()
         self.filler = plan.fillers[function.name in plan.inlined]
         self.has_launch_block = self.entry or (self.role is not None and self.role.block)
-        self.sampled = units([placements]) if self.has_launch_block else ()
+        self.sampled = units([[p for p in placements if p.tests]]) if self.has_launch_block else ()
 
         def at(*points: str) -> tuple[Placement, ...]:
             return tuple(p for p in placements if p.point in points)

@@ -15,6 +15,7 @@ from .flow import find_initializer_names, may_wait
 from .module import Directive, Function, Item, Module, Variable
 from .plan import InjectionPlan
 from .source import source_files
+from .split import is_split, split_body
 from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, InjectedKernel, InjectedVariable, parameter_layout
 
@@ -38,8 +39,10 @@ class SidecarModule:
 
     def add_called(self, kernel: str) -> None:
         """Add the functions that a kernel calls, directly or indirectly. Raises Refusal, PtxError."""
+        variants = {self.plan.variant_of[kernel]} | ({0} if is_split(self.plan, kernel) else set())
         for name in sorted(self.plan.graph.reach(kernel) - {kernel}):
-            self._add_function(name, self.plan.variant_of[kernel])
+            for variant in sorted(variants):
+                self._add_function(name, variant)
 
     def _add_function(self, name: str, variant: int) -> None:
         plan = self.plan
@@ -66,8 +69,11 @@ class SidecarModule:
         function = plan.module.functions[name]
         variant = plan.variant_of[name]
         reached = plan.graph.reach(name)
-        body = Body(plan, self.sites, self.variables, function, variant, plan.placements[name])
-        statements = body.rewrite()
+        if is_split(plan, name):
+            body, statements = split_body(plan, self.sites, self.variables, name)
+        else:
+            body = Body(plan, self.sites, self.variables, function, variant, plan.placements[name])
+            statements = body.rewrite()
         parameters = (*function.parameters, array(LAUNCH, plan.block.size))
         self._add(name, dataclasses.replace(function, parameters=parameters).with_body(statements))
         self._shared_exits[name] = body.exits.shared_exits

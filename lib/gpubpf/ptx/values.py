@@ -33,6 +33,7 @@ class Placement:
     At `float` and `instruction`, `opcodes` are globs of opcodes (`computation.is_chosen`); () means all.
     sampled: run the program only in some blocks or warps, chosen anew in each launch; "": in all. All programs of a kernel
     have the same value, except `cost.SAMPLED_COST`, which runs in all.
+    alone: only chosen threads reach the probe (split.py), so it does not test whether its thread is one.
     """
 
     fragment: Fragment
@@ -43,6 +44,12 @@ class Placement:
     functions: tuple[str, ...] = ()
     opcodes: tuple[str, ...] = ()
     sampled: Unit | Literal[""] = ""
+    alone: bool = False
+
+    @property
+    def tests(self) -> bool:
+        """Whether a probe tests if its thread is chosen."""
+        return bool(self.sampled) and not self.alone
 
 
 @dataclass(frozen=True)
