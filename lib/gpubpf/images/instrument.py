@@ -252,8 +252,9 @@ def _instrument(
     options = chosen.options
     before = before or {}
     limits: dict[str, int] = {}
-    frequent = any(attachment.point in FREQUENT for attachment in attachments)
-    if frequent:
+    # With sampling, most blocks execute no probe, so the copy has room for as many warps as the original.
+    frequent = any(a.point in FREQUENT and not a.sampled for a in attachments)
+    if frequent or any(attachment.point in FREQUENT for attachment in attachments):
         before = _registers(parsed, injected.kernels, target, chosen.options, before)
     if frequent or own:
         limits = _limits_of_copies(parsed, injected, chosen.options, before, frequent)
