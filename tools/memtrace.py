@@ -221,16 +221,23 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
     which = "chosen_" if cli.chooses_threads(args) else ""
     covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
     moves = ("load", "store")
+    alike = 32  # so many bytes further on, a request begins at the same place in a sector, and its lanes meet in banks alike
     for name, kinds, spaces in (
         ("coarse" if covers and args.granule > 1 else "global", moves, ("global", "const")),
         ("updated", ("atomic",), ("global",)),
         ("copied", ("async",), ("global",)),
     ):
-        b.attach_gpu_access(args.kernel, f"on_{which}{covers}{name}", kinds, spaces)
+        b.attach_gpu_access(
+            args.kernel, f"on_{which}{covers}{name}", kinds, spaces, alike=0 if covers else alike
+        )
     if covers:
         b.attach_gpu_access(args.kernel, "on_bulk", kinds=("async",), spaces=("global",))
-    b.attach_gpu_access(args.kernel, f"on_{which}local", kinds=(*moves, "atomic"), spaces=("local",))
-    b.attach_gpu_access(args.kernel, f"on_{which}shared", kinds=(*moves, "async"), spaces=("shared",))
+    b.attach_gpu_access(
+        args.kernel, f"on_{which}local", kinds=(*moves, "atomic"), spaces=("local",), alike=alike
+    )
+    b.attach_gpu_access(
+        args.kernel, f"on_{which}shared", kinds=(*moves, "async"), spaces=("shared",), alike=alike
+    )
     b.attach_gpu_access(args.kernel, f"on_{which}shared_updated", kinds=("atomic",), spaces=("shared",))
 
 

@@ -63,6 +63,7 @@ class Probe:
     spaces: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     opcodes: tuple[str, ...] = ()
+    alike: int = 0  # see attach_gpu_access
 
 
 class Companion(Protocol):
@@ -237,10 +238,13 @@ class BPF:
         fn_name: str = "",
         kinds: str | Iterable[str] = KINDS,
         spaces: str | Iterable[str] = SPACES,
+        alike: int = 0,
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
 
         kinds, spaces: the accesses to probe, from KINDS and SPACES.
+        alike: the program does the same if all addresses are further by a multiple of this many bytes (0: it does not). Then it runs
+        only once for loads or stores whose addresses are known to differ so; the sites of the others name its site as `like`.
         """
         self._attach(
             Probe(
@@ -249,6 +253,7 @@ class BPF:
                 _patterns(kernel),
                 kinds=_selected(KINDS, kinds, "a kind of memory access"),
                 spaces=_selected(SPACES, spaces, "a memory space"),
+                alike=alike,
             )
         )
 
@@ -472,6 +477,7 @@ class BPF:
                 probe.functions,
                 probe.opcodes,
                 self.sampling.unit if self.sampling else "",
+                probe.alike,
             )
             for probe in self.probes
         ]
@@ -679,7 +685,17 @@ class BPF:
         from gpubpf.ptx.values import Placement
 
         return [
-            Placement(a.fragment, a.point, a.accumulate, a.kinds, a.spaces, a.functions, a.opcodes, a.sampled)
+            Placement(
+                a.fragment,
+                a.point,
+                a.accumulate,
+                a.kinds,
+                a.spaces,
+                a.functions,
+                a.opcodes,
+                a.sampled,
+                a.alike,
+            )
             for a in self.attachments()
         ]
 

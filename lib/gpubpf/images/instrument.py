@@ -46,7 +46,7 @@ _PROBE_REGISTERS = 24
 class Attachment:
     """A lowered device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
 
-    `accumulate`, `kinds`, `spaces`, `functions`, `opcodes` and `sampled` are as in `Placement`.
+    `accumulate`, `kinds`, `spaces`, `functions`, `opcodes`, `sampled` and `alike` are as in `Placement`.
     """
 
     fragment: Fragment
@@ -58,6 +58,7 @@ class Attachment:
     functions: tuple[str, ...] = ()
     opcodes: tuple[str, ...] = ()
     sampled: Unit | Literal[""] = ""
+    alike: int = 0
 
 
 @dataclass(frozen=True)
@@ -443,6 +444,7 @@ def _placement(attachment: Attachment) -> Placement:
         attachment.functions,
         attachment.opcodes,
         attachment.sampled,
+        attachment.alike,
     )
 
 

@@ -465,10 +465,15 @@ def decode_cells(
 ) -> tuple[tuple[SiteTraffic, ...], int]:
     """Return the executed sites of one kernel, by number, and the number of requests at sites missing from `sites`.
 
+    A site that is `like` another one has the same traffic, and no probe of its own.
+
     parts    cells by map name
     updates  updates of addresses in global memory, by site number
     """
     found, unknown = [], 0
+    followers: dict[int | None, list[Site]] = {}
+    for follower in sites.values():
+        followers.setdefault(follower.like, []).append(follower)
     for name, cells in parts.items():
         if not cells:
             continue
@@ -485,7 +490,8 @@ def decode_cells(
             counted = (
                 updates.get(number) if updates and name == UPDATED and not cell["uncounted_max"] else None
             )
-            found.append(site_traffic(site, space, cell, counted, warp))
+            row = site_traffic(site, space, cell, counted, warp)
+            found += [row, *(dataclasses.replace(row, site=other) for other in followers.get(number, ()))]
     return tuple(sorted(found, key=lambda row: (row.site.number, row.space))), unknown
 
 

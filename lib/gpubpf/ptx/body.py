@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, RETURNS,
 from gpubpf.errors import Refusal
 
 from .access import Access, accesses
+from .alike import Alike
 from .arguments import argument, returned
 from .barriers import Barrier, barrier
 from .carry import KEPT, kept, live_carry
@@ -114,6 +116,7 @@ class Body:
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
+        self.alike = Alike()
         # Statements are identified by their index in the body.
         self.before: dict[int, list[Statement]] = {}  # what `_before` adds to every copy alike
         self.first = {block.instructions[0] for block in self.flow.blocks}
@@ -157,14 +160,19 @@ class Body:
                 out += self._prologue()
             if index == len(body):
                 break
+            statement = body[index]
+            if index in self.first or isinstance(statement, Label | Open | Close):
+                self.alike.enter()
             if index not in self.exits.unreachable:
                 added = self._keep_carry(index, [*self._before(index), *self._emit(index)])
-                if added and out and _for_the_next(out[-1]) and isinstance(body[index], PtxInstruction):
+                if added and out and _for_the_next(out[-1]) and isinstance(statement, PtxInstruction):
                     pragma = out.pop()
                     own = [at for at, s in enumerate(added) if isinstance(s, PtxInstruction)][-1:]
                     if index not in self.whole_loads:
                         added.insert(own[0] if own else 0, pragma)
                 out += added
+            if isinstance(statement, PtxInstruction):
+                self.alike.overwrite(statement)
             for label, path, source in self.exits.copies.get(index, ()):
                 out += self._copy(label, path, source)
         if self.flow.falls_off:
@@ -437,7 +445,15 @@ class Body:
                 negated = isinstance(access.unless, Not)
                 name = access.unless.operand if isinstance(access.unless, Not) else access.unless
                 guards.append(f"@{'!' if negated else ''}{name.name} ")
-            site = self._access_site("access", index, access)
+            modulus = math.lcm(*(p.alike for p in placements))
+            if modulus:
+                like = self.alike.find(instruction, access, modulus)
+                site = self._access_site("access", index, access, like=like)
+                if like is not None:
+                    continue
+                self.alike.add(instruction, access, site)
+            else:
+                site = self._access_site("access", index, access)
             size = self._to_64_bits(index, access.size, BYTES) if access.size is not None else ()
             where = self._to_64_bits(index, access.address, AT)
             if access.rows is not None:
@@ -453,8 +469,16 @@ class Body:
             lambda name: self._space(index, name),
         )
 
-    def _access_site(self, point: str, index: int, access: Access, more: int = 0, type_: str = "") -> int:
-        """Return the number of a new site of an access. `more`: bits to add to its effect."""
+    def _access_site(
+        self,
+        point: str,
+        index: int,
+        access: Access,
+        more: int = 0,
+        type_: str = "",
+        like: int | None = None,
+    ) -> int:
+        """Return the number of a new site of an access. `more`: bits to add to its effect. `like`: as in `Site`."""
         instruction = self.flow.instruction(index)
         return self._site(
             point,
@@ -465,6 +489,7 @@ class Body:
             space=access.space,
             width=access.width,
             effect=effect(access) | more,
+            like=like,
             type=type_,
         )
 

@@ -33,6 +33,8 @@ class Placement:
     At `float` and `instruction`, `opcodes` are globs of opcodes (`computation.is_chosen`); () means all.
     sampled: run the program only in some blocks or warps, chosen anew in each launch; "": in all. All programs of a kernel
     have the same value, except `cost.SAMPLED_COST`, which runs in all.
+    alike: at `access`, the program does the same for accesses by the same lanes whose addresses differ by a multiple of so many bytes.
+    Then of loads or stores in a basic block that are known to differ so, only the first gets a probe (`Site.like`). 0: it does not.
     alone: only chosen threads reach the probe (split.py), so it does not test whether its thread is one.
     """
 
@@ -44,6 +46,7 @@ class Placement:
     functions: tuple[str, ...] = ()
     opcodes: tuple[str, ...] = ()
     sampled: Unit | Literal[""] = ""
+    alike: int = 0
     alone: bool = False
 
     @property
@@ -78,6 +81,9 @@ class Site:
     width: int = 0
     effect: int = (
         0  # of accesses: 1 reads, 2 writes, 3 both; of values: plus 4 if an atomic's old value is used
+    )
+    like: int | None = (
+        None  # of accesses: the number of an earlier site, whose programs do for this site, too (`Placement.alike`)
     )
     block: int | None = None  # of basic blocks: the number in the function, from 0; copies keep it
     type: str = ""  # of values and results of instructions: the type of an element, one of bytecode.TYPES

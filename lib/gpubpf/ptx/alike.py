@@ -1,0 +1,70 @@
+"""Find accesses that differ from an earlier one of the same basic block only by a constant distance, for `Placement.alike`.
+
+    alike = Alike()
+    alike.enter()                                    # where a basic block or scope begins or ends
+    alike.find(instruction, access, modulus)         # the site of an earlier access, or None
+    alike.add(instruction, access, site)
+    alike.overwrite(instruction)                     # after each instruction
+
+Such accesses have the same base register, which no instruction between them overwrites, and all else in common but the offset:
+`ld.shared.f32 %f1, [%r1+64];` after `ld.shared.f32 %f2, [%r1];`. Unrolled loops over tiles are full of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .access import Access
+from .flow import find_names
+from .module import Address, PtxInstruction
+
+_Key = tuple[str | None, bool, Access]
+
+
+class Alike:
+    """The accesses of the current basic block that later ones may be like."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Key, list[tuple[int, int]]] = {}  # offset and site of each
+
+    def enter(self) -> None:
+        """Forget all accesses: other lanes may execute what follows, or names may mean something else."""
+        self._found.clear()
+
+    def find(self, instruction: PtxInstruction, access: Access, modulus: int) -> int | None:
+        """Return the site of an access whose addresses are `modulus` bytes, or a multiple, away from those of `access`."""
+        key = _key(instruction, access)
+        if key is None:
+            return None
+        offset = access.address.offset
+        return next((site for at, site in self._found.get(key, ()) if (offset - at) % modulus == 0), None)
+
+    def add(self, instruction: PtxInstruction, access: Access, site: int) -> None:
+        """Note an access with a probe."""
+        key = _key(instruction, access)
+        if key is not None:
+            self._found.setdefault(key, []).append((access.address.offset, site))
+
+    def overwrite(self, instruction: PtxInstruction) -> None:
+        """Forget the accesses whose registers an instruction may overwrite: those in its first operand. A call ends all."""
+        if instruction.opcode == "call":
+            self.enter()
+        if self._found and instruction.operands and not isinstance(instruction.operands[0], Address):
+            written = {name.partition(".")[0] for name in find_names(instruction.operands[:1])}
+            for key in [key for key in self._found if not written.isdisjoint(_registers(key))]:
+                del self._found[key]
+
+
+def _key(instruction: PtxInstruction, access: Access) -> _Key | None:
+    """Return what two alike accesses have in common; None for accesses that are not compared."""
+    address = access.address
+    plain = access.kind in ("load", "store") and access.size is None and access.rows is None
+    if not plain or address.base is None or address.coordinates:
+        return None
+    same = dataclasses.replace(access, address=dataclasses.replace(address, offset=0))
+    return instruction.predicate, instruction.negated, same
+
+
+def _registers(key: _Key) -> set[str]:
+    predicate, _, access = key
+    return {name.partition(".")[0] for name in (predicate, access.address.base) if name is not None}

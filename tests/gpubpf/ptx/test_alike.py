@@ -1,0 +1,74 @@
+"""Which accesses are found to differ from an earlier one by a constant."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.parser import parse
+from gpubpf.ptx.values import Placement
+
+COUNT = Fragment(
+    "count",
+    "{ red.global.add.u64 [%gpubpf_counts], 1; }",
+    (Argument("counts", "b64", "map_base", "counts"), Argument("site", "b64", "context", field="site")),
+)
+HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n.func f() { ret; }\n"
+
+
+def likes(body: str, alike: int = 32) -> list[int | None]:
+    """Return `like` of each site of a kernel with this body."""
+    registers = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .reg .pred %p<3>;"
+    text = f"{HEAD}.visible .entry k(.param .u64 p) {{ {registers} ld.param.u64 %rd1, [p]; {body} ret; }}"
+    made = inject(parse(text), {"k": [Placement(COUNT, "access", alike=alike)]})
+    sites = made.kernels["k"].sites
+    assert made.text.count("red.global.add") == sum(site.like is None for site in sites)
+    return [site.like for site in sites]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("ld.shared.f32 %f1, [%r1]; ld.shared.f32 %f2, [%r1+64]; ld.shared.f32 %f3, [%r1+-32];", [None, 0, 0]),
+        ("ld.shared.f32 %f1, [%r1]; ld.shared.f32 %f2, [%r1+4]; ld.shared.f32 %f3, [%r1+36];", [None, None, 1]),
+        ("ld.shared.f32 %f1, [%r1]; bar.sync 0; ld.shared.f32 %f2, [%r1+32];", [None, 0]),
+        ("ld.shared.u32 %r1, [%r1]; ld.shared.f32 %f2, [%r1+32];", [None, None]),  # another base
+        ("ld.shared.f32 %f1, [%r1]; add.u32 %r1, %r1, 4; ld.shared.f32 %f2, [%r1+32];", [None, None]),
+        ("ld.shared.f32 %f1, [%r1]; mov.b64 {%r1, %r2}, %rd1; ld.shared.f32 %f2, [%r1+32];", [None, None]),
+        ("ld.shared.f32 %f1, [%r1]; $L: ld.shared.f32 %f2, [%r1+32];", [None, None]),  # others may come here
+        ("ld.shared.f32 %f1, [%r1]; @%p1 bra $L; ld.shared.f32 %f2, [%r1+32]; $L:", [None, None]),
+        ("ld.shared.f32 %f1, [%r1]; @%p1 exit; ld.shared.f32 %f2, [%r1+32];", [None, None]),
+        ("ld.shared.f32 %f1, [%r1]; call f; ld.shared.f32 %f2, [%r1+32];", [None, None]),
+        ("@%p1 ld.shared.f32 %f1, [%r1]; @%p1 ld.shared.f32 %f2, [%r1+32];", [None, 0]),
+        ("@%p1 ld.shared.f32 %f1, [%r1]; @!%p1 ld.shared.f32 %f2, [%r1+32];", [None, None]),
+        ("@%p1 ld.shared.f32 %f1, [%r1]; ld.shared.f32 %f2, [%r1+32];", [None, None]),
+        (
+            "@%p1 ld.shared.f32 %f1, [%r1]; setp.eq.u32 %p1, %r2, 0; @%p1 ld.shared.f32 %f2, [%r1+32];",
+            [None, None],
+        ),
+        ("{ .reg .b32 %r1; ld.shared.f32 %f1, [%r1]; } ld.shared.f32 %f2, [%r1+32];", [None, None]),
+        ("ld.shared.f32 %f1, [%r1]; st.shared.f32 [%r1+32], %f1;", [None, None]),
+        ("st.shared.f32 [%r1], %f1; st.shared.f32 [%r1+32], %f1;", [None, 0]),
+        ("ld.shared.f32 %f1, [%r1]; ld.shared.v2.f32 {%f2, %f3}, [%r1+32];", [None, None]),
+        ("ld.shared.f32 %f1, [%r1]; ld.global.f32 %f2, [%rd1+32]; ld.f32 %f3, [%rd1];", [None, None, None]),
+        ("atom.shared.add.u32 %r2, [%r1], 1; atom.shared.add.u32 %r2, [%r1+32], 1;", [None, None]),
+    ],
+)  # fmt: skip
+def test_accesses_are_alike(body: str, expected: list[int | None]) -> None:
+    assert likes(body) == expected
+
+
+def test_a_program_that_sees_addresses_runs_at_each_access() -> None:
+    assert likes("ld.shared.f32 %f1, [%r1]; ld.shared.f32 %f2, [%r1+64];", alike=0) == [None, None]
+
+
+def test_all_programs_of_an_access_must_do_the_same() -> None:
+    text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .f32 %f<3>; ld.param.u64 %rd1, [p];"
+    text += "ld.f32 %f1, [%rd1]; ld.f32 %f2, [%rd1+32]; ld.f32 %f1, [%rd1+64]; ret; }"
+    for other, expected in ((0, [None, None, None]), (64, [None, None, 0]), (32, [None, 0, 0])):
+        placements = [
+            Placement(COUNT, "access", spaces=(space,), alike=a)
+            for space, a in (("shared", 32), ("global", other))
+        ]
+        assert [site.like for site in inject(parse(text), {"k": placements}).kernels["k"].sites] == expected

@@ -1,0 +1,90 @@
+"""Accesses that differ from an earlier one by a constant have no probe of their own: their numbers are those of the model, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpubpf_cuda
+import memory_model as model
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOOL = [sys.executable, os.environ.get("MEMTRACE", str(REPOSITORY / "tools/memtrace.py")), "--device", "sim"]
+pytestmark = gpubpf_cuda.needs_cuda
+
+OFF = 0xFFFFFFFF
+OFFSETS = (0, 32, 36, 128, 164, -64)  # of the accesses of a kernel, in its order
+BEGIN, END = 64, 3800  # of the addresses in the table
+SOURCE = r"""
+#include <cstdio>
+#include <string>
+#include <vector>
+#define KERNEL(name, code) \
+    __global__ void name(const unsigned *table, char *room) { \
+        __shared__ __align__(128) char shared[4096]; \
+        unsigned at = table[blockIdx.x * 32 + threadIdx.x], v = 0; \
+        unsigned long long in_room = (unsigned long long)__cvta_generic_to_global(room) + at; \
+        unsigned in_shared = (unsigned)__cvta_generic_to_shared(shared) + at; \
+        if (at != ~0u) asm volatile("{ .reg .b32 x<6>; " code "}" : "+r"(v) : "l"(in_room), "r"(in_shared) : "memory"); \
+        if (v == 0x12345678) room[1] = shared[v & 7]; \
+    }
+KERNEL(ofGlobal, "ld.global.cg.u32 x0, [%1]; ld.global.cg.u32 x1, [%1+32]; ld.global.cg.u32 x2, [%1+36];"
+                 "ld.global.cg.u32 x3, [%1+128]; ld.global.cg.u32 x4, [%1+164]; ld.global.cg.u32 x5, [%1+-64];")
+KERNEL(ofShared, "ld.shared.u32 x0, [%2]; ld.shared.u32 x1, [%2+32]; ld.shared.u32 x2, [%2+36];"
+                 "ld.shared.u32 x3, [%2+128]; ld.shared.u32 x4, [%2+164]; ld.shared.u32 x5, [%2+-64];")
+int main(int argc, char **argv) {
+    std::vector<unsigned> table(1 << 20);
+    size_t count = fread(table.data(), 4, table.size(), fopen(argv[1], "rb"));
+    unsigned *device; char *room;
+    if (cudaMalloc(&device, 4 * count) || cudaMalloc(&room, 4096)) return 1;
+    cudaMemset(room, 0, 4096);
+    cudaMemcpy(device, table.data(), 4 * count, cudaMemcpyHostToDevice);
+    ofGlobal<<<count / 32, 32>>>(device, room);
+    ofShared<<<count / 32, 32>>>(device, room);
+    return cudaDeviceSynchronize() != cudaSuccess;
+}
+"""
+
+
+def requests() -> list[list[int | None]]:
+    """Return requests of all patterns and alignments: the address of each lane, None if it takes no part."""
+    chosen = random.Random(48)
+    found: list[list[int | None]] = []
+    for first in range(10):
+        for step in (0, 1, 2, 3, 8, 16, -1):
+            begin = BEGIN + 4 * (first + 40)
+            found.append([begin + 4 * step * lane for lane in range(32)])
+    for _ in range(40):
+        some = [BEGIN + 4 * chosen.randrange((END - BEGIN) // 4) for _ in range(32)]
+        found.append([at if chosen.random() < 0.8 else None for at in some])
+    return found
+
+
+@pytest.mark.parametrize("options", [("--no-allocations",), ()], ids=["no-allocations", "touched-bytes"])
+def test_numbers_are_those_of_the_model(options: tuple[str, ...], tmp_path: Path) -> None:
+    program = gpubpf_cuda.build(SOURCE, tmp_path / "alike")
+    table = requests()
+    words = [OFF if at is None else at for lanes in table for at in lanes]
+    (tmp_path / "table").write_bytes(struct.pack(f"<{len(words)}I", *words))
+    command = [*TOOL, *options, "--json", "-o", str(tmp_path / "records"), "--"]
+    done = subprocess.run(
+        [*command, str(program), str(tmp_path / "table")], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    for kernel, space in (("ofGlobal", "global"), ("ofShared", "shared")):
+        sites = [r for r in records if r["type"] == "site" and r["kernel"] == kernel]
+        sites = [r for r in sites if r["opcode"] in ("ld.global.cg.u32", "ld.shared.u32")]
+        sites.sort(key=lambda site: site["site"])
+        assert len(sites) == len(OFFSETS)
+        for site, offset in zip(sites, OFFSETS, strict=True):
+            moved = [[None if at is None else at + offset for at in lanes] for lanes in table]
+            for field, value in model.site("load", space, 4, moved).items():
+                assert site[field] == value or model.near(site[field], value), (kernel, offset, field)
