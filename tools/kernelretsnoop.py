@@ -45,20 +45,18 @@ PROGRAM = r"""
 
 #define LAUNCHES 8      /* the latest launches of a kernel and shape, which are kept apart: in slots */
 #define SHARDS 8        /* of the lateness, so that multiprocessors do not all wait for the same words */
-#define LINES 64        /* of 16 words: likewise for the warps that left together */
 #define BINS 1024       /* of a histogram; each power of two has 32 */
 #define BITS 36         /* of a clock; a cell is launch number << BITS | cycles, so that the largest is of the latest launch */
 #define CLOCK ((1ull << BITS) - 1)
 
 struct rest { u64 late, left; };                 /* of a warp whose lanes do not exit together: first to last exit; exits */
-struct round { u64 clock, time; u32 launch, sm; u64 none; };  /* readings of clock and timer */
+struct round { u64 clock, time; u32 launch, sm, whole, none; };  /* readings of clock and timer; whole: warps that left together */
 struct block { struct round rounds[LAUNCHES]; u32 exits[GPU_LANES]; };  /* exits: by lane, if not all together */
 struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* sum: cycles; worst: cycles << 24 | site; lost: when launches overlap */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
 GPU_WARP_ARRAY(firsts, u64, LAUNCHES);           /* ~(first exit). Side by side, so that a launch touches little memory */
 GPU_WARP_ARRAY(rests, struct rest, LAUNCHES);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
-GPU_KERNEL_ARRAY(wholes, u64, LINES * 16);       /* warps that left together: in the first word of each line */
 GPU_KERNEL_ARRAY(lateness, struct late, SHARDS * GPU_LANES); /* [shard][lane] */
 GPU_RINGBUF(departures, struct record, 16384);
 GPU_KERNEL_ARRAY(groups, u64, 1024);             /* with sampling: cycles late, by lane and group of blocks: group << 5 | lane */
@@ -142,12 +140,11 @@ static inline void leave(u64 *first, u64 number, u64 site, u64 now, gpu_mask lea
 }
 
 static inline void leave_together(u64 *first, u64 number, u64 now, int counts) {  /* one lane acts for all: none is late */
-    int line = gpu_sm() % LINES * 16;
-    u64 *whole = wholes.lookup(&line);
-    if (counts && whole)
-        __sync_fetch_and_add(whole, 1);
+    struct round *round = round_of(number);
+    if (counts && round)
+        __sync_fetch_and_add(&round->whole, 1);
     gpu_max(first, number << BITS | (~now & CLOCK));
-    look(round_of(number), number);
+    look(round, number);
 }
 
 static inline int whole(gpu_mask lanes) {
@@ -155,11 +152,10 @@ static inline int whole(gpu_mask lanes) {
 }
 
 int on_exit(struct gpu_exit *ctx) {
-    u64 number = ctx->launch;
-    int slot = number & (LAUNCHES - 1);
-    u64 *first = firsts.lookup(&slot);           /* before the clock, so that ptxas can do it while the kernel's loads are under way */
-    u64 now = gpu_clock();
+    u64 now = gpu_clock(), number = ctx->launch;
     gpu_mask leaving = gpu_active();
+    int slot = number & (LAUNCHES - 1);
+    u64 *first = firsts.lookup(&slot);
     if (first && !whole(leaving)) {
         leave(first, number, ctx->site, now, leaving, 1, 0);
         count_exit();

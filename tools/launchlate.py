@@ -46,14 +46,17 @@ PROGRAM = r"""
 #include <gpubpf.h>
 
 #define SLOTS 131072                             /* launch number N uses slot N modulo SLOTS */
-#define BLOCK_SHARDS 4                           /* words for the start of a launch, so that blocks do not all wait for one */
-#define WARP_SHARDS 16                           /* words for its end, likewise for warps */
+#define SHARDS 16                                /* words for the end of a launch, so that warps do not all wait for one */
+#define SMS 256                                  /* multiprocessors that are told apart */
+#define RECENT 64                                /* launches that are told apart on each of them */
+#define FIRST 256                                /* blocks that do not wait to learn whether another one began before */
 #define TIME ((1ULL << 48) - 1)                  /* a cell is how often the slot was reused << 48 | time */
 
 struct launch { u64 launch, start, end; };       /* launch: of one that the filters let through. end: the agent copies it */
 GPU_SHARED_ARRAY(launches, struct launch, SLOTS);  /* host memory, for host and GPU; outlives the traced process */
-GPU_ARRAY(starts, u64, BLOCK_SHARDS * SLOTS);    /* GPU memory: ~time, so that the first thread has the largest value */
-GPU_ARRAY(ends, u64, WARP_SHARDS * SLOTS);       /* time of the last thread; a shard's words lie far from another's */
+GPU_ARRAY(starts, u64, SLOTS);                   /* GPU memory: ~time, so that the first thread has the largest value */
+GPU_ARRAY(ends, u64, SHARDS * SLOTS);            /* time of the last thread; a shard's words lie far from another's */
+GPU_ARRAY(begun, u64, SMS * RECENT);             /* 1 + the latest launch that began on each multiprocessor */
 GPU_PARAM(hosts, struct gpu_host_filter);        /* --cgroup, --comm, -t */
 GPU_PARAM(every_lane, u64);                      /* 1: the lanes of a warp may have different clocks (embedded device) */
 
@@ -72,12 +75,15 @@ int on_entry(struct gpu_entry *ctx) {            /* on the GPU, in the first thr
     if (x | y | z)
         return 0;
     u64 launch = ctx->launch, cell = (launch / SLOTS) << 48 | (~bpf_get_globaltimer() & TIME);
-    int slot = launch % SLOTS, shard = gpu_sm() % BLOCK_SHARDS * SLOTS + slot;
-    u64 *start = starts.lookup(&shard);
+    int key = 0, slot = launch % SLOTS, here = gpu_sm() % SMS * RECENT + launch % RECENT;
+    u64 *all = every_lane.lookup(&key), *latest = begun.lookup(&here), *start = starts.lookup(&slot);
     struct launch *mine = launches.lookup(&slot);
-    if (!start || !mine)
+    if (!all || !latest || !start || !mine)
         return 0;
     bpf_get_block_idx(&x, &y, &z);
+    if (!*all && (x >= FIRST || y | z) && *latest == launch + 1)
+        return 0;                                /* this multiprocessor began an earlier block of the launch */
+    *latest = launch + 1;
     gpu_max(start, cell);
     if (!(x | y | z))                            /* the first block of most launches: known even if the context fails */
         mine->start = cell;
@@ -87,7 +93,7 @@ int on_entry(struct gpu_entry *ctx) {            /* on the GPU, in the first thr
 int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in one of the lanes that exit together */
     u64 launch = ctx->launch, now = bpf_get_globaltimer();
     u64 cell = (launch / SLOTS) << 48 | (now & TIME);
-    int key = 0, shard = gpu_sm() % WARP_SHARDS * SLOTS + launch % SLOTS;
+    int key = 0, shard = gpu_sm() % SHARDS * SLOTS + launch % SLOTS;
     gpu_mask active = gpu_active();
     u32 last = gpu_log2(active);
     u64 *all = every_lane.lookup(&key);

@@ -53,7 +53,7 @@ def done(directory: Path, device: str) -> set[tuple[str, str]]:
 
 
 def write(directory: Path, where: Path) -> Path:
-    """Write gpu-DATE.json and .md into `where`, from all stages found below `directory`.
+    """Write gpu-DATE.json and .md into `where`, from all stages found below `directory`; gpu-DATE-2 if there is a report of other runs.
 
     If a stage ran several times, the later result of a part counts. Raises Failure without results of a GPU.
     """
@@ -82,10 +82,19 @@ def write(directory: Path, where: Path) -> Path:
         "stages": list(stages.values()),
     }
     where.mkdir(parents=True, exist_ok=True)
-    name = where / f"gpu-{str(found[0]['date'])[:10]}"
+    names = (where / f"gpu-{report['date'][:10]}{number}" for number in ("", *(f"-{n}" for n in range(2, 100))))
+    name = next(name for name in names if _is_free(name.with_suffix(".json"), report))
     name.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     name.with_suffix(".md").write_text(markdown(report))
     return name.with_suffix(".md")
+
+
+def _is_free(file: Path, report: Result) -> bool:
+    """Return whether a file does not exist, or has an earlier report of the same runs."""
+    try:
+        return bool(json.loads(file.read_text())["date"] == report["date"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def run_of(result: Result) -> Result:

@@ -43,11 +43,10 @@ class DeviceCells:
         self._torn = np.zeros(slots, bool)
 
     def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
-        """Add a reading: `starts` and `ends`, each [its shards × slots]. Arrays of the wrong size are ignored."""
+        """Add a reading: `starts` [slots], `ends` [shards × slots]. Arrays of the wrong size are ignored."""
         slots = len(self._now)
-        if not len(starts) or not len(ends) or len(starts) % slots or len(ends) % slots:
+        if len(starts) != slots or len(ends) % slots or not len(ends):
             return
-        starts = starts.reshape(-1, slots).max(axis=0)
         if self._ends.size != len(ends):
             self._ends = np.zeros((len(ends) // slots, slots), np.uint64)
         ends = ends.reshape(self._ends.shape)

@@ -308,7 +308,7 @@ class Launches:
     def reading(
         self, process: LoggedProcess, starts: Any, ends: Any, taken: int, idle: bool, source: Any = None
     ) -> None:
-        """Take the device's arrays (uint64): `starts` and `ends`, each [its shards × slots].
+        """Take the device's arrays (uint64): `starts` [slots], `ends` [shards × slots].
 
         taken: host time at which reading began, ns. idle: no kernel was running then, so every end is final. source: the context.
         """

@@ -16,8 +16,7 @@ class Backend:
     type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, for comparisons in 32 bits), `lanes_below`, `sm`, `group`, `warp_slot`
     (the number of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`, `seldom` (a mark); with
     arguments `match`, `ballot`, `any`, `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active and
-    have the same value. Optional: `element`, `scale` and `shift`, arithmetic that LLVM would do with slower instructions; `replay`, a
-    load of the word that a launch in a graph counts from.
+    have the same value. Optional: `element`, `scale` and `shift`, arithmetic that LLVM would do with slower instructions.
 
     `reads`: for each argument type, the inline assembly, with constraints, that reads it from its register; None: arguments are
     function parameters.

@@ -303,17 +303,14 @@ class _Lowering(HelperCalls):
         launch = self.argument("launch", "launch")
         if self.checked.function.point not in b.DEVICE_POINTS:
             return launch
-        # In a graph, the number counts from a word in GPU memory.
+        # In a graph, the number counts from a word in GPU memory. It is read here, after clocks that the program reads earlier.
         cell = self.argument("replay", "replay")
         again, once = self.fresh("again"), self.fresh("once")
         self.emit("store i64 0, ptr %first")
         there = self.value(f"icmp ne i64 {cell}, 0")
         self.emit(f"br i1 {there}, label %{again}, label %{once}")
         self.label(again)
-        if "replay" in self.backend.calls:
-            first = self.value(self.call("replay", f"i64 {cell}"))
-        else:
-            first = self.value(f"load i64, {self.backend.pointer} {self.memory(cell)}, align 8")
+        first = self.value(f"load i64, {self.backend.pointer} {self.memory(cell)}, align 8")
         self.emit(f"store i64 {first}, ptr %first")
         self.emit(f"br label %{once}")
         self.label(once)

@@ -48,8 +48,6 @@ NVPTX = Backend(
         "product": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,r"', "i64"),
         "scale": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,n"', "i64"),
         "shift": ('asm "shr.u32 $0, $1, $2;", "=r,r,n"', "i32"),
-        # It does not change while a kernel runs, and ptxas may load it before the kernel's stores.
-        "replay": ('asm "ld.global.nc.u64 $0, [$1];", "=l,l"', "i64"),
         # These stay in program order with memory accesses: LLVM would move its own intrinsics across atomics.
         "clock": ('asm sideeffect "mov.u64 $0, %clock64;", "=l,~{memory}"', "i64"),
         "globaltimer": ('asm sideeffect "mov.u64 $0, %globaltimer;", "=l,~{memory}"', "i64"),

@@ -56,7 +56,7 @@ _WARP = (
 _HASH = (
     "setp.eq.u64 %is, %gpubpf_replay, 0;",
     "@%is bra $gpubpf_known;",
-    "ld.global.nc.u64 %first, [%gpubpf_replay];",
+    "ld.global.u64 %first, [%gpubpf_replay];",
     "add.s64 %gpubpf_launch, %gpubpf_launch, %first;",
     "$gpubpf_known:",
     "cvt.u32.u64 %size, %gpubpf_launch;",
