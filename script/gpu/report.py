@@ -53,9 +53,9 @@ def done(directory: Path, device: str) -> set[tuple[str, str]]:
 
 
 def write(directory: Path, where: Path) -> Path:
-    """Write gpu-DATE.json and .md into `where`, from all stages found below `directory`; gpu-DATE-2 if there is a report of other runs.
+    """Write gpu-DATE.json and .md into `where`, from all stages found below `directory`.
 
-    If a stage ran several times, the later result of a part counts. Raises Failure without results of a GPU.
+    If there is a report of other runs with that date, the name is gpu-DATE-2. If a stage ran several times, the later result of a part counts. Raises Failure without results of a GPU.
     """
     everything = results_in(directory)
     found = [result for result in everything if result["device"] == "gpu"]
@@ -82,7 +82,9 @@ def write(directory: Path, where: Path) -> Path:
         "stages": list(stages.values()),
     }
     where.mkdir(parents=True, exist_ok=True)
-    names = (where / f"gpu-{report['date'][:10]}{number}" for number in ("", *(f"-{n}" for n in range(2, 100))))
+    names = (
+        where / f"gpu-{report['date'][:10]}{number}" for number in ("", *(f"-{n}" for n in range(2, 100)))
+    )
     name = next(name for name in names if _is_free(name.with_suffix(".json"), report))
     name.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     name.with_suffix(".md").write_text(markdown(report))

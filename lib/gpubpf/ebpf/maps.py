@@ -31,6 +31,7 @@ block's threads that came.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -92,9 +93,13 @@ PRINT_ARGUMENTS, LONG_PRINT_ARGUMENTS = 3, 12
 BLOCKS = "gpubpf_blocks_"  # prefix to a program's name: its map to find the first or last thread of a block
 SAMPLED = "gpubpf_sampled"  # how many blocks or warps were chosen (ebpf/sampling.py), by group
 SPENT = (
-    "gpubpf_spent"  # with --budget: SPENT_PARTS times SPENT_NUMBERS counts (ptx/cost.py): own, added, skipped
+    "gpubpf_spent"  # with --budget: counts [part, number, lane] (ptx/cost.py); numbers: own, added, skipped
 )
-SPENT_PARTS, SPENT_NUMBERS = 32, 3
+SPENT_SHAPE = (
+    64,
+    3,
+    32,
+)  # parts: multiprocessors and lanes have words of their own, so that none waits for others
 GROUPS = 256  # into which chosen blocks and warps are divided at random, by the lowest bits of their hash
 BLOCK_SLOTS = 1 << 14  # for resident blocks: a GPU has at most 32 for each multiprocessor
 BLOCK_PROBES = 64  # slots that a block can be in
@@ -301,7 +306,7 @@ def internal(name: str) -> MapDefinition | None:
     if name == SAMPLED:
         return MapDefinition(SAMPLED, "kernel_array", 4, 8, GROUPS, "<i4", "<u8", 1 << 31)
     if name == SPENT:
-        return MapDefinition(SPENT, "kernel_array", 4, 8, SPENT_NUMBERS * SPENT_PARTS, "<i4", "<u8", 1 << 31)
+        return MapDefinition(SPENT, "kernel_array", 4, 8, math.prod(SPENT_SHAPE), "<i4", "<u8", 1 << 31)
     return blocks_definition(name) if name.startswith(BLOCKS) else None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from gpubpf.ebpf.maps import SPENT, SPENT_NUMBERS, SPENT_PARTS
+from gpubpf.ebpf.maps import SPENT, SPENT_SHAPE
 from gpubpf.lower.fragment import Argument, Fragment
 
 from .emit import add, text
@@ -28,13 +28,16 @@ TALLY = Directive("", "")  # stands for the addition of a number that is not kno
 
 def _cost(*counts: str) -> Fragment:
     """Return a program that adds these counts, which are fields of its context, to SPENT."""
+    parts, numbers, lanes = SPENT_SHAPE
     lines = [
-        ".reg .b32 %part;",
+        ".reg .b32 %part, %lane;",
         ".reg .b64 %place;",
         "mov.u32 %part, %smid;",
-        f"and.b32 %part, %part, {SPENT_PARTS - 1};",
-        f"mad.wide.u32 %place, %part, {8 * SPENT_NUMBERS}, %gpubpf_base;",
-        *(f"red.global.add.u64 [%place+{8 * n}], %gpubpf_{name};" for n, name in enumerate(counts)),
+        f"and.b32 %part, %part, {parts - 1};",
+        f"mad.wide.u32 %place, %part, {8 * numbers * lanes}, %gpubpf_base;",
+        "mov.u32 %lane, %laneid;",
+        "mad.wide.u32 %place, %lane, 8, %place;",
+        *(f"red.global.add.u64 [%place+{8 * lanes * n}], %gpubpf_{name};" for n, name in enumerate(counts)),
     ]
     arguments = (Argument(name, "b64", "context", field=name) for name in counts)
     return Fragment(

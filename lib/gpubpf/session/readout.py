@@ -137,7 +137,7 @@ def spent(measurement: Measurement) -> dict[tuple[int, str], tuple[int, float]]:
         for process in measurement.processes:
             for stored in process.snapshots.values():
                 for instance in _instances_of(measurement, process, {}, stored, number):
-                    parts = instance.array[:, 0].reshape(-1, maps.SPENT_NUMBERS).sum(axis=0)
+                    parts = instance.array[:, 0].reshape(-1, *maps.SPENT_SHAPE[1:]).sum(axis=(0, 2))
                     own, added, skipped = map(int, parts)
                     before = found.get((process.number, instance.mangled), (0, 0.0))
                     of_all = skipped + share * (added - skipped)

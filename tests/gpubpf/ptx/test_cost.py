@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from engine_device import Array
-from gpubpf.ebpf.maps import SPENT, SPENT_NUMBERS, SPENT_PARTS
+from gpubpf.ebpf.maps import SPENT, SPENT_SHAPE
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import plan
 from gpubpf.ptx.cost import ADDED, COST, SAMPLED_COST, SKIPPED, longest_path
@@ -65,8 +67,8 @@ def counted(kernel: str, *placements: Placement) -> list[int]:
     """Run the kernel with these programs. Return the sums: own, added and skipped instructions."""
     run = Run(kernel, placements)
     run("k", THREADS, Array(np.zeros(THREADS, np.uint32)))
-    parts = run.maps[SPENT].host[: SPENT_NUMBERS * SPENT_PARTS].reshape(-1, SPENT_NUMBERS)
-    return [int(total) for total in parts.sum(axis=0)]
+    parts = run.maps[SPENT].host[: math.prod(SPENT_SHAPE)].reshape(SPENT_SHAPE)
+    return [int(total) for total in parts.sum(axis=(0, 2))]
 
 
 def spent(*placements: Placement, kernel: str = KERNEL) -> tuple[int, int]:

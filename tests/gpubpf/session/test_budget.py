@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpubpf.agent.protocol import Counters, HookCalls
-from gpubpf.ebpf.maps import SPENT
+from gpubpf.ebpf.maps import SPENT, SPENT_SHAPE
 from gpubpf.ebpf.sampling import PARAMETER, Sampling
 from gpubpf.program import BPF
 from gpubpf.ptx.cost import COST
@@ -188,8 +188,9 @@ def test_added_instructions_are_those_of_an_average_choice(
     one_in: int | None, added: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two contexts, in each of which two multiprocessors have counts."""
-    numbers = [600, 200, 80, 400, 80, 0] if one_in else [600, 200, 0, 400, 80, 0]
-    instance = SimpleNamespace(mangled=KERNEL, array=np.array(numbers).reshape(-1, 1))
+    counts = np.zeros(SPENT_SHAPE, np.uint64)
+    counts[0, :, 5], counts[1, :, 9] = (600, 200, 80 if one_in else 0), (400, 80, 0)
+    instance = SimpleNamespace(mangled=KERNEL, array=counts.reshape(-1, 1))
     monkeypatch.setattr(readout, "_instances_of", lambda *given: [instance])
     params = {PARAMETER: Sampling("block", one_in, 7).parameter} if one_in else {}
     process = SimpleNamespace(number=1, snapshots={1: None, 2: None})
