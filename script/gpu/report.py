@@ -55,7 +55,8 @@ def done(directory: Path, device: str) -> set[tuple[str, str]]:
 def write(directory: Path, where: Path) -> Path:
     """Write gpu-DATE.json and .md into `where`, from all stages found below `directory`.
 
-    If there is a report of other runs with that date, the name is gpu-DATE-2. If a stage ran several times, the later result of a part counts. Raises Failure without results of a GPU.
+    If there is a report of other runs with that date, the name is gpu-DATE-2. If a stage ran several times, the later result of a
+    part counts. Raises Failure without results of a GPU.
     """
     everything = results_in(directory)
     found = [result for result in everything if result["device"] == "gpu"]

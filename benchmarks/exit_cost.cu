@@ -1,0 +1,108 @@
+// What it costs a kernel to update memory, read clocks or compute where its threads exit, in variants of one kernel whose threads load
+// two numbers and store one. Its warps are short, so this is the worst case. For a GPU:
+//
+//     nvcc -O3 -arch=native benchmarks/exit_cost.cu -o exit_cost && ./exit_cost      1.5 GiB of its memory, a second
+//
+// benchmarks/results/exit_cost.md has results.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <type_traits>
+#include <vector>
+
+constexpr int kThreads = 64 << 20, kBlock = 256, kLaunches = 20, kRounds = 5;
+__device__ unsigned long long never;
+
+#define ASM asm volatile
+__device__ uint32_t lane() { uint32_t v; ASM("mov.u32 %0, %%laneid;" : "=r"(v)); return v; }
+__device__ uint32_t sm() { uint32_t v; ASM("mov.u32 %0, %%smid;" : "=r"(v)); return v; }
+__device__ uint64_t timer() { uint64_t v; ASM("mov.u64 %0, %%globaltimer;" : "=l"(v)); return v; }
+__device__ uint64_t ticks() { uint64_t v; ASM("mov.u64 %0, %%clock64;" : "=l"(v)); return v; }
+__device__ void add(unsigned long long *to) { ASM("red.global.add.u64 [%0], 1;" ::"l"(to) : "memory"); }
+__device__ void raise(unsigned long long *to, uint64_t v) { ASM("red.global.max.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory"); }
+__device__ void use(uint64_t v) { if (v == 1) add(&never); }  // so that nothing is left out
+template <int N> __device__ uint32_t depend(uint32_t x) {
+#pragma unroll
+    for (int i = 0; i < N; i++) ASM("mad.lo.u32 %0, %0, %0, 7;" : "+r"(x));
+    return x;
+}
+
+// Words that are updated: of each multiprocessor a cache line of its own, of each warp or block one beside another's.
+struct Nothing { static constexpr auto name = "nothing"; };
+struct OfSm { static constexpr auto name = "each warp adds to a word of its multiprocessor"; };
+struct OfWarp { static constexpr auto name = "each warp adds to a word of its own"; };
+struct OfBlock { static constexpr auto name = "each warp adds to a word of its block"; };
+struct OfBoth { static constexpr auto name = "each warp adds to a word of its own and one of its block"; };
+struct TwoLanes { static constexpr auto name = "two lanes of each warp add to two words of their own"; };
+struct Stores { static constexpr auto name = "each warp stores to a word of its own"; };
+struct FirstWarp { static constexpr auto name = "the first warp of each block adds to a word of the block"; };
+struct TimedSm { static constexpr auto name = "each warp reads globaltimer and raises a word of its multiprocessor"; };
+struct Timer { static constexpr auto name = "each thread reads globaltimer"; };
+struct Clock { static constexpr auto name = "each thread reads clock64"; };
+struct SmId { static constexpr auto name = "each thread reads smid"; };
+struct Depend20 { static constexpr auto name = "20 dependent instructions"; };
+struct Depend60 { static constexpr auto name = "60 dependent instructions"; };
+struct MatchAll { static constexpr auto name = "match.all"; };
+struct AtStart { static constexpr auto name = "at the start: the first thread of each block raises a word of its multiprocessor"; };
+
+template <class This, class What> constexpr bool same = std::is_same_v<This, What>;
+
+template <class V> __global__ void triad(const float *a, const float *b, float *c, unsigned long long *words) {
+    uint32_t i = blockIdx.x * kBlock + threadIdx.x, warp = i >> 5;
+    if (same<V, AtStart> && threadIdx.x == 0) raise(words + sm() * 16, timer());
+    c[i] = a[i] + 3 * b[i];
+    bool first = lane() == 0;
+    if (same<V, OfSm> && first) add(words + sm() * 16);
+    if ((same<V, OfWarp> || same<V, OfBoth>) && first) add(words + warp);
+    if ((same<V, OfBlock> || same<V, OfBoth>) && first) add(words + (kThreads >> 5) + blockIdx.x);
+    if (same<V, TwoLanes> && lane() < 2) add(words + warp * 2 + lane());
+    if (same<V, Stores> && first) words[warp] = i;
+    if (same<V, FirstWarp> && threadIdx.x == 0) add(words + blockIdx.x);
+    if (same<V, TimedSm>) { uint64_t t = timer(); if (first) raise(words + sm() * 16, t); }
+    if (same<V, Timer>) use(timer());
+    if (same<V, Clock>) use(ticks());
+    if (same<V, SmId>) use(sm() + 2);
+    if (same<V, Depend20>) use(depend<20>(i) + 2);
+    if (same<V, Depend60>) use(depend<60>(i) + 2);
+    if (same<V, MatchAll>) {
+        uint32_t m;
+        ASM("{ .reg .pred p; match.all.sync.b64 %0|p, %1, 0xffffffff; }" : "=r"(m) : "l"((uint64_t)i & 0));
+        use(m + 2ull);
+    }
+}
+
+template <class V> double measured(double alone) {
+    static float *a, *b, *c;
+    static unsigned long long *words;
+    if (!a && (cudaMalloc(&a, 4ull * kThreads) || cudaMalloc(&b, 4ull * kThreads) || cudaMalloc(&c, 4ull * kThreads) ||
+               cudaMalloc(&words, 64 << 20) || cudaMemset(a, 0, 4ull * kThreads) || cudaMemset(b, 0, 4ull * kThreads) ||
+               cudaMemset(words, 0, 64 << 20))) {
+        std::printf("%s\n", cudaGetErrorString(cudaGetLastError()));
+        exit(1);
+    }
+    cudaEvent_t begin, end;
+    cudaEventCreate(&begin), cudaEventCreate(&end);
+    std::vector<float> times;
+    for (int round = 0; round < kRounds; round++) {
+        cudaEventRecord(begin);
+        for (int k = 0; k < kLaunches; k++) triad<V><<<kThreads / kBlock, kBlock>>>(a, b, c, words);
+        cudaEventRecord(end), cudaEventSynchronize(end);
+        float ms;
+        cudaEventElapsedTime(&ms, begin, end);
+        times.push_back(ms * 1000 / kLaunches);
+    }
+    std::sort(times.begin(), times.end());
+    double middle = times[kRounds / 2];
+    std::printf("| %-80s | %7.2f | %.3f |\n", V::name, middle, alone ? middle / alone : 1);
+    return middle;
+}
+
+template <class... V> void all(double alone) { (measured<V>(alone), ...); }
+
+int main() {
+    std::printf("| at the exit | µs | times as long |\n|---|---|---|\n");
+    all<Nothing, OfSm, OfWarp, OfBlock, OfBoth, TwoLanes, Stores, FirstWarp, TimedSm, Timer, Clock, SmId, Depend20, Depend60, MatchAll,
+        AtStart, Nothing>(measured<Nothing>(0));
+    return cudaGetLastError() != cudaSuccess;
+}
