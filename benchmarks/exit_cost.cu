@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -44,18 +45,31 @@ struct SmId { static constexpr auto name = "each thread reads smid"; };
 struct Depend20 { static constexpr auto name = "20 dependent instructions"; };
 struct Depend60 { static constexpr auto name = "60 dependent instructions"; };
 struct MatchAll { static constexpr auto name = "match.all"; };
+struct OfWarpAndSm { static constexpr auto name = "each warp adds to a word of its own and one of its multiprocessor"; };
+struct LoadAtStart { static constexpr auto name = "at the start: the first thread of each block compares a word of its multiprocessor"; };
+template <int N> struct WarpsRaise { static constexpr int words = N; static constexpr auto name = "each warp raises one of the words"; };
+template <int N> struct BlocksRaise { static constexpr int words = N; static constexpr auto name = "at the start: the first thread of each block raises one of the words"; };
 struct AtStart { static constexpr auto name = "at the start: the first thread of each block raises a word of its multiprocessor"; };
 
+template <class V> constexpr int warps_raise = 0;
+template <class V> constexpr int blocks_raise = 0;
+template <int N> constexpr int warps_raise<WarpsRaise<N>> = N;
+template <int N> constexpr int blocks_raise<BlocksRaise<N>> = N;
+constexpr int kApart = 1 << 14;  // from one of several words to the next: 128 KiB
 template <class This, class What> constexpr bool same = std::is_same_v<This, What>;
 
 template <class V> __global__ void triad(const float *a, const float *b, float *c, unsigned long long *words) {
     uint32_t i = blockIdx.x * kBlock + threadIdx.x, warp = i >> 5;
     if (same<V, AtStart> && threadIdx.x == 0) raise(words + sm() * 16, timer());
+    if (same<V, LoadAtStart> && threadIdx.x == 0 && *(volatile unsigned long long *)(words + sm() * 16) == warp + 1) return;
+    if (blocks_raise<V> && threadIdx.x == 0) raise(words + sm() % (blocks_raise<V> | !blocks_raise<V>) * kApart, timer());
     c[i] = a[i] + 3 * b[i];
     bool first = lane() == 0;
     if (same<V, OfSm> && first) add(words + sm() * 16);
     if ((same<V, OfWarp> || same<V, OfBoth>) && first) add(words + warp);
     if ((same<V, OfBlock> || same<V, OfBoth>) && first) add(words + (kThreads >> 5) + blockIdx.x);
+    if (warps_raise<V> && first) raise(words + sm() % (warps_raise<V> | !warps_raise<V>) * kApart, i);
+    if (same<V, OfWarpAndSm> && first) add(words + warp), add(words + (kThreads >> 5) + sm() * 16);
     if (same<V, TwoLanes> && lane() < 2) add(words + warp * 2 + lane());
     if (same<V, Stores> && first) words[warp] = i;
     if (same<V, FirstWarp> && threadIdx.x == 0) add(words + blockIdx.x);
@@ -94,7 +108,9 @@ template <class V> double measured(double alone) {
     }
     std::sort(times.begin(), times.end());
     double middle = times[kRounds / 2];
-    std::printf("| %-80s | %7.2f | %.3f |\n", V::name, middle, alone ? middle / alone : 1);
+    std::string name = V::name;
+    if constexpr (warps_raise<V> || blocks_raise<V>) name += ", " + std::to_string(V::words);
+    std::printf("| %-85s | %7.2f | %.3f |\n", name.c_str(), middle, alone ? middle / alone : 1);
     return middle;
 }
 
@@ -103,6 +119,7 @@ template <class... V> void all(double alone) { (measured<V>(alone), ...); }
 int main() {
     std::printf("| at the exit | µs | times as long |\n|---|---|---|\n");
     all<Nothing, OfSm, OfWarp, OfBlock, OfBoth, TwoLanes, Stores, FirstWarp, TimedSm, Timer, Clock, SmId, Depend20, Depend60, MatchAll,
-        AtStart, Nothing>(measured<Nothing>(0));
+        AtStart, OfWarpAndSm, LoadAtStart, WarpsRaise<1>, WarpsRaise<4>, WarpsRaise<16>, WarpsRaise<64>, WarpsRaise<132>, BlocksRaise<1>,
+        BlocksRaise<4>, BlocksRaise<16>, BlocksRaise<64>, Nothing>(measured<Nothing>(0));
     return cudaGetLastError() != cudaSuccess;
 }
