@@ -243,8 +243,9 @@ class BPF:
         """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
 
         kinds, spaces: the accesses to probe, from KINDS and SPACES.
-        alike: the program does the same if all addresses are further by a multiple of this many bytes (0: it does not). Then it runs
-        only once for loads or stores whose addresses are known to differ so; the sites of the others name its site as `like`.
+        alike: what the program does stays the same if all addresses move by a multiple of this many bytes, or by any constant if they
+        are equal modulo this number (a power of two; 0: it may change). Then it runs once for loads or stores that are known to differ
+        this way; the sites of the others name its site as `like`.
         """
         self._attach(
             Probe(

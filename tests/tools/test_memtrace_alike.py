@@ -39,6 +39,15 @@ KERNEL(ofGlobal, "ld.global.cg.u32 x0, [%1]; ld.global.cg.u32 x1, [%1+32]; ld.gl
                  "ld.global.cg.u32 x3, [%1+128]; ld.global.cg.u32 x4, [%1+164]; ld.global.cg.u32 x5, [%1+-64];")
 KERNEL(ofShared, "ld.shared.u32 x0, [%2]; ld.shared.u32 x1, [%2+32]; ld.shared.u32 x2, [%2+36];"
                  "ld.shared.u32 x3, [%2+128]; ld.shared.u32 x4, [%2+164]; ld.shared.u32 x5, [%2+-64];")
+__global__ void ofRows(char *room) {
+    __shared__ __align__(128) char shared[4096];
+    unsigned long long in_room = (unsigned long long)__cvta_generic_to_global(room) + blockIdx.x * 4;
+    unsigned in_shared = (unsigned)__cvta_generic_to_shared(shared) + threadIdx.y * 64 + 8;
+    asm volatile("{ .reg .b32 x<6>; ld.shared.u32 x0, [%1]; ld.shared.u32 x1, [%1+4]; ld.shared.u32 x2, [%1+20];"
+                 "ld.global.cg.u32 x3, [%0]; ld.global.cg.u32 x4, [%0+4]; ld.global.cg.u32 x5, [%0+44]; }" ::
+                 "l"(in_room), "r"(in_shared) : "memory");
+    if (in_shared == 0x12345678) room[1] = shared[threadIdx.x];
+}
 int main(int argc, char **argv) {
     std::vector<unsigned> table(1 << 20);
     size_t count = fread(table.data(), 4, table.size(), fopen(argv[1], "rb"));
@@ -48,6 +57,7 @@ int main(int argc, char **argv) {
     cudaMemcpy(device, table.data(), 4 * count, cudaMemcpyHostToDevice);
     ofGlobal<<<count / 32, 32>>>(device, room);
     ofShared<<<count / 32, 32>>>(device, room);
+    ofRows<<<3, dim3(16, 6)>>>(room);
     return cudaDeviceSynchronize() != cudaSuccess;
 }
 """
@@ -88,3 +98,18 @@ def test_numbers_are_those_of_the_model(options: tuple[str, ...], tmp_path: Path
             moved = [[None if at is None else at + offset for at in lanes] for lanes in table]
             for field, value in model.site("load", space, 4, moved).items():
                 assert site[field] == value or model.near(site[field], value), (kernel, offset, field)
+    sites = [r for r in records if r["type"] == "site" and r["kernel"] == "ofRows"]
+    sites.sort(key=lambda site: site["site"])
+    assert [r["space"] for r in sites] == ["shared"] * 3 + ["global"] * 3
+    for site, offset in zip(sites, (8, 12, 28, 0, 4, 44), strict=True):
+        shared = site["space"] == "shared"
+        rows = (
+            [[64 * (2 * warp + lane // 16) for lane in range(32)] for warp in range(3)]
+            if shared
+            else [[0] * 32] * 3
+        )
+        moved = [
+            [at + offset + (0 if shared else 4 * block) for at in row] for block in range(3) for row in rows
+        ]
+        for field, value in model.site("load", site["space"], 4, moved, 16).items():
+            assert site[field] == value or model.near(site[field], value), (site["opcode"], offset, field)

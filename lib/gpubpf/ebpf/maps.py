@@ -96,7 +96,7 @@ SPENT = (
     "gpubpf_spent"  # with --budget: counts [part, number, lane] (ptx/cost.py); numbers: own, added, skipped
 )
 SPENT_SHAPE = (
-    64,
+    32,
     3,
     32,
 )  # parts: multiprocessors and lanes have words of their own, so that none waits for others

@@ -253,9 +253,8 @@ def _instrument(
     options = chosen.options
     before = before or {}
     limits: dict[str, int] = {}
-    # With sampling, most blocks execute no probe, so the copy has room for as many warps as the original.
-    frequent = any(a.point in FREQUENT and not a.sampled for a in attachments)
-    if frequent or any(attachment.point in FREQUENT for attachment in attachments):
+    frequent = any(attachment.point in FREQUENT for attachment in attachments)
+    if frequent:
         before = _registers(parsed, injected.kernels, target, chosen.options, before)
     if frequent or own:
         limits = _limits_of_copies(parsed, injected, chosen.options, before, frequent)
@@ -323,13 +322,14 @@ def _limits_of_copies(
 ) -> dict[str, int]:
     """Return the register limits of copies, where the registers of the originals are known. frequent: as in `limit_of_copy`.
 
+    In a copy with a second body, most blocks execute no probe, so that as many warps should fit as of the original.
     Excluded are modules with a limit for all kernels, and kernels with `setmaxnreg`, which distribute registers themselves.
     """
     if "maxrregcount" in options:
         return {}
     return {
-        name: limit_of_copy(before[name], frequent)
-        for name in injected.kernels
+        name: limit_of_copy(before[name], frequent and not kernel.split)
+        for name, kernel in injected.kernels.items()
         if name in before and not parsed.functions[name].mentions("setmaxnreg")
     }
 

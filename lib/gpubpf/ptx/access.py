@@ -116,6 +116,11 @@ def accesses(
     )
 
 
+def without_operands(access: Access) -> Access:
+    """Return an access with nothing that depends on its instruction's operands, to count accesses that get the same probes."""
+    return replace(access, address=Address(None), size=None, unless=None)
+
+
 def named_space(address: Address, declared_in: Callable[[str], str | None]) -> str:
     """Return the space of the variable that an address names; "" if it names none in global, shared or local memory."""
     space = declared_in(address.base) if address.base is not None else None

@@ -6,6 +6,8 @@
     alike.add(instruction, access, site)
     alike.overwrite(instruction)                     # after each instruction
 
+`count_unlike` counts the accesses of a function that are like no earlier one.
+
 Such accesses have the same base register, which no instruction between them overwrites, and all else in common but the offset:
 `ld.shared.f32 %f1, [%r1+64];` after `ld.shared.f32 %f2, [%r1];`. Unrolled loops over tiles are full of them.
 """
@@ -13,10 +15,14 @@ Such accesses have the same base register, which no instruction between them ove
 from __future__ import annotations
 
 import dataclasses
+from collections import ChainMap, Counter
+from collections.abc import Mapping
 
-from .access import Access
-from .flow import find_names
-from .module import Address, PtxInstruction
+from .access import Access, accesses, without_operands
+from .congruence import common_bits
+from .exits import synchronizes
+from .flow import BRANCHES, ENDING, find_names
+from .module import Address, Close, Function, Label, Open, PtxInstruction, Variable
 
 _Key = tuple[str | None, bool, Access]
 
@@ -46,13 +52,53 @@ class Alike:
             self._found.setdefault(key, []).append((access.address.offset, site))
 
     def overwrite(self, instruction: PtxInstruction) -> None:
-        """Forget the accesses whose registers an instruction may overwrite: those in its first operand. A call ends all."""
-        if instruction.opcode == "call":
+        """Forget the accesses whose registers an instruction may overwrite: those of its first operand, except for tcgen05.
+
+        Forget all where lanes may come together, since other lanes may then execute what follows.
+        """
+        if instruction.opcode in ("call", "tcgen05") or synchronizes(instruction):
             self.enter()
         if self._found and instruction.operands and not isinstance(instruction.operands[0], Address):
             written = {name.partition(".")[0] for name in find_names(instruction.operands[:1])}
             for key in [key for key in self._found if not written.isdisjoint(_registers(key))]:
                 del self._found[key]
+
+
+def count_unlike(function: Function, variables: Mapping[str, Variable], modulus: int) -> Counter[Access]:
+    """Return how many accesses of a function need a probe, by access without its operands. It may be too many.
+
+    variables: those of the module. modulus: `Placement.alike`.
+    """
+    spaces: ChainMap[str, str] = ChainMap({name: v.space for name, v in variables.items()})
+    bits = common_bits(function, variables)
+    alike, found = Alike(), Counter[Access]()
+    for index, statement in enumerate(function.body or ()):
+        if isinstance(statement, Open):
+            spaces = spaces.new_child()
+        elif isinstance(statement, Close):
+            spaces = spaces.parents
+        elif isinstance(statement, Variable):
+            spaces[statement.name] = statement.space
+        if not isinstance(statement, PtxInstruction):
+            if isinstance(statement, Label | Open | Close):
+                alike.enter()
+            continue
+        for access in accesses(statement, declared_in=spaces.get):
+            if alike.find(statement, access, step_of(access, bits, modulus)) is None:
+                found[without_operands(access)] += 1
+                alike.add(statement, access, index)
+        alike.overwrite(statement)
+        if statement.opcode in ENDING or statement.opcode in BRANCHES:
+            alike.enter()
+    return found
+
+
+def step_of(access: Access, bits: Mapping[str, int], modulus: int) -> int:
+    """Return of what the distance to an alike access is a multiple: 1 if the addresses of all lanes are equal modulo `modulus`.
+
+    bits: of `common_bits`.
+    """
+    return 1 if modulus <= 1 << bits.get(access.address.base or "", 0) else modulus
 
 
 def _key(instruction: PtxInstruction, access: Access) -> _Key | None:

@@ -13,11 +13,12 @@ from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, RETURNS,
 from gpubpf.errors import Refusal
 
 from .access import Access, accesses
-from .alike import Alike
+from .alike import Alike, step_of
 from .arguments import argument, returned
 from .barriers import Barrier, barrier
 from .carry import KEPT, kept, live_carry
 from .computation import Element, computation, is_chosen
+from .congruence import common_bits
 from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
@@ -92,7 +93,7 @@ class Body:
             placements = ()
         self.filler = plan.fillers[function.name in plan.inlined]
         self.has_launch_block = self.entry or (self.role is not None and self.role.block)
-        self.sampled = units([[p for p in placements if p.tests]]) if self.has_launch_block else ()
+        self.sampled = units([[p for p in placements if p.checks_choice]]) if self.has_launch_block else ()
 
         def at(*points: str) -> tuple[Placement, ...]:
             return tuple(p for p in placements if p.point in points)
@@ -145,6 +146,10 @@ class Body:
         self.labels = self.exits.copied
         self.added_registers: dict[str, str] = {}  # added registers that outlive a scope: name → type
         self.declared: dict[tuple[int, str], Variable | None] = {}
+
+    @functools.cached_property
+    def common_bits(self) -> dict[str, int]:
+        return common_bits(self.function, self.plan.module.variables)
 
     def rewrite(self) -> tuple[Statement, ...]:
         """Return the statements of the new body. Raises Refusal, PtxError."""
@@ -447,7 +452,7 @@ class Body:
                 guards.append(f"@{'!' if negated else ''}{name.name} ")
             modulus = math.lcm(*(p.alike for p in placements))
             if modulus:
-                like = self.alike.find(instruction, access, modulus)
+                like = self.alike.find(instruction, access, step_of(access, self.common_bits, modulus))
                 site = self._access_site("access", index, access, like=like)
                 if like is not None:
                     continue

@@ -102,7 +102,7 @@ def _plan_direct_exits(
     synchronizing = {
         flow.cycles[number]
         for number, block in enumerate(flow.blocks)
-        if number in flow.cycles and any(_synchronizes(flow.instruction(i)) for i in block.instructions)
+        if number in flow.cycles and any(synchronizes(flow.instruction(i)) for i in block.instructions)
     }
     gone: set[tuple[int, int]] = set()
     for number, block in enumerate(flow.blocks):
@@ -147,7 +147,8 @@ def _unreachable(flow: Flow, gone: set[tuple[int, int]]) -> set[int]:
     return {index for number in flow.reachable - seen for index in flow.blocks[number].instructions}
 
 
-def _synchronizes(instruction: PtxInstruction) -> bool:
+def synchronizes(instruction: PtxInstruction) -> bool:
+    """Return whether lanes may wait for each other at an instruction, or in a function that it calls."""
     if instruction.opcode == "call":
         return callee(instruction) not in SYSTEM_FUNCTIONS
     return instruction.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux", "elect")

@@ -10,7 +10,8 @@ Injection adds to a kernel:
   returns of called functions, before memory accesses, around barriers, at the beginning of basic blocks, before branches, before
   stores and after loads and atomics for their values, after instructions for their results. A `trap` is not an exit: it makes the
   launch fail;
-* with sampling, the choice whether the thread's block or warp runs the programs, which each probe then tests;
+* with sampling, the choice whether the thread's block or warp runs the programs. Most kernels then have a second body without them
+  (split.py);
 * accumulators: one 64-bit register per counted kind of work, and one `add` of a constant per basic block.
 
 The comments `//gpubpf{` and `//gpubpf}` enclose added statements. `//gpubpf+N` stands for N instructions that the original executes

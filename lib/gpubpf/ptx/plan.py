@@ -13,13 +13,14 @@ from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
 from gpubpf.errors import Error, Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
 
-from .access import Access, accesses, unprobed
+from .access import Access, accesses, unprobed, without_operands
+from .alike import count_unlike
 from .barriers import barrier
 from .computation import Computation, asynchronous, computation, is_chosen
 from .cost import ADDED, SKIPPED
 from .emit import array, opcode_of, widened
 from .flow import BRANCHES, ENDING, CallGraph, find_names
-from .module import Address, Close, Function, Module, Open, PtxInstruction, Variable
+from .module import Close, Function, Module, Open, PtxInstruction, Variable
 from .operands import operands, without_value
 from .probe import FREQUENT, Filler, wants
 from .seldom import called, shortened
@@ -39,7 +40,6 @@ MAX_PROGRAM = 1000
 MAX_SHORT = 4 * MAX_INLINE
 MIN_FUNCTION = 40
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
-_ANY = Address(None)
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class InjectionPlan:
         self._roles: dict[tuple[str, int], Role | None] = {}
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
+        self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
         self._computations: dict[str, list[tuple[str, Computation]]] = {}
         self.programs, texts, self.inlined = self._programs(reached)
         self.fillers = {
@@ -212,6 +213,8 @@ class InjectionPlan:
         contents = self.contents(name)
         if point in ("access", "value"):
             of = contents.accesses if point == "access" else contents.values
+            if placement.alike:
+                of = self._unlike(name, placement.alike)
             return sum(n for access, n in of.items() if wants(placement, access))
         if point in ("float", "instruction"):
             return sum(
@@ -224,6 +227,13 @@ class InjectionPlan:
     def called(self, placements: tuple[Placement, ...], function: Function) -> tuple[Placement, ...]:
         """Select the placements at `function_entry` or `function_exit` whose patterns match this function."""
         return tuple(p for p in placements if not p.functions or names.matches(p.functions, function.name))
+
+    def _unlike(self, name: str, alike: int) -> Mapping[Access, int]:
+        """Return the accesses of a function that get a probe of a program with this `Placement.alike`."""
+        key = name, alike
+        if key not in self._probed:
+            self._probed[key] = count_unlike(self.module.functions[name], self.module.variables, alike)
+        return self._probed[key]
 
     def contents(self, name: str) -> Contents:
         """Return the places in a function where programs can be injected, independent of the actual programs."""
@@ -252,7 +262,7 @@ class InjectionPlan:
                     places["barrier_arrive"] += known.arrives
                     places["barrier_leave"] += known.leaves
                 for access in accesses(statement, declared_in=declared.get):
-                    of = dataclasses.replace(access, address=_ANY, size=None, unless=None)
+                    of = without_operands(access)
                     found[of] += 1
                     values[of] += operands(statement) is not None
                 missed["float"].update([opcode] if (opcode := asynchronous(statement)) is not None else [])

@@ -63,7 +63,7 @@ class Filler:
 
     def probe(self, placement: Placement, lines: Sequence[str]) -> str:
         """Return the lines of a probe in a scope. If the program is sampled, threads that are not chosen skip the scope."""
-        skip, end = ([f"@{SKIPS} bra {_SKIPPED};"], [f"{_SKIPPED}:"]) if placement.tests else ([], [])
+        skip, end = ([f"@{SKIPS} bra {_SKIPPED};"], [f"{_SKIPPED}:"]) if placement.checks_choice else ([], [])
         return "\n".join(["{", *skip, *lines, *end, "}"])
 
     def text(self, placement: Placement, context: Mapping[str, str]) -> str:
@@ -211,7 +211,7 @@ class Filler:
         more     further context fields
         setup    instructions that set their registers
         """
-        guards = [*([f"@{SKIPS} "] if any(p.tests for p in placements) else []), *guards]
+        guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in placements) else []), *guards]
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
         if access.lanes < 32:
             lines += [
@@ -268,7 +268,7 @@ class Filler:
 
         guards, setup: as in `access`. context: all fields except `active`.
         """
-        guards = [*([f"@{SKIPS} "] if any(p.tests for p in placements) else []), *guards]
+        guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in placements) else []), *guards]
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards), *setup]
         for placement in placements:
             lines += ["{", *self._active(placement), self.text(placement, {**context, **_ACTIVE}), "}"]

@@ -1,6 +1,7 @@
 """Decide whether a thread's block or warp runs the programs, at the start of each kernel and instrumented function (ebpf/sampling.py).
 
-`choice(unit, counts)` returns the code. It sets GROUP, and SKIPS, a predicate that each probe tests.
+`choice(unit, counts)` returns the code. It sets GROUP, and SKIPS, a predicate that chooses a kernel's body (split.py), and that probes
+check in functions and in kernels with one body.
 """
 
 from __future__ import annotations

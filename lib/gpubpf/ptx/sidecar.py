@@ -95,6 +95,7 @@ class SidecarModule:
             may_wait(function, plan.graph),
             self.sites.count,
             dict(sorted(unprobed.items())),
+            is_split(plan, name),
         )
 
     def finish(self, minimum_version: tuple[int, int]) -> tuple[Module, tuple[InjectedVariable, ...]]:

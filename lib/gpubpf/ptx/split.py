@@ -1,4 +1,4 @@
-"""With sampling, give a kernel two bodies: one with the programs, for the chosen blocks or warps, and the original for all others.
+"""With sampling, give a kernel two bodies: an instrumented one for the chosen blocks or warps, and the original for all others.
 
 Then a block that is not chosen runs the original's instructions after one branch. Otherwise, it would test a predicate at each probe,
 and each test would end one of ptxas's basic blocks, so that loads wait for each other. (With memtrace and one block in 64, an H200
@@ -23,7 +23,7 @@ from .tables import SiteTable, VariableTable
 from .values import Placement
 
 _ORIGINAL = "$gpubpf_original"
-_IN_SCOPE = ("reg", "param")  # the spaces of variables that each body declares for itself
+_OWN_SPACES = ("reg", "param")  # the spaces of variables that each body declares for itself
 # All warps of a warp group must execute the same one of these instructions (PTX ISA), so all must run the same body.
 _BY_WARP_GROUP = ("wgmma", "setmaxnreg")
 
@@ -31,7 +31,8 @@ _BY_WARP_GROUP = ("wgmma", "setmaxnreg")
 def is_split(plan: InjectionPlan, kernel: str) -> bool:
     """Return whether a kernel gets two bodies. Otherwise, its probes test whether the thread is chosen.
 
-    A program that runs in all blocks, such as the one that counts costs for --budget, needs a single body.
+    A program that runs in all blocks, such as the one that counts costs for --budget, needs a single body. So do kernels that call a
+    function with variables in shared memory: each body would call a copy of the function with variables of its own.
     """
     placements = plan.placements[kernel]
     if not placements or not all(p.sampled for p in placements):
@@ -39,9 +40,12 @@ def is_split(plan: InjectionPlan, kernel: str) -> bool:
     depth = 0
     for statement in plan.module.functions[kernel].body or ():
         depth += isinstance(statement, Open) - isinstance(statement, Close)
-        if depth and isinstance(statement, Variable) and statement.space not in _IN_SCOPE:
+        if depth and isinstance(statement, Variable) and statement.space not in _OWN_SPACES:
             return False  # each body would have one of its own
     functions = [plan.module.functions[f] for f in plan.graph.reach(kernel)]
+    called = [f for f in functions if f.kind != "entry" and f.mentions(".shared")]
+    if any(isinstance(s, Variable) and s.space == "shared" for f in called for s in f.body or ()):
+        return False
     by_group = any(f.mentions(word) for f in functions for word in _BY_WARP_GROUP)
     return not (by_group and "warp" in units([placements]))
 
@@ -53,17 +57,17 @@ def split_body(
     function = plan.module.functions[kernel]
     placements = plan.placements[kernel]
     (unit,) = units([placements])
-    alone = tuple(dataclasses.replace(p, alone=True) for p in placements)
-    chosen = Body(plan, sites, variables, function, plan.variant_of[kernel], alone)
+    placements = tuple(dataclasses.replace(p, unconditional=True) for p in placements)
+    chosen = Body(plan, sites, variables, function, plan.variant_of[kernel], placements)
     others = Body(plan, sites, variables, function, 0, ())
     bodies = [body.rewrite() for body in (chosen, others)]
-    shared = [s for s in bodies[0] if _is_shared(s)]
+    common = [s for s in bodies[0] if _is_common(s)]
     choose = [text(f".reg .pred {SKIPS};"), text(f".reg .b32 {GROUP};")]
     choose.append(text(chosen.filler.text(Placement(choice(unit, counts=True), "entry"), {})))
     choose.append(text(f"@{SKIPS} bra {_ORIGINAL};"))
-    scopes = [[Open(), *(s for s in body if not _is_shared(s)), Close()] for body in bodies]
-    return chosen, (*shared, *marked(choose), *scopes[0], Label(_ORIGINAL), *scopes[1])
+    scopes = [[Open(), *(s for s in body if not _is_common(s)), Close()] for body in bodies]
+    return chosen, (*common, *marked(choose), *scopes[0], Label(_ORIGINAL), *scopes[1])
 
 
-def _is_shared(statement: Statement) -> bool:
-    return isinstance(statement, Variable) and statement.space not in _IN_SCOPE
+def _is_common(statement: Statement) -> bool:
+    return isinstance(statement, Variable) and statement.space not in _OWN_SPACES

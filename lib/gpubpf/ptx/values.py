@@ -33,9 +33,10 @@ class Placement:
     At `float` and `instruction`, `opcodes` are globs of opcodes (`computation.is_chosen`); () means all.
     sampled: run the program only in some blocks or warps, chosen anew in each launch; "": in all. All programs of a kernel
     have the same value, except `cost.SAMPLED_COST`, which runs in all.
-    alike: at `access`, the program does the same for accesses by the same lanes whose addresses differ by a multiple of so many bytes.
-    Then of loads or stores in a basic block that are known to differ so, only the first gets a probe (`Site.like`). 0: it does not.
-    alone: only chosen threads reach the probe (split.py), so it does not test whether its thread is one.
+    alike: at `access`, the program does the same for accesses by the same lanes whose addresses differ by a multiple of so many bytes;
+    or by any constant, if the addresses of all lanes are equal modulo so many. If several loads or stores in a basic block are known
+    to differ this way, only the first gets a probe (`Site.like`). A power of two; 0: the program may do something else.
+    unconditional: only chosen threads reach the probe (split.py), so it does not test whether its thread is one.
     """
 
     fragment: Fragment
@@ -47,12 +48,12 @@ class Placement:
     opcodes: tuple[str, ...] = ()
     sampled: Unit | Literal[""] = ""
     alike: int = 0
-    alone: bool = False
+    unconditional: bool = False
 
     @property
-    def tests(self) -> bool:
-        """Whether a probe tests if its thread is chosen."""
-        return bool(self.sampled) and not self.alone
+    def checks_choice(self) -> bool:
+        """Whether a probe checks that its thread is chosen."""
+        return bool(self.sampled) and not self.unconditional
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Site:
         0  # of accesses: 1 reads, 2 writes, 3 both; of values: plus 4 if an atomic's old value is used
     )
     like: int | None = (
-        None  # of accesses: the number of an earlier site, whose programs do for this site, too (`Placement.alike`)
+        None  # of accesses: the number of an earlier site, whose probe also stands for this site (`Placement.alike`)
     )
     block: int | None = None  # of basic blocks: the number in the function, from 0; copies keep it
     type: str = ""  # of values and results of instructions: the type of an element, one of bytecode.TYPES
@@ -99,6 +100,7 @@ class InjectedKernel:
     shared_exits  the number of branches that share a probe with others
     unknown       opcodes with unknown effects, which count only as instructions
     waits         whether its blocks may wait for each other (flow.may_wait)
+    split         whether it has a second body without probes (split.py)
     unprobed      opcode → number of places that no program sees, at the points where programs are attached
     """
 
@@ -111,6 +113,7 @@ class InjectedKernel:
     waits: bool = True
     site_count: int = 0
     unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    split: bool = False
 
 
 @dataclass(frozen=True)

@@ -265,9 +265,15 @@ def test_a_copy_is_limited(
         *(("gpu", {}, False), ("gpu", cubin, True)),
         *(("sim", cubin, True), ("sim", cubin, False), ("sim", {}, False)),
     ):
-        for point, limit in (("access", at_accesses), ("exit", at_exits)):
+        for point, sampled, limit in (
+            ("access", "", at_accesses),
+            ("access", "block", at_exits),
+            ("exit", "", at_exits),
+        ):
             target = Target(device, (8, 0))
-            made = instrument._instrument(text, _image(), [Attachment(TIME, point)], target, known, own)
+            made = instrument._instrument(
+                text, _image(), [Attachment(TIME, point, sampled=sampled)], target, known, own
+            )
             is_limited = own or (point == "access" and (known or device == "gpu"))
             found = limits(made.image.decode())
             assert found["free"] == ([f".maxnreg {limit}"] if is_limited else [])

@@ -32,7 +32,9 @@ def likes(body: str, alike: int = 32) -> list[int | None]:
     [
         ("ld.shared.f32 %f1, [%r1]; ld.shared.f32 %f2, [%r1+64]; ld.shared.f32 %f3, [%r1+-32];", [None, 0, 0]),
         ("ld.shared.f32 %f1, [%r1]; ld.shared.f32 %f2, [%r1+4]; ld.shared.f32 %f3, [%r1+36];", [None, None, 1]),
-        ("ld.shared.f32 %f1, [%r1]; bar.sync 0; ld.shared.f32 %f2, [%r1+32];", [None, 0]),
+        ("ld.shared.f32 %f1, [%r1]; bar.sync 0; ld.shared.f32 %f2, [%r1+32];", [None, None]),
+        ("ld.shared.f32 %f1, [%r1]; bar.warp.sync 0xffffffff; ld.shared.f32 %f2, [%r1+32];", [None, None]),  # other lanes, too
+        ("ld.shared.f32 %f1, [%r1]; add.f32 %f3, %f1, %f2; ld.shared.f32 %f2, [%r1+32];", [None, 0]),
         ("ld.shared.u32 %r1, [%r1]; ld.shared.f32 %f2, [%r1+32];", [None, None]),  # another base
         ("ld.shared.f32 %f1, [%r1]; add.u32 %r1, %r1, 4; ld.shared.f32 %f2, [%r1+32];", [None, None]),
         ("ld.shared.f32 %f1, [%r1]; mov.b64 {%r1, %r2}, %rd1; ld.shared.f32 %f2, [%r1+32];", [None, None]),
@@ -53,6 +55,15 @@ def likes(body: str, alike: int = 32) -> list[int | None]:
         ("ld.shared.f32 %f1, [%r1]; ld.shared.v2.f32 {%f2, %f3}, [%r1+32];", [None, None]),
         ("ld.shared.f32 %f1, [%r1]; ld.global.f32 %f2, [%rd1+32]; ld.f32 %f3, [%rd1];", [None, None, None]),
         ("atom.shared.add.u32 %r2, [%r1], 1; atom.shared.add.u32 %r2, [%r1+32], 1;", [None, None]),
+        (  # rows of 64 bytes: all lanes begin at the same place in a sector
+            "mov.u32 %r2, %tid.y; shl.b32 %r3, %r2, 6; add.u32 %r1, %r3, 8; ld.shared.f32 %f1, [%r1]; ld.shared.f32 %f2, [%r1+4];",
+            [None, 0],
+        ),
+        (
+            "mov.u32 %r2, %tid.y; shl.b32 %r3, %r2, 4; add.u32 %r1, %r3, 8; ld.shared.f32 %f1, [%r1]; ld.shared.f32 %f2, [%r1+4];",
+            [None, None],
+        ),
+        ("ld.global.f32 %f1, [%rd1]; ld.global.f32 %f2, [%rd1+4];", [None, 0]),  # a parameter
     ],
 )  # fmt: skip
 def test_accesses_are_alike(body: str, expected: list[int | None]) -> None:
@@ -64,7 +75,8 @@ def test_a_program_that_sees_addresses_runs_at_each_access() -> None:
 
 
 def test_all_programs_of_an_access_must_do_the_same() -> None:
-    text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .f32 %f<3>; ld.param.u64 %rd1, [p];"
+    text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; .reg .f32 %f<3>; .reg .b32 %r1;"
+    text += "mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, 4;"
     text += "ld.f32 %f1, [%rd1]; ld.f32 %f2, [%rd1+32]; ld.f32 %f1, [%rd1+64]; ret; }"
     for other, expected in ((0, [None, None, None]), (64, [None, None, 0]), (32, [None, 0, 0])):
         placements = [
@@ -72,3 +84,14 @@ def test_all_programs_of_an_access_must_do_the_same() -> None:
             for space, a in (("shared", 32), ("global", other))
         ]
         assert [site.like for site in inject(parse(text), {"k": placements}).kernels["k"].sites] == expected
+
+
+def test_a_program_is_inlined_where_few_accesses_need_it() -> None:
+    """The limits of inlined text count probes, not accesses that share one."""
+    lines = "\n".join(f"add.u64 %x, %x, {n};" for n in range(200))
+    long = Fragment("long", f"{{ .reg .b64 %x;\nmov.u64 %x, 0;\n{lines}\n}}", ())
+    body = " ".join(f"ld.shared.f32 %f1, [%r1+{32 * n}];" for n in range(64))
+    text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b32 %r<9>; .reg .f32 %f<9>; {body} ret; }}"
+    for alike, calls in ((0, 64), (32, 0)):
+        made = inject(parse(text), {"k": [Placement(long, "access", alike=alike)]})
+        assert made.text.count("call gpubpf_program0") == calls

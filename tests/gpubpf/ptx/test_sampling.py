@@ -10,6 +10,8 @@ from gpubpf.ebpf.maps import GROUPS, SAMPLED
 from gpubpf.ebpf.sampling import PARAMETER, Sampling, Unit, hashes
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx import plan
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import Placement
 from gpubpf_fragments import log
 from gpubpf_points import HEAD, Run
@@ -112,3 +114,21 @@ st.global.u32 [%rd1], %gpubpf_group;
         run("k", THREADS, Array(np.zeros(BLOCKS * THREADS, np.uint32)), grid=BLOCKS)
         groups = run.maps["groups"].host.view(np.uint32)[:BLOCKS]
         assert (groups == hashes(np.arange(BLOCKS), 0, 7)).all() if sampled else groups.max() < 1024
+
+
+@pytest.mark.parametrize(("space", "bodies"), [("shared", 1), ("local", 2)])
+def test_a_kernel_that_calls_a_function_with_shared_memory_has_one_body(space: str, bodies: int) -> None:
+    """Each body would call a copy of the function with memory of its own, so that warps of a block would not share it."""
+    text = f"""{HEAD}
+.func f(.param .b64 p) {{
+    .{space} .align 4 .b8 room[64];
+    .reg .b64 %rd1; .reg .b32 %r1;
+    ld.param.u64 %rd1, [p]; st.{space}.u32 [room], 1; ld.{space}.u32 %r1, [room]; st.global.u32 [%rd1], %r1; ret;
+}}
+.visible .entry k(.param .u64 p) {{
+    .reg .b64 %rd1; ld.param.u64 %rd1, [p];
+    {{ .param .b64 a; st.param.b64 [a], %rd1; call f, (a); }} ret;
+}}"""
+    made = inject(parse(text), {"k": [Placement(log("access", "access", "site"), "access", sampled="block")]})
+    assert made.kernels["k"].split is (bodies == 2)
+    assert made.text.count(".align 4 .b8 room[64]") == bodies
