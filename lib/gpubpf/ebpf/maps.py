@@ -92,14 +92,9 @@ PRINT_BYTES = 1 << 20
 PRINT_ARGUMENTS, LONG_PRINT_ARGUMENTS = 3, 12
 BLOCKS = "gpubpf_blocks_"  # prefix to a program's name: its map to find the first or last thread of a block
 SAMPLED = "gpubpf_sampled"  # how many blocks or warps were chosen (ebpf/sampling.py), by group
-SPENT = (
-    "gpubpf_spent"  # with --budget: counts [part, number, lane] (ptx/cost.py); numbers: own, added, skipped
-)
-SPENT_SHAPE = (
-    32,
-    3,
-    32,
-)  # parts: multiprocessors and lanes have words of their own, so that none waits for others
+SPENT = "gpubpf_spent"  # with --budget: the counts own, added, skipped (ptx/cost.py)
+# Parts, counts, lanes: multiprocessors and lanes have words of their own, so that none waits for others.
+SPENT_SHAPE = (32, 3, 32)
 GROUPS = 256  # into which chosen blocks and warps are divided at random, by the lowest bits of their hash
 BLOCK_SLOTS = 1 << 14  # for resident blocks: a GPU has at most 32 for each multiprocessor
 BLOCK_PROBES = 64  # slots that a block can be in

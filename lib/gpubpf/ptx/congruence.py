@@ -3,9 +3,9 @@
     bits = common_bits(function, module.variables)
     bits.get("%r7", 0)                      # 5: the values of all lanes are equal modulo 32; 0: nothing is known
 
-A value counts if it follows from the indices of thread and block, from kernel parameters, constants and addresses of variables, by
-instructions each of which is the only one to write its register. Then it does not matter when a lane executed them. In a tile of rows
-of 64 bytes, the address of row `%tid.y` is the same in all lanes modulo 64, whatever the shape of the block.
+The proof follows values from the indices of thread and block, kernel parameters, constants and addresses of variables through integer
+instructions. It uses only registers that a single instruction writes: then it does not matter when a lane executed it. In a tile of
+rows of 64 bytes, the address of row `%tid.y` is the same in all lanes modulo 64, whatever the shape of the block.
 """
 
 from __future__ import annotations
