@@ -110,10 +110,9 @@ def probes() -> list[Probes]:
     b = BPF(text=launchlate.PROGRAM)
     b.attach_gpu_entry(fn_name="on_entry")
     b.attach_gpu_exit(fn_name="on_exit")
-    # Only the first block of a launch on each multiprocessor looks at the launch's start.
     late = {
-        "not a block's first thread": (*OWN, "max"),
-        "a block's first thread, not of the first block": ("load", *OWN, "max"),
+        "not the first thread of an early block": (*OWN, "max"),
+        "the first thread of an early block": ("max", "store", *OWN, "max"),
     }
     made.append(Probes("launchlate", b, late))
     made += [sampled("block"), sampled("warp")]

@@ -45,18 +45,20 @@ PROGRAM = r"""
 
 #define LAUNCHES 8      /* the latest launches of a kernel and shape, which are kept apart: in slots */
 #define SHARDS 8        /* of the lateness, so that multiprocessors do not all wait for the same words */
+#define LINES 256       /* of 32 words: likewise for the warps that left together. A line for each multiprocessor */
 #define BINS 1024       /* of a histogram; each power of two has 32 */
 #define BITS 36         /* of a clock; a cell is launch number << BITS | cycles, so that the largest is of the latest launch */
 #define CLOCK ((1ull << BITS) - 1)
 
 struct rest { u64 late, left; };                 /* of a warp whose lanes do not exit together: first to last exit; exits */
-struct round { u64 clock, time; u32 launch, sm, whole, none; };  /* readings of clock and timer; whole: warps that left together */
+struct round { u64 clock, time; u32 launch, sm; u64 none; };  /* readings of clock and timer */
 struct block { struct round rounds[LAUNCHES]; u32 exits[GPU_LANES]; };  /* exits: by lane, if not all together */
 struct late { u64 sum, worst, lost; u32 bins[BINS]; };  /* sum: cycles; worst: cycles << 24 | site; lost: when launches overlap */
 struct record { u64 clock, time, launch; u32 thread; u16 sm, site; };
 GPU_WARP_ARRAY(firsts, u64, LAUNCHES);           /* ~(first exit). Side by side, so that a launch touches little memory */
 GPU_WARP_ARRAY(rests, struct rest, LAUNCHES);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
+GPU_KERNEL_ARRAY(wholes, u64, LINES * 32);       /* warps that left together: in the first word of each line */
 GPU_KERNEL_ARRAY(lateness, struct late, SHARDS * GPU_LANES); /* [shard][lane] */
 GPU_RINGBUF(departures, struct record, 16384);
 GPU_KERNEL_ARRAY(groups, u64, 1024);             /* with sampling: cycles late, by lane and group of blocks: group << 5 | lane */
@@ -115,10 +117,19 @@ static inline void leave(u64 *first, u64 number, u64 site, u64 now, gpu_mask lea
     struct rest *rest = rests.lookup(&slot);
     if (!rest)
         return;
-    gpu_max(&rest->left, launch);                /* before the first exit: it says that lanes are counted */
-    u64 was = gpu_max(first, earlier), late = (was - earlier) & CLOCK;
+    u64 was = 0;
+    int acts = gpu_first(leaving);               /* this lane acts for all that exit with it */
+    if (acts) {
+        gpu_max(&rest->left, launch);            /* before the first exit: it says that lanes are counted */
+        was = gpu_max(first, earlier);
+    }
+    if (gpu_active() == leaving)
+        was = gpu_shuffle(was, gpu_log2(leaving & -leaving));
+    else if (!acts)
+        was = gpu_max(first, earlier);
+    u64 late = (was - earlier) & CLOCK;
     if (was < launch) {                          /* the first of its warp */
-        if (gpu_first(leaving)) {                /* this lane acts for all that exit with it */
+        if (acts) {
             __sync_fetch_and_add(&rest->left, gpu_popcount(leaving));
             look(round_of(number), number);
         }
@@ -130,7 +141,7 @@ static inline void leave(u64 *first, u64 number, u64 site, u64 now, gpu_mask lea
         int known = late - 1 < CLOCK - (1 << 24) - 1;  /* not 0, nor negative: an earlier exit that arrived later */
         if (known)
             gpu_max(&rest->late, launch | late);
-        if (gpu_first(leaving))
+        if (acts)
             __sync_fetch_and_add(&rest->left, gpu_popcount(leaving));
         if (known && chosen)
             count(lane, late, site);
@@ -139,12 +150,11 @@ static inline void leave(u64 *first, u64 number, u64 site, u64 now, gpu_mask lea
     }
 }
 
-static inline void leave_together(u64 *first, u64 number, u64 now, int counts) {  /* one lane acts for all: none is late */
-    struct round *round = round_of(number);
-    if (counts && round)
-        __sync_fetch_and_add(&round->whole, 1);
+static inline void leave_together(u64 *first, u64 number, u64 now, u64 *counts) {  /* one lane acts for all: none is late */
+    if (counts)
+        __sync_fetch_and_add(counts, 1);
     gpu_max(first, number << BITS | (~now & CLOCK));
-    look(round, number);
+    look(round_of(number), number);
 }
 
 static inline int whole(gpu_mask lanes) {
@@ -152,15 +162,17 @@ static inline int whole(gpu_mask lanes) {
 }
 
 int on_exit(struct gpu_exit *ctx) {
-    u64 now = gpu_clock(), number = ctx->launch;
+    u64 number = ctx->launch;
+    int slot = number & (LAUNCHES - 1), line = gpu_sm() % LINES * 32;
+    u64 *first = firsts.lookup(&slot);           /* before the clock, so that ptxas can do it while the kernel's loads are under way */
+    u64 *counts = wholes.lookup(&line);
+    u64 now = gpu_clock();
     gpu_mask leaving = gpu_active();
-    int slot = number & (LAUNCHES - 1);
-    u64 *first = firsts.lookup(&slot);
     if (first && !whole(leaving)) {
         leave(first, number, ctx->site, now, leaving, 1, 0);
         count_exit();
     } else if (first && !gpu_lane()) {
-        leave_together(first, number, now, 1);
+        leave_together(first, number, now, counts);
     }
     return 0;
 }

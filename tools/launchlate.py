@@ -46,17 +46,14 @@ PROGRAM = r"""
 #include <gpubpf.h>
 
 #define SLOTS 131072                             /* launch number N uses slot N modulo SLOTS */
-#define SHARDS 16                                /* words for the end of a launch, so that warps do not all wait for one */
-#define SMS 256                                  /* multiprocessors that are told apart */
-#define RECENT 64                                /* launches that are told apart on each of them */
-#define FIRST 256                                /* blocks that do not wait to learn whether another one began before */
+#define SHARDS 32                                /* words for the end of a launch, so that warps do not all wait for one */
+#define FIRST 256                                /* blocks that can be the first to begin: GPUs start them in order */
 #define TIME ((1ULL << 48) - 1)                  /* a cell is how often the slot was reused << 48 | time */
 
 struct launch { u64 launch, start, end; };       /* launch: of one that the filters let through. end: the agent copies it */
 GPU_SHARED_ARRAY(launches, struct launch, SLOTS);  /* host memory, for host and GPU; outlives the traced process */
 GPU_ARRAY(starts, u64, SLOTS);                   /* GPU memory: ~time, so that the first thread has the largest value */
 GPU_ARRAY(ends, u64, SHARDS * SLOTS);            /* time of the last thread; a shard's words lie far from another's */
-GPU_ARRAY(begun, u64, SMS * RECENT);             /* 1 + the latest launch that began on each multiprocessor */
 GPU_PARAM(hosts, struct gpu_host_filter);        /* --cgroup, --comm, -t */
 GPU_PARAM(every_lane, u64);                      /* 1: the lanes of a warp may have different clocks (embedded device) */
 
@@ -74,34 +71,32 @@ int on_entry(struct gpu_entry *ctx) {            /* on the GPU, in the first thr
     bpf_get_thread_idx(&x, &y, &z);
     if (x | y | z)
         return 0;
-    u64 launch = ctx->launch, cell = (launch / SLOTS) << 48 | (~bpf_get_globaltimer() & TIME);
-    int key = 0, slot = launch % SLOTS, here = gpu_sm() % SMS * RECENT + launch % RECENT;
-    u64 *all = every_lane.lookup(&key), *latest = begun.lookup(&here), *start = starts.lookup(&slot);
-    struct launch *mine = launches.lookup(&slot);
-    if (!all || !latest || !start || !mine)
-        return 0;
+    int key = 0;
+    u64 *all = every_lane.lookup(&key);
     bpf_get_block_idx(&x, &y, &z);
-    if (!*all && (x >= FIRST || y | z) && *latest == launch + 1)
-        return 0;                                /* this multiprocessor began an earlier block of the launch */
-    *latest = launch + 1;
+    if (!all || (!*all && (x >= FIRST || y | z)))
+        return 0;
+    u64 launch = ctx->launch, cell = (launch / SLOTS) << 48 | (~bpf_get_globaltimer() & TIME);
+    int slot = launch % SLOTS;
+    u64 *start = starts.lookup(&slot);
+    struct launch *mine = launches.lookup(&slot);
+    if (!start || !mine)
+        return 0;
     gpu_max(start, cell);
-    if (!(x | y | z))                            /* the first block of most launches: known even if the context fails */
+    if (!(x | y | z))                            /* the first block: known even if the context fails */
         mine->start = cell;
     return 0;
 }
 
 int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in one of the lanes that exit together */
-    u64 launch = ctx->launch, now = bpf_get_globaltimer();
-    u64 cell = (launch / SLOTS) << 48 | (now & TIME);
+    u64 launch = ctx->launch;                    /* this comes before the clock: ptxas does it while the kernel waits for memory */
     int key = 0, shard = gpu_sm() % SHARDS * SLOTS + launch % SLOTS;
+    u64 *all = every_lane.lookup(&key), *end = ends.lookup(&shard);
     gpu_mask active = gpu_active();
     u32 last = gpu_log2(active);
-    u64 *all = every_lane.lookup(&key);
-    if (!all || (!*all && gpu_lane() != last))
+    if (!all || !end || (!*all && gpu_lane() != last))
         return 0;
-    u64 *end = ends.lookup(&shard);
-    if (end)
-        gpu_max(end, cell);
+    gpu_max(end, (launch / SLOTS) << 48 | (bpf_get_globaltimer() & TIME));
     return 0;
 }
 """

@@ -27,7 +27,7 @@ turn:
 out:
     ret;
 }"""
-MOST = {"on_exit": 204, "on_chosen_exit": 228, "on_record": 204}  # instructions for each exit
+MOST = {"on_exit": 276, "on_chosen_exit": 302, "on_record": 204}  # instructions for each exit
 
 
 def program() -> BPF:

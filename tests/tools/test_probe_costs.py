@@ -15,7 +15,7 @@ from gpubpf.ptx.parser import parse
 from gpubpf.tools import kernelretsnoop
 from gpubpf_sass import assembled, nvdisasm, registers
 
-MOST = 66  # instructions that a warp executes if all of its lanes exit together
+MOST = (60, 71)  # instructions that a warp executes if all of its lanes exit together; a block's first warp
 # Instructions for a further store of contiguous lanes: without, and with touched bytes.
 MOST_OF_STORES = {"sm_75": (26, 48), "sm_80": (21, 44), "sm_90": (16, 40)}
 
@@ -32,14 +32,14 @@ def test_a_warp_that_exits_whole_costs_little(arch: str, tmp_path: Path) -> None
     alone = len(access_paths.executed(before.read_bytes(), "k", probe_costs.OWN, probe_costs.OPERATIONS))
     after, said = assembled(made.text, arch, tmp_path)
     *together, late = probe_costs.EXITS.values()
-    for path in together:
+    for path, most in zip(together, MOST, strict=True):
         way = access_paths.executed(
             after.read_bytes(), "k", (*probe_costs.OWN, *path), probe_costs.OPERATIONS
         )
         # Nothing waits for an answer from memory: additions and maxima whose old values nobody reads.
-        assert len(way) - alone <= MOST and not any("ATOM" in line for line in way)
+        assert len(way) - alone <= most and not any("ATOM" in line for line in way)
     assert access_paths.executed(after.read_bytes(), "k", (*probe_costs.OWN, *late), probe_costs.OPERATIONS)
-    assert registers(said)["k"] <= 20
+    assert registers(said)["k"] <= 24
 
 
 @pytest.mark.every(3)

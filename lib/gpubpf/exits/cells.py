@@ -21,7 +21,7 @@ def unpacked(
     """Return the maps `firsts` and `rests` of the device programs as [ROUNDS, warp] of WARP, and `blocks` as [1, block] of the exits
     and rounds.
 
-    exits   uint32 [lane]   all exits of a block
+    exits   uint32 [lane]   the exits of a block by warps whose lanes did not exit together
     left    launch << CLOCK_BITS | exits of this launch; 0 if unused, or if warps or clock of the block belong to different launches
     time_sm time << 16 | multiprocessor
     """
@@ -30,8 +30,6 @@ def unpacked(
     rounds = blocks["rounds"].reshape(shape.blocks, ROUNDS)
     found = np.zeros((1, shape.blocks), [("exits", blocks.dtype["exits"]), ("rounds", ROUND, (ROUNDS,))])
     found["exits"] = blocks["exits"]
-    together = rounds["whole"].sum(axis=1, dtype=np.uint32)
-    found["exits"][..., : shape.warp] += together[:, None]
     # [block, warp, round]
     first, left = (
         np.moveaxis(one.reshape(ROUNDS, shape.blocks, shape.warps), 0, 2) for one in (firsts, rests["left"])
@@ -48,3 +46,13 @@ def unpacked(
     read["clock"] = rounds["clock"]
     read["time_sm"] = rounds["time"] << np.uint64(16) | rounds["sm"] & np.uint64(0xFFFF)
     return made, found
+
+
+def together(wholes: np.ndarray | None, blocks: np.ndarray, shape: Shape) -> np.ndarray:
+    """Return the exits of whole warps by lane, from the map `wholes` and the unpacked `blocks`, as int64 [lane].
+
+    wholes: None if the program counts them with the other exits, because it does not count all threads.
+    """
+    found = np.zeros(blocks.dtype["exits"].shape, np.int64)
+    found[: shape.warp] = 0 if wholes is None else int(wholes.sum(dtype=np.uint64))
+    return found

@@ -28,6 +28,7 @@ from gpubpf.session.launch_shape import Index, Ranges
 from gpubpf.session.sampled import samples as samples_of
 from gpubpf.show import bulk_text, table
 from gpubpf.show.heatmap import BlockHeat
+from gpubpf.show.option_values import EVERYTHING
 from gpubpf.show.output import csv_cells
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.summary_text import summary_lines
@@ -134,13 +135,15 @@ class ExitLog:
     def _take_reading(self, reading: Reading) -> None:
         maps = (reading.instances[name] for name in self._maps)
         sums = self._latest[reading.pid, reading.context] = []
-        for late, packed, firsts, rests, *groups in zip(*maps, strict=False):
-            kernel, others = _kernel_of(packed), (late, firsts, rests, *groups)
+        for late, packed, firsts, rests, *more in zip(*maps, strict=False):
+            kernel, others = _kernel_of(packed), (late, firsts, rests, *more)
             if not kernel.shape.threads or {_kernel_of(one) for one in others} != {kernel}:
                 continue
             warps, blocks = cells.unpacked(firsts.array, rests.array, packed.array, kernel.shape)
-            grouped = groups[0].array if groups else None
-            sums.append((kernel, LaneLateness.of_maps(late.array, blocks, grouped), late.launches))
+            grouped = more[0].array if self._sampling else None
+            wholes = more[0].array if more and not self._sampling else None
+            together = cells.together(wholes, blocks, kernel.shape)
+            sums.append((kernel, LaneLateness.of_maps(late.array, blocks, grouped, together), late.launches))
             rounds = blocks["rounds"].reshape(-1)
             rounds = rounds[rounds["time_sm"] != 0]
             columns = (
@@ -194,7 +197,9 @@ class ExitLog:
 
     @property
     def _maps(self) -> tuple[str, ...]:
-        return ("lateness", "blocks", "firsts", "rests", *(("groups",) if self._sampling else ()))
+        chosen = any(extent != EVERYTHING for extents in self._ranges for extent in extents)
+        some = ("groups",) if self._sampling else () if chosen else ("wholes",)
+        return ("lateness", "blocks", "firsts", "rests", *some)
 
     def _sampled_blocks(self, kernel: KernelShape, number: int) -> np.ndarray:
         """Return a mask: the blocks whose warps are all in the sample of the launch with this number."""

@@ -163,14 +163,18 @@ class LaneLateness:
 
     @classmethod
     def of_maps(
-        cls, lateness: np.ndarray, blocks: np.ndarray, groups: np.ndarray | None = None
+        cls,
+        lateness: np.ndarray,
+        blocks: np.ndarray,
+        groups: np.ndarray | None = None,
+        together: np.ndarray | int = 0,
     ) -> LaneLateness:
         """Return the lateness in the device program's maps: `lateness` [shard, lane], `blocks` [1, block] and, with sampling,
-        `groups` [group << 5 | lane]."""
+        `groups` [group << 5 | lane]. together: further exits, by lane (`cells.together`)."""
         blocks = blocks.reshape(-1)
         late = lateness.reshape(-1, blocks.dtype["exits"].shape[0])
         bins = late["bins"].astype(np.int64).sum(axis=0)
-        exits = blocks["exits"].astype(np.int64).sum(axis=0)
+        exits = blocks["exits"].astype(np.int64).sum(axis=0) + together
         grouped = np.zeros((SAMPLE_GROUPS, late.shape[1]), np.uint64)
         if groups is not None:
             grouped[:] = groups.reshape(SAMPLE_GROUPS, -1)

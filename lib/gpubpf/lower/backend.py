@@ -16,7 +16,8 @@ class Backend:
     type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, for comparisons in 32 bits), `lanes_below`, `sm`, `group`, `warp_slot`
     (the number of the warp on its multiprocessor), `clock`, `globaltimer`, `active`, `membar`, `exit`, `seldom` (a mark); with
     arguments `match`, `ballot`, `any`, `shuffle`, and `alike`, which is the mask of all lanes of the warp only if all are active and
-    have the same value. Optional: `element`, `scale` and `shift`, arithmetic that LLVM would do with slower instructions.
+    have the same value. Optional: `element`, `scale` and `shift`, arithmetic that LLVM would do with slower instructions; `replay`,
+    the word at an address, or 0 if the address is 0.
 
     `reads`: for each argument type, the inline assembly, with constraints, that reads it from its register; None: arguments are
     function parameters.

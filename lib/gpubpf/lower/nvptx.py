@@ -48,6 +48,13 @@ NVPTX = Backend(
         "product": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,r"', "i64"),
         "scale": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,n"', "i64"),
         "shift": ('asm "shr.u32 $0, $1, $2;", "=r,r,n"', "i32"),
+        # Without a branch, so that ptxas can do what follows while it waits for the kernel's loads. The word does not change while a
+        # kernel runs: the load may come before the kernel's stores.
+        "replay": (
+            'asm "{\\0A.reg .pred %again;\\0Asetp.ne.b64 %again, $1, 0;\\0Amov.b64 $0, 0;\\0A'
+            '@%again ld.global.nc.b64 $0, [$1];\\0A}", "=&l,l"',
+            "i64",
+        ),
         # These stay in program order with memory accesses: LLVM would move its own intrinsics across atomics.
         "clock": ('asm sideeffect "mov.u64 $0, %clock64;", "=l,~{memory}"', "i64"),
         "globaltimer": ('asm sideeffect "mov.u64 $0, %globaltimer;", "=l,~{memory}"', "i64"),

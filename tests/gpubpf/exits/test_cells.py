@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpubpf.ebpf.bytecode import WIDE
-from gpubpf.exits.cells import unpacked
+from gpubpf.exits.cells import together, unpacked
 from gpubpf.exits.lateness import CLOCK_BITS, CLOCK_MASK, CycleLength, Exits
 from gpubpf.lower.programs import load
 from gpubpf.session.launch_shape import Shape
@@ -40,7 +40,6 @@ def one_launch() -> tuple[Any, Any, Any]:
     rests["left"][SLOT, 1::2] = LAUNCH << CLOCK_BITS | 8
     blocks["exits"][0, :, :8] = 1
     rounds = blocks["rounds"][0, :, SLOT]
-    rounds["whole"] = 1
     rounds["clock"], rounds["time"], rounds["launch"], rounds["sm"] = 1010, [5_010, 5_080], LAUNCH, [4, 7]
     return firsts, rests, blocks
 
@@ -54,7 +53,9 @@ def taken(*maps: Any) -> Exits:
 def test_whole_warps_and_others() -> None:
     maps = one_launch()
     _, made = unpacked(*maps, SHAPE)
-    assert made["exits"].tolist() == [[[2] * 8 + [1] * 24] * 2]
+    assert made["exits"].tolist() == [[[1] * 8 + [0] * 24] * 2]
+    assert together(np.array([2, 0, 3], np.uint64), made, SHAPE).tolist() == [5] * 32
+    assert together(None, made, SHAPE).tolist() == [0] * 32
     found = taken(*maps)
     assert (found.complete, found.seen) == (1, {LAUNCH})
     assert (found.warp.count, found.warp.total, found.warp.largest) == (4, 180, 90)
@@ -106,10 +107,8 @@ def test_launch_numbers_have_more_bits_in_the_stamp_than_in_the_cells() -> None:
 
 def test_waves_of_32_lanes_in_a_text_for_64() -> None:
     shape = Shape((1, 1, 1), (64, 1, 1), wave=32)
-    firsts, rests, blocks = empty(shape, 64)
-    blocks["rounds"]["whole"][..., 0] = 6
-    _, made = unpacked(firsts, rests, blocks, shape)
-    assert made["exits"].tolist() == [[[6] * 32 + [0] * 32]]
+    _, made = unpacked(*empty(shape, 64), shape)
+    assert together(np.array([6], np.uint64), made, shape).tolist() == [6] * 32 + [0] * 32
 
 
 def test_garbage_does_no_harm() -> None:

@@ -12,7 +12,7 @@ import pytest
 import hipsim_engine
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import WIDE, Program
-from gpubpf.exits.cells import unpacked
+from gpubpf.exits.cells import together, unpacked
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.gcn import kernel_writer
 from gpubpf.gcn.code_object import CodeObject
@@ -223,13 +223,13 @@ def test_sums_are_those_of_single_exits(clocked: Clocked, built: Path, program: 
     made = compiled(WIDE + kernelretsnoop.PROGRAM)
     placement = GcnPlacement(lowered(made, "on_exit", launch.warp), "exit")
     found = inject(code, {"scale": [placement]}, virtual=True)
-    short = {"firsts": "f", "rests": "r", "blocks": "b", "lateness": "t"}
+    short = {"firsts": "f", "rests": "r", "blocks": "b", "lateness": "t", "wholes": "w"}
     rest = block_arguments(found, "scale", 12, shape, short)
     block = found.kernels["scale"].block
     words = rest[-block.size // 8 :]
     words[0] = "u64 5"  # the launch's number
     warps = launch.blocks * launch.warps
-    units = {"firsts": warps, "rests": warps, "blocks": launch.blocks, "lateness": 1}
+    units = {"firsts": warps, "rests": warps, "blocks": launch.blocks, "lateness": 1, "wholes": 1}
     for name, at in block.capacities.items():
         words[at // 8] = f"u64 {units[name]}"
     assert block.tick is not None
@@ -238,16 +238,17 @@ def test_sums_are_those_of_single_exits(clocked: Clocked, built: Path, program: 
     buffers = {"x": content("scale")}
     buffers |= {short[name]: np.zeros(size, np.uint8) for name, size in sizes.items()}
     clocked.run(found.image, "scale", ["x", "u32 1100", *rest[: -block.size // 8], *words], shape, buffers)
-    firsts, rests, blocks, late = (
+    firsts, rests, blocks, late, wholes = (
         maps.decode(made.maps[name], clocked.engine.get(short[name], np.uint8).tobytes(), units[name])
         for name in short
     )
     summed = Exits(launch)
     cells, blocks = unpacked(firsts, rests, blocks, launch)
+    whole = together(wholes, blocks, launch)
     summed.take_maps(cells, blocks, CycleLength(3.0))
     reports = [
         ExitReport.of(singly, 1, CycleLength(3.0)),
-        ExitReport.of(summed, 1, CycleLength(3.0), LaneLateness.of_maps(late, blocks)),
+        ExitReport.of(summed, 1, CycleLength(3.0), LaneLateness.of_maps(late, blocks, None, whole)),
     ]
     one, other = ([(lane.number, lane.exits, lane.late) for lane in report.lanes] for report in reports)
     assert one == other and len(one) == launch.warp
