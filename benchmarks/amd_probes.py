@@ -119,7 +119,7 @@ int on_leave(struct gpu_barrier_leave *ctx) {
 }
 """
 TEXTS = {
-    "threadhist": threadhist.PROGRAM,
+    "threadhist": WIDE + threadhist.PROGRAM,
     "kernelretsnoop": WIDE + kernelretsnoop.PROGRAM,
     "launchlate": WIDE + launchlate.PROGRAM,
     "memtrace": WIDE + memtrace.PROGRAM,
