@@ -38,8 +38,8 @@ class DeviceCells:
         self._now = np.zeros(slots, CELL)
         self._past: list[NDArray[Any]] = []
         self._readings = 0
-        # The arrays of the last reading, and which slots were torn in it: for those, an earlier reading remains valid.
-        self._starts, self._ends = np.zeros(slots, np.uint64), np.zeros((0, slots), np.uint64)
+        # The last reading: starts, the largest of each slot's ends, and which slots were torn. For those, an earlier one stays valid.
+        self._starts, self._ends = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         self._torn = np.zeros(slots, bool)
 
     def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
@@ -47,15 +47,11 @@ class DeviceCells:
         slots = len(self._now)
         if len(starts) != slots or len(ends) % slots or not len(ends):
             return
-        if self._ends.size != len(ends):
-            self._ends = np.zeros((len(ends) // slots, slots), np.uint64)
-        ends = ends.reshape(self._ends.shape)
+        ends = np.maximum.reduce(ends.reshape(-1, slots))  # of the latest generation
         # Most slots do not change between two readings.
-        differs = starts != self._starts
-        for new, old in zip(ends, self._ends, strict=True):
-            differs |= new != old
+        differs = (starts != self._starts) | (ends != self._ends)
         changed = np.flatnonzero(differs)
-        self._starts[changed], self._ends[:, changed] = starts[changed], ends[:, changed]
+        self._starts[changed], self._ends[changed] = starts[changed], ends[changed]
         self._readings += 1
         same = self._now["used"] & ~differs & ~self._torn
         self._now["taken"][same], self._now["last"][same] = taken, self._readings
@@ -64,17 +60,15 @@ class DeviceCells:
 
     def _change(self, changed: Integers, taken: int, idle: bool) -> None:
         """Update the slots that differ from the last reading."""
-        starts, ends = self._starts[changed], self._ends[:, changed]
-        generation = starts >> np.uint64(TIME_BITS)
+        starts, ends = self._starts[changed], self._ends[changed]
+        generation, of = starts >> np.uint64(TIME_BITS), ends >> np.uint64(TIME_BITS)
         # An end counts if it has the generation of its start. Starts are copied before ends: if the slot is reused in between, some
         # of the ends are lost.
-        of = ends >> np.uint64(TIME_BITS)
-        torn, own = (of > generation).any(axis=0), of == generation
-        last = np.maximum.reduce(np.where(own, ends & np.uint64(MASK), np.uint64(0)))
-        last[torn] = 0
+        torn, own = of > generation, of == generation
         seen = np.zeros(len(changed), CELL)
         seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
-        seen["start"], seen["end"], seen["ended"] = ~starts & np.uint64(MASK), last, own.any(axis=0) & ~torn
+        seen["start"], seen["ended"] = ~starts & np.uint64(MASK), own
+        seen["end"] = np.where(own, ends & np.uint64(MASK), np.uint64(0))
         before = elements(self._now, changed)
         reused = before["used"] & seen["used"] & (before["generation"] != seen["generation"])
         seen["first"] = np.where(before["used"] & ~reused, before["first"], self._readings)
