@@ -161,7 +161,43 @@ template <class V> double measured(double alone) {
 
 template <class... V> void all(double alone) { (measured<V>(alone), ...); }
 
+// What a kernel of one block costs that does nothing else. A GPU does not end a kernel before its writes to host memory have arrived.
+enum class Once { Nothing, ToGpu, Raises, ToHost, ToHostAndRaises };
+template <Once what> __global__ void once(unsigned long long *words, unsigned long long *host) {
+    if (threadIdx.x) return;
+    if (what == Once::ToGpu) *(volatile unsigned long long *)words = timer();
+    if (what == Once::Raises || what == Once::ToHostAndRaises) raise(words, timer());
+    if (what == Once::ToHost || what == Once::ToHostAndRaises) *(volatile unsigned long long *)host = timer();
+}
+
+template <Once what> void launched(const char *name) {
+    constexpr int kMany = 2000;
+    unsigned long long *words, *host;
+    if (cudaMalloc(&words, 8) || cudaHostAlloc(&host, 8, cudaHostAllocMapped)) return;
+    cudaEvent_t begin, end;
+    cudaEventCreate(&begin), cudaEventCreate(&end);
+    std::vector<float> times;
+    for (int round = 0; round < kRounds; round++) {
+        cudaEventRecord(begin);
+        for (int k = 0; k < kMany; k++) once<what><<<1, 32>>>(words, host);
+        cudaEventRecord(end), cudaEventSynchronize(end);
+        float ms;
+        cudaEventElapsedTime(&ms, begin, end);
+        times.push_back(ms * 1000 / kMany);
+    }
+    std::sort(times.begin(), times.end());
+    std::printf("| %-60s | %7.3f |\n", name, times[kRounds / 2]);
+}
+
 int main() {
+    std::printf("| a kernel of one block: its first thread | µs for each launch |\n|---|---|\n");
+    launched<Once::Nothing>("does nothing");
+    launched<Once::ToGpu>("stores to GPU memory");
+    launched<Once::Raises>("raises a word of GPU memory");
+    launched<Once::ToHost>("stores to host memory");
+    launched<Once::ToHostAndRaises>("stores to host memory and raises a word of GPU memory");
+    launched<Once::Nothing>("does nothing, again");
+    std::printf("\n");
     std::printf("| at the exit | µs | times as long |\n|---|---|---|\n");
     all<Nothing, Clock, Timer, SmId, Specials, MatchAll, MatchActive, Depend20, Depend60, Mixed<20>, Mixed<40>, Mixed<60>, MixedAfter<20>,
         MixedAfter<40>, MixedAfter<60>, Stores, Stores16, OfSm, TimedSm, OfWarp, TwoLanes, TwoOwn, OfWarpAndSm, OfBlock, OfBoth, Waits,
