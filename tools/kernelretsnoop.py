@@ -125,8 +125,10 @@ static inline void leave(u64 *first, u64 number, u64 site, u64 now, gpu_mask lea
     }
     if (gpu_active() == leaving)
         was = gpu_shuffle(was, gpu_log2(leaving & -leaving));
-    else if (!acts)
+    else if (!acts) {
+        gpu_max(&rest->left, launch);
         was = gpu_max(first, earlier);
+    }
     u64 late = (was - earlier) & CLOCK;
     if (was < launch) {                          /* the first of its warp */
         if (acts) {
@@ -162,11 +164,11 @@ static inline int whole(gpu_mask lanes) {
 }
 
 int on_exit(struct gpu_exit *ctx) {
-    u64 number = ctx->launch;
-    int slot = number & (LAUNCHES - 1), line = gpu_sm() % LINES * 32;
-    u64 *first = firsts.lookup(&slot);           /* before the clock, so that ptxas can do it while the kernel's loads are under way */
-    u64 *counts = wholes.lookup(&line);
-    u64 now = gpu_clock();
+    int line = gpu_sm() % LINES * 32;
+    u64 *counts = wholes.lookup(&line);          /* before the clock, so that ptxas can do it while the kernel's loads are under way */
+    u64 now = gpu_clock(), number = ctx->launch; /* in this order: in a graph, the number is loaded from GPU memory */
+    int slot = number & (LAUNCHES - 1);
+    u64 *first = firsts.lookup(&slot);
     gpu_mask leaving = gpu_active();
     if (first && !whole(leaving)) {
         leave(first, number, ctx->site, now, leaving, 1, 0);

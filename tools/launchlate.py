@@ -89,14 +89,17 @@ int on_entry(struct gpu_entry *ctx) {            /* on the GPU, in the first thr
 }
 
 int on_exit(struct gpu_exit *ctx) {              /* on the GPU, in one of the lanes that exit together */
-    u64 launch = ctx->launch;                    /* this comes before the clock: ptxas does it while the kernel waits for memory */
-    int key = 0, shard = gpu_sm() % SHARDS * SLOTS + launch % SLOTS;
-    u64 *all = every_lane.lookup(&key), *end = ends.lookup(&shard);
+    int key = 0;
+    u64 *all = every_lane.lookup(&key);
     gpu_mask active = gpu_active();
-    u32 last = gpu_log2(active);
-    if (!all || !end || (!*all && gpu_lane() != last))
+    u32 last = gpu_log2(active), shard = gpu_sm() % SHARDS;
+    if (!all || (!*all && gpu_lane() != last))
         return 0;
-    gpu_max(end, (launch / SLOTS) << 48 | (bpf_get_globaltimer() & TIME));
+    u64 now = bpf_get_globaltimer(), launch = ctx->launch;  /* in this order: in a graph, the number is loaded from GPU memory */
+    int word = shard * SLOTS + launch % SLOTS;
+    u64 *end = ends.lookup(&word);
+    if (end)
+        gpu_max(end, (launch / SLOTS) << 48 | (now & TIME));
     return 0;
 }
 """

@@ -54,5 +54,5 @@ def together(wholes: np.ndarray | None, blocks: np.ndarray, shape: Shape) -> np.
     wholes: None if the program counts them with the other exits, because it does not count all threads.
     """
     found = np.zeros(blocks.dtype["exits"].shape, np.int64)
-    found[: shape.warp] = 0 if wholes is None else int(wholes.sum(dtype=np.uint64))
+    found[: shape.warp] = 0 if wholes is None else wholes.sum(dtype=np.uint64).astype(np.int64)
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
 from gpubpf.ebpf.maps import MapDefinition, internal
 from gpubpf.lower import storage
@@ -19,6 +21,8 @@ class Emitter:
         self.program, self.checked, self.backend = program, checked, backend
         self.code = checked.function.instructions
         self.body: list[str] = []
+        self.early: list[str] = []  # see `first_of_all`
+        self.early_values: dict[str, str] = {}
         self.count = 0
         self.arguments: dict[str, Argument] = {}
         self.declared: set[str] = set()
@@ -191,7 +195,23 @@ class Emitter:
 
     def number(self, unit: str, kind: str) -> str:
         """Return the number of the thread, warp or block in its grid, as `kind`. An i32 may wrap: instances are smaller than that."""
+        if kind == "i32" and self.checked.function.point == "exit":
+            return self.first_of_all(unit, lambda: self.computed_number(unit, kind))
+        return self.computed_number(unit, kind)
 
+    def first_of_all(self, name: str, compute: Callable[[], str]) -> str:
+        """Return a value that the program computes once, where it begins.
+
+        At an exit, this is before it reads a clock, and while the kernel waits for its loads: ptxas moves nothing there from behind a
+        clock.
+        """
+        if name not in self.early_values:
+            body, self.body = self.body, self.early
+            self.early_values[name] = compute()
+            self.body = body
+        return self.early_values[name]
+
+    def computed_number(self, unit: str, kind: str) -> str:
         def get(name: str) -> str:
             return self.special(name) if kind == "i64" else self.special32(name)
 

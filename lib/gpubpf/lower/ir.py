@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
-from gpubpf.ebpf.maps import BLOCKS
+from gpubpf.ebpf.maps import BLOCKS, SHAPED
 from gpubpf.lower import storage
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Argument
@@ -70,6 +70,7 @@ class _Lowering(HelperCalls):
         start += [f"  %r{n}.{k} = alloca i64" for k in self.chains.values() for n in range(6, 10)]
         if self.checked.loops:
             start += ["  %turns = alloca i64", f"  store i64 {LOOP_TURNS}, ptr %turns"]
+        start += self.early
         start += ["  store i64 0, ptr %r1", f"  br label %{first or self.block((), 0)}"]
         text = "\n".join(
             [
@@ -306,7 +307,7 @@ class _Lowering(HelperCalls):
         # In a graph, the number counts from a word in GPU memory.
         cell = self.argument("replay", "replay")
         if "replay" in self.backend.calls:
-            return self.value(f"add i64 {launch}, {self.value(self.call('replay', f'i64 {cell}'))}")
+            return self.value(f"add i64 {launch}, {self.first_launch(cell)}")
         again, once = self.fresh("again"), self.fresh("once")
         self.emit("store i64 0, ptr %first")
         there = self.value(f"icmp ne i64 {cell}, 0")
@@ -317,6 +318,19 @@ class _Lowering(HelperCalls):
         self.emit(f"br label %{once}")
         self.label(once)
         return self.value(f"add i64 {launch}, {self.value('load i64, ptr %first')}")
+
+    def first_launch(self, cell: str) -> str:
+        """Return the word that a launch in a graph counts from.
+
+        It is loaded early if addresses depend on it. The addition, which waits for the load, may come after a clock.
+        """
+        used = {call.map for call in self.checked.calls.values() if call.map}
+        early = any(self.program.maps[name].kind in SHAPED for name in used)
+
+        def load() -> str:
+            return self.value(self.call("replay", f"i64 {cell}"))
+
+        return self.first_of_all("replay", load) if early else load()
 
     def store(self, i: Instruction) -> None:
         width = b.WIDTH[i.opcode & 0x18]
