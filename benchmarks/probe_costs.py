@@ -111,8 +111,8 @@ def probes() -> list[Probes]:
     b.attach_gpu_entry(fn_name="on_entry")
     b.attach_gpu_exit(fn_name="on_exit")
     late = {
-        "not the first thread of an early block": (*OWN, "max"),
-        "the first thread of an early block": ("max", "store", *OWN, "max"),
+        "not the first thread of one of the first 256 blocks": (*OWN, "max"),
+        "the first thread of one of the first 256 blocks": ("max", "store", *OWN, "max"),
     }
     made.append(Probes("launchlate", b, late))
     made += [sampled("block"), sampled("warp")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 import access_paths
 import probe_costs
 from gpubpf.ebpf.sampling import Unit
+from gpubpf.lower.programs import load
 from gpubpf.program import BPF
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
-from gpubpf.tools import kernelretsnoop
+from gpubpf.tools import kernelretsnoop, launchlate
 from gpubpf_sass import assembled, nvdisasm, registers
 
 MOST = (60, 71)  # instructions that a warp executes if all of its lanes exit together; a block's first warp
@@ -81,3 +83,16 @@ def test_probes_cost_nothing_in_blocks_that_are_not_chosen(arch: str, unit: Unit
         ]
         costs.append(lengths[1] - lengths[0])
     assert costs[1] == costs[0] <= (40 if unit == "block" else 62)
+
+
+@pytest.mark.parametrize(
+    ("text", "clock"), [(kernelretsnoop.PROGRAM, "%clock64"), (launchlate.PROGRAM, "%globaltimer")]
+)
+def test_no_clock_waits_for_the_number_of_a_launch_in_a_graph(text: str, clock: str) -> None:
+    """It is loaded from GPU memory: the first lanes that leave would wait longer than later ones, which find it cached."""
+    ptx = load(text).fragment("on_exit").ptx.splitlines()
+    (at,) = (n for n, line in enumerate(ptx) if "ld.global.nc" in line)
+    loaded = re.search(r"ld\.global\.nc\.b64 (%\w+),", ptx[at])
+    assert loaded
+    used = next(n for n in range(at + 1, len(ptx)) if re.search(rf"{loaded[1]}\b", ptx[n]))
+    assert next(n for n, line in enumerate(ptx) if clock in line) < used
