@@ -5,17 +5,20 @@ Tools describe a session with `Targets`, `Plan`, `Follow` and `Listener`. `Sessi
 
 from __future__ import annotations
 
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import HostArgument, Place, Unit, Vendor
 from gpubpf.ebpf import maps
 from gpubpf.process import users
 from gpubpf.process.privileges import Privileges
+from gpubpf.session.reasons import ENDED, NO_DRIVER, NO_ROCR, REACHED_LATE
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
@@ -160,6 +163,16 @@ class Listener:
     loaded: Callable[[str, bytes], None] = lambda comm, data: None
 
 
+class MissedProcess(NamedTuple):
+    """A process whose launches are not all counted. `since`, `until`: in seconds of CLOCK_BOOTTIME, a time outside which it launched
+    nothing that was not counted; `until` is infinite if it is never measured."""
+
+    pid: int
+    comm: str
+    since: float
+    until: float
+
+
 class Measurement:
     """The state of one session: its plan, its traced processes, and those that could not be traced.
 
@@ -207,7 +220,8 @@ class Measurement:
         self.started_ns = self.ended_ns = 0
         self.stopped = False  # the measurement has ended
         self.drain_soon = False  # logs or rings fill quickly; read them again soon
-        self.missed: dict[str, list[tuple[int, str]]] = {}  # reason → (pid, comm) of untraced processes
+        self.missed: dict[str, list[MissedProcess]] = {}  # by reason
+        self._began = _boottime()
         self._noted: set[str] = set()  # texts already given by `note_once`
 
     def definitions_of(self, vendor: Vendor) -> list[MapDefinition]:
@@ -245,12 +259,24 @@ class Measurement:
             self._active = [p for p in self._active if not p.fully_read]
             return list(self._active)
 
-    def record_missed(self, pid: int, comm: str, reason: str) -> None:
-        """Count a process that is not traced, or not fully. From any thread.
+    def record_missed(self, pid: int, comm: str, reason: str, started: float = 0) -> None:
+        """Count a process that is not traced, or not fully. From any thread. `started`: its start time, or 0 (`traceable.started`).
 
         Call it once per process. The same pid and comm are counted again, because a later process may have both."""
+        until = _boottime() if reason in (ENDED, REACHED_LATE) else math.inf
+        missed = MissedProcess(pid, comm, max(started, self._began), until)
         with self.lock:
-            self.missed.setdefault(reason, []).append((pid, comm))
+            self.missed.setdefault(reason, []).append(missed)
+
+    def unmeasured_ns(self) -> dict[str, int]:
+        """Return by reason how long the missed processes may have launched kernels that were not seen, at most and until now."""
+        now = _boottime()
+        with self.lock:
+            return {
+                reason: round(sum(max(min(p.until, now) - p.since, 0) for p in found) * 1e9)
+                for reason, found in self.missed.items()
+                if found and reason not in (NO_DRIVER, NO_ROCR)
+            }
 
     def note_once(self, text: str) -> None:
         """Give a notice, unless the same text was already given. From any thread."""
@@ -308,6 +334,10 @@ class Measurement:
                 )
             )
         return made
+
+
+def _boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _every_kernel(name: str) -> bool:

@@ -163,7 +163,9 @@ class Session:
 
             watcher = MachineWatcher(
                 lambda pid, held: self.join(pid, starting=held),
-                self._measurement.record_missed,
+                lambda pid, comm, reason: self._measurement.record_missed(
+                    pid, comm, reason, traceable.started(pid)
+                ),
                 self._measurement.note,
             )
             watcher.start()
@@ -200,18 +202,18 @@ class Session:
 
         The summary counts that reason. `starting`: the held thread, if the process is inside its first cuInit. From any thread, at any
         time."""
-        comm = traceable.comm(pid)
+        comm, started = traceable.comm(pid), traceable.started(pid)
         missed = self._joining.join(pid, starting)
         if missed and missed.reason == NO_ROCR and self.targets.all_processes:
             return NO_ROCR  # the process will be held when it starts to use ROCr
         if missed and not self._measurement.stopped:
-            self._measurement.record_missed(pid, comm, missed.reason)
+            self._measurement.record_missed(pid, comm, missed.reason, started)
         return missed.reason if missed else None
 
     def _join_all(self, pids: Sequence[int]) -> None:
         """Attach to all of these processes concurrently. Raises SessionError if none of them can be traced."""
         pool = DaemonThreadPool(JOINS)
-        names = {pid: traceable.comm(pid) for pid in pids}
+        known = {pid: (traceable.comm(pid), traceable.started(pid)) for pid in pids}
         attempts = {pid: pool.submit(self._joining.join, pid, None) for pid in pids}
         for future in attempts.values():
             future.add_done_callback(lambda future: self._signals.wake())
@@ -227,7 +229,8 @@ class Session:
         if len(missed) == len(pids):
             raise joining.all_failed(list(missed.values()))
         for pid, error in missed.items():
-            self._measurement.record_missed(pid, names[pid], error.reason)
+            comm, started = known[pid]
+            self._measurement.record_missed(pid, comm, error.reason, started)
             self._measurement.note(str(error))
         self._report_attached()
 

@@ -62,6 +62,8 @@ def summary(measurement: Measurement) -> dict[str, Any]:
         with measurement.lock:
             missed = {reason: len(found) for reason, found in measurement.missed.items() if found}
         record["processes"] = {"measured": live, "missed": missed}
+        if unmeasured := measurement.unmeasured_ns():
+            record["processes"]["unmeasured_ns"] = unmeasured
         if programs > live:
             record["processes"]["programs"] = programs
     if measurement.accesses:

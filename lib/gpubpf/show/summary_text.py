@@ -36,8 +36,9 @@ def summary_lines(summary: Mapping[str, Any], lost: str = LOST) -> list[str]:
             measured += f", which executed {programs:,} programs"
         missed = "; missed: " + ", ".join(_reasons(processes["missed"]).values())
         lines.append(measured + (missed if processes["missed"] else ""))
-        if processes["missed"].keys() - {"no CUDA driver"}:  # without a driver there are no launches
-            lines.append("  how many launches of theirs the tool did not see is unknown")
+        if unmeasured := processes.get("unmeasured_ns"):
+            most = table.duration(sum(unmeasured.values()))
+            lines.append(f"  at most {most} of their time was not measured; its launches are unknown")
     if "overhead" in summary:
         lines.append(_overhead_line(summary["overhead"]))
     if "budget" in summary:

@@ -35,7 +35,7 @@ from gpubpf.session import device, machine
 from gpubpf.session.machine import MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
 from gpubpf.session.reasons import ENDED as ENDED_EARLY
-from gpubpf.session.reasons import FORBIDDEN, REACHED_LATE, TRACED
+from gpubpf.session.reasons import FORBIDDEN, NO_DRIVER, REACHED_LATE, TRACED
 from gpubpf.session.session import Session
 from gpubpf.session.workers import SidecarBuilder
 
@@ -860,11 +860,17 @@ def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
     with Session(
         Targets(all_processes=True), plan, SidecarBuilder(lambda image, target: Sidecar())
     ) as session:
+        began = time.monotonic_ns()
         child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         eventually(lambda: REACHED_LATE in session.summary()["processes"]["missed"])
+        past = time.monotonic_ns() - began
+        first = session.summary()["processes"].pop("unmeasured_ns")[REACHED_LATE]
+        time.sleep(0.1)  # it is measured now
         summary = session.summary()
         child.communicate(b"\n", timeout=60)
     assert child.returncode == 0
+    assert summary["processes"].pop("unmeasured_ns") == {REACHED_LATE: first}
+    assert 0 < first <= past + 1e9 / os.sysconf("SC_CLK_TCK")  # its start is rounded down to a tick
     assert summary["processes"] == {"measured": 1, "missed": {REACHED_LATE: 1}}
 
 
@@ -872,7 +878,29 @@ def test_programs_of_one_number_and_name_are_missed_one_by_one() -> None:
     measured = Measurement(Targets(all_processes=True), Plan(device.Device("sim")), print)
     for _ in range(3):
         measured.record_missed(7, "app", ENDED_EARLY)
-    assert measured.missed == {ENDED_EARLY: [(7, "app")] * 3}
+    assert [(p.pid, p.comm) for p in measured.missed[ENDED_EARLY]] == [(7, "app")] * 3
+
+
+def test_time_that_is_not_measured_has_a_bound() -> None:
+    """Until a process is measured or has ended; else until now. Without a driver there is nothing to measure."""
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    measured = Measurement(Targets(all_processes=True), Plan(device.Device("sim")), print)
+    time.sleep(0.03)
+    started = time.clock_gettime(time.CLOCK_BOOTTIME)
+    measured.record_missed(
+        7, "app", ENDED_EARLY
+    )  # when it started is unknown: before the measurement perhaps
+    measured.record_missed(8, "app", REACHED_LATE, started)
+    measured.record_missed(9, "app", TRACED, started)
+    measured.record_missed(10, "sh", NO_DRIVER, started)
+    first = measured.unmeasured_ns()
+    time.sleep(0.03)
+    later = measured.unmeasured_ns()
+    past = (time.clock_gettime(time.CLOCK_BOOTTIME) - before) * 1e9
+    assert first.keys() == {ENDED_EARLY, REACHED_LATE, TRACED}
+    assert 3e7 <= first[ENDED_EARLY] == later[ENDED_EARLY] <= past
+    assert 0 <= first[REACHED_LATE] == later[REACHED_LATE] <= past - 3e7
+    assert first[TRACED] + 3e7 <= later[TRACED] <= past
 
 
 @pytest.mark.may_come_too_late

@@ -423,13 +423,20 @@ def test_every_report_ends_with_what_was_not_seen():
         "unknown kernels: 5 launches of kernels loaded before"
     )
     told = cli.summary_lines(
-        summary(graphs_before=3, processes={"measured": 2, "missed": {"ended": 1, "no CUDA driver": 7}})
+        summary(
+            graphs_before=3,
+            processes={
+                "measured": 2,
+                "missed": {"ended": 1, "reached late": 2, "no CUDA driver": 7},
+                "unmeasured_ns": {"ended": 2_000_000, "reached late": 84_000_000},
+            },
+        )
     )
     assert told[1:] == [
         "graphs created before attaching: 3 launches; their kernels are unknown and not",
         "  counted",
-        "processes measured: 2; missed: 7 (no CUDA driver), 1 (ended)",
-        "  how many launches of theirs the tool did not see is unknown",
+        "processes measured: 2; missed: 7 (no CUDA driver), 2 (reached late), 1 (ended)",
+        "  at most 86.0 ms of their time was not measured; its launches are unknown",
     ]
     told = cli.summary_lines(summary(processes={"measured": 2, "missed": {"no CUDA driver": 7}}))
     assert told[1:] == ["processes measured: 2; missed: 7 (no CUDA driver)"]
