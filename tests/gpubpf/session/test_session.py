@@ -763,7 +763,6 @@ def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPa
     assert len(os.listdir("/proc/self/fd")) <= before + 3  # what it had said before is kept
 
 
-@pytest.mark.long
 def test_a_program_waits_for_a_tool_that_is_slow(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example because many processes start at once. The agent gives up 5 s after the tool's last message."""
     prompt = workers._welcome
