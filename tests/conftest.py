@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,10 @@ subprocess.Popen.__init__ = _start_process_unbuffered  # type: ignore[method-ass
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hardware: needs a GPU; skipped with the reason where there is none")
     config.addinivalue_line("markers", "long: takes long; only with GPUBPF_LOOKS=all")
-    config.addinivalue_line("markers", "every(n): only every nth case of the test; all with GPUBPF_LOOKS=all")
+    config.addinivalue_line(
+        "markers", "every(n): every nth case of the test, on each day others; all with GPUBPF_LOOKS=all"
+    )
+    os.environ.setdefault("GPUBPF_DAY", str(int(time.time()) // 86400))  # the same one for all workers
     config.addinivalue_line(
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
     )
@@ -67,15 +71,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what takes long. Of a test of `every(n)`, n days in a row run all cases; GPUBPF_DAY chooses the day."""
     if os.environ.get("GPUBPF_LOOKS") == "all":
         return
     cases: Counter[tuple[Path, str]] = Counter()
+    day = int(os.environ["GPUBPF_DAY"])
     for item in items:
         every = item.get_closest_marker("every")
         test = item.path, item.name.partition("[")[0]
-        if item.get_closest_marker("long") is not None or (every is not None and cases[test] % every.args[0]):
-            item.add_marker(pytest.mark.skip(reason="takes long; GPUBPF_LOOKS=all runs it"))
+        turn = day + zlib.crc32(test[1].encode()) + cases[test]
         cases[test] += 1
+        if item.get_closest_marker("long") is not None:
+            item.add_marker(pytest.mark.skip(reason="takes long; GPUBPF_LOOKS=all runs it"))
+        elif every is not None and turn % every.args[0]:
+            reason = f"runs on other days than {day}; GPUBPF_DAY=DAY or GPUBPF_LOOKS=all runs it"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(tryfirst=True)

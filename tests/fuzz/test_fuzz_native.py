@@ -19,18 +19,8 @@ from fuzz.native_targets import NativeTarget
 RUNS = 10 * int(os.environ.get("GPUBPF_FUZZ_RUNS", "400"))
 
 
-LONG = ("agent_libraries",)  # its compilation
-
-
 @pytest.mark.without_driver
-@pytest.mark.every(2)
-@pytest.mark.parametrize(
-    "native",
-    [
-        pytest.param(native, id=name, marks=[pytest.mark.long] if name in LONG else [])
-        for name, native in native_targets.TARGETS.items()
-    ],
-)
+@pytest.mark.parametrize("native", native_targets.TARGETS.values(), ids=native_targets.TARGETS.keys())
 def test_changed_inputs(native: NativeTarget, tmp_path: Path) -> None:
     """With the address and undefined-behaviour sanitizers."""
     if shutil.which("g++") is None or cuda_include() is None:

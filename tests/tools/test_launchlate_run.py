@@ -484,7 +484,13 @@ def test_text_fits_a_terminal(app):
 
 
 def test_on_the_real_clock_the_bounds_hold(app):
+    """Times are as exact as the record says; the parts of each launch are exact to the nanosecond."""
     _, records = trace([app, "legacy"], "-v", clock="real")
+    for launch in of(records, "launch"):
+        assert launch["latency_ns"] == launch["start_ns"] - launch["call_ns"]
+        assert launch["latency_ns"] == launch["api_ns"] + launch["wait_ns"] + launch["overhead_ns"]
+        assert launch["api_ns"] == launch["return_ns"] - launch["call_ns"]
+        assert launch["exec_ns"] == launch["end_ns"] - launch["start_ns"]
     one, two, *_ = sorted(of(records, "launch"), key=lambda launch: launch["block_dim"][0])
     error = one["clock_error_ns"] + two["clock_error_ns"]
     assert one["method"] == "device" and one["exec_ns"] >= 50000
