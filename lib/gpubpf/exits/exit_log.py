@@ -135,15 +135,15 @@ class ExitLog:
     def _take_reading(self, reading: Reading) -> None:
         maps = (reading.instances[name] for name in self._maps)
         sums = self._latest[reading.pid, reading.context] = []
-        for late, packed, firsts, rests, *more in zip(*maps, strict=False):
-            kernel, others = _kernel_of(packed), (late, firsts, rests, *more)
-            if not kernel.shape.threads or {_kernel_of(one) for one in others} != {kernel}:
+        for instances in zip(*maps, strict=False):
+            kernel = _kernel_of(instances[0])
+            if not kernel.shape.threads or {_kernel_of(one) for one in instances} != {kernel}:
                 continue
-            warps, blocks = cells.unpacked(firsts.array, rests.array, packed.array, kernel.shape)
-            grouped = more[0].array if self._sampling else None
-            wholes = more[0].array if more and not self._sampling else None
-            together = cells.together(wholes, blocks, kernel.shape)
-            sums.append((kernel, LaneLateness.of_maps(late.array, blocks, grouped, together), late.launches))
+            arrays = {name: one.array for name, one in zip(self._maps, instances, strict=True)}
+            warps, blocks = cells.unpacked(arrays["firsts"], arrays["rests"], arrays["blocks"], kernel.shape)
+            together = cells.together(arrays.get("wholes"), blocks, kernel.shape)
+            late = LaneLateness.of_maps(arrays["lateness"], blocks, arrays.get("groups"), together)
+            sums.append((kernel, late, instances[0].launches))
             rounds = blocks["rounds"].reshape(-1)
             rounds = rounds[rounds["time_sm"] != 0]
             columns = (
