@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MAP_MEMORY = 256 << 20
 IMAGE_WAIT = 120.0
 GRAPHS_TESTED = 13  # CUDA version of the oldest driver with which copies in graphs were tested (docs/gpu.md)
+# Seconds, in total, that a tool waits at its end for ptxas to count registers; more if it shows those of each copy.
+REGISTERS_WAIT, SHOWN_REGISTERS_WAIT = 2.0, 20.0
 NOTICES_PER_KIND = 10
 NOTICE_KINDS = 64  # any further kinds share one limit
 PARAM, SHARED = "param", "shared_array"
@@ -118,6 +120,7 @@ class Plan:
     accesses: programs run at memory accesses, branches or instructions, so the summary counts unprobed ones.
     amd: also measure kernels on AMD GPUs. amd_definitions: the maps of the programs for AMD GPUs.
     owns_process: this Python process only runs the session, so it may drop privileges that it no longer needs.
+    registers: the tool shows the registers of each copy, so its last readings wait for them.
     """
 
     device: Device
@@ -136,6 +139,7 @@ class Plan:
     amd: bool = False
     amd_definitions: Sequence[MapDefinition] = ()
     owns_process: bool = False
+    registers: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,8 @@ class Measurement:
         self.user = users.command_user(targets.user)
         self.accesses = plan.accesses
         self.amd = plan.amd
+        self._registers_wait = SHOWN_REGISTERS_WAIT if plan.registers else REGISTERS_WAIT
+        self._registers_until = 0.0
         self.device = plan.device
         self.definitions = [d for d in plan.definitions if d.kind != PARAM]
         self._amd_definitions = [d for d in plan.amd_definitions if d.kind != PARAM] or self.definitions
@@ -277,6 +283,14 @@ class Measurement:
                 for reason, found in self.missed.items()
                 if found and reason not in (NO_DRIVER, NO_ROCR)
             }
+
+    def registers_until(self) -> float:
+        """Return until when (time.monotonic()) to wait for ptxas to count registers: not before the measurement has stopped.
+
+        Called by the thread that runs `Session.intervals`."""
+        if self.stopped and not self._registers_until:
+            self._registers_until = time.monotonic() + self._registers_wait
+        return self._registers_until
 
     def note_once(self, text: str) -> None:
         """Give a notice, unless the same text was already given. From any thread."""

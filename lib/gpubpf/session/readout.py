@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import Ring, StoredSnapshot, TracedProcess
 
-REGISTERS_WAIT = 20.0  # seconds to wait for ptxas to count registers
 MOST_THREADS = 1024  # per block; CUDA's limit
 FILLING_FAST = 0.2  # if a log or shard filled up this much since the last reading, it is read again soon
 
@@ -33,8 +32,9 @@ def instances(measurement: Measurement, map_name: str) -> list[Instance]:
     """See `Session.instances`."""
     number = measurement.numbers[map_name]
     found: list[Instance] = []
+    until = measurement.registers_until()
     used = [
-        (process, process.registers.of(process.launched_copies(), REGISTERS_WAIT))
+        (process, process.registers.of(process.launched_copies(), until))
         for process in measurement.all_processes()
     ]
     with measurement.lock:  # or a newer snapshot could close the file being read

@@ -35,9 +35,8 @@ class RegisterCounts:
             else:
                 self._later.update(dict.fromkeys(kernels, count))
 
-    def of(self, launched: Collection[str], seconds: float) -> dict[str, RegisterUse]:
-        """Return what has been counted within `seconds`, by mangled name, which includes the `launched` kernels."""
-        until = time.monotonic() + seconds
+    def of(self, launched: Collection[str], until: float = 0) -> dict[str, RegisterUse]:
+        """Return what has been counted `until` then (time.monotonic()), by mangled name, which includes the `launched` kernels."""
         found: dict[str, RegisterUse] = {}
         with self._lock:
             wanted: dict[Count, list[str]] = {}

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import StoredSnapshot, TracedProcess
 
-LAST_REGISTERS_WAIT = 2.0  # seconds to wait at the end for ptxas to count registers
-
 
 def summary(measurement: Measurement) -> dict[str, Any]:
     """See `Session.summary`."""
@@ -116,12 +114,12 @@ def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -
     """Return the most registers (None: unknown) and spilled bytes that a copy needs in addition to the original's.
 
     Of a large module, only launched kernels count (`RegisterCounts`)."""
-    until = time.monotonic() + (LAST_REGISTERS_WAIT if measurement.stopped else 0.0)
+    until = measurement.registers_until()
     more, spilled = [], 0
     for process in processes:
         slots = dict(enumerate(process.counters()[0]))
         used = {name: slots.get(slot) for slot, name in process.names.items() if name in process.matched}
-        counted = process.registers.of(process.launched_copies(), max(0.0, until - time.monotonic()))
+        counted = process.registers.of(process.launched_copies(), until)
         for name in counted.keys() & used.keys():
             of = used[name] or protocol.Counters()
             before, after, bytes_ = counted[name].in_launches(of.instrumented, of.limited)

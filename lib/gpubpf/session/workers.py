@@ -34,6 +34,7 @@ RECENTLY_ENDED = 64  # ended processes whose maps stay in files; older ones are 
 AHEAD_KERNELS = 256  # kernels of a running process that get copies ahead of a launch
 _AHEAD_REQUESTS = 1 << 31  # above the request numbers that agents use
 CLOCK_PATIENCE = 1.0  # seconds that WELCOME, and so the program, waits for clock kernels
+COUNTING_NICENESS = 10  # of ptxas where it only counts registers
 CACHED_SIDECARS = 32
 CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
@@ -126,6 +127,7 @@ class BackgroundWork:
         # Launched modules have priority, so modules that may be launched get only one thread.
         self._ahead_threads = DaemonThreadPool(1, settle)
         self._clock_threads = DaemonThreadPool(1, settle)
+        self._register_threads = DaemonThreadPool(4, self._yield_to_others)
         # By the driver's CUDA version: the kernels assembled so far, and when all are. `_cache_lock` guards the dictionary.
         self._clock_kernels: dict[int, tuple[dict[int, bytes], Future[None]]] = {}
         self._ahead_requests = itertools.count(_AHEAD_REQUESTS)
@@ -141,6 +143,7 @@ class BackgroundWork:
             self._cleanup_threads,
             self._ahead_threads,
             self._clock_threads,
+            self._register_threads,
         ):
             workers.close()
 
@@ -359,7 +362,18 @@ class BackgroundWork:
         if sidecar is not None and sidecar.kernels:
             process.registers.add(
                 [kernel.name for kernel in sidecar.kernels],
-                lambda kernels: self.sidecar_threads.submit(self._count_registers, sidecar, target, kernels),
+                lambda kernels: self._register_threads.submit(
+                    self._count_registers, sidecar, target, kernels
+                ),
+            )
+
+    def _yield_to_others(self) -> None:
+        """Let what this thread does, such as ptxas, take little of the CPU time that traced programs and other threads want."""
+        self._measurement.privileges.apply()
+        if threading.current_thread() is not threading.main_thread():
+            thread = threading.get_native_id()
+            os.setpriority(
+                os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), COUNTING_NICENESS)
             )
 
 

@@ -6,6 +6,7 @@ import builtins
 import errno
 import os
 import queue
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from gpubpf.agent.definitions import Vendor
 from gpubpf.images import assemble
 from gpubpf.images.instrument import Sidecar
 from gpubpf.session import workers
+from gpubpf.session.device import Device
+from gpubpf.session.measurement import Measurement, Plan, Targets
 
 
 def test_a_process_does_not_wait_until_all_clock_kernels_are_assembled(
@@ -95,3 +98,26 @@ def test_a_program_gets_an_answer_even_if_no_file_can_be_opened(
         "pid 7 (app): a module is not instrumented: too many open files; raise the limit (ulimit -n)"
     ]
     background.close()
+
+
+def test_counting_registers_takes_little_from_others() -> None:
+    """The threads that start ptxas, and so ptxas itself, are nicer than the tool; the pool of another kind of work is not."""
+    measurement = Measurement(Targets(), Plan(Device("sim")), print)
+    work = workers.BackgroundWork(
+        measurement,
+        workers.SidecarBuilder(lambda image, target: Sidecar()),
+        lambda comm, data: None,
+        lambda: None,
+    )
+
+    def niceness() -> int:
+        done = subprocess.run(["nice"], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    before = niceness()
+    try:
+        assert work._register_threads.submit(niceness).result() == max(before, workers.COUNTING_NICENESS)
+        assert work.sidecar_threads.submit(niceness).result() == niceness() == before
+    finally:
+        work.close()
+    assert work._register_threads.submit(niceness).result() == before  # in this thread
