@@ -326,6 +326,7 @@ class Ptxas:
                     cwd=directory,
                     timeout=_TIMEOUT,
                     stdin=subprocess.DEVNULL,
+                    preexec_fn=privileges.end_with_parent,
                 )
             except subprocess.TimeoutExpired:
                 raise AssembleError(f"ptxas took more than {_TIMEOUT} s; leave this kernel out") from None

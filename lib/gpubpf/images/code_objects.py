@@ -30,6 +30,7 @@ from gpubpf.gcn.kernel_writer import GcnSite, InjectedGcnKernel
 from gpubpf.gcn.lines import SourceLines
 from gpubpf.images.instrument import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
 from gpubpf.lower.amdgcn import WaveProgram
+from gpubpf.process import privileges
 from gpubpf.ptx.values import Site
 
 _PATIENCE = 100  # seconds per code object
@@ -131,6 +132,7 @@ def _in_child(data: bytes, *others: object) -> Sidecar | str:
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
             start_new_session=True,  # so that Ctrl-C only reaches the tool
+            preexec_fn=privileges.end_with_parent,
             timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired:
@@ -142,8 +144,6 @@ def _in_child(data: bytes, *others: object) -> Sidecar | str:
 def serve() -> None:
     """Run the child: read the arguments of `_instrument` from stdin, and write the packed sidecar to stdout."""
     import llvmlite.binding  # noqa: F401, before privileges are dropped
-
-    from gpubpf.process import privileges
 
     privileges.drop_all()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))

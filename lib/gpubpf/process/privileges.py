@@ -19,6 +19,7 @@ import ctypes
 import os
 import pwd
 import random
+import signal
 import struct
 import tempfile
 import threading
@@ -49,6 +50,7 @@ JOINING = frozenset((SYS_NICE,))
 _FIRST_USER, _LAST_USER = 61184, 65519
 _VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _BOUNDING_DROP, _NO_NEW_PRIVS, _SECUREBITS, _AMBIENT = 24, 38, 28, 47  # prctl(2)
+_PARENT_DEATH_SIGNAL = 1
 _NO_ROOT = 0b11  # SECBIT_NOROOT, and its lock
 _AMBIENT_CLEAR = 4
 
@@ -56,6 +58,13 @@ _AMBIENT_CLEAR = 4
 def _prctl(*arguments: int) -> bool:
     values = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:5]]
     return int(libc.library.prctl(*values)) == 0
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends, and so when the tool does, however it ends.
+
+    For `preexec_fn` of a child that works for that thread."""
+    _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def effective() -> frozenset[int]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +280,30 @@ def test_kernels_are_compiled_on_all_cpus_where_ptxas_can(
     assert assemble.assemble(PTX, TARGET).cubin == release.encode()
     arguments = (tmp_path / "arguments").read_text().split()
     assert "-arch=sm_90" in arguments and ("-split-compile=0" in arguments) == on_all_cpus
+
+
+def test_a_ptxas_that_takes_long_ends_with_the_tool(tmp_path: Path) -> None:
+    """Also if the tool is killed."""
+    made = Path(ptxas(tmp_path, "13"))
+    started = tmp_path / "started"
+    made.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo $$ > {started}; exec sleep 600; }}\n")
+    started.touch()
+    started.chmod(0o666)
+    script = f"from gpubpf.images import assemble; assemble.Ptxas({str(made)!r}).run(b'', 'sm_90', ())"
+    with tempfile.TemporaryDirectory() as left:  # a tool that is killed leaves its files
+        os.chmod(left, 0o777)
+        with subprocess.Popen([sys.executable, "-c", script], env=os.environ | {"TMPDIR": left}) as tool:
+            try:
+                until = time.monotonic() + 60
+                while not started.read_text().endswith("\n"):
+                    assert tool.poll() is None and time.monotonic() < until
+                    time.sleep(0.01)
+                pid = int(started.read_text())
+            finally:
+                tool.kill()
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_without_a_ptxas_for_the_driver_the_reason_names_the_versions(
