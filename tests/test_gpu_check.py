@@ -799,6 +799,7 @@ for _ in range(1000 if sys.argv[-1] == "9" else 1):
 """
 
 
+@pytest.mark.every(2)
 @needs_device
 @pytest.mark.parametrize(
     ("repairs", "wrong"), [(True, ""), (False, "tool leaves 1 bytes of the driver's code changed")]
@@ -1115,6 +1116,7 @@ def test_no_report_is_made_of_the_embedded_device(tmp_path: Path) -> None:
 # --- the questions, asked of the embedded device: those whose answer it was made to give ---
 
 
+@pytest.mark.every(2)
 @needs_device
 @pytest.mark.parametrize(
     "name",

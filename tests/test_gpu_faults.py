@@ -124,6 +124,7 @@ def test_2_all_that_the_tool_says_is_shown(place: Path, monkeypatch: pytest.Monk
     assert re.search("sent an unexpected message; .*no kernel was launched", found), found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("does", "why"),
     [

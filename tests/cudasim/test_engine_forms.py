@@ -123,6 +123,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> list[Form]:
     return accepted(legal(tmp_path_factory.mktemp("forms"), arithmetic()))
 
 
+@pytest.mark.every(2)
 def test_every_form(forms: list[Form]) -> None:
     groups: dict[Key, list[Form]] = defaultdict(list)
     for form in forms:

@@ -185,6 +185,7 @@ def found(tmp_path_factory):
     return done.stdout, pickle.loads((where / "found").read_bytes())
 
 
+@pytest.mark.every(2)
 def test_threads_that_end_at_entry_run_nothing(found):
     """Neither the kernel nor a program at its exit, nor the rest of the program that ends them."""
     said, maps = found

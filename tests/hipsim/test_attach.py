@@ -117,6 +117,7 @@ def test_results_come_if_the_process_ends_by_exit_without_handlers(tmp_path: Pat
         assert launches(records) == LAUNCHES
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", ["kernelretsnoop", "memtrace"])
 def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:
     """In the middle of its life, a process gives what its kernels give from the beginning."""
@@ -246,6 +247,7 @@ def test_code_that_is_loaded_while_a_tool_is_there_is_instrumented(tmp_path: Pat
     assert launches(records) == {"store": 7, "work": 1, "tiny": 1}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("first", ["threadhist", "hipsnoop"])
 def test_queues_that_another_tool_intercepts(tmp_path: Path, first: str) -> None:
     """The process was started by a tool, whose measurement is over, or goes on: ROCr intercepts its queues for good."""
@@ -354,6 +356,7 @@ THREADS = Counter(
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.own_processes
 @pytest.mark.may_come_too_late
 def test_every_process_of_the_machine(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def table(gpu: str) -> str:
     return (SOURCE / "src" / "isa" / f"{gpu}.inc").read_text()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_table_is_what_llvm_knows(gpu: str) -> None:
     command = ["python3", SOURCE / "generate.py", gpu]

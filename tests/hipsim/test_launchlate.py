@@ -147,6 +147,7 @@ def test_many_threads(tmp_path: Path) -> None:
     assert sum(int(row[3]) for row in rows) == 1600
 
 
+@pytest.mark.every(2)
 def test_one_table_for_both_vendors(tmp_path: Path) -> None:
     hipsim_device.libraries()
     cudasim_device.libraries()

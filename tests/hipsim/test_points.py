@@ -132,6 +132,7 @@ def test_barriers(tmp_path: Path, gpu: str) -> None:
     assert alone["counts"][0][3:6] == [0, 0, 3 * 2 * 4 * 256]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_how_long_waves_wait_at_a_barrier(tmp_path: Path, gpu: str) -> None:
     """On the virtual clock: each wave arrives one step after the one before it, and the last one waits for nobody."""
@@ -142,6 +143,7 @@ def test_how_long_waves_wait_at_a_barrier(tmp_path: Path, gpu: str) -> None:
     assert waited[::-1] == [waited[-1] + step * n for n in range(len(waited))] and waited[-1] <= 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_basic_blocks(tmp_path: Path, gpu: str) -> None:
     """Each thread enters the first block and the last one, and the loop three times."""

@@ -155,6 +155,7 @@ def test_a_queue_that_is_full(tmp_path: Path) -> None:
     assert summary["launches_instrumented"] == 1000 + 4 * 1000 + 3 and summary["lost"] == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_tool_ends_and_the_program_goes_on(end: int, tmp_path: Path) -> None:
     app, out = program("probed"), tmp_path / "program"

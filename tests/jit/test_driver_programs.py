@@ -116,6 +116,7 @@ def test_statuses_and_logs_of_images(images: dict[str, Path]) -> None:
     assert jit.rounds(said) == [{"fill": 3 * len(good)}]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("loading", ["LAZY", "EAGER"])
 def test_copies_are_not_loaded_at_a_first_use(tmp_path: Path, loading: str) -> None:
     """With lazy loading a kernel's first launch waits for what runs. Of a kernel that was launched before it must not, with a tool
@@ -139,6 +140,7 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("loading", ["LAZY", "EAGER"])
 def test_libraries_that_are_opened_later(later: list[Path], tmp_path: Path, loading: str) -> None:
     done = jit.under_threadhist(later, tmp_path / "out", CUDASIM_HOSTILE="1", CUDA_MODULE_LOADING=loading)
@@ -196,6 +198,7 @@ def test_captures_under_a_tool(tmp_path: Path) -> None:
     assert done.launches == {"more": 13} and done.summary["launches_instrumented"] == 13
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name, arguments, expected",
     [

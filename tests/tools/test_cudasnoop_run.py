@@ -63,6 +63,7 @@ def test_functions_and_kernels(program: Path, tmp_path: Path) -> None:
     assert found[-1] == {**found[-1], "type": "summary", "tool": "cudasnoop", "lost": 0}
 
 
+@pytest.mark.every(2)
 def test_each_call(program: Path, tmp_path: Path) -> None:
     told, found = measured(tmp_path, program, "-e")
     failed, stream = told.split()
@@ -79,6 +80,7 @@ def test_each_call(program: Path, tmp_path: Path) -> None:
     assert counts["cudaStreamSynchronize"] == 1
 
 
+@pytest.mark.every(2)
 def test_without_a_gpu_a_command_that_fails_gets_a_hint(tmp_path: Path) -> None:
     if not isinstance(reason := device.ask_driver(), str) or reason == device.EMBEDDED:
         pytest.skip("there is a device")

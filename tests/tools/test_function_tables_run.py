@@ -53,6 +53,7 @@ int main() {
 SUM = 3 * sum(i * i for i in range(1, 64, 2))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", ["threadhist", "memtrace"])
 def test_who_calls_is_refused_and_who_only_constructs_is_not(tool: str, tmp_path: Path) -> None:
     app, out = gpubpf_cuda.build(PROGRAM, tmp_path / "app"), tmp_path / "out"

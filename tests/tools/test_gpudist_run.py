@@ -40,6 +40,7 @@ def times(number, values):
     return {value: number * count for value, count in values.items()}
 
 
+@pytest.mark.every(2)
 def test_how_often_each_value_occurs(app, tmp_path):
     found = measured(
         *(tmp_path / "out", app, "-C"),

@@ -262,6 +262,7 @@ def test_text_and_csv(app: str, device: str, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.every(2)
 def test_intervals_in_a_running_process(app: str, device: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "cudasim.launcher", "--", app, "1000", "20"]

@@ -17,6 +17,7 @@ def app(tmp_path_factory):
     return gpubpf_specs.build(tmp_path_factory.mktemp("app"))
 
 
+@pytest.mark.every(2)
 def test_events_at_every_kind_of_point(app, tmp_path):
     one, stores, barrier, launch, atomic = specs = (
         'exit:ns::work (gthread == 100) "thread %u of %u, %s \\"%s\\"", thread, block_dim, kernel, source',
@@ -62,6 +63,7 @@ def test_events_at_every_kind_of_point(app, tmp_path):
     assert (found[-1]["records"], found[-1]["records_lost"]) == (2 + 128 + 36 + 36, {})
 
 
+@pytest.mark.every(2)
 def test_times_and_chosen_threads(app, tmp_path):
     """On the virtual clock, a thread's time is that of its instructions, and of all lanes the same at the entry."""
     specs = ('entry:ns::* "%lu", globaltimer', 'exit:ns::* "%lu", globaltimer')

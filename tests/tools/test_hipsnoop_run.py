@@ -229,6 +229,7 @@ def test_a_kernel_that_nothing_launches_is_an_error(program: Path) -> None:
     assert done.stderr.splitlines()[-1] == "hipsnoop: note: no kernel matches 'nosuch'; kernels seen: saxpy"
 
 
+@pytest.mark.every(2)
 def test_exit_status_and_what_is_said_of_commands() -> None:
     assert run(command=("sh", "-c", "exit 7"), status=7).stderr.count("\n") == 1
     assert run(command=("sh", "-c", "kill -9 $$"), status=137)
@@ -429,6 +430,7 @@ def test_signals_end_the_measurement_and_leave_the_process(program: Path, tmp_pa
         started.wait(100)
 
 
+@pytest.mark.every(2)
 def test_duration_and_intervals_with_a_command_that_goes_on(program: Path, tmp_path: Path) -> None:
     command = (program, "-n", 300, "-p", 10000, "hipFree")
     began = time.monotonic()
@@ -456,6 +458,7 @@ def probed(pid: int, *functions: str) -> bool:
         )
 
 
+@pytest.mark.every(2)
 @pytest.mark.own_processes
 def test_the_whole_machine(program: Path, tmp_path: Path) -> None:
     words = [*TOOL, "--json", "-o", str(tmp_path / "out"), "-d", "30"]
@@ -522,6 +525,7 @@ def test_a_library_from_anywhere_is_said_to_have_had_its_probes_late(tmp_path: P
     assert all("late" not in one for one in found["summary"][0]["libraries"] if one is not late)
 
 
+@pytest.mark.every(2)
 def test_timeline_trace_and_csv(program: Path, tmp_path: Path) -> None:
     command = (program, "-n", 2, "hipLaunchKernel", "hipDeviceSynchronize")
     text = run("--timeline", "--trace", tmp_path / "trace", command=command).stdout

@@ -124,6 +124,7 @@ def test_a_call_that_is_preempted(built: Path, tmp_path: Path, where: str) -> No
         assert {cause["what"] for cause in call["why"] if cause["ns"]} == {"preempted"}
 
 
+@pytest.mark.every(2)
 @WHERES
 @scenes.told
 def test_a_call_under_memory_pressure(built: Path, tmp_path: Path, where: str) -> None:
@@ -135,6 +136,7 @@ def test_a_call_under_memory_pressure(built: Path, tmp_path: Path, where: str) -
     assert faults and 1536 <= faults[0] <= 1536 + 100 and sum(r["ns"] or 0 for r in rows) > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip, of iproute2")
 @WHERES
 @scenes.told

@@ -144,6 +144,7 @@ def near(turns):
     return pytest.approx(1.01 * turns * WAIT, rel=0.01)
 
 
+@pytest.mark.every(2)
 def test_a_choice_of_no_thread_is_said(app):
     done = run("--block", 9999, "--", app, "even")
     assert "note: no thread that left a kernel matches --block and --thread\n" in done.stderr

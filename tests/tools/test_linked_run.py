@@ -32,6 +32,7 @@ def measured(tool: str, app: Path, out: Path, *arguments: str) -> list[dict]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.every(2)
 def test_counts_of_all_files(app: Path, tmp_path: Path) -> None:
     records = measured("threadhist", app, tmp_path / "out", "--work", "stores")
     kernels = {record["kernel"] for record in records if record["type"] == "kernel"}

@@ -112,6 +112,7 @@ def site(program: str, kind: str, *arguments: str) -> dict:
     return found
 
 
+@pytest.mark.every(2)
 def test_idle_lanes(program: str) -> None:
     text = told(program, "interleaved")
     assert "of 32 lanes take part on average, with idle lanes between them" in text

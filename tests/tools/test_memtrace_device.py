@@ -134,6 +134,7 @@ def tiles(width, gaps=GAPS, steps=(0, 1)):
     return found * 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [(("--no-allocations",), ()), ((), ()), (("--granule", "4"), ((0, 64), (1,)))],

@@ -101,6 +101,7 @@ def test_the_known_answers(memory, tmp_path, clock):
     assert summary["lost"] == 0 and summary["not_probed"] == {}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kernel", TOUCHED)
 def test_what_is_touched_of_allocations(memory, tmp_path, kernel):
     records, _ = traced(tmp_path, "--", memory, kernel)

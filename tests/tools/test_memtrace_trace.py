@@ -157,6 +157,7 @@ def seen(records: Any, allocations: Sequence[int] = ()) -> Counter[Any]:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("virtual", [False, True])
 def test_every_access_of_every_lane(app: str, tmp_path: Path, virtual: bool) -> None:
     records, summary, at = traced(app, tmp_path, whats=("mixed", "other", "mixed"), virtual=virtual)
@@ -175,6 +176,7 @@ def test_every_access_of_every_lane(app: str, tmp_path: Path, virtual: bool) -> 
     assert summary["lost"] == 0 and not summary["records_lost"] and summary["records_unknown"] == 0
 
 
+@pytest.mark.every(2)
 def test_sites_have_the_numbers_of_the_tables(app: str, whole: Any, tmp_path: Path) -> None:
     records, _, _ = whole
     out = tmp_path / "tables.jsonl"
@@ -205,6 +207,7 @@ def test_the_virtual_clock_repeats(app: str, tmp_path: Path) -> None:
     assert times == sorted(times) and times[-1] - times[0] < 1000
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("arguments", "chosen"),
     [

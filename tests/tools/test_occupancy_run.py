@@ -100,6 +100,7 @@ def test_limited_copies_are_launched_where_the_others_do_not_fit(
     assert records[-1]["launches_instrumented"] == 200 and not records[-1]["not_instrumented"]
 
 
+@pytest.mark.every(2)
 def test_what_does_not_fit_even_so_is_explained(
     program: Path,
     capfd: pytest.CaptureFixture[str],

@@ -276,6 +276,7 @@ def slow(tmp_path_factory):
     return str(gpubpf_cuda.build(waits, tmp_path_factory.mktemp("intervals") / "slow"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("tool", "option", "field", "unit"),
     [

@@ -68,6 +68,7 @@ def measured(tool: str, out: Path, app: Path, *arguments: str) -> list[dict]:
     return found
 
 
+@pytest.mark.every(2)
 def test_counts(app: Path, tmp_path: Path) -> None:
     right = {
         "float:softmax:div": {"softmax": (4, 128)},

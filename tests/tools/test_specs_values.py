@@ -83,6 +83,7 @@ def thread(event: dict) -> int:
     return event["block"][0] * 64 + event["thread"][0]
 
 
+@pytest.mark.every(2)
 def test_counts(app: Path, tmp_path: Path) -> None:
     right = {
         "store:* (isnan(value) && width == 4)": 2,  # floats and loads; the words below 0 are no NaN
@@ -240,6 +241,7 @@ int main() {
 """
 
 
+@pytest.mark.every(2)
 def test_halves_that_are_stored_as_integers(tmp_path: Path) -> None:
     """nvcc stores all of them as u16 or u32: what computes them shows what they are. (Below sm_80, it computes bf16 with integers.)"""
     app = gpubpf_cuda.build(HALVES, tmp_path / "halves", "-lineinfo", "-arch=sm_80")

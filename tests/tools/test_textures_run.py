@@ -93,6 +93,7 @@ def test_results_stay_the_same(tool: str, app: Path, alone: str, tmp_path: Path)
     check(tool, app, alone, tmp_path / "out")
 
 
+@pytest.mark.every(2)
 def test_memtrace_names_what_it_does_not_see(app: Path, alone: str, tmp_path: Path) -> None:
     records = check("memtrace", app, alone, tmp_path / "out")
     assert records[-1]["not_probed"] == {"suld": 1, "sust": 1, "tex": 1, "tld4": 1}

@@ -143,6 +143,7 @@ def test_the_stub_is_its_source(tmp_path: Path) -> None:
 # --- loading ---
 
 
+@pytest.mark.every(2)
 def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
     with running(built / "stress", built / "loaded.so") as process:
         time.sleep(0.1)
@@ -878,6 +879,7 @@ def test_a_tool_on_a_program_that_runs(loads: Path) -> None:
         assert process.returncode == 0 and int(out.split()[0]) > 20
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_tool_ends_and_the_program_goes_on(loads: Path, end: int) -> None:
     with running(loads, 4) as process:

@@ -203,6 +203,7 @@ def attached(program: Target, still: bool) -> tuple[int, list[int], dict[str, An
     return start, count, found
 
 
+@pytest.mark.every(2)
 def test_attached_and_detached_again_and_again(launching: Path) -> None:
     """In one tool process, so that what it leaks adds up; every fourth time with the program standing still at both ends, for exact
     counts."""
@@ -245,6 +246,7 @@ def test_attached_and_detached_again_and_again(launching: Path) -> None:
         program.end()
 
 
+@pytest.mark.every(2)
 def test_a_tool_that_is_killed_at_any_moment(launching: Path) -> None:
     """SIGKILL while it starts, attaches, measures or leaves: the program goes on, its code is its own, the next tool gets in."""
     chance = random.Random(7)
@@ -269,6 +271,7 @@ def test_a_tool_that_is_killed_at_any_moment(launching: Path) -> None:
         program.end()
 
 
+@pytest.mark.every(2)
 def test_two_tools_at_once(launching: Path) -> None:
     """Two different ones, the same one twice, one that comes while another goes: each measures, or says in a line why not."""
     with launched(launching, 2) as program:

@@ -175,6 +175,7 @@ def test_a_program_that_always_has_more_to_do(program: Path) -> None:
     assert 0 < seen.summary["launches_instrumented"] < seen.launched["long_one"]
 
 
+@pytest.mark.every(2)
 def test_several_contexts_and_devices(program: Path) -> None:
     seen = measured(
         program, "contexts", lambda kernels: {k["gpu"] for k in kernels} == {0, 1}, CUDASIM_DEVICES="2"

@@ -144,6 +144,7 @@ def test_a_program_that_a_tool_started_runs_its_own_code_after_the_measurement(s
     assert started.tool.returncode == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_and_when_the_tool_ends_before_it(started: Started, end: int) -> None:
     started.tool.send_signal(end)
@@ -343,6 +344,7 @@ def test_and_in_a_program_that_a_tool_started(endless: Path) -> None:
         program.end()
 
 
+@pytest.mark.every(2)
 def test_more_map_memory_beside_a_kernel_that_does_not_end(
     endless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,6 +466,7 @@ def test_a_launch_that_is_in_the_driver_when_the_tool_leaves(
         assert runs == 128 * summary["launches_instrumented"] > 0
 
 
+@pytest.mark.every(2)
 def test_a_kernel_that_runs_when_the_tool_leaves(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches behind it were not read."""
     monkeypatch.setenv("CUDASIM_QUEUE", "1")
@@ -558,6 +561,7 @@ def test_kernels_that_do_not_end_launched_again_and_again(
 # --- calls of the driver that are left in their midst ---
 
 
+@pytest.mark.every(2)
 def test_a_program_that_jumps_out_of_calls_of_the_driver(tmp_path: Path) -> None:
     """attach/jumps.c: each launch that it comes back from is measured, and the attachment ends."""
     jumps = built(tmp_path, "jumps")

@@ -80,6 +80,7 @@ def lines(program: Program) -> dict[str, set[int]]:
     return {name: {i.line for i in function.instructions} for name, function in program.functions.items()}
 
 
+@pytest.mark.every(2)
 @needs_bpf
 @pytest.mark.parametrize("name", texts())
 def test_maps_points_and_lines_are_those_of_bcc(name: str) -> None:

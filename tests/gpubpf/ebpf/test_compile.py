@@ -340,6 +340,7 @@ BAD = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_compile(name, capfd):
     text, message = BAD[name]

@@ -35,6 +35,7 @@ extern "C" __global__ void empties_caches(int *x) { while (x[0] == 0) __threadfe
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", hipsim_engine.GPUS)
 def test_a_loop_with_barriers_does_not_wait_for_other_workgroups(gpu: str, tmp_path: Path) -> None:
     source, built = tmp_path / "kernels.hip", tmp_path / "kernels.co"

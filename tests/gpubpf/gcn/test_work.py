@@ -203,6 +203,7 @@ def test_work_is_exact(engine: Engine, code: CodeObject, program: Program, kind:
     assert found.tolist() == expected(kind).tolist()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", WORK)
 def test_work_of_functions_is_exact(
     engine: Engine, gpu: str, tmp_path: Path, program: Program, kind: str

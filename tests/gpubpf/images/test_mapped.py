@@ -326,6 +326,7 @@ def without_map_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_files, "open_mapped", refuse)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("privileged", [pytest.param(True, marks=needs_root), False])
 @pytest.mark.parametrize("fate", ["there", "deleted", "replaced", "unreadable"])
 def test_the_file_is_what_is_mapped(

@@ -165,6 +165,7 @@ def kernels(records: list[dict[str, Any]]) -> dict[str, tuple[int, float, float]
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("fate", ["there", "deleted"])
 def test_what_was_launching_is_counted(app: Path, tmp_path: Path, fate: str) -> None:
     mine = tmp_path / "mine"
@@ -204,6 +205,7 @@ def test_names_that_several_libraries_have(app: Path) -> None:
     assert found["update"][:2] == (32, 1) and found["same"][:2] == (1, 1)
 
 
+@pytest.mark.every(2)
 def test_libraries_that_differ_in_what_they_launch_later(app: Path) -> None:
     """What both have in common is measured at once. Each gets copies of its own kernels: else its results would change."""
     command = [sys.executable, ROOT / "tools" / "threadhist.py", "--json", "-d", "60", "-p"]

@@ -190,6 +190,7 @@ def without_times(found: dict[str, Any]) -> list[Any]:
     return sorted(rows)
 
 
+@pytest.mark.every(2)
 def test_both_sides_fill_one_array_as_root_and_rootless(place: Path) -> None:
     app = [str(place / "app"), "4", "23"]
     in_kernel, said = run(place, [], app, prefix=[])

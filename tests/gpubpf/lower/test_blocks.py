@@ -134,6 +134,7 @@ int main() {
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("last", [False, True])
 def test_threads_of_a_processor(last, tmp_path):
     """The same code for this machine, run by threads that really race."""

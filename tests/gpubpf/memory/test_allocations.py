@@ -335,6 +335,7 @@ def arguments(command: list[str]) -> Namespace:
     return cli.parse(parser, ["--device", "sim", "--", *command])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_a_program_and_its_memory(
     app: Path, hostile: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

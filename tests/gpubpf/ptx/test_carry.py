@@ -210,6 +210,7 @@ def test_where_the_carry_is_live(body: str, before: str, after: str) -> None:
     assert live(body) == (before.split(), after.split())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("operation", "sm"), [("add", "sm_75"), ("sub", "sm_90")])
 def test_ptxas_keeps_the_carry_in_its_predicate(
     operation: str, sm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -181,6 +181,7 @@ COUNT = Fragment(
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
 @pytest.mark.parametrize("point", ["basic_block", "branch"])
 def test_lanes_still_leave_each_for_itself(point: str, arch: str, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def rows(sm: str) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("sm", FORMS)
 def test_ptxas_takes_a_probe_at_every_form(sm: str, tmp_path: Path) -> None:
     text = module(sm, "\n".join(text for text, _ in rows(sm)))

@@ -146,6 +146,7 @@ REPLAYS = 10
 ENABLED = 5 * 7 + 4 * 3  # kernels that the replays run
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("children", [0, 8])
 def test_each_execution_has_its_own_number(where: Path, children: int) -> None:
     command = [sys.executable, "probe.py", "probe.c", "--device", "sim", "--", "./app", str(children)]

@@ -427,6 +427,7 @@ def test_death_of_the_program(target: Path, mode: str) -> None:
     assert "the counts of up to 23 launches are lost" in found["said"][0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", ["threads", "reload", "destroy", "large"])
 def test_an_agent_that_is_short_of_memory_does_not_hurt(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -606,6 +607,7 @@ def test_ctrl_c_ends_both_and_nothing_is_lost(target: Path, tmp_path: Path) -> N
     assert sum(i[2] for i in found["instances"]) == found["summary"]["launches_instrumented"]
 
 
+@pytest.mark.every(2)
 def test_duration_ends_the_measurement_not_the_program(target: Path, tmp_path: Path) -> None:
     began = time.monotonic_ns()
     tool = Tool(target, tmp_path, "slow", 3000, duration=1)

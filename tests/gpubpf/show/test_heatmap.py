@@ -47,6 +47,7 @@ def written(path: Path, heats: list[Any]) -> set[str]:
     return {node.firstChild.data for node in document.getElementsByTagName("text") if node.firstChild}
 
 
+@pytest.mark.every(2)
 def test_exits_are_drawn_with_axes(tmp_path: Path) -> None:
     heat = BlockHeat("scale<float>($x^2$, \x1b)", 1000)
     heat.add(np.arange(1000).repeat(100), np.arange(100_000))
