@@ -69,6 +69,7 @@ class Buffer {
     ~Buffer();
     uint8_t *reserve(
         size_t size);  // at least `size` bytes, page-aligned; a larger size than before loses the contents
+    size_t size() const { return size_; }
 
   private:
     uint8_t *data_ = nullptr;

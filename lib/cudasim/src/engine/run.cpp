@@ -28,7 +28,8 @@ constexpr uint64_t kMaxResident = 65536;  // threads of a grid that have started
 // Up to these sizes, the memory of a block is kept for other grids: local memory in bytes per thread, shared memory in
 // bytes per block.
 constexpr uint32_t kSmallLocal = 4096, kSmallShared = 65536;
-constexpr uint32_t kCacheLine = 64;  // bytes
+constexpr size_t kMostKept = 64 << 20;  // bytes of ordered blocks
+constexpr uint32_t kCacheLine = 64;     // bytes
 
 struct Grid : Job {
     uint64_t total = 0, next = 0;  // blocks; [next, total) have not started
@@ -59,8 +60,9 @@ struct Pool {
     std::mutex mutex;
     std::condition_variable work;
     std::list<Grid *> grids;
-    std::vector<std::unique_ptr<Block>> idle;  // from finished grids, to reuse their memory
-    uint32_t threads = 0;                      // of the pool
+    std::vector<std::unique_ptr<Block>> idle;          // from finished grids, to reuse their memory
+    std::vector<std::unique_ptr<Block>> idle_ordered;  // from an ordered one
+    uint32_t threads = 0;                              // of the pool
     uint32_t limit = 0;
     Statistics statistics = {};
 };
@@ -120,7 +122,14 @@ void run_ordered(Grid &grid) {
         std::unique_ptr<Block> block = std::move(node.mapped());
         const int kind = std::get<1>(node.key());
         if (kind == starts) {
-            if (grid.next == grid.total) continue;
+            if (grid.next == grid.total) {
+                if (block) grid.idle.push_back(std::move(block));
+                continue;
+            }
+            if (!block && !grid.idle.empty()) {
+                block = std::move(grid.idle.back());
+                grid.idle.pop_back();
+            }
             if (!block) block = std::make_unique<Block>();
             begin_block(*block, grid, grid.next++);
         } else if (kind == waits_for_turn) {
@@ -345,6 +354,26 @@ void keep_idle_blocks(Pool &p, Grid &grid) {  // mutex held
     }
 }
 
+size_t memory_of(const Block &block) {
+    size_t bytes = block.shared.size();
+    for (const std::unique_ptr<Warp> &warp : block.spare)
+        bytes += warp->frame.size() + warp->args.size() + warp->local.size();
+    return bytes;
+}
+
+// The same for an ordered grid, all of whose blocks have memory at once. To map it for each launch takes longer than a short kernel.
+void keep_ordered_blocks(Pool &p, Grid &grid) {  // mutex held
+    if (grid.fault.code || grid.fault.cancelled || !p.idle_ordered.empty()) return;
+    size_t bytes = 0;
+    for (std::unique_ptr<Block> &block : grid.idle) {
+        bytes += memory_of(*block);
+        if (bytes > kMostKept) break;
+        for (const std::unique_ptr<Warp> &warp : block->spare) warp->job = nullptr;
+        p.idle_ordered.push_back(std::move(block));
+    }
+    grid.idle.clear();
+}
+
 }  // namespace
 
 void after_fork_in_child() {
@@ -379,6 +408,7 @@ Fault run_grid(const LaunchDescription &launch, uint64_t *duration_ns, std::vect
     p.statistics.grids++;
     if (g.kernel->ordered) {
         p.statistics.blocks += g.total;
+        g.idle.swap(p.idle_ordered);
         lock.unlock();
         try {
             run_ordered(g);
@@ -387,6 +417,7 @@ Fault run_grid(const LaunchDescription &launch, uint64_t *duration_ns, std::vect
         }
         g.stop = true;
         lock.lock();
+        keep_ordered_blocks(p, g);
     }
     const bool shared = g.total > 1 && !image.virtual_clock;
     if (shared) {
