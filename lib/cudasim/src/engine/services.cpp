@@ -90,13 +90,25 @@ uint32_t holding(const cs_warp *w, uint32_t lanes) {
 }
 
 void match_any(cs_warp *w, uint32_t lanes) {
+    constexpr uint32_t kBits = 6, kPlaces = 1u << kBits, kFree = 32;
+    uint8_t firsts[kPlaces],
+        first_of[32];   // the first lane of each value, by the value's hash; that of each lane's value
+    uint32_t same[32];  // the lanes of a value, at its first lane
+    memset(firsts, kFree, sizeof firsts);
     for (uint32_t m = lanes; m; m &= m - 1) {
         const uint32_t l = lowest(m);
-        uint32_t same = 0;
-        for (uint32_t n = lanes; n; n &= n - 1)
-            if (w->ca[lowest(n)] == w->ca[l]) same |= 1u << lowest(n);
-        w->cr[l] = same;
-        w->cp[l] = 1;
+        auto at = static_cast<uint32_t>(w->ca[l] * 0x9e3779b97f4a7c15ull >> (64 - kBits));
+        while (firsts[at] != kFree && w->ca[firsts[at]] != w->ca[l]) at = (at + 1) % kPlaces;
+        if (firsts[at] == kFree) {
+            firsts[at] = static_cast<uint8_t>(l);
+            same[l] = 0;
+        }
+        first_of[l] = firsts[at];
+        same[first_of[l]] |= 1u << l;
+    }
+    for (uint32_t m = lanes; m; m &= m - 1) {
+        w->cr[lowest(m)] = same[first_of[lowest(m)]];
+        w->cp[lowest(m)] = 1;
     }
 }
 
