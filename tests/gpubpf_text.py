@@ -1,7 +1,4 @@
-"""For tests of what people read: generated names and numbers, and what is true of every report.
-
-GPUBPF_REPORTS=N makes the generators try N times as many reports.
-"""
+"""For tests of what people read: names that are hard to show, and what is true of every report."""
 
 from __future__ import annotations
 
@@ -10,16 +7,12 @@ import csv
 import importlib
 import io
 import json
-import os
-import random
 import re
 from typing import Any
 
 from gpubpf.show import cli
 from gpubpf.show.table import WIDTH
 
-TIMES = int(os.environ.get("GPUBPF_REPORTS", "1"))
-LARGEST = 2**63 - 1
 # Names come from traced processes: they may be long, foreign, or escape sequences for the user's terminal.
 COMMS = (
     "app",
@@ -50,6 +43,7 @@ KERNELS = (
         "\u202ereversed",
     ),
 )
+PIDS = (1, 4194304, *range(2, 12))
 FILES = (
     "a.cu",
     "a_file_with_a_long_name_in_a_deep_directory.cuh",
@@ -58,15 +52,6 @@ FILES = (
     "",
     "PTX.cu",
 )
-NUMBERS = (0, 1, 2, 31, 999, 1000, 10**6 - 1, 10**9, 2**32, 10**12, 2**53 + 1, LARGEST)
-
-
-def seeds(count: int) -> range:
-    return range(count * TIMES)
-
-
-def number(rng: random.Random, most: int = LARGEST) -> int:
-    return rng.choice((rng.choice(NUMBERS), rng.randrange(1 << rng.randrange(1, 64)))) % (most + 1)
 
 
 class Page(cli.Output):

@@ -16,7 +16,8 @@ from gpubpf import names
 from gpubpf.calls import arrays, cuda, delays, hip
 from gpubpf.calls.report import CallReport, drop_views_without_csv
 from gpubpf.calls.statistics import NameOrAddress, sums_of_events
-from gpubpf_text import COMMS, KERNELS, check, number, opened, seeds
+from gpubpf_properties import generated, number, rare
+from gpubpf_text import COMMS, KERNELS, PIDS, check, opened
 
 SPENT = ("preempted_ns", "blocked_ns", "io_ns", "fault_ns", "reclaim_ns")
 EVENT = np.dtype(
@@ -67,7 +68,7 @@ def calls(rng: random.Random, api: Any, pids: list[int], count: int) -> Any:
         row["end_ns"] = now
         row["spent"][rng.choice(SPENT)] = rng.choice((0, length, length // 2))
         row["spent"]["faults"] = rng.choice((0, 1, 10**6))
-        row["failed"] = rng.random() < 0.2
+        row["failed"] = rare(rng)
         row["result"] = rng.choice((1, 2, 700, 2**32 - 3)) if row["failed"] else 0
         for part in ("out", "cgroup"):
             row[part] = number(rng)
@@ -103,18 +104,17 @@ def spans(rng: random.Random, events: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize("seed", seeds(40))
-def test_a_generated_report(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rng = random.Random(seed)
+@generated(30)
+def test_a_generated_report(rng: random.Random, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tool, api = rng.choice((("hipsnoop", hip.API), ("cudasnoop", cuda.API)))
-    pids = [1, 4194304, *range(2, 12)][: rng.choice((1, 1, 2, 12))]
+    pids = [*PIDS][: rng.choice((1, 1, 2, 12))]
     events = calls(rng, api, pids, rng.choice((0, 1, 5, 60)))
     comms = {
         int(row["tgid"]): row["comm"].tobytes().partition(b"\0")[0].decode("utf-8", "replace")
         for row in events
     }
     sums, rows, off = sums_of_events(events, SUM), delay_rows(rng, events), spans(rng, events)
-    lost = {"records": number(rng), "sums": number(rng), "calls": 0} if rng.random() < 0.3 else {}
+    lost = {"records": number(rng), "sums": number(rng), "calls": 0} if rare(rng) else {}
     path = rng.choice(("/usr/lib/libcuda.so.1", "/" + "long/" * 30 + "libamdhip64.so", "/\x1b[31m.so"))
     for look in LOOKS:
         trace = tmp_path / "trace.json"

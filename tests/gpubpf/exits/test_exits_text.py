@@ -15,6 +15,7 @@ from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.table import WIDTH
+from gpubpf_properties import generated, noise, rare, rngs
 
 KERNEL = KernelShape(4711, "app", 0, "_Z5scalePfi", (4, 1, 1), (256, 1, 1))
 HUGE = lateness.LARGEST
@@ -82,16 +83,14 @@ def test_one_lane_differs_a_little() -> None:
     assert "lane 5" in findings(report(KERNEL, times), lambda _: None)[0]
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_generated_reports(seed: int) -> None:
-    rng = random.Random(seed)
+@generated(80, rng=rngs, source=noise)
+def test_generated_reports(rng: random.Random, source: np.random.Generator) -> None:
     block = rng.choice((1, 7, 32, 33, 256, 1024))
     blocks = rng.choice((1, 2, 1000))
     kernel = KernelShape(
         rng.choice((1, 4194304)), "x" * rng.randrange(1, 16), 7, "_Z1kv", (blocks, 1, 1), (block, 1, 1)
     )
     lanes = min(block, 32)
-    source = np.random.default_rng(seed)
     scale = rng.choice((1, 10, 10**4, 10**9, HUGE))
     times = source.integers(0, scale, (rng.choice((1, 3, 50)), lanes), endpoint=True)
     how = rng.randrange(6)
@@ -111,31 +110,30 @@ def test_generated_reports(seed: int) -> None:
     check(kernel, found, site)
 
 
-def generated_times(seed: int) -> np.ndarray:
+def times_of_causes(rng: random.Random, source: np.random.Generator) -> np.ndarray:
     """Return times [warp, lane] of a few causes: noise, a late lane, a lane that is late once, loops of different lengths."""
-    rng = np.random.default_rng(seed)
-    warps, lanes = int(rng.choice((1, 2, 4, 16, 100))), int(rng.choice((2, 4, 8, 32)))
+    warps, lanes = rng.choice((1, 2, 4, 16, 100)), rng.choice((2, 4, 8, 32))
     lane, times = np.arange(lanes), np.zeros((warps, lanes), np.int64)
-    for cause in rng.integers(0, 6, rng.integers(1, 4)):
-        most = int(rng.choice((1, 5, 50, 1000, 20_000)))
+    for _ in range(rng.randint(1, 3)):
+        cause, most = rng.randrange(6), rng.choice((1, 5, 50, 1000, 20_000))
         if cause == 0:
-            times += rng.integers(0, most + 1, times.shape)
+            times[:, rng.randrange(lanes)] += most
         elif cause == 1:
-            times[:, rng.integers(lanes)] += most
+            times[rng.randrange(warps), rng.randrange(lanes)] += most
         elif cause == 2:
-            times[rng.integers(warps), rng.integers(lanes)] += most
-        elif cause == 3:
-            times += lane * rng.integers(0, most + 1, (warps, 1))
-        elif cause == 4:
             times += most * (lane >= lanes // 2)
+        elif cause == 3:
+            times += lane * source.integers(0, most + 1, (warps, 1))
+        elif cause == 4:
+            times += source.integers(0, most + 1, times.shape)
         else:
-            times += most * (rng.random(times.shape) < 0.1)
+            times += most * (source.random(times.shape) < 0.1)
     return times - times.min(axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_findings_are_true(seed: int) -> None:
-    late = generated_times(seed)
+@generated(200, rng=rngs, source=noise)
+def test_findings_are_true(rng: random.Random, source: np.random.Generator) -> None:
+    late = times_of_causes(rng, source)
     said = " ".join(findings(report(KERNEL, late), lambda _: None))
     apart = late.max(axis=1)
     latest = (late == apart[:, None])[apart > 0]
@@ -149,19 +147,17 @@ def test_findings_are_true(seed: int) -> None:
         assert differ.sum() >= (int(found[1]) if found[1] else 0.75 * len(late))
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_generated_blocks_and_launches(seed: int) -> None:
-    rng = random.Random(seed)
+@generated(40, rng=rngs, source=noise)
+def test_generated_blocks_and_launches(rng: random.Random, source: np.random.Generator) -> None:
     warps, blocks = rng.choice((1, 2, 32)), rng.choice((1, 2, 50))
     kernel = KernelShape(1, "app", 0, "k", (blocks, 1, 1), (32 * warps, 1, 1))
     exits = Exits(kernel.shape)
-    source = np.random.default_rng(seed)
     scale = rng.choice((0, 1, 10**5, 10**11))
     for _ in range(rng.randrange(4)):
         first = source.integers(0, scale, (blocks, warps), endpoint=True)
         late = source.integers(0, min(scale, HUGE), (blocks, warps), endpoint=True)
         exits.add_warps(first, late, np.ones((blocks, warps), bool))
-        if rng.random() < 0.7:
+        if not rare(rng):
             sms = source.integers(0, rng.choice((1, 132)), blocks, endpoint=True)
             exits.add_launch(np.arange(blocks), (first + late).max(axis=1), sms, rng.choice((0.0, 32.0)))
     exits.lateness.add(np.arange(32), np.arange(32) * scale % HUGE, np.zeros(32, np.int64))

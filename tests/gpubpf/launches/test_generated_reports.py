@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 import gpubpf_traces
 from gpubpf.agent.definitions import Kind
@@ -22,7 +21,8 @@ from gpubpf.launches.sums import LaunchLosses, LaunchSums
 from gpubpf.session import operation_log
 from gpubpf.show import perfetto
 from gpubpf.show.owner_columns import OwnerColumns
-from gpubpf_text import COMMS, FILES, KERNELS, check, number, opened, seeds
+from gpubpf_properties import generated, number, rare
+from gpubpf_text import COMMS, FILES, KERNELS, PIDS, check, opened
 
 SLOTS, SHARDS = 64, 8
 LONGEST = 10**14  # ns, a day
@@ -55,7 +55,7 @@ def process(rng: random.Random, pid: int, launches: Launches) -> None:
     )
     known = {slot: rng.choice(KERNELS) for slot in range(3)}
     gpus = {0: rng.choice((0, 0, 7))}
-    one = LoggedProcess(pid, rng.choice(COMMS), rng.random() < 0.8, known, gpus, {1: stack}, number=pid)
+    one = LoggedProcess(pid, rng.choice(COMMS), not rare(rng), known, gpus, {1: stack}, number=pid)
     starts, ends = np.zeros(SLOTS, np.uint64), np.zeros(SLOTS * SHARDS, np.uint64)
     now, most = 10**6, rng.choice((1, 1000, 10**6, LONGEST // 100))
     rows: list[Any] = []
@@ -93,7 +93,7 @@ def process(rng: random.Random, pid: int, launches: Launches) -> None:
         common = {"queue": rng.choice((1, 1, 2, 3)), "thread": rng.choice((1, 70, 4194304)), "stack": 1}
         fields: dict[str, Any] = {}
         if kind == Kind.KERNEL:
-            inside = replay > 0 and rng.random() < 0.3
+            inside = replay > 0 and rare(rng)
             shape = {"grid": (4, 1, 1), "block": (32, 1, 1)}
             node = {"exec": 5, "replay": replay, "node": 2} if inside else {}
             fields = {"kernel": {"slot": rng.randrange(3), **shape, **node}}
@@ -114,12 +114,12 @@ def process(rng: random.Random, pid: int, launches: Launches) -> None:
         row = put(kind, call_ns=call, return_ns=ret, stream=rng.choice((0, 2, 2**64 - 1)), **common, **fields)
         start = rng.choice((call, ret, ret + rng.randint(0, most)))
         end = start + rng.randint(0, most)
-        if rng.random() < 0.8 and kind == Kind.KERNEL:
+        if kind == Kind.KERNEL and not rare(rng):
             launch = int(row["id"]) & (1 << 40) - 1
             starts[launch % SLOTS] = np.uint64(~start & MASK)
-            if rng.random() < 0.9:
+            if not rare(rng):
                 ends[launch % SLOTS] = np.uint64(end & MASK)
-        elif rng.random() < 0.8:
+        elif not rare(rng):
             error = rng.choice((0, 500, 10**9))
             put(
                 operation_log.SPAN,
@@ -127,16 +127,15 @@ def process(rng: random.Random, pid: int, launches: Launches) -> None:
             )
         now = ret
     launches.log(one, np.array(rows, operation_log.DTYPE))
-    launches.reading(one, starts, ends, now + 2 * most, rng.random() < 0.8)
+    launches.reading(one, starts, ends, now + 2 * most, not rare(rng))
 
 
-@pytest.mark.parametrize("seed", seeds(30))
-def test_a_generated_report(seed: int, tmp_path: Path) -> None:
-    rng = random.Random(seed)
+@generated(30)
+def test_a_generated_report(rng: random.Random, tmp_path: Path) -> None:
     launches = Launches(SLOTS)
-    for pid in (1, 4194303, *range(2, 12))[: rng.choice((0, 1, 1, 2, 12))]:
+    for pid in PIDS[: rng.choice((0, 1, 1, 2, 12))]:
         process(rng, pid, launches)
-    columns, asked = launches.columns(), rng.random() < 0.3
+    columns, asked = launches.columns(), rare(rng)
     for look in LOOKS:
         tool, args, page, results = opened("launchlate", *look)
         view = latency.LaunchView(columns, Activity() if args.slow else None)  # type: ignore[arg-type]

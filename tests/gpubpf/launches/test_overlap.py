@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from gpubpf.agent.definitions import Kind, Vendor
 from gpubpf.launches import overlap
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.overlap import Overlap
-from gpubpf_text import seeds
+from gpubpf_properties import generated
 
 UNKNOWN = (NONE, NONE)
 
@@ -101,26 +101,29 @@ def test_each_gpu_and_process_has_its_own() -> None:
     assert said(one, other).splitlines()[1] == "copies on GPU 1: 20 ns; kernels ran for 10 % of it (2 ns)"
 
 
-@pytest.mark.parametrize("seed", seeds(60))
-def test_it_is_what_counting_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(seed)
-    if in_order := rng.random() < 0.5:  # the older half is added up when there are many
-        monkeypatch.setattr(overlap, "MOST", 8)
-    parts, busy, at = [], {Kind.KERNEL: set[int](), Kind.H2D: set[int]()}, 0
-    for _ in range(rng.randrange(1, 8)):
-        part = []
-        for _ in range(rng.randrange(1, 20)):
-            start = at if in_order else rng.randrange(1000)
-            end = start + rng.choice((0, 1, 7, rng.randrange(100)))
-            at = end if rng.random() < 0.5 else start
-            kind = rng.choice((*busy,))
+KINDS = st.sampled_from((Kind.KERNEL, Kind.H2D))
+OPERATIONS = st.lists(
+    st.tuples(KINDS, st.integers(0, 1000), st.integers(0, 100)), min_size=1, max_size=20
+)  # kind, start, ns
+
+
+@generated(60, parts=st.lists(OPERATIONS, min_size=1, max_size=8), in_order=st.booleans())
+def test_it_is_what_counting_gives(parts: list[Any], in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, views, begin = {Kind.KERNEL: set[int](), Kind.H2D: set[int]()}, [], 0
+    for part in parts:
+        spans = [(kind, begin + start, begin + start + ns) for kind, start, ns in part]
+        for kind, start, end in spans:
             busy[kind] |= set(range(start, end))
-            part.append((0, kind, (start, end)))
-        parts.append(view(*part))
-        at = max(end for _, _, (_, end) in part)
+        if in_order:
+            spans.sort(key=lambda span: span[1])
+            begin = max(end for _, _, end in spans)
+        views.append(view(*((0, kind, times) for kind, *times in spans)))
     copies, kernels = busy[Kind.H2D], busy[Kind.KERNEL]
-    for record in of(*parts):
-        assert (record["copy_ns"], record["overlap_ns"]) == (len(copies), len(copies & kernels))
+    with monkeypatch.context() as patched:
+        if in_order:  # the older half is added up when there are many
+            patched.setattr(overlap, "MOST", 8)
+        for record in of(*views):
+            assert (record["copy_ns"], record["overlap_ns"]) == (len(copies), len(copies & kernels))
 
 
 def test_a_copy_alone() -> None:

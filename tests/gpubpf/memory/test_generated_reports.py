@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.memory import traffic
@@ -19,7 +18,8 @@ from gpubpf.memory.traffic import PART, KernelTraffic
 from gpubpf.ptx.values import Site
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.show.owner_columns import OwnerColumns
-from gpubpf_text import COMMS, FILES, KERNELS, check, number, opened, seeds
+from gpubpf_properties import generated, number, rare
+from gpubpf_text import COMMS, FILES, KERNELS, PIDS, check, opened
 
 LOOKS = (
     *((), ("-v",), ("--json",), ("--csv",), ("-T",), ("--footprint",), ("--footprint", "--json")),
@@ -49,7 +49,7 @@ def site_traffic(rng: random.Random, place: int) -> traffic.SiteTraffic:
     width, opcode = rng.choice((0, 1, 4, 16)), "ld.global.f32"
     source = rng.choice((None, *FILES))
     site = Site(place, "k", 40 + place, source, rng.choice((1, 99_999)), "access", opcode, kind, space, width)
-    requests = [number(rng, MOST) if rng.random() < 0.3 else 0 for _ in range(2 * PART)]
+    requests = [number(rng, MOST) if rare(rng) else 0 for _ in range(2 * PART)]
     requests[rng.randrange(PART, 2 * PART)] += 1
     if not width:  # a copy of as many bytes as a register says: never counted as a whole warp of one width
         requests[:PART] = [0] * PART
@@ -77,16 +77,15 @@ def allocation(rng: random.Random, pid: int, comm: str, gpu: int) -> AllocationC
     call = rng.choice([*ALLOCATING, "variable " + rng.choice(KERNELS)])
     kind = ALLOCATING.get(call, "variable")
     made = Allocation(pid, pid, comm, gpu, 4096, size, call, kind, stack(rng), 0, None, 0, None)
-    if rng.random() < 0.1:
+    if rare(rng):
         return AllocationCoverage(made, None, None, None)
     touched = rng.choice((0, size, rng.randint(0, size)))
     return AllocationCoverage(made, rng.randint(0, touched), rng.randint(0, touched), touched)
 
 
-@pytest.mark.parametrize("seed", seeds(30))
-def test_a_generated_report(seed: int) -> None:
-    rng = random.Random(seed)
-    pids = (1, 4194304, *range(2, 12))[: rng.choice((0, 1, 1, 2, 12))]
+@generated(30)
+def test_a_generated_report(rng: random.Random) -> None:
+    pids = PIDS[: rng.choice((0, 1, 1, 2, 12))]
     owned = [(pid, rng.choice(COMMS), rng.choice((0, 0, 7))) for pid in pids]
     kernels = [kernel(rng, *owner) for owner in owned for _ in range(rng.choice((0, 1, 3)))]
     allocations = [allocation(rng, *owner) for owner in owned for _ in range(rng.choice((0, 1, 20)))]
@@ -96,11 +95,11 @@ def test_a_generated_report(seed: int) -> None:
         )
         for one in kernels
     ]
-    outside = {(pid, comm): number(rng) for pid, comm, _ in owned if rng.random() < 0.3}
-    flags = [rng.random() < 0.3 for _ in range(3)]
+    outside = {(pid, comm): number(rng) for pid, comm, _ in owned if rare(rng)}
+    flags = [rare(rng) for _ in range(3)]
     found = CoverageReport(allocations, outside, footprints, *flags)
     session = SimpleNamespace(has_map=lambda name: False)
-    asked = rng.random() < 0.3
+    asked = rare(rng)
     for look in LOOKS:
         tool, args, page, results = opened("memtrace", *look)
         owners = OwnerColumns(asked)
@@ -113,12 +112,11 @@ def test_a_generated_report(seed: int) -> None:
             assert sum(line.endswith(": memory traffic") for line in lines) >= min(len(kernels), 8)
 
 
-@pytest.mark.parametrize("seed", seeds(30))
-def test_generated_lines_of_accesses(seed: int) -> None:
-    rng = random.Random(seed)
+@generated(30)
+def test_generated_lines_of_accesses(rng: random.Random) -> None:
     for form in ("", "--json", "--csv"):
         _, args, page, results = opened("memtrace", "-e", *filter(None, [form]))
-        owners = OwnerColumns(rng.random() < 0.3)
+        owners = OwnerColumns(rare(rng))
         put = AccessPrinter(page, results.form, False, owners)
         for pid in (1, 4194304, 2)[: rng.randrange(1, 4)]:
             shape = rng.choice(

@@ -14,6 +14,7 @@ from gpubpf.memory.updates import Updates
 from gpubpf.ptx.values import Site
 from gpubpf.session.results import Instance
 from gpubpf.show import table
+from gpubpf_properties import generated, rare
 
 CELL = [("requests", "<u8", (2 * PART,))] + [
     (name, "<u8")
@@ -578,10 +579,9 @@ def test_numbers_for_people():
     ]
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_text_over_generated_traffic(seed):
+@generated(60)
+def test_text_over_generated_traffic(rng: random.Random) -> None:
     """It never fails, fits a terminal, and has a finding."""
-    rng = random.Random(seed)
     sites = []
     for number in range(rng.choice((1, 3, 40))):
         kind = rng.choice(("load", "store", "atomic", "async"))
@@ -589,7 +589,7 @@ def test_text_over_generated_traffic(seed):
         name = rng.choice(("a.cu", "x" * 60 + ".cuh", None))
         at = site(number, kind, space, rng.choice((0, 1, 4, 16)), name, rng.choice((1, 99_999)))
         most = rng.choice((1, 10, 10**6, 10**12))
-        counted = {pattern: rng.randint(0, most) for pattern in range(2 * PART) if rng.random() < 0.3}
+        counted = {pattern: rng.randint(0, most) for pattern in range(2 * PART) if rare(rng)}
         fields = [name for name, *_ in CELL[1:]] + ["phases", "ways", "ways_max"]
         values = {field: rng.choice((0, 0, 1, most, 32 * most)) for field in fields}
         one = traffic.site_traffic(at, space, cell(counted or {UNIT: 1}, **values))

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from gpubpf.agent.definitions import Reason
 from gpubpf.session.reasons import MISSED, NOT_COUNTED
 from gpubpf.show import histogram, picture, table
 from gpubpf.show.heatmap import BlockHeat
-from gpubpf_text import COMMS, KERNELS, LARGEST, NUMBERS, Page, check, number, opened, seeds
+from gpubpf_properties import LARGEST, NUMBERS, generated, number, numbers
+from gpubpf_text import COMMS, KERNELS, Page, check, opened
 
 
-@pytest.mark.parametrize("seed", seeds(100))
-def test_a_generated_histogram(seed: int) -> None:
-    rng = random.Random(seed)
-    slots = [number(rng, 10**15) if rng.random() < 0.3 else 0 for _ in range(rng.choice((1, 20, 64)))]
+@generated(100, slots=st.lists(st.just(0) | numbers(10**15), min_size=1, max_size=64))
+def test_a_generated_histogram(slots: list[int]) -> None:
     lines = histogram.lines(slots, "instructions", "threads")
     assert bool(lines) is any(slots) and all(len(line) <= table.WIDTH for line in lines)
     counts = [int(re.findall(r": (\d+)", line)[0]) for line in lines[1:]]
@@ -29,10 +29,8 @@ def test_a_generated_histogram(seed: int) -> None:
         assert ("*" in line or "." in line) is bool(count)
 
 
-@pytest.mark.parametrize("seed", seeds(100))
-def test_generated_last_lines(seed: int) -> None:
-    rng = random.Random(seed)
-
+@generated(80)
+def test_generated_last_lines(rng: random.Random) -> None:
     def some() -> int:
         return rng.choice((0, 1, number(rng, 10**12)))
 

@@ -9,7 +9,7 @@ import pytest
 from gpubpf import names
 from gpubpf.show import table
 from gpubpf.show.kernel_names import fitted, told_apart
-from gpubpf_text import seeds
+from gpubpf_properties import generated
 
 GEMM = "void cutlass::gemm<float, {}, cutlass::Layout<2, 4>, true>(cutlass::Params, float*)"
 
@@ -138,9 +138,8 @@ def anything(rng: random.Random) -> str:
     return "".join(rng.choice("ab#. <>(){}[],:") for _ in range(rng.randrange(1, 40)))
 
 
-@pytest.mark.parametrize("seed", seeds(300))
-def test_different_names_look_different(seed: int) -> None:
-    rng = random.Random(seed)
+@generated(150)
+def test_different_names_look_different(rng: random.Random) -> None:
     make = rng.choice((a_kernel, a_kernel, anything))
     some = sorted({make(rng) for _ in range(rng.choice((1, 2, 5, 40, 200)))})
     width = rng.choice((table.LEAST, 10, 12, 16, 20, 40, 56, 80))

@@ -16,6 +16,7 @@ from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.table import WIDTH
 from gpubpf.threads import imbalance, thread_counts
 from gpubpf.threads.thread_counts import Reader, ThreadCounts
+from gpubpf_properties import generated, noise, rare, rngs
 
 EVERYTHING = ((0, 1 << 31),) * 3
 BY = ("thread", "lane", "warp", "block")
@@ -70,12 +71,10 @@ def test_without_work_there_is_no_table() -> None:
     assert lines[-2:] == ["  no thread did any loads", ""] and not any("mean" in line for line in lines)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_generated_counts(seed: int) -> None:
-    rng = random.Random(seed)
+@generated(100, rng=rngs, source=noise)
+def test_generated_counts(rng: random.Random, source: np.random.Generator) -> None:
     grid, block = rng.choice(BLOCKS), rng.choice(SIZES)
     threads = Shape(grid, block).threads
-    source = np.random.default_rng(seed)
     scale = rng.choice((1, 2, 100, 10**6, 10**12, 10**15))
     work = source.integers(0, scale, threads, endpoint=True)
     how = rng.randrange(6)
@@ -92,7 +91,7 @@ def test_generated_counts(seed: int) -> None:
     elif how == 4:
         work[:] = np.arange(threads)
     selected = None
-    if rng.random() < 0.3:
+    if rare(rng):
         selected = source.random(threads) < rng.choice((0.0, 0.1, 0.9))
     for by in BY:
         check(by, counts(grid, block, work, selected=selected), top=rng.choice((None, 1, 5)))
