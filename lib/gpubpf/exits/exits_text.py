@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from gpubpf import names
@@ -95,14 +95,11 @@ def _section(
     for sentence in said:
         yield from table.wrap(sentence, indent=2)
     owner = owners.cells(kernel)
-    rows = [
-        owner
-        | {"LANE": label, "EXITS": f"{lane.exits:,}"}
-        | _with_error(_cells(lane.late), lane, report.sample is not None)
-        | {"LATEST AT": site}
-        for label, lane, site in lateness.lane_rows(report, sites)
-    ]
-    tables = [table.cut_first(rows, left=("COMM", "LATEST AT"), cut=("LATEST AT", "COMM"), drop=DROP)]
+    for ranges, drop in ((3, DROP), (1, DROP), (1, (*DROP, "MAX"))):
+        lanes = _lanes(report, sites, owner, ranges, drop)
+        if max(map(len, lanes), default=0) <= table.WIDTH:
+            break
+    tables = [lanes]
     rows = [
         owner | {"FROM FIRST TO LAST": what, "OF": f"{spread.count:,}"} | _cells(spread)
         for what, spread in lateness.spreads(report)
@@ -120,6 +117,19 @@ def _section(
     for line in lateness.caveats(report):
         yield from table.wrap(line)
     yield ""
+
+
+def _lanes(
+    report: ExitReport, sites: SiteNames, owner: Mapping[str, str], ranges: int, drop: Sequence[str]
+) -> list[str]:
+    """Return the table of lanes, with up to `ranges` ranges of lanes in a row, and without columns in `drop` that have no room."""
+    rows = [
+        {**owner, "LANE": label, "EXITS": f"{lane.exits:,}"}
+        | _with_error(_cells(lane.late), lane, report.sample is not None)
+        | {"LATEST AT": site}
+        for label, lane, site in lateness.lane_rows(report, sites, ranges)
+    ]
+    return table.cut_first(rows, left=("COMM", "LATEST AT"), cut=("LATEST AT", "COMM"), drop=drop)
 
 
 def _cells(value: Distribution) -> dict[str, str]:

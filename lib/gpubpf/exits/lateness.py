@@ -568,7 +568,9 @@ class ExitReport:
 # --- tables ---
 
 
-def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[tuple[str, LaneReport, str]]:
+def lane_rows(
+    report: ExitReport, source: Callable[[int], str | None], ranges: int = 3
+) -> list[tuple[str, LaneReport, str]]:
     """Return the rows of the table: the numbers of lanes that do not differ, one of these lanes, and where it was latest.
 
     Lanes do not differ if their times are shown the same or within the clock error of each other."""
@@ -583,7 +585,7 @@ def lane_rows(report: ExitReport, source: Callable[[int], str | None]) -> list[t
                 break
         else:
             rows.append((way, [lane]))
-    return [(numbered([lane.number for lane in lanes]), lanes[0], way) for way, lanes in rows]
+    return [(numbered([lane.number for lane in lanes], ranges), lanes[0], way) for way, lanes in rows]
 
 
 def _same_times(one: LaneReport, other: LaneReport, error: float) -> bool:
@@ -593,8 +595,8 @@ def _same_times(one: LaneReport, other: LaneReport, error: float) -> bool:
     )
 
 
-def numbered(numbers: Sequence[int]) -> str:
-    """Return ``31``, ``0-30``, ``3,7..31`` (every 4th), ``0-2,4-6,8,...``: short enough for a column."""
+def numbered(numbers: Sequence[int], ranges: int) -> str:
+    """Return ``31``, ``0-30``, ``3,7..31`` (every 4th), ``0-2,4-6,8,...`` (with 3 ranges): short enough for a column."""
     steps = set(np.diff(numbers).tolist())
     if len(numbers) > 2 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]},{numbers[1]}..{numbers[-1]}"
@@ -605,7 +607,7 @@ def numbered(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return ",".join(parts if len(parts) <= 3 else [*parts[:3], "..."])
+    return ",".join(parts if len(parts) <= ranges else [*parts[:ranges], "..."])
 
 
 def sm_rows(report: ExitReport) -> list[tuple[int, float]]:

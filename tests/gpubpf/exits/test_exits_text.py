@@ -110,6 +110,21 @@ def test_generated_reports(rng: random.Random, source: np.random.Generator) -> N
     check(kernel, found, site)
 
 
+def test_seconds_of_many_ranges_of_lanes_in_one_of_several_processes() -> None:
+    """The ranges of lanes are shortened before a column is left out."""
+    kernel = dataclasses.replace(KERNEL, pid=4194304, comm="c" * 15)
+    times = np.full((3, 32), 10**9)
+    times[:, [11, 14, 20, 21, 25]] = 0, 1, *[5 * 10**9] * 3
+    owners = OwnerColumns(True).see([kernel, dataclasses.replace(kernel, gpu=7)])
+    found = report(kernel, times)
+    lines = list(
+        exits_text.lines([(kernel, found)], lambda *_: "k", lambda _: lambda _: "a.cu:1", owners, False)
+    )
+    assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
+    (row,) = (line for line in lines if " 0-10,... " in line)
+    assert row.endswith("1,000,000,000.0  1,000,000,000  a.cu:1")
+
+
 def times_of_causes(rng: random.Random, source: np.random.Generator) -> np.ndarray:
     """Return times [warp, lane] of a few causes: noise, a late lane, a lane that is late once, loops of different lengths."""
     warps, lanes = rng.choice((1, 2, 4, 16, 100)), rng.choice((2, 4, 8, 32))
