@@ -69,7 +69,8 @@ def fitted(texts: Iterable[str], width: int) -> dict[str, str]:
     while same := _equal(labels):
         for text in (text for some in same for text in some):
             tag = f"#{_hash(text, digits)}"
-            labels[text] = without_middle(shown[text], max(width - len(tag), 4)) + tag
+            room = max(width - len(tag), 0)
+            labels[text] = (without_middle(shown[text], room) if room > 3 else shown[text][:room]) + tag
         digits += 1
     return labels
 

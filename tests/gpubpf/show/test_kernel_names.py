@@ -138,6 +138,15 @@ def anything(rng: random.Random) -> str:
     return "".join(rng.choice("ab#. <>(){}[],:") for _ in range(rng.randrange(1, 40)))
 
 
+def test_many_names_in_the_narrowest_column() -> None:
+    """Hashes of two and three digits are the same for some of them."""
+    some = [f"{'ab'[number % 2]}{'x' * 20}{number}{'y' * 9}" for number in range(400)]
+    labels = fitted(some, table.LEAST)
+    assert len(set(labels.values())) == len(some)
+    assert max(map(len, labels.values())) == table.LEAST
+    assert any(label[-5] == "#" for label in labels.values())
+
+
 @generated(150)
 def test_different_names_look_different(rng: random.Random) -> None:
     make = rng.choice((a_kernel, a_kernel, anything))
