@@ -26,6 +26,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     part for part in (str(REPOSITORY / "lib"), os.environ.get("PYTHONPATH")) if part
 )
 os.environ.setdefault("CUDASIM_HOSTILE", "1")
+os.environ.setdefault("GPUBPF_DAY", str(int(time.time()) // 86400))  # the same in all workers
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # started in a shell's background: Ctrl-C is tested, too

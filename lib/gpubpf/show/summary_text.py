@@ -47,11 +47,12 @@ def summary_lines(summary: Mapping[str, Any], lost: str = LOST) -> list[str]:
 
 
 def host_program_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Return a line for each eBPF program in the Linux kernel: how often it ran, and how long a run took."""
-    return [
+    """Return a sentence for each eBPF program in the Linux kernel: how often it ran, and how long a run took."""
+    said = (
         f"host program {name}: {table.count(cost['runs'], 'run')} in the Linux kernel, {table.duration(cost['mean_ns'])} each"
         for name, cost in summary.get("host_programs", {}).items()
-    ]
+    )
+    return [line for sentence in said for line in table.wrap(sentence)]
 
 
 def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:

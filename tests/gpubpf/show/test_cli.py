@@ -496,3 +496,15 @@ def test_a_package_that_cannot_be_loaded_is_one_line(capsys: pytest.CaptureFixtu
         "tool: a Python package cannot be loaded: Original error was: cannot import datetime;"
         " raise the limit on open files (ulimit -n) if it is low, or run script/setup\n"
     )
+
+
+def test_how_long_host_programs_ran_fits_a_terminal() -> None:
+    programs = {
+        "call_entry.call_return": {"runs": 12_897, "mean_ns": 198},
+        "launch": {"runs": 1, "mean_ns": 7},
+    }
+    assert cli.host_program_lines({"host_programs": programs}) == [
+        "host program call_entry.call_return: 12,897 runs in the Linux kernel, 198 ns",
+        "  each",
+        "host program launch: 1 run in the Linux kernel, 7 ns each",
+    ]
