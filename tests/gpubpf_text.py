@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import importlib
 import io
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
+from gpubpf.names import demangle
 from gpubpf.show import cli
-from gpubpf.show.table import WIDTH
+from gpubpf.show.table import WIDTH, printable
 
 # Names come from traced processes: they may be long, foreign, or escape sequences for the user's terminal.
 COMMS = (
@@ -43,6 +46,7 @@ KERNELS = (
         "\u202ereversed",
     ),
 )
+SHORT_NAME = 20  # columns
 PIDS = (1, 4194304, *range(2, 12))
 FILES = (
     "a.cu",
@@ -74,14 +78,40 @@ def opened(tool: str, *options: str) -> tuple[Any, argparse.Namespace, Page, cli
     return module, args, page, cli.ResultWriter(args, page, lambda: 1)
 
 
+@functools.cache
+def long_names() -> list[str]:
+    """Return what -v may print of the names above, where it is long."""
+    kernels = [form for kernel in map(demangle, KERNELS) for form in (kernel.full, kernel.short)]
+    return longest([printable(name) for name in (*kernels, *KERNELS, *COMMS, *FILES)])
+
+
+def longest(names: Iterable[str]) -> list[str]:
+    """Return the long names, the longest first."""
+    return sorted((name for name in {*names} if len(name) > SHORT_NAME), key=len, reverse=True)
+
+
+def shortened(text: str, names: list[str]) -> str:
+    """Return a text with these names cut short, and narrower columns if it has any of them."""
+    short = text
+    for name in names:
+        short = short.replace(name, name[:SHORT_NAME])
+    return re.sub(" {3,}", "  ", short) if short != text else text
+
+
 def check(
-    page: Page, args: argparse.Namespace, shares: bool = True, negative: bool = False, wide: str | None = None
+    page: Page,
+    args: argparse.Namespace,
+    shares: bool = True,
+    negative: bool = False,
+    wide: str | None = None,
+    verbose: int = WIDTH,
 ) -> list[str]:
     """Check what a tool has printed; return its lines.
 
     shares     all percentages are parts of a whole
     negative   there may be times below 0
     wide       lines that contain this may be wider than a terminal
+    verbose    columns of a line with -v, full names not counted
     """
     text = page.raw.decode()
     lines = text.split("\n")[:-1]
@@ -96,10 +126,10 @@ def check(
         assert len({len(row) for row in rows}) <= 1, rows
         assert not any(cell in ("nan", "inf", "None") for row in rows for cell in row), rows
         return lines
+    most, shown = (verbose, shortened(text, long_names())) if args.verbose else (WIDTH, text)
+    for line in shown.splitlines():
+        assert len(line) <= most or (wide is not None and wide in line), f"{line!r} in\n{text}"
     for line in lines:
-        assert args.verbose or len(line) <= WIDTH or (wide is not None and wide in line), (
-            f"{line!r} in\n{text}"
-        )
         assert not re.search(r"(?<!\w)(nan|inf|None)(?!\w)", line), f"{line!r} in\n{text}"
         assert negative or not re.search(r"(?<![\w.:,)\]-])-\d[\d.,]*( (ns|us|ms|s)\b|s?$)", line), "\n".join(
             lines

@@ -21,6 +21,7 @@ import pytest
 
 from gpubpf.names import demangle
 from gpubpf_examples import NAMES, ROOT, build
+from gpubpf_text import longest, shortened
 
 SHORT = {"matmul": ["64"]}  # with a record for every access, the whole program would take minutes
 LOOKS = {
@@ -90,7 +91,6 @@ MATRIX = [
     for name in NAMES
     for clock in ("real", "virtual")
 ]
-SHORT_NAME = 20  # columns
 ALL_COLUMNS = 90  # of a table of memtrace, which leaves some out without -v
 STEP = 1 if os.environ.get("GPUBPF_LOOKS") == "all" else 149
 DAY = int(os.environ["GPUBPF_DAY"])  # tests/conftest.py sets it
@@ -150,25 +150,15 @@ def test_a_look(case: tuple[str, str, str, str], built: Path, tmp_path: Path) ->
         readable(made, done.stderr)
         verbose = "-v" in options
         if not (tool == "cudasnoop" and "-e" in options):  # the line of a call keeps its numbers whole
-            shown = shortened(made, long_names(built / name)) if verbose else made
+            shown = shortened(made, names_in(built / name)) if verbose else made
             widest = max(shown.splitlines(), key=len)
             assert len(widest) <= (ALL_COLUMNS if verbose and tool == "memtrace" else 80), widest
 
 
 @functools.cache
-def long_names(program: Path) -> list[str]:
-    """Return the C++ names in a program, among them its kernels', that -v prints in full; the longest first."""
-    mangled = re.findall(rb"_Z\w+", program.read_bytes())
-    full = {demangle(name.decode()).full for name in mangled}
-    return sorted((name for name in full if len(name) > SHORT_NAME), key=len, reverse=True)
-
-
-def shortened(text: str, names: list[str]) -> str:
-    """Return a text with these names cut short, and narrower columns if it has any of them."""
-    short = text
-    for name in names:
-        short = short.replace(name, name[:SHORT_NAME])
-    return re.sub(" {3,}", "  ", short) if short != text else text
+def names_in(program: Path) -> list[str]:
+    """Return the long C++ names in a program, among them its kernels', that -v prints in full."""
+    return longest(demangle(name.decode()).full for name in re.findall(rb"_Z\w+", program.read_bytes()))
 
 
 def readable(text: str, notices: str) -> None:
