@@ -55,7 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "every(n): every nth case of the test, on each day others; all with GPUBPF_LOOKS=all"
     )
-    os.environ.setdefault("GPUBPF_DAY", str(int(time.time()) // 86400))  # the same one for all workers
     config.addinivalue_line(
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
     )
@@ -73,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what takes long. Of a test of `every(n)`, n days in a row run all cases; GPUBPF_DAY chooses the day."""
-    if os.environ.get("GPUBPF_LOOKS") == "all":
+    if os.environ.get("GPUBPF_LOOKS") == "all" or "GPUBPF_OWN_PROCESSES" in os.environ:
         return
     cases: Counter[tuple[Path, str]] = Counter()
     day = int(os.environ["GPUBPF_DAY"])

@@ -54,7 +54,9 @@ def test_generated_last_lines(rng: random.Random) -> None:
     summary |= {"not_instrumented": left_out, "lost": some(), "overhead": overhead}
     summary |= {"launches_unknown": some(), "graphs_before": some(), "not_probed": {"atom.x": 1, "y": some()}}
     summary |= {"launches_timed": rng.choice(({}, {"device": 1, "stamp": some()}, {"cupti": some()}))}
-    summary |= {"processes": rng.choice((None, {"measured": some(), "missed": missed}))}
+    unmeasured = {reason: some() for reason in missed}
+    processes = {"measured": some(), "missed": missed, "unmeasured_ns": unmeasured}
+    summary |= {"processes": rng.choice((None, processes))}
     _, args, page, results = opened("threadhist")
     results.end(summary)
     assert check(page, args)
