@@ -230,7 +230,8 @@ def launch_line(view: LaunchView, at: int, owners: OwnerColumns) -> str:
     cells.append(
         "runs" if columns.running[at] else "unknown" if columns.lost[at] else us(known(waits.exec[at]))
     )
-    when = f"{(int(view.ops.call[at]) - view.columns.origin) / 1000:.1f}"
+    since = (int(view.ops.call[at]) - view.columns.origin) / 1000
+    when = f"{since:.1f}" if since < 10**9 else f"{since:.0f}"
     label = view.shown(width)[int(view.columns.name[at])]
     owner = view.owner(at)
     who = (
