@@ -176,7 +176,7 @@ class Launches:
         self._told = np.zeros(0, np.int64)  # sorted ids of operations that `fresh` has returned
         # Process → ids of the launches that passed the host program's filters.
         self._passed: dict[int, Integers] = {}
-        self._kept = 0  # records that `forget` has kept
+        self._count = self._kept = 0  # records: all, and those that `forget` has kept
         self._origin = NEVER
         self._lost_of: dict[int, int] = {}
         # Numbers for queues, for streams in a process, and for graphs.
@@ -221,6 +221,7 @@ class Launches:
         if not len(records):
             return
         self._records.append((process, records))
+        self._count += len(records)
         older = records[
             (records["kind"] == operation_log.QUEUE) & (records["flags"] & operation_log.FROM_BEFORE != 0)
         ]
@@ -248,7 +249,7 @@ class Launches:
     @property
     def full(self) -> bool:
         """Whether it is time to use `columns` and then `forget`."""
-        return sum(len(records) for _, records in self._records) - self._kept >= FULL
+        return self._count - self._kept >= FULL
 
     def fresh(self, columns: OperationColumns, last: bool) -> Integers:
         """Return the indices of operations that are complete and were not returned before.
@@ -265,8 +266,7 @@ class Launches:
 
     def forget(self) -> None:
         """Drop old records: of the operations that `fresh` has returned, only the latest matter to later ones."""
-        count = sum(len(records) for _, records in self._records)
-        if count < 2 * KEPT:
+        if self._count < 2 * KEPT:
             return
         kept: list[tuple[LoggedProcess, Records]] = []
         left = KEPT  # how many more records to keep; below 0, it counts older open ones
@@ -284,7 +284,7 @@ class Launches:
             if left <= -OPEN:
                 break
         self._records = kept[::-1]
-        self._kept = sum(len(records) for _, records in self._records)
+        self._count = self._kept = sum(len(records) for _, records in self._records)
         ids = np.concatenate([records["id"].astype(np.int64) for _, records in self._records])
         ids = distinct(ids)
         self._told = self._told[among(self._told, ids)]
@@ -308,7 +308,7 @@ class Launches:
     def reading(
         self, process: LoggedProcess, starts: Any, ends: Any, taken: int, idle: bool, source: Any = None
     ) -> None:
-        """Take the device's arrays (uint64): `starts` [slots], `ends` [shards × slots].
+        """Take the device's arrays (uint64): see `DeviceCells.update`.
 
         taken: host time at which reading began, ns. idle: no kernel was running then, so every end is final. source: the context.
         """
@@ -384,13 +384,14 @@ class _ColumnsBuilder:
             unseen_contexts=self._unseen_contexts(context, contexts),
         )  # fmt: skip
         outcome = np.where(kernel, field("kernel", "outcome"), none)
+        self.parents = self._parents(ops, member)
         times = self._times(ops, outcome)
         names, name = self._names(kernel, field("kernel", "slot"))
         # Match by name, not by the agent's outcome, so that kernels that cannot be instrumented match, too.
         asked = kernel & np.array([kernel_names.chosen(kernels, text) for text in names] or [False])[name]
         handles = (kinds == Kind.RECORDED) | (kinds == Kind.WAIT)
         sized = np.isin(kinds, dependencies.WORK) & ~kernel
-        parent, firsts = self._parents(ops, member), np.where(graph, field("graph", "first"), none)
+        parent, firsts = self.parents, np.where(graph, field("graph", "first"), none)
         waits = dependencies.waits(ops)
         lasted = times.pop("exec")
         waits = dataclasses.replace(waits, exec=np.where(waits.exec != NONE, waits.exec, lasted))
@@ -476,8 +477,12 @@ class _ColumnsBuilder:
     def _graphs(self, execs: Integers, used: NDArray[np.bool_]) -> Integers:
         numbers = np.full(len(execs), -1, np.int64)
         self._graph_keys: dict[tuple[int, int], int] = {}
-        keys = zip(self.owner[used].tolist(), execs[used].tolist(), strict=True)
-        numbers[used] = [self._graph(*key) for key in keys]
+        owner, serial = self.owner[used], execs[used]
+        _, first, which = np.unique(row_numbers(owner, serial), return_index=True, return_inverse=True)
+        number_of = np.zeros(len(first), np.int64)
+        for place in np.argsort(first).tolist():  # in order of appearance
+            number_of[place] = self._graph(int(owner[first[place]]), int(serial[first[place]]))
+        numbers[used] = number_of[which]
         return numbers
 
     def _graph(self, process: int, serial: int) -> int:
@@ -501,13 +506,15 @@ class _ColumnsBuilder:
         return edges
 
     def _parents(self, ops: Operations, member: NDArray[np.bool_]) -> Integers:
-        launches = np.flatnonzero(ops.kind == Kind.GRAPH).tolist()
-        keys = zip(ops.graph[launches].tolist(), ops.replay[launches].tolist(), strict=True)
-        by_key = dict(zip(keys, launches, strict=True))
         parents = np.full(len(ops), -1, np.int64)
-        places = np.flatnonzero(member)
-        keys = zip(ops.graph[places].tolist(), ops.replay[places].tolist(), strict=True)
-        parents[places] = [by_key.get(key, -1) for key in keys]
+        launches, places = np.flatnonzero(ops.kind == Kind.GRAPH), np.flatnonzero(member)
+        if not len(launches) or not len(places):
+            return parents
+        both = np.concatenate([launches, places])
+        keys = row_numbers(ops.graph[both], ops.replay[both])
+        by_key = np.full(int(keys.max()) + 1, -1, np.int64)
+        by_key[keys[: len(launches)]] = launches
+        parents[places] = by_key[keys[len(launches) :]]
         return parents
 
     def _names(self, kernel: NDArray[np.bool_], slots: Integers) -> tuple[list[str], Integers]:
@@ -638,7 +645,7 @@ class _ColumnsBuilder:
         result = np.full(len(ops), NEVER)
         position = np.arange(len(ops))
         # Kernels in a graph count at the position of the graph launch.
-        place = np.where(ops.node >= 0, np.maximum(self._parents(ops, ops.node >= 0), 0), position)
+        place = np.where(ops.node >= 0, np.maximum(self.parents, 0), position)
         order = np.lexsort((place, ops.queue))
         order = order[read[order]]
         for queue in equal_runs(ops.queue[order]):
