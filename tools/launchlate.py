@@ -46,7 +46,7 @@ PROGRAM = r"""
 #include <gpubpf.h>
 
 #define SLOTS 131072                             /* launch number N uses slot N modulo SLOTS */
-#define SHARDS 32                                /* words for the end of a launch, so that warps do not all wait for one */
+#define SHARDS 64                                /* words for the end of a launch, so that warps do not all wait for one */
 #define FIRST 256                                /* blocks that can be the first to begin: GPUs start them in order */
 #define TIME ((1ULL << 48) - 1)                  /* a cell is how often the slot was reused << 48 | time */
 

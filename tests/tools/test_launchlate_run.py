@@ -41,6 +41,7 @@ PROGRAM = r"""
 #define CHECK(call) do { if (cudaError_t e = (call)) { fprintf(stderr, "%s: %d\n", #call, e); _exit(97); } } while (0)
 __global__ void nap(unsigned ns) { while (ns) { unsigned part = ns < 500000 ? ns : 500000; __nanosleep(part); ns -= part; } }
 __global__ void uneven(unsigned ns) { if (threadIdx.x == 7 && blockIdx.x == 3) __nanosleep(ns); }
+__global__ void late(unsigned block, unsigned ns) { if (blockIdx.x == block) __nanosleep(ns); }
 __global__ void dies(int *p) { __nanosleep(1000); *p = 1; }
 static void pairs() {  // 8 threads with a stream each: every launch has a length of its own, a graph's kernels too
     std::vector<std::thread> threads;
@@ -161,8 +162,25 @@ int main(int, char **argv) {
         std::thread([] { prctl(PR_SET_NAME, "helper"); nap<<<1, 1>>>(10); nap<<<1, 1>>>(10); CHECK(cudaDeviceSynchronize()); }).join();
         nap<<<1, 1>>>(10);
     }
-    if (!strcmp(mode, "many"))
-        for (int i = 0; i < 80000; i++) nap<<<1, 1>>>(10);
+    if (!strcmp(mode, "shapes")) {  // one block ends last, whichever multiprocessor it is on
+        cudaStream_t stream;
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        CHECK(cudaStreamCreate(&stream));
+        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        for (unsigned blocks : {1, 100, 2, 600}) late<<<blocks, 32, 0, stream>>>(blocks / 3, 10000 * blocks);
+        CHECK(cudaStreamEndCapture(stream, &graph));
+        CHECK(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+        for (unsigned turn = 0; turn < 40; turn++) {
+            for (unsigned blocks : {1, 80}) late<<<blocks, 32, 0, stream>>>(turn * 7 % blocks, 1000 * (turn + 5));
+            if (turn % 10 == 0) CHECK(cudaGraphLaunch(exec, stream));
+        }
+    }
+    if (!strcmp(mode, "many"))  // more than the slots of launchlate's arrays
+        for (int i = 0; i < 150000; i++) {
+            nap<<<1, 1>>>(10);
+            if (i % 1024 == 0) CHECK(cudaDeviceSynchronize());
+        }
     if (!strcmp(mode, "killed")) {
         for (int i = 0; i < 5; i++) nap<<<1, 1>>>(10);
         CHECK(cudaDeviceSynchronize());
@@ -322,6 +340,20 @@ def test_first_thread_to_last_thread(app):
     assert launch["latency_ns"] == launch["api_ns"] == 1000
 
 
+def test_the_last_block_of_many_or_few_ends_a_launch(app):
+    """Launches of all shapes are in one graph, and between its replays. The blocks run on all multiprocessors."""
+    done, records = trace([app, "shapes"], "-v", "--graphs")
+    assert done.returncode == 0, done.stderr
+    launches = sorted(of(records, "launch"), key=lambda launch: launch["launch"])
+    direct = [launch for launch in launches if not launch["graph"]]
+    assert [launch["grid"][0] for launch in direct] == [1, 80] * 40
+    slept = [1000 * (turn + 5) for turn in range(40) for _ in (1, 80)]
+    assert all(0 < launch["exec_ns"] - ns < 100 for launch, ns in zip(direct, slept, strict=True))
+    nodes = [launch for launch in launches if launch["graph"]]
+    assert [launch["grid"][0] for launch in nodes] == [1, 100, 2, 600] * 4
+    assert all(0 < launch["exec_ns"] - 10000 * launch["grid"][0] < 1000 for launch in nodes)
+
+
 def test_the_legacy_stream_waits_and_is_waited_for(app):
     _, records = trace([app, "legacy"], "-v")
     one, two, three, four = sorted(of(records, "launch"), key=lambda launch: launch["block_dim"][0])
@@ -383,7 +415,7 @@ def test_more_launches_than_slots(app):
     _, records = trace([app, "many"], clock="real")
     (kernel,) = of(records, "kernel")
     summary = records[-1]
-    assert kernel["count"] == summary["launches_instrumented"] == 80000
+    assert kernel["count"] == summary["launches_instrumented"] == 150000
     assert kernel["unknown"] <= summary["launches_lost"] == summary["lost"] < 20000
     assert kernel["latency_ns"]["p50"] > 0 and kernel["clock_error_ns"] >= 0
 

@@ -43,7 +43,9 @@ class DeviceCells:
         self._torn = np.zeros(slots, bool)
 
     def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
-        """Add a reading: `starts` [slots], `ends` [shards × slots]. Arrays of the wrong size are ignored."""
+        """Add a reading: `starts` [slots], `ends` [slots], or several rows of that. Arrays of the wrong size are ignored.
+
+        The agent has taken the largest of the words that a launch has for its end."""
         slots = len(self._now)
         if len(starts) != slots or len(ends) % slots or not len(ends):
             return

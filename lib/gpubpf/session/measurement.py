@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpubpf.agent import protocol
@@ -47,6 +47,7 @@ UNITS = {
 class Kept:
     """An array with rows of a word for each of `slots` launches, and the shared array that keeps the largest word of a launch.
 
+    Of the first, a reading has only the largest word of each launch.
     source, target: names of the maps. offset: of the word in an element of `target`, in bytes.
     """
 
@@ -233,6 +234,13 @@ class Measurement:
     def definitions_of(self, vendor: Vendor) -> list[MapDefinition]:
         """Return a process's maps, by number. Only the sizes of values and arrays depend on the GPU's vendor."""
         return self._amd_definitions if vendor == Vendor.AMD else self.definitions
+
+    def as_read(self, definition: MapDefinition) -> MapDefinition:
+        """Return the definition of what a snapshot has of a map of the whole context."""
+        kept = self.follow.kept
+        if kept is None or definition.name != kept.source:
+            return definition
+        return replace(definition, max_entries=kept.slots)
 
     def maps_of(self, vendor: Vendor) -> list[protocol.MapSpec]:
         """Return the specifications with which the agent creates these maps."""

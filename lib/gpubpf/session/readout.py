@@ -77,6 +77,7 @@ def _instances_of(
                 )
             )  # fmt: skip
     if number in snapshot.shared:
+        definition = measurement.as_read(definition)
         offset, size = snapshot.shared[number]
         whole = size == maps.storage_size(definition)
         raw = stored.read(size, offset) if whole else b""

@@ -16,7 +16,7 @@ import gpubpf_cuda
 from gpubpf.agent.definitions import CLOCK_KERNEL
 from gpubpf.program import BPF
 from gpubpf.session import operation_log, workers
-from gpubpf.session.measurement import Follow
+from gpubpf.session.measurement import Follow, Kept
 from gpubpf.session.results import Reading
 from gpubpf.session.session import Session
 from gpubpf_bcc import compiled
@@ -115,6 +115,34 @@ int on_exit(struct gpu_exit *ctx) {
     return 0;
 }
 """
+# Each thread raises a word: lane by lane in another row, for the launch's slot and those behind it.
+ROWS_TEXT = r"""
+#include <gpubpf.h>
+struct slot { u64 launch, largest; };
+GPU_ARRAY(front, u64, 3);
+GPU_ARRAY(words, u64, ROWS * SLOTS);
+GPU_ARRAY(last, u64, 3);
+GPU_SHARED_ARRAY(slots, struct slot, SLOTS);
+
+int on_exit(struct gpu_exit *ctx) {
+    u64 thread = gpu_global_thread();
+    int word = thread % ROWS * SLOTS + (ctx->launch + thread / ROWS) % SLOTS, other = thread % 3;
+    int mine = ctx->launch % SLOTS;
+    u64 *cell = words.lookup(&word);
+    if (cell)
+        gpu_max(cell, ctx->launch << 32 | (u32)(thread * 2654435761));
+    cell = front.lookup(&other);
+    if (cell)
+        *cell = 4;
+    cell = last.lookup(&other);
+    if (cell)
+        *cell = 5;
+    struct slot *slot = slots.lookup(&mine);
+    if (slot)
+        slot->launch = ctx->launch;
+    return 0;
+}
+"""
 STRESS = int(os.environ.get("GPUBPF_RING_STRESS", "400000"))  # records; 100000000 takes minutes
 
 
@@ -127,7 +155,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Followed:
     """One run, and all that came."""
 
-    def __init__(self, command: list[str], follow: Follow, **options: Any) -> None:
+    def __init__(self, command: list[str], follow: Follow, text: str = TEXT, **options: Any) -> None:
         every = [(0, 2**32 - 1)] * 3
         defaults = {
             "tool": "followed",
@@ -148,9 +176,10 @@ class Followed:
         }
         defaults |= {"json": False, "cgroup": None, "comm": None, "tid": None}
         args = argparse.Namespace(command=command, **(defaults | options))
-        program = BPF(text=TEXT)
+        program = BPF(text=text)
         program.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
-        program.attach_launch(fn_name="on_launch")
+        if "on_launch" in text:
+            program.attach_launch(fn_name="on_launch")
         self.parts: list[np.ndarray[Any, Any]] = []
         self.logs: list[np.ndarray[Any, Any]] = []
         self.readings: list[Reading] = []
@@ -161,7 +190,7 @@ class Followed:
                 pass
 
     def look(self) -> None:
-        for part in self.session.rings("events"):
+        for part in self.session.rings("events") if "events" in self.session._measurement.numbers else ():
             self.received += len(part.records)
             if self.received < 1 << 20:  # a stress is only counted
                 self.parts.append(part.records)
@@ -262,6 +291,40 @@ def test_maps_are_read_in_between(app: Path) -> None:
     ends = dict(zip(ids.tolist(), range(len(ids)), strict=True))
     newest = [max(ends[int(n)] for n in r.instances["last"][0].array[:, 0] if n) for r in run.readings]
     assert newest == sorted(newest) and newest[0] < 299 and newest[-1] == 299
+
+
+@pytest.mark.parametrize(
+    ("slots", "rows", "launches", "blocks", "threads"),
+    [(10, 4, 25, 2, 32), (1000, 2, 3, 10, 500), (20000, 3, 2, 80, 1000), (16384, 1, 1, 20, 1000)],
+)
+def test_of_rows_of_words_the_largest_are_read(
+    app: Path, slots: int, rows: int, launches: int, blocks: int, threads: int
+) -> None:
+    """Also in the shared array after a wait, and the maps before and behind them."""
+    text = f"#define SLOTS {slots}\n#define ROWS {rows}\n{ROWS_TEXT}"
+    follow = Follow(log_records=1024, pump=1, kept=Kept("words", "slots", offset=8, slots=slots))
+    run = Followed([str(app), "plain", str(launches), str(blocks), str(threads)], follow, text)
+    kernels = run.log[run.log["kind"] == operation_log.KERNEL]["id"]
+    assert len(kernels) == launches
+    thread = np.arange(blocks * threads, dtype=np.uint64)
+    largest = np.zeros(slots, np.uint64)
+    for launch in kernels.tolist():
+        low = thread * np.uint64(2654435761) & np.uint64(0xFFFFFFFF)
+        cells = np.uint64(launch << 32 & (1 << 64) - 1) | low
+        np.maximum.at(largest, (np.uint64(launch) + thread // np.uint64(rows)) % np.uint64(slots), cells)
+    (words,), (front,), (last,) = (run.session.instances(name) for name in ("words", "front", "last"))
+    assert words.array.tolist() == largest.tolist()
+    assert (front.array.tolist(), last.array.tolist()) == ([4] * 3, [5] * 3)
+    (snapshot,) = (
+        each for process in run.session._measurement.processes for each in process.snapshots.values()
+    )
+    assert snapshot.snapshot.size < 8 * slots + 4 * 4096  # not all words
+    assert {len(reading.instances["last"][0].array) for reading in run.readings} == {3}
+    (shared,) = run.session.shared("slots")
+    kept = np.flatnonzero(shared.array["largest"])
+    assert shared.array["largest"][kept].tolist() == largest[kept].tolist()
+    latest = (np.uint64(kernels.max()) - np.arange(min(launches, slots), dtype=np.uint64)) % np.uint64(slots)
+    assert set(latest.tolist()) <= set(kept.tolist())
 
 
 def test_records_come_while_a_kernel_does_not_end(app: Path) -> None:

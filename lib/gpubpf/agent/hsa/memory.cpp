@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "rows.h"
 #include "shared_files.h"
 #include "thread.h"
 
@@ -160,12 +161,17 @@ struct Range {
 struct Contents {  // the contents of a snapshot
     uint64_t size = 0;
     std::vector<Range> pools;
+    uint64_t largest = 0, launches = 0;  // offset and count of the largest words of Config::kept
     Table instances, maps, rings;
 
     uint64_t offset_of(uint64_t base) const {
         for (const Range &r : pools)
             if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
         return 0;
+    }
+    uint64_t add(uint64_t bytes) { return std::exchange(size, size + aligned(bytes, kPage)); }
+    void add_pool(uint64_t base, uint64_t bytes) {
+        if (bytes) pools.push_back({base, bytes, add(bytes)});
     }
 };
 
@@ -188,26 +194,48 @@ void add_instances(Contents &contents, const Copy &copy) {
 
 Contents contents_of(Gpu &gpu, bool only_rings) {
     Contents contents;
+    const Kept &kept = agent.config.kept;
     std::lock_guard<std::mutex> hold(gpu.lock);
     for (const Pool &p : gpu.pools) {
-        const uint64_t used = !only_rings           ? p.used
-                              : &p == &gpu.pools[0] ? gpu.rings.size() * control_bytes(gpu)
-                                                    : 0;
-        if (!used) continue;
-        contents.pools.push_back({p.base, used, contents.size});
-        contents.size += aligned(used, kPage);
+        const bool first = &p == &gpu.pools[0];
+        uint64_t used = p.used, begin = used, end = used;  // from begin to end: the words of Config::kept
+        if (only_rings) used = begin = end = first ? gpu.rings.size() * control_bytes(gpu) : 0;
+        else if (kept.slots && first) {
+            begin = gpu.storage[kept.source] - p.base;
+            end = begin + agent.config.maps[kept.source].fixed;
+        }
+        contents.add_pool(p.base, begin);
+        contents.add_pool(p.base + end, used - end);
     }
-    for (const auto &copy : gpu.copies)
-        if (!only_rings) add_instances(contents, *copy);
+    if (!only_rings) {
+        contents.launches = kept.slots;
+        contents.largest = contents.add(kept.slots * 8);
+        for (const auto &copy : gpu.copies) add_instances(contents, *copy);
+    }
     for (uint32_t m = 0; m < gpu.storage.size() && !only_rings; ++m)
-        if (gpu.storage[m] && agent.config.maps[m].place == Place::Gpu)
+        if (gpu.storage[m] && agent.config.maps[m].place == Place::Gpu) {
+            const bool reduced = kept.slots && m == kept.source;
             contents.maps.row()
                 .u32(m)
-                .u64(contents.offset_of(gpu.storage[m]))
-                .u64(agent.config.maps[m].fixed);
+                .u64(reduced ? contents.largest : contents.offset_of(gpu.storage[m]))
+                .u64(reduced ? kept.slots * 8 : agent.config.maps[m].fixed);
+        }
     for (const Ring &r : gpu.rings)
         contents.rings.row().u32(r.map).u64(contents.offset_of(r.control)).u64(0).u64(0);
     return contents;
+}
+
+// Reads the largest word of each launch of Config::kept.
+bool copy_largest(const Gpu &gpu, uint64_t *largest, uint64_t launches) {
+    if (!launches) return true;
+    const uint64_t from = gpu.storage[agent.config.kept.source];
+    std::vector<uint64_t> words(launches);
+    if (hsa.memory_copy(largest, pointer(from), launches * 8)) return false;
+    for (uint64_t row = 1; row < agent.config.rows_kept(); ++row) {
+        if (hsa.memory_copy(words.data(), pointer(from + row * launches * 8), launches * 8)) return false;
+        raise_to(largest, words.data(), launches);
+    }
+    return true;
 }
 
 bool wait_until_idle(Gpu &gpu, uint32_t wait_ms) {
@@ -242,6 +270,10 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
     bool copied = to != MAP_FAILED || !contents.size;
     for (const Range &r : contents.pools)
         copied = copied && !hsa.memory_copy(static_cast<char *>(to) + r.offset, pointer(r.base), r.size);
+    // After all else: an end that was copied before the start of its launch would seem to belong to another.
+    copied =
+        copied && copy_largest(gpu, reinterpret_cast<uint64_t *>(static_cast<char *>(to) + contents.largest),
+                               contents.launches);
     if (to != MAP_FAILED) munmap(to, contents.size);
     if (!copied) flags |= kFailed;
     if (file < 0) return;  // the tool counts these launches as lost

@@ -26,7 +26,8 @@ struct MapSpec {
 };
 
 // A map with rows of a word for each of `slots` launches, and where the largest word of a launch is kept after a
-// wait: in a shared array, whose elements have the word at byte `offset`.
+// wait: in a shared array, whose elements have the word at byte `offset`. Of this map, snapshots contain only
+// the largest word of each launch.
 struct Kept {
     uint32_t source = 0, target = 0, offset = 0, slots = 0;  // maps by number; slots: 0: nothing is kept
 };
@@ -48,6 +49,7 @@ struct Config {
     uint64_t pump = 0;       // the maps are read after this many launches, without a request; 0: never
     std::vector<MapSpec> maps;
     Kept kept;
+    uint64_t rows_kept() const { return maps[kept.source].fixed / (kept.slots * 8ull); }
     // Cubins of clock.ptx by compute capability, ascending; without the right one, the driver compiles the PTX.
     std::vector<std::pair<uint32_t, std::vector<uint8_t>>> clock_kernels;
 };

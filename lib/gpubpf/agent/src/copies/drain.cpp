@@ -1,5 +1,6 @@
 // Reads map memory back, in bulk, into a file for the tool.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -24,6 +25,7 @@
 #include "log/clock.h"
 #include "log/cupti.h"
 #include "log/stamp.h"
+#include "rows.h"
 #include "thread.h"
 
 namespace gpubpf {
@@ -38,6 +40,8 @@ constexpr uint32_t kAtOnce = 20;
 constexpr int64_t kKeepShare = 100, kKeepCredit = 10'000'000'000;  // ns
 constexpr uint32_t kKeepWait = 100;                                // ms
 
+constexpr uint32_t kCopyWait = 5000;  // ms, for the parts of a snapshot
+
 constexpr uint64_t kPage = 4096;
 uint64_t whole_pages(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 
@@ -48,6 +52,37 @@ struct Range {
 
 bool copy_out(Context &context, void *to, CUdeviceptr from, uint64_t bytes) {
     return driver.cuMemcpyDtoHAsync_v2(to, from, bytes, context.stream) == CUDA_SUCCESS;
+}
+
+// Copies the words of `count` slots of Config::kept, from `slot` on, to the context's `staging`: those of
+// slot + n are at n, n + count, n + 2 * count, …
+bool copy_words(Context &context, uint64_t slot, uint64_t count) {
+    const Kept &kept = agent.config.kept;
+    CUDA_MEMCPY2D plan{};
+    plan.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+    plan.srcDevice = context.storage[kept.source] + slot * 8;
+    plan.srcPitch = kept.slots * 8;
+    plan.dstMemoryType = CU_MEMORYTYPE_HOST;
+    plan.dstHost = context.staging;
+    plan.dstPitch = plan.WidthInBytes = count * 8;
+    plan.Height = agent.config.rows_kept();
+    return driver.cuMemcpy2DAsync_v2 && driver.cuMemcpy2DAsync_v2(&plan, context.stream) == CUDA_SUCCESS;
+}
+
+// Reads the largest word of each of `count` launches, from `first` on. Each part of the copy may take
+// `wait_ms`.
+bool copy_largest(Context &context, uint64_t *largest, uint64_t first, uint64_t count, uint32_t wait_ms) {
+    const Kept &kept = agent.config.kept;
+    for (uint64_t done = 0; done < count;) {
+        const uint64_t slot = (first + done) % kept.slots;
+        const uint64_t n = std::min({count - done, kStagedLaunches, kept.slots - slot});
+        if (!copy_words(context, slot, n) || !wait_for(context.stream, wait_ms)) return false;
+        std::copy_n(context.staging, n, largest + done);
+        for (uint64_t row = 1; row < agent.config.rows_kept(); ++row)
+            raise_to(largest + done, context.staging + row * n, n);
+        done += n;
+    }
+    return true;
 }
 
 // Copies the records that the tool has not consumed yet from a ring in GPU memory, each to its place in the
@@ -113,9 +148,10 @@ struct Table {
 
 // The contents of a snapshot, and their locations in the file.
 struct Contents {
-    uint64_t size = 0;                                 // size of the file
-    std::vector<Range> pools;                          // their used parts, from the start of the file
-    std::vector<uint64_t> rings;                       // offsets of the records of each ring
+    uint64_t size = 0;                   // size of the file
+    std::vector<Range> pools;            // their used parts, from the start of the file
+    uint64_t largest = 0, launches = 0;  // offset and count of the largest words of Config::kept
+    std::vector<uint64_t> rings;         // offsets of the records of each ring
     std::vector<std::pair<uint64_t, uint64_t>> whole;  // maps of the whole context: offset and size
     Table instance_table, map_table, ring_table;
 
@@ -123,6 +159,10 @@ struct Contents {
         for (const Range &r : pools)
             if (base >= r.base && base < r.base + r.size) return r.offset + (base - r.base);
         return 0;
+    }
+    uint64_t add(uint64_t bytes) { return std::exchange(size, size + whole_pages(bytes)); }
+    void add_pool(CUdeviceptr base, uint64_t bytes) {
+        if (bytes) pools.push_back({base, bytes, add(bytes)});
     }
 };
 
@@ -150,30 +190,40 @@ void add_instances(Contents &contents, const Copy &copy) {
 
 Contents contents_of(Context &context, bool only_rings) {
     Contents contents;
+    const Kept &kept = agent.config.kept;
     std::lock_guard<std::mutex> hold(context.memory);
     for (auto &p : context.pools) {
-        uint64_t used = p->used.load();
-        if (only_rings) used = p == context.pools[0] ? ring_control_bytes(context) : 0;
-        if (!used) continue;
-        contents.pools.push_back({p->base, used, contents.size});
-        contents.size += whole_pages(used);
+        uint64_t used = p->used.load(), begin = used,
+                 end = used;  // from begin to end: the words of Config::kept
+        if (only_rings) used = begin = end = p == context.pools[0] ? ring_control_bytes(context) : 0;
+        else if (kept.slots && p == context.pools[0]) {
+            begin = context.storage[kept.source] - p->base;
+            end = begin + agent.config.maps[kept.source].fixed;
+        }
+        contents.add_pool(p->base, begin);
+        contents.add_pool(p->base + end, used - end);
     }
-    if (!only_rings)
+    if (!only_rings) {
+        contents.launches = kept.slots;
+        contents.largest = contents.add(kept.slots * 8);
         for (const Copy *c : context.copies) add_instances(contents, *c);
+    }
     for (uint32_t m = 0; m < context.storage.size() && !only_rings; ++m)
         if (context.storage[m] && agent.config.maps[m].place == Place::Gpu) {
-            const uint64_t at = contents.offset_of(context.storage[m]), size = agent.config.maps[m].fixed;
+            const bool reduced = kept.slots && m == kept.source;
+            const uint64_t at = reduced ? contents.largest : contents.offset_of(context.storage[m]),
+                           size = reduced ? kept.slots * 8 : agent.config.maps[m].fixed;
             contents.whole.emplace_back(at, size);
             contents.map_table.row().u32(m).u64(at).u64(size);
         }
     for (const RingMemory &r : context.rings) {
-        contents.rings.push_back(contents.size);
+        const uint64_t bytes = r.mapped ? 0 : r.bytes;
+        contents.rings.push_back(contents.add(bytes));
         contents.ring_table.row()
             .u32(r.map)
             .u64(contents.offset_of(r.control))
-            .u64(r.mapped ? 0 : contents.size)
-            .u64(r.mapped ? 0 : r.bytes);
-        if (!r.mapped) contents.size += whole_pages(r.bytes);
+            .u64(r.mapped ? 0 : contents.rings.back())
+            .u64(bytes);
     }
     return contents;
 }
@@ -190,7 +240,10 @@ bool fill(int fd, Context &context, const Contents &contents) {
     bool copied = true;
     for (const Range &r : contents.pools)
         if (!copy_out(context, bytes + r.offset, r.base, r.size)) copied = false;
-    if (!wait_for(context.stream, 5000)) copied = false;
+    if (!wait_for(context.stream, kCopyWait)) copied = false;
+    // After all else: an end that was copied before the start of its launch would seem to belong to another.
+    auto *largest = reinterpret_cast<uint64_t *>(bytes + contents.largest);
+    if (copied) copied = copy_largest(context, largest, 0, contents.launches, kCopyWait);
     for (size_t i = 0; i < context.rings.size() && copied; ++i) {
         // Control blocks are at the start of the first pool, which is first in the file.
         const RingMemory &r = context.rings[i];
@@ -198,7 +251,7 @@ bool fill(int fd, Context &context, const Contents &contents) {
             copied = copy_records(context, r, bytes + (r.control - context.pools[0]->base),
                                   bytes + contents.rings[i]);
     }
-    if (!wait_for(context.stream, 5000)) copied = false;
+    if (!wait_for(context.stream, kCopyWait)) copied = false;
     // After a failure, a copy may still be writing to the mapping, so the mapping stays.
     if (!copied || !bytes) return copied;
     for (const auto &[offset, size] : contents.whole) punch(fd, bytes, offset, size);
@@ -349,43 +402,21 @@ int64_t steady_ns() {
     return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Copies the words of `count` slots from `slot` on: to[row][n] are the words of slot + n, rows `pitch` words
-// apart.
-bool copy_rows(Context &context, uint64_t *to, uint64_t pitch, uint64_t slot, uint64_t count) {
-    const Kept &kept = agent.config.kept;
-    CUDA_MEMCPY2D plan{};
-    plan.srcMemoryType = CU_MEMORYTYPE_DEVICE;
-    plan.srcDevice = context.storage[kept.source] + slot * 8;
-    plan.srcPitch = kept.slots * 8;
-    plan.dstMemoryType = CU_MEMORYTYPE_HOST;
-    plan.dstHost = to;
-    plan.dstPitch = pitch * 8;
-    plan.WidthInBytes = count * 8;
-    plan.Height = agent.config.maps[kept.source].fixed / (kept.slots * 8);
-    return driver.cuMemcpy2DAsync_v2 && driver.cuMemcpy2DAsync_v2(&plan, context.stream) == CUDA_SUCCESS;
-}
-
 // Copies the values of launches from `first` on to the shared array. Call it with context.busy held. Returns
 // false if the copy has not ended in time.
 bool keep(Context &context, uint64_t first, uint64_t count) {
     const Kept &kept = agent.config.kept;
-    const uint64_t rows = agent.config.maps[kept.source].fixed / (kept.slots * 8),
-                   element = agent.config.maps[kept.target].fixed / kept.slots, slot = first % kept.slots,
-                   to_the_end = std::min<uint64_t>(count, kept.slots - slot);
-    uint64_t *values = context.staging;
+    const uint64_t element = agent.config.maps[kept.target].fixed / kept.slots;
+    std::array<uint64_t, kKeptLaunches> largest;
     if (driver.cuStreamQuery(context.stream) !=
-            CUDA_SUCCESS ||  // an earlier copy may still write to `values`
-        !copy_rows(context, values, count, slot, to_the_end) ||
-        (count > to_the_end && !copy_rows(context, values + to_the_end, count, 0, count - to_the_end)) ||
-        !wait_for(context.stream, kKeepWait))
+            CUDA_SUCCESS ||  // an earlier copy may still write to `staging`
+        !copy_largest(context, largest.data(), first, count, kKeepWait))
         return false;
     for (uint64_t n = 0; n < count; ++n) {
-        uint64_t largest = 0;
-        for (uint64_t row = 0; row < rows; ++row) largest = std::max(largest, values[row * count + n]);
         auto *word = reinterpret_cast<uint64_t *>(static_cast<char *>(context.kept) +
                                                   (first + n) % kept.slots * element + kept.offset);
         // Launches of other contexts share the array: each context has zeros or older values for them.
-        if (largest > *word) *word = largest;
+        if (largest[n] > *word) *word = largest[n];
     }
     return true;
 }

@@ -36,19 +36,21 @@ CUdeviceptr registered(Context &context, void *at, uint64_t bytes) {
     return driver.cuMemHostGetDevicePointer_v2(&address, at, 0) == CUDA_SUCCESS ? address : 0;
 }
 
-// Prepares keep_latest: `at` is the shared array of Config::kept.
-void stage(Context &context, void *at) {
-    const Kept &kept = agent.config.kept;
-    const uint64_t bytes = agent.config.maps[kept.source].fixed / kept.slots * kKeptLaunches;
+// Prepares the reading of Config::kept's words; `at` is its shared array. Returns false if memory is short or the
+// driver refuses.
+bool stage(Context &context, void *at) {
+    const uint64_t launches = std::min<uint64_t>(agent.config.kept.slots, kStagedLaunches),
+                   bytes = launches * agent.config.rows_kept() * 8;
     void *staging = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (staging == MAP_FAILED) return;
+    if (staging == MAP_FAILED) return false;
     if (!registered(context, staging, bytes) &&
         (context.registered.empty() || context.registered.back().first != staging)) {
         munmap(staging, bytes);
-        return;
+        return false;
     }
     context.kept = at;
     context.staging = static_cast<uint64_t *>(staging);
+    return true;
 }
 
 CUdeviceptr map_array(Context &context, uint32_t map) {
@@ -58,9 +60,8 @@ CUdeviceptr map_array(Context &context, uint32_t map) {
     CUdeviceptr address = registered(context, at, bytes);
     if (!address && (context.registered.empty() || context.registered.back().first != at)) munmap(at, bytes);
     const Kept &kept = agent.config.kept;
-    if (address && kept.slots && map == kept.target && bytes >= agent.config.maps[map].fixed)
-        stage(context, at);
-    return address;
+    if (!address || !kept.slots || map != kept.target) return address;
+    return bytes >= agent.config.maps[map].fixed && stage(context, at) ? address : 0;
 }
 
 bool make_ring(Context &context, uint32_t map, const MapSpec &spec, CUdeviceptr control) {

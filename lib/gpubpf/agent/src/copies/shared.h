@@ -10,7 +10,8 @@ namespace gpubpf {
 
 struct Context;
 
-constexpr uint64_t kKeptLaunches = 1024;  // the latest launches, whose values `keep_latest` keeps
+constexpr uint64_t kKeptLaunches = 1024;       // the latest launches, whose values `keep_latest` keeps
+constexpr uint64_t kStagedLaunches = 1 << 14;  // launches whose words are copied at once
 
 // Prepares the context's shared arrays and rings, and fills in its `storage`. `control` is the GPU memory for
 // the rings' control blocks. Call it with `busy` held and the context current. Returns false if
