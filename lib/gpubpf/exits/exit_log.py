@@ -96,6 +96,9 @@ class ExitLog:
 
     def take(self, session: Session) -> None:
         """Take what is new since the last call."""
+        # The rings first: then the log has the launches of almost all records.
+        for ring in session.rings(RING) if self._recorded else ():
+            self._take_records(ring)
         for log in session.logs():
             self._take_log(log)
         self._owners.see(self.shapes.launches)
@@ -103,8 +106,6 @@ class ExitLog:
             for reading in session.readings(*self._maps):
                 self._take_reading(reading)
             return
-        for ring in session.rings(RING):
-            self._take_records(ring)
         if self._each is not None and not self._wants_heats:
             self._tell(session.stopped)
         else:

@@ -91,15 +91,15 @@ class Events:
     def take(self, session: Session) -> list[Event]:
         """Return the events since the last call, by launch and time."""
         found: list[tuple[Any, Event]] = []
+        # The rings first: then the log has the launches of almost all records, however long it takes to read.
+        for ring in session.rings(RING) if session.has_map(RING) else ():
+            self._keep(ring)
         for log in session.logs():
             self._shapes.take(log)
             for launch in self._launches.take(log) if self._of_launches else ():
                 order = (log.process, launch.values["launch"], 0, 0)
                 found += ((order, event) for event in self._launched(launch))
-        if session.has_map(RING):
-            for ring in session.rings(RING):
-                self._keep(ring)
-            found += self._known(session)
+        found += self._known(session)
         found.sort(key=lambda one: one[0])
         return [event for _, event in found]
 

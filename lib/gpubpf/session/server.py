@@ -248,6 +248,9 @@ class Server:
                 return None
             process = TracedProcess(connection, pid, next(self._numbers))
             process.started, process.attached, process.pidfd = started, pidfd is not None, pidfd
+            process.comm = traceable.comm(
+                pid
+            )  # until its agent tells; a process without an agent may end before it is named
             self._measurement.add(process)
         self._newly_admitted.put(process)
         return process
@@ -415,6 +418,7 @@ class Server:
         elif failed:
             why = _of_all(failed) or f"cannot hook {'; '.join(failed[:3])}"
             self._measurement.note(f"{process.label} is not traced: {why}")
+            self._measurement.record_missed(process.pid, process.comm, reasons.UNHOOKED)
         else:
             process.hooked = True
             if process.attached and capabilities:

@@ -262,7 +262,12 @@ class Session:
                 when = " before the interrupt" if self._signals.interrupted else ""
                 if self.targets.pids:
                     when = " after the tool attached; it does not see what was launched before"
-                say(f"no kernel was launched{when}")
+                what = (
+                    "no traced process launched a kernel"
+                    if self._measurement.missed
+                    else "no kernel was launched"
+                )
+                say(what + when)
 
     def _wait_for_last_messages(self) -> None:
         """Wait at most LEAVING_WAIT until the server has read all messages of ended processes."""

@@ -417,6 +417,12 @@ def test_a_program_whose_files_must_be_small(
     tool = Tool("--device", "sim", "--", *limited, built / "becomes", "end", stdin=subprocess.DEVNULL)
     tool.wait_for(said)
     tool.ended()
+    if limit < 8 << 20:
+        command = ("--", *limited, built / "becomes", "end")
+        tool = Tool("--json", "--device", "sim", *command, stdin=subprocess.DEVNULL)
+        (summary,) = of(tool.ended(), "summary")
+        assert summary["processes"] == {"measured": 0, "missed": {reasons.UNHOOKED: 1}}
+        assert tool.said[-1].rstrip().endswith("no traced process launched a kernel")
 
 
 @pytest.mark.own_processes

@@ -1,0 +1,72 @@
+"""What gputrace makes of made-up logs and rings of a session."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpubpf.expressions import events, specs
+from gpubpf.session import operation_log
+from gpubpf.session.results import ProcessLog, RingRecords
+
+PID = 77
+PLACE = np.dtype([("launch", "<u8"), ("time", "<u8"), ("thread", "<u4"), ("site", "<u4"), ("spec", "<u8")])
+RECORD = np.dtype([("place", PLACE), ("values", "<u8", (1,))])
+
+
+def log(launches: range) -> ProcessLog:
+    made = np.zeros(len(launches), operation_log.DTYPE)
+    made["id"], made["kind"] = list(launches), operation_log.KERNEL
+    made["kernel"]["grid"], made["kernel"]["block"] = (1, 1, 1), (32, 1, 1)
+    return ProcessLog(PID, "app", made, 0, True, {0: "_Z5scalePf"}, {0: 0}, {}, False)
+
+
+def ring(launches: range) -> RingRecords:
+    records = np.zeros(len(launches), RECORD)
+    records["place"]["launch"] = list(launches)
+    return RingRecords(PID, "app", 0, 0, records, {})
+
+
+class Busy:
+    """A program that launches a hundred kernels before each reading of its log or its rings."""
+
+    def __init__(self) -> None:
+        self.made = self.logged = self.recorded = 0
+        self.stopped = False
+
+    def logs(self) -> list[ProcessLog]:
+        self.made += 100
+        new, self.logged = range(self.logged + 1, self.made + 1), self.made
+        return [log(new)]
+
+    def rings(self, name: str) -> list[RingRecords]:
+        self.made += 100
+        new, self.recorded = range(self.recorded + 1, self.made + 1), self.made
+        return [ring(new)]
+
+    def has_map(self, name: str) -> bool:
+        return True
+
+    def sites(self, mangled: str, pid: int) -> Any:
+        return {}
+
+
+def test_events_of_a_program_that_launches_while_the_log_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "MOST_PENDING", 20)
+    found, program = events.Events([specs.trace("exit:*")], [()]), Busy()
+    told = [event.launch for _ in range(5) for event in found.take(program)]  # type: ignore[arg-type]
+    assert found.unknown == 0
+    assert told == list(range(1, program.recorded + 1))
+
+
+def test_records_without_a_launch_are_counted_in_the_end() -> None:
+    found = events.Events([specs.trace("exit:*")], [()])
+    stopped = SimpleNamespace(
+        logs=list, rings=lambda name: [ring(range(1, 4))], has_map=lambda name: True, stopped=True
+    )
+    assert not found.take(stopped) and found.unknown == 3  # type: ignore[arg-type]
