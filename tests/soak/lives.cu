@@ -2,7 +2,7 @@
 // "PID LAUNCHES" to the file that SOAK_LIVES names, before it ends. Exit status 3 if a result is wrong.
 //
 //   lives WAY LAUNCHES     WAY: return exit _exit quick_exit abort kill running threads forks execs
-//   lives serve            reads lines: "go N" launches N times; "run" launches until "stop"; "quit"
+//   lives serve            reads lines: "go N" launches N times; "run" launches until "stop"; "count"; "quit"
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -31,6 +31,7 @@ __global__ void soak_spin(volatile int *stop) {
 namespace {
 
 constexpr int kThreads = 64;
+std::atomic<long> launched{0};  // in all threads
 
 void must(cudaError_t error, const char *what) {
     if (error == cudaSuccess) return;
@@ -58,6 +59,7 @@ class Worker {
     void launch() {
         soak_add<<<2, kThreads / 2, 0, stream_>>>(sums_, ++launches_);
         must(cudaGetLastError(), "launch");
+        ++launched;
     }
     long check() {
         int got[kThreads];
@@ -126,6 +128,10 @@ void serve() {
                     }
                 });
             puts("runs");
+            fflush(stdout);
+            continue;
+        } else if (!strncmp(line, "count", 5)) {
+            printf("%ld\n", launched.load());
             fflush(stdout);
             continue;
         } else if (!strncmp(line, "quit", 4)) {

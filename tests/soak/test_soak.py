@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpubpf import agent
-from gpubpf.session import device
+from gpubpf.session import device, reasons
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest imports test modules without it
+
+import accounts
 
 import soak
 
@@ -31,16 +34,18 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("tool", "way_in", "end", "fault"),
+    ("tool", "form", "way_in", "end", "fault"),
     [
-        ("threadhist", "command", "forks", "none"),
-        ("launchlate", "command", "kill", "full /dev/shm"),
-        ("memtrace", "process", "serve", "killed"),
-        ("kernelretsnoop", "process", "serve", "stopped program"),
+        ("threadhist", "text", "command", "forks", "none"),
+        ("gputrace", "json", "command", "kill", "full /dev/shm"),
+        ("memtrace", "json", "process", "serve", "killed"),
+        ("gpucount", "text", "process", "serve", "stopped program"),
     ],
 )
-def test_a_cycle(program: Path, tmp_path: Path, tool: str, way_in: str, end: str, fault: str) -> None:
-    cycle = soak.Cycle(0, tool, way_in, end, fault, launches=10, moment=0.3)
+def test_a_cycle(
+    program: Path, tmp_path: Path, tool: str, form: str, way_in: str, end: str, fault: str
+) -> None:
+    cycle = soak.Cycle(0, tool, way_in, end, fault, launches=10, moment=0.3, form=form)
     found = soak.run(cycle, program, tmp_path)
     assert found.made >= 10
     assert found.seen == found.made or fault == "killed"
@@ -54,13 +59,60 @@ def test_a_wrong_result_is_a_defect(program: Path, tmp_path: Path) -> None:
         soak.run(soak.Cycle(0, "threadhist", "command", "return", "none", 10, 0.3), wrong, tmp_path)
 
 
-def test_a_launch_without_a_word_is_a_defect(program: Path, tmp_path: Path) -> None:
-    scene = soak.Scene(soak.Cycle(0, "threadhist", "command", "return", "none", 10, 0.3), program, tmp_path)
-    scene.lives.write_text("1 11\n")
-    counts = (
-        '"launches_seen":10,"launches_matched":10,"launches_instrumented":10,"not_instrumented":{},"lost":0'
-    )
-    scene.out.write_text('{"type":"summary",' + counts + "}\n")
-    scene.err.write_text("threadhist: note: attached to 1 (lives)\n")
-    with pytest.raises(soak.Defect, match="10 launches seen of 11, without a word"):
-        soak.account(scene)
+FORKED = [(1, 10), (2, 10), (3, 20)]  # PID and launches of three programs
+NOTE = "note: pid 2 (lives) is no longer traced: too many open files; raise the limit (ulimit -n)"
+
+
+@pytest.mark.parametrize(
+    ("seen", "missed", "line", "fault", "wrong"),
+    [
+        (40, 0, "note: attached to 1 (lives)", "none", ""),
+        (39, 0, "note: attached to 1 (lives)", "none", "39 launches seen of 40, without a word"),
+        (41, 0, "note: attached to 1 (lives)", "none", "41 launches seen of 40"),
+        (30, 0, NOTE, accounts.OUT_OF_FILES, ""),
+        (29, 0, NOTE, accounts.OUT_OF_FILES, "29 launches seen of 40: reasons only for 10"),
+        (30, 0, NOTE, "full disk", "has no cause here"),
+        (10, 2, NOTE, accounts.OUT_OF_FILES, ""),  # the notice names one of the two processes
+        (9, 2, NOTE, accounts.OUT_OF_FILES, "9 launches seen of 40: reasons only for 30"),
+        (20, 1, "note: attached to 1 (lives)", "none", "processes are missed"),
+        (40, 0, "note: all is well", "none", "unknown notice"),
+        (0, 0, "no kernel was launched", "none", "not true"),
+    ],
+)
+def test_each_launch_needs_a_reason(seen: int, missed: int, line: str, fault: str, wrong: str) -> None:
+    said = accounts.Said(seen, seen, missed={reasons.UNREACHED: missed} if missed else {})
+    defect = pytest.raises(accounts.Defect, match=wrong) if wrong else contextlib.nullcontext()
+    with defect:
+        found = accounts.account(said, [line], FORKED, 40, ("command", fault))
+        assert (found.made, found.seen, bool(found.explained)) == (40, seen, seen < 40)
+
+
+def test_totals_that_do_not_add_up_are_a_defect() -> None:
+    said = accounts.Said(40, 40, totals=[accounts.Total("exits", 39 * 64, 64)])
+    with pytest.raises(accounts.Defect, match="exits: 2496, but 40 launches make 64 each"):
+        accounts.account(said, [], FORKED, 40, ("command", "none"))
+
+
+def test_a_tool_that_ends_without_a_reason_is_a_defect() -> None:
+    with pytest.raises(accounts.Defect, match="neither a summary nor a reason"):
+        accounts.account(
+            accounts.Said(), ["note: attached to 1 (lives)"], FORKED, 40, ("command", "full disk")
+        )
+
+
+def test_text_is_read() -> None:
+    text = """soak_add: instructions per thread
+  grid 2 x 1 x 1, block 32 x 1 x 1; lives (pid 1)
+  1,010 launches, 64 threads
+counted 1,010 of 1,200 matching launches (1,200 in total)
+  not counted: 190 (before ready)
+lost: 7 (a map was full, an update timed out, a kernel failed, or a program
+  ended early)
+processes measured: 2; missed: 3 (ended), 1 (not reached in time)
+"""
+    said = accounts.from_text("threadhist", text)
+    assert (said.seen, said.counted, said.lost, said.not_counted) == (1200, 1010, 7, {"before ready": 190})
+    assert said.missed == {"ended": 3, "not reached in time": 1}
+    assert said.totals == [accounts.Total("launches", 1010, 1)]
+    with pytest.raises(accounts.Defect, match="81 columns"):
+        accounts.from_text("threadhist", text + 81 * "-" + "\n")
