@@ -19,6 +19,7 @@ ADD, SPIN = "soak_add", "soak_spin"
 THREADS = 64  # of a launch of soak_add, in 2 warps of 2 blocks; soak_spin does not end
 WARPS = 2
 WIDTH = 80  # columns of text
+CALLS = ("cudasnoop", "hipsnoop")  # they count calls, not launches
 LAUNCHES, EXITS = "kernel:soak*", "exit:soak*"
 
 
@@ -63,6 +64,7 @@ NOTICES = (
         ("process", "machine"),
     ),
     Notice(r"note: watching every process", NOTHING, ("machine",)),
+    Notice(r"note: no AMD GPU: HIP runs on hipsim, in software; times mean nothing", NOTHING),
     # Processes that are not traced, or not to their end.
     Notice(
         rf"note: {_PID} is not traced: it can make no files in memory \(.*\)", PROGRAM, NO_FILES_IN_PROGRAM
@@ -72,6 +74,26 @@ NOTICES = (
         r"note: (?P<processes>[\d,]+) process(es)? ended or continued before the tool could attach; (its|their) launches are missing",
         PROCESSES,
         (OUT_OF_FILES,),
+    ),
+    # Every process: a new one may be reached late, or too late.
+    Notice(
+        r"note: no CUDA driver and no ROCr found yet; waiting for a process that loads one",
+        NOTHING,
+        ("machine",),
+    ),
+    Notice(r"note: found no .* yet; waiting for a process that loads it", NOTHING, ("machine",)),
+    Notice(
+        r"note: process (?P<pid>\d+) (loaded \S+ before it had probes|mapped \S+, but ended before probes were attached); .*",
+        PROGRAM,
+        ("machine",),
+    ),
+    Notice(
+        r"note: the hold helper exited; new processes will be attached late",
+        NOTHING,
+        (OUT_OF_FILES, "little memory of the tool", *SIGNALS),
+    ),
+    Notice(
+        r"note: processes may be attached late or missed: too many open files; .*", NOTHING, (OUT_OF_FILES,)
     ),
     # Kernels that are not instrumented: their launches are seen.
     Notice(rf"note: {_PID}: a module is not instrumented: too many open files; .*", NOTHING, (OUT_OF_FILES,)),
@@ -110,12 +132,11 @@ NOT_COUNTED = {
 MISSED = {
     reasons.UNREACHED: (OUT_OF_FILES,),
     reasons.UNHOOKED: NO_FILES_IN_PROGRAM,
-}
-MISSED_MACHINE = {  # of every process: they end, and come late
     reasons.ENDED: ("machine",),
     reasons.REACHED_LATE: ("machine",),
     reasons.TOO_LATE: ("machine",),
-    reasons.TRACED: ("second tool",),
+    reasons.NO_DRIVER: ("machine",),
+    reasons.NO_ROCR: ("machine",),
 }
 
 
@@ -144,7 +165,7 @@ class Said:
     not_counted: dict[str, int] = field(default_factory=dict)
     missed: dict[str, int] = field(default_factory=dict)
     totals: list[Total] = field(default_factory=list)
-    untimed: int = 0  # launches that launchlate does not show
+    untimed: int = 0  # launches that launchlate does not show, or of which ROCr says nothing
 
 
 @dataclass(frozen=True)
@@ -164,9 +185,13 @@ def from_records(tool: str, records: Sequence[Mapping[str, Any]]) -> Said:
     if summary is None:
         return said
     kernels = [r for r in records if r["type"] == "kernel" and r["kernel"] in (ADD, SPIN)]
-    if tool in ("cudasnoop", "hipsnoop"):
+    if tool in CALLS:
         said.seen = said.counted = sum(r["count"] for r in kernels)
         said.lost = summary["lost"]
+        if any("runs" in r for r in kernels):  # kernels that ROCr saw
+            device = summary["device_times"]
+            said.untimed = device["lost"] + device["unended"]
+            said.totals = [Total("executions", sum(r.get("runs", 0) for r in kernels), 1)]
         return said
     said.seen, said.counted = summary["launches_matched"], summary["launches_instrumented"]
     said.not_counted, said.lost = summary["not_instrumented"], summary["lost"]
@@ -208,6 +233,9 @@ def from_records(tool: str, records: Sequence[Mapping[str, Any]]) -> Said:
             Total("values", _sum(of[EXITS], "count"), THREADS),
             Total("sum of values", _sum(of[EXITS], "sum"), THREADS // 2),
         ]
+    elif tool == "gpurun":
+        entries = [entry for r in records if r["type"] == "map" for entry in r["entries"]]
+        said.totals = [Total("threads that end", _sum(entries, "value"), THREADS)]
     elif tool == "gputrace":
         events = Counter(r["spec"] for r in records if r["type"] == "event" and r["kernel"] == ADD)
         said.totals = [
@@ -227,9 +255,10 @@ TITLES = {
     "kernelretsnoop": r"soak_\w+: when its threads exit",
     "memtrace": r"soak_\w+: memory traffic",
     "launchlate": r"[\d,]+ launch(es)? took .* in total to start",
-    "cudasnoop": r"[\d,]+ calls took .* in all",
+    "cudasnoop": r"[\d,]+ calls? took .* in all",
     "gpucount": r"COUNT: executions by warps",
     "gpudist": r"kernel:soak\*:u64:threads",
+    "gpurun": r"ends \(array\); ",
     "gputrace": r"LAUNCH KERNEL BLOCK THREAD EVENT",
 }
 
@@ -240,7 +269,7 @@ def from_text(tool: str, text: str) -> Said:
     lines, joined = text.splitlines(), " ".join(text.split())
     for line in lines:
         demand(len(line) <= WIDTH, f"{len(line)} columns: {line}")
-    if tool == "cudasnoop":
+    if tool in CALLS:
         return _calls_of(lines, joined)
     found = re.search(
         r"counted (nothing|[\d,]+)( of ([\d,]+) (matching )?launch(es)?)?( \(([\d,]+) in total\))?", joined
@@ -276,6 +305,9 @@ def from_text(tool: str, text: str) -> Said:
     elif tool == "gpudist":
         values = re.findall(r"exit:soak\*:\S+ lane % 2|: ([\d,]+) values?, mean 0.5\b", joined)
         said.totals = [Total("values", sum(map(_number, values)), THREADS)]
+    elif tool == "gpurun":
+        ends = re.findall(r"^  0: (\d+)$", text, re.MULTILINE)
+        said.totals = [Total("threads that end", sum(map(_number, ends)), THREADS)]
     elif tool == "gputrace":
         events = Counter(re.findall(rf" {ADD} +(\d+|-) ", text))
         said.totals = [
@@ -357,9 +389,7 @@ def account(
     for reason, table in ((r, NOT_COUNTED) for r in said.not_counted):
         demand(_may(table.get(reason, ()), conditions), f"launches are not counted ({reason})")
     for reason in said.missed:
-        demand(
-            _may({**MISSED, **MISSED_MACHINE}.get(reason, ()), conditions), f"processes are missed ({reason})"
-        )
+        demand(_may(MISSED.get(reason, ()), conditions), f"processes are missed ({reason})")
     demand(said.seen <= made, f"{said.seen} launches seen of {made}")
     # The notices name some of the processes that the summary counts.
     others = max(0, nameless, sum(said.missed.values()) - sum(named.values()))

@@ -1,4 +1,4 @@
-// A program that launches kernels, checks what they computed, and ends in one of many ways. Each process appends
+// For CUDA and, with hipcc, for HIP. A program that launches kernels, checks what they computed, and ends in one of many ways. Each process appends
 // "PID LAUNCHES" to the file that SOAK_LIVES names, before it ends. Exit status 3 if a result is wrong.
 //
 //   lives WAY LAUNCHES     WAY: return exit _exit quick_exit abort kill running threads forks execs
@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <string>
@@ -17,6 +16,30 @@
 #include <thread>
 #include <unistd.h>
 #include <vector>
+
+#ifdef __HIP__
+#include <hip/hip_runtime.h>
+#define cudaError_t hipError_t
+#define cudaGetErrorString hipGetErrorString
+#define cudaGetLastError hipGetLastError
+#define cudaHostAlloc hipHostMalloc
+#define cudaHostAllocMapped hipHostMallocMapped
+#define cudaMalloc hipMalloc
+#define cudaMemcpyAsync hipMemcpyAsync
+#define cudaMemcpyDeviceToHost hipMemcpyDeviceToHost
+#define cudaMemsetAsync hipMemsetAsync
+#define cudaStreamCreateWithFlags hipStreamCreateWithFlags
+#define cudaStreamNonBlocking hipStreamNonBlocking
+#define cudaStreamSynchronize hipStreamSynchronize
+#define cudaStream_t hipStream_t
+#define cudaSuccess hipSuccess
+const char *const kDriver = "libamdhip64.so";
+const char *const kInit = "hipInit";
+#else
+#include <cuda_runtime.h>
+const char *const kDriver = "libcuda.so.1";
+const char *const kInit = "cuInit";
+#endif
 
 __global__ void soak_add(int *sums, int by) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -41,8 +64,8 @@ void must(cudaError_t error, const char *what) {
 
 // Libraries call cuInit, each for itself. The runtime does so, too.
 void init_often() {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (auto init = reinterpret_cast<int (*)(unsigned)>(driver ? dlsym(driver, "cuInit") : nullptr))
+    void *driver = dlopen(kDriver, RTLD_NOW);
+    if (auto init = reinterpret_cast<int (*)(unsigned)>(driver ? dlsym(driver, kInit) : nullptr))
         for (int i = 0; i < 100; ++i) init(0);
 }
 

@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import accounts
-from accounts import EXITS, LAUNCHES, Account, Defect, demand
+from accounts import CALLS, EXITS, LAUNCHES, Account, Defect, demand
 
 from gpubpf_code import changed
+from gpubpf_objects import build as build_object
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OPTIONS: dict[str, Sequence[str]] = {
@@ -38,9 +39,21 @@ OPTIONS: dict[str, Sequence[str]] = {
     "cudasnoop": (),
     "gpucount": (LAUNCHES, EXITS),
     "gpudist": ("-C", f"{LAUNCHES}:u64:threads", f"{EXITS}:u32:lane % 2"),
+    "gpurun": (),
+    "hipsnoop": (),
     "gputrace": (f'{LAUNCHES} "%lu", threads', f'{EXITS} (lane == 0) "%u", block'),
 }
 TOOLS = tuple(OPTIONS)
+OBJECT = """
+MAP(ends, GPU_ARRAY, u32, u64, 1);
+SEC("kretprobe/_Z8soak_addPii") int on_end(void *ctx) {
+    u32 zero = 0;
+    u64 *sum = bpf_map_lookup_elem(&ends, &zero);
+    if (sum)
+        __sync_fetch_and_add(sum, 1);
+    return 0;
+}
+"""
 FORMS = ("json", "json", "text")
 WAYS_IN = ("command", "process", "machine")
 ENDS = "return exit _exit quick_exit abort kill running threads forks execs".split()
@@ -86,7 +99,7 @@ class Cycle:
         return f"{self.number}: {self.tool} ({self.form}), {self.way_in}, {self.end}, {self.fault}"
 
 
-def cycle_of(number: int, seed: int, alone: bool) -> Cycle:
+def cycle_of(number: int, seed: int, alone: bool, tools: Sequence[str] = TOOLS) -> Cycle:
     """Return a cycle. `alone`: nothing else on this machine is disturbed by what concerns all of it."""
     chance = random.Random(seed * 1_000_003 + number)
     faults = [f for f in OF_TOOL + OF_PROGRAM + OF_BOTH if alone or f != "clock steps"]
@@ -95,7 +108,7 @@ def cycle_of(number: int, seed: int, alone: bool) -> Cycle:
         faults.remove("little memory of the tool")
     return Cycle(
         number=number,
-        tool=chance.choice(TOOLS),
+        tool=chance.choice(tools),
         way_in=way_in,
         end="serve" if way_in == "process" else chance.choice(ENDS),
         fault=chance.choice(faults),
@@ -123,6 +136,7 @@ class Scene:
             **os.environ,
             "SOAK_LIVES": str(self.lives),
             "CUDASIM_HOSTILE": "1",
+            "HIPSIM_HOSTILE": "1",
             "PYTHONPATH": str(ROOT / "lib"),
             "PYTHONFAULTHANDLER": "1",  # for `stacks`
         }
@@ -137,9 +151,11 @@ class Scene:
     def tool(self, *arguments: object) -> subprocess.Popen[str]:
         cycle = self.cycle
         command: list[object] = [sys.executable, ROOT / "tools" / f"{cycle.tool}.py", *OPTIONS[cycle.tool]]
+        if cycle.tool == "gpurun":
+            command.append(self.program.with_name("ends.o"))
         if cycle.form == "json":
             command.append("--json")
-        if cycle.tool != "cudasnoop":
+        if cycle.tool not in CALLS:
             command += ["--device", "sim"]
         if cycle.fault == "full output":
             command += ["-o", "/dev/full"]
@@ -162,7 +178,8 @@ class Scene:
         """Return the program's command line. A tool with a command chooses the embedded device itself; cudasnoop does not."""
         fault, command = self.cycle.fault, [self.program, *arguments]
         if self.cycle.way_in != "command" or self.cycle.tool == "cudasnoop":
-            command = [sys.executable, "-P", "-m", "cudasim", "--", *command]
+            device = "hipsim" if self.cycle.tool == "hipsnoop" else "cudasim"
+            command = [sys.executable, "-P", "-m", device, "--", *command]
         if fault == "few files of the program":
             return ["prlimit", f"--nofile={12 + int(self.cycle.moment * 20)}", *command]
         if fault == "small files of the program":
@@ -381,7 +398,10 @@ def watch_process(scene: Scene) -> None:
     ended(tool, "the tool")
     for other in scene.processes[2:]:
         ended(other, "the second tool")
-    scene.wait_for(lambda: changed(pid, r"/lib(cuda|c)\.so") == 0, "the driver's code stays changed")
+    scene.wait_for(
+        lambda: changed(pid, r"/lib(cuda|c|amdhip64|hsa-runtime64)\.so") == 0,
+        "the driver's code stays changed",
+    )
     demand(int(say("go 3")) == after + 3, "launches are lost")
     with contextlib.suppress(OSError):
         program.stdin.close()
@@ -406,6 +426,11 @@ def account(scene: Scene) -> Account:
     """Compare what the program did with what the tool said."""
     cycle, tool = scene.cycle, scene.processes[scene.cycle.way_in == "process"]
     standard_error = scene.err.read_text()
+    early = cycle.fault in ("terminated", "interrupted") and not scene.live
+    made = scene.made()
+    if early and standard_error.endswith("\nKeyboardInterrupt\n") and str(ROOT) not in standard_error:
+        why = "Python was interrupted before the tool began"
+        return Account(sum(launches for _, launches in made), scene.due or 0, None, [why])
     demand("Traceback" not in standard_error and "rror: [Errno" not in standard_error, "a traceback")
     prefix = f"{cycle.tool}: "
     lines = [line.removeprefix(prefix) for line in standard_error.splitlines()]
@@ -415,11 +440,9 @@ def account(scene: Scene) -> Account:
         said = accounts.from_records(cycle.tool, scene.records())
     else:
         said = accounts.from_text(cycle.tool, scene.out.read_text())
-    made = scene.made()
     due = sum(launches for _, launches in made) if scene.due is None else scene.due
     by_kernel = cycle.fault in ("killed", "little memory of the tool") and tool.returncode == -signal.SIGKILL
-    early = cycle.fault in ("terminated", "interrupted") and not scene.live
-    if said.seen is None and (by_kernel or early):
+    if said.seen is None and (by_kernel or (early and not due)):
         why = (
             f"the tool was {cycle.fault}, and had not begun"
             if early
@@ -434,6 +457,8 @@ def account(scene: Scene) -> Account:
 
 def run(cycle: Cycle, program: Path, place: Path) -> Account:
     """Go through one cycle. Raise Defect."""
+    if cycle.tool == "hipsnoop":
+        program = program.with_name("lives_hip")
     scene = Scene(cycle, program, place)
     try:
         WATCH[cycle.way_in](scene)
@@ -465,6 +490,17 @@ def build(place: Path) -> Path:
     return program
 
 
+def build_others(program: Path) -> Sequence[str]:
+    """Build what gpurun and hipsnoop need. Return the tools for which that was possible."""
+    build_object(OBJECT, program.with_name("ends.o"))
+    if not shutil.which("hipcc"):
+        return [tool for tool in TOOLS if tool != "hipsnoop"]
+    source, amd = Path(__file__).with_name("lives.cu"), {**os.environ, "HIP_PLATFORM": "amd"}
+    options = ("--offload-arch=gfx90a", "-w", "-std=c++17", "-O2", "-x", "hip", source, "-lpthread", "-ldl")
+    subprocess.run(["hipcc", *options, "-o", program.with_name("lives_hip")], check=True, env=amd)
+    return TOOLS
+
+
 def adopt_orphans() -> None:
     """Become the parent of processes whose own parent has ended (prctl(2), PR_SET_CHILD_SUBREAPER)."""
     import ctypes
@@ -494,10 +530,11 @@ def main() -> int:
     slowest: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as directory:
         program = build(Path(directory))
+        tools = build_others(program)
         until = time.monotonic() + args.minutes * 60
         number = args.cycle or 0
         while args.cycle is not None or time.monotonic() < until:
-            cycle = cycle_of(number, args.seed, args.alone)
+            cycle = cycle_of(number, args.seed, args.alone, tools)
             place = Path(directory) / str(number)
             place.mkdir()
             began = time.monotonic()
