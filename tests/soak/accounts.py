@@ -43,6 +43,7 @@ SIGNALS = ("terminated", "interrupted")
 NOTHING = "nothing"
 PROGRAM = "program"  # the launches of one program: of the process that it names
 PROCESSES = "processes"  # as many programs as it says
+ALL = "all"
 COUNTS = "counts"  # launches were seen, but up to so many of them are not in the counts
 
 
@@ -94,6 +95,20 @@ NOTICES = (
     ),
     Notice(
         r"note: processes may be attached late or missed: too many open files; .*", NOTHING, (OUT_OF_FILES,)
+    ),
+    # Calls that are not traced: cudasnoop and hipsnoop.
+    Notice(
+        r"note: libraries that processes load later are not traced \(Too many open files\)",
+        ALL,
+        (OUT_OF_FILES,),
+    ),
+    Notice(
+        r"note: cannot open \S+ \(Too many open files\); calls of it are not traced", ALL, (OUT_OF_FILES,)
+    ),
+    Notice(
+        r"note: .* (is|are) not traced: the kernel refused the probe \(too many open files; .*\)",
+        ALL,
+        (OUT_OF_FILES,),
     ),
     # Kernels that are not instrumented: their launches are seen.
     Notice(rf"note: {_PID}: a module is not instrumented: too many open files; .*", NOTHING, (OUT_OF_FILES,)),
@@ -286,7 +301,7 @@ def from_text(tool: str, text: str) -> Said:
         said.lost = _number(lost[1])
     if missed := re.search(r"processes measured: .*?; missed: ((?:[\d,]+ \([^)]*\)(?:, )?)+)", joined):
         said.missed = _reasons(re.findall(r"([\d,]+) \((.*?)\)", missed[1]))
-    if said.counted:
+    if said.counted > said.lost:
         demand(re.search(TITLES[tool], joined), f"no header: {lines[:3]}")
     if tool in ("threadhist", "memtrace", "kernelretsnoop"):
         blocks = re.findall(rf"{ADD}: .*?([\d,]+) launch(?:es)?, ", joined)
@@ -379,11 +394,15 @@ def account(
         demand(known is not None, f"unknown notice: {line}")
         assert known is not None
         notice, parts = known
+        if int(parts.groupdict().get("pid") or 0) not in {0, *(pid for pid, _ in programs)} and made:
+            continue  # another process of this machine
         demand(_may(notice.when, conditions), f"has no cause here: {line}")
         if notice.excuses == PROGRAM:
             named[int(parts["pid"])] += 1
         elif notice.excuses == PROCESSES:
             nameless += _number(parts["processes"])
+        elif notice.excuses == ALL:
+            nameless = len(programs)
         elif notice.excuses == COUNTS:
             lost += _number(parts["counts"])
     for reason, table in ((r, NOT_COUNTED) for r in said.not_counted):
@@ -391,8 +410,11 @@ def account(
     for reason in said.missed:
         demand(_may(MISSED.get(reason, ()), conditions), f"processes are missed ({reason})")
     demand(said.seen <= made, f"{said.seen} launches seen of {made}")
-    # The notices name some of the processes that the summary counts.
-    others = max(0, nameless, sum(said.missed.values()) - sum(named.values()))
+    demand(lost <= said.lost, f"the notices say that {lost} are lost, the summary {said.lost}")
+    # A notice may name a process that the summary counts as missed, unless the tool had attached to it.
+    attached = {int(pid) for line in lines for pid in re.findall(r"^note: attached to (\d+)", line)}
+    counted_too = sum(n for pid, n in named.items() if pid not in attached)
+    others = max(0, max(nameless, sum(said.missed.values())) - counted_too)
     excused = _launches_of(programs, named, others)
     shortfall = due - said.seen
     if shortfall > 0:
@@ -400,6 +422,9 @@ def account(
         demand(
             shortfall <= excused, why if excused else f"{said.seen} launches seen of {due}, without a word"
         )
+    if not _may((OUT_OF_FILES, "machine", *NO_FILES_IN_PROGRAM, *SIGNALS), conditions):
+        counted = f"{said.counted} launches counted of {due} since the tool attached: {said.not_counted}"
+        demand(said.counted >= due - excused, counted)
     _check_totals(said, excused, conditions)
     if shortfall > 0:
         found.explained += [line for line in lines if _excuses(line)] or [*said.missed]
@@ -415,7 +440,7 @@ def _is_ending(line: str, conditions: Collection[str]) -> bool:
 
 def _excuses(line: str) -> bool:
     known = read_notice(line, NOTICES)
-    return known is not None and known[0].excuses in (PROGRAM, PROCESSES)
+    return known is not None and known[0].excuses in (PROGRAM, PROCESSES, ALL)
 
 
 def _may(when: Iterable[str], conditions: Collection[str]) -> bool:

@@ -160,7 +160,8 @@ class Scene:
         if cycle.fault == "full output":
             command += ["-o", "/dev/full"]
         if cycle.fault == "few files of the tool":
-            command = ["prlimit", f"--nofile={20 + int(cycle.moment * 20)}", *command]
+            needed = 30 if cycle.tool in CALLS else 20  # about so many files does the tool open
+            command = ["prlimit", f"--nofile={20 + int(cycle.moment * needed)}", *command]
         if cycle.fault == "full disk":
             caches = self.place / "caches"
             caches.mkdir()
@@ -556,6 +557,8 @@ def main() -> int:
                     explained[re.sub(r"\d+", "N", found.explained[-1])[:100]] += 1
                 if args.verbose or args.cycle is not None:
                     print(cycle, found, sep="\n  ", flush=True)
+                if args.cycle is not None:
+                    print((place / "err").read_text())
             figures["cycles"] += 1
             slowest = sorted([*slowest, (round(time.monotonic() - began, 1), str(cycle))])[-3:]
             faults[cycle.fault] += 1
