@@ -318,7 +318,7 @@ def from_text(tool: str, text: str) -> Said:
             Total("threads that end", sum(_number(n) for of, _, n in rows if of == "exit"), THREADS),
         ]
     elif tool == "gpudist":
-        values = re.findall(r"exit:soak\*:\S+ lane % 2|: ([\d,]+) values?, mean 0.5\b", joined)
+        values = re.findall(r": ([\d,]+) values?, mean 0\.5 ", joined)
         said.totals = [Total("values", sum(map(_number, values)), THREADS)]
     elif tool == "gpurun":
         ends = re.findall(r"^  0: (\d+)$", text, re.MULTILINE)

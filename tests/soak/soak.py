@@ -53,6 +53,7 @@ SEC("kretprobe/_Z8soak_addPii") int on_end(void *ctx) {
         __sync_fetch_and_add(sum, 1);
     return 0;
 }
+SEC("kretprobe/_Z9soak_spinPVi") int never(void *ctx) { return 0; }
 """
 FORMS = ("json", "json", "text")
 WAYS_IN = ("command", "process", "machine")
