@@ -138,7 +138,7 @@ def trace(
         amd=amd is not None,
         amd_definitions=amd.definitions if amd else (),
         owns_process=getattr(args, "alone", False),
-        registers=args.json or args.verbose,
+        registers=args.json or getattr(args, "verbose", False),
     )
     listener = Listener(note, lambda text: notices.complain(tool, text), attached, waiting, watching)
     return Session(targets, plan, SidecarBuilder(instrument, registers, lowered), listener, args.duration)
