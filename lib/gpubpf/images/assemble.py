@@ -117,18 +117,19 @@ def for_each_generation(ptx: str, driver: int) -> Iterator[tuple[int, bytes]]:
 
 
 def registers(
-    ptx: str, target: Target, options: str = "", kernels: Collection[str] = ()
+    ptx: str, target: Target, options: str = "", kernels: Collection[str] = (), niceness: int = 0
 ) -> dict[str, KernelResources] | None:
     """Return the resources that kernels of `ptx` need on a GPU; None without an assembler, or if it rejects the PTX.
 
-    `kernels`: compile only these, which takes that much less time; empty: all. More may be returned.
+    `kernels`: compile only these, which takes that much less time; empty: all. More may be returned. `niceness`: of ptxas, above that
+    of this process, where nothing waits for the result.
     """
     passed = steering(options)[0]
     only = ",".join(sorted(kernels))
     if only and len(only) < _LONGEST_LIST:
         passed += (f"{_ENTRIES}={only}",)
     try:
-        return _assemble(ptx, target, passed)[1]
+        return _assemble(ptx, target, passed, niceness)[1]
     except AssembleError:
         return None
 
@@ -156,7 +157,7 @@ def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 _Made: TypeAlias = tuple[bytes, dict[str, KernelResources], tuple[str, ...]]
 
 
-def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
+def _assemble(ptx: str, target: Target, options: tuple[str, ...], niceness: int = 0) -> _Made:
     """Return the result of the first assembler that supports the PTX version and the GPU, from the cache if possible.
 
     A driver loads cubins of its own CUDA version and of older ones ("CUDA Compatibility", minor version compatibility). Cubins of
@@ -177,7 +178,7 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...]) -> _Made:
             continue
         for arch in _architectures(cc, suffix):
             try:
-                return _run(assembler, data, arch, options)
+                return _run(assembler, data, arch, options, niceness)
             except _UnknownArchitecture as error:
                 refusals.append(AssembleError(str(error)))
             except (_UnknownVersion, _CannotLoad) as error:
@@ -203,7 +204,9 @@ def _architectures(cc: tuple[int, int], suffix: str) -> list[str]:
     return [f"sm_{major}{minor}{suffix}" for minor in minors]
 
 
-def _run(assembler: Ptxas | NvJitLink, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
+def _run(
+    assembler: Ptxas | NvJitLink, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int
+) -> _Made:
     """Return an assembler's result, from the cache if possible. Raises AssembleError. The cache also holds _REFUSALS."""
     store = cache.default()
     key = cache.key(_version(), assembler.identity, arch, " ".join(options), ptx)
@@ -213,7 +216,7 @@ def _run(assembler: Ptxas | NvJitLink, ptx: bytes, arch: str, options: tuple[str
     if kept is not None:
         return kept
     try:
-        made = assembler.run(ptx, arch, options)
+        made = assembler.run(ptx, arch, options, niceness)
     except _REFUSALS as error:
         store.put(_STAGE, key, json.dumps([type(error).__name__, str(error)]).encode())
         raise
@@ -306,11 +309,11 @@ class Ptxas:
         """The CUDA version of this ptxas, such as 12; 0 if unknown."""
         return int(self.release.partition(".")[0] or 0)
 
-    def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
+    def run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int = 0) -> _Made:
         """Run ptxas without privileges, because the PTX is untrusted. Raises AssembleError."""
-        return privileges.run_unprivileged(lambda: self._run(ptx, arch, options), (self.path,))
+        return privileges.run_unprivileged(lambda: self._run(ptx, arch, options, niceness), (self.path,))
 
-    def _run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
+    def _run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int) -> _Made:
         environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
         with tempfile.TemporaryDirectory(prefix="gpubpf-") as directory:
             source, result = Path(directory, "module.ptx"), Path(directory, "module.cubin")
@@ -326,7 +329,7 @@ class Ptxas:
                     cwd=directory,
                     timeout=_TIMEOUT,
                     stdin=subprocess.DEVNULL,
-                    preexec_fn=privileges.end_with_parent,
+                    preexec_fn=functools.partial(_prepare, os.getpid(), niceness),
                 )
             except subprocess.TimeoutExpired:
                 raise AssembleError(f"ptxas took more than {_TIMEOUT} s; leave this kernel out") from None
@@ -338,6 +341,12 @@ class Ptxas:
             if done.returncode != 0 or not result.exists():
                 raise _refusal(talk, done.returncode)
             return result.read_bytes(), parse_verbose(talk), parse_advisories(talk)
+
+
+def _prepare(parent: int, niceness: int) -> None:
+    """Called in the child that becomes ptxas."""
+    privileges.end_with_parent(parent)
+    os.nice(niceness)
 
 
 @functools.cache
@@ -435,7 +444,8 @@ class NvJitLink:
         """The CUDA version of this library, such as 12; 0 if unknown."""
         return int(self.release.partition(".")[0])
 
-    def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> _Made:
+    def run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int = 0) -> _Made:
+        """Assemble in this process, whatever the `niceness`. Raises AssembleError."""
         try:
             library = ctypes.CDLL(self.path)
         except OSError as error:

@@ -126,13 +126,17 @@ def _in_child(data: bytes, *others: object) -> Sidecar | str:
     try:
         done = subprocess.run(
             # -P: do not import from the working directory, which anyone may be able to write to.
-            [sys.executable, "-P", "-c", "from gpubpf.images import code_objects; code_objects.serve()"],
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                f"from gpubpf.images import code_objects; code_objects.serve({os.getpid()})",
+            ],
             input=pickle.dumps((data, *others)),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
             start_new_session=True,  # so that Ctrl-C only reaches the tool
-            preexec_fn=privileges.end_with_parent,
             timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired:
@@ -141,11 +145,12 @@ def _in_child(data: bytes, *others: object) -> Sidecar | str:
     return made or "AMD's code object manager cannot read its code object"
 
 
-def serve() -> None:
-    """Run the child: read the arguments of `_instrument` from stdin, and write the packed sidecar to stdout."""
+def serve(parent: int) -> None:
+    """Run the child: read the arguments of `_instrument` from stdin, and write the packed sidecar to stdout. `parent`: the tool."""
     import llvmlite.binding  # noqa: F401, before privileges are dropped
 
     privileges.drop_all()
+    privileges.end_with_parent(parent)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     data, *others = pickle.load(sys.stdin.buffer)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Unit
 
 STAGE = "sidecar"  # in the cache
+COUNTING_NICENESS = 10  # of ptxas where it only counts registers
 _CAREFUL = "-Ofc=min"
 # The embedded device does not assemble, so a copy's register count is unknown beforehand. A probe rarely needs more than this.
 _PROBE_REGISTERS = 24
@@ -509,10 +510,11 @@ def register_use(sidecar: Sidecar, target: Target, kernels: Collection[str]) -> 
     if not sidecar.text:
         return {}
     target = dataclasses.replace(target, release=sidecar.release)
-    before = registers(sidecar.original, target, sidecar.options, kernels) or {}
+    before = registers(sidecar.original, target, sidecar.options, kernels, COUNTING_NICENESS) or {}
     # For a GPU, the whole sidecar has been assembled, and this result is in the cache.
     copies = [name for k in sidecar.kernels if k.name in kernels for name in (k.name, k.limited) if name]
-    after = registers(sidecar.text, target, sidecar.options, copies if target.device == "sim" else ()) or {}
+    only = copies if target.device == "sim" else ()
+    after = registers(sidecar.text, target, sidecar.options, only, COUNTING_NICENESS) or {}
     found = {}
     for name in after.keys() & before.keys() & set(kernels):
         old, new = before[name], after[name]

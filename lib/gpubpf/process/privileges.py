@@ -60,11 +60,14 @@ def _prctl(*arguments: int) -> bool:
     return int(libc.library.prctl(*values)) == 0
 
 
-def end_with_parent() -> None:
+def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends, and so when the tool does, however it ends.
 
-    For `preexec_fn` of a child that works for that thread."""
+    Called in a child that works for that thread. The kernel forgets this when the child changes its user, as `drop_all` does.
+    `parent`: the process ID of the tool, which may have ended already."""
     _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
 
 
 def effective() -> frozenset[int]:

@@ -228,7 +228,7 @@ class Measurement:
         self.stopped = False  # the measurement has ended
         self.drain_soon = False  # logs or rings fill quickly; read them again soon
         self.missed: dict[str, list[MissedProcess]] = {}  # by reason
-        self._began = _boottime()
+        self._began, self._ended = _boottime(), math.inf
         self._noted: set[str] = set()  # texts already given by `note_once`
 
     def definitions_of(self, vendor: Vendor) -> list[MapDefinition]:
@@ -277,20 +277,24 @@ class Measurement:
         """Count a process that is not traced, or not fully. From any thread. `started`: its start time, or 0 (`traceable.started`).
 
         Call it once per process. The same pid and comm are counted again, because a later process may have both."""
-        until = _boottime() if reason in (ENDED, REACHED_LATE) else math.inf
+        until = _boottime() if reason in (ENDED, REACHED_LATE) else math.inf  # UNREACHED: may run on
         missed = MissedProcess(pid, comm, max(started, self._began), until)
         with self.lock:
             self.missed.setdefault(reason, []).append(missed)
 
     def unmeasured_ns(self) -> dict[str, int]:
-        """Return by reason how long the missed processes may have launched kernels that were not seen, at most and until now."""
-        now = _boottime()
+        """Return by reason how long missed processes may have launched kernels unseen: at most, and up to now or the end."""
+        end = min(_boottime(), self._ended)
         with self.lock:
             return {
-                reason: round(sum(max(min(p.until, now) - p.since, 0) for p in found) * 1e9)
+                reason: round(sum(max(min(p.until, end) - p.since, 0) for p in found) * 1e9)
                 for reason, found in self.missed.items()
                 if found and reason not in (NO_DRIVER, NO_ROCR)
             }
+
+    def end(self) -> None:
+        """Take note that the measurement ends now."""
+        self.ended_ns, self._ended = time.monotonic_ns(), _boottime()
 
     def registers_until(self) -> float:
         """Return until when (time.monotonic()) to wait for ptxas to count registers: not before the measurement has stopped.

@@ -418,7 +418,7 @@ class Server:
         elif failed:
             why = _of_all(failed) or f"cannot hook {'; '.join(failed[:3])}"
             self._measurement.note(f"{process.label} is not traced: {why}")
-            self._measurement.record_missed(process.pid, process.comm, reasons.UNHOOKED)
+            self._measurement.record_missed(process.pid, process.comm, reasons.UNHOOKED, process.started)
         else:
             process.hooked = True
             if process.attached and capabilities:

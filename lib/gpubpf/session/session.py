@@ -494,7 +494,7 @@ class Session:
             self._wait_for_last_messages()
         if self._measurement.host is not None:
             self._measurement.host.detach()
-        self._measurement.ended_ns = time.monotonic_ns()
+        self._measurement.end()
         self._report_attached()
         self._run_tick()  # read logs and rings before counting what they lack
         for process, launches in summary.unread_launches(self._measurement):
@@ -529,7 +529,7 @@ class Session:
             if p.sent_stubs and p.disconnected and not p.reported_hooks
         ]:
             for process in silent:
-                self._measurement.record_missed(process.pid, process.comm, reasons.UNREACHED)
+                self._measurement.record_missed(process.pid, process.comm, reasons.UNREACHED, process.started)
             self._measurement.note(
                 f"{table.count(len(silent), 'process')} ended or continued before the tool could attach;"
                 f" {'their' if len(silent) > 1 else 'its'} launches are missing"

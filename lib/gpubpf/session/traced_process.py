@@ -92,7 +92,7 @@ class StoredSnapshot:
         """Return the compressed contents of the maps, for `replace_file`. `specs`: the map specifications by number."""
         places = [(array.offset, array.size) for i in self.snapshot.instances for array in i.arrays]
         for number, (offset, size) in self.snapshot.shared.items():
-            if number < len(specs) and specs[number].fixed == size:
+            if number < len(specs) and size <= specs[number].fixed:
                 places.append((offset, size))
         return [(offset, size, zlib.compress(self.read(size, offset), 1)) for offset, size in sorted(places)]
 

@@ -34,7 +34,6 @@ RECENTLY_ENDED = 64  # ended processes whose maps stay in files; older ones are 
 AHEAD_KERNELS = 256  # kernels of a running process that get copies ahead of a launch
 _AHEAD_REQUESTS = 1 << 31  # above the request numbers that agents use
 CLOCK_PATIENCE = 1.0  # seconds that WELCOME, and so the program, waits for clock kernels
-COUNTING_NICENESS = 10  # of ptxas where it only counts registers
 CACHED_SIDECARS = 32
 CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
@@ -62,17 +61,23 @@ class SidecarBuilder:
 class DaemonThreadPool:
     """A thread pool that does not delay the tool's exit, unlike ThreadPoolExecutor: it drops unfinished work.
 
-    A worker thread calls `before_each` before each work item."""
+    A worker thread calls `before_each` before each work item. With `drops`, it also drops work that comes after `close`."""
 
-    def __init__(self, count: int, before_each: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, count: int, before_each: Callable[[], None] = lambda: None, drops: bool = False
+    ) -> None:
         self._before_each = before_each
+        self._drops = drops
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._count = self._unstarted = count  # threads
         self._closed = False
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call `function` in one of the threads, or in this thread after `close`."""
+        """Call `function` in one of the threads. After `close`, call it in this thread, or cancel it."""
         future: Future[T] = Future()
+        if self._closed and self._drops:
+            future.cancel()
+            return future
 
         def run() -> None:
             try:
@@ -127,7 +132,7 @@ class BackgroundWork:
         # Launched modules have priority, so modules that may be launched get only one thread.
         self._ahead_threads = DaemonThreadPool(1, settle)
         self._clock_threads = DaemonThreadPool(1, settle)
-        self._register_threads = DaemonThreadPool(4, self._yield_to_others)
+        self._register_threads = DaemonThreadPool(4, settle, drops=True)
         # By the driver's CUDA version: the kernels assembled so far, and when all are. `_cache_lock` guards the dictionary.
         self._clock_kernels: dict[int, tuple[dict[int, bytes], Future[None]]] = {}
         self._ahead_requests = itertools.count(_AHEAD_REQUESTS)
@@ -365,15 +370,6 @@ class BackgroundWork:
                 lambda kernels: self._register_threads.submit(
                     self._count_registers, sidecar, target, kernels
                 ),
-            )
-
-    def _yield_to_others(self) -> None:
-        """Let what this thread does, such as ptxas, take little of the CPU time that traced programs and other threads want."""
-        self._measurement.privileges.apply()
-        if threading.current_thread() is not threading.main_thread():
-            thread = threading.get_native_id()
-            os.setpriority(
-                os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), COUNTING_NICENESS)
             )
 
 

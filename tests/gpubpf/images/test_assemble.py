@@ -17,6 +17,7 @@ from gpubpf import cache
 from gpubpf.agent.definitions import CLOCK_KERNEL
 from gpubpf.errors import AssembleError
 from gpubpf.images import assemble, fatbin
+from gpubpf.process import traceable
 
 TARGET = assemble.Target("gpu", (9, 0))
 LOADS = "\n".join(f"ld.global.f64 %d{i}, [%a+{i * 8}];" for i in range(40))
@@ -156,7 +157,7 @@ def test_architectures_that_a_gpu_runs(cc: tuple[int, int], suffix: str, tried: 
     class Old:
         identity, version, release = "old", 0, ""
 
-        def run(self, ptx: bytes, arch: str, options: tuple[str, ...]) -> Any:
+        def run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int) -> Any:
             asked.append(arch)
             raise assemble._UnknownArchitecture(arch)
 
@@ -289,7 +290,7 @@ def test_a_ptxas_that_takes_long_ends_with_the_tool(tmp_path: Path) -> None:
     made.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo $$ > {started}; exec sleep 600; }}\n")
     started.touch()
     started.chmod(0o666)
-    script = f"from gpubpf.images import assemble; assemble.Ptxas({str(made)!r}).run(b'', 'sm_90', ())"
+    script = f"from gpubpf.images import assemble; assemble.Ptxas({str(made)!r}).run(b'', 'sm_90', (), 3)"
     with tempfile.TemporaryDirectory() as left:  # a tool that is killed leaves its files
         os.chmod(left, 0o777)
         with subprocess.Popen([sys.executable, "-c", script], env=os.environ | {"TMPDIR": left}) as tool:
@@ -299,9 +300,11 @@ def test_a_ptxas_that_takes_long_ends_with_the_tool(tmp_path: Path) -> None:
                     assert tool.poll() is None and time.monotonic() < until
                     time.sleep(0.01)
                 pid = int(started.read_text())
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + 3, 19)
             finally:
                 tool.kill()
-    while Path(f"/proc/{pid}").exists():
+    while traceable.status(pid).get("State", "Z")[0] != "Z":  # where PID 1 waits for no process, it stays
         assert time.monotonic() < until
         time.sleep(0.01)
 

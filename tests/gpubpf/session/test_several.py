@@ -421,6 +421,7 @@ def test_a_program_whose_files_must_be_small(
         command = ("--", *limited, built / "becomes", "end")
         tool = Tool("--json", "--device", "sim", *command, stdin=subprocess.DEVNULL)
         (summary,) = of(tool.ended(), "summary")
+        assert summary["processes"].pop("unmeasured_ns").keys() == {reasons.UNHOOKED}
         assert summary["processes"] == {"measured": 0, "missed": {reasons.UNHOOKED: 1}}
         assert tool.said[-1].rstrip().endswith("no traced process launched a kernel")
 

@@ -6,7 +6,6 @@ import builtins
 import errno
 import os
 import queue
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -100,24 +99,12 @@ def test_a_program_gets_an_answer_even_if_no_file_can_be_opened(
     background.close()
 
 
-def test_counting_registers_takes_little_from_others() -> None:
-    """The threads that start ptxas, and so ptxas itself, are nicer than the tool; the pool of another kind of work is not."""
+def test_registers_are_not_counted_after_the_end() -> None:
+    """Nor in the thread that asks, which would wait for ptxas."""
     measurement = Measurement(Targets(), Plan(Device("sim")), print)
-    work = workers.BackgroundWork(
-        measurement,
-        workers.SidecarBuilder(lambda image, target: Sidecar()),
-        lambda comm, data: None,
-        lambda: None,
-    )
-
-    def niceness() -> int:
-        done = subprocess.run(["nice"], capture_output=True, text=True, check=True)
-        return int(done.stdout)
-
-    before = niceness()
-    try:
-        assert work._register_threads.submit(niceness).result() == max(before, workers.COUNTING_NICENESS)
-        assert work.sidecar_threads.submit(niceness).result() == niceness() == before
-    finally:
-        work.close()
-    assert work._register_threads.submit(niceness).result() == before  # in this thread
+    builder = workers.SidecarBuilder(lambda image, target: Sidecar())
+    work = workers.BackgroundWork(measurement, builder, lambda comm, data: None, lambda: None)
+    assert work._register_threads.submit(lambda: 1).result() == 1
+    work.close()
+    assert work._register_threads.submit(lambda: 1).cancelled()
+    assert work.sidecar_threads.submit(lambda: 1).result() == 1
