@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, configuration, given, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
 
 TIMES = int(os.environ.get("GPUBPF_REPORTS", "10" if os.environ.get("GPUBPF_LOOKS") == "all" else "1"))
 # Not in the checkout: constants of the code, and patches that add a failing example to a test.
 configuration.set_hypothesis_home_dir(Path(tempfile.gettempdir()) / f"gpubpf-tests-{os.getuid()}-hypothesis")
+# Not the constants of the modules that happen to be loaded: the values would depend on the tests that ran before in the process.
+providers._get_local_constants = lambda: providers._local_constants
 LARGEST = 2**63 - 1
 NUMBERS = (0, 1, 2, 31, 999, 1000, 10**6 - 1, 10**9, 2**32, 10**12, 2**53 + 1, LARGEST)
 

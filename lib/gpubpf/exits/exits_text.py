@@ -104,7 +104,11 @@ def _section(
         owner | {"FROM FIRST TO LAST": what, "OF": f"{spread.count:,}"} | _cells(spread)
         for what, spread in lateness.spreads(report)
     ]
-    tables.append(table.cut_first(rows, left=("COMM", "FROM FIRST TO LAST"), cut=("COMM",), drop=DROP))
+    for drop in (DROP, (*DROP, "MAX")):
+        made = table.cut_first(rows, left=("COMM", "FROM FIRST TO LAST"), cut=("COMM",), drop=drop)
+        if max(map(len, made), default=0) <= table.WIDTH:
+            break
+    tables.append(made)
     if verbose:
         rows = [
             owner | {"SM": str(sm), "DONE BEFORE THE END (ns)": f"{ns:,.0f}"}
