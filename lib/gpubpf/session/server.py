@@ -248,9 +248,8 @@ class Server:
                 return None
             process = TracedProcess(connection, pid, next(self._numbers))
             process.started, process.attached, process.pidfd = started, pidfd is not None, pidfd
-            process.comm = traceable.comm(
-                pid
-            )  # until its agent tells; a process without an agent may end before it is named
+            # Until its agent tells. A process without an agent may end before it is named.
+            process.comm = traceable.comm(pid)
             self._measurement.add(process)
         self._newly_admitted.put(process)
         return process
