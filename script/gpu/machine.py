@@ -153,21 +153,32 @@ class Machine:
         command: Sequence[str],
         seconds: float = 120,
         more: Mapping[str, str] | None = None,
+        kind: str = "",
     ) -> tuple[subprocess.CompletedProcess[str], Records]:
-        """Run a tool on a command, or as its options say; return the finished process and the tool's records."""
+        """Run a tool on a command, or as its options say; return the finished process and the tool's records.
+
+        `kind`: only records of this type. The others are not parsed: a tool with `-e` writes millions of them.
+        """
         results = PLACE / f"results.{os.getpid()}.jsonl"
         results.unlink(missing_ok=True)
         head = [self.python, str(ROOT / "tools" / f"{tool}.py"), "--device", self.device, "--json"]
         try:
             rest = ["--", *command] if command else []
             done = self.start([*head, "-o", str(results), *options.split(), *rest], seconds, more)
-            lines = results.read_text().splitlines() if results.exists() else []
-        finally:
-            results.unlink(missing_ok=True)
-        try:
-            return done, [json.loads(line) for line in lines]
+            return done, records_in(results, kind)
         except ValueError as error:
             raise Failure(f"{tool} wrote no JSON: {error}") from None
+        finally:
+            results.unlink(missing_ok=True)
+
+
+def records_in(file: Path, kind: str = "") -> Records:
+    """Return the JSON records in a file, or those of one type; none without the file. Raises ValueError for other text."""
+    if not file.exists():
+        return []
+    with file.open() as lines:
+        records = (json.loads(line) for line in lines if kind in line)
+        return [record for record in records if not kind or record["type"] == kind]
 
 
 def killed(process: subprocess.Popen[str]) -> tuple[str, str]:

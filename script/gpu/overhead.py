@@ -69,7 +69,7 @@ LOADS = (
         Load(f"vec_add, {n} threads", f"programs/workloads addTo {n} 10000", "programs/workloads addTo 64 3", EACH, 30)
         for n in (32, 1048576, 32768, 1024, 262144)
     ),
-    Load("records of triad, 1 Mi elements", "programs/workloads triad 1048576 3", "programs/workloads triad 512 2",
+    Load("records of triad, 64 Ki elements", "programs/workloads triad 65536 3", "programs/workloads triad 512 2",
          ("kernelretsnoop -e", "memtrace -e"), 20),
 )  # fmt: skip
 
@@ -140,7 +140,7 @@ def compared(machine: Machine, load: Load) -> Result:
     def traced(mode: str) -> Times:
         tool, options = MODES[mode]
         more = {"GPUBPF_NULL_PROBE": "1"} if mode == "null" else None
-        done, records = machine.trace(tool, options, command, 90, more)
+        done, records = machine.trace(tool, options, command, 90, more, "summary")
         if done.returncode != 0:
             raise Failure(f"the program fails with {tool}: {last_line(done)}")
         summary = (of(records, "summary") or [{}])[-1]
