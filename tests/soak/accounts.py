@@ -84,8 +84,19 @@ NOTICES = (
     ),
     Notice(r"note: found no .* yet; waiting for a process that loads it", NOTHING, ("machine",)),
     Notice(
-        r"note: process (?P<pid>\d+) (loaded \S+ before it had probes|mapped \S+, but ended before probes were attached); .*",
+        r"note: process (?P<pid>\d+) mapped \S+, but ended before probes were attached; .*",
         PROGRAM,
+        ("machine",),
+    ),
+    Notice(
+        r"note: process \d+ loaded \S+ before it had probes; calls of any process until then are not traced",
+        ALL,
+        ("machine",),
+    ),
+    # The kernel removes the breakpoints of a tool that has ended a moment later: a new process may still get them.
+    Notice(
+        r"note: .* cannot be hooked.*: another tool has changed its first instructions.*",
+        NOTHING,
         ("machine",),
     ),
     Notice(

@@ -387,7 +387,8 @@ class Uprobes:
         base = os.path.basename(_printable(path))
         if late is not None and probed:
             self._notice(
-                f"process {late} loaded {base} before it had probes; calls until then are not traced", path
+                f"process {late} loaded {base} before it had probes; calls of any process until then are not traced",
+                path,
             )
         if missing and not group.optional:
             self._notice(f"{base} has no {_some_of(missing)}; such calls are not traced", path)
