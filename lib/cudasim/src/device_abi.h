@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 17
+#define CS_ABI 18
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 #define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
@@ -261,6 +261,15 @@ struct cs_code {
 struct cs_part { /* exported by a shared object as `cudasim_part`: the code of some functions of an image */
     uint32_t abi, nfunctions;
     const struct cs_code *functions;
+    uint32_t nplaces; /* of a portable part: what the image says of its function, copied here before it runs */
+    uint32_t *places;
+};
+
+/* A part with one function whose code is the same in every image that has it. All images share the compiled part. */
+struct cs_portable {
+    const char *digest; /* of its C text; null: this part is not portable */
+    uint32_t function, nplaces;
+    const uint32_t *places;
 };
 
 struct cs_reloc {
@@ -287,6 +296,7 @@ struct cs_image {
     const struct cs_variable *variables;
     const uint16_t *function_of_pc;
     uint32_t virtual_clock;
+    const struct cs_portable *portable; /* by number of a part */
 };
 
 #ifdef __cplusplus

@@ -27,18 +27,22 @@ typedef struct cs_warp W;
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* ---- lanes and control flow. `w`, `mask`, `next`, `pc` are variables of the generated function. */
+/* ---- lanes and control flow. `w`, `mask`, `next`, `pc`, `entry_`, `line_` are variables of the generated function. */
+/* The number in the module of the function's block N, and the line in the PTX text of the function's line N. */
+#define AT(N) (entry_ + (N))
+#define LINE(N) (line_ + (N))
 #define LANES                                 \
     for (u32 m_ = mask; m_; m_ &= m_ - 1) {   \
         const u32 l = (u32)__builtin_ctz(m_); \
         (void)l;
 #define END }
-#define JUMP(T)                            \
-    do {                                   \
-        if (LIKELY((T) < next)) goto B##T; \
-        pc = (T);                          \
-        goto park;                         \
+#define JUMP(T)                              \
+    do {                                     \
+        if (LIKELY(AT(T) < next)) goto B##T; \
+        pc = AT(T);                          \
+        goto park;                           \
     } while (0)
+/* To the first block of another function, T in the module. */
 #define LEAVE(T)                            \
     do {                                    \
         pc = (T);                           \
@@ -48,21 +52,21 @@ typedef struct cs_warp W;
 #define BACK(T, COST)                              \
     do {                                           \
         if (UNLIKELY((w->budget -= (COST)) < 0)) { \
-            pc = (T);                              \
+            pc = AT(T);                            \
             goto yield;                            \
         }                                          \
         JUMP(T);                                   \
     } while (0)
 /* The lanes H wait at the block HI. The other lanes go to a lower block first. */
-#define SPLIT(H, HI)                                                          \
-    do {                                                                      \
-        const u32 h_ = (H);                                                   \
-        for (u32 m_ = h_; m_; m_ &= m_ - 1) w->pcs[__builtin_ctz(m_)] = (HI); \
-        mask &= ~h_;                                                          \
-        if ((HI) < next) next = (HI);                                         \
+#define SPLIT(H, HI)                                                            \
+    do {                                                                        \
+        const u32 h_ = (H);                                                     \
+        for (u32 m_ = h_; m_; m_ &= m_ - 1) w->pcs[__builtin_ctz(m_)] = AT(HI); \
+        mask &= ~h_;                                                            \
+        if (AT(HI) < next) next = AT(HI);                                       \
     } while (0)
 
-#define PROLOGUE(LOW, HIGH)                                               \
+#define PROLOGUE(BLOCKS)                                                  \
     u32 mask = w->mask, pc = w->pc, next = w->next;                       \
     const struct cs_services *const api = w->api;                         \
     LOCALS;                                                               \
@@ -75,7 +79,7 @@ typedef struct cs_warp W;
     pc = w->pc;                                                           \
     next = w->next;                                                       \
     if (!mask) return CS_WAIT;                                            \
-    if (pc < (LOW) || pc >= (HIGH)) return CS_SWITCH;                     \
+    if (pc < entry_ || pc >= AT(BLOCKS)) return CS_SWITCH;                \
     goto dispatch;                                                        \
     leave:                                                                \
     w->mask = mask;                                                       \
@@ -106,7 +110,7 @@ INL void cs_tick(W *w, u32 mask, u64 n) {
     do {                                        \
         if (w->ordered) {                       \
             if (w->turn_lanes != mask) {        \
-                cs_wait_for_turn(w, mask, (T)); \
+                cs_wait_for_turn(w, mask, AT(T)); \
                 goto pick;                      \
             }                                   \
             w->turn_lanes = 0;                  \

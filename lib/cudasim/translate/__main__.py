@@ -59,9 +59,12 @@ def _link(complete: bool, output: Path, words: list[str]) -> None:
 
 
 def _compile(words: list[str]) -> None:
-    pairs = list(zip(words[::2], words[1::2], strict=True))
+    texts = [
+        (Path(source).read_text(), output) for source, output in zip(words[::2], words[1::2], strict=True)
+    ]
+    texts.sort(key=lambda one: -len(one[0]))  # the longest first, so that no CPU waits for it at the end
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(lambda pair: compile_c(Path(pair[0]).read_text(), pair[1]), pairs))
+        list(pool.map(lambda one: compile_c(*one), texts))
 
 
 def main(arguments: list[str]) -> int:

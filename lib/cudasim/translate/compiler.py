@@ -27,6 +27,7 @@ SEMANTICS = [
 LEVELS = ((1_500, "-O2"), (5_000, "-O1"), (120_000, "-Og"))
 # How the C of a module with probes begins. It is compiled again whenever a tool's probes change, so -O2 is not worth its time.
 PROBED = "/* with probes */\n"
+PROBED_LEVELS = ((3_000, "-O1"), (120_000, "-Og"))
 
 
 class CompilerError(Error):
@@ -71,7 +72,7 @@ def compile_c(text: str, output: str) -> None:
     Raises CompilerError.
     """
     lines = text.count("\n")
-    levels = LEVELS[1:] if text.startswith(PROBED) else LEVELS
+    levels = PROBED_LEVELS if text.startswith(PROBED) else LEVELS
     level = next((name for most, name in levels if lines <= most), "-O0")
     temporary = f"{output}.{os.getpid()}.tmp"
     arguments = [

@@ -19,11 +19,13 @@ class Counting:
 
 
 def head(blocks: int) -> str:
-    """Return C that stands before the functions of a text: COUNT(N) counts block N of `blocks` for the lanes of `mask`."""
+    """Return C that stands before the functions of a text: COUNT(N) counts a function's block N for the lanes of `mask`.
+
+    blocks: how many the module has."""
     return (
         f"static struct {{ uint64_t warps, lanes; }} counts_[{blocks}];\n"
-        "#define COUNT(N) (__atomic_fetch_add(&counts_[N].warps, 1, __ATOMIC_RELAXED), "
-        "__atomic_fetch_add(&counts_[N].lanes, __builtin_popcount(mask), __ATOMIC_RELAXED))\n"
+        "#define COUNT(N) (__atomic_fetch_add(&counts_[AT(N)].warps, 1, __ATOMIC_RELAXED), "
+        "__atomic_fetch_add(&counts_[AT(N)].lanes, __builtin_popcount(mask), __ATOMIC_RELAXED))\n"
     )
 
 

@@ -78,7 +78,7 @@ class FunctionCode:
         self.index = index
         self.functions = functions
         self.names = Names(function, module_scope)
-        self.values = Values(self.names, indices, virtual)
+        self.values = Values(self.names, indices, virtual, function.line)
         self.kernel = function.kind == "entry"
         self.blocks: list[Block] = []
         self.observes = False  # virtual clock: results depend on the order in which threads communicate
@@ -437,7 +437,7 @@ class FunctionCode:
         offsets = slots(sizes)
         self.args_size = max(self.args_size, offsets[-1])
         for o, size, offset in zip(passed, sizes, offsets, strict=False):
-            where = f"w->args + (u64)l * @ARGS@ + {offset}"
+            where = f"w->args + (u64)l * args_ + {offset}"
             storage = None
             if isinstance(o, Name) and self.names.register(scope, o.name) is None:
                 storage = self.names.storage(scope, o.name)
@@ -476,7 +476,7 @@ class FunctionCode:
         offsets = slots(sizes)
         self.args_size = max(self.args_size, offsets[-1])
         for o, size, offset in zip(returned, sizes, offsets, strict=False):
-            where = f"w->args + (u64)l * @ARGS@ + {offset}"
+            where = f"w->args + (u64)l * args_ + {offset}"
             if isinstance(o, Vector) or (
                 isinstance(o, Name) and self.names.register(scope, o.name) is not None
             ):

@@ -85,7 +85,7 @@ def _parameter(v: Values, operand: Operand, space: str) -> str | None:
         return f"(w->params + {storage.index + operand.offset})"
     if storage.kind == "frame" and storage.name in v.local_parameters:
         offset = v.local_parameters[storage.name] + operand.offset
-        return f"(w->local + (u64)l * w->local_stride + w->lsp[l] + @LOCAL@{offset}@)"
+        return f"(w->local + (u64)l * w->local_stride + w->lsp[l] + local_at_ + {offset}u)"
     if storage.kind == "frame":
         if not 0 <= operand.offset < max(1, storage.size):
             raise v.unsupported("an offset outside of the parameter")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
@@ -315,26 +317,41 @@ class TranslatedModule:
         """Return one C text, or for more than `split` lines one that describes the module and others with parts of the code."""
         self.kernels = [f.name for f in self.module.functions.values() if f.defined and f.kind == "entry"]
         self.reached = {n: sorted(self.reach(n)) for n in self.kernels if n in self.codes}
-        bodies: dict[str, str] = {}
-        self.fields: dict[str, list[tuple[int, int]]] = {}
-        frame: dict[str, int] = {}  # bytes
-        for name, code in self.codes.items():
-            made = render(code, self.base, self.local_base[name], self.args)
-            self.fields[name], frame[name] = made.fields, made.size
-            bodies[name] = made.frame + made.text
+        self.rendered = {name: render(code) for name, code in self.codes.items()}
+        self._place_frames()
+        lines = {name: one.body.count("\n") for name, one in self.rendered.items()}
+        self.parts: dict[str, list[int]] = {n: [] for n in self.reached}
+        self.portable: list[
+            tuple[str, str] | None
+        ] = []  # by part: of a portable one, the digest and the function
+        apart = self._divided(lines, part) if sum(lines.values()) > split else []
+        together = [] if apart else [self._text(list(self.codes))]
+        nfunctions = 1 + max(self.indices.values(), default=-1)
+        tables = [self._function_table(nfunctions), self._variable_tables(), self._kernel_tables()]
+        tables.append(self._portable_table())
+        return ["\n".join([self._head(), *together, *tables, self._image(nfunctions)]), *apart]
+
+    def _place_frames(self) -> None:
+        """Place the frame of each function. A frame holds an array over the lanes for each register.
+
+        Lanes of a warp may be in different functions at a time, so their frames must not share memory. Frames of kernels may, since
+        a warp runs only one kernel.
+        """
         self.frame_offset: dict[str, int] = {}
         self.frame_end: dict[str, int] = {}
-        # A frame holds an array over the lanes for each register. Lanes of a warp may be in different functions at a time, so their
-        # frames must not share memory. Frames of kernels may, since a warp runs only one kernel.
-        at = max((frame[n] for n in self.reached), default=0)
-        for name in bodies:
+        at = max((self.rendered[n].size for n in self.reached), default=0)
+        for name, one in self.rendered.items():
             begin = 0 if name in self.reached else at
-            bodies[name] = bodies[name].replace("@FRAME@", str(begin))
             self.frame_offset[name] = begin
-            self.frame_end[name] = begin + frame[name]
+            self.frame_end[name] = begin + one.size
             at = max(at, self.frame_end[name])
-        # functions that the same kernels reach are compiled together; probes separately, at their own level
-        reaching: dict[str, list[str]] = {n: [] for n in bodies}
+
+    def _divided(self, lines: Mapping[str, int], most: int) -> list[str]:
+        """Return the C texts of the parts. Functions that the same kernels reach are compiled together, about `most` lines at a time.
+
+        Probes are compiled at a level of their own. A portable function is a part, which other modules have too.
+        """
+        reaching: dict[str, list[str]] = {n: [] for n in self.codes}
         for kernel, reached in self.reached.items():
             for name in reached:
                 reaching[name].append(kernel)
@@ -342,41 +359,80 @@ class TranslatedModule:
         for name, kernels in reaching.items():
             if kernels:
                 groups.setdefault((self.codes[name].injected, tuple(kernels)), []).append(name)
-        self.parts: dict[str, list[int]] = {n: [] for n in self.reached}
+        parts: list[list[str]] = []
+        size, probes = most, False
+        for (injected, users), names in sorted(groups.items(), key=lambda item: item[0][0]):
+            alone = [[n] for n in names if self._is_portable(n)]
+            rest = [n for n in names if [n] not in alone]
+            if rest and (size >= most or injected != probes):
+                parts.append([])
+                size, probes = 0, injected
+            if rest:
+                parts[-1] += rest
+                size += sum(lines[n] for n in rest)
+            used = [len(parts) - 1] if rest else []
+            if alone:
+                used += range(len(parts), len(parts) + len(alone))
+                parts += alone
+                size = most  # nothing else goes into the last part
+            for kernel in users:
+                self.parts[kernel] += [k for k in used if k not in self.parts[kernel]]
+        texts = []
+        for names in parts:
+            portable = self._is_portable(names[0])
+            texts.append(self._portable_text(names[0]) if portable else f"{self._head()}{self._text(names)}")
+            digest = hashlib.sha256(texts[-1].encode()).hexdigest()
+            self.portable.append((digest, names[0]) if portable else None)
+        return texts
+
+    def _is_portable(self, name: str) -> bool:
+        """Return whether the text of a function does not depend on the module: of a probe that uses no variables of it."""
+        code = self.codes[name]
+        values = code.values
+        module = values.variables or values.shared_variables or values.address_taken or values.reserved_shared
+        return code.injected and not (code.recursive or code.indirect or module or self.counting)
+
+    def _head(self) -> str:
         probed = any(code.names.injected for code in self.codes.values())
         head = (PROBED if probed else "") + '#include "device_runtime.h"\n'
-        if self.counting:
-            head += counts.head(self.npcs)
-        apart = []
-        lines = {n: body.count("\n") for n, body in bodies.items()}
-        if sum(lines.values()) > split:
-            gathered: list[list[str]] = []
-            size, probes = part, False
-            for (injected, users), names in sorted(groups.items(), key=lambda item: item[0][0]):
-                if size >= part or injected != probes:
-                    gathered.append([])
-                    size, probes = 0, injected
-                gathered[-1] += names
-                size += sum(lines[n] for n in names)
-                for kernel in users:
-                    if len(gathered) - 1 not in self.parts[kernel]:
-                        self.parts[kernel].append(len(gathered) - 1)
-            apart = ["\n".join([head, *(bodies[n] for n in names), self._part(names)]) for names in gathered]
-            together = []
-        else:
-            together = [*bodies.values(), self._part(list(bodies))]
-        nfunctions = 1 + max(self.indices.values(), default=-1)
-        tables = [self._function_table(nfunctions), self._variable_tables(), self._kernel_tables()]
-        return ["\n".join([head, *together, *tables, self._image(nfunctions)]), *apart]
+        return head + counts.head(self.npcs) if self.counting else head
 
-    def _part(self, names: list[str]) -> str:
+    def _places(self, name: str) -> list[int]:
+        """Return what the code of a function does not know of the module, as `Rendered.text` takes it."""
+        first, line = self.base[name], self.codes[name].function.line
+        places = [first, line, self.args, self.frame_offset[name], self.local_base[name]]
+        return places + [self.base[callee] for callee in self.rendered[name].callees]
+
+    def _text(self, names: list[str]) -> str:
+        """Return C with these functions, and the table of them."""
         codes = {n: self.codes[n] for n in names}
+        functions = [
+            self.rendered[n].text(f"fn_{code.index}", [f"{place}u" for place in self._places(n)])
+            for n, code in codes.items()
+        ]
         counted = counts.tail(self.counting, codes, self.base) if self.counting else ""
-        rows = "".join(f"{{{self.codes[n].index}, fn_{self.codes[n].index}}}, " for n in names)
-        return counted + (
-            f"static const struct cs_code code[] = {{{rows}{{0}}}};\n"
-            '__attribute__((visibility("default"))) const struct cs_part cudasim_part = '
-            f"{{CS_ABI, {len(names)}, code}};\n"
+        rows = "".join(f"{{{code.index}, fn_{code.index}}}, " for code in codes.values())
+        return "\n".join([*functions, counted + _part_table(rows, len(names), "0, 0")])
+
+    def _portable_text(self, name: str) -> str:
+        """Return a C text with this function only. `places` are the module's, and the image says them."""
+        count = len(self._places(name))
+        function = self.rendered[name].text("run", [f"places[{k}]" for k in range(count)])
+        table = _part_table("{0, run}, ", 1, f"{count}, places")
+        return f"{self._head()}static uint32_t places[{count}];\n{function}{table}"
+
+    def _portable_table(self) -> str:
+        rows, lines = [], []
+        for k, found in enumerate(self.portable):
+            if found is None:
+                rows.append("{0, 0, 0, 0},")
+                continue
+            digest, name = found
+            places = self._places(name)
+            lines.append(f"static const uint32_t places_{k}[] = {{{', '.join(map(str, places))}}};")
+            rows.append(f'{{"{digest}", {self.codes[name].index}, {len(places)}, places_{k}}},')
+        return "\n".join(
+            [*lines, "static const struct cs_portable portable[] = {" + "".join(rows) + "{0}};\n"]
         )
 
     def _function_table(self, count: int) -> str:
@@ -385,7 +441,7 @@ class TranslatedModule:
         for index in range(count):
             name = names[index]
             if name in self.codes and self.codes[name].recursive:
-                fields = ", ".join(f"{{{offset}, {width}}}" for offset, width in self.fields[name])
+                fields = ", ".join(f"{{{offset}, {width}}}" for offset, width in self.rendered[name].fields)
                 lines.append(f"static const struct cs_field fields_{index}[] = {{{fields}}};")
         lines.append(f"static const struct cs_function functions[{count}] = {{")
         for index in range(count):
@@ -395,7 +451,7 @@ class TranslatedModule:
                 lines.append(f'{{"{name}", CS_NO_PC, 0, 0, 0, 0}},')
                 continue
             fields = f"fields_{index}" if code.recursive else "0"
-            nfields = len(self.fields[name]) if code.recursive else 0
+            nfields = len(self.rendered[name].fields) if code.recursive else 0
             lines.append(
                 f'{{"{name}", {self.base[name]}u, {self.frame_offset[name]}, {nfields}, '
                 f"{self.component_local[name] if code.recursive else 0}, {fields}}},"
@@ -501,8 +557,16 @@ class TranslatedModule:
         return (
             '__attribute__((visibility("default"))) const struct cs_image cudasim_image = {'
             f"CS_ABI, {major * 10 + minor}, {self.module.architecture}, {self.args}, {len(self.kernels)}, {nfunctions}, "
-            f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners, {int(self.virtual)}}};\n"
+            f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners, {int(self.virtual)}, portable}};\n"
         )
+
+
+def _part_table(rows: str, count: int, places: str) -> str:
+    return (
+        f"static const struct cs_code code[] = {{{rows}{{0}}}};\n"
+        '__attribute__((visibility("default"))) const struct cs_part cudasim_part = '
+        f"{{CS_ABI, {count}, code, {places}}};\n"
+    )
 
 
 def _check_cluster(function: Function) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .block import Block
@@ -21,33 +20,53 @@ from .values import Code, c_type
 SPIN_COST = 16  # of the quantum: a loop with atomics or ordered loads may wait for another thread
 MIN_CHECKED_TOGETHER = 6  # shared accesses in a segment, to check them all at once
 _ARGUMENT = re.compile(r"R->(r_p_\w+)\[l\]")
-_SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, CS_AT\(\d+, \d+\)\)")
+_SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, CS_AT\(LINE\(-?\d+\), \d+\)\)")
+
+
+# What a function's code does not know of the module. Each is a constant of the C function.
+PLACES = (
+    "entry_",  # the number of its first block
+    "line_",  # its first line in the PTX text
+    "args_",  # the bytes of a lane's argument area
+    "frame_at_",  # where its frame begins in the warp's frames
+    "local_at_",  # where its local memory begins in a lane's
+)
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A function in C, with @FRAME@ for the offset of its frame, and the struct of the frame: the values that live across segments.
+    """A function in C. Its text is the same wherever the function is: `text()` takes the module's decisions.
 
-    fields: those of the frame to save when the function calls itself, as (offset, bytes per lane, or 0 for a bit). size: of the frame,
-    in bytes.
+    callees: names of functions that it calls. fields: those of the frame to save when the function calls itself, as (offset, bytes per
+    lane, or 0 for a bit). size: of the frame (the values that live across segments), in bytes.
     """
 
-    text: str
-    frame: str
+    helpers: str
+    body: str
+    callees: list[str]
     fields: list[tuple[int, int]]
     size: int
 
+    def text(self, name: str, places: list[str]) -> str:
+        """Return the C function `name`. places: C expressions for PLACES, and the number of each callee's first block."""
+        names = [*PLACES, *map(_callee, range(len(self.callees)))]
+        constants = ", ".join(f"{n} = {place}" for n, place in zip(names, places, strict=True))
+        return f"{self.helpers}static int {name}(W *w) {{\nconst u32 {constants};\n{self.body}}}\n"
 
-def render(code: FunctionCode, entries: Mapping[str, int], local_base: int, args: int) -> Rendered:
-    """Return a function in C. It needs decisions of the module: `entries`, the number of each function's first block; `local_base`,
-    where the function's local memory begins; and `args`, the bytes of a lane's argument area."""
-    return _Renderer(code, entries, local_base, args).rendered()
+
+def render(code: FunctionCode) -> Rendered:
+    """Return a function in C."""
+    return _Renderer(code).rendered()
+
+
+def _callee(number: int) -> str:
+    return f"callee{number}_"
 
 
 class _Renderer:
-    def __init__(self, code: FunctionCode, entries: Mapping[str, int], local_base: int, args: int) -> None:
-        self.code, self.entries, self.local_base, self.args = code, entries, local_base, args
-        self.base = entries[code.function.name]
+    def __init__(self, code: FunctionCode) -> None:
+        self.code = code
+        self._callees: list[str] = []
         self._fields: dict[str, int] = {}  # of the frame: width by register
         self._passing: set[str] = set()  # arguments that need no place in the frame
         codes = [c for b in code.blocks for c in (*b.codes, b.head) if c is not None]
@@ -63,26 +82,22 @@ class _Renderer:
                 lines.append(self._block(block))
             elif block is loop.blocks[0]:
                 lines.append(self._loop(loop))
-        body = _fill_local("\n".join(lines).replace("@ARGS@", str(self.args)), self.local_base)
         entered = {b for loop in loops for b in loop.entries}
-        places = [self._at(b) for b in self.code.blocks if b not in in_loop or b in entered]
+        places = [b.number for b in self.code.blocks if b not in in_loop or b in entered]
         cases = " ".join(f"case {at}: goto B{at};" for at in places)
         # Functions of a module share a file, or not; so the preprocessor keeps one of each.
         helpers = "".join(
             f"#ifndef {n}\n#define {n} {n}\n{t}\n#endif\n" for n, t in self.code.values.helpers.items()
         )
-        frame = f"frame_{self.code.index}"
-        text = (
-            f"{helpers}static int fn_{self.code.index}(W *w) {{\n"
-            f"struct {frame} *const R = (struct {frame} *)(w->frame + @FRAME@); (void)R;\n"
-            f"PROLOGUE({self.base}u, {self.base + len(self.code.blocks)}u);\n{'u32 from_;' if loops else ''}\n"
-            f"switch (pc) {{ {cases} default: __builtin_unreachable(); }}\n{body}\n}}\n"
+        frame, fields, size = self._frame()
+        body = (
+            f"{frame}struct frame *const R = (struct frame *)(w->frame + frame_at_); (void)R;\n"
+            f"PROLOGUE({len(self.code.blocks)}u);\n{'u32 from_;' if loops else ''}\n"
+            f"switch (pc - entry_) {{ {cases} default: __builtin_unreachable(); }}\n"
+            + "\n".join(lines)
+            + "\n"
         )
-        return Rendered(text, *self._frame())
-
-    def _at(self, block: Block) -> int:
-        """Return the number of a block in the module."""
-        return self.base + block.number
+        return Rendered(helpers, body, self._callees, fields, size)
 
     def _frame(self) -> tuple[str, list[tuple[int, int]], int]:
         """Return the struct of values that live across segments, its fields to save as (offset, width), and its size in bytes."""
@@ -107,9 +122,8 @@ class _Renderer:
             at += 32 * width or 4
         total = max(64, (at + 63) // 64 * 64)
         members = " ".join(f"{declaration};" for declaration, _, _ in fields) or "u32 none;"
-        name = f"struct frame_{self.code.index}"
-        text = f"{name} {{ {members} }} __attribute__((aligned(64)));\n"
-        return f'{text}_Static_assert(sizeof({name}) == {total}, "frame");\n', table, total
+        text = f"struct frame {{ {members} }} __attribute__((aligned(64)));\n"
+        return f'{text}_Static_assert(sizeof(struct frame) == {total}, "frame");\n', table, total
 
     def _room(self, parameter: str) -> int:
         """Return the bytes that a lane's part of a parameter takes in the frame."""
@@ -220,12 +234,12 @@ class _Renderer:
         return [f"if (LIKELY({' && '.join(tests)})) {{", *fast, "} else {", *texts, "}"]
 
     def _block(self, block: Block) -> str:
-        here = self._at(block)
+        here = block.number
         lines = [f"B{here}: __attribute__((unused));"]
         if block.number == 0:
             lines += self._prologue(block)
         if block.turn:
-            lines.append(f"TURN({here}u);")
+            lines.append(f"TURN({here});")
         if self.code.counted:
             lines.append(f"COUNT({here});")
         lines += self._pass_time(block)
@@ -252,8 +266,8 @@ class _Renderer:
         lines.append(self._terminator(block))
         text = "\n".join(lines)
         if block.kind in ("call", "indirect"):
-            return text.replace("@NEXT@", f"{self._at(block.targets[0])}u")
-        return text.replace("@TARGETS@", ", ".join(str(self._at(t)) for t in block.targets))
+            return text.replace("@NEXT@", f"AT({block.targets[0].number})")
+        return text.replace("@TARGETS@", ", ".join(f"AT({t.number})" for t in block.targets))
 
     def _lane_loops(self) -> list[LaneLoop]:
         if self.code.virtual or self.code.counted:
@@ -280,22 +294,21 @@ class _Renderer:
                 lanes.append(_loaded(r))
             else:
                 lanes.append(f"{c_type(r.width)} {r.name};")
-        here = self._at(loop.entries[0])
+        here = loop.entries[0].number
         lines = [
-            f"B{self._at(b)}: __attribute__((unused)); from_ = {self._at(b)}; goto L{here};"
-            for b in loop.entries
+            f"B{b.number}: __attribute__((unused)); from_ = {b.number}; goto L{here};" for b in loop.entries
         ]
         lines += [f"L{here}: {{", *whole, *(f"u32 n_{r.name} = 0;" for r in stored if not r.width)]
         lines += ["u32 most_ = 0, to_ = CS_NO_PC, apart_ = 0;", "LANES", *lanes, "u32 turns_ = 0, pc_;"]
         if any(c.memory for c in codes):
             lines.append("w->lane = l;")
-        enter = " ".join(f"case {self._at(b)}: goto G{self._at(b)};" for b in loop.entries[1:])
+        enter = " ".join(f"case {b.number}: goto G{b.number};" for b in loop.entries[1:])
         lines += [f"switch (from_) {{ {enter} default: goto G{here}; }}"]
         inside = set(loop.blocks)
         for block in loop.blocks:
             own = self._lane_codes(block)
             constant = set().union(*(c.uses for c in own)) - set().union(*(c.defs for c in own))
-            lines += [f"G{self._at(block)}: __attribute__((unused));", *self._statements(own, constant)]
+            lines += [f"G{block.number}: __attribute__((unused));", *self._statements(own, constant)]
             lines.append(self._lane_branch(block, inside, f"O{here}"))
         lines.append(f"O{here}:;")
         for r in stored:
@@ -307,8 +320,11 @@ class _Renderer:
         # A way out that leads back may be part of a loop that waits for another thread.
         leads_back = any(b.number <= loop.blocks[-1].number for b in loop.exits)
         cost = f"(s32)most_ * {1 + len(codes) // 64}{f' + {SPIN_COST}' if leads_back else ''}"
-        lines += [f"if (UNLIKELY((w->budget -= {cost}) < 0)) return CS_YIELD;", "if (!apart_) switch (to_) {"]
-        lines += [f"case {self._at(b)}: JUMP({self._at(b)});" for b in (*loop.exits, *loop.entries)]
+        lines += [
+            f"if (UNLIKELY((w->budget -= {cost}) < 0)) return CS_YIELD;",
+            "if (!apart_) switch (to_ - entry_) {",
+        ]
+        lines += [f"case {b.number}: JUMP({b.number});" for b in (*loop.exits, *loop.entries)]
         lines += ["} goto pick; }"]
         return "\n".join(lines)
 
@@ -320,12 +336,12 @@ class _Renderer:
         """Return the end of a block in such a loop: a lane's jumps inside the loop, or out of it."""
 
         def jump(target: Block) -> str:
-            at = self._at(target)
+            at = target.number
             if target not in loop:
-                return f"{{ pc_ = {at}; goto {leave}; }}"
+                return f"{{ pc_ = AT({at}); goto {leave}; }}"
             if target.number > block.number:
                 return f"goto G{at};"
-            return f"{{ if (++turns_ >= {MOST_TURNS}) {{ pc_ = {at}; goto {leave}; }} goto G{at}; }}"
+            return f"{{ if (++turns_ >= {MOST_TURNS}) {{ pc_ = AT({at}); goto {leave}; }} goto G{at}; }}"
 
         if block.kind == "goto":
             return jump(block.targets[0])
@@ -379,16 +395,14 @@ class _Renderer:
     def _prologue(self, block: Block) -> list[str]:
         lines: list[str] = []
         if self.code.recursive:
-            lines.append(
-                f"w->line = {self.code.function.line};{self._no_time} api->push(w, mask, {self.code.index});"
-            )
+            lines.append(f"w->line = LINE(0);{self._no_time} api->push(w, mask, {self.code.index});")
         inner: list[str] = []
         if self.code.values.stack and not self.code.kernel:
             inner.append("R->sp[l] = w->sp[l];")
         if not self.code.kernel:
             inner.append("R->ret[l] = w->retpc[l];")
             for where, offset, size in self.code.arguments:
-                source = f"w->args + (u64)l * @ARGS@ + {offset}"
+                source = f"w->args + (u64)l * args_ + {offset}"
                 if isinstance(where, Register) and not where.width:
                     self._fields[where.name] = 0
                     bit = f"(u32)LD(u8, {source}) << l"
@@ -397,7 +411,8 @@ class _Renderer:
                     self._fields[where.name] = where.width
                     inner.append(f"R->{where.name}[l] = LD({c_type(where.width)}, {source});")
                 elif where.name in self.code.values.local_parameters:
-                    to = f"w->local + (u64)l * w->local_stride + w->lsp[l] + @LOCAL@{self.code.values.local_parameters[where.name]}@"
+                    at = f"local_at_ + {self.code.values.local_parameters[where.name]}u"
+                    to = f"w->local + (u64)l * w->local_stride + w->lsp[l] + {at}"
                     inner.append(f"__builtin_memcpy({to}, {source}, {size});")
                 else:
                     inner.append(f"__builtin_memcpy(R->{where.name}[l], {source}, {size});")
@@ -418,7 +433,7 @@ class _Renderer:
         return " w->elapsed = 0;" if self.code.virtual else ""
 
     def _jump(self, block: Block, target: Block) -> str:
-        to = self._at(target)
+        to = target.number
         loop = self.code.blocks[target.number : block.number + 1]
         if not loop:
             return f"JUMP({to});"
@@ -434,6 +449,7 @@ class _Renderer:
         head = ""
         if block.head is not None and block.head.text and not self._head_joins(block):
             head = self._segment([block.head], set())
+        line = self.code.values.line_number(block.line)
         if block.kind == "goto":
             return self._jump(block, block.targets[0])
         if block.kind == "branch":
@@ -441,7 +457,7 @@ class _Renderer:
         if block.kind == "exit":
             return "cs_exit(w, mask); goto pick;"
         if block.kind == "trap":
-            where = f"w->lane = (u32)__builtin_ctz(mask); w->line = {block.line};{self._no_time}"
+            where = f"w->lane = (u32)__builtin_ctz(mask); w->line = {line};{self._no_time}"
             return f"{where} api->fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0); goto pick;"
         if block.kind == "table":
             test = "w->budget" if self.code.virtual else "--w->budget"
@@ -451,7 +467,7 @@ class _Renderer:
             if self.code.values.stack:
                 lines.append("w->sp[l] = R->sp[l];")
             for result, offset, size in self.code.results:
-                to = f"w->args + (u64)l * @ARGS@ + {offset}"
+                to = f"w->args + (u64)l * args_ + {offset}"
                 if isinstance(result, Register):
                     self._fields[result.name] = result.width
                     value = f"R->{result.name}[l]" if result.width else f"R->{result.name} >> l & 1"
@@ -462,9 +478,11 @@ class _Renderer:
             if self.code.recursive:
                 lines.append(f"api->pop(w, mask, {self.code.index});")
             return "\n".join([*lines, "goto pick;"])
-        resume = f"{self._at(block.targets[0])}u"
+        resume = f"AT({block.targets[0].number})"
         if block.kind == "call":
-            return f"{head} LEAVE({self.entries[block.detail]});"
+            if block.detail not in self._callees:
+                self._callees.append(block.detail)
+            return f"{head} LEAVE({_callee(self._callees.index(block.detail))});"
         if block.kind == "indirect":
             return f"{head} goto pick;"
         if block.kind == "sleep":
@@ -474,16 +492,18 @@ class _Renderer:
             ones = self._ones(block)
             if block.arrived == "1":
                 return f"{head} {{ {ones} {block.direct} }} {jump}"
-            call = f"w->line = {block.line};{self._no_time} if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
+            call = f"w->line = {line};{self._no_time} if (!api->collective(w, mask, {block.detail}, {resume})) goto pick;"
             if block.arrived:
                 if block.alike:
-                    call = f"if (!cs_meet(w, mask, {block.detail}, {resume}, {block.line}, {block.alike})) goto pick;"
+                    call = (
+                        f"if (!cs_meet(w, mask, {block.detail}, {resume}, {line}, {block.alike})) goto pick;"
+                    )
                 wait = f"LANES {block.waits} END {call}" if block.waits else call
                 call = f"{{ {ones} if (LIKELY({block.arrived})) {{ {block.direct} }} else {{ {wait} }} }}"
             return f"{head} {call} {jump}"
         if not block.detail.startswith("CS_"):
-            return f"w->line = {block.line};{self._no_time} api->bar_sync(w, mask, {block.detail}, {resume}); goto pick;"
-        return f"{head} w->line = {block.line};{self._no_time} api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
+            return f"w->line = {line};{self._no_time} api->bar_sync(w, mask, {block.detail}, {resume}); goto pick;"
+        return f"{head} w->line = {line};{self._no_time} api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
 
     def _ones(self, block: Block) -> str:
         """Return C for `ones_`, the lanes whose predicate a vote reads as true; "" for another collective."""
@@ -513,7 +533,7 @@ class _Renderer:
             f"{{ const u32 t_ = {test};\n"
             f"if (t_ == mask) {self._jump(block, taken)}\n"
             f"else if (!t_) {self._jump(block, fall)}\n"
-            f"else {{ SPLIT({high_lanes}, {self._at(high)}u); {self._jump(block, low)} }} }}"
+            f"else {{ SPLIT({high_lanes}, {high.number}); {self._jump(block, low)} }} }}"
         )
 
 
@@ -525,12 +545,3 @@ def _loaded(r: Register) -> str:
 def _stored(r: Register) -> str:
     """Return the statement that stores a lane's register in the frame; a predicate in `n_NAME`, the bits of all lanes."""
     return f"R->{r.name}[l] = {r.name};" if r.width else f"n_{r.name} |= (u32){r.name} << l;"
-
-
-def _fill_local(text: str, local_base: int) -> str:
-    parts = text.split("@LOCAL@")
-    filled = [parts[0]]
-    for part in parts[1:]:
-        number, _, rest = part.partition("@")
-        filled.append(f"{local_base + int(number)}u{rest}")
-    return "".join(filled)

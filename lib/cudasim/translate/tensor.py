@@ -264,7 +264,7 @@ def multiply_group(v: Values, i: PtxInstruction) -> str:
     registers = _registers(v, destination, d.registers)
     sums = ", ".join(_lanes(v, o, "f32" if d_type == "f32" else "b32") for o in registers)
     lines = [
-        f"w->line = {i.line};",
+        f"w->line = {v.line_number(i.line)};",
         f"u32 d_[{d.registers}][32], a_[{a.registers}][32], b_[{b.registers}][32];",
     ]
     lines.append(f"const void *const c_[] = {{{sums}}};")

@@ -149,8 +149,11 @@ def immediate_bits(operand: Immediate, type_name: str) -> int:
 class Values:
     """Translates the operands of one instruction to C, and records in `code` what it reads and writes."""
 
-    def __init__(self, names: Names, functions: dict[str, int], virtual: bool = False) -> None:
+    def __init__(
+        self, names: Names, functions: dict[str, int], virtual: bool = False, first_line: int = 0
+    ) -> None:
         self.names = names
+        self.first_line = first_line  # of the function
         self.functions = functions
         self.virtual = virtual  # on the virtual clock
         self.elapsed = 0  # virtual clock: instructions of the block before this one
@@ -273,7 +276,7 @@ class Values:
             self.shared_variables.add(storage.index)
             return f"w->shared_offsets[{storage.index}]{plus}"
         if storage.kind == "local":
-            return f"w->lsp[l] + @LOCAL@{storage.index}@{plus}"
+            return f"w->lsp[l] + local_at_ + {storage.index}u{plus}"
         if storage.kind == "kernel":
             return f"w->param_window + {storage.index}{plus}"
         raise self.unsupported(f"the address of {name}")
@@ -358,4 +361,9 @@ class Values:
     @property
     def place(self) -> str:
         """Where the instruction is, for faults."""
-        return f"CS_AT({self.instruction.line}, {self.elapsed + self.cost if self.virtual else 0})"
+        elapsed = self.elapsed + self.cost if self.virtual else 0
+        return f"CS_AT({self.line_number(self.instruction.line)}, {elapsed})"
+
+    def line_number(self, line: int) -> str:
+        """Return C for a line of the PTX text, counted from the function's first line."""
+        return f"LINE({line - self.first_line})"

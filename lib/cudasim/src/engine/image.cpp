@@ -67,7 +67,7 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
     image->prepared_ = std::vector<std::atomic<bool>>(raw->nkernels);
     image->raw = raw;
     image->read_source_lines(ptx);
-    if (dlsym(handle, "cudasim_part") != nullptr && !image->add_code(handle, error)) return nullptr;
+    if (dlsym(handle, "cudasim_part") != nullptr && !image->add_code(handle, nullptr, error)) return nullptr;
     image->ptx_version = static_cast<int>(raw->ptx_version);
     image->target = static_cast<int>(raw->target);
     image->virtual_clock = raw->virtual_clock != 0;
@@ -111,18 +111,30 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
     return image;
 }
 
-bool LoadedImage::add_code(void *handle, TranslateError &error) const {
+bool LoadedImage::add_code(void *handle, const cs_portable *portable, TranslateError &error) const {
     const auto *part = static_cast<const cs_part *>(dlsym(handle, "cudasim_part"));
-    if (part == nullptr || part->abi != CS_ABI) {
+    const uint32_t nplaces = portable ? portable->nplaces : 0;
+    if (part == nullptr || part->abi != CS_ABI || part->nplaces != nplaces) {
         error = {300, "a part of the translated module is invalid"};
         return false;
+    }
+    if (portable) {
+        std::copy_n(portable->places, nplaces, part->places);
+        code_[portable->function] = part->functions[0].run;
+        return true;
     }
     for (uint32_t k = 0; k < part->nfunctions; k++)
         code_[part->functions[k].function] = part->functions[k].run;
     return true;
 }
 
+const cs_portable *LoadedImage::portable(uint32_t part) const {
+    return raw->portable[part].digest ? &raw->portable[part] : nullptr;
+}
+
+// Images share the files of portable parts.
 std::string LoadedImage::part_name(uint32_t part, const char *suffix) const {
+    if (const cs_portable *shared = portable(part)) return portable_key(shared->digest) + suffix;
     return key_ + "." + std::to_string(part) + suffix;
 }
 
@@ -192,7 +204,7 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
             return false;
         }
         handles_.push_back(handle);
-        if (!add_code(handle, error)) return false;
+        if (!add_code(handle, portable(part), error)) return false;
         parts_.insert(part);
     }
     prepared_[index].store(true, std::memory_order_release);

@@ -39,7 +39,8 @@ class LoadedImage final : public Image {
     const cs_image *raw = nullptr;
 
   private:
-    bool add_code(void *handle, TranslateError &error) const;
+    bool add_code(void *handle, const cs_portable *portable, TranslateError &error) const;
+    const cs_portable *portable(uint32_t part) const;  // null for a part that belongs to this image
     bool compile(const std::vector<uint32_t> &parts, std::map<uint32_t, std::string> &objects,
                  TranslateError &error) const;
     std::string part_name(uint32_t part, const char *suffix) const;
@@ -203,6 +204,9 @@ struct Translation {
 };
 // Returns the name of a translation in the cache: a digest of the PTX and of all that translates it.
 std::string translation_key(std::string_view ptx, bool virtual_clock);
+
+// Returns the name of a portable part in the cache. `digest`: of its C text.
+std::string portable_key(std::string_view digest);
 // Runs the translator. Returns false and sets `error` if it fails.
 bool run_translation(std::string_view ptx, bool virtual_clock, Translation &made, TranslateError &error);
 // Compiles the C texts of parts. Returns the shared objects; those that fail are missing, and `log` says why.

@@ -228,6 +228,14 @@ std::string translation_key(std::string_view ptx, bool virtual_clock) {
     return hash.hex();
 }
 
+std::string portable_key(std::string_view digest) {
+    embedded::Sha256 hash;
+    hash_translator(hash);
+    hash.add("portable");
+    hash.add(digest.data(), digest.size());
+    return hash.hex();
+}
+
 bool run_translation(std::string_view ptx, bool virtual_clock, Translation &made, TranslateError &error) {
     const embedded::ScratchDirectory scratch;
     if (!scratch.write("module.ptx", ptx)) {

@@ -1,0 +1,103 @@
+"""Functions of probes whose compiled code modules share: each module tells its copy where it is."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cudasim.translate.program import TranslatedModule
+from engine_device import Array, Device, DeviceFault
+from gpubpf.ptx.parser import parse
+
+HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
+# r = the sum of 1 to a, times a, by local memory and a call; then it stores r. Lanes part in the loop.
+PROBE = """.func (.reg .b32 r) times(.reg .b32 a, .reg .b32 b) {
+//gpubpf{
+mul.lo.u32 r, a, b;
+ret;
+//gpubpf}
+}
+.func (.reg .b32 r) probe(.reg .b32 a, .reg .b64 at) {
+//gpubpf{
+.local .align 4 .b32 sums[2]; .reg .b32 x<4>; .reg .b64 place; .reg .pred p;
+mov.u64 place, sums;
+mov.u32 x1, 0; mov.u32 x2, 0;
+again: add.u32 x2, x2, 1; add.u32 x1, x1, x2; st.local.u32 [place+4], x1;
+setp.lt.u32 p, x2, a; @p bra again;
+bar.warp.sync 0xffffffff;
+ld.local.u32 x1, [place+4];
+call (r), times, (x1, a);
+st.global.u32 [at], r;
+ret;
+//gpubpf}
+}
+"""
+STORE = "st.global.u32 [at], r;"
+
+
+@functools.cache
+def module(kernels: int, offset: int) -> str:
+    """Return PTX with some large kernels `k0`, …: each gives its lane `l` the probe of `l + offset`, and adds its number."""
+    more = "bar.warp.sync 0xffffffff;" * offset  # basic blocks before the probe's
+    own = f".func (.reg .b32 r) own(.reg .b32 a) {{ .local .b64 x[{offset}]; {more} add.u32 r, a, {offset}; ret; }}\n"
+    adds = "add.u32 v, v, 1;" * 100 + "bar.sync 0;"
+    return HEAD + "\n" * offset + own + PROBE + "".join(
+        f".visible .entry k{n}(.param .u64 p) {{ .reg .b32 v; .reg .b64 a, b; mov.u32 v, %tid.x; ld.param.u64 a, [p];\n"
+        f"mul.wide.u32 b, v, 4; add.u64 a, a, b; call (v), own, (v);\n//gpubpf{{\ncall (v), probe, (v, a);\n//gpubpf}}\n"
+        f"{adds * 8} sub.u32 v, v, {800 - n}; st.global.u32 [a], v; ret; }}\n"
+        for n in range(kernels)
+    )  # fmt: skip
+
+
+def portable(text: str, virtual: bool) -> dict[str, list[int]]:
+    """Return the numbers that a module has for each text that other modules can have too."""
+    image, *parts = TranslatedModule(parse(text), virtual).c_texts()
+    lists = [list(map(int, found.split(", "))) for found in re.findall(r"places_\d+\[\] = \{(.*?)\}", image)]
+    return dict(zip((p for p in parts if "int run(" in p), lists, strict=True))
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_modules_have_the_same_text_at_other_places(virtual: bool) -> None:
+    one, other = (portable(module(*shape), virtual) for shape in ((8, 1), (9, 200)))
+    assert len(one) == 2 and one.keys() == other.keys()
+    for text, places in one.items():
+        assert not re.search(r"fn_\d|frame_\d", text)
+        first, second = places[:2], other[text][:2]  # the number of its first block, its line
+        assert first[0] < second[0] and first[1] < second[1]
+    assert {len(places) for places in one.values()} == {5, 6}  # the second calls the first
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_both_run_in_one_process(virtual: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("CUDASIM_CACHE", str(tmp_path))
+    devices = {shape: Device(module(*shape), virtual) for shape in ((8, 1), (9, 200))}
+    for kernel in (3, 7):
+        for (_, offset), device in devices.items():
+            out = Array(np.zeros(32, np.uint32))
+            device.launch(f"k{kernel}", 1, 32, out)
+            given = np.arange(32, dtype=np.uint64) + offset
+            assert out.host.tolist() == (given * (given + 1) // 2 * given + kernel).tolist()
+    objects = [file.name.count(".") for file in tmp_path.glob("*.so")]
+    assert objects.count(1) == 2 + 2  # the two modules, and what they share
+
+
+def test_a_fault_names_the_line_in_its_module() -> None:
+    for shape in (8, 1), (9, 200):
+        text = module(*shape)
+        with pytest.raises(DeviceFault) as caught:
+            Device(text).launch("k0", 1, 1, 0x1230)
+        assert text.splitlines()[caught.value.line - 1] == STORE
+
+
+def test_what_depends_on_its_module_stays_there() -> None:
+    with_variable = (
+        module(8, 1)
+        .replace(STORE, f"mov.u64 place, table; {STORE}")
+        .replace(HEAD, f"{HEAD}.global .u32 table[4];\n")
+    )
+    assert len(portable(with_variable, False)) == 1
