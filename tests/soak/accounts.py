@@ -125,7 +125,7 @@ NOTICES = (
     Notice(rf"note: {_PID}: a module is not instrumented: too many open files; .*", NOTHING, (OUT_OF_FILES,)),
     # Results that were not read. Their launches were seen, and the summary's `lost` counts them.
     Notice(
-        rf"note: {_PID} (ended|executed another program) before its results could be read"
+        rf"note: {_PID}( (ended|executed another program) before its results could be read|: its last results were not read)"
         r"(; the counts of up to (?P<counts>[\d,]+) launch(es)? are lost)?(; [\d,]+ records? of \w+ received, .* lost)*",
         COUNTS,
         ("kill", "abort", "_exit", "execs", OUT_OF_FILES, *SIGNALS),

@@ -503,6 +503,8 @@ class Session:
             why = (
                 ": its CUDA context failed before its results could be read"
                 if process.failed
+                else ": its last results were not read"
+                if process.dropped
                 else " executed another program before its results could be read"
                 if process.executed
                 else " ended before its results could be read"

@@ -225,6 +225,7 @@ def ended_while_running(measurement: Measurement) -> Iterator[TracedProcess]:
     for process in measurement.all_processes():
         if (
             process.failed
+            or process.dropped  # how it ended is unknown
             or not process.disconnected
             or not any(c.instrumented for c in process.counters()[0])
         ):

@@ -140,6 +140,9 @@ class TracedProcess:
     executed: bool = False  # its process executed another program, which has its own entry if it is traced
     again: bool = False  # its process was traced before, until it executed this program
     disconnected: bool = False
+    dropped: bool = (
+        False  # by the tool, because of a message that it could not take; the program may continue
+    )
     disconnected_at: float = 0.0  # time.monotonic
     last_drain: int = 0  # sequence number of the last DRAIN that the agent has completed
     names: dict[int, str] = field(default_factory=dict)  # slot → mangled kernel name
