@@ -261,7 +261,8 @@ struct cs_code {
 struct cs_part { /* exported by a shared object as `cudasim_part`: the code of some functions of an image */
     uint32_t abi, nfunctions;
     const struct cs_code *functions;
-    uint32_t nplaces; /* of a portable part: what the image says of its function, copied here before it runs */
+    uint32_t
+        nplaces; /* of a portable part: what the image says of its function, copied here before it runs */
     uint32_t *places;
 };
 

@@ -106,15 +106,15 @@ INL void cs_tick(W *w, u32 mask, u64 n) {
         cs_tick(w, mask, N); \
     } while (0)
 /* Threads communicate in the order of their times: the lanes wait at block T until it is their turn. */
-#define TURN(T)                                 \
-    do {                                        \
-        if (w->ordered) {                       \
-            if (w->turn_lanes != mask) {        \
+#define TURN(T)                                   \
+    do {                                          \
+        if (w->ordered) {                         \
+            if (w->turn_lanes != mask) {          \
                 cs_wait_for_turn(w, mask, AT(T)); \
-                goto pick;                      \
-            }                                   \
-            w->turn_lanes = 0;                  \
-        }                                       \
+                goto pick;                        \
+            }                                     \
+            w->turn_lanes = 0;                    \
+        }                                         \
     } while (0)
 INL void cs_wait_for_turn(W *w, u32 mask, u32 pc) {
     for (u32 m = mask; m; m &= m - 1) w->pcs[__builtin_ctz(m)] = pc;

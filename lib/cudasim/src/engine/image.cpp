@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "embedded/cache.h"
+#include "embedded/sha256.h"
 #include "engine/internal.h"
 
 namespace cudasim {
@@ -63,6 +64,7 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
     auto image = std::make_shared<LoadedImage>();
     image->handles_.push_back(handle);
     image->key_ = key;
+    image->translator_ = translator_key();
     image->code_.assign(raw->nfunctions, nullptr);
     image->prepared_ = std::vector<std::atomic<bool>>(raw->nkernels);
     image->raw = raw;
@@ -134,7 +136,12 @@ const cs_portable *LoadedImage::portable(uint32_t part) const {
 
 // Images share the files of portable parts.
 std::string LoadedImage::part_name(uint32_t part, const char *suffix) const {
-    if (const cs_portable *shared = portable(part)) return portable_key(shared->digest) + suffix;
+    if (const cs_portable *shared = portable(part)) {
+        embedded::Sha256 hash;
+        hash.add(translator_);
+        hash.add(shared->digest);
+        return hash.hex() + suffix;
+    }
     return key_ + "." + std::to_string(part) + suffix;
 }
 

@@ -45,9 +45,9 @@ class LoadedImage final : public Image {
                  TranslateError &error) const;
     std::string part_name(uint32_t part, const char *suffix) const;
 
-    std::string key_;
-    std::string ptx_;           // only if there are parts: what makes them again if the cache loses them
-    mutable std::mutex mutex_;  // guards the members below
+    std::string key_, translator_;  // translation_key() and translator_key() of when it was loaded
+    std::string ptx_;               // only if there are parts: what makes them again if the cache loses them
+    mutable std::mutex mutex_;      // guards the members below
     mutable std::map<uint32_t, std::string> texts_;  // C of the parts that the cache does not have
     mutable std::vector<void *> handles_;
     mutable std::vector<Code> code_;
@@ -205,8 +205,8 @@ struct Translation {
 // Returns the name of a translation in the cache: a digest of the PTX and of all that translates it.
 std::string translation_key(std::string_view ptx, bool virtual_clock);
 
-// Returns the name of a portable part in the cache. `digest`: of its C text.
-std::string portable_key(std::string_view digest);
+// Returns what all translations depend on besides the PTX.
+std::string translator_key();
 // Runs the translator. Returns false and sets `error` if it fails.
 bool run_translation(std::string_view ptx, bool virtual_clock, Translation &made, TranslateError &error);
 // Compiles the C texts of parts. Returns the shared objects; those that fail are missing, and `log` says why.

@@ -228,11 +228,9 @@ std::string translation_key(std::string_view ptx, bool virtual_clock) {
     return hash.hex();
 }
 
-std::string portable_key(std::string_view digest) {
+std::string translator_key() {
     embedded::Sha256 hash;
     hash_translator(hash);
-    hash.add("portable");
-    hash.add(digest.data(), digest.size());
     return hash.hex();
 }
 
