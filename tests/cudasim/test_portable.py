@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +96,20 @@ def test_a_fault_names_the_line_in_its_module() -> None:
         assert text.splitlines()[caught.value.line - 1] == STORE
 
 
+def test_two_functions_with_one_text() -> None:
+    double = PROBE + PROBE.replace("times", "times2").replace("probe", "probe2")
+    text = module(8, 1).replace(PROBE, double)
+    for kernel in (1, 3, 5, 7):
+        head, entry, rest = text.partition(f".visible .entry k{kernel}(")
+        text = head + entry + rest.replace("(v), probe,", "(v), probe2,", 1)
+    device = Device(text)
+    for kernel in range(4):
+        out = Array(np.zeros(32, np.uint32))
+        device.launch(f"k{kernel}", 1, 32, out)
+        given = np.arange(32, dtype=np.uint64) + 1
+        assert out.host.tolist() == (given * (given + 1) // 2 * given + kernel).tolist()
+
+
 def test_what_depends_on_its_module_stays_there() -> None:
     with_variable = (
         module(8, 1)
@@ -101,3 +117,14 @@ def test_what_depends_on_its_module_stays_there() -> None:
         .replace(HEAD, f"{HEAD}.global .u32 table[4];\n")
     )
     assert len(portable(with_variable, False)) == 1
+
+
+def test_where_files_in_memory_cannot_be_executed() -> None:
+    """The code is then loaded from the cache, and each module still has a copy of its own."""
+    setting = "/proc/sys/vm/memfd_noexec"  # of a PID namespace
+    shell = f'echo 2 > {setting} && exec "$0" -m pytest -q -p no:cacheprovider -k one_process {__file__}'
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c"]
+    if subprocess.run([*inside, f"echo 2 > {setting}"], capture_output=True).returncode != 0:
+        pytest.skip("needs root, and Linux 6.3")
+    done = subprocess.run([*inside, shell, sys.executable], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout

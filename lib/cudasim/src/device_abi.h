@@ -260,7 +260,7 @@ struct cs_code {
 
 struct cs_part { /* exported by a shared object as `cudasim_part`: the code of some functions of an image */
     uint32_t abi, nfunctions;
-    const struct cs_code *functions;
+    const struct cs_code *functions; /* a portable one has its number in the image: cs_portable */
     uint32_t
         nplaces; /* of a portable part: what the image says of its function, copied here before it runs */
     uint32_t *places;
@@ -297,6 +297,7 @@ struct cs_image {
     const struct cs_variable *variables;
     const uint16_t *function_of_pc;
     uint32_t virtual_clock;
+    uint32_t nparts;
     const struct cs_portable *portable; /* by number of a part */
 };
 

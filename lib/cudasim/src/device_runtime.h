@@ -27,7 +27,8 @@ typedef struct cs_warp W;
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* ---- lanes and control flow. `w`, `mask`, `next`, `pc`, `entry_`, `line_` are variables of the generated function. */
+/* ---- lanes and control flow. `w`, `mask`, `next`, `pc`, `entry_`, `line_` and the others of
+ * PLACES in render.py are variables of the generated function. */
 /* The number in the module of the function's block N, and the line in the PTX text of the function's line N. */
 #define AT(N) (entry_ + (N))
 #define LINE(N) (line_ + (N))

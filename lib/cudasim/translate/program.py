@@ -24,7 +24,7 @@ from . import counts
 from .compiler import PROBED
 from .function import SLOT, FunctionCode, kernel_parameters
 from .liveness import estimated_registers
-from .outline import outline
+from .outline import PREFIX, outline
 from .render import render
 from .scope import Storage
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
@@ -362,8 +362,8 @@ class TranslatedModule:
         parts: list[list[str]] = []
         size, probes = most, False
         for (injected, users), names in sorted(groups.items(), key=lambda item: item[0][0]):
-            alone = [[n] for n in names if self._is_portable(n)]
-            rest = [n for n in names if [n] not in alone]
+            portable = {n for n in names if self._is_portable(n)}
+            rest = [n for n in names if n not in portable]
             if rest and (size >= most or injected != probes):
                 parts.append([])
                 size, probes = 0, injected
@@ -371,26 +371,36 @@ class TranslatedModule:
                 parts[-1] += rest
                 size += sum(lines[n] for n in rest)
             used = [len(parts) - 1] if rest else []
-            if alone:
-                used += range(len(parts), len(parts) + len(alone))
-                parts += alone
+            if portable:
+                used += range(len(parts), len(parts) + len(portable))
+                parts += [[n] for n in names if n in portable]
                 size = most  # nothing else goes into the last part
             for kernel in users:
                 self.parts[kernel] += [k for k in used if k not in self.parts[kernel]]
         texts = []
         for names in parts:
-            portable = self._is_portable(names[0])
-            texts.append(self._portable_text(names[0]) if portable else f"{self._head()}{self._text(names)}")
+            alone = self._is_portable(names[0])
+            texts.append(self._portable_text(names[0]) if alone else f"{self._head()}{self._text(names)}")
             digest = hashlib.sha256(texts[-1].encode()).hexdigest()
-            self.portable.append((digest, names[0]) if portable else None)
+            self.portable.append((digest, names[0]) if alone else None)
         return texts
 
     def _is_portable(self, name: str) -> bool:
-        """Return whether the text of a function does not depend on the module: of a probe that uses no variables of it."""
+        """Return whether the text of a function of probes is the same in other modules.
+
+        It is not if it has the module's number of a variable or a function (a recursive one has its own), or names of the
+        application's registers: an outlined scope has those that it reads. Calls through registers and counts stay in the module.
+        """
         code = self.codes[name]
         values = code.values
-        module = values.variables or values.shared_variables or values.address_taken or values.reserved_shared
-        return code.injected and not (code.recursive or code.indirect or module or self.counting)
+        numbers = (
+            values.variables or values.shared_variables or values.address_taken or values.reserved_shared
+        )
+        registers = name.startswith(PREFIX) and not all(
+            p.name.lstrip("%").startswith("gpubpf") for p in code.function.parameters
+        )
+        stays = numbers or registers or code.recursive or code.indirect or self.counting
+        return code.injected and not stays
 
     def _head(self) -> str:
         probed = any(code.names.injected for code in self.codes.values())
@@ -557,7 +567,8 @@ class TranslatedModule:
         return (
             '__attribute__((visibility("default"))) const struct cs_image cudasim_image = {'
             f"CS_ABI, {major * 10 + minor}, {self.module.architecture}, {self.args}, {len(self.kernels)}, {nfunctions}, "
-            f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners, {int(self.virtual)}, portable}};\n"
+            f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners, {int(self.virtual)}, "
+            f"{len(self.portable)}, portable}};\n"
         )
 
 

@@ -37,6 +37,7 @@ PLACES = (
 class Rendered:
     """A function in C. Its text is the same wherever the function is: `text()` takes the module's decisions.
 
+    helpers: C functions that it calls. body: the text between the constants of PLACES and the closing brace.
     callees: names of functions that it calls. fields: those of the frame to save when the function calls itself, as (offset, bytes per
     lane, or 0 for a bit). size: of the frame (the values that live across segments), in bytes.
     """
@@ -83,8 +84,8 @@ class _Renderer:
             elif block is loop.blocks[0]:
                 lines.append(self._loop(loop))
         entered = {b for loop in loops for b in loop.entries}
-        places = [b.number for b in self.code.blocks if b not in in_loop or b in entered]
-        cases = " ".join(f"case {at}: goto B{at};" for at in places)
+        starts = [b.number for b in self.code.blocks if b not in in_loop or b in entered]
+        cases = " ".join(f"case {at}: goto B{at};" for at in starts)
         # Functions of a module share a file, or not; so the preprocessor keeps one of each.
         helpers = "".join(
             f"#ifndef {n}\n#define {n} {n}\n{t}\n#endif\n" for n, t in self.code.values.helpers.items()
@@ -267,7 +268,7 @@ class _Renderer:
         text = "\n".join(lines)
         if block.kind in ("call", "indirect"):
             return text.replace("@NEXT@", f"AT({block.targets[0].number})")
-        return text.replace("@TARGETS@", ", ".join(f"AT({t.number})" for t in block.targets))
+        return text.replace("@TARGETS@", ", ".join(str(t.number) for t in block.targets))
 
     def _lane_loops(self) -> list[LaneLoop]:
         if self.code.virtual or self.code.counted:

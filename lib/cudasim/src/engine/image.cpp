@@ -33,7 +33,8 @@ static int sealed_file(std::string_view content) {
 }
 
 // Loads a shared object from memory, so that the code that runs is the code that was checked. Returns null on failure; see dlerror().
-static void *load_object(std::string_view object, const std::string &name) {
+// `writable`: what is loaded must not be shared with others that load the same object.
+static void *load_object(std::string_view object, const std::string &name, bool writable) {
     void *handle = nullptr;
     if (const int file = sealed_file(object); file >= 0) {
         // dlopen returns a library already loaded from the same path. So each path encodes the bits of another number. A
@@ -44,15 +45,25 @@ static void *load_object(std::string_view object, const std::string &name) {
         handle = dlopen((path + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
         close(file);
     }
-    if (handle == nullptr &&
-        embedded::read_cached(name) == object)  // some systems do not execute files in memory
+    // Some systems do not execute files in memory.
+    if (handle == nullptr && writable) {
+        static std::atomic<uint32_t> number;
+        const std::string path =
+            embedded::cached_path(name) + "." + std::to_string(getpid()) + "." + std::to_string(number++);
+        const int file = open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+        if (file < 0) return nullptr;
+        if (embedded::write_all(file, object)) handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        close(file);
+        unlink(path.c_str());
+    } else if (handle == nullptr && embedded::read_cached(name) == object) {
         handle = dlopen(embedded::cached_path(name).c_str(), RTLD_NOW | RTLD_LOCAL);
+    }
     return handle;
 }
 
 std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::string_view ptx,
                                                std::string_view object, TranslateError &error) {
-    void *handle = load_object(object, key + ".so");
+    void *handle = load_object(object, key + ".so", false);
     const auto *raw = handle ? static_cast<const cs_image *>(dlsym(handle, "cudasim_image")) : nullptr;
     if (raw == nullptr || raw->abi != CS_ABI) {
         const char *why = dlerror();
@@ -113,16 +124,16 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
     return image;
 }
 
-bool LoadedImage::add_code(void *handle, const cs_portable *portable, TranslateError &error) const {
+bool LoadedImage::add_code(void *handle, const cs_portable *shared, TranslateError &error) const {
     const auto *part = static_cast<const cs_part *>(dlsym(handle, "cudasim_part"));
-    const uint32_t nplaces = portable ? portable->nplaces : 0;
+    const uint32_t nplaces = shared ? shared->nplaces : 0;
     if (part == nullptr || part->abi != CS_ABI || part->nplaces != nplaces) {
         error = {300, "a part of the translated module is invalid"};
         return false;
     }
-    if (portable) {
-        std::copy_n(portable->places, nplaces, part->places);
-        code_[portable->function] = part->functions[0].run;
+    if (shared) {
+        std::copy_n(shared->places, nplaces, part->places);
+        code_[shared->function] = part->functions[0].run;
         return true;
     }
     for (uint32_t k = 0; k < part->nfunctions; k++)
@@ -131,7 +142,15 @@ bool LoadedImage::add_code(void *handle, const cs_portable *portable, TranslateE
 }
 
 const cs_portable *LoadedImage::portable(uint32_t part) const {
-    return raw->portable[part].digest ? &raw->portable[part] : nullptr;
+    return part < raw->nparts && raw->portable[part].digest ? &raw->portable[part] : nullptr;
+}
+
+// Returns whether a text may be stored for all images that have this part.
+bool LoadedImage::is_text_of(uint32_t part, std::string_view text) const {
+    const cs_portable *shared = portable(part);
+    embedded::Sha256 hash;
+    hash.add(text.data(), text.size());
+    return shared == nullptr || hash.hex() == shared->digest;
 }
 
 // Images share the files of portable parts.
@@ -147,7 +166,8 @@ std::string LoadedImage::part_name(uint32_t part, const char *suffix) const {
 
 void LoadedImage::keep_parts(std::vector<std::string> texts) const {
     for (uint32_t k = 0; k < texts.size(); k++)
-        if (!embedded::write_cached(part_name(k, ".c"), texts[k])) texts_[k] = std::move(texts[k]);
+        if (!is_text_of(k, texts[k]) || !embedded::write_cached(part_name(k, ".c"), texts[k]))
+            texts_[k] = std::move(texts[k]);
 }
 
 // Makes the shared objects of these parts, from their C texts, or from the PTX if the cache has lost a text.
@@ -173,8 +193,11 @@ bool LoadedImage::compile(const std::vector<uint32_t> &parts, std::map<uint32_t,
         keep_parts(std::move(made.parts));
     }
     std::string log;
-    for (auto &[part, object] : compile_parts(texts, log)) {
-        if (current) embedded::write_cached(part_name(part, ".so"), object);
+    std::map<uint32_t, std::string> compiled = compile_parts(texts, log);
+    const bool still_current = current && translation_key(ptx_, virtual_clock) == key_;
+    for (auto &[part, object] : compiled) {
+        if (still_current && is_text_of(part, texts[part]))
+            embedded::write_cached(part_name(part, ".so"), object);
         objects[part] = std::move(object);
     }
     for (const uint32_t part : parts) {
@@ -204,7 +227,7 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
     }
     if (!missing.empty() && !compile(missing, objects, error)) return false;
     for (const auto &[part, object] : objects) {
-        void *handle = load_object(object, part_name(part, ".so"));
+        void *handle = load_object(object, part_name(part, ".so"), portable(part) != nullptr);
         if (handle == nullptr) {
             const char *why = dlerror();
             error = {300, why ? why : "a part of the translated module cannot be loaded"};

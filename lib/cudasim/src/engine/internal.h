@@ -39,7 +39,8 @@ class LoadedImage final : public Image {
     const cs_image *raw = nullptr;
 
   private:
-    bool add_code(void *handle, const cs_portable *portable, TranslateError &error) const;
+    bool add_code(void *handle, const cs_portable *shared, TranslateError &error) const;
+    bool is_text_of(uint32_t part, std::string_view text) const;
     const cs_portable *portable(uint32_t part) const;  // null for a part that belongs to this image
     bool compile(const std::vector<uint32_t> &parts, std::map<uint32_t, std::string> &objects,
                  TranslateError &error) const;
