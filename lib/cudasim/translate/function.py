@@ -384,7 +384,7 @@ class FunctionCode:
         targets = [self._label(self.names.label(scope, n, statement.line)) for n in names]
         head = self.values.code
         index = self.values.src(statement.operands[0], "u32")
-        head.text = f"const u32 i_ = {index}; w->pcs[l] = AT((const u32[]){{@TARGETS@}}[i_ < {len(targets)} ? i_ : 0]);"
+        head.text = f"const u32 i_ = {index}; w->pcs[l] = entry_ + (const u32[]){{@TARGETS@}}[i_ < {len(targets)} ? i_ : 0];"
         self._end("table", *targets).head = head
         self._resume(after)
 
