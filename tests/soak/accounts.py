@@ -93,12 +93,6 @@ NOTICES = (
         ALL,
         ("machine",),
     ),
-    # The kernel removes the breakpoints of a tool that has ended a moment later: a new process may still get them.
-    Notice(
-        r"note: .* cannot be hooked.*: another tool has changed its first instructions.*",
-        NOTHING,
-        ("machine",),
-    ),
     Notice(
         r"note: the hold helper exited; new processes will be attached late",
         NOTHING,

@@ -141,7 +141,7 @@ class TracedProcess:
     again: bool = False  # its process was traced before, until it executed this program
     disconnected: bool = False
     dropped: bool = (
-        False  # by the tool, because of a message that it could not take; the program may continue
+        False  # the tool closed the connection, because of a bad message; the program may continue
     )
     disconnected_at: float = 0.0  # time.monotonic
     last_drain: int = 0  # sequence number of the last DRAIN that the agent has completed

@@ -148,9 +148,10 @@ const cs_portable *LoadedImage::portable(uint32_t part) const {
 // Returns whether a text may be stored for all images that have this part.
 bool LoadedImage::is_text_of(uint32_t part, std::string_view text) const {
     const cs_portable *shared = portable(part);
+    if (shared == nullptr) return true;
     embedded::Sha256 hash;
     hash.add(text.data(), text.size());
-    return shared == nullptr || hash.hex() == shared->digest;
+    return hash.hex() == shared->digest;
 }
 
 // Images share the files of portable parts.
