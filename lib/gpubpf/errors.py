@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 TOO_MANY_FILES = "too many open files; raise the limit (ulimit -n)"
 
 _FILES_OR_REPAIR = "raise the limit on open files (ulimit -n) if it is low, or run script/setup"
@@ -12,7 +13,7 @@ _FILES_OR_REPAIR = "raise the limit on open files (ulimit -n) if it is low, or r
 
 def out_of_files(error: BaseException) -> bool:
     """Return whether the limit on open files, of the process or of the machine, caused an error."""
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    return isinstance(error, OSError) and error.errno in OUT_OF_FILES
 
 
 def in_words(error: BaseException) -> str:

@@ -166,6 +166,7 @@ def conversation_seeds() -> Iterable[bytes]:
             struct.pack("<4I5sI4s7IQ", 0, 700, 1, 5, b"name1", 4, b"a.cu", 8, *range(6), 64),
         ),
         _step(Message.DRAINED, frames[Message.DRAINED]),
+        _step(Message.NO_FILE),
     ]
     place = [3, 0, 0, Place.HOST_RING, 1, 0, LEAST_CAPACITY, 16]
     rings = [_step(Message.RING, struct.pack("<6IQQ", *place), 2, ring[: _UNIT - 1])]

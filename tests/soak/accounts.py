@@ -125,6 +125,12 @@ NOTICES = (
         ("kill", "abort", "_exit", "execs", OUT_OF_FILES, *SIGNALS),
     ),
     Notice(
+        rf"note: {_PID}: it could make no file in memory for its results \(.*\)"
+        r"; the counts of up to (?P<counts>[\d,]+) launch(es)? are lost",
+        COUNTS,
+        NO_FILES_IN_PROGRAM,
+    ),
+    Notice(
         rf"note: {_PID} ended while a kernel was running or had failed; results may be incomplete",
         NOTHING,
         ("running",),
@@ -151,6 +157,7 @@ NOT_COUNTED = {
 }
 MISSED = {
     reasons.UNREACHED: (OUT_OF_FILES,),
+    reasons.OUT_OF_FILES: (OUT_OF_FILES,),
     reasons.UNHOOKED: NO_FILES_IN_PROGRAM,
     reasons.ENDED: ("machine",),
     reasons.REACHED_LATE: ("machine",),
@@ -302,7 +309,7 @@ def from_text(tool: str, text: str) -> Said:
         sum(said.not_counted.values()) if " not counted: " in joined else 0
     )  # launchlate times others, too
     demand(said.counted + unprobed == said.seen, f"the summary does not add up: {found[0]}")
-    if lost := re.search(r"lost: ([\d,]+) \(", joined):
+    if lost := re.search(r"lost: (?:[a-z, ]*at most )?([\d,]+)", joined):
         said.lost = _number(lost[1])
     if missed := re.search(r"processes measured: .*?; missed: ((?:[\d,]+ \([^)]*\)(?:, )?)+)", joined):
         said.missed = _reasons(re.findall(r"([\d,]+) \((.*?)\)", missed[1]))

@@ -514,7 +514,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cycle", type=int, help="only this one, with all that the tool said")
+    parser.add_argument("--cycle", type=int, help="only this one, with all that the tool printed")
     parser.add_argument(
         "--alone",
         action="store_true",
@@ -548,6 +548,8 @@ def main() -> int:
                 figures["defects"] += 1
                 said = (place / "err").read_text() if (place / "err").exists() else ""
                 print(f"cycle {cycle}\n  {defect}\n  " + "\n  ".join(said.splitlines()[-8:]), flush=True)
+                if args.cycle is not None and (place / "out").exists():
+                    print((place / "out").read_text())
             else:
                 figures["launches"] += found.made
                 figures["launches seen"] += found.seen or 0

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpubpf.errors import SessionError
+from gpubpf.errors import OUT_OF_FILES, TOO_MANY_FILES, SessionError, out_of_files
 from gpubpf.process import privileges
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.process.users import User
@@ -47,17 +47,28 @@ class ProcessEnded(SessionError):
     """The process has ended, or has executed another program."""
 
 
+class OutOfFiles(SessionError):
+    """This tool can open no more files, so it cannot look at the process."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(f"pid {pid} cannot be traced: {TOO_MANY_FILES}")
+
+
 def status(pid: int) -> dict[str, str]:
-    """Return the fields of /proc/PID/status; empty if there is no such process."""
+    """Return the fields of /proc/PID/status; empty if there is no such process. Raises OSError if no more files can be opened."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
+    except OSError as error:
+        if out_of_files(error):
+            raise
         return {}
     return {name: rest.strip() for name, _, rest in (line.partition(":") for line in text.split("\n"))}
 
 
 def check_traceable(pid: int) -> None:
-    """Raise SessionError if a process is known to be untraceable. This does not touch the process."""
+    """Raise SessionError if a process is known to be untraceable. This does not touch the process.
+
+    Raises OSError if no more files can be opened."""
     known = status(pid)
     if not known:
         raise SessionError(f"there is no process {pid}; run ps to list the processes")
@@ -115,7 +126,12 @@ def refusals(pid: int) -> Iterator[None]:
 
 def refusal(pid: int, code: int) -> SessionError:
     """Return the error to raise when the kernel has refused to trace `pid` with error number `code`."""
-    known = status(pid)
+    try:
+        known = status(pid)
+    except OSError as error:
+        code = error.errno or code
+    if code in OUT_OF_FILES:
+        return OutOfFiles(pid)
     if not known or code == errno.ESRCH or known.get("State", "Z")[0] in "ZX":
         return ProcessEnded(f"pid {pid} ended during attach; name a running process")
     try:
@@ -154,9 +170,11 @@ def refusal(pid: int, code: int) -> SessionError:
 
 
 def user(pid: int) -> User:
-    """Return the effective user of a process, without name, home and shell."""
+    """Return the effective user of a process, without name, home and shell. Raises OSError, also if the process has ended."""
     known = status(pid)
-    uid, gid = (int(known.get(name, "0 0").split()[1]) for name in ("Uid", "Gid"))
+    if not known:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    uid, gid = (int(known[name].split()[1]) for name in ("Uid", "Gid"))
     groups = tuple(int(g) for g in known.get("Groups", "").split())
     return User(str(uid), uid, gid, groups, "/", "")
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus, Vendor
-from gpubpf.errors import SessionError
+from gpubpf.errors import SessionError, out_of_files
 from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.session.device import Device
 from gpubpf.session.reasons import (
@@ -28,6 +28,7 @@ from gpubpf.session.reasons import (
     NO_DRIVER,
     NO_ROCR,
     OTHER_DEVICE,
+    OUT_OF_FILES,
     TOO_LATE,
     TRACED,
     UNHOOKED,
@@ -93,8 +94,13 @@ class Joining:
             return attempt.result()
         try:
             missed: Missed | None = None
-            if not self._is_attached(pid):
-                self._join(pid, starting)
+            try:
+                if not self._is_attached(pid):
+                    self._join(pid, starting)
+            except OSError as error:
+                if not out_of_files(error):
+                    raise
+                raise _out_of_files(pid) from None
         except Missed as error:
             missed = error
         except BaseException as error:
@@ -114,7 +120,10 @@ class Joining:
     def _join(self, pid: int, starting: int | None) -> None:
         try:
             ended = os.pidfd_open(pid)
-        except OSError:  # there is no such process, or `pid` is the id of a thread
+        except OSError as error:
+            if out_of_files(error):
+                raise
+            # There is no such process, or `pid` is the id of a thread.
             try:
                 traceable.check_traceable(pid)
             except SessionError as error:
@@ -139,6 +148,8 @@ class Joining:
                 time.sleep(RETRY_INTERVAL)
             if code:
                 raise _refused(pid, code, vendors)
+        except traceable.OutOfFiles:
+            raise _out_of_files(pid) from None
         except SessionError as error:
             # `ProcessEnded` is also raised if the process executed another program.
             if isinstance(error, traceable.ProcessEnded) or has_ended(ended):
@@ -209,6 +220,10 @@ class Joining:
         if code == AttachStatus.FAILED and process.hook_failure:
             raise Missed(UNHOOKED, f"{process.label} {process.hook_failure}")
         return code
+
+
+def _out_of_files(pid: int) -> Missed:
+    return Missed(OUT_OF_FILES, str(traceable.OutOfFiles(pid)))
 
 
 def _refused(pid: int, code: int, vendors: Sequence[Vendor]) -> Missed:

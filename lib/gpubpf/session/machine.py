@@ -224,7 +224,7 @@ class MachineWatcher:
             if any(since != _NO_DRIVER if lost else started <= since for since in probed) and (
                 self._hold_helper.claim(pid, seen)
             ):
-                comm = traceable.status(pid).get("Name", "")
+                comm = traceable.comm(pid)
                 joins.append(self._joins.submit(self._join_process, pid, comm, None, late))
         return joins
 

@@ -31,6 +31,7 @@ BUSY = "not free in time"
 UNHOOKED = "cannot be hooked"
 FORBIDDEN = "cannot be traced"
 OTHER_DEVICE = "another device"
+OUT_OF_FILES = "too many open files"
 UNREACHED = "not reached in time"
 TOO_LATE = "measurement over"
 REACHED_LATE = "reached late"  # measured, but launches before the attach are missing
@@ -43,6 +44,7 @@ MISSED = (
     UNHOOKED,
     FORBIDDEN,
     OTHER_DEVICE,
+    OUT_OF_FILES,
     UNREACHED,
     TOO_LATE,
     REACHED_LATE,

@@ -366,6 +366,8 @@ class Server:
             self._background.patch(process, file)
         elif kind == Message.HOOKED and not process.reported_hooks:
             self._hooked(process, payload)
+        elif kind == Message.NO_FILE:
+            process.without_files = True
         elif kind == Message.DRAINED:
             process.last_drain, _ = protocol.drained(payload)
         else:

@@ -505,6 +505,8 @@ class Session:
                 if process.failed
                 else ": its last results were not read"
                 if process.dropped
+                else ": it could make no file in memory for its results (ulimit -n, ulimit -f)"
+                if process.without_files
                 else " executed another program before its results could be read"
                 if process.executed
                 else " ended before its results could be read"

@@ -173,6 +173,7 @@ class TracedProcess:
     pending_images: int = 0  # images and modules without an answer
     image_answered: bool = False  # at least one has been answered
     failed: bool = False  # a context's memory could not be read, as after a kernel fault
+    without_files: bool = False  # at a reading, it could make no file for its results
     loadable: bool = False  # its files contain matching kernels
     # Request → matched kernels that were loaded before the agent and whose copies are not ready yet. A nameless kernel means that the
     # tool does not know yet which kernels these are.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import pkgutil
 import resource
 import shutil
 import signal
@@ -379,6 +381,45 @@ def test_one_that_becomes_another_program_while_it_joins_has_ended(
         assert measured.join(other.pid) == reasons.ENDED
 
 
+@pytest.mark.parametrize(
+    "function", ["os.pidfd_open", "gpubpf.process.traceable.status", "gpubpf.attach.loading.inject"]
+)
+def test_without_files_a_process_is_missed_for_that_reason(
+    built: Path, start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    first, other = start(built / "becomes", "end"), start(built / "becomes", "end")
+    original = pkgutil.resolve_name(function.rpartition(".")[0])
+    called = getattr(original, function.rpartition(".")[2])
+
+    def without_files(pid: int, *arguments: Any, **named: Any) -> Any:
+        if pid == other.pid:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return called(pid, *arguments, **named)
+
+    with session(first.pid) as measured:
+        with monkeypatch.context() as patch:
+            patch.setattr(original, function.rpartition(".")[2], without_files)
+            assert measured.join(other.pid) == reasons.OUT_OF_FILES
+        assert measured.join(other.pid) is None
+    assert measured.summary()["processes"]["missed"] == {reasons.OUT_OF_FILES: 1}
+
+
+def test_what_a_refusal_for_lack_of_files_says() -> None:
+    refusal = traceable.refusal(os.getpid(), errno.ENFILE)
+    assert (
+        str(refusal)
+        == f"pid {os.getpid()} cannot be traced: too many open files; raise the limit (ulimit -n)"
+    )
+
+
+def test_a_process_that_has_ended_has_no_user() -> None:
+    """Above all, it is not root."""
+    ended = subprocess.Popen(["true"])
+    ended.wait(60)
+    with pytest.raises(ProcessLookupError):
+        traceable.user(ended.pid)
+
+
 def test_a_dozen_at_once_with_few_files(built: Path, start: Callable[..., Program]) -> None:
     programs = [start(built / "becomes", "end") for _ in range(12)]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -424,6 +465,18 @@ def test_a_program_whose_files_must_be_small(
         assert summary["processes"].pop("unmeasured_ns").keys() == {reasons.UNHOOKED}
         assert summary["processes"] == {"measured": 0, "missed": {reasons.UNHOOKED: 1}}
         assert tool.said[-1].rstrip().endswith("no traced process launched a kernel")
+
+
+def test_a_program_that_can_make_no_file_for_results(built: Path) -> None:
+    """memtrace's results take more than the tables that the agent makes first, which have 8 MiB."""
+    command = ("--", "prlimit", f"--fsize={9 << 20}", built / "becomes", "end")
+    tool = Tool("--json", "--device", "sim", *command, name="memtrace", stdin=subprocess.DEVNULL)
+    (summary,) = of(tool.ended(), "summary")
+    assert summary["lost"] == summary["launches_instrumented"] > 0
+    (why,) = [line for line in tool.said if "lost" in line]
+    assert (
+        "it could make no file in memory for its results (ulimit -n, ulimit -f); the counts of up to" in why
+    )
 
 
 @pytest.mark.own_processes

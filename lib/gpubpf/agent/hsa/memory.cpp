@@ -276,7 +276,7 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
                                contents.launches);
     if (to != MAP_FAILED) munmap(to, contents.size);
     if (!copied) flags |= kFailed;
-    if (file < 0) return;  // the tool counts these launches as lost
+    if (file < 0) return agent.send(Message::NoFile, Writer());
     fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     Writer w;
     w.u32(sequence).u32(gpu.number).u32(gpu.number).u32(flags).u64(contents.size);

@@ -272,9 +272,9 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     const Contents contents = contents_of(context, flags & kOfRings);
     const int fd = memory_file("gpubpf-maps", contents.size);
     const uint64_t taken_ns = now_ns();
-    if (!(flags & kFailed) && !fill(fd, context, contents)) flags |= kFailed;
+    if (!(flags & kFailed) && fd >= 0 && !fill(fd, context, contents)) flags |= kFailed;
     if (flags & kFailed) tell_fault(context);
-    if (fd < 0) return;  // the tool counts these launches as lost
+    if (fd < 0) return agent.send(Message::NoFile, Writer());
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it safely
 
     Writer w;
