@@ -13,6 +13,8 @@ U64 = (1 << 64) - 1
 SIZES = {1: 0x10, 2: 0x08, 4: 0x00, 8: 0x18}
 VALUE = 0x10000  # where the interpreter has the value of map `out`
 STACK = 0x80000  # and the end of its first stack frame
+CONTEXT = 0x100000  # and the context
+MAPS = 0x200000  # what it has for the address of a map
 
 
 def alu(
@@ -127,7 +129,7 @@ class Interpreter:
 
     def run(self) -> None:
         r = [0] * 11
-        r[10] = STACK
+        r[1], r[10] = CONTEXT, STACK
         frames: list[tuple[int, list[int]]] = []
         pc = 0
         while True:
@@ -158,7 +160,7 @@ class Interpreter:
 
     def map(self, name: str) -> int:
         """Return what an ld_imm64 of a map puts into a register."""
-        return 0
+        return MAPS
 
     def helper(self, number: int, r: list[int]) -> None:
         r[0] = VALUE

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gpubpf.ebpf import bytecode as b
-from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
+from gpubpf.ebpf.bytecode import STACK_SIZE, BpfFunction, Instruction, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf_asm import (
     END,
@@ -567,6 +567,7 @@ class Generator:
                 (2, self.fill),
                 (2, self.stack_address),
                 (1, self.fresh_input),
+                (1, self.null_test),
             ]
             if depth < 2:
                 kinds += [
@@ -577,6 +578,18 @@ class Generator:
                 ]
             code += rng.choices([one for _, one in kinds], [weight for weight, _ in kinds])[0](state)
         return code
+
+    def null_test(self, state: State) -> Code:
+        """Test for NULL what is an address on one path and a number on the other."""
+        rng, t = self.rng, self.target(state)
+        address = [mov(t, rng.choice((6, 8, 9, 10)))]
+        if rng.random() < 0.3:
+            address = [mov(t, 10), alu(b.ADD, t, imm=-STACK_SIZE)]
+        return [
+            *(*self.input(t), jump(b.JSGT, t, 2, imm=rng.choice(EDGES))),
+            *(movi(t, rng.choice((0, 0, 1))), ja(len(address)), *address),
+            *(jump(rng.choice((b.JEQ, b.JNE)), t, 2, imm=0), movi(t, 1), ja(1), movi(t, 2)),
+        ]
 
     def fresh_input(self, state: State) -> Code:
         return self.input(self.target(state))

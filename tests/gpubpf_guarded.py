@@ -20,7 +20,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Program
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.native import Native
-from gpubpf_asm import STACK, VALUE, Interpreter
+from gpubpf_asm import CONTEXT, MAPS, STACK, VALUE, Interpreter
 
 PAGE = 4096
 MAPS_APART, KEYS_APART = 0x8000, 0x1000
@@ -66,7 +66,7 @@ class StrictInterpreter(Interpreter):
         }
 
     def map(self, name: str) -> int:
-        return list(self.maps).index(name)
+        return MAPS + list(self.maps).index(name)
 
     def leave(self, frame: int) -> None:
         self.frame = frame + STACK_SIZE
@@ -103,11 +103,11 @@ class StrictInterpreter(Interpreter):
         return self.stack, address - (STACK - len(self.stack))
 
     def read(self, address: int, size: int) -> int:
-        if address < 8 * len(self.case.fields):
-            at = address % 8
+        if CONTEXT <= address < CONTEXT + 8 * len(self.case.fields):
+            field, at = divmod(address - CONTEXT, 8)
             if at + size > 8:
                 raise Harmful("reads two fields of its context")
-            return self.case.fields[address // 8] >> 8 * at & (1 << 8 * size) - 1
+            return self.case.fields[field] >> 8 * at & (1 << 8 * size) - 1
         where, at = self.place(address, size, False)
         if where is self.stack and not self.written.issuperset(range(address, address + size)):
             raise Harmful(f"reads {address - self.frame} of its stack, which was never written")
@@ -123,10 +123,11 @@ class StrictInterpreter(Interpreter):
         self.frame = r[10]
         result = 0
         if number in (1, 2):
-            definition = list(self.maps.values())[r[1]]
+            number_of_map = r[1] - MAPS
+            definition = list(self.maps.values())[number_of_map]
             key = self.read_bytes(r[2], 4)
             known = key < definition.max_entries
-            address = VALUE + r[1] * MAPS_APART + key * KEYS_APART if known else 0
+            address = VALUE + number_of_map * MAPS_APART + key * KEYS_APART if known else 0
             if number == 1:
                 result = address
             else:

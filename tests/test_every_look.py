@@ -136,7 +136,9 @@ def test_a_look(case: tuple[str, str, str, str], built: Path, tmp_path: Path) ->
     )
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"{name}: PASSED"]), done.stderr
     assert "Traceback" not in done.stderr and "warning" not in done.stderr.lower(), done.stderr
-    for file in tmp_path.glob("file.*"):
+    files = list(tmp_path.glob("file.*"))
+    assert files or "{}" not in look, done.stderr
+    for file in files:
         assert file.stat().st_size > 100
         assert file.suffix != ".json" or json.loads(file.read_text(), parse_constant=refused)
     made = results.read_text()
@@ -145,7 +147,7 @@ def test_a_look(case: tuple[str, str, str, str], built: Path, tmp_path: Path) ->
         assert records[-1]["type"] == "summary"
     elif "--csv" in options:
         rows = list(csv.reader(io.StringIO(made)))
-        assert len({len(row) for row in rows}) <= 1, made
+        assert len({len(row) for row in rows}) == 1, made
     else:
         readable(made, done.stderr)
         verbose = "-v" in options

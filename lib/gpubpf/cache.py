@@ -23,6 +23,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ _KEY = re.compile(r"[0-9a-f]{64}\Z")
 _TEMPORARY = ".part-"  # prefix of files that are still being written
 _MARK = b"gpubpf cache 1.\n"
 _DIGEST = hashlib.sha256().digest_size
+_BEGAN = time.time()
 _SHARED = "/tmp"  # not TMPDIR, which differs between processes of a user; embedded/cache.cpp does the same
 
 
@@ -49,9 +51,14 @@ def key(*parts: str | bytes) -> str:
 def key_of_files(files: Iterable[Path]) -> str:
     """Return a key of the contents of these files: of the source code that makes a result, as one part of the result's key.
 
-    Raises OSError.
+    If one of them has changed since this process began, this process may run the code from before. The key is then its own: nobody
+    else gets its results. Raises OSError.
     """
-    return key(*(file.read_bytes() for file in files))
+    contents, changed = [], 0.0
+    for file in files:
+        contents.append(file.read_bytes())
+        changed = max(changed, file.stat().st_ctime)
+    return key(*contents, *([os.urandom(16)] if changed > _BEGAN else []))
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,8 @@ def test_keys_separate_their_parts() -> None:
     assert cache.key("\udcff")  # a file name that is not UTF-8
 
 
-def test_keys_of_files_follow_their_contents(tmp_path: Path) -> None:
+def test_keys_of_files_follow_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_BEGAN", time.time() + 1000)
     files = [tmp_path / "a", tmp_path / "b"]
     files[0].write_text("one")
     files[1].write_text("two")
@@ -51,6 +53,18 @@ def test_keys_of_files_follow_their_contents(tmp_path: Path) -> None:
     assert cache.key_of_files(files) == first != cache.key_of_files(files[:1])
     files[1].write_text("three")
     assert cache.key_of_files(files) != first
+
+
+def test_files_that_are_newer_than_the_process_have_a_key_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may run the code from before, whose results nobody else may get."""
+    file = tmp_path / "a"
+    file.write_text("one")
+    monkeypatch.setattr(cache, "_BEGAN", time.time() + 1000)
+    common = cache.key_of_files([file])
+    monkeypatch.setattr(cache, "_BEGAN", time.time() - 1000)
+    assert len({common, cache.key_of_files([file]), cache.key_of_files([file])}) == 3
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class Made:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
+        self.kernel: str | None = "6.18"  # whose verifier accepted the program
         found = next(path for path in programs.PREBUILT.glob("threadhist.json"))
         prebuilt = programs.PrebuiltPrograms(TEXT, programs.json.loads(found.read_bytes()))
         self.function = next(name for name, point in prebuilt.points.items() if point == "exit")
@@ -41,7 +42,7 @@ class Made:
         )
         monkeypatch.setattr(compile, "_compile", self.counted(lambda text: prebuilt.program))
         monkeypatch.setattr(
-            programs, "verified", self.counted(lambda _, name: (prebuilt.fragment(name), None))
+            programs, "verified", self.counted(lambda _, name: (prebuilt.fragment(name), self.kernel))
         )
         monkeypatch.setattr(instrument, "_instrument", self.counted(instrument._instrument))
         monkeypatch.setattr(assemble, "_assemblers", lambda: (assembler,))
@@ -104,6 +105,15 @@ def test_a_stage_of_another_version(made: Made, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(module.get(stage, mapped), "_version", lambda: "of another version")
     assert made.make(stage)[1] >= 1
     assert made.make(stage) == (first, 0)
+
+
+def test_without_a_verdict_of_the_kernel_nothing_is_kept(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would later stand for one, if the kernel could have given it."""
+    made.kernel = None
+    for capable, again in ((True, 1), (True, 1), (False, 1), (False, 0)):
+        monkeypatch.setattr(compile, "capable", lambda capable=capable: capable)
+        assert made.make("fragment")[1] >= again
+    assert made.make("fragment")[1] == 0
 
 
 @pytest.mark.parametrize("wrong", ["a file", "a FIFO", "a symlink", "writable for others"])

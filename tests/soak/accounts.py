@@ -140,15 +140,23 @@ NOTICES = (
 # Why there are no results at all.
 ENDINGS = (
     Notice(r"cannot write the results: .*|.*: No space left on device; .*", NOTHING, ("full output",)),
-    Notice(r".*[Tt]oo many open files.*", NOTHING, (OUT_OF_FILES,)),
+    Notice(r"(?!note: ).*[Tt]oo many open files.*", NOTHING, (OUT_OF_FILES,)),
     Notice(r"out of memory; measure less .*", NOTHING, ("little memory of the tool",)),
-    Notice(
-        rf"{_PID} is already traced by \w+(, pid \d+; stop that tool| \(pid \d+\); stop that) first",
+    Notice(  # the agent knows its tool once that has answered
+        rf"{_PID} is already traced by (another tool|\w+, pid \d+|\w+ \(pid \d+\)); stop that( tool)? first",
         NOTHING,
         ("second tool",),
     ),
     Notice(rf"{_PID} cannot be hooked: it can make no files in memory \(.*\)", NOTHING, NO_FILES_IN_PROGRAM),
 )
+
+# When results of launches that were counted may be missing (`lost`), and when launches may be without times. The buffer of gputrace
+# may be full.
+LOSSES = (
+    *("kill", "abort", "_exit", "execs", "running", "gputrace"),
+    *(OUT_OF_FILES, *NO_FILES_IN_PROGRAM, *SIGNALS),
+)
+UNTIMED = LOSSES
 
 # Why launches that were seen are not counted (`not_instrumented`), and why processes are missed (`processes.missed`).
 NOT_COUNTED = {
@@ -387,12 +395,12 @@ def account(
     """Compare what a tool said with what the program did. Raise Defect unless each launch is accounted for.
 
     lines: of standard error, without the tool's name. programs: the PID and the launches of each program that was executed.
-    due: the launches that the tool had to see. conditions: the fault, the way in and the end.
+    due: the launches that the tool had to see. conditions: the tool, the fault, the way in and the end.
     """
     made = sum(launches for _, launches in programs)
     found = Account(made, due, said.seen)
     if said.seen is None:
-        last = next((line for line in reversed(lines) if _is_ending(line, conditions)), None)
+        last = next((line for line in reversed(lines) if is_ending(line, conditions)), None)
         demand(last is not None, "neither a summary nor a reason")
         found.explained.append(str(last))
         return found
@@ -406,7 +414,8 @@ def account(
         demand(known is not None, f"unknown notice: {line}")
         assert known is not None
         notice, parts = known
-        if int(parts.groupdict().get("pid") or 0) not in {0, *(pid for pid, _ in programs)} and made:
+        foreign = int(parts.groupdict().get("pid") or 0) not in {0, *(pid for pid, _ in programs)}
+        if foreign and made and "machine" in conditions:
             continue  # another process of this machine
         demand(_may(notice.when, conditions), f"has no cause here: {line}")
         if notice.excuses == PROGRAM:
@@ -421,6 +430,8 @@ def account(
         demand(_may(table.get(reason, ()), conditions), f"launches are not counted ({reason})")
     for reason in said.missed:
         demand(_may(MISSED.get(reason, ()), conditions), f"processes are missed ({reason})")
+    demand(not said.lost or _may(LOSSES, conditions), f"{said.lost} are lost, for no reason")
+    demand(not said.untimed or _may(UNTIMED, conditions), f"{said.untimed} are not timed, for no reason")
     demand(said.seen <= made, f"{said.seen} launches seen of {made}")
     demand(lost <= said.lost, f"the notices say that {lost} are lost, the summary {said.lost}")
     # A notice may name a process that the summary counts as missed, unless the tool had attached to it.
@@ -437,7 +448,7 @@ def account(
     if not _may((OUT_OF_FILES, "machine", *NO_FILES_IN_PROGRAM, *SIGNALS), conditions):
         counted = f"{said.counted} launches counted of {due} since the tool attached: {said.not_counted}"
         demand(said.counted >= due - excused, counted)
-    _check_totals(said, excused, conditions)
+    _check_totals(said, excused - max(0, min(excused, shortfall)), conditions)
     if shortfall > 0:
         found.explained += [line for line in lines if _excuses(line)] or [*said.missed]
     elif said.seen < made:
@@ -445,7 +456,8 @@ def account(
     return found
 
 
-def _is_ending(line: str, conditions: Collection[str]) -> bool:
+def is_ending(line: str, conditions: Collection[str]) -> bool:
+    """Return whether a line of standard error says why there are no results, for a reason that these conditions can have."""
     known = read_notice(line, ENDINGS)
     return known is not None and _may(known[0].when, conditions)
 

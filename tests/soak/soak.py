@@ -327,12 +327,29 @@ def watch_command(scene: Scene) -> None:
     disturb(scene, tool, lambda: sum(launches for _, launches in scene.made()))
     status = ended(tool, "the tool")
     allowed = {STATUS.get(cycle.end, 0)}
-    early = not scene.live and cycle.fault == "interrupted"
-    if early or (cycle.fault in OF_TOOL and cycle.fault not in MILD):
-        allowed |= {0, 1, 130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL}
+    if may_end_anyhow(scene):
+        allowed |= ANYHOW
     elif scene.err.read_text().endswith(": no traced process launched a kernel\n"):
         allowed = {STATUS.get(cycle.end, 1)}
     demand(status in allowed, f"status {status}, not that of the program")
+
+
+ANYHOW = {0, 1, 130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL}
+
+
+def may_end_anyhow(scene: Scene) -> bool:
+    """Return whether the fault may end the tool with any of the statuses ANYHOW."""
+    fault = scene.cycle.fault
+    return (fault == "interrupted" and not scene.live) or (fault in OF_TOOL and fault not in MILD)
+
+
+def ended_well(tool: subprocess.Popen[str], scene: Scene) -> None:
+    """Wait for a tool that has no command. Raise Defect if its status does not agree with what it said last."""
+    status, said = ended(tool, "the tool"), scene.err.read_text().splitlines()
+    last = said[-1].removeprefix(f"{scene.cycle.tool}: ") if said else ""
+    failed = accounts.is_ending(last, conditions_of(scene)) or last.endswith(" launched a kernel")
+    allowed = ANYHOW if may_end_anyhow(scene) else {0, 1} if failed else {0}
+    demand(status in allowed, f"status {status} of the tool, which said last: {last}")
 
 
 def watch_machine(scene: Scene) -> None:
@@ -349,7 +366,7 @@ def watch_machine(scene: Scene) -> None:
         status == (expected if expected < 128 else 128 - expected), f"the program ended with status {status}"
     )
     tool.send_signal(signal.SIGINT)
-    ended(tool, "the tool")
+    ended_well(tool, scene)
 
 
 def watch_process(scene: Scene) -> None:
@@ -397,7 +414,7 @@ def watch_process(scene: Scene) -> None:
         scene.due = max(0, after - attached)
     if tool.poll() is None:
         tool.send_signal(signal.SIGINT)
-    ended(tool, "the tool")
+    ended_well(tool, scene)
     for other in scene.processes[2:]:
         ended(other, "the second tool")
     scene.wait_for(
@@ -451,10 +468,16 @@ def account(scene: Scene) -> Account:
             else f"the tool was killed ({cycle.fault})"
         )
         return Account(sum(launches for _, launches in made), due, None, [why])
-    conditions = [cycle.fault, cycle.way_in, cycle.end]
+    return accounts.account(said, lines, made, due, conditions_of(scene))
+
+
+def conditions_of(scene: Scene) -> list[str]:
+    """Return what `accounts` calls conditions."""
+    cycle = scene.cycle
+    found = [cycle.tool, cycle.fault, cycle.way_in, cycle.end]
     if cycle.way_in == "command" and cycle.fault == "few files of the tool":
-        conditions.append("few files of the program")  # it has the tool's limit
-    return accounts.account(said, lines, made, due, conditions)
+        found.append("few files of the program")  # it has the tool's limit
+    return found
 
 
 def run(cycle: Cycle, program: Path, place: Path) -> Account:

@@ -265,10 +265,14 @@ class _UnknownArchitecture(AssembleError):
     """This assembler is older than the GPU."""
 
 
-_REFUSALS = (_UnknownArchitecture, _UnknownVersion)  # always the same; other errors may be temporary
+_REFUSALS = (_UnknownArchitecture, _UnknownVersion)  # always the same
 
 
-class _CannotLoad(AssembleError):
+class TemporaryFailure(AssembleError):
+    """The assembler failed without a verdict on its input: it could not be run, was killed, or took too long. It may succeed later."""
+
+
+class _CannotLoad(TemporaryFailure):
     """This assembler cannot be loaded. Another one may work."""
 
 
@@ -332,9 +336,9 @@ class Ptxas:
                     preexec_fn=functools.partial(_prepare, os.getpid(), niceness),
                 )
             except subprocess.TimeoutExpired:
-                raise AssembleError(f"ptxas took more than {_TIMEOUT} s; leave this kernel out") from None
+                raise TemporaryFailure(f"ptxas took more than {_TIMEOUT} s; leave this kernel out") from None
             except OSError as error:
-                raise AssembleError(
+                raise TemporaryFailure(
                     f"cannot run {self.path}: {error.strerror}; install the CUDA toolkit"
                 ) from None
             talk = done.stderr.decode("utf-8", "replace") + done.stdout.decode("utf-8", "replace")
@@ -370,7 +374,7 @@ def _refusal(talk: str, status: int) -> AssembleError:
     """Return an exception for the first error that ptxas printed."""
     found = _ERROR.search(talk)
     if found is None:
-        return AssembleError(f"ptxas failed with status {status}; look at the PTX with --ptx")
+        return TemporaryFailure(f"ptxas failed with status {status}; look at the PTX with --ptx")
     text = found["text"].strip()
     if "is not defined for option 'gpu-name'" in text:
         return _UnknownArchitecture(f"ptxas does not know this GPU: {text}; install a newer CUDA toolkit")

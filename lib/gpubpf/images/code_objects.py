@@ -213,7 +213,13 @@ def _site(site: GcnSite, lines: SourceLines) -> Site:
 def _version() -> str:
     """Return a key that changes with the code that makes a sidecar, and with the compiler of the programs."""
     package = Path(__file__).resolve().parents[1]
-    others = ("lower/amdgcn.py", "lower/launch_block.py", "images/code_objects.py", "images/instrument.py")
+    others = (
+        "lower/amdgcn.py",
+        "lower/fragment.py",
+        "lower/launch_block.py",
+        "images/code_objects.py",
+        "images/instrument.py",
+    )
     files = [*sorted((package / "gcn").glob("*.py")), *(package / name for name in others)]
     return cache.key(cache.key_of_files(files), importlib.metadata.version("llvmlite"))
 

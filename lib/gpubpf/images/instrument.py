@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gpubpf import cache, names
 from gpubpf.errors import AssembleError, ImageError, PtxError
 from gpubpf.images import device_link, fatbin
-from gpubpf.images.assemble import KernelResources, Target, assemble, assemblers, registers
+from gpubpf.images.assemble import KernelResources, Target, TemporaryFailure, assemble, assemblers, registers
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.occupancy import MOST, limit_of_copy, most_registers
 from gpubpf.lower.fragment import Fragment
@@ -171,8 +171,10 @@ def instrument_module(
     store = cache.default()
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
-    made = _instrument(text, chosen, attachments, target, before, own)
-    store.put(STAGE, key, pack(made))
+    failures: list[AssembleError] = []
+    made = _instrument(text, chosen, attachments, target, before, own, failures)
+    if not any(isinstance(failure, TemporaryFailure) for failure in failures):
+        store.put(STAGE, key, pack(made))
     return made
 
 
@@ -231,8 +233,12 @@ def _instrument(
     target: Target,
     before: Mapping[str, int] | None = None,
     own: bool = True,
+    failures: list[AssembleError] | None = None,
 ) -> Sidecar:
-    """Return the sidecar of a module. before: its kernels' register counts, as far as known. own: they are those on the target."""
+    """Return the sidecar of a module. before: its kernels' register counts, as far as known. own: they are those on the target.
+
+    failures: gets every failure of the assembler that affects the sidecar."""
+    failures = [] if failures is None else failures
     try:
         with progress.work("reading PTX"):
             parsed = parser.parse(text)
@@ -267,14 +273,15 @@ def _instrument(
                 image, options, needs = _assembled(parsed, injected, target, chosen.options)
             made = injected.text
             if stricter := _limits(parsed, injected, target, options, needs, before):
-                made, image, limited = _with_limits(injected, target, options, stricter, image)
+                made, image, limited = _with_limits(injected, target, options, stricter, image, failures)
             break
         except AssembleError as error:
             guilty = _rejected(parsed, kernels, injected, target, chosen.options)
             if not guilty and not limits:
-                guilty = dict.fromkeys(injected.kernels, str(error))
+                guilty = dict.fromkeys(injected.kernels, error)
             limits = limits if guilty else {}  # perhaps ptxas cannot use so few registers
-            refusals |= guilty
+            failures += [error, *guilty.values()]
+            refusals |= {name: str(failure) for name, failure in guilty.items()}
             kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
             injected = inject(parsed, kept).within(limits)
     return Sidecar(
@@ -370,13 +377,19 @@ def _limits(
 
 
 def _with_limits(
-    injected: Injected, target: Target, options: str, limits: Mapping[str, int], image: bytes
+    injected: Injected,
+    target: Target,
+    options: str,
+    limits: Mapping[str, int],
+    image: bytes,
+    failures: list[AssembleError],
 ) -> tuple[str, bytes, frozenset[str]]:
     """Return the PTX and the cubin with limited copies, and the kernels that have one. `image`: the cubin without them."""
     text = injected.limited(limits)
     try:
         made = assemble(text, target, options)
-    except AssembleError:  # for example, it cannot use so few registers
+    except AssembleError as error:  # for example, it cannot use so few registers
+        failures.append(error)
         return injected.text, image, frozenset()
     needs = {name: made.functions.get(name + LIMITED) for name in limits}
     kept = [
@@ -422,15 +435,15 @@ def _rejected(
     injected: Injected,
     target: Target,
     options: str,
-) -> dict[str, str]:
-    """Assemble each kernel of a module alone. Return those that the assembler rejects, with its message."""
+) -> dict[str, AssembleError]:
+    """Assemble each kernel of a module alone. Return those that the assembler rejects, with the error."""
     found = {}
     with progress.work("assembling kernels one by one", len(injected.kernels)) as task:
         for name in injected.kernels:
             try:
                 _assembled(parsed, inject(parsed, {name: kernels[name]}), target, options)
             except AssembleError as error:
-                found[name] = str(error)
+                found[name] = error
             task.step()
     return found
 
@@ -542,10 +555,13 @@ def _version() -> str:
     others = (
         "names.py",
         "ebpf/bytecode.py",
+        "ebpf/maps.py",
         "ebpf/sampling.py",
         "images/assemble.py",
         "images/instrument.py",
         "images/occupancy.py",
+        "lower/fragment.py",
+        "lower/launch_block.py",
     )
     return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), *(package / name for name in others)])
 

@@ -12,6 +12,9 @@ from gpubpf.lower.fragment import Argument
 from gpubpf.verify.values import Chain, Checked, CheckedCall
 
 AXES = ("x", "y", "z")
+# What stands for an address that is never used as one: of the context, of a map, of a parameter. The gate knows that these and
+# addresses in the stack are not NULL, so no such number may be 0, with any offset that the gate allows (2^29).
+NOT_NULL = 1 << 62
 
 
 class Emitter:
@@ -147,7 +150,7 @@ class Emitter:
 
     def get(self, register: int) -> str:
         if register == 10:
-            return str(STACK_SIZE * (len(self.chain) + 1))
+            return str(NOT_NULL + STACK_SIZE * (len(self.chain) + 1))
         return self.value(f"load i64, ptr {self.slot(register)}")
 
     def put(self, register: int, value: str) -> None:
@@ -162,8 +165,9 @@ class Emitter:
     def wide(self, value: str, bits: int = 32) -> str:
         return value if bits == 64 else self.value(f"zext i{bits} {value} to i64")
 
-    def stack(self, offset: str) -> str:
-        return self.value(f"getelementptr i8, ptr %stack, i64 {offset}")
+    def stack(self, address: str) -> str:
+        """Return a pointer to a byte of the stack."""
+        return self.value(f"getelementptr i8, ptr %stack, i64 {self.value(f'sub i64 {address}, {NOT_NULL}')}")
 
     def memory(self, base: str, offset: int | str = 0) -> str:
         pointer = self.value(f"inttoptr i64 {base} to {self.backend.pointer}")

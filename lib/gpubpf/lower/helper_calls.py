@@ -18,7 +18,7 @@ from gpubpf.ebpf.maps import (
     MapDefinition,
 )
 from gpubpf.lower import storage
-from gpubpf.lower.emitter import AXES, Emitter
+from gpubpf.lower.emitter import AXES, NOT_NULL, Emitter
 from gpubpf.verify.values import CheckedCall, value_alignment
 
 
@@ -47,7 +47,7 @@ class HelperCalls(Emitter):
     def lookup(self, call: CheckedCall, operand: str) -> str:
         definition = self.map(call.map)
         if definition.kind == "param":
-            return str(1 << 62)  # never used as an address: every access names its parameter
+            return str(NOT_NULL)  # every access names its parameter
         if definition.kind == "hash":
             return self.hash_call("find", call, definition)
         return self.element(call, definition)

@@ -1,7 +1,7 @@
 """eBPF → LLVM IR, for every back end. A `Backend`, a table, has the differences between them.
 
-eBPF registers become 64-bit variables, which LLVM promotes to registers. A stack address is a plain number, the offset in one array
-for the whole stack. LLVM sees constant offsets, and promotes the array to registers. Addresses of map values are real addresses.
+eBPF registers become 64-bit variables, which LLVM promotes to registers. A stack address is a plain number, NOT_NULL plus the offset
+in one array for the whole stack. LLVM sees constant offsets, and promotes the array to registers. Addresses of map values are real.
 Verification has determined which memory each instruction accesses (`Checked`).
 """
 
@@ -15,6 +15,7 @@ from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
 from gpubpf.ebpf.maps import BLOCKS, SHAPED
 from gpubpf.lower import storage
 from gpubpf.lower.backend import Backend
+from gpubpf.lower.emitter import NOT_NULL
 from gpubpf.lower.fragment import Argument
 from gpubpf.lower.helper_calls import HelperCalls
 from gpubpf.verify.values import Checked, CheckedAccess
@@ -71,7 +72,7 @@ class _Lowering(HelperCalls):
         if self.checked.loops:
             start += ["  %turns = alloca i64", f"  store i64 {LOOP_TURNS}, ptr %turns"]
         start += self.early
-        start += ["  store i64 0, ptr %r1", f"  br label %{first or self.block((), 0)}"]
+        start += [f"  store i64 {NOT_NULL}, ptr %r1", f"  br label %{first or self.block((), 0)}"]
         text = "\n".join(
             [
                 *head,
@@ -152,7 +153,7 @@ class _Lowering(HelperCalls):
         if i.cls in (b.ALU, b.ALU64):
             self.put(i.dst, self.alu(i))
         elif i.cls == b.LD:
-            number = str(b.signed(i.imm)) if i.map is None else "0"
+            number = str(b.signed(i.imm) if i.map is None else NOT_NULL)
             if i.map is not None and i.src == b.PSEUDO_VALUE:
                 number = self.value(f"add i64 {self.base(i.map)}, {i.imm}")
             self.put(i.dst, number)

@@ -109,7 +109,7 @@ class PrebuiltPrograms:
             compile.program_key(self._text),
             name,
             wave,
-            lambda: (self.program, rules.check(self.program, self.program.functions[name])),
+            lambda: (self.program, rules.check(self.program, self.program.functions[name]), "prebuilt"),
         )
 
     def native(self, name: str) -> Native:
@@ -140,8 +140,9 @@ class CompiledPrograms:
                 return Fragment.from_json(json.loads(kept))
             except (ValueError, KeyError, TypeError, AttributeError):
                 pass  # damaged: made again
-        fragment, _ = verified(self.program, name)
-        store.put("fragment", key, json.dumps(fragment.to_json()).encode())
+        fragment, release = verified(self.program, name)
+        if _lasts(release):
+            store.put("fragment", key, json.dumps(fragment.to_json()).encode())
         return fragment
 
     def wave_program(self, name: str, wave: int) -> WaveProgram:
@@ -151,7 +152,7 @@ class CompiledPrograms:
             self._key,
             name,
             wave,
-            lambda: (self.program, verify(self.program, self.program.functions[name])[0]),
+            lambda: (self.program, *verify(self.program, self.program.functions[name])),
         )
 
     def native(self, name: str) -> Native:
@@ -161,9 +162,10 @@ class CompiledPrograms:
 
 
 def _wave_program(
-    text: str, name: str, wave: int, checked: Callable[[], tuple[Program, Checked]]
+    text: str, name: str, wave: int, checked: Callable[[], tuple[Program, Checked, str | None]]
 ) -> WaveProgram:
-    """Return a device program for AMD GPUs, from the cache if it is there. text: the key of the C text.
+    """Return a device program for AMD GPUs, from the cache if it is there. text: the key of the C text. checked: verifies the program,
+    and also returns which kernel accepted it.
 
     Verifying it takes up to a second. Raises VerifyError.
     """
@@ -175,9 +177,18 @@ def _wave_program(
             return amdgcn.WaveProgram.from_json(json.loads(kept))
         except (ValueError, KeyError, TypeError, AttributeError):
             pass  # damaged: made again
-    made = amdgcn.lower(*checked(), wave)
-    store.put("wave", key, json.dumps(made.to_json()).encode())
+    program, known, release = checked()
+    made = amdgcn.lower(program, known, wave)
+    if _lasts(release):
+        store.put("wave", key, json.dumps(made.to_json()).encode())
     return made
+
+
+def _lasts(release: str | None) -> bool:
+    """Return whether the verdict of the kernel `release`, or None, may be kept. A kernel that gave none may give one the next time."""
+    from gpubpf.ebpf import compile
+
+    return release is not None or not compile.capable()
 
 
 def verified(program: Program, name: str) -> tuple[Fragment, str | None]:

@@ -20,6 +20,7 @@ X86 = Backend(
 # Floating-point registers belong to the application. The code must also be self-contained: no jump tables, no calls of memset.
 _FEATURES = "-mmx,-sse,-sse2,-x87,+soft-float"
 _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
+_RUN = "run"  # the function that the agent calls: the first byte of the code is its first
 
 
 def lower(program: Program, function: BpfFunction) -> Native:
@@ -34,11 +35,9 @@ def lower(program: Program, function: BpfFunction) -> Native:
         lines, result = _loaded(argument, slot)
         loads += lines
         passed.append(result)
-    inner = f"define internal void @{ir.ENTRY}("
-    text = module.text.replace(f"define void @{ir.ENTRY}(", inner).replace(") nounwind {", ") alwaysinline {")
-    text += "\n".join(
+    text = module.text + "\n".join(
         [
-            f"define void @run(ptr %values) {_ATTRIBUTES} {{",
+            f"define void @{_RUN}(ptr %values) {_ATTRIBUTES} {{",
             *loads,
             f"  call void @{ir.ENTRY}({', '.join(passed)})",
             "  ret void",
@@ -91,9 +90,14 @@ def _machine_code(name: str, text: str) -> bytes:
         cpu="x86-64", features=_FEATURES, opt=2, reloc="pic", codemodel="small"
     )
     module = llvm.parse_assembly(text)
+    program = module.get_function(ir.ENTRY)
+    program.linkage = llvm.Linkage.internal
+    program.add_function_attribute("alwaysinline")
     module.data_layout = str(machine.target_data)
     module.verify()
     nvptx.optimize(module, machine)
+    if [function.name for function in module.functions if not function.is_declaration] != [_RUN]:
+        raise AssertionError(f"host program {name} has more than one function")
     made = elf.of_bytes(machine.emit_object(module))
     code = b""
     for section in made.sections:

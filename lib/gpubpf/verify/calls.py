@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from math import gcd
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, Helper, HelperArgument, Pointer, Use, number_of
-from gpubpf.ebpf.maps import LONG_PRINT_ARGUMENTS, PRINT_ARGUMENTS, MapDefinition
+from gpubpf.ebpf.maps import LONG_PRINT_ARGUMENTS, PRINT_ARGUMENTS, MapDefinition, chunks
 from gpubpf.errors import VerifyError
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import constant, within
@@ -445,11 +444,12 @@ class HelperCall:
                 f"{self.name}: its {what} of {size} bytes reaches beyond the {limit} bytes of the object",
                 "pass the address of a large enough variable",
             )
-        step = gcd(size, 8) if aligned else 1
+        # The lowering reads such parts at once.
+        step = max(width for _, width in chunks(size)) if aligned else 1
         alignment = (
             8 if value.kind == "record" else value_alignment(self.machine.program.maps[str(value.object)])
         )
-        if alignment % step or not value.range.multiple_of(step & -step):
+        if alignment % step or not value.range.multiple_of(step):
             raise self.reject(f"{self.name}: its {what} is not aligned", "copy it to the stack first")
         self.pointers[register] = "memory"
 

@@ -119,6 +119,29 @@ def test_another_fault_is_a_refusal_of_that_kernel(asked: list[str]) -> None:
     assert [kernel.name for kernel in made.kernels] == ["fine"] and "-Ofc=min" not in asked
 
 
+def test_a_failure_that_may_pass_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel is refused this time, and instrumented the next."""
+    failures: list[AssembleError] = []
+
+    def assemble(text: str, target: Target, options: str = "") -> Assembled:
+        if failures:
+            raise failures[0]
+        return Assembled(text.encode(), {})
+
+    monkeypatch.setattr(instrument, "assemble", assemble)
+    for failure, kept in (
+        (assembling.TemporaryFailure("cannot run ptxas"), set()),
+        (AssembleError("ptxas fatal: something else"), {"fine", "wide"}),
+    ):
+        (place := tmp_path / str(len(kept))).mkdir(mode=0o700)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+        refused = []
+        for failures[:] in ([failure], []):
+            made = instrument.instrument_module([_image()], [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+            refused.append(made.refusals.keys())
+        assert refused == [{"fine", "wide"}, kept]
+
+
 def test_a_refusal_is_not_kept_when_another_assembler_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

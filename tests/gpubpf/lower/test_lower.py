@@ -13,7 +13,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.images.assemble import find_ptxas
-from gpubpf.lower import nvptx
+from gpubpf.lower import nvptx, x86
 from gpubpf.verify.rules import check
 from gpubpf_asm import (
     END,
@@ -222,6 +222,32 @@ def test_division_at_its_edges(wide, signed):
             body += [mov(8, 0), alu(b.DIV if k % 2 else b.MOD, 8, k, wide=wide, offset=signed), mov(k, 8)]
         value = b"".join((w & (1 << 64) - 1).to_bytes(8, "little") for w in words).ljust(256, b"\0")
         compare(frame(body), value)
+
+
+# Each leaves an address in r3, which the gate knows is not NULL.
+NEVER_NULL = {
+    "the context": [mov(3, 8)],
+    "the context, moved": [mov(3, 8), alu(b.ADD, 3, imm=-16)],
+    "a map": load_map(3, "out"),
+    "the stack": [mov(3, 10), alu(b.ADD, 3, imm=-b.STACK_SIZE)],
+    "below the stack": [mov(3, 10), alu(b.ADD, 3, imm=-b.STACK_SIZE - 16)],
+}
+
+
+@pytest.mark.parametrize("address", NEVER_NULL)
+def test_an_address_where_another_path_has_a_number(address):
+    """Both paths come to one test for NULL, so the test is executed."""
+    code = NEVER_NULL[address]
+    for decides in (0, 1):
+        compare(
+            [
+                *(mov(8, 1), *lookup("out"), mov(9, 0), load(6, 9, 0)),
+                *(jump(b.JNE, 6, 2, imm=0), movi(3, 0), ja(len(code)), *code),
+                *(jump(b.JEQ, 3, 2, imm=0), movi(4, 1), ja(1), movi(4, 2)),
+                *(store(9, 8, 4), movi(0, 0), leave()),
+            ],
+            decides.to_bytes(8, "little") + bytes(248),
+        )
 
 
 def test_constants_of_64_bits():
@@ -541,6 +567,18 @@ def fragment_copy(fragment):
         f".reg .{a.type} {a.register}; ld.param.{a.type} {a.register}, [block];" for a in fragment.arguments
     ]
     return "\n".join(["{", *lines, fragment.ptx, "}\n"])
+
+
+def test_a_large_host_program_is_one_function():
+    """The agent calls the first byte of its code."""
+    rng = random.Random(1)
+    code = [load(3, 1, 8), load(4, 1, 16), *lookup("out"), mov(9, 0), load(3, 9, 0), load(4, 9, 8)]
+    for _ in range(1900):
+        code += [alu(b.MUL, 3, imm=rng.getrandbits(30) | 1), alu(rng.choice((b.ADD, b.XOR, b.SUB)), 3, 4)]
+    out = MapDefinition("out", "shared_array", 4, 64, 1)
+    made, function = program([*code, store(9, 0, 3), *END], (out,), "operation")
+    native = x86.lower(made, function)
+    assert len(native.code) > 10_000
 
 
 def test_what_a_record_costs(tmp_path):

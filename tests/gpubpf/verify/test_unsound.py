@@ -19,6 +19,7 @@ from gpubpf.verify import kernel, rules
 from gpubpf.verify.rules import check
 from gpubpf.verify.values import Checked, CheckedAccess
 from gpubpf_asm import (
+    CONTEXT,
     END,
     HASH,
     RING,
@@ -547,8 +548,8 @@ class StrictInterpreter(Interpreter):
         self.written: set[int] = set()
 
     def read(self, address: int, size: int) -> int:
-        if address < 24:  # r1 is 0 at the beginning
-            return self.context[address == 8]
+        if CONTEXT <= address < CONTEXT + 24:
+            return self.context[address == CONTEXT + 8]
         bytes_ = set(range(address, address + size))
         if VALUE <= address <= VALUE + GRID.value_size - size:
             return super().read(address, size)

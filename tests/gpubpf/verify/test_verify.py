@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
 from gpubpf.process import bpf_syscall
@@ -380,6 +381,19 @@ def test_addresses_are_not_numbers():
         ([storei(10, 0, 0), *END], "outside of the stack"),
     ]:
         rejected(code, match)
+
+
+@pytest.mark.parametrize("size, step", [(4, 4), (6, 4), (12, 8), (24, 8)])
+def test_keys_in_maps_are_aligned_as_they_are_read(size: int, step: int):
+    """A key of 12 bytes is read as 8 and 4. On a GPU, a load that is not aligned ends the context."""
+    sized = MapDefinition("sized", "hash", size, 8, 64)
+    for at in range(17):
+        code = [*lookup("out"), mov(2, 0), alu(b.ADD, 2, imm=at), *load_map(1, "sized"), call(1), *END]
+        if at % step:
+            with pytest.raises(VerifyError, match="its key is not aligned"):
+                check(*program(code, (OUT, sized)))
+        else:
+            check(*program(code, (OUT, sized)))
 
 
 def test_calls_of_helpers():
