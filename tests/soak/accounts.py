@@ -156,7 +156,7 @@ LOSSES = (
     *("kill", "abort", "_exit", "execs", "running", "gputrace"),
     *(OUT_OF_FILES, *NO_FILES_IN_PROGRAM, *SIGNALS),
 )
-UNTIMED = LOSSES
+UNTIMED = (*LOSSES, "process", "machine")  # they may have waited for work from before attaching
 
 # Why launches that were seen are not counted (`not_instrumented`), and why processes are missed (`processes.missed`).
 NOT_COUNTED = {
@@ -173,6 +173,9 @@ MISSED = {
     reasons.NO_DRIVER: ("machine",),
     reasons.NO_ROCR: ("machine",),
 }
+
+
+NO_KERNEL = re.compile(r"(note: )?no (kernel was launched|traced process launched a kernel)")
 
 
 def read_notice(line: str, notices: Iterable[Notice]) -> tuple[Notice, re.Match[str]] | None:
@@ -407,7 +410,7 @@ def account(
     named: Counter[int] = Counter()
     nameless = lost = 0
     for line in lines:
-        if none := re.match(r"(note: )?no (kernel was launched|traced process launched a kernel)", line):
+        if none := NO_KERNEL.match(line):
             demand(not said.seen and (none[2].startswith("traced") or not due), f"not true: {line}")
             continue
         known = read_notice(line, NOTICES)

@@ -347,8 +347,10 @@ def ended_well(tool: subprocess.Popen[str], scene: Scene) -> None:
     """Wait for a tool that has no command. Raise Defect if its status does not agree with what it said last."""
     status, said = ended(tool, "the tool"), scene.err.read_text().splitlines()
     last = said[-1].removeprefix(f"{scene.cycle.tool}: ") if said else ""
-    failed = accounts.is_ending(last, conditions_of(scene)) or last.endswith(" launched a kernel")
+    failed = accounts.is_ending(last, conditions_of(scene)) or accounts.NO_KERNEL.match(last)
     allowed = ANYHOW if may_end_anyhow(scene) else {0, 1} if failed else {0}
+    if scene.cycle.fault == "interrupted":  # the second SIGINT ends it at once
+        allowed |= {130, -signal.SIGINT}
     demand(status in allowed, f"status {status} of the tool, which said last: {last}")
 
 
