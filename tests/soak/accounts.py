@@ -130,6 +130,17 @@ NOTICES = (
         COUNTS,
         NO_FILES_IN_PROGRAM,
     ),
+    # A signal other than SIGINT leaves little time for the last reading, and a kernel may run for longer.
+    Notice(
+        r"note: [\d,]+ process(es)? did not answer in time; counts since the last reading are not shown",
+        NOTHING,
+        ("terminated",),
+    ),
+    Notice(
+        rf"note: {_PID}: its results could not be read in time; the counts of up to (?P<counts>[\d,]+) launch(es)? are lost",
+        COUNTS,
+        ("terminated",),
+    ),
     Notice(
         rf"note: {_PID} ended while a kernel was running or had failed; results may be incomplete",
         NOTHING,
@@ -142,6 +153,7 @@ ENDINGS = (
     Notice(r"cannot write the results: .*|.*: No space left on device; .*", NOTHING, ("full output",)),
     Notice(r"(?!note: ).*[Tt]oo many open files.*", NOTHING, (OUT_OF_FILES,)),
     Notice(r"out of memory; measure less .*", NOTHING, ("little memory of the tool",)),
+    Notice(r"(?!note: ).* \(Cannot allocate memory\); .*", NOTHING, ("little memory of the tool",)),
     Notice(  # the agent knows its tool once that has answered
         rf"{_PID} is already traced by (another tool|\w+, pid \d+|\w+ \(pid \d+\)); stop that( tool)? first",
         NOTHING,
@@ -292,7 +304,7 @@ TITLES = {
     "threadhist": r"soak_\w+: instructions per thread",
     "kernelretsnoop": r"soak_\w+: when its threads exit",
     "memtrace": r"soak_\w+: memory traffic",
-    "launchlate": r"[\d,]+ launch(es)? took .* in total to start",
+    "launchlate": r"[\d,]+ launch(es)? took .* in total to start|latency, and its parts \(means\)",
     "cudasnoop": r"[\d,]+ calls? took .* in all",
     "gpucount": r"COUNT: executions by warps",
     "gpudist": r"kernel:soak\*:u64:threads",
@@ -331,7 +343,8 @@ def from_text(tool: str, text: str) -> Said:
         said.totals = [Total("launches", sum(map(_number, blocks)), 1)]
     elif tool == "launchlate":
         took = re.search(r"([\d,]+) launch(?:es)? took", joined)
-        said.totals = [Total("launches", _number(took and took[1]), 1, "seen")]
+        if took:  # without latencies above the clock's error, there are no sums
+            said.totals = [Total("launches", _number(took[1]), 1, "seen")]
         left_out = r"([\d,]+) launch(?:es)? (?:still|not timed|left out|is left out|are left out)"
         said.untimed = sum(map(_number, re.findall(left_out, joined)))
     elif tool == "gpucount":

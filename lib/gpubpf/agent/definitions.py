@@ -157,12 +157,13 @@ class DrainFlag(IntFlag):
 
 class SnapshotFlag(IntFlag):
     """CLOSED: the context is being destroyed. RUNNING: kernels were still running. FAILED: memory could not be read.
-    OF_RINGS: only rings were read."""
+    OF_RINGS: only rings were read. UNASKED: the agent took it on its own, without waiting for kernels, and the process goes on."""
 
     CLOSED = 1
     RUNNING = 2
     FAILED = 4
     OF_RINGS = 8
+    UNASKED = 16
 
 
 class FoundFlag(IntFlag):

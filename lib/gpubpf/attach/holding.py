@@ -419,9 +419,8 @@ def main(file: int, tool: int) -> None:
     try:
         probes = CuInitProbes(tool, _set_realtime_priority())
     except OSError as error:
-        text = (
-            f"cannot watch all processes ({error.strerror}); use sudo on the host, or name processes with -p"
-        )
+        instead = "free some memory" if error.errno == errno.ENOMEM else "use sudo on the host"
+        text = f"cannot watch all processes ({error.strerror}); {instead}, or name processes with -p"
         connection.send(json.dumps({"failed": text}).encode())
         return
     connection.send(json.dumps({"ready": True}).encode())

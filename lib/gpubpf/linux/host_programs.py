@@ -571,7 +571,7 @@ def _create(definition: MapDefinition) -> int:
         if out_of_files(error):
             raise
         raise Error(
-            f"the kernel cannot create map {definition.name} ({error.strerror}); make it smaller"
+            f"the kernel cannot create map {definition.name} ({error.strerror}); make it smaller, or free some memory"
         ) from None
 
 

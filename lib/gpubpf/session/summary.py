@@ -231,8 +231,9 @@ def ended_while_running(measurement: Measurement) -> Iterator[TracedProcess]:
         ):
             continue
         snapshots = [stored.snapshot for stored in process.snapshots.values()]
-        # 0: the process sent it on its own, when it ended
-        if any(s.sequence == 0 and s.flags & SnapshotFlag.RUNNING for s in snapshots):
+        # 0: the process sent it on its own, and if it was not on the way (UNASKED), when it ended
+        at_end = [s.flags for s in snapshots if s.sequence == 0 and not s.flags & SnapshotFlag.UNASKED]
+        if any(flags & SnapshotFlag.RUNNING for flags in at_end):
             yield process
 
 

@@ -20,3 +20,5 @@ def test_how_a_process_ended_is_unknown_once_the_tool_has_dropped_it(dropped: bo
     )
     measurement: Any = SimpleNamespace(all_processes=lambda: [process])
     assert list(summary.ended_while_running(measurement)) == ([] if dropped else [process])
+    stored.snapshot.flags |= SnapshotFlag.UNASKED  # a reading on the way: kernels may have ended since
+    assert not list(summary.ended_while_running(measurement))

@@ -248,7 +248,8 @@ bool wait_until_idle(Gpu &gpu, uint32_t wait_ms) {
     return true;
 }
 
-void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
+void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
+    const bool only_rings = flags & kOfRings;
     std::lock_guard<std::mutex> busy(gpu.busy);
     if (!gpu.usable) return;
     if (!only_rings) {  // the snapshot may lack later launches
@@ -256,7 +257,6 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, bool only_rings) {
         for (const auto &copy : gpu.copies)
             for (auto &instance : copy->instances) instance.second.awaited = instance.second.launches;
     }
-    uint32_t flags = only_rings ? uint32_t(kOfRings) : 0u;
     if (!wait_until_idle(gpu, wait_ms)) flags |= kRunning;
     calibrate(gpu);
     if (agent.log_operations) log_known_times();
@@ -372,13 +372,13 @@ void release(Gpu &gpu) {
 }
 
 void read_maps() {
-    for (auto &gpu : agent.gpus) snapshot(*gpu, 0, 0, false);
+    for (auto &gpu : agent.gpus) snapshot(*gpu, 0, 0, kUnasked);
 }
 
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     if (virtual_clock()) agent.control->ended_ns = now_ns();
     agent.control->hooks_rest = rest_of_calls();
-    for (auto &gpu : agent.gpus) snapshot(*gpu, sequence, wait_ms, rings);
+    for (auto &gpu : agent.gpus) snapshot(*gpu, sequence, wait_ms, rings ? uint32_t(kOfRings) : 0u);
     agent.send(Message::Drained, Writer().u32(sequence).u32(1));
     return true;
 }

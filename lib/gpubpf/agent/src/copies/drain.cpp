@@ -392,7 +392,7 @@ void read_maps() {
     for (Context *c : registry().all_contexts()) {
         if (!lock_within(c->busy, 1000)) continue;
         std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
-        if (!c->dead && !registry().captures.load()) snapshot(*c, 0, 0, 0);
+        if (!c->dead && !registry().captures.load()) snapshot(*c, 0, 0, kUnasked);
     }
 }
 
