@@ -269,7 +269,7 @@ _REFUSALS = (_UnknownArchitecture, _UnknownVersion)  # always the same
 
 
 class TemporaryFailure(AssembleError):
-    """The assembler failed without a verdict on its input: it could not be run, was killed, or took too long. It may succeed later."""
+    """The assembler could not be run, was killed, or gave no reason. It may succeed later."""
 
 
 class _CannotLoad(TemporaryFailure):
@@ -336,7 +336,7 @@ class Ptxas:
                     preexec_fn=functools.partial(_prepare, os.getpid(), niceness),
                 )
             except subprocess.TimeoutExpired:
-                raise TemporaryFailure(f"ptxas took more than {_TIMEOUT} s; leave this kernel out") from None
+                raise AssembleError(f"ptxas took more than {_TIMEOUT} s; leave this kernel out") from None
             except OSError as error:
                 raise TemporaryFailure(
                     f"cannot run {self.path}: {error.strerror}; install the CUDA toolkit"

@@ -12,8 +12,8 @@ from gpubpf.lower.fragment import Argument
 from gpubpf.verify.values import Chain, Checked, CheckedCall
 
 AXES = ("x", "y", "z")
-# What stands for an address that is never used as one: of the context, of a map, of a parameter. The gate knows that these and
-# addresses in the stack are not NULL, so no such number may be 0, with any offset that the gate allows (2^29).
+# The context, maps and parameters have no address, and the stack has none that a register could hold. Programs get this number
+# instead. The gate takes all of them for not NULL, so it must differ from 0 with each offset that the gate allows (up to 2^29).
 NOT_NULL = 1 << 62
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import queue
@@ -30,7 +29,7 @@ from gpubpf.agent.definitions import (
     LACKS_OBSOLETE,
     Message,
 )
-from gpubpf.errors import TOO_MANY_FILES, in_words
+from gpubpf.errors import TOO_MANY_FILES, in_words, out_of_files
 from gpubpf.process import address_space, traceable
 from gpubpf.session import reasons
 from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
@@ -201,7 +200,7 @@ class Server:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if out_of_files(error):
                 # A file may be closed soon. An agent waits a few seconds, then its process continues untraced.
                 time.sleep(0.1)
             return
