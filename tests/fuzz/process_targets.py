@@ -242,7 +242,7 @@ def _read_all(measurement: Measurement) -> None:
     summary.launches_by_comm(measurement)
     for process, launches in summary.unread_launches(measurement):
         summary.describe_loss(measurement, process, launches)
-    for process in (*summary.partly_counted(measurement, 1), *summary.ended_while_running(measurement)):
+    for process in (*summary.partly_counted(measurement), *summary.ended_while_running(measurement)):
         assert process.label
 
 

@@ -57,6 +57,8 @@ class Notice:
 
 
 _PID = r"pid (?P<pid>\d+) \(\w*\)"
+# Of results that were not read.
+_LOST_COUNTS = r"the counts of up to (?P<counts>[\d,]+) launch(es)? are lost(, of which [\d,]+ began after the last reading)?"
 NOTICES = (
     Notice(r"note: attached to \d+ \(\w*\)(, after it executed another program)?", NOTHING),
     Notice(
@@ -120,13 +122,13 @@ NOTICES = (
     # Results that were not read. Their launches were seen, and the summary's `lost` counts them.
     Notice(
         rf"note: {_PID}( (ended|executed another program) before its results could be read|: its last results were not read)"
-        r"(; the counts of up to (?P<counts>[\d,]+) launch(es)? are lost)?(; [\d,]+ records? of \w+ received, .* lost)*",
+        rf"(; {_LOST_COUNTS})?(; [\d,]+ records? of \w+ received, .* lost)*",
         COUNTS,
         ("kill", "abort", "_exit", "execs", OUT_OF_FILES, *SIGNALS),
     ),
     Notice(
         rf"note: {_PID}: it could make no file in memory for its results \(.*\)"
-        r"; the counts of up to (?P<counts>[\d,]+) launch(es)? are lost",
+        rf"; {_LOST_COUNTS}",
         COUNTS,
         NO_FILES_IN_PROGRAM,
     ),
@@ -137,7 +139,7 @@ NOTICES = (
         ("terminated",),
     ),
     Notice(
-        rf"note: {_PID}: its results could not be read in time; the counts of up to (?P<counts>[\d,]+) launch(es)? are lost",
+        rf"note: {_PID}: its results could not be read in time; {_LOST_COUNTS}",
         COUNTS,
         ("terminated",),
     ),

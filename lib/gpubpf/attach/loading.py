@@ -84,6 +84,11 @@ class Injection:
         self.socket = connection
         self.stood_ns = stood_ns
 
+    @property
+    def released_early(self) -> bool:
+        """Whether a held thread was released before the agent had finished."""
+        return self._held is not None and self._held.late
+
     def wait(self, timeout: float = ANSWER) -> int:
         """Return the entry function's result, a C int. Raises SessionError if it is still running after `timeout` seconds."""
         try:

@@ -54,6 +54,8 @@ _LIBRARIES = {
 }
 _AGENTS = {Vendor.NVIDIA: agent.LIBRARY, Vendor.AMD: agent.HSA_LIBRARY}
 _THUNK = re.compile(r".*/libhsakmt\.so[^/]*$")  # hipsim's, or the one that ROCr uses for an AMD GPU
+# Beside `AttachStatus`: a held thread was released before the hooks were in, so the agent has given up.
+_RELEASED = -1
 DESCENDANTS = 4096  # most processes that are searched for untraced children
 
 
@@ -139,10 +141,8 @@ class Joining:
                     if time.monotonic() > began + OTHER_TRACER_WAIT:
                         raise
                 else:
-                    if code == AttachStatus.FAILED and starting is not None:
-                        starting = (
-                            None  # its hold timed out before the hooks were installed; attach while it runs
-                        )
+                    if code == _RELEASED:
+                        starting = None  # attach while it runs
                     elif code != AttachStatus.ENDING or time.monotonic() > began + PREVIOUS_TOOL_WAIT:
                         break
                 time.sleep(RETRY_INTERVAL)
@@ -175,7 +175,7 @@ class Joining:
         return tuple(found)
 
     def _attach_all(self, pid: int, ended: int, starting: int | None, vendors: Sequence[Vendor]) -> int:
-        """Inject the agent for each vendor's GPUs. Return ATTACHED if one attaches, or else another `AttachStatus`.
+        """Inject the agent for each vendor's GPUs. Return ATTACHED if one attaches, or else another result of `_attach`.
 
         Raises SessionError if none attaches and one of them failed with an error."""
         codes: list[int] = []
@@ -198,7 +198,7 @@ class Joining:
         return AttachStatus.ATTACHED
 
     def _attach(self, pid: int, ended: int, starting: int | None, library: Path) -> int:
-        """Inject an agent and return its `AttachStatus`. Raises SessionError."""
+        """Inject an agent. Return its `AttachStatus`, or _RELEASED. Raises SessionError."""
         from gpubpf.attach import loading
 
         injection = loading.inject(pid, library, ATTACH_FUNCTION, connect=True, starting=starting)
@@ -219,7 +219,9 @@ class Joining:
             self._server.wait_for_copies(process, COPIES_WAIT)
         if code == AttachStatus.FAILED and process.hook_failure:
             raise Missed(UNHOOKED, f"{process.label} {process.hook_failure}")
-        return code
+        if code == AttachStatus.FAILED and process.out_of_files:
+            raise _out_of_files(pid)
+        return _RELEASED if code == AttachStatus.FAILED and injection.released_early else code
 
 
 def _out_of_files(pid: int) -> Missed:

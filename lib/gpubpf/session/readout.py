@@ -81,7 +81,7 @@ def _instances_of(
         offset, size = snapshot.shared[number]
         whole = size == maps.storage_size(definition)
         raw = stored.read(size, offset) if whole else b""
-        launches = sum(i.launches for i in snapshot.instances if i.by_shape)
+        launches = stored.launches
         if whole and len(raw) == size:
             found.append(
                 Instance(

@@ -262,7 +262,7 @@ class Server:
             return False
         try:
             if flags & socket.MSG_CTRUNC:  # the kernel dropped files that were sent with a message
-                process.dropped = True
+                process.dropped = process.out_of_files = True
                 self._measurement.note(f"{process.label} is no longer traced: {TOO_MANY_FILES}")
                 for received in files:
                     os.close(received)
@@ -284,7 +284,7 @@ class Server:
             for fault in process.faults[told:]:
                 self._measurement.note_once(reasons.kernel_failed(process.label, fault))
         except OSError as error:
-            process.dropped = True
+            process.dropped, process.out_of_files = True, out_of_files(error)
             self._measurement.note(f"{process.label} is no longer traced: {in_words(error)}")
             return False
         except protocol.Malformed as error:

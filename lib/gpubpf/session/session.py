@@ -111,7 +111,6 @@ class Session:
         self._tick: Callable[[], object] | None = None
         self._tick_interval = TICK
         self._next_tick = 0.0  # time.monotonic
-        self._sequence = 0
         self._watcher: MachineWatcher | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._returncode: int | None = None
@@ -519,7 +518,7 @@ class Session:
         for process in self._measurement.all_processes():
             for slot, lacking in list(process.no_room.items()):
                 self._measurement.note_once(reasons.no_room(process.names.get(slot, ""), lacking))
-        for process in summary.partly_counted(self._measurement, self._sequence):
+        for process in summary.partly_counted(self._measurement):
             self._measurement.note(
                 f"{process.label}: some kernels may still have been running at the last reading; counts may be incomplete"
             )
@@ -551,16 +550,16 @@ class Session:
         """Request the maps of every live process, and wait for them. Tell the user how many processes did not answer.
 
         wait: seconds that running kernels may take to finish. flags: of `DrainFlag`. Ended processes already sent their maps."""
-        self._sequence += 1
-        sequence = self._sequence
+        self._measurement.request += 1
+        request = self._measurement.request
         waiting_for = [p for p in self._measurement.active() if not p.disconnected]
         for process in waiting_for:
-            process.send(protocol.drain(sequence, wait, flags))
+            process.send(protocol.drain(request, wait, flags))
         self._server.wake()
         deadline = time.monotonic() + wait + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
 
         def unanswered() -> int:
-            return sum(not p.disconnected and p.last_drain < sequence for p in waiting_for)
+            return sum(not p.disconnected and p.last_drain < request for p in waiting_for)
 
         while True:
             due = min(deadline, self._next_tick) if self._tick else deadline

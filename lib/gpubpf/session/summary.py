@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import SLOTS, SnapshotFlag
+from gpubpf.agent.definitions import SLOTS
 from gpubpf.ebpf import maps
 from gpubpf.session.measurement import SHARED, is_ring
 from gpubpf.session.reasons import BEFORE_READY, LOADED_BEFORE, REFUSED, fault_record
@@ -200,23 +200,35 @@ def _counted(measurement: Measurement) -> Iterator[tuple[TracedProcess, str, pro
 
 
 def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, int]]:
-    """Yield processes with incomplete counts, and the upper bound of their instrumented launches that were not read."""
+    """Yield processes with incomplete counts, and the upper bound of their instrumented launches that were not read.
+
+    Of a reading on the way, launches that were running then may lack counts. If kernels ran at a process's last reading, that is not a
+    loss of launches: see `partly_counted` and `ended_while_running`."""
     for process in measurement.all_processes():
         instrumented = sum(c.instrumented for c in process.counters()[0])
         received = sum(
-            i.launches for t in process.snapshots.values() for i in t.snapshot.instances if i.by_shape
+            s.launches if s.is_last(measurement.request) else s.complete for s in process.snapshots.values()
         )
         if instrumented > received:
             yield process, instrumented - received
 
 
-def partly_counted(measurement: Measurement, last: int) -> Iterator[TracedProcess]:
-    """Yield processes whose maps were read while earlier kernels still ran. `last`: the sequence number of the last request."""
+def _after_last_reading(process: TracedProcess) -> int:
+    """Return the number of instrumented launches that began after the process's last reading."""
+    instrumented = sum(c.instrumented for c in process.counters()[0])
+    return max(0, instrumented - sum(s.launches for s in process.snapshots.values()))
+
+
+def partly_counted(measurement: Measurement) -> Iterator[TracedProcess]:
+    """Yield processes whose maps were read at the end while earlier kernels still ran."""
     if not _has_counts(measurement):
         return
     for process in measurement.all_processes():
-        snapshots = [stored.snapshot for stored in process.snapshots.values()]
-        if any(s.sequence == last and s.flags & SnapshotFlag.RUNNING and s.instances for s in snapshots):
+        stored = process.snapshots.values()
+        if any(
+            s.snapshot.sequence and s.is_last(measurement.request) and not s.idle and s.launches
+            for s in stored
+        ):
             yield process
 
 
@@ -230,10 +242,9 @@ def ended_while_running(measurement: Measurement) -> Iterator[TracedProcess]:
             or not any(c.instrumented for c in process.counters()[0])
         ):
             continue
-        snapshots = [stored.snapshot for stored in process.snapshots.values()]
-        # 0: the process sent it on its own, and if it was not on the way (UNASKED), when it ended
-        at_end = [s.flags for s in snapshots if s.sequence == 0 and not s.flags & SnapshotFlag.UNASKED]
-        if any(flags & SnapshotFlag.RUNNING for flags in at_end):
+        stored = process.snapshots.values()
+        # 0: the process sent it on its own
+        if any(s.snapshot.sequence == 0 and s.is_last(measurement.request) and not s.idle for s in stored):
             yield process
 
 
@@ -250,7 +261,9 @@ def describe_loss(measurement: Measurement, process: TracedProcess, launches: in
         return ""
     parts = []
     if _has_counts(measurement):
-        parts.append(f"the counts of up to {table.count(launches, 'launch')} are lost")
+        late = _after_last_reading(process)
+        since = f", of which {late:,} began after the last reading" if 0 < late < launches else ""
+        parts.append(f"the counts of up to {table.count(launches, 'launch')} are lost{since}")
     rings = list(_unread(measurement, process))
     for name, received, _, most in rings:
         bounded = name in measurement.follow.per_thread

@@ -67,8 +67,11 @@ class StoredSnapshot:
 
     The owner closes it. Code that reads a process's `snapshots` holds `Measurement.lock`, because a newer one replaces it."""
 
-    def __init__(self, snapshot: protocol.Snapshot, file: int) -> None:
+    def __init__(self, snapshot: protocol.Snapshot, file: int, before: StoredSnapshot | None = None) -> None:
+        """`before`: the context's previous one."""
         self.snapshot = snapshot
+        # Launches whose counts are certainly complete. Those of this reading are, unless kernels were running.
+        self.complete: int = self.launches if self.idle else before.complete if before else 0
         self._file: int | None = file
         # Offset, size, compressed bytes; sorted by offset.
         self._compressed: list[tuple[int, int, bytes]] = []
@@ -77,6 +80,16 @@ class StoredSnapshot:
     def idle(self) -> bool:
         """Whether no kernel was running."""
         return not self.snapshot.flags & SnapshotFlag.RUNNING
+
+    @property
+    def launches(self) -> int:
+        """The number of instrumented launches that began before it."""
+        return sum(i.launches for i in self.snapshot.instances if i.by_shape)
+
+    def is_last(self, request: int) -> bool:
+        """Whether it was made at the end: of its process, or of the measurement, whose last request has this number."""
+        asked = self.snapshot.sequence
+        return asked == request if asked else not self.snapshot.flags & SnapshotFlag.UNASKED
 
     def read(self, size: int, offset: int) -> bytes:
         """Return `size` bytes from `offset`; fewer at the end of the file. Once compressed, return b"" for ranges outside the maps."""
@@ -140,9 +153,9 @@ class TracedProcess:
     executed: bool = False  # its process executed another program, which has its own entry if it is traced
     again: bool = False  # its process was traced before, until it executed this program
     disconnected: bool = False
-    dropped: bool = (
-        False  # the tool closed the connection, because of a bad message; the program may continue
-    )
+    # The tool closed the connection, because of a bad message or a lack of open files. The program may continue.
+    dropped: bool = False
+    out_of_files: bool = False  # and the reason was a lack of open files
     disconnected_at: float = 0.0  # time.monotonic
     last_drain: int = 0  # sequence number of the last DRAIN that the agent has completed
     names: dict[int, str] = field(default_factory=dict)  # slot → mangled kernel name
@@ -378,7 +391,7 @@ class TracedProcess:
                 self.skipped_readings += 1
         if before:
             before.close()
-        self.snapshots[snapshot.context] = StoredSnapshot(snapshot, file)
+        self.snapshots[snapshot.context] = StoredSnapshot(snapshot, file, before)
 
     def add_log(self, file: int, records: int) -> None:
         """Open the operation log. Takes ownership of `file`, unless it raises Malformed or OSError."""

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from gpubpf import agent
+from gpubpf.agent import protocol
 from gpubpf.attach import loading
 from gpubpf.images.instrument import Sidecar
 from gpubpf.process import traceable
@@ -402,6 +403,23 @@ def test_without_files_a_process_is_missed_for_that_reason(
             assert measured.join(other.pid) == reasons.OUT_OF_FILES
         assert measured.join(other.pid) is None
     assert measured.summary()["processes"]["missed"] == {reasons.OUT_OF_FILES: 1}
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+def test_a_process_whose_first_files_cannot_be_taken_is_missed_for_that_reason(
+    built: Path, start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    first, other = start(built / "becomes", "end"), start(built / "becomes", "end")
+
+    def fails(*_: Any) -> Any:
+        raise OSError(error, os.strerror(error))
+
+    with session(first.pid) as measured:
+        with monkeypatch.context() as patch:
+            patch.setattr(protocol, "hello", fails)
+            reason = measured.join(other.pid)
+        assert reason == (reasons.OUT_OF_FILES if error == errno.EMFILE else reasons.UNHOOKED)
+        assert measured.join(other.pid) is None
 
 
 def test_what_a_refusal_for_lack_of_files_says() -> None:
