@@ -379,7 +379,7 @@ def test_programs_run_only_in_the_ways_that_are_asked_for(
     tools: list[list[str]] = []
     monkeypatch.setattr(programs, "run", lambda _place, _jobs, ways, *_: tools.append(ways) or iter(()))
     for ways in ("alone", "launchlate,threadhist"):
-        assert run.main(["programs", "--from", str(tmp_path), "--ways", ways]) == 0
+        assert run.main(["programs", "--from", str(tmp_path), "--ways", ways]) == run.SKIPPED
     assert tools == [[], ["threadhist", "launchlate"]]
     with pytest.raises(SystemExit):
         run.main(["programs", "--from", str(tmp_path), "--ways", "plain"])
@@ -389,7 +389,7 @@ def test_without_nvcc_a_list_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert run.main(["polybench", "--from", str(tmp_path)]) == 0
+    assert run.main(["polybench", "--from", str(tmp_path)]) == run.SKIPPED
     assert "skipped polybench: nvcc is missing" in capsys.readouterr().err
 
 
@@ -398,7 +398,7 @@ def test_a_suite_that_cannot_be_had_is_skipped_with_the_reason(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(run.SOURCES, "bpf", (str(tmp_path / "nowhere"), "0" * 40))
-    assert run.main(["bpf"]) == 0
+    assert run.main(["bpf"]) == run.SKIPPED
     assert "skipped bpf: fatal: " in capsys.readouterr().err
 
 

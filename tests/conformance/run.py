@@ -54,6 +54,7 @@ SOURCES = {
 }
 SOURCES |= {name: (suite.url, suite.commit) for name, suite in LISTS.items()}
 PATIENCE = 600  # seconds for a step of git
+SKIPPED = 77  # exit status when nothing ran; test runners such as automake's take it for "skipped"
 
 
 class Skipped(Exception):
@@ -136,10 +137,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"conformance: skipped {args.suite}: {reason}; give a checkout of {url} with --from",
                 file=sys.stderr,
             )
-            return 0
+            return SKIPPED
     if args.suite in LISTS and not shutil.which(compiler := LISTS[args.suite].api.compiler):
         print(f"conformance: skipped {args.suite}: {compiler} is missing", file=sys.stderr)
-        return 0
+        return SKIPPED
     outcomes = _earlier(args)
     with args.json.open("a" if args.resume else "w") if args.json else contextlib.nullcontext() as file:
         for outcome in _outcomes(args, directory.resolve(), {o.program for o in outcomes}):
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(json.dumps(asdict(outcome)), file=file, flush=True)
     if not outcomes:
         print(f"conformance: skipped {args.suite}: {directory} has no programs of it", file=sys.stderr)
-        return 0
+        return SKIPPED
     print(table(outcomes))
     return int(any(o.verdict == DIFFERENT for o in outcomes))
 

@@ -306,7 +306,7 @@ TITLES = {
     "threadhist": r"soak_\w+: instructions per thread",
     "kernelretsnoop": r"soak_\w+: when its threads exit",
     "memtrace": r"soak_\w+: memory traffic",
-    "launchlate": r"[\d,]+ launch(es)? took .* in total to start|latency, and its parts \(means\)",
+    "launchlate": r"KERNEL .*COUNT P50 P99 MAX|latency, and its parts \(means\)",
     "cudasnoop": r"[\d,]+ calls? took .* in all",
     "gpucount": r"COUNT: executions by warps",
     "gpudist": r"kernel:soak\*:u64:threads",

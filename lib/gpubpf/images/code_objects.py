@@ -10,6 +10,7 @@ encodings. So it runs in a child process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -17,7 +18,7 @@ import pickle
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,10 +26,12 @@ from gpubpf import cache, names
 from gpubpf.errors import Error, ImageError, VerifyError
 from gpubpf.gcn import POINTS, lacking
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
+from gpubpf.gcn.comgr import LIBRARIES
 from gpubpf.gcn.inject import GcnPlacement, inject
 from gpubpf.gcn.kernel_writer import GcnSite, InjectedGcnKernel
 from gpubpf.gcn.lines import SourceLines
 from gpubpf.images.instrument import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
+from gpubpf.linux import libraries
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.process import privileges
 from gpubpf.ptx.values import Site
@@ -211,7 +214,7 @@ def _site(site: GcnSite, lines: SourceLines) -> Site:
 
 @functools.cache
 def _version() -> str:
-    """Return a key that changes with the code that makes a sidecar, and with the compiler of the programs."""
+    """Return a key that changes with the code that makes a sidecar, the compiler of the programs and AMD's code object manager."""
     package = Path(__file__).resolve().parents[1]
     others = (
         "lower/amdgcn.py",
@@ -221,7 +224,17 @@ def _version() -> str:
         "images/instrument.py",
     )
     files = [*sorted((package / "gcn").glob("*.py")), *(package / name for name in others)]
-    return cache.key(cache.key_of_files(files), importlib.metadata.version("llvmlite"))
+    return cache.key(cache.key_of_files(files), importlib.metadata.version("llvmlite"), *_comgr_files())
+
+
+def _comgr_files() -> Iterator[str]:
+    """Yield the identity of each file that `Comgr` may load: path, size, inode and time of change. It is too large to be hashed."""
+    names = libraries.LibraryNames(*LIBRARIES)
+    directories = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    for path in sorted(libraries.files(names, also=map(Path, directories))):
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            yield f"{path} {found.st_size} {found.st_ino} {found.st_mtime_ns}"
 
 
 def _identity(placements: Mapping[str, Sequence[GcnPlacement]]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 import hipsim_engine
 from gpubpf.ebpf.bytecode import DEVICE_POINTS
-from gpubpf.gcn import POINTS
+from gpubpf.gcn import POINTS, comgr
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.images import code_objects
 from gpubpf.images.code_objects import AmdAttachment, instrument
@@ -47,6 +47,27 @@ def test_a_sidecar_and_the_cache(
     assert CodeObject(made.image).gpu == "gfx906" and len(made.image) > len(data)
     monkeypatch.setattr(code_objects, "_in_child", lambda *arguments: pytest.fail("made twice"))
     assert instrument(data, [attachment]) == made
+
+
+def test_what_one_version_of_amds_library_made_or_refused_is_not_kept_for_another(
+    tmp_path: Path, attachment: AmdAttachment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = built(tmp_path, "s_nop 4")
+    with monkeypatch.context() as patch:
+        patch.setattr(comgr, "LIBRARIES", ("libamd_comgr.so.none",))  # as if it was not installed
+        patch.setattr(code_objects, "_comgr_files", lambda: iter(()))
+        patch.setattr(
+            code_objects,
+            "_in_child",
+            lambda data, *others: code_objects._instrument(CodeObject(data), *others),
+        )
+        comgr._library.cache_clear()
+        code_objects._version.cache_clear()
+        assert "is not installed" in instrument(data, [attachment]).refusals["one"]
+    comgr._library.cache_clear()
+    code_objects._version.cache_clear()
+    assert list(code_objects._comgr_files())
+    assert instrument(data, [attachment]).image
 
 
 @pytest.mark.parametrize("point", [point for point in DEVICE_POINTS if point not in POINTS])

@@ -288,7 +288,8 @@ std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &err
     if (!image) {
         Translation made;
         if (!run_translation(ptx, virtual_clock, made, error)) return nullptr;
-        embedded::write_cached(key + ".so", made.object);
+        // Unless the translator's files have changed meanwhile, such as by an update.
+        if (translation_key(ptx, virtual_clock) == key) embedded::write_cached(key + ".so", made.object);
         if (!(image = LoadedImage::load(key, ptx, made.object, error))) return nullptr;
         image->keep_parts(std::move(made.parts));
     }
@@ -296,7 +297,8 @@ std::shared_ptr<const Image> translate(std::string_view ptx, TranslateError &err
     return image;
 }
 
-bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &text, TranslateError &error) {
+// Returns the name of the cached file with the result of link_ptx().
+static std::string linked_name(const std::vector<LinkInput> &inputs, bool complete) {
     embedded::Sha256 hash;
     hash_translator(hash);
     hash.add(complete ? "link" : "check");
@@ -305,7 +307,11 @@ bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &
         hash.add(std::to_string(input.text.size()));
         hash.add(input.text);
     }
-    const std::string name = hash.hex() + ".ptx";
+    return hash.hex() + ".ptx";
+}
+
+bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &text, TranslateError &error) {
+    const std::string name = linked_name(inputs, complete);
     if (std::optional<std::string> found = embedded::read_cached(name)) {
         text = std::move(*found);
         return true;
@@ -328,7 +334,7 @@ bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &
         return false;
     }
     text = std::move(*linked);
-    embedded::write_cached(name, text);
+    if (linked_name(inputs, complete) == name) embedded::write_cached(name, text);
     return true;
 }
 
