@@ -170,6 +170,7 @@ LOSSES = (
     *("kill", "abort", "_exit", "execs", "running", "gputrace"),
     *(OUT_OF_FILES, *NO_FILES_IN_PROGRAM, *SIGNALS),
 )
+FOLLOWED = 1024  # dispatches under way whose times hipsnoop's agent reports (docs/host-calls.md)
 UNTIMED = (*LOSSES, "process", "machine")  # they may have waited for work from before attaching
 
 # Why launches that were seen are not counted (`not_instrumented`), and why processes are missed (`processes.missed`).
@@ -449,7 +450,8 @@ def account(
     for reason in said.missed:
         demand(_may(MISSED.get(reason, ()), conditions), f"processes are missed ({reason})")
     demand(not said.lost or _may(LOSSES, conditions), f"{said.lost} are lost, for no reason")
-    demand(not said.untimed or _may(UNTIMED, conditions), f"{said.untimed} are not timed, for no reason")
+    untimed = _may(UNTIMED, conditions) or ("hipsnoop" in conditions and made > FOLLOWED)
+    demand(not said.untimed or untimed, f"{said.untimed} are not timed, for no reason")
     demand(said.seen <= made, f"{said.seen} launches seen of {made}")
     demand(lost <= said.lost, f"the notices say that {lost} are lost, the summary {said.lost}")
     # A notice may name a process that the summary counts as missed, unless the tool had attached to it.

@@ -22,9 +22,10 @@ def device_lines(summary: Mapping[str, Any], filters: str = "") -> Iterator[str]
     where = " on hipsim" if times["device"] == "sim" else " (not tested on AMD hardware)"
     chosen = " of these calls" if filters else ""
     said = f"{times['source']} reported {dispatches}{chosen}{where}"
+    most = " (at most 1,024 at a time are followed)" if times["source"] == "ROCr" else ""
     missing = (
         ("lost", "lost, because they came too fast"),
-        ("unended", "whose end was not reported"),
+        ("unended", f"whose end was not reported{most}"),
         ("without_call", "without a known call"),
     )
     parts = [f"{times[key]:,} {what}" for key, what in missing if times[key]]
