@@ -57,7 +57,7 @@ _FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
 def _version() -> str:
     """Return a key of the code of bcc and of the stages ebpf, verify and lower, whose results the cache keeps."""
     here = Path(__file__).parent.parent
-    patterns = ("ebpf/*.py", "ebpf/*.h", "verify/*.py", "lower/*.py", "lower/templates/*.ll")
+    patterns = ("elf.py", "ebpf/*.py", "ebpf/*.h", "verify/*.py", "lower/*.py", "lower/templates/*.ll")
     files = [path for pattern in patterns for path in sorted(here.glob(pattern))]
     with contextlib.suppress(ImportError, ValueError):
         if (bcc := importlib.util.find_spec("bcc")) is not None and bcc.origin is not None:

@@ -106,7 +106,7 @@ def _link(texts: tuple[str, ...], options: str, number: int) -> FatbinImage:
 @functools.cache
 def _version() -> str:
     package = Path(__file__).resolve().parents[1]
-    return cache.key_of_files(sorted((package / "ptx").glob("*.py")))
+    return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), Path(__file__)])
 
 
 # --- grouping parts by module --------------------------------------------------------------------------
