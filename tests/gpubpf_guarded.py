@@ -25,6 +25,7 @@ from gpubpf_asm import CONTEXT, MAPS, STACK, VALUE, Interpreter
 PAGE = 4096
 MAPS_APART, KEYS_APART = 0x8000, 0x1000
 MAX_STEPS = 1 << 17
+HELPERS = {1, 2, 505, 607, 609, 615}  # what StrictInterpreter can call
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from gpubpf.agent.definitions import CONTROL, LOG_HEADER, Message, Place
 from gpubpf.attach import patching
 from gpubpf.calls import kernel_names
 from gpubpf.calls.device_times import dispatches
-from gpubpf.ebpf import bytecode, maps
+from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, DEVICE_POINTS, BpfFunction, Program
-from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError, VerifyError
+from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError
 from gpubpf.gcn import access, arguments, comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.leaving import leaving
@@ -45,7 +45,6 @@ from gpubpf.ptx.values import Placement
 from gpubpf.session.log_file import LogFile
 from gpubpf.session.operation_log import OpLog
 from gpubpf.session.rings import RingReader
-from gpubpf.verify import rules
 
 INPUTS = Path(__file__).parent / "inputs"
 Seeds = Callable[[], Iterable[bytes]]
@@ -729,20 +728,6 @@ def device_program() -> tuple[Program, BpfFunction]:
     return program, program.device_functions[0]
 
 
-def program_seeds() -> Iterable[bytes]:
-    program, function = device_program()
-    numbers = {name: at for at, name in enumerate(program.maps)}
-    return [bytecode.encode(function.instructions, numbers)]
-
-
-@target(VerifyError, ValueError, seeds=program_seeds)
-def verifier(data: bytes) -> None:
-    """Check a program."""
-    program, function = device_program()
-    code = bytecode.decode(data[: 8 * 256], maps=dict(enumerate(program.maps)))
-    rules.check(program, BpfFunction(function.name, function.point, code))
-
-
 def name_seeds() -> Iterable[bytes]:
     return [
         b"_ZN2ns5scaleIfLi3EEEvPT_i",
@@ -783,4 +768,4 @@ def cached(data: bytes) -> None:
     assemble._unpack(data)
 
 
-from fuzz import object_targets, process_targets, report_targets  # noqa: E402, F401  add their targets
+from fuzz import object_targets, process_targets, program_targets, report_targets  # noqa: E402, F401  add their targets

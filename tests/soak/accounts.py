@@ -182,6 +182,7 @@ MISSED = {
     reasons.UNREACHED: (OUT_OF_FILES,),
     reasons.OUT_OF_FILES: (OUT_OF_FILES,),
     reasons.UNHOOKED: NO_FILES_IN_PROGRAM,
+    reasons.STOPPED: ("stopped program",),
     reasons.ENDED: ("machine",),
     reasons.REACHED_LATE: ("machine",),
     reasons.TOO_LATE: ("machine",),

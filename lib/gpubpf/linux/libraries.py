@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpubpf.errors import UsageError
+from gpubpf.errors import UsageError, out_of_files
 from gpubpf.process import address_space, bpf_syscall, libc, target_files
 
 _CACHE = Path("/etc/ld.so.cache")
@@ -104,15 +104,26 @@ class Key:
 
 
 def files(names: LibraryNames, also: Iterable[Path] = ()) -> list[str]:
-    """Return the paths of the matching files that the dynamic linker would find, each once. `also`: more directories to search."""
+    """Return the paths of the matching files that the dynamic linker would find, each once. `also`: more directories to search.
+
+    Raises OSError if no more files can be opened."""
     found: list[str] = [path for path in names.paths if os.path.exists(path)]
-    with contextlib.suppress(OSError):
+    with _unreadable_skipped():
         data = _CACHE.read_bytes()
         found += (p for m in re.findall(rb"/[^\0]+\.so[^\0/]*", data) if names.match(p := os.fsdecode(m)))
     for directory in (*_DIRECTORIES, *map(str, (*sorted(Path("/opt").glob("rocm-*/lib*")), *also))):
-        with contextlib.suppress(OSError):
+        with _unreadable_skipped():
             found += (f"{directory}/{entry}" for entry in os.listdir(directory) if names.match(entry))
     return list(dict.fromkeys(map(os.path.realpath, found)))
+
+
+@contextlib.contextmanager
+def _unreadable_skipped() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if out_of_files(error):
+            raise
 
 
 def running(names: LibraryNames) -> dict[tuple[str, int], list[MappedCode]]:

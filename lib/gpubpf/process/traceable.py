@@ -36,11 +36,15 @@ def started(pid: int) -> float:
 
 
 class RefusedForNow(SessionError):
-    """The kernel refused to trace a process, but may allow it soon: another tool may be tracing one of its threads."""
+    """A process cannot be traced now, but perhaps soon: it is stopped, or another tool may be tracing one of its threads."""
 
 
 class AlreadyTraced(RefusedForNow):
     """Another process traces it: a debugger or, for some milliseconds, another tool of this project."""
+
+
+class Stopped(RefusedForNow):
+    """The process is stopped, such as by SIGSTOP."""
 
 
 class ProcessEnded(SessionError):
@@ -94,7 +98,7 @@ def check_traceable(pid: int) -> None:
         name = status(tracer).get("Name", "?")
         raise AlreadyTraced(f"{who} is already traced by {name} (pid {tracer}); stop that first")
     if state == "T":
-        raise SessionError(f"{who} is stopped; continue it first: kill -CONT {pid}")
+        raise Stopped(f"{who} is stopped; continue it first: kill -CONT {pid}")
     if known.get("Seccomp") == str(_STRICT_SECCOMP):
         raise SessionError(
             f"{who} is in strict seccomp mode, which allows almost no system call; start it without that mode"

@@ -29,6 +29,7 @@ from gpubpf.session.reasons import (
     NO_ROCR,
     OTHER_DEVICE,
     OUT_OF_FILES,
+    STOPPED,
     TOO_LATE,
     TRACED,
     UNHOOKED,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 # All in seconds.
 ATTACH_WAIT = 30.0  # for the agent to install its hooks
 PREVIOUS_TOOL_WAIT = 5.0  # for the agent to detach from the previous tool
-OTHER_TRACER_WAIT = 1.0  # for another tracer that is attaching or detaching
+FREE_WAIT = 1.0  # for another tracer that is attaching or detaching, and for a stopped process
 RETRY_INTERVAL = 0.1
 COPIES_WAIT = 2.0  # for the copies of kernels that a held process has loaded
 EXIT_WAIT = 0.1  # between the first failure in an exiting process and its pidfd becoming readable
@@ -138,7 +139,7 @@ class Joining:
                     vendors = self._check_device(pid, starting)
                     code = self._attach_all(pid, ended, starting, vendors)
                 except traceable.RefusedForNow:
-                    if time.monotonic() > began + OTHER_TRACER_WAIT:
+                    if time.monotonic() > began + FREE_WAIT:
                         raise
                 else:
                     if code == _RELEASED:
@@ -156,7 +157,10 @@ class Joining:
                 raise Missed(
                     ENDED, f"pid {pid} ended while the tool was attaching; there is nothing left to trace"
                 ) from None
-            raise error if isinstance(error, Missed) else Missed(_attach_failure(pid), str(error)) from None
+            if isinstance(error, Missed):
+                raise
+            reason = STOPPED if isinstance(error, traceable.Stopped) else _attach_failure(pid)
+            raise Missed(reason, str(error)) from None
         finally:
             os.close(ended)
 

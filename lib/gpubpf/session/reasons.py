@@ -30,6 +30,7 @@ TRACED = "traced by another"
 BUSY = "not free in time"
 UNHOOKED = "cannot be hooked"
 FORBIDDEN = "cannot be traced"
+STOPPED = "stopped"
 OTHER_DEVICE = "another device"
 OUT_OF_FILES = "too many open files"
 UNREACHED = "not reached in time"
@@ -43,6 +44,7 @@ MISSED = (
     BUSY,
     UNHOOKED,
     FORBIDDEN,
+    STOPPED,
     OTHER_DEVICE,
     OUT_OF_FILES,
     UNREACHED,

@@ -510,3 +510,15 @@ def test_calls_of_this_process_itself(built: Path, notes: list[str]) -> None:
         host.update("targets", os.getpid().to_bytes(4, "little"), b"\1")
         assert library.snoop_fails() == 101
         assert within(60, lambda: counts(host) == [1, 1, 0, 0])
+
+
+def test_without_files_no_library_seems_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = libraries.LibraryNames("libc.so.6")
+    assert libraries.files(names)
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "listdir", fails)
+    with pytest.raises(OSError, match="Too many open files"):
+        libraries.files(names)

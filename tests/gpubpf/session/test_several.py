@@ -422,6 +422,20 @@ def test_a_process_whose_first_files_cannot_be_taken_is_missed_for_that_reason(
         assert measured.join(other.pid) is None
 
 
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_stopped_process(built: Path, start: Callable[..., Program], continues: bool) -> None:
+    first, other = start(built / "becomes", "end"), start(built / "becomes", "end")
+    with session(first.pid) as measured:
+        os.kill(other.pid, signal.SIGSTOP)
+        timer = threading.Timer(0.2 if continues else 60, os.kill, (other.pid, signal.SIGCONT))
+        timer.start()
+        try:
+            assert measured.join(other.pid) == (None if continues else reasons.STOPPED)
+        finally:
+            timer.cancel()
+            os.kill(other.pid, signal.SIGCONT)
+
+
 def test_what_a_refusal_for_lack_of_files_says() -> None:
     refusal = traceable.refusal(os.getpid(), errno.ENFILE)
     assert (
