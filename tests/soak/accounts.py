@@ -58,6 +58,7 @@ class Notice:
 
 _PID = r"pid (?P<pid>\d+) \(\w*\)"
 # Of results that were not read.
+_LOST_RECORDS = r"(; [\d,]+ records? of \w+ received, .* lost)*"
 _LOST_COUNTS = r"the counts of up to (?P<counts>[\d,]+) launch(es)? are lost(, of which [\d,]+ began after the last reading)?"
 NOTICES = (
     Notice(r"note: attached to \d+ \(\w*\)(, after it executed another program)?", NOTHING),
@@ -122,7 +123,7 @@ NOTICES = (
     # Results that were not read. Their launches were seen, and the summary's `lost` counts them.
     Notice(
         rf"note: {_PID}( (ended|executed another program) before its results could be read|: its last results were not read)"
-        rf"(; {_LOST_COUNTS})?(; [\d,]+ records? of \w+ received, .* lost)*",
+        rf"(; {_LOST_COUNTS})?{_LOST_RECORDS}",
         COUNTS,
         ("kill", "abort", "_exit", "execs", OUT_OF_FILES, *SIGNALS),
     ),
@@ -139,7 +140,7 @@ NOTICES = (
         ("terminated",),
     ),
     Notice(
-        rf"note: {_PID}: its results could not be read in time; {_LOST_COUNTS}",
+        rf"note: {_PID}: its results could not be read in time(; {_LOST_COUNTS})?{_LOST_RECORDS}",
         COUNTS,
         ("terminated",),
     ),

@@ -331,9 +331,12 @@ def watch_command(scene: Scene) -> None:
         allowed |= ANYHOW
     elif scene.err.read_text().endswith(": no traced process launched a kernel\n"):
         allowed = {STATUS.get(cycle.end, 1)}
+    if cycle.fault == "interrupted":
+        allowed |= TWICE
     demand(status in allowed, f"status {status}, not that of the program")
 
 
+TWICE = {130, -signal.SIGINT}  # the second SIGINT ends the tool at once
 ANYHOW = {0, 1, 130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL}
 
 
@@ -349,8 +352,8 @@ def ended_well(tool: subprocess.Popen[str], scene: Scene) -> None:
     last = said[-1].removeprefix(f"{scene.cycle.tool}: ") if said else ""
     failed = accounts.is_ending(last, conditions_of(scene)) or accounts.NO_KERNEL.match(last)
     allowed = ANYHOW if may_end_anyhow(scene) else {0, 1} if failed else {0}
-    if scene.cycle.fault == "interrupted":  # the second SIGINT ends it at once
-        allowed |= {130, -signal.SIGINT}
+    if scene.cycle.fault == "interrupted":
+        allowed |= TWICE
     demand(status in allowed, f"status {status} of the tool, which said last: {last}")
 
 
