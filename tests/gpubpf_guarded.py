@@ -41,6 +41,10 @@ class Harmful(Exception):
     """A program does what no device program may do."""
 
 
+class Endless(Harmful):
+    """A program takes more than MAX_STEPS jumps."""
+
+
 class StrictInterpreter(Interpreter):
     """Runs a program and raises Harmful where it leaves an object, or reads bytes that were never written."""
 
@@ -83,7 +87,7 @@ class StrictInterpreter(Interpreter):
         self.frame = r[10]
         self.steps += 1
         if self.steps > MAX_STEPS:
-            raise Harmful("does not end")
+            raise Endless("does not end")
         return super().taken(i, r)
 
     def access(self, i: b.Instruction, r: list[int]) -> None:
