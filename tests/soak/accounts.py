@@ -133,6 +133,11 @@ NOTICES = (
         COUNTS,
         NO_FILES_IN_PROGRAM,
     ),
+    Notice(
+        rf"note: {_PID}: some readings of its maps were dropped, because the tool was too slow",
+        NOTHING,
+        ("stopped tool",),
+    ),
     # A signal other than SIGINT leaves little time for the last reading, and a kernel may run for longer.
     Notice(
         r"note: [\d,]+ process(es)? did not answer in time; counts since the last reading are not shown",
