@@ -271,13 +271,18 @@ class KernelTimes:
         """Whether `take` needs all events, because they select the dispatches."""
         return self._filtered and bool(self.environment)
 
-    def take(self, events: Array | None = None, last: bool = False) -> list[dict[str, Any]]:
+    def take(
+        self, events: Array | None = None, last: bool = False, ended_ns: int | None = None
+    ) -> list[dict[str, Any]]:
         """Return the records of dispatches that have ended, with their calls.
 
         `events`: new ones from `CallProbes.events`. Without them, return no records, and only add the dispatches to
-        `runs`. A dispatch whose call may still come is held back until then, or until `last`.
+        `runs`. A dispatch whose call may still come is held back until then, or until `last`. `ended_ns`: when the
+        measurement was over (CLOCK_BOOTTIME); later dispatches are left out.
         """
         new = self._processes.take(last)
+        if ended_ns is not None:
+            new = new[np.where(new["enqueued_ns"], new["enqueued_ns"], new["start_ns"]) <= ended_ns]
         if events is None or not self.environment:
             self._add(new)
             return []

@@ -149,7 +149,9 @@ class CallReport:
         not recorded.
         """
         times = self._inputs.kernel_times
-        return times.take(events, self._inputs.processes.stopped) if times is not None else []
+        if times is None:
+            return []
+        return times.take(events, self._inputs.processes.stopped, self._inputs.calls.ended_ns)
 
     def _take_events(self, events: Any) -> None:
         args, name_of = self._args, self._inputs.kernels.name

@@ -413,7 +413,7 @@ def loss_lines(summary: Mapping[str, Any]) -> list[str]:
         (summary["launches_running"], "still running when the measurement ended"),
         (failed, "with an unknown end: the context failed before the end was read"),
         (ended, "with an unknown end: the process ended before the end was read"),
-        (reused, "lost: the slot was reused before it was read"),
+        (reused, "lost: the tool could not keep up; --kernel chooses fewer"),
         (summary["launches_behind_unseen"], "may have waited for work from before attaching: wait unknown"),
         (summary["launches_untimed"], "not timed: neither a probe nor timing events"),
     )

@@ -137,7 +137,7 @@ def refusal(pid: int, code: int) -> SessionError:
     if code in OUT_OF_FILES:
         return OutOfFiles(pid)
     if not known or code == errno.ESRCH or known.get("State", "Z")[0] in "ZX":
-        return ProcessEnded(f"pid {pid} ended during attach; name a running process")
+        return ProcessEnded(f"pid {pid} ended, or executed another program, while the tool was attaching")
     try:
         check_traceable(pid)  # another tracer may have attached, or the process may have ended
     except SessionError as error:

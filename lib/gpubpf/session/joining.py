@@ -154,8 +154,9 @@ class Joining:
         except SessionError as error:
             # `ProcessEnded` is also raised if the process executed another program.
             if isinstance(error, traceable.ProcessEnded) or has_ended(ended):
+                what = "ended" if has_ended(ended) else "executed another program"
                 raise Missed(
-                    ENDED, f"pid {pid} ended while the tool was attaching; there is nothing left to trace"
+                    ENDED, f"pid {pid} {what} while the tool was attaching; run the tool again"
                 ) from None
             if isinstance(error, Missed):
                 raise

@@ -145,7 +145,9 @@ class MachineWatcher:
             reason = self._join(pid, held.tid if held is not None else None)
         except Exception as error:
             self._missed(pid, comm, FORBIDDEN)
-            self._note(f"pid {pid} ({comm}) cannot be traced: {error!r}")
+            self._note(
+                f"pid {pid} ({comm}) cannot be traced: internal error, {type(error).__name__}: {error}"
+            )
             raise
         finally:
             unused = reason == NO_ROCR

@@ -66,6 +66,12 @@ FAST_TICK = 0.01  # the same, when they fill quickly
 JOINS = 8  # concurrent attaches
 
 
+def _named(processes: Sequence[TracedProcess]) -> str:
+    """Return the processes' names, at most three, and the number of the others."""
+    shown = ", ".join(process.label for process in processes[:3])
+    return f"{shown} and {len(processes) - 3:,} more" if len(processes) > 3 else shown
+
+
 @dataclass
 class _NewlyHooked:
     """A process whose hooks are live. until: when to report missing copies (time.monotonic); told: whether they were reported."""
@@ -504,7 +510,7 @@ class Session:
                 if process.failed
                 else ": its last results were not read"
                 if process.dropped
-                else ": it could make no file in memory for its results (ulimit -n, ulimit -f)"
+                else ": it could not create a file in memory for its results (ulimit -n, ulimit -f)"
                 if process.without_files
                 else " executed another program before its results could be read"
                 if process.executed
@@ -535,7 +541,7 @@ class Session:
                 self._measurement.record_missed(process.pid, process.comm, reasons.UNREACHED, process.started)
             self._measurement.note(
                 f"{table.count(len(silent), 'process')} ended or continued before the tool could attach;"
-                f" {'their' if len(silent) > 1 else 'its'} launches are missing"
+                f" {'their' if len(silent) > 1 else 'its'} launches are missing: {_named(silent)}"
             )
         if graphs := sum(
             process.graph_launches() - process.graph_launches_before()
@@ -558,8 +564,8 @@ class Session:
         self._server.wake()
         deadline = time.monotonic() + wait + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
 
-        def unanswered() -> int:
-            return sum(not p.disconnected and p.last_drain < request for p in waiting_for)
+        def unanswered() -> list[TracedProcess]:
+            return [p for p in waiting_for if not p.disconnected and p.last_drain < request]
 
         while True:
             due = min(deadline, self._next_tick) if self._tick else deadline
@@ -570,8 +576,8 @@ class Session:
                 return
             if time.monotonic() >= deadline:
                 self._measurement.note(
-                    f"{table.count(late, 'process')} did not answer in time;"
-                    " counts since the last reading are not shown"
+                    f"{table.count(len(late), 'process')} did not answer in time;"
+                    f" counts since the last reading are not shown: {_named(late)}"
                 )
                 return
             self._run_tick()

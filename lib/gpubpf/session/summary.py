@@ -262,7 +262,7 @@ def describe_loss(measurement: Measurement, process: TracedProcess, launches: in
     parts = []
     if _has_counts(measurement):
         late = _after_last_reading(process)
-        since = f", of which {late:,} began after the last reading" if 0 < late < launches else ""
+        since = f" ({late:,} of them began after the last reading)" if 0 < late < launches else ""
         parts.append(f"the counts of up to {table.count(launches, 'launch')} are lost{since}")
     rings = list(_unread(measurement, process))
     for name, received, _, most in rings:

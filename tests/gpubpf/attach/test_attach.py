@@ -277,7 +277,7 @@ def test_it_ends_meanwhile(built: Path) -> None:
                     raise
             killer.join()
     assert said <= {
-        "pid N ended during attach",
+        "pid N ended, or executed another program, while the tool was attaching",
         "pid N (kinds) has ended and is a zombie",
         "pid N (kinds) is exiting",
     }, said

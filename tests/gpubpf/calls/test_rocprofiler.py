@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -288,6 +289,18 @@ def ended(*dispatches):
         )
         at["block"], at["grid"] = (block, 1, 1), (4 * block - 1, 1, 1)
     return made
+
+
+def test_dispatches_after_the_end_of_the_measurement_are_left_out(monkeypatch):
+    made = ended((1, 100, 64), (1, 200, 64), (1, 300, 64), (1, 0, 64))
+    made["start_ns"][3], made["end_ns"][3] = 400, 450  # it is not known when it was enqueued
+    times = kernel_times.KernelTimes(Api("HIP", (), (), {}), ["true"], {}, 0)
+    monkeypatch.setattr(times._processes, "take", lambda last: made)
+    monkeypatch.setattr(times._processes, "processes", [SimpleNamespace(pid=7)])
+    monkeypatch.setattr(times._joiner, "kernel", lambda process, kernel: "k")
+    for end, count in ((None, 4), (400, 4), (399, 3), (200, 2), (99, 0)):
+        times.take(ended_ns=end)
+        assert sum(run.count for run in times.runs().values()) == count
 
 
 @pytest.fixture

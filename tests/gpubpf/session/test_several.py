@@ -507,7 +507,8 @@ def test_a_program_that_can_make_no_file_for_results(built: Path) -> None:
     assert summary["lost"] == summary["launches_instrumented"] > 0
     (why,) = [line for line in tool.said if "lost" in line]
     assert (
-        "it could make no file in memory for its results (ulimit -n, ulimit -f); the counts of up to" in why
+        "it could not create a file in memory for its results (ulimit -n, ulimit -f); the counts of up to"
+        in why
     )
 
 

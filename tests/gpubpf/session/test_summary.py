@@ -67,5 +67,5 @@ def test_launches_that_ran_at_a_reading_on_the_way_may_be_unread(
     if unread == 600:
         said = summary.describe_loss(measurement, cast(Any, process), unread)
         late = 1000 - last[2]
-        expected = f", of which {late} began after the last reading" if late else ""
+        expected = f" ({late} of them began after the last reading)" if late else ""
         assert said == "the counts of up to 600 launches are lost" + expected
