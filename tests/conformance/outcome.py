@@ -14,7 +14,7 @@ SAME, REFUSED, DIFFERENT = "same", "refused", "different"
 class Outcome:
     """One program in one way, such as a lowering or a tool.
 
-    verdict: SAME: it gave what was expected. REFUSED: gpubpf or the device said beforehand that it cannot run it. DIFFERENT: all else.
+    verdict: SAME: it gave what was expected. REFUSED: it has no result to compare, for a known reason. DIFFERENT: all else.
     reason: why it was refused, in words that programs with the same cause share; or what was different.
     seconds: how long it took. launches, instrumented: how many launches a tool matched, and instrumented. None where unknown.
     """

@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on where FILE of --json ends (not bpf, bpftime and ptx)",
+        help="continue an interrupted run, whose outcomes are in FILE of --json (not bpf, bpftime and ptx)",
     )
     parser.add_argument(
         "--ways",

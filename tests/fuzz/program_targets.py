@@ -19,7 +19,7 @@ from gpubpf.verify import rules
 from gpubpf_guarded import HELPERS, Case, Endless, StrictInterpreter
 
 VALUE_SIZE, ENTRIES = 64, 2
-MAX_STEPS = 8192  # longer programs are refused, so that more are tried
+MAX_STEPS = 2048  # longer programs are refused, so that more are tried
 
 
 def program_seeds() -> Iterable[bytes]:

@@ -540,8 +540,8 @@ def adopt_orphans() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=60, help="how long to run (default: 60)")
+    parser.add_argument("--seed", type=int, default=1, help="number that decides all cycles (default: 1)")
     parser.add_argument("--cycle", type=int, help="only this one, with all that the tool printed")
     parser.add_argument(
         "--alone",
@@ -549,7 +549,7 @@ def main() -> int:
         help="also watch every process, and set the machine's clock back and forth: do this where nothing else runs",
     )
     parser.add_argument("--verbose", action="store_true", help="print the account of each cycle")
-    parser.add_argument("--report", type=Path, help="write figures there, as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the results to FILE, as JSON")
     args = parser.parse_args()
     adopt_orphans()
     # If this runs in the background, the tools would inherit that SIGINT is ignored.
