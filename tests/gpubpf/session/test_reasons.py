@@ -26,12 +26,15 @@ def _of_table(page: str, header: str) -> set[str]:
 
 
 def test_every_reason_for_launches_is_in_the_man_pages() -> None:
-    *explained, kernels = _of_fragment(
-        "not-counted.roff"
-    )  # the last entry: kernels that cannot be instrumented
+    entries = _of_fragment("not-counted.roff")
+    at = next(at for at, entry in enumerate(entries) if fatbin.SASS_ONLY in entry)
+    explained, kernels = entries[:at], entries[at]
     assert set.union(*explained) == {*reasons.NOT_COUNTED, mapped.NOT_FOUND, mapped.AMBIGUOUS}
-    assert fatbin.SASS_ONLY in kernels
     assert _of_table("instrumentation.md", "explanation") <= set.union(*explained, kernels)
+    # The others come from the agents.
+    places = [ROOT / "lib" / "gpubpf" / "agent" / part for part in ("src", "hsa")]
+    agents = "".join(file.read_text() for place in places for file in place.rglob("*.cpp"))
+    assert all(f'"{reason}"' in agents for reason in set.union(*entries[at + 1 :]))
 
 
 def test_of_a_fault_only_what_is_known_is_said() -> None:
