@@ -41,7 +41,7 @@ from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.linux import libraries
 from gpubpf.process import target_files, traceable
 from gpubpf.session import device
-from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, REACHED_LATE, TRACED
+from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, REACHED_LATE, TOO_LATE, TRACED
 from gpubpf.session.workers import DaemonThreadPool
 
 # All in seconds.
@@ -72,7 +72,7 @@ class MachineWatcher:
     the process's held thread; None if the process runs freely. missed(pid, comm, reason): count a process for a reason that only the
     watcher knows. note: gets notices for the user. All three are called from several threads. `start` and `close` belong to the
     session's main thread. A scanner thread looks for processes, the `HoldHelper` thread reports new ones, and a pool of JOINS threads
-    attaches to them. They share only `_next_scan`, `_probed_files` and `_unused`, with single dict operations.
+    attaches to them. They share only `_next_scan`, `_probed_files`, `_unused` and `_arrived`, with single dict operations.
     """
 
     def __init__(
@@ -90,6 +90,9 @@ class MachineWatcher:
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
         # Processes that have loaded ROCr but do not use it yet: pid → start time. They will be held when they start to use it.
         self._unused: dict[int, float] = {}
+        self._arrived: dict[
+            int, str
+        ] = {}  # processes that are to be attached to, or are being attached to: pid → comm
 
     def start(self) -> None:
         """Attach to running processes, and begin to hold new ones. Raises SessionError."""
@@ -113,13 +116,15 @@ class MachineWatcher:
         self._scanner.start()
 
     def close(self) -> None:
-        """Release all held processes, and stop watching."""
+        """Release all held processes, and stop watching. Those that have not been attached to by now are missed."""
         self._closing.set()
         if self._scanner.ident is not None:
             # It may be blocked by a file on a FUSE file system that does not answer.
             self._scanner.join(LEAVE)
         self._hold_helper.close()
         self._joins.close()
+        for pid, comm in list(self._arrived.items()):
+            self._missed(pid, comm, TOO_LATE)
 
     def _on_exec_or_exit(self, pid: int) -> None:
         self._next_scan.pop(pid, None)
@@ -131,7 +136,11 @@ class MachineWatcher:
     # --- attaching ---
 
     def _on_arrival(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
-        self._joins.submit(self._join_process, pid, comm, held, late)
+        self._begin_to_join(pid, comm, held, late)
+
+    def _begin_to_join(self, pid: int, comm: str, held: Held | None, late: bool) -> Future[None]:
+        self._arrived[pid] = comm
+        return self._joins.submit(self._join_process, pid, comm, held, late)
 
     def _join_process(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
         """Attach to a process. `late`: it may already have launched kernels, so it is counted as reached late."""
@@ -150,6 +159,8 @@ class MachineWatcher:
             )
             raise
         finally:
+            if not self._closing.is_set():
+                self._arrived.pop(pid, None)
             unused = reason == NO_ROCR
             if unused:
                 self._unused[pid] = traceable.started(pid)
@@ -227,7 +238,7 @@ class MachineWatcher:
                 self._hold_helper.claim(pid, seen)
             ):
                 comm = traceable.comm(pid)
-                joins.append(self._joins.submit(self._join_process, pid, comm, None, late))
+                joins.append(self._begin_to_join(pid, comm, None, late))
         return joins
 
     def _probe_driver(self, path: str, file: _FileId | None = None) -> None:

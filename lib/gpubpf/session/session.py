@@ -33,7 +33,7 @@ from gpubpf.session.budget import Budget
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
-from gpubpf.session.reasons import NO_ROCR
+from gpubpf.session.reasons import NO_ROCR, TOO_LATE
 from gpubpf.session.server import Server
 from gpubpf.session.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
 from gpubpf.show import table
@@ -168,9 +168,7 @@ class Session:
 
             watcher = MachineWatcher(
                 lambda pid, held: self.join(pid, starting=held),
-                lambda pid, comm, reason: self._measurement.record_missed(
-                    pid, comm, reason, traceable.started(pid)
-                ),
+                self._record_missed,
                 self._measurement.note,
             )
             watcher.start()
@@ -214,6 +212,14 @@ class Session:
         if missed and not self._measurement.stopped:
             self._measurement.record_missed(pid, comm, missed.reason, started)
         return missed.reason if missed else None
+
+    def _record_missed(self, pid: int, comm: str, reason: str) -> None:
+        """Count a process that the watcher found. From any thread."""
+        measured = {process.pid for process in self._measurement.all_processes()}
+        missed = {process.pid for found in self._measurement.missed.values() for process in found}
+        if reason == TOO_LATE and pid in measured | missed:
+            return  # the attach ended in time
+        self._measurement.record_missed(pid, comm, reason, traceable.started(pid))
 
     def _join_all(self, pids: Sequence[int]) -> None:
         """Attach to all of these processes concurrently. Raises SessionError if none of them can be traced."""

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,9 +36,9 @@ from gpubpf.session import device, machine
 from gpubpf.session.machine import MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
 from gpubpf.session.reasons import ENDED as ENDED_EARLY
-from gpubpf.session.reasons import FORBIDDEN, NO_DRIVER, REACHED_LATE, TRACED
+from gpubpf.session.reasons import FORBIDDEN, NO_DRIVER, REACHED_LATE, TOO_LATE, TRACED
 from gpubpf.session.session import Session
-from gpubpf.session.workers import SidecarBuilder
+from gpubpf.session.workers import DaemonThreadPool, SidecarBuilder
 
 HERE = Path(__file__).parents[1] / "attach"
 HEADERS = [
@@ -400,6 +401,7 @@ def test_the_tool_is_killed_while_it_holds(built: Path) -> None:
     program = f"""
 import os, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from gpubpf.session import machine
 def join(pid, tid):
@@ -951,3 +953,25 @@ def test_a_tool_sees_every_process(repository: Path) -> None:
     missed = sum(processes["missed"].values()) - late
     assert processes["measured"] + missed == 8, (summary, said)
     assert summary["launches_instrumented"] >= 8 - missed - late, (summary, said)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_is_not_attached_to_when_the_measurement_ends_is_missed(slow: bool) -> None:
+    missed: list[tuple[int, str, str]] = []
+    joined = threading.Event()
+
+    def join(pid: int, held: int | None) -> None:
+        if slow:
+            joined.wait(10)
+
+    watcher = MachineWatcher(join, lambda *process: missed.append(process), lambda text: None)
+    watcher._joins = DaemonThreadPool(1)
+    watcher._hold_helper = SimpleNamespace(close=lambda: None, finish=lambda pid, again: False)  # type: ignore[assignment]
+    watcher._scanner = threading.Thread()
+    watcher._on_arrival(7, "app", None, False)
+    watcher._on_arrival(8, "other", None, False)  # waits for the first
+    while not slow and watcher._arrived:
+        time.sleep(0.001)
+    watcher.close()
+    joined.set()
+    assert missed == ([(7, "app", TOO_LATE), (8, "other", TOO_LATE)] if slow else [])
