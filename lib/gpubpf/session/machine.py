@@ -90,9 +90,8 @@ class MachineWatcher:
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
         # Processes that have loaded ROCr but do not use it yet: pid → start time. They will be held when they start to use it.
         self._unused: dict[int, float] = {}
-        self._arrived: dict[
-            int, str
-        ] = {}  # processes that are to be attached to, or are being attached to: pid → comm
+        # Processes that are to be attached to, or are being attached to: pid → comm.
+        self._arrived: dict[int, str] = {}
 
     def start(self) -> None:
         """Attach to running processes, and begin to hold new ones. Raises SessionError."""
