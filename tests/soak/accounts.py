@@ -70,6 +70,8 @@ NOTICES = (
     ),
     Notice(r"note: watching every process", NOTHING, ("machine",)),
     Notice(r"note: no AMD GPU: HIP runs on hipsim, in software; times mean nothing", NOTHING),
+    # The summary's `missed` then has their number.
+    Notice(r"note: further notices of this kind are suppressed", NOTHING, ("execs", "forks")),
     # Processes that are not traced, or not to their end.
     Notice(
         rf"note: {_PID} is not traced: it can make no files in memory \(.*\)", PROGRAM, NO_FILES_IN_PROGRAM
