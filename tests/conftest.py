@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import io
-import mmap
 import os
 import signal
 import subprocess
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gpubpf_code import wait_until_no_probe_is_in
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DRIVER = REPOSITORY / "lib" / "cudasim" / "lib" / "libcuda.so.1"
@@ -161,18 +162,7 @@ def _one_that_watches_the_machine(request: pytest.FixtureRequest) -> Iterator[No
         fcntl.flock(turn, fcntl.LOCK_UN)
         yield
         if watches and DRIVER.exists():
-            _until_no_probe_is_in_the_driver()
-
-
-def _until_no_probe_is_in_the_driver() -> None:
-    """The kernel may remove uprobes after their tool has ended; a program that starts before that cannot be traced."""
-    for _ in range(200):
-        with open(DRIVER, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
-            with mapped:  # as a program would map it
-                if mapped[:] == file.read():
-                    return
-        time.sleep(0.05)
+            wait_until_no_probe_is_in(DRIVER)
 
 
 @pytest.fixture(scope="session")

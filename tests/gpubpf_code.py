@@ -1,9 +1,12 @@
-"""Whether the code of a process is that of its files."""
+"""Whether the code of a process is that of its files, and of a library that of its file."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
+import time
+from pathlib import Path
 
 from gpubpf.process import address_space
 
@@ -21,3 +24,14 @@ def changed(pid: int, libraries: str) -> int:
                     if held[page] != expected[page]:
                         found += sum(a != b != 0xCC for a, b in zip(expected[page], held[page], strict=True))
     return found
+
+
+def wait_until_no_probe_is_in(library: Path) -> None:
+    """Wait at most 10 s. The kernel may remove uprobes only after their tool has ended; until then, new programs cannot be traced."""
+    for _ in range(200):
+        with open(library, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+            with mapped:  # as a program would map it
+                if mapped[:] == file.read():
+                    return
+        time.sleep(0.05)

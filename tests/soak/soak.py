@@ -30,7 +30,8 @@ from typing import Any
 import accounts
 from accounts import CALLS, EXITS, LAUNCHES, Account, Defect, demand
 
-from gpubpf_code import changed
+from gpubpf.session import device
+from gpubpf_code import changed, wait_until_no_probe_is_in
 from gpubpf_objects import build as build_object
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -567,6 +568,7 @@ def main() -> int:
             cycle = cycle_of(number, args.seed, args.alone, tools)
             place = Path(directory) / str(number)
             place.mkdir()
+            wait_until_no_probe_is_in(device.LIBRARIES / "libcuda.so.1")
             began = time.monotonic()
             try:
                 found = run(cycle, program, place)
