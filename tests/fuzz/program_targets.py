@@ -10,7 +10,7 @@ from unittest import mock
 
 import gpubpf_generated as generated
 import gpubpf_guarded
-from fuzz.targets import device_program, target
+from fuzz.targets import target
 from gpubpf.ebpf import bytecode
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition
@@ -20,6 +20,16 @@ from gpubpf_guarded import HELPERS, Case, Endless, StrictInterpreter
 
 VALUE_SIZE, ENTRIES = 64, 2
 MAX_STEPS = 2048  # longer programs are refused, so that more are tried
+
+
+@functools.cache
+def device_program() -> tuple[Program, BpfFunction]:
+    """A program with maps of several kinds."""
+    from gpubpf.lower import programs
+    from gpubpf.tools import threadhist
+
+    program = programs.load(threadhist.PROGRAM).program
+    return program, program.device_functions[0]
 
 
 def program_seeds() -> Iterable[bytes]:
@@ -75,7 +85,7 @@ def generated_cases() -> list[Case]:
 
 @target(VerifyError, ValueError, seeds=generated_seeds)
 def accepted_program(data: bytes) -> None:
-    """Run a program that the gate accepts, in an interpreter: it stays in its memory, and ends"""
+    """Run a program that the gate accepts, in an interpreter: it stays in its memory"""
     maps = dict(generated_maps())
     code = bytecode.decode(data[: 8 * 256], maps=dict(enumerate(maps)))
     program = Program("", {}, maps)

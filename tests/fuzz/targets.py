@@ -28,7 +28,7 @@ from gpubpf.attach import patching
 from gpubpf.calls import kernel_names
 from gpubpf.calls.device_times import dispatches
 from gpubpf.ebpf import maps
-from gpubpf.ebpf.bytecode import CONTEXTS, DEVICE_POINTS, BpfFunction, Program
+from gpubpf.ebpf.bytecode import CONTEXTS, DEVICE_POINTS
 from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError
 from gpubpf.gcn import access, arguments, comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
@@ -716,16 +716,6 @@ def map_contents(data: bytes) -> None:
     definition = hash_map()
     assert len(maps.decode(definition, data)) <= definition.slots
     maps.lost(definition, data)
-
-
-@functools.cache
-def device_program() -> tuple[Program, BpfFunction]:
-    """A program with maps of several kinds."""
-    from gpubpf.lower import programs
-    from gpubpf.tools import threadhist
-
-    program = programs.load(threadhist.PROGRAM).program
-    return program, program.device_functions[0]
 
 
 def name_seeds() -> Iterable[bytes]:

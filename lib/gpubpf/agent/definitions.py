@@ -157,7 +157,7 @@ class DrainFlag(IntFlag):
 
 class SnapshotFlag(IntFlag):
     """CLOSED: the context is being destroyed. RUNNING: kernels were still running. FAILED: memory could not be read.
-    OF_RINGS: only rings were read. UNASKED: the tool did not ask for it, and the process goes on. Its kernels may be running."""
+    OF_RINGS: only rings were read. UNASKED: the agent read the maps on its own, and the process continues. Kernels may be running."""
 
     CLOSED = 1
     RUNNING = 2

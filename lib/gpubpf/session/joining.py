@@ -153,11 +153,12 @@ class Joining:
             raise _out_of_files(pid) from None
         except SessionError as error:
             # `ProcessEnded` is also raised if the process executed another program.
-            if isinstance(error, traceable.ProcessEnded) or has_ended(ended):
-                what = "ended" if has_ended(ended) else "executed another program"
-                raise Missed(
-                    ENDED, f"pid {pid} {what} while the tool was attaching; run the tool again"
-                ) from None
+            if over := has_ended(ended):
+                what = "ended while the tool was attaching; there is nothing left to trace"
+            else:
+                what = "executed another program while the tool was attaching; run the tool again"
+            if over or isinstance(error, traceable.ProcessEnded):
+                raise Missed(ENDED, f"pid {pid} {what}") from None
             if isinstance(error, Missed):
                 raise
             reason = STOPPED if isinstance(error, traceable.Stopped) else _attach_failure(pid)

@@ -158,7 +158,7 @@ class MachineWatcher:
             )
             raise
         finally:
-            if not self._closing.is_set():
+            if reason is None or not self._closing.is_set():
                 self._arrived.pop(pid, None)
             unused = reason == NO_ROCR
             if unused:

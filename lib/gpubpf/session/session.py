@@ -215,10 +215,10 @@ class Session:
 
     def _record_missed(self, pid: int, comm: str, reason: str) -> None:
         """Count a process that the watcher found. From any thread."""
-        measured = {process.pid for process in self._measurement.all_processes()}
-        missed = {process.pid for found in self._measurement.missed.values() for process in found}
-        if reason == TOO_LATE and pid in measured | missed:
-            return  # the attach ended in time
+        if reason == TOO_LATE and any(
+            p.pid == pid and p.hooked and not p.disconnected for p in self._measurement.all_processes()
+        ):
+            return  # the probes were live in time
         self._measurement.record_missed(pid, comm, reason, traceable.started(pid))
 
     def _join_all(self, pids: Sequence[int]) -> None:

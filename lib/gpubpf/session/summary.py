@@ -205,7 +205,7 @@ def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, i
     Of a reading on the way, launches that were running then may lack counts. If kernels ran at a process's last reading, that is not a
     loss of launches: see `partly_counted` and `ended_while_running`."""
     for process in measurement.all_processes():
-        instrumented = sum(c.instrumented for c in process.counters()[0])
+        instrumented = _instrumented(process)
         received = sum(
             s.launches if s.is_last(measurement.request) else s.complete for s in process.snapshots.values()
         )
@@ -213,10 +213,13 @@ def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, i
             yield process, instrumented - received
 
 
+def _instrumented(process: TracedProcess) -> int:
+    return sum(c.instrumented for c in process.counters()[0])
+
+
 def _after_last_reading(process: TracedProcess) -> int:
     """Return the number of instrumented launches that began after the process's last reading."""
-    instrumented = sum(c.instrumented for c in process.counters()[0])
-    return max(0, instrumented - sum(s.launches for s in process.snapshots.values()))
+    return max(0, _instrumented(process) - sum(s.launches for s in process.snapshots.values()))
 
 
 def partly_counted(measurement: Measurement) -> Iterator[TracedProcess]:

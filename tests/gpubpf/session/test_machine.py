@@ -401,7 +401,6 @@ def test_the_tool_is_killed_while_it_holds(built: Path) -> None:
     program = f"""
 import os, sys, time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from gpubpf.session import machine
 def join(pid, tid):
