@@ -123,6 +123,12 @@ NOTICES = (
     ),
     # Kernels that are not instrumented: their launches are seen.
     Notice(rf"note: {_PID}: a module is not instrumented: too many open files; .*", NOTHING, (OUT_OF_FILES,)),
+    # Its launches are in the log, but without what host programs tell of them.
+    Notice(
+        rf"note: {_PID}: host programs do not run at its launches: too many open files; .*",
+        NOTHING,
+        (OUT_OF_FILES,),
+    ),
     # Results that were not read. Their launches were seen, and the summary's `lost` counts them.
     Notice(
         rf"note: {_PID}( (ended|executed another program) before its results could be read|: its last results were not read)"
@@ -373,6 +379,8 @@ def from_text(tool: str, text: str) -> Said:
         ends = re.findall(r"^  0: (\d+)$", text, re.MULTILINE)
         said.totals = [Total("threads that end", sum(map(_number, ends)), THREADS)]
     elif tool == "gputrace":
+        if full := re.search(r"events lost because the ring was full: ([\d,]+) of", joined):
+            said.lost += _number(full[1])
         events = Counter(re.findall(rf" {ADD} +(\d+|-) ", text))
         said.totals = [
             Total("launches", events.pop("-", 0), 1, "seen"),

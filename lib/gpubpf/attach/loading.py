@@ -60,7 +60,7 @@ from gpubpf import elf
 from gpubpf.agent.definitions import FILE_PREFIX, STARTING_SUFFIX
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
-from gpubpf.errors import SessionError
+from gpubpf.errors import SessionError, out_of_files
 from gpubpf.process import address_space, libc, ptrace, traceable, users
 from gpubpf.process.address_space import Memory
 from gpubpf.process.syscalls import NUMBERS
@@ -258,7 +258,7 @@ def inject(
         worker.close()
         if isinstance(error, OSError):
             # EFAULT: the process runs another program by now.
-            gone = error.errno == errno.EFAULT or ptrace.is_dead(pid, pid)
+            gone = error.errno == errno.EFAULT or (not out_of_files(error) and ptrace.is_dead(pid, pid))
             raise traceable.refusal(pid, errno.ESRCH if gone else error.errno or 0) from None
         raise
     return Injection(worker, entry, connection, held, stood_ns)
@@ -353,6 +353,8 @@ class _Worker:
             fetched = _fetch(self.pid, ours)
         except OSError as error:
             self.call("close", theirs)
+            if out_of_files(error):
+                raise traceable.OutOfFiles(self.pid) from None
             raise SessionError(
                 f"cannot fetch a file descriptor of pid {self.pid} ({error.strerror}); use Linux 5.6 or later"
             ) from None

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpubpf.errors import out_of_files
 from gpubpf.process import libc, syscalls
 
 _libc = libc.library_with_gil
@@ -307,10 +308,12 @@ class TracedThread:
 
 
 def threads_of(pid: int) -> list[int]:
-    """Return the IDs of a process's threads. Raises ThreadEnded."""
+    """Return the IDs of a process's threads. Raises ThreadEnded, or OSError if no more files can be opened."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
+    except OSError as error:
+        if out_of_files(error):
+            raise
         raise ThreadEnded from None
 
 
@@ -345,10 +348,12 @@ def parent(pid: int) -> int:
 
 
 def is_dead(pid: int, tid: int) -> bool:
-    """Return whether a thread has ended, possibly as a zombie."""
+    """Return whether a thread has ended, possibly as a zombie. Raises OSError if no more files can be opened."""
     try:
         return Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
+    except OSError as error:
+        if out_of_files(error):
+            raise
         return True
 
 

@@ -243,7 +243,7 @@ class _Window:
 
 def estimated_tick(readings: Integers) -> int:
     """Return the resolution of a clock from its readings (ns). It is not too small if the true steps vary by less than half."""
-    steps = np.diff(np.unique(readings))
+    steps = np.diff(np.unique(readings.astype(np.int64))).view(np.uint64)  # they may be 2^63 or more
     if not len(steps):
         return 0
     least = int(steps.min())

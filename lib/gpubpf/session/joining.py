@@ -223,10 +223,10 @@ class Joining:
                 self._server.remove(process)
         if starting is not None and not code:
             self._server.wait_for_copies(process, COPIES_WAIT)
-        if code == AttachStatus.FAILED and process.hook_failure:
-            raise Missed(UNHOOKED, f"{process.label} {process.hook_failure}")
         if code == AttachStatus.FAILED and process.out_of_files:
             raise _out_of_files(pid)
+        if code == AttachStatus.FAILED and process.hook_failure:
+            raise Missed(UNHOOKED, f"{process.label} {process.hook_failure}")
         return _RELEASED if code == AttachStatus.FAILED and injection.released_early else code
 
 
@@ -331,7 +331,7 @@ def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
 
 def _children(pid: int) -> set[int]:
     found: set[int] = set()
-    with contextlib.suppress(ptrace.ThreadEnded):
+    with contextlib.suppress(OSError, ptrace.ThreadEnded):
         for tid in ptrace.threads_of(pid):
             with contextlib.suppress(OSError):
                 found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split()))

@@ -74,11 +74,13 @@ class Server:
         self._closing = False
         self._numbers = itertools.count(1)
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
+        self._settling: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # of `settle`
         self._malformed = 0  # connections that were closed because of a malformed message
         self.socket_name = f"@gpubpf-{secrets.token_hex(12)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self.socket_name[1:])
         self._listener.listen(4096)
+        self._listener.setblocking(False)
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         os.set_blocking(self._wake_reader, False)
@@ -108,6 +110,13 @@ class Server:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_writer, b"w")
 
+    def settle(self, seconds: float) -> None:
+        """Wait, at most so many seconds, until the server has admitted all processes that have connected by now."""
+        settled = threading.Event()
+        self._settling.put(settled)
+        self.wake()
+        settled.wait(seconds)
+
     def _serve(self) -> None:
         last_working = 0.0
         served: set[TracedProcess] = set()
@@ -126,6 +135,11 @@ class Server:
                     elif key.data is None:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_reader, 4096)
+                        with contextlib.suppress(queue.Empty):
+                            while settled := self._settling.get_nowait():
+                                while self._accept():
+                                    pass
+                                settled.set()
                     elif key.data.disconnected:
                         pass  # its socket and pidfd were both readable, and the other was handled first
                     elif key.fileobj == key.data.pidfd:
@@ -196,20 +210,22 @@ class Server:
                     process.buffer_log()
                     buffered += max(process.buffered - before, 0)
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Admit the next process that has connected. Return False if there is none, or no file for it."""
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
             if out_of_files(error):
                 # A file may be closed soon. An agent waits a few seconds, then its process continues untraced.
                 time.sleep(0.1)
-            return
+            return False
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, _ = struct.unpack("3i", credentials)
         if uid not in (self._measurement.user.uid if self._measurement.user else os.geteuid(), 0) or pid <= 0:
             connection.close()
-            return
-        self._admit(connection, pid)
+        else:
+            self._admit(connection, pid)
+        return True
 
     def adopt(self, connection: socket.socket, pid: int, pidfd: int) -> TracedProcess | None:
         """Serve a running process to which the session attached. Return None if the measurement has ended.

@@ -496,11 +496,14 @@ class Session:
         """End the measurement: agents instrument no further launches, and everything is read one last time."""
         if self._measurement.stopped:
             return
+        patience = LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT
+        if self._returncode is not None:  # an agent that failed early did not wait for an answer
+            self._server.settle(patience)
         self._measurement.stopped = True
         if self._watcher is not None:
             self._watcher.close()
         self._note_untraced_descendants()
-        self._drain(LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT, DrainFlag.STOP)
+        self._drain(patience, DrainFlag.STOP)
         if self._returncode is not None:
             self._wait_for_last_messages()
         if self._measurement.host is not None:

@@ -155,7 +155,7 @@ class TracedProcess:
     disconnected: bool = False
     # The tool closed the connection, because of a bad message or a lack of open files. The program may continue.
     dropped: bool = False
-    out_of_files: bool = False  # and the reason was a lack of open files
+    out_of_files: bool = False  # it was dropped, or attaching failed, for lack of open files
     disconnected_at: float = 0.0  # time.monotonic
     last_drain: int = 0  # sequence number of the last DRAIN that the agent has completed
     names: dict[int, str] = field(default_factory=dict)  # slot → mangled kernel name

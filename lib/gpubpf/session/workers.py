@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
+from gpubpf.process import traceable
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
@@ -382,6 +383,7 @@ def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
         process.stood_ns += int(patching.apply(process.pid, patches) * 1e9)
         process.send(protocol.patched())
     except (Error, OSError) as error:
+        process.out_of_files = isinstance(error, traceable.OutOfFiles) or out_of_files(error)
         process.hook_failure = f"is not traced: {in_words(error)}"
         with contextlib.suppress(OSError):
             process.socket.shutdown(socket.SHUT_RDWR)  # the agent waits for the answer

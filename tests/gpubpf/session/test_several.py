@@ -10,6 +10,7 @@ import pkgutil
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from gpubpf.process import traceable
 from gpubpf.session import device, joining, reasons
 from gpubpf.session.measurement import Listener, Plan, Targets
 from gpubpf.session.reasons import REACHED_LATE
+from gpubpf.session.server import Server
 from gpubpf.session.session import Session
 from gpubpf.session.workers import SidecarBuilder
 
@@ -405,6 +407,27 @@ def test_without_files_a_process_is_missed_for_that_reason(
     assert measured.summary()["processes"]["missed"] == {reasons.OUT_OF_FILES: 1}
 
 
+def test_with_too_few_files_a_process_is_missed_for_that_reason(
+    built: Path, start: Callable[..., Program]
+) -> None:
+    """Whichever of the files that an attach opens is one too many."""
+    first, other = start(built / "becomes", "end"), start(built / "becomes", "end")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with session(first.pid) as measured, contextlib.ExitStack() as gaps:
+        number, most = -1, max(int(name) for name in os.listdir("/proc/self/fd"))
+        while number <= most:
+            number = os.dup(0)
+            gaps.callback(os.close, number)
+        answers: list[str | None] = []
+        try:
+            while None not in answers and len(answers) < 40:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (number + 1 + len(answers), limits[1]))
+                answers.append(measured.join(other.pid))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert len(answers) > 3 and set(answers[:-1]) == {reasons.OUT_OF_FILES} and answers[-1] is None
+
+
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
 def test_a_process_whose_first_files_cannot_be_taken_is_missed_for_that_reason(
     built: Path, start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch, error: int
@@ -497,6 +520,26 @@ def test_a_program_whose_files_must_be_small(
         assert summary["processes"].pop("unmeasured_ns").keys() == {reasons.UNHOOKED}
         assert summary["processes"] == {"measured": 0, "missed": {reasons.UNHOOKED: 1}}
         assert tool.said[-1].rstrip().endswith("no traced process launched a kernel")
+
+
+def test_a_process_that_has_just_connected_is_not_forgotten(
+    built: Path, start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that can make no files says so and does not wait. Its process may end before the server gets to it."""
+    accept = Server._accept
+
+    def slowly(server: Server) -> bool:
+        time.sleep(0.1)
+        return accept(server)
+
+    with session(start(built / "becomes", "end").pid) as measured:
+        monkeypatch.setattr(Server, "_accept", slowly)
+        before = len(measured._measurement.processes)
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as agents:
+                agents.connect("\0" + measured._server.socket_name[1:])
+        measured._server.settle(60)
+        assert len(measured._measurement.processes) == before + 3
 
 
 def test_a_program_that_can_make_no_file_for_results(built: Path) -> None:

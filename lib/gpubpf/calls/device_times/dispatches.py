@@ -339,7 +339,7 @@ class Dispatches:
             process.threads.clear()
         unknown = set(np.unique(tids).tolist()) - process.threads.keys()
         if unknown:
-            with contextlib.suppress(ptrace.ThreadEnded):
+            with contextlib.suppress(OSError, ptrace.ThreadEnded):
                 for tid in ptrace.threads_of(process.pid):
                     with contextlib.suppress(OSError, ValueError, IndexError):
                         status = Path(f"/proc/{process.pid}/task/{tid}/status").read_text("utf-8", "replace")
