@@ -66,7 +66,7 @@ class DeviceCells:
         generation, of = starts >> np.uint64(TIME_BITS), ends >> np.uint64(TIME_BITS)
         # An end counts if it has the generation of its start. Starts are copied before ends: if the slot is reused in between, some
         # of the ends are lost.
-        torn, own = of > generation, of == generation
+        torn, own = of > generation, (of == generation) & (ends != 0)
         seen = np.zeros(len(changed), CELL)
         seen["generation"], seen["used"], seen["taken"], seen["idle"] = generation, starts != 0, taken, idle
         seen["start"], seen["ended"] = ~starts & np.uint64(MASK), own

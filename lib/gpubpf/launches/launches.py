@@ -621,14 +621,15 @@ class _ColumnsBuilder:
     ) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """Return which operations have a cell, and the cells.
 
-        The GPU's arrays override the host's, because they have more, except for ends that were kept.
+        The GPU's arrays override the host's, because they have more, except for ends that were kept after the last reading.
         """
         read, found = np.zeros(len(ops), bool), np.zeros(len(ops), CELL)
         final = np.zeros(len(ops), bool)
         for (number, source), cells in sorted(self.cells.items(), key=lambda item: item[0][1] != _HOST):
             here = [place for place, process in enumerate(self.processes) if process.number == number]
-            at = np.flatnonzero(probed & np.isin(self.owner, here) & ~final)
+            at = np.flatnonzero(probed & np.isin(self.owner, here))
             there, cell = cells.lookup(ops.id[at] & NUMBER_MASK)
+            there &= ~final[at] | cell["idle"]
             read[at[there]] = True
             as_bytes(found)[at[there]] = as_bytes(cell)[there]
             if source == _HOST:  # only the host has it: its process has ended

@@ -231,6 +231,24 @@ def test_ends_that_were_kept_after_a_wait_are_known_although_the_context_failed(
     assert (launches.columns().waits.exec[kernels] != NONE).all()
 
 
+@pytest.mark.parametrize("copied", [0, 2500])
+def test_the_last_reading_of_an_idle_context_has_more_than_what_was_kept(copied: int) -> None:
+    """On the virtual clock, another thread may have waited before the agent's copy, by its own time, but after it in truth."""
+    log, device = Log(), Device()
+    launched = log.kernel(1000, 2000)
+    device.ran(launched, 2000, 3000)
+    synchronize(log, 3000, 4000, kept=launched)
+    kept = kept_of(device)
+    kept["end"] = np.where(kept["end"], np.uint64(copied), np.uint64(0))  # the first launches: generation 0
+    launches, app = Launches(SLOTS), process()
+    launches.log(app, log.array())
+    launches.host_launches(app.number, kept)
+    assert launches.columns().lost.tolist() == [not copied, False]
+    launches.reading(app, device.starts, device.ends, 5000, True)
+    seen = launches.columns()
+    assert seen.waits.exec.tolist() == [1000, NONE] and not seen.lost.any()
+
+
 def test_a_place_used_again_between_the_copies_of_its_start_and_of_its_end() -> None:
     log, device = two_kernels()
     launches, app = Launches(SLOTS), process()
