@@ -346,7 +346,10 @@ def _drivers(pid: int) -> set[int]:
 
 def _attach_failure(pid: int) -> str:
     """Return the reason for a process that ptrace or /proc refused to access."""
-    return TRACED if int(traceable.status(pid).get("TracerPid", 0)) else FORBIDDEN
+    known = traceable.status(pid)
+    if int(known.get("TracerPid", 0)):
+        return TRACED
+    return STOPPED if known.get("State", "").startswith("T") else FORBIDDEN
 
 
 def has_ended(pidfd: int) -> bool:

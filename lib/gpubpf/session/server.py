@@ -211,7 +211,7 @@ class Server:
                     buffered += max(process.buffered - before, 0)
 
     def _accept(self) -> bool:
-        """Admit the next process that has connected. Return False if there is none, or no file for it."""
+        """Admit the next process that has connected. Return False if none has, or if no more files can be opened."""
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
