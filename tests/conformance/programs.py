@@ -49,12 +49,14 @@ def run(
     tools: Sequence[str] = TOOLS,
     only: Sequence[str] = ("*",),
     done: Collection[str] = (),
+    api: Api = APIS["cuda"],
 ) -> Iterator[Outcome]:
     """Run the programs below a directory that match one of `only`, but not those of `done`, alone and under each of the tools."""
     found = {str(Path(command[0]).relative_to(directory)): command for command in commands(directory)}
     wanted = [name for name in found if _wanted(name, only, done)]
     with ProcessPoolExecutor(jobs) as processes:
-        for given in processes.map(partial(outcomes, tools=tools), wanted, [found[name] for name in wanted]):
+        work = partial(outcomes, tools=tools, api=api)
+        for given in processes.map(work, wanted, [found[name] for name in wanted]):
             yield from given
 
 
@@ -131,10 +133,10 @@ def outcomes(
     wrong, right: patterns of what the program prints if its own check fails, and if it passes. form: makes outputs comparable.
     """
     place = Path(command[0]).parent
-    simulated = api.alone(command)
+    plain = api.alone(command)
     slow = Outcome(name, "plain", REFUSED, f"too slow: takes longer than {LIMIT:.0f} s alone")
     began = time.monotonic()
-    printed, said, status = finished(simulated, LIMIT, place)
+    printed, said, status = finished(plain, LIMIT, place)
     if status is None:
         return [slow]
     if line := next((line for line in (printed + said).splitlines() if re.search(wrong, line)), None):
@@ -146,7 +148,7 @@ def outcomes(
     if not re.search(right, printed):
         return [Outcome(name, "plain", DIFFERENT, "does not say that its result is right")]
     first, began = time.monotonic() - began, time.monotonic()  # the first run translates its kernels
-    again, _, status = finished(simulated, LIMIT, place)
+    again, _, status = finished(plain, LIMIT, place)
     if status is None:  # on a busy machine
         return [slow]
     seconds = round(min(first, time.monotonic() - began), 2)
@@ -157,12 +159,12 @@ def outcomes(
     if not tools:
         return found
     if api == APIS["hip"]:  # a copy, in another process
-        made = told_by_hip(simulated, place)
+        made = told_by_hip(plain, place)
     else:
-        made = counted(under("cudasnoop", simulated, 5 * LIMIT, place))
+        made = counted(under("cudasnoop", plain, 5 * LIMIT, place))
     for tool in tools:
         found.append(
-            _timed(name, tool, _under(tool, command, place), expected, form, made, api == APIS["hip"])
+            _timed(name, tool, _under(tool, command, place, api), expected, form, made, api == APIS["hip"])
         )
     return found
 
@@ -185,10 +187,10 @@ def told_by_hip(command: Sequence[str], place: Path) -> int | None:
     return len(HIP_LAUNCHED.findall(said)) if status == 0 and "hipGraphLaunch" not in said else None
 
 
-def _under(tool: str, command: Sequence[str], place: Path) -> Watched:
+def _under(tool: str, command: Sequence[str], place: Path, api: Api) -> Watched:
     """Run a program under a tool, and up to twice again if another tool, of all processes, had hooked it."""
     for _ in range(3):
-        watched = under(tool, command, 5 * LIMIT, place)
+        watched = under(tool, command, 5 * LIMIT, place, api)
         if "another tool" not in watched.said:
             break
     return watched

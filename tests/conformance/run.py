@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from conformance import bpf, bpftime, build, programs, ptx
@@ -39,6 +39,8 @@ examples:
   script/conformance hecbench --only 'a*'           the programs of this suite whose name begins with a
   HIPSIM_GPU=gfx90a script/conformance hecbench-hip build for this GPU, and run on it
   script/conformance programs --from ~/built        each executable below this directory
+  script/conformance programs --from ~/built --device gpu
+                                                    the same on the GPU of this machine
 """
 RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
     "bpf": bpf.run,
@@ -119,12 +121,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="WAYS",
         help=f"run programs only in these ways: alone, {', '.join(EVERY_TOOL)} (default all that fit; alone is always one)",
     )
+    parser.add_argument(
+        "--device",
+        choices=["sim", "gpu"],
+        default="sim",
+        help="gpu: run on the GPU of this machine (programs only)",
+    )
     parser.add_argument("--build-only", action="store_true", help="build the programs, and run none")
     args = parser.parse_args(argv)
     if args.resume and not args.json:
         parser.error("--resume requires --json FILE")
     if args.suite in RUN and (args.resume or args.only):
         parser.error(f"{args.suite} has no --only and no --resume")
+    if args.device == "gpu" and args.suite != "programs":
+        parser.error("--device gpu is for programs only")
     directory = args.directory
     if directory is None:
         if args.suite not in SOURCES:
@@ -178,7 +188,8 @@ def _outcomes(args: argparse.Namespace, directory: Path, done: Collection[str]) 
     only = args.only or ["*"]
     if args.suite == "programs":
         tools = [tool for tool in TOOLS if tool in args.ways]
-        return programs.run(directory, args.jobs, tools, only, done)
+        api = APIS["cuda"] if args.device == "sim" else replace(APIS["cuda"], device="")
+        return programs.run(directory, args.jobs, tools, only, done, api)
     suite = LISTS[args.suite]
     place = build.BUILT / args.suite / suite.api.gpu
     tools = [tool for tool in suite.api.tools if tool in args.ways]

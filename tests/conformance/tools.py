@@ -25,7 +25,8 @@ _KEPT = tuple(f'{{"type":"{kind}"' for kind in ("api", "kernel", "summary"))
 class Api:
     """The API of a suite's programs: its compiler and the compiler's options, its embedded device, and its tools.
 
-    device: the embedded device's package. flags: what takes the place of nvcc's options in a list that both APIs share.
+    device: the embedded device's package; "" for a real GPU.
+    flags: what takes the place of nvcc's options in a list that both APIs share.
     gpu: the GPU whose builds have a place of their own; "" if there is only one.
     """
 
@@ -38,8 +39,14 @@ class Api:
     gpu: str = ""
 
     def alone(self, command: Sequence[str]) -> list[str]:
-        """Return the command that runs another one on the embedded device."""
-        return [sys.executable, "-m", f"{self.device}.launcher", "--", *command]
+        """Return the command that runs another one on the device."""
+        return (
+            [sys.executable, "-m", f"{self.device}.launcher", "--", *command] if self.device else [*command]
+        )
+
+    def choice(self, tool: str) -> Sequence[str]:
+        """Return the options with which a tool chooses the device."""
+        return () if tool == "cudasnoop" or not self.device else ("--device", "sim")
 
 
 _GPU = os.environ.get("HIPSIM_GPU") or "gfx906"
@@ -104,12 +111,13 @@ class Watched:
         return count
 
 
-def under(tool: str, command: Sequence[str], limit: float, place: Path | None = None) -> Watched:
-    """Run a command under a tool on the embedded device, for `limit` seconds at most, in the directory `place`."""
+def under(
+    tool: str, command: Sequence[str], limit: float, place: Path | None = None, api: Api = APIS["cuda"]
+) -> Watched:
+    """Run a command under a tool on the device of an API, for `limit` seconds at most, in the directory `place`."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "records.json"
-        device = () if tool == "cudasnoop" else ("--device", "sim")
-        options = [*device, "--json", "-o", str(output)]
+        options = [*api.choice(tool), "--json", "-o", str(output)]
         whole = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *options, "--", *command]
         began = time.monotonic()
         printed, said, status = finished(whole, limit, place)
