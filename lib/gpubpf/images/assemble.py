@@ -25,8 +25,9 @@ from typing import TypeAlias
 
 from gpubpf import cache
 from gpubpf.errors import AssembleError, ImageError
-from gpubpf.images import fatbin
+from gpubpf.images import fatbin, yields
 from gpubpf.process import privileges
+from gpubpf.ptx.emit import FUNCTION
 
 GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is 7.5
 # Tegra GPUs. Their code does not run on desktop GPUs of the same major number, or vice versa (CUDA programming guide, "Binary
@@ -216,7 +217,10 @@ def _run(
     if kept is not None:
         return kept
     try:
-        made = assembler.run(ptx, arch, options, niceness)
+        cubin, functions, advisories = assembler.run(ptx, arch, options, niceness)
+        if FUNCTION.encode() in ptx:
+            cubin = yields.without_yields(cubin)
+        made = (cubin, functions, advisories)
     except _REFUSALS as error:
         store.put(_STAGE, key, json.dumps([type(error).__name__, str(error)]).encode())
         raise
@@ -226,8 +230,8 @@ def _run(
 
 @functools.cache
 def _version() -> str:
-    """Return a key of the code that parses an assembler's output."""
-    return cache.key_of_files([Path(__file__)])
+    """Return a key of the code that parses and changes an assembler's output."""
+    return cache.key_of_files([Path(__file__), Path(yields.__file__)])
 
 
 def _encode(ptx: str) -> bytes:

@@ -560,6 +560,7 @@ def _version() -> str:
         "images/assemble.py",
         "images/instrument.py",
         "images/occupancy.py",
+        "images/yields.py",
         "lower/fragment.py",
         "lower/launch_block.py",
     )

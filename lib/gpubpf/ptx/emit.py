@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from .module import Directive, PtxInstruction, Statement, Variable
 
+FUNCTION = "gpubpf_program"  # what begins the names of functions that hold programs
 RETURNED = "gpubpf_returned"  # the return parameter of a function that had none
 
 
