@@ -19,6 +19,7 @@ from .barriers import Barrier, barrier
 from .carry import KEPT, kept, live_carry
 from .computation import Element, computation, is_chosen
 from .congruence import common_bits
+from .contraction import products_before
 from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
@@ -114,6 +115,10 @@ class Body:
         self.at_block, self.at_branch = at("basic_block"), at("branch")
         self.flow = Flow(function.body or (), plan.may_leave)
         self.carry = live_carry(self.flow)
+        # A probe at one of these points ends a basic block. At the others within one, programs may see products and sums themselves.
+        ending = (*self.at_access, *self.at_value, *self.at_arrive, *self.at_leave)
+        self.products = products_before(self.flow, self.carry) if ending and not self.at_result else {}
+        self.later = {index for products in self.products.values() for index in products}
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
         self.addresses = 0
@@ -169,7 +174,9 @@ class Body:
             if index in self.first or isinstance(statement, Label | Open | Close):
                 self.alike.enter()
             if index not in self.exits.unreachable:
-                added = self._keep_carry(index, [*self._before(index), *self._emit(index)])
+                now = [*self.products.get(index, ()), index] if index not in self.later else []
+                emitted = [statement for number in now for statement in self._emit(number)]
+                added = self._keep_carry(index, [*self._before(index), *emitted])
                 if added and out and _for_the_next(out[-1]) and isinstance(statement, PtxInstruction):
                     pragma = out.pop()
                     own = [at for at, s in enumerate(added) if isinstance(s, PtxInstruction)][-1:]
