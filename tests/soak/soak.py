@@ -545,6 +545,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="number that decides all cycles (default: 1)")
     parser.add_argument("--cycle", type=int, help="only this one, with all that the tool printed")
     parser.add_argument(
+        "--only", default="", metavar="TEXT", help='only cycles whose line has this text, such as "few files"'
+    )
+    parser.add_argument(
         "--alone",
         action="store_true",
         help="also watch every process, and set the machine's clock back and forth: do this where nothing else runs",
@@ -566,6 +569,9 @@ def main() -> int:
         number = args.cycle or 0
         while args.cycle is not None or time.monotonic() < until:
             cycle = cycle_of(number, args.seed, args.alone, tools)
+            if args.only not in str(cycle):
+                number += 1
+                continue
             place = Path(directory) / str(number)
             place.mkdir()
             wait_until_no_probe_is_in(device.LIBRARIES / "libcuda.so.1")

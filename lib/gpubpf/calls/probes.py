@@ -249,6 +249,12 @@ class CallProbes:
         return tuple(put.placed) if put is not None else ()
 
     @property
+    def incomplete(self) -> bool:
+        """Whether a library that processes have loaded may have no probes: calls of it are not seen."""
+        put = self.host.uprobes
+        return put is not None and (put.incomplete or any(p.refused and not p.functions for p in put.placed))
+
+    @property
     def absent(self) -> tuple[str, ...]:
         """The names of chosen functions that no library found so far exports; empty before one is found."""
         exported = {name for p in self.placed for name in (*p.functions, *p.refused)}

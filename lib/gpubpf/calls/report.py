@@ -293,7 +293,11 @@ class CallReport:
             self.status = 1
         elif unmatched := self._kernels.unmatched():
             self._note(no_match(unmatched, seen) if seen else "no kernel was launched")
-        elif not self._processes.attached and not any("late" in one for one in summary["libraries"]):
+        elif not (
+            self._processes.attached
+            or self._inputs.calls.incomplete
+            or any("late" in one for one in summary["libraries"])
+        ):
             self._note(f"no traced process has loaded {self._processes.library}")
 
     def _summary(self) -> dict[str, Any]:

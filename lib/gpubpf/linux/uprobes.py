@@ -219,6 +219,7 @@ class Uprobes:
         self._groups = _groups(tables)
         self.method = method or best_method()
         self.placed: list[ProbedFile] = []
+        self.incomplete = False  # a library that was loaded may have no probes
         self.programs: list[tuple[str, int]] = []  # (name, file descriptor)
         self._loaded: dict[tuple[str, int | None], int] = {}
         self._events: list[int] = []
@@ -244,6 +245,7 @@ class Uprobes:
         try:
             self._mappings = Mappings()
         except OSError as error:
+            self.incomplete = True
             self._notice(f"libraries that processes load later are not traced ({error.strerror})")
         self._probe_running()
         for group in self._groups:
@@ -330,6 +332,7 @@ class Uprobes:
                 file = libraries.open_here(first)
             except OSError:
                 self._seen.discard((device, inode))
+                self.incomplete = True
                 self._notice(
                     f"process {first.pid} mapped {_printable(first.path)}, but ended before probes were attached;"
                     " its calls are not traced",
@@ -337,6 +340,7 @@ class Uprobes:
                 )
                 return
         except OSError as error:
+            self.incomplete = True
             self._notice(
                 f"cannot open {_printable(first.path)} ({error.strerror}); calls of it are not traced",
                 first.path,

@@ -279,7 +279,7 @@ def test_a_library_of_a_process_that_has_ended(built: Path, notes: list[str]) ->
         assert host.uprobes is not None
         gone = MappedCode(ended.pid, 0x1000, 0x2000, 0, "00:99", 12345, "/own/libsnoop.so")
         host.uprobes._probe_mapped(gone.device, gone.inode, [gone])
-        assert not host.uprobes.placed
+        assert not host.uprobes.placed and host.uprobes.incomplete
     told = f"process {ended.pid} mapped /own/libsnoop.so, but ended before probes were attached; its calls are not traced"
     assert told in notes
 
