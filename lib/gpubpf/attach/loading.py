@@ -257,8 +257,7 @@ def inject(
             connection.close()
         worker.close()
         if isinstance(error, OSError):
-            # EFAULT: the process runs another program by now.
-            gone = error.errno == errno.EFAULT or (not out_of_files(error) and ptrace.is_dead(pid, pid))
+            gone = not out_of_files(error) and ptrace.is_dead(pid, pid)
             raise traceable.refusal(pid, errno.ESRCH if gone else error.errno or 0) from None
         raise
     return Injection(worker, entry, connection, held, stood_ns)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from gpubpf import elf
+from gpubpf.errors import out_of_files
 from gpubpf.process import target_files
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ([0-9a-f]{1,16}) (\S+) ([0-9]{1,20})\b\s*(.*)")
@@ -191,7 +192,7 @@ def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, 
 
     The source is the library's file if it can be opened, at base 0. Otherwise it is the memory of the process, and the identity is
     None: the process may have changed the library there, so the data is valid for this process only. A file in a FUSE file system is
-    not opened, because the program that serves it may never answer.
+    not opened, because the program that serves it may never answer. Raises OSError if no more files can be opened.
     """
     first = library.mappings[0]
     ways = (
@@ -201,7 +202,9 @@ def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, 
     for opened in ways if _is_local(first.file[0]) else ():
         try:
             file = opened()
-        except OSError:
+        except OSError as error:
+            if out_of_files(error):
+                raise
             continue
         try:
             state = os.fstat(file)

@@ -136,7 +136,8 @@ def refusal(pid: int, code: int) -> SessionError:
         code = error.errno or code
     if code in OUT_OF_FILES:
         return OutOfFiles(pid)
-    if not known or code == errno.ESRCH or known.get("State", "Z")[0] in "ZX":
+    # EFAULT: its memory is not what was mapped a moment ago.
+    if not known or code in (errno.ESRCH, errno.EFAULT) or known.get("State", "Z")[0] in "ZX":
         return ProcessEnded(f"pid {pid} ended, or executed another program, while the tool was attaching")
     try:
         check_traceable(pid)  # another tracer may have attached, or the process may have ended
