@@ -481,8 +481,7 @@ def account(
     attached = {int(pid) for line in lines for pid in re.findall(r"^note: attached to (\d+)", line)}
     counted_too = sum(n for pid, n in named.items() if pid not in attached)
     others = max(0, max(nameless, sum(said.missed.values())) - counted_too)
-    # While it waits for files, a process may execute several programs: it is missed once.
-    excused = _launches_of(programs, named, others, whole={"machine", OUT_OF_FILES} <= {*conditions})
+    excused = _launches_of(programs, named, others)
     shortfall = due - said.seen
     if shortfall > 0:
         why = f"{said.seen} launches seen of {due}: reasons only for {excused}"
@@ -515,18 +514,13 @@ def _may(when: Iterable[str], conditions: Collection[str]) -> bool:
     return any(one == ALWAYS or one in conditions for one in when)
 
 
-def _launches_of(
-    programs: Sequence[tuple[int, int]], named: Mapping[int, int], others: int, whole: bool
-) -> int:
-    """Return the most launches that so many programs of the named processes, and so many others, can have made.
-
-    whole: the others are processes, with all their programs."""
+def _launches_of(programs: Sequence[tuple[int, int]], named: Mapping[int, int], others: int) -> int:
+    """Return the most launches that so many programs of the named processes, and so many others, can have made."""
     excused, left = 0, []
     for pid in {pid for pid, _ in programs}:
         own = sorted((n for one, n in programs if one == pid), reverse=True)
         excused += sum(own[: named.get(pid, 0)])
-        rest = own[named.get(pid, 0) :]
-        left += [sum(rest)] if whole else rest
+        left += own[named.get(pid, 0) :]
     return excused + sum(sorted(left, reverse=True)[:others])
 
 
