@@ -7,7 +7,7 @@ lanes call the function, YIELD releases the others, which wait at BSYNC until al
 not always: on an H100, several groups of lanes computed a uniform register from itself (ULEA UR10, UR10, 0x4, 0x2), one after the
 other, and later groups read at wrong addresses. Without YIELD, lanes meet again, as in the original.
 
-YIELD is for loops that wait for another lane. No function of ours has one: the gates accept only programs that end.
+YIELD is for loops that wait for another lane. Functions with such a loop (those that update a hash) have another name, and keep it.
 """
 
 from __future__ import annotations

@@ -62,6 +62,11 @@ class Fragment:
     formats: Mapping[int, str] = field(default_factory=dict)
     seldom: tuple[str, ...] = ()
 
+    @property
+    def waits(self) -> bool:
+        """Whether a thread may wait for another one. Only updates of a hash do (templates/hash.ll), and only they have such a load."""
+        return ".acquire" in self.ptx
+
     def to_json(self) -> dict[str, Any]:
         return {
             "function": self.function,

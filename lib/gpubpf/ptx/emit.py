@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from .module import Directive, PtxInstruction, Statement, Variable
 
-FUNCTION = "gpubpf_program"  # what begins the names of functions that hold programs
+FUNCTION = "gpubpf_program"  # what begins the names of functions that hold programs,
+WAITING = "gpubpf_waiting"  # and of those where a thread may wait for another one
 RETURNED = "gpubpf_returned"  # the return parameter of a function that had none
 
 

@@ -18,7 +18,7 @@ from .alike import count_unlike
 from .barriers import barrier
 from .computation import Computation, asynchronous, computation, is_chosen
 from .cost import ADDED, SKIPPED
-from .emit import FUNCTION, array, opcode_of, widened
+from .emit import FUNCTION, WAITING, array, opcode_of, widened
 from .flow import BRANCHES, ENDING, CallGraph, find_names
 from .module import Close, Function, Module, Open, PtxInstruction, Variable
 from .operands import operands, without_value
@@ -163,9 +163,10 @@ class InjectionPlan:
                 left -= lines[name]
         called_at = sum((found for name, found in places.items() if name not in inlined), Counter[int]())
         used = [(fragment, called_at[key]) for key, fragment in fragments.items() if called_at[key]]
-        short = [shortened(fragment, f"{FUNCTION}{n}") for n, (fragment, _) in enumerate(used)]
+        names = [f"{WAITING if fragment.waits else FUNCTION}{n}" for n, (fragment, _) in enumerate(used)]
+        short = [shortened(fragment, name) for name, (fragment, _) in zip(names, used, strict=True)]
         if sum(of.text.count("\n") * n for of, (_, n) in zip(short, used, strict=True)) > MAX_SHORT:
-            short = [called(fragment, f"{FUNCTION}{n}") for n, (fragment, _) in enumerate(used)]
+            short = [called(fragment, name) for name, (fragment, _) in zip(names, used, strict=True)]
         texts = {id(fragment): of.text for of, (fragment, _) in zip(short, used, strict=True)}
         return tuple(of.function for of in short), texts, frozenset(inlined)
 

@@ -172,7 +172,9 @@ def test_a_waiting_thread_lets_others_run_on_the_device():
     for register, at in ((2, -8), (3, -16)):
         code += [mov(register, 10), alu(b.ADD, register, imm=at)]
     made, function = program([*code, movi(4, 0), call(2), *END], (TABLE,))
-    runs = Run(KERNEL, [Placement(nvptx.lower(made, check(made, function)), "exit")])
+    fragment = nvptx.lower(made, check(made, function))
+    assert fragment.waits  # so that its function keeps the instructions that let other lanes run
+    runs = Run(KERNEL, [Placement(fragment, "exit")])
     table = Array(np.array(words(claimed(KEY, SlotState.WRITING)), np.uint64))
     table.host[KEYS_AT // 8 + home(KEY)] = KEY
     table.host[0] = 1
