@@ -231,10 +231,11 @@ def test_launch_latency_is_measured_in_a_running_process(tmp_path: Path) -> None
     assert {name: sum(r["kernel"] == name for r in found) for name in LAUNCHES} == LAUNCHES
     assert all(r["vendor"] == "amd" and r["exec_ns"] > 0 for r in found)
     found.sort(key=lambda record: record["call_ns"])
-    waited = [
-        (record["waited_for"] or {}).get("name") for record in found[1:10:2]
-    ]  # tiny, behind work in a stream
-    assert waited == ["work"] * 5
+    for work, tiny in zip(found[:10:2], found[1:10:2], strict=True):
+        # In one stream. Copies are made when kernels are first launched, and then work may be over when tiny's call comes.
+        over = work["end_ns"] <= tiny["return_ns"]
+        assert (tiny["waited_for"] or {}).get("name") == (None if over else "work")
+    assert any(tiny["waited_for"] for tiny in found[1:10:2])
 
 
 def test_code_that_is_loaded_while_a_tool_is_there_is_instrumented(tmp_path: Path) -> None:
