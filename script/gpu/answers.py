@@ -30,7 +30,7 @@ Done = subprocess.CompletedProcess[str]
 # Programs that print a digest of all they computed: to be the same to the bit. Modules, arguments, the kernels that must be counted
 # (none: SASS only, so that a tool has to say so).
 SAME: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("programs/workloads all", (), ("addTo", "sums", "softmax", "tiled", "polynomial")),
+    ("programs/workloads all", (), ("addTo", "sums", "softmax", "tiled", "polynomial", "stencil")),
     ("programs/nvrtc.py", ("cuda.bindings", "numpy"), ("fill", "scale")),
     ("programs/triton_kernels.py", ("torch", "triton"), ("attention", "softmax")),
     ("programs/torch_work.py eager", ("torch",), ()),

@@ -1,8 +1,8 @@
 // workloads all                              each kernel once, at a small size
 // workloads WORK SIZE LAUNCHES [ROUNDS]      one of them, timed
 //
-// WORK: empty, addTo, triad, tiled, sums, softmax, polynomial (SIZE threads, elements or, for tiled, rows), decode and decode-graph (a token's
-// chain of small kernels, launched one by one or as a graph; SIZE is the model's width, LAUNCHES are tokens).
+// WORK: empty, addTo, triad, tiled, sums, softmax, polynomial, stencil (SIZE threads, elements or, for tiled, rows), decode and decode-graph (a
+// token's chain of small kernels, launched one by one or as a graph; SIZE is the model's width, LAUNCHES are tokens).
 //
 // Prints for each round "round HOST_US GPU_US": of one launch, by the host's clock until all are over, and by the GPU's events. The first
 // round is not shown. SIGTERM ends it after a round. At the end "digest HEX" of the results: the same in every run, since no sum depends on an order.
@@ -106,6 +106,48 @@ __global__ void multiply(const float *m, const float *in, float *out, int width)
     if (lane == 0) out[row] = sum;
 }
 
+// Each element of a cube 16 wide and 8 high from its neighbours; the opposite side is next to the edge. The lanes of a warp part and
+// meet again seven times, and then compute with numbers of their block. The result is a difference of products.
+__global__ void stencil(const float *in, float *out, int height) {
+    __shared__ float s[6][10][18];
+    int x = threadIdx.x, y = 2 * threadIdx.y, z = threadIdx.z,
+        place = ((blockIdx.z * 4 + z) * height + y) * 16 + x;
+    s[z + 1][y + 1][x + 1] = in[place];
+    s[z + 1][y + 2][x + 1] = in[place + 16];
+    if (y == 0) s[z + 1][0][x + 1] = in[place + (height - 1) * 16];
+    if (y == 6) s[z + 1][9][x + 1] = in[place - 6 * 16];
+    if (x == 0) {
+        s[z + 1][y + 1][0] = in[place + 15];
+        s[z + 1][y + 2][0] = in[place + 31];
+    }
+    if (x == 15) {
+        s[z + 1][y + 1][17] = in[place - 15];
+        s[z + 1][y + 2][17] = in[place + 1];
+    }
+    if (z == 0) {
+        int layer = blockIdx.z == 0 ? gridDim.z * 4 - 1 : blockIdx.z * 4 - 1;
+        s[0][y + 1][x + 1] = in[(layer * height + y) * 16 + x];
+        s[0][y + 2][x + 1] = in[(layer * height + y + 1) * 16 + x];
+    }
+    if (z == 3) {
+        if (blockIdx.z == gridDim.z - 1) {
+            s[5][y + 1][x + 1] = in[y * 16 + x];
+            s[5][y + 2][x + 1] = in[(y + 1) * 16 + x];
+        } else {
+            int layer = blockIdx.z * 4 + 4;
+            s[5][y + 1][x + 1] = in[(layer * height + y) * 16 + x];
+            s[5][y + 2][x + 1] = in[(layer * height + y + 1) * 16 + x];
+        }
+    }
+    __syncthreads();
+    for (int i = 1; i <= 2; i++) {
+        float left = s[z + 1][y + i][x], right = s[z + 1][y + i][x + 2], above = s[z + 1][y + i - 1][x + 1],
+              below = s[z + 1][y + i + 1][x + 1];
+        float before = s[z][y + i][x + 1], after = s[z + 2][y + i][x + 1];
+        out[place + (i - 1) * 16] = left * right - above * below + before * after;
+    }
+}
+
 struct Memory {
     std::vector<float *> arrays;
     std::vector<size_t> sizes;
@@ -161,6 +203,11 @@ std::function<void()> prepare(const std::string &work, long size, Memory &memory
         CHECK(cudaMemcpyToSymbol(coefficients, values, sizeof values));
         return [=] { polynomial<<<blocks(n), BLOCK, 0, stream>>>(x, y, n); };
     }
+    if (work == "stencil") {
+        int layers = n < 1024 ? 2 : n / 512;
+        float *in = memory.take(512 * (size_t)layers), *out = memory.take(512 * (size_t)layers);
+        return [=] { stencil<<<dim3(1, 1, layers), dim3(16, 4, 4), 0, stream>>>(in, out, 8); };
+    }
     if (work == "softmax") {
         int width = n < 4096 ? n : 4096, rows = n / width;
         float *in = memory.take((size_t)width * rows), *out = memory.take((size_t)width * rows);
@@ -202,7 +249,8 @@ int main(int argc, char **argv) {
     cudaStream_t stream;
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     if (work == "all") {
-        for (const char *name : {"empty", "addTo", "triad", "tiled", "sums", "softmax", "polynomial", "decode", "decode-graph"}) {
+        for (const char *name : {"empty", "addTo", "triad", "tiled", "sums", "softmax", "polynomial",
+                                 "stencil", "decode", "decode-graph"}) {
             prepare(name, std::strcmp(name, "tiled") ? 1000 : 48, memory, stream)();
             CHECK(cudaGetLastError());
         }
