@@ -457,12 +457,14 @@ def _welcome(
     )
     if config.log_records:
         config = dataclasses.replace(config, clock_kernels=clock_kernels(process.driver_cuda))
+    shared = measurement.host is None
     try:
         if measurement.host is not None:
             host = measurement.host.process()
             for name, file in host.files.items():
                 number = measurement.numbers[name]
                 process.send(protocol.shared(number, config.maps[number].fixed), file)
+            shared = True
             if stubs is not None and measurement.host.in_kernel:
                 host.attach(stubs)
             if measurement.host.in_kernel:
@@ -472,8 +474,17 @@ def _welcome(
             if process.disconnected:
                 process.close_host()
     except (Error, OSError) as error:
-        measurement.note(f"{process.label}: host programs do not run at its launches: {in_words(error)}")
-        config = dataclasses.replace(config, host=())
+        if (
+            out_of_files(error) and not shared
+        ):  # device programs need the maps that they share with host programs
+            process.dropped = process.out_of_files = True
+            if not process.attached:  # attaching to it fails for this reason
+                measurement.note(f"{process.label} is no longer traced: {in_words(error)}")
+            with contextlib.suppress(OSError):
+                process.socket.shutdown(socket.SHUT_RDWR)
+        else:
+            measurement.note(f"{process.label}: host programs do not run at its launches: {in_words(error)}")
+            config = dataclasses.replace(config, host=())
     finally:
         if stubs is not None:
             os.close(stubs)

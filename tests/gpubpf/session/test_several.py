@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -442,6 +443,23 @@ def test_a_process_whose_first_files_cannot_be_taken_is_missed_for_that_reason(
             patch.setattr(protocol, "hello", fails)
             reason = measured.join(other.pid)
         assert reason == (reasons.OUT_OF_FILES if error == errno.EMFILE else reasons.UNHOOKED)
+        assert measured.join(other.pid) is None
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM])
+def test_a_process_whose_shared_maps_take_too_many_files(
+    built: Path, start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    first, other = start(built / "becomes", "end"), start(built / "becomes", "end")
+
+    def process() -> Any:
+        raise OSError(error, os.strerror(error))
+
+    with session(first.pid) as measured:
+        with monkeypatch.context() as patch:
+            patch.setattr(measured._measurement, "host", SimpleNamespace(process=process, in_kernel=True))
+            reason = measured.join(other.pid)
+        assert reason == (reasons.OUT_OF_FILES if error == errno.EMFILE else None)
         assert measured.join(other.pid) is None
 
 
