@@ -190,6 +190,7 @@ def test_every_kernel_has_its_time(tmp_path: Path, settings: dict[str, str]) -> 
     assert unknown <= 20
     assert summary["device_times"] == {
         "source": "ROCr", "device": "sim", "dispatches": 421, "lost": 0, "unended": 0, "without_name": 0,
+        "unread": None,
     }  # fmt: skip
     calls = {
         (call["tid"], call["ts_ns"]): call

@@ -265,7 +265,8 @@ def from_records(tool: str, records: Sequence[Mapping[str, Any]]) -> Said:
         if any("runs" in r for r in kernels):  # kernels that ROCr saw
             device = summary["device_times"]
             said.untimed = device["lost"] + device["unended"]
-            said.totals = [Total("executions", sum(r.get("runs", 0) for r in kernels), 1)]
+            if device["unread"] is None:
+                said.totals = [Total("executions", sum(r.get("runs", 0) for r in kernels), 1)]
         return said
     said.seen, said.counted = summary["launches_matched"], summary["launches_instrumented"]
     said.not_counted, said.lost = summary["not_instrumented"], summary["lost"]

@@ -64,7 +64,14 @@ def test_every_dispatch_is_joined_to_the_call_of_its_thread(rocm):
     assert len(expected) == 400
     summary = found["summary"][0]["device_times"]
     assert summary.pop("source") == "rocprofiler-sdk" and summary.pop("device") in ("gpu", "sim")
-    assert summary == {"dispatches": 400, "lost": 0, "unended": 0, "without_call": 0, "without_name": 0}
+    assert summary == {
+        "dispatches": 400,
+        "lost": 0,
+        "unended": 0,
+        "without_call": 0,
+        "without_name": 0,
+        "unread": None,
+    }
     calls = {(c["tid"], c["ts_ns"]): c for c in found["call"] if c["api"] == "hipLaunchKernel"}
     joined = [calls.pop((d["tid"], d["call_ns"])) for d in dispatches]  # each call once
     assert not calls

@@ -333,7 +333,7 @@ class KernelTimes:
             "device_times": {
                 "source": processes.source, "device": "sim" if self._simulated else "gpu",
                 "dispatches": self._count, "lost": processes.lost, "unended": processes.unended,
-                "without_call": self._unknown, "without_name": processes.names_lost,
+                "without_call": self._unknown, "without_name": processes.names_lost, "unread": processes.unread,
             }
         }  # fmt: skip
 

@@ -29,6 +29,8 @@ def device_lines(summary: Mapping[str, Any], filters: str = "") -> Iterator[str]
         ("without_call", "without a known call"),
     )
     parts = [f"{times[key]:,} {what}" for key, what in missing if times[key]]
+    if times["unread"]:
+        parts.append(f"those of some programs are missing: {times['unread']}")
     yield from table.wrap("; ".join((said, *parts)))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import socket
 import struct
 import subprocess
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from gpubpf.calls import device_times, kernel_times
 from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.device_times import dispatches as reader
 from gpubpf.calls.device_times.dispatches import Dispatches
+from gpubpf.errors import TOO_MANY_FILES
 from gpubpf.linux import libraries
 from gpubpf.session import amd_device
 
@@ -209,6 +211,29 @@ def test_when_the_tool_has_gone_nothing_more_is_written(rocm):
     _, enqueued, written, *_ = reader._RING.unpack(os.pread(file, reader._RING.size, 0))
     os.close(file)
     assert enqueued == written == 5
+
+
+@pytest.mark.parametrize("files", [0, 1])
+def test_without_files_the_dispatches_of_later_programs_are_said_to_be_missing(rocm, files):
+    """The connection takes a file, and the agent's memory another one."""
+    program = [str(rocm / "program"), "plain"]
+    given = os.environ | {"ROCM_PATH": str(rocm)}
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with closing(Dispatches(program, given, os.geteuid())) as dispatches:
+        subprocess.run(program, env=given | dispatches.environment, check=True, stdout=subprocess.DEVNULL)
+        assert len(dispatches.take()) and dispatches.unread is None
+        subprocess.run(program, env=given | dispatches.environment, check=True, stdout=subprocess.DEVNULL)
+        with ExitStack() as gaps:
+            number, most = -1, max(int(name) for name in os.listdir("/proc/self/fd"))
+            while number <= most:
+                number = os.dup(0)
+                gaps.callback(os.close, number)
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (number + 1 + files, limits[1]))
+                assert len(dispatches.take(last=True)) == 0
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert dispatches.unread == TOO_MANY_FILES and dispatches.reason is None
 
 
 def test_what_comes_from_a_process_is_not_trusted(rocm, tmp_path):

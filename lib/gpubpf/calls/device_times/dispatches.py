@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf.calls.device_times import ROCPROFILER, Agent, agent_for
-from gpubpf.errors import TOO_MANY_FILES
+from gpubpf.errors import TOO_MANY_FILES, out_of_files
 from gpubpf.process import ptrace
 
 if TYPE_CHECKING:
@@ -143,6 +143,13 @@ class Dispatches:
         """Why there are no dispatches, or None if a process reports them."""
         if self.processes or self._why:
             return self._why
+        return self.unread or (
+            f"no process reported any: none used a GPU or loaded {self._agent.loads}, or only in another network namespace"
+        )
+
+    @property
+    def unread(self) -> str | None:
+        """Why the dispatches of some programs are not read, or None if those of all programs with an agent are."""
         said = {
             NO_SDK: "librocprofiler-sdk could not be loaded into the program",
             OTHER_TOOL: "another profiler in the program uses rocprofiler-sdk",
@@ -156,9 +163,7 @@ class Dispatches:
             version = state[2]
             text = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
             return said[state[0]].format(state[0], state[1], text)
-        return self._refused or (
-            f"no process reported any: none used a GPU or loaded {self._agent.loads}, or only in another network namespace"
-        )
+        return self._refused
 
     @property
     def unended(self) -> int:
@@ -172,12 +177,14 @@ class Dispatches:
 
     # --- processes ---
 
-    def _accept(self) -> None:
+    def _accept(self, last: bool) -> None:
         """Accept the processes that have started since the last call."""
         while self._listener and len(self._waiting) < MOST_WAITING:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
+            except OSError as error:
+                if last and out_of_files(error):
+                    self._refused = TOO_MANY_FILES
                 break
             connection.setblocking(False)
             self._waiting.append(connection)
@@ -258,7 +265,7 @@ class Dispatches:
         """Return the dispatches that have ended since the last call, of dtype DISPATCH. `last`: do not wait for
         partly written ones.
         """
-        self._accept()
+        self._accept(last)
         parts = [
             self._take(number, process, last)
             for number, process in enumerate(self.processes)
