@@ -482,6 +482,13 @@ def account(
     attached = {int(pid) for line in lines for pid in re.findall(r"^note: attached to (\d+)", line)}
     counted_too = sum(n for pid, n in named.items() if pid not in attached)
     others = max(0, max(nameless, sum(said.missed.values())) - counted_too)
+    if (
+        OUT_OF_FILES in conditions
+    ):  # a process may execute several programs while the tool waits for files; it is missed once
+        together: Counter[int] = Counter()
+        for pid, launches in programs:
+            together[pid] += launches
+        programs = list(together.items())
     excused = _launches_of(programs, named, others)
     shortfall = due - said.seen
     if shortfall > 0:
