@@ -482,9 +482,8 @@ def account(
     attached = {int(pid) for line in lines for pid in re.findall(r"^note: attached to (\d+)", line)}
     counted_too = sum(n for pid, n in named.items() if pid not in attached)
     others = max(0, max(nameless, sum(said.missed.values())) - counted_too)
-    if (
-        OUT_OF_FILES in conditions
-    ):  # a process may execute several programs while the tool waits for files; it is missed once
+    # A process may execute several programs while the tool waits for files. It is missed once.
+    if OUT_OF_FILES in conditions:
         together: Counter[int] = Counter()
         for pid, launches in programs:
             together[pid] += launches

@@ -23,9 +23,8 @@ _OURS = re.compile(rf"(?:.*\$)?{FUNCTION}\d+", re.DOTALL)  # after the name of t
 # Instructions of compute capabilities 7.0 to 12.1 have 16 bytes. The first 8 of both here are without a predicate.
 _INSTRUCTION = struct.Struct("<QQ")
 _YIELD, _NOP = 0x7946, 0x7918
-_CONTROL = (
-    0x3FFFFE0000000000  # of the last 8 bytes: stall cycles, dependencies and reuse, which stay as they are
-)
+# Of the last 8 bytes: stall cycles, dependencies and reuse, which stay as they are.
+_CONTROL = 0x3FFFFE0000000000
 
 
 def without_yields(cubin: bytes) -> bytes:

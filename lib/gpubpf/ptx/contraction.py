@@ -37,6 +37,7 @@ def products_before(flow: Flow, carry: Carry) -> Mapping[int, Sequence[int]]:
     found: defaultdict[int, list[int]] = defaultdict(list)
     for block in flow.blocks:
         waiting: dict[str, int] = {}  # products, and where they are computed
+        users: defaultdict[str, list[str]] = defaultdict(list)  # registers, and the products that need them
         for index in block.instructions:
             instruction = flow.instruction(index)
             if instruction.opcode == "call":
@@ -46,16 +47,15 @@ def products_before(flow: Flow, carry: Carry) -> Mapping[int, Sequence[int]]:
                 for name in find_names(instruction.operands[1:]):
                     if name in waiting and _same_registers(flow, waiting[name], index):
                         found[index].append(waiting.pop(name))
-            written = {*find_names(instruction.operands[:1])}
-            waiting = {
-                name: at
-                for name, at in waiting.items()
-                if written.isdisjoint(find_names(flow.instruction(at).operands))
-            }
+            for name in find_names(instruction.operands[:1]):
+                for product in users.pop(name, ()):
+                    waiting.pop(product, None)
             if _may_contract(instruction, "mul") and instruction.predicate is None and index not in kept:
-                (product,) = written
+                product = str(instruction.operands[0])
                 if mentions[product] == 2:
                     waiting[product] = index
+                    for name in find_names(instruction.operands):
+                        users[name].append(product)
     return {index: sorted(products) for index, products in found.items()}
 
 

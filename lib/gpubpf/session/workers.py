@@ -474,9 +474,8 @@ def _welcome(
             if process.disconnected:
                 process.close_host()
     except (Error, OSError) as error:
-        if (
-            out_of_files(error) and not shared
-        ):  # device programs need the maps that they share with host programs
+        # Device programs need the maps that they share with host programs.
+        if out_of_files(error) and not shared:
             process.dropped = process.out_of_files = True
             if not process.attached:  # attaching to it fails for this reason
                 measurement.note(f"{process.label} is no longer traced: {in_words(error)}")
