@@ -294,7 +294,9 @@ def test_intervals_are_of_their_own_time(app, tmp_path):
     )
     assert done.returncode == 7
     reports = [r for r in records(out) if r["type"] == "kernel"]
-    assert [r["threads"] for r in reports] == [256, 256] and [r["launches"] for r in reports] == [1, 1]
+    # An interval may end while a kernel runs: the next one has the rest of its exits, and no launch.
+    assert (sum(r["launches"] for r in reports), sum(r["exits"] for r in reports)) == (2, 2 * 256)
+    assert all(r["threads"] == 256 and 0 < r["exits"] <= 256 for r in reports)
 
 
 def test_a_picture(app, tmp_path):
