@@ -82,7 +82,7 @@ def test_only_functions_of_probes_lose_their_yield(arch: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_functions_where_a_thread_may_wait_keep_their_name(
+def test_functions_where_a_thread_may_wait_have_another_name(
     waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name of a program's function says whether a hash in it waits for other threads."""

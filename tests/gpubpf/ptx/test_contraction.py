@@ -31,7 +31,7 @@ KERNEL = """{head}
 
 
 def moved(lines: str) -> list[tuple[list[str], str]]:
-    """The products that are moved, by the dest register, and the sum before which they come."""
+    """The products that are moved and the sum before which they come, by the registers that they write."""
     function = parse(KERNEL.format(head=HEAD, lines=lines)).entries["k"]
     flow = Flow(function.body or ())
 
