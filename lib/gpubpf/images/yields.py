@@ -20,7 +20,8 @@ from gpubpf.elf import STT_FUNC, Elf, NameTable, of_bytes
 from gpubpf.ptx.emit import FUNCTION
 
 _OURS = re.compile(rf"(?:.*\$)?{FUNCTION}\d+", re.DOTALL)  # after the name of the kernel
-# Instructions of compute capabilities 7.0 to 12.1 have 16 bytes. The first 8 of both here are without a predicate.
+# For compute capabilities 8.0 to 12.0; ptxas 13.0 writes no YIELD there for 7.5. An instruction has 16 bytes. The first 8 of both here
+# are without a predicate.
 _INSTRUCTION = struct.Struct("<QQ")
 _YIELD, _NOP = 0x7946, 0x7918
 # Of the last 8 bytes: stall cycles, dependencies and reuse, which stay as they are.
