@@ -16,7 +16,17 @@ LIB = Path(cache.__file__).parents[1]
 # (`elf`, `fatbin`, `device_link`).
 NEVER = ("cache", "elf", "errors", "images.fatbin", "images.device_link", "process", "show")
 # A key has the lowered programs.
-LOWERED = ("ebpf", "images.assemble", "images.occupancy", "images.yields", "lower", "names", "ptx", "verify")
+LOWERED = (
+    "ebpf",
+    "images.assemble",
+    "images.compiled_sums",
+    "images.occupancy",
+    "images.yields",
+    "lower",
+    "names",
+    "ptx",
+    "verify",
+)
 # What else is imported beside the functions that make a result. `images.mapped` imports nearly all of it, so it has no row.
 EXCUSED = {
     "gpubpf.images.instrument": NEVER,

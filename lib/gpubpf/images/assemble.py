@@ -125,14 +125,26 @@ def registers(
     `kernels`: compile only these, which takes that much less time; empty: all. More may be returned. `niceness`: of ptxas, above that
     of this process, where nothing waits for the result.
     """
-    passed = steering(options)[0]
-    only = ",".join(sorted(kernels))
-    if only and len(only) < _LONGEST_LIST:
-        passed += (f"{_ENTRIES}={only}",)
     try:
-        return _assemble(ptx, target, passed, niceness)[1]
+        return _assemble(ptx, target, (*steering(options)[0], *_only(kernels)), niceness)[1]
     except AssembleError:
         return None
+
+
+def with_lines(ptx: str, target: Target, options: str, kernels: Collection[str]) -> bytes | None:
+    """Return a cubin that maps its code to lines of `ptx` (`compiled_sums`); None without an assembler, or if it rejects the PTX.
+
+    `kernels`: as in `registers`.
+    """
+    try:
+        return _assemble(ptx, target, (*steering(options)[0], "-lineinfo", *_only(kernels)))[0]
+    except AssembleError:
+        return None
+
+
+def _only(kernels: Collection[str]) -> tuple[str, ...]:
+    names = ",".join(sorted(kernels))
+    return (f"{_ENTRIES}={names}",) if names and len(names) < _LONGEST_LIST else ()
 
 
 def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -22,14 +22,23 @@ from typing import TYPE_CHECKING, Any, Literal
 from gpubpf import cache, names
 from gpubpf.errors import AssembleError, ImageError, PtxError
 from gpubpf.images import device_link, fatbin
-from gpubpf.images.assemble import KernelResources, Target, TemporaryFailure, assemble, assemblers, registers
+from gpubpf.images.assemble import (
+    KernelResources,
+    Target,
+    TemporaryFailure,
+    assemble,
+    assemblers,
+    registers,
+    with_lines,
+)
+from gpubpf.images.compiled_sums import operations_by_line
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.occupancy import MOST, limit_of_copy, most_registers
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.launch_block import LaunchBlock
-from gpubpf.ptx import flow, module, parser
+from gpubpf.ptx import contraction, flow, module, parser
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.probe import FREQUENT
+from gpubpf.ptx.probe import DIVIDING, FREQUENT, SEEING_RESULTS
 from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, Placement, Site
 from gpubpf.show import progress
 
@@ -253,6 +262,9 @@ def _instrument(
                 kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
+    points = {attachment.point for attachment in attachments}
+    if not points.isdisjoint(DIVIDING) and points.isdisjoint(SEEING_RESULTS):
+        parsed = _rounded(parsed, text, kernels, target, chosen.options)
     with progress.work("instrumenting kernels", len(kernels)) as task:
         injected = inject(parsed, kernels, each=task.step)
     refusals = dict(injected.refusals)
@@ -260,7 +272,7 @@ def _instrument(
     options = chosen.options
     before = before or {}
     limits: dict[str, int] = {}
-    frequent = any(attachment.point in FREQUENT for attachment in attachments)
+    frequent = not points.isdisjoint(FREQUENT)
     if frequent:
         before = _registers(parsed, injected.kernels, target, chosen.options, before)
     if frequent or own:
@@ -308,6 +320,21 @@ def _instrument(
         options,
         target.release,
     )
+
+
+def _rounded(
+    parsed: module.Module, text: str, kernels: Collection[str], target: Target, options: str
+) -> module.Module:
+    """Return the module, parsed from `text`, with products and sums as ptxas compiles them in the original: see `ptx.contraction`."""
+    if target.device == "sim" or not contraction.has_sums(parsed, kernels):
+        return parsed
+    with progress.work("compiling the original", len(kernels)):
+        cubin = with_lines(text, target, options, kernels)
+    try:
+        operations = operations_by_line(cubin) if cubin is not None else {}
+    except ImageError:  # from an assembler that writes it in another way
+        operations = {}
+    return contraction.with_roundings(parsed, kernels, operations) if operations else parsed
 
 
 def _registers(
@@ -558,6 +585,7 @@ def _version() -> str:
         "ebpf/maps.py",
         "ebpf/sampling.py",
         "images/assemble.py",
+        "images/compiled_sums.py",
         "images/instrument.py",
         "images/occupancy.py",
         "images/yields.py",

@@ -46,7 +46,7 @@ from .module import (
 from .number_types import INTEGER, number_types
 from .operands import Operands, operands
 from .plan import PASSED_WORK, InjectionPlan, Role
-from .probe import AT, BYTES, effect, in_rows, shard_register, wants
+from .probe import AT, BYTES, DIVIDING, SEEING_RESULTS, effect, in_rows, shard_register, wants
 from .sampling import GROUP, SKIPS, choice, units
 from .source import source_lines
 from .tables import SiteTable, VariableTable
@@ -110,14 +110,12 @@ class Body:
         self.at_exit = at(*WAYS_OUT) if self.entry or (self.role is not None and self.role.leaving) else ()
         self.at_arrive, self.at_leave = at("barrier_arrive"), at("barrier_leave")
         self.at_access, self.at_value = at("access"), at("value")
-        self.at_result = at("float", "instruction")
+        self.at_result = at(*SEEING_RESULTS)
         self.whole_loads: set[int] = set()  # loads whose whole value programs read
         self.at_block, self.at_branch = at("basic_block"), at("branch")
         self.flow = Flow(function.body or (), plan.may_leave)
         self.carry = live_carry(self.flow)
-        # A probe at one of these points ends a basic block. At the others within one, programs may see products and sums themselves.
-        ending = (*self.at_access, *self.at_value, *self.at_arrive, *self.at_leave)
-        self.products = products_before(self.flow, self.carry) if ending and not self.at_result else {}
+        self.products = products_before(self.flow, self.carry) if at(*DIVIDING) and not self.at_result else {}
         self.later = {index for products in self.products.values() for index in products}
         self.local = {v.name for v in (*function.parameters, *function.returns)}
         self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)

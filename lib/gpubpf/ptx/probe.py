@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 # The points that a thread reaches many times.
 FREQUENT = ("access", "basic_block", "branch", "value", "float", "instruction")
+# A probe at one of these divides a basic block in two, in which ptxas compiles products and sums together (contraction.py).
+DIVIDING = ("access", "value", "barrier_arrive", "barrier_leave")
+# Programs at these see each product and each sum by itself.
+SEEING_RESULTS = ("float", "instruction")
 # Spaces that a generic address may point to. Constants are excluded, since the copy accesses them in global memory.
 _GENERIC = frozenset({"global", "shared", "local"})
 # A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.

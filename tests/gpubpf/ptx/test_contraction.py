@@ -1,4 +1,4 @@
-"""Products stay beside the sums that ptxas contracts them with, so that copies round where the original does."""
+"""Copies round where the original does: `ptx.contraction`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.images.assemble import Target
+from gpubpf.images.instrument import Attachment, instrument_image
 from gpubpf.ptx import body
 from gpubpf.ptx.carry import live_carry
-from gpubpf.ptx.contraction import products_before
+from gpubpf.ptx.contraction import has_sums, products_before, with_roundings
 from gpubpf.ptx.flow import Flow
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import PtxInstruction
@@ -54,7 +56,10 @@ def moved(lines: str) -> list[tuple[list[str], str]]:
         # A scope between them changes nothing if the names mean the same.
         ("mul.f32 %f3,%f1,%f2; { add.f32 %f4,%f3,%f5; }", [(["%f3"], "%f4")]),
         ("mul.f32 %f3,%f1,%f2; { .reg .f32 %f1; add.f32 %f4,%f3,%f5; }", []),
+        ("div.approx.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5;", [(["%f3"], "%f4")]),
+        ("div.full.ftz.f32 %f3,%f1,%f2; add.ftz.f32 %f4,%f3,%f5;", [(["%f3"], "%f4")]),
         # ptxas does not contract these.
+        ("div.rn.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5;", []),
         ("mul.rn.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5;", []),
         ("mul.f32 %f3,%f1,%f2; add.rn.f32 %f4,%f3,%f5;", []),
         ("mul.sat.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5;", []),
@@ -74,6 +79,55 @@ def test_what_is_moved(lines: str, expected: list[tuple[list[str], str]]) -> Non
     assert moved(lines) == expected
 
 
+MUL, ADD, BOTH = frozenset({"FMUL"}), frozenset({"FADD"}), frozenset({"FFMA"})
+
+
+@pytest.mark.parametrize(
+    "code, operations, rounded",
+    [
+        ("mul.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5;", [None, BOTH], ""),
+        ("mul.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5;", [MUL, ADD], "01"),
+        ("mul.ftz.f32 %f3,%f1,%f2; sub.ftz.f32 %f4,%f3,%f5;", [MUL, ADD], "01"),
+        # Of two products, the sum has the second.
+        ("mul.f32 %f3,%f1,%f2; mul.f32 %f4,%f1,%f1; sub.f32 %f5,%f3,%f4;", [MUL, None, BOTH], "0"),
+        # Its other reader is contracted.
+        ("mul.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5; sub.f32 %f6,%f3,%f7;", [MUL, ADD, BOTH], "1"),
+        # In a loop that is unrolled, ptxas does both, or takes one product here and the other there.
+        ("mul.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5;", [MUL, ADD | BOTH], ""),
+        ("mul.f32 %f3,%f1,%f2; mul.f32 %f4,%f1,%f1; sub.f32 %f5,%f3,%f4;", [MUL, MUL, BOTH], ""),
+        # ptxas has merged them with others, or they are not of this type.
+        ("mul.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5;", [None, None], ""),
+        ("mul.f64 %fd3,%fd1,%fd2; add.f64 %fd4,%fd3,%fd5;", [MUL, ADD], ""),
+        ("mul.rn.f32 %f3,%f1,%f2; add.sat.f32 %f4,%f3,%f5;", [MUL, ADD], ""),
+    ],
+)
+def test_what_the_original_does_not_contract_is_rounded(
+    code: str, operations: list[frozenset[str] | None], rounded: str
+) -> None:
+    lines = [f"{line.strip()};" for line in code.split(";") if line.strip()]
+    module = parse(KERNEL.format(head=HEAD, lines="\n".join(lines)))
+    first = next(s.line for s in module.entries["k"].body or () if str(s) == lines[0].replace(",", ", "))
+    found = {first + n: made for n, made in enumerate(operations) if made is not None}
+    made = with_roundings(module, ["k"], found).entries["k"].body
+    texts = [str(s) for s in made or () if isinstance(s, PtxInstruction)][1:-1]
+    expected = [re.sub(r"^(\w+)\.", r"\1.rn.", t) if str(n) in rounded else t for n, t in enumerate(lines)]
+    assert texts == [line.replace(",", ", ") for line in expected]
+    assert has_sums(module, ["k"]) == ("sat" not in code)
+
+
+def test_of_several_instructions_on_one_line_nothing_is_known() -> None:
+    module = parse(KERNEL.format(head=HEAD, lines="{mul.f32 %f3,%f1,%f2; add.f32 %f4,%f3,%f5;}"))
+    operations = dict.fromkeys(range(1, 20), MUL | ADD)
+    assert with_roundings(module, ["k"], operations).entries["k"].body == module.entries["k"].body
+
+
+def test_integers_and_damaged_kernels_have_no_sums() -> None:
+    assert not has_sums(
+        parse(KERNEL.format(head=HEAD, lines="mul.lo.u32 %r3,%r1,%r2; add.u32 %r4,%r3,%r5;")), ["k"]
+    )
+    assert not has_sums(parse(KERNEL.format(head=HEAD, lines="mul.f32 %f3,,; add.f32 %f4,%f3,%f5;")), ["k"])
+
+
 def contractions(code: list[str]) -> Counter[str]:
     """Operations on floats: which of the three operands of an FFMA or DFMA are negated."""
     found: Counter[str] = Counter()
@@ -85,32 +139,52 @@ def contractions(code: list[str]) -> Counter[str]:
     return found
 
 
+# In the original, a division between product and sum ends the basic block. In a copy, probes do.
+SHAPES = {
+    "two products": """
+        mul.T %3, %1, %2;
+        ld.global.T %4, [%rd1+16];
+        mul.T %5, %4, %2;
+        sub.T %6, %3, %5;
+        mul.T %7, %6, %4;
+        st.global.T [%rd1+72], %6;
+        add.T %8, %1, %7;
+        st.global.T [%rd1+80], %8;
+        """,
+    "division between": """
+        mul.T %3, %1, %1;
+        div.rn.T %4, %1, %2;
+        sub.T %5, %4, %3;
+        st.global.T [%rd1+72], %5;
+        """,
+    "quotient": """
+        div.approx.f32 %f3, %f1, %f2;
+        ld.global.f32 %f4, [%rd1+16];
+        add.f32 %f5, %f3, %f4;
+        st.global.f32 [%rd1+72], %f5;
+        """,
+}
+
+
 @pytest.mark.parametrize("sm", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("kind, size", [("f32", 4), ("f64", 8)])
+@pytest.mark.parametrize(
+    "shape, kind", [(s, k) for s in SHAPES for k in ("f32", "f64") if (s, k) != ("quotient", "f64")]
+)
 def test_a_copy_contracts_as_the_original(
-    sm: str, kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shape: str, kind: str, sm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register = {"f32": "%f", "f64": "%fd"}[kind]
-    lines = f"""
-        ld.global.{kind} {register}1, [%rd1]; ld.global.{kind} {register}2, [%rd1+{size}];
-        mul.{kind} {register}3, {register}1, {register}2;
-        ld.global.{kind} {register}4, [%rd1+{2 * size}];
-        mul.{kind} {register}5, {register}4, {register}2;
-        sub.{kind} {register}6, {register}3, {register}5;
-        mul.{kind} {register}7, {register}6, {register}4;
-        st.global.{kind} [%rd1+{9 * size}], {register}6;
-        add.{kind} {register}8, {register}1, {register}7;
-        st.global.{kind} [%rd1+{10 * size}], {register}8;
-    """
+    lines = f"ld.global.T %1, [%rd1]; ld.global.T %2, [%rd1+8];{SHAPES[shape]}"
+    lines = re.sub(r"%(\d)", rf"{register}\1", lines).replace(".T", f".{kind}")
     text = KERNEL.format(head=HEAD.replace("8.3", "8.7").replace("sm_80", sm), lines=lines)
     original = contractions(sass(assembled(text, sm, tmp_path)[0])["k"])
-    letter = {"f32": "F", "f64": "D"}[kind]
-    assert original == {f"{letter}FMA|-": 1, f"{letter}FMA": 1, f"{letter}MUL": 1}
-
-    def copy() -> Counter[str]:
-        injected = inject(parse(text), {"k": [Placement(log("access"), "access")]})
-        return contractions(sass(assembled(injected.text, sm, tmp_path)[0])["k"])
-
-    assert copy() == original
-    monkeypatch.setattr(body, "products_before", lambda flow, carry: {})
-    assert copy() != original
+    target = Target("gpu", (int(sm[3]), int(sm[4])))
+    made = instrument_image(text.encode(), [Attachment(log("access"), "access")], target)
+    path = tmp_path / "copy.cubin"
+    path.write_bytes(made.image)
+    assert original and contractions(sass(path)["k"]) == original
+    # With nothing moved, or with no rounding modes, it would not.
+    if shape != "division between":
+        monkeypatch.setattr(body, "products_before", lambda flow, carry: {})
+    injected = inject(parse(text), {"k": [Placement(log("access"), "access")]})
+    assert contractions(sass(assembled(injected.text, sm, tmp_path)[0])["k"]) != original
