@@ -544,7 +544,10 @@ class Session:
         if silent := [
             p
             for p in self._measurement.all_processes()
-            if p.sent_stubs and p.disconnected and not p.reported_hooks
+            if p.sent_stubs
+            and p.disconnected
+            and not p.reported_hooks
+            and not p.attached  # else the attach is not over; whoever began it counts the process
         ]:
             for process in silent:
                 self._measurement.record_missed(process.pid, process.comm, reasons.UNREACHED, process.started)

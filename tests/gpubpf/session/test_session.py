@@ -729,18 +729,38 @@ def test_a_log_that_is_none_is_refused() -> None:
     assert len([line for line in said if "an invalid log" in line]) == 2
 
 
+def hello_and_stubs(peer: socket.socket) -> None:
+    hello = protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"fast" + bytes(4))
+    stubs = protocol.frame(Message.STUBS, struct.pack("<I", 0))
+    with open(os.memfd_create("control"), "wb") as file:
+        socket.send_fds(peer, [hello + stubs], [file.fileno()])
+    peer.recv(1 << 16)
+
+
 def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
     def act(peer: socket.socket) -> None:
-        hello = protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"fast" + bytes(4))
-        stubs = protocol.frame(Message.STUBS, struct.pack("<I", 0))
-        with open(os.memfd_create("control"), "wb") as file:
-            socket.send_fds(peer, [hello + stubs], [file.fileno()])
-        peer.recv(1 << 16)
+        hello_and_stubs(peer)
         peer.shutdown(socket.SHUT_RDWR)
 
     said = connect_and(act)
     assert any("1 process ended or continued before the tool could attach" in line for line in said)
     assert "not reached in time" in said
+
+
+def test_an_attach_that_is_not_over_is_counted_by_whoever_began_it() -> None:
+    """Its process ends meanwhile, and then the measurement."""
+    said: list[str] = []
+    with fake_tool.session(["sleep", "0.5"], note=said.append, wanted=()) as session:
+        ours, agents = socket.socketpair()
+        process = session._server.adopt(ours, os.getpid(), os.pidfd_open(os.getpid()))
+        assert process is not None
+        with agents:
+            hello_and_stubs(agents)
+        for _ in session.intervals():
+            pass
+        assert process.sent_stubs and process.disconnected
+        assert "missed" not in session.summary().get("processes", {})
+    assert not any("before the tool could attach" in line for line in said)
 
 
 def test_more_gpus_than_there_are_are_refused() -> None:
