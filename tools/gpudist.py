@@ -95,20 +95,21 @@ def build_parser() -> cli.Parser:
         cli.spec_usage(TOOL, "-H|-L|-C"),
     )
     cli.add_targets(parser, "POINT:KERNEL[:DETAIL] [(FILTER)]:TYPE:EXPR[, KEY][#LABEL]")
-    kinds = parser.add_argument_group("which distribution").add_mutually_exclusive_group()
+    shown = parser.add_argument_group("which distribution")
+    kinds = shown.add_mutually_exclusive_group()
     for letter, kind, about in (
         ("-H", "log2", "a histogram in powers of two"),
         ("-L", "linear", "a histogram with buckets of equal width"),
         ("-C", "values", "how often each value occurs"),
     ):
         kinds.add_argument(letter, dest="kind", action="store_const", const=kind, help=about)
-    parser.add_argument(
+    shown.add_argument(
         "--width", type=cli.positive, metavar="N", help="with -L: values in a bucket (default 1)"
     )
     cli.add_kernels(parser)
     cli.add_threads(parser)
     cli.add_budget(parser)
-    cli.add_device(parser, times=True)
+    cli.add_device(parser, times=True, default="default if an expression reads a clock")
     cli.add_looks(parser)
     cli.add_output(parser)
     return parser

@@ -64,7 +64,7 @@ def build_parser() -> cli.Parser:
             option, type=cli.extents, default=None, metavar="X[,Y[,Z]]", help=f"{what} (default 1)"
         )
     cli.add_kernels(parser)
-    cli.add_device(parser, times=True)
+    cli.add_device(parser, times=True, default="default without programs on the host")
     cli.add_rings(parser)
     cli.add_looks(parser)
     cli.add_output(parser)

@@ -58,7 +58,7 @@ def build_parser() -> cli.Parser:
     cli.add_kernels(parser)
     cli.add_threads(parser)
     cli.add_budget(parser)
-    cli.add_device(parser, times=True)
+    cli.add_device(parser, times=True, default="default with -T, or if an expression reads a clock")
     cli.add_rings(parser)
     cli.add_looks(parser)
     cli.add_output(parser)

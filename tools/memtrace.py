@@ -167,7 +167,7 @@ def build_parser() -> cli.Parser:
     cli.add_budget(parser)
     cli.add_coverage(parser)
     cli.add_accesses(parser)
-    cli.add_device(parser, times=True)
+    cli.add_device(parser, times=True, default="default with --heatmap")
     cli.add_rings(parser)
     cli.add_looks(parser)
     cli.add_output(parser)

@@ -102,7 +102,9 @@ def build_parser() -> cli.Parser:
     counting.add_argument(
         "--by", choices=by, default=by[0], help="one row for each of these (default thread)"
     )
-    counting.add_argument("--top", type=cli.positive, metavar="N", help="show only the N with the most work")
+    counting.add_argument(
+        "--top", type=cli.positive, metavar="N", help="show only the N rows with the most work"
+    )
     counting.add_argument(
         "--all-threads",
         action="store_true",

@@ -51,7 +51,7 @@ def add_targets(made: Parser, specs: str = "", operand: tuple[str, str] = ("", "
         action="extend",
         type=parse_pids,
         metavar="PID[,PID...]",
-        help="trace these running processes (without -p and COMMAND: every process; requires root)",
+        help="trace these running processes (with neither -p nor COMMAND: every process; requires root)",
     )
     group.add_argument(
         "-d",
@@ -147,7 +147,7 @@ def add_budget(made: Parser) -> None:
         "--budget",
         type=parse_percent,
         metavar="PERCENT",
-        help="measure only so many launches of each kernel that the overhead stays below PERCENT",
+        help="measure so few launches of each kernel that probes add less than PERCENT to its instructions",
     )
 
 
@@ -216,10 +216,11 @@ def add_call_views(made: Parser) -> None:
     )
 
 
-def add_device(made: Parser, times: bool = False) -> None:
+def add_device(made: Parser, times: bool = False, default: str = "default") -> None:
     """Add where device programs run, and how much memory their maps have: --device, --map-memory.
 
-    `times`: the tool measures times, so add --clock. It may set `measures_times` to False where the user asked for none."""
+    `times`: the tool measures times, so add --clock. It may set `measures_times` to False where the user asked for none; `default`
+    then says when the virtual clock is the default."""
     group = made.add_argument_group("device")
     group.add_argument(
         "--device",
@@ -231,7 +232,7 @@ def add_device(made: Parser, times: bool = False) -> None:
         group.add_argument(
             "--clock",
             choices=("virtual", "real"),
-            help="clock of the embedded device: virtual (default) counts instructions and repeats exactly; real measures this CPU",
+            help=f"clock of the embedded device: virtual ({default}) counts instructions and repeats exactly; real measures this CPU",
         )
     group.add_argument(
         "--map-memory", type=parse_size, metavar="SIZE", help="GPU memory for maps (default 256M)"
