@@ -74,8 +74,8 @@ registers. No GPU ran, and no time is measured. "In the code" are all instructio
 that is done once, where the kernel begins. A store in a loop costs that much in each turn.
 "Executed" are those that the warp issues on the path named, the shortest one with its accesses to
 memory, in the lane that executes most; what a false predicate switches off counts. No launch is that
-of a graph. With sampling, all but one instruction for each probe is the choice at the beginning of
-the kernel.
+of a graph. With sampling, these are the choice at the beginning of the kernel, and the branch to the
+original's instructions.
 
     python3 benchmarks/probe_costs.py benchmarks/results/probe_costs.md
 """
