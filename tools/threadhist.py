@@ -35,7 +35,7 @@ EXAMPLES = """examples:
     threadhist --by warp --top 10 -- ./app       ten warps with the most work
     threadhist --json -o counts.jsonl -- ./app   every thread, as JSON Lines
     threadhist --sample-blocks 1/16 -- ./app     less overhead: an estimate
-    threadhist --budget 5 -- ./app               overhead below 5 %
+    threadhist --budget 5 -- ./app               at most 5 % more instructions
     threadhist --list ./app                      which kernels it can measure
     threadhist 1 10 -- ./app                     print each second, ten times
 """
