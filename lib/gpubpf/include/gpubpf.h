@@ -14,7 +14,7 @@
 
 /* Contexts. They are read-only; later versions may add fields at the end. */
 struct gpu_entry {
-    u64 launch; /* number of the launch, unique on the machine while the process lives */
+    u64 launch; /* number of the launch, unique in the measurement */
     u64 site;   /* number of the probed place in the kernel */
     u64 args; /* how many arguments there are */
     u64 arg0, arg1, arg2, arg3, arg4, arg5, arg6, arg7; /* the first 8 bytes of each */

@@ -40,7 +40,7 @@ inline void describe_memory(Record &record, uint64_t address, uint64_t epoch) {
     record.api.epoch = static_cast<uint32_t>(epoch);
 }
 
-// Return operation numbers, unique on the machine. take_ids() reserves `n` consecutive numbers for kernel
+// Return operation numbers, unique in the measurement. take_ids() reserves `n` consecutive numbers for kernel
 // launches, and returns the first. No other operation gets one in between, because device programs keep
 // arrays by launch number. Everything else uses other_id(), which has its own range.
 uint64_t take_ids(uint64_t n);
