@@ -68,6 +68,8 @@ _OLD = {"old_low": "%gpubpf_0old0", "old_high": "%gpubpf_0old1"}
 # Likewise for the context at a function's exit: the function's result.
 _RESULT = {"low": "%gpubpf_0result0", "high": "%gpubpf_0result1"}
 
+_AXES, _COLOURS = "xyzw", "rgba"  # the elements of vector registers have two names each
+
 
 class Body:
     """Rewrites the body of one function."""
@@ -148,6 +150,7 @@ class Body:
         )
         self.labels = self.exits.copied
         self.added_registers: dict[str, str] = {}  # added registers that outlive a scope: name → type
+        self.has_vectors = any(isinstance(s, Variable) and _is_vector(s) for s in self.flow.body)
         self.declared: dict[tuple[int, str], Variable | None] = {}
 
     @functools.cached_property
@@ -428,6 +431,7 @@ class Body:
     def _keep_result(self, index: int, instruction: PtxInstruction) -> list[Statement]:
         """Return instructions that copy what an instruction stores in the function's result, for programs at the function's exit."""
         name = self.function.returns[0].name if self.results else ""
+        instruction = self._in_elements(index, instruction)
         lines: list[str] = []
         part = "%gpubpf_0part"
         for offset, of in returned(instruction, name) if self._declaration(index, name) is None else ():
@@ -509,7 +513,7 @@ class Body:
         A store's programs run before it, those of loads and atomics after it. A load or atomic may overwrite the registers that it
         reads, so these are copied before it. ptxas keeps a copy only if the register is overwritten.
         """
-        found = operands(instruction) if self.at_value else None
+        found = operands(self._in_elements(index, instruction)) if self.at_value else None
         if found is None:
             return [], []
         (access,) = self._accessed(index)
@@ -551,7 +555,7 @@ class Body:
 
         The registers that it reads are copied before it, as in `_values`. A result has one site per 16 bytes.
         """
-        found = computation(instruction)
+        found = computation(self._in_elements(index, instruction))
         before: list[str] = []
         after: list[Statement] = []
         for point in dict.fromkeys(p.point for p in self.at_result) if found is not None else ():
@@ -653,10 +657,10 @@ class Body:
 
     @functools.cached_property
     def mentions(self) -> Counter[str]:
-        """How often instructions mention each name, as an operand or predicate."""
+        """How often instructions mention each name, as an operand or predicate. A vector register is a mention of each element."""
         found: Counter[str] = Counter()
-        for _, instruction in self.flow.instructions():
-            found.update(find_names(instruction.operands))
+        for index, instruction in self.flow.instructions():
+            found.update(find_names(self._in_elements(index, instruction).operands))
             found.update([instruction.predicate] if instruction.predicate else [])
         return found
 
@@ -710,6 +714,31 @@ class Body:
             statement = self.flow.body[found] if found is not None else None
             self.declared[key] = statement if isinstance(statement, Variable) else None
         return self.declared[key]
+
+    def _in_elements(self, index: int, instruction: PtxInstruction) -> PtxInstruction:
+        """Return an instruction that names the elements of vector registers: `{%v.x, %v.y}` for `%v`, and `%v.x` for `%v.r`."""
+        if not self.has_vectors:
+            return instruction
+
+        def element(name: str) -> str:
+            whole, _, at = name.partition(".")
+            if len(at) != 1 or at not in _COLOURS or not _is_vector(self._declaration(index, whole)):
+                return name
+            return f"{whole}.{_AXES[_COLOURS.index(at)]}"
+
+        def replaced(operand: Operand) -> Operand:
+            match operand:
+                case Name():
+                    declared = self._declaration(index, operand.name)
+                    if declared is not None and _is_vector(declared):
+                        return Vector(tuple(Name(f"{operand.name}.{at}") for at in _AXES[: declared.vector]))
+                    return Name(element(operand.name), operand.offset)
+                case Vector():
+                    return Vector(tuple(map(replaced, operand.items)))
+                case _:
+                    return operand
+
+        return dataclasses.replace(instruction, operands=tuple(map(replaced, instruction.operands)))
 
     def _type(self, index: int, name: str) -> str:
         """Return the PTX type of a register, or of a component of one (`%v.x`); "" if it is unknown."""
@@ -943,6 +972,11 @@ class Body:
                 raise Refusal(f"a predicated call of {name} that returns in a register")
             copied.append(text(f"ld.param.{original.type} {given.name}, [gpubpf_result];"))
         return "gpubpf_result", [mine], copied
+
+
+def _is_vector(declared: Variable | None) -> bool:
+    """Return whether this declares vector registers. They have 2 or 4 elements (PTX ISA 5.4.2)."""
+    return declared is not None and declared.space == "reg" and 1 < declared.vector <= len(_AXES)
 
 
 def _named(element: Element | None) -> str:

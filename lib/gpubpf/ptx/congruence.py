@@ -40,7 +40,8 @@ def common_bits(function: Function, variables: Collection[str] = ()) -> dict[str
         if not isinstance(statement, PtxInstruction) or not statement.operands:
             continue
         written = statement.operands[0]
-        if isinstance(written, Name) and writes[written.name] == 1:
+        # An element of a vector register has two names, and is also written with the whole register.
+        if isinstance(written, Name) and writes[written.name] == 1 and "." not in written.name:
             bits = _of_result(statement, found, parameters)
             if bits:
                 found[written.name] = bits

@@ -120,7 +120,7 @@ def products_before(flow: Flow, carry: Carry) -> Mapping[int, Sequence[int]]:
 
     Keys and values are indices of statements of `flow.body`. Only what changes no value is listed: an unconditional multiplication
     whose result has one reader, in the same basic block, with neither a call nor another value of its registers before that. The carry
-    is live at neither of the two.
+    is live at neither of the two. Elements of vector registers stay, since other names also stand for them.
     """
     kept = carry.before | carry.after
     mentions = Counter(
@@ -149,7 +149,7 @@ def products_before(flow: Flow, carry: Carry) -> Mapping[int, Sequence[int]]:
                 product = str(instruction.operands[0])
                 if mentions[product] == 2:
                     waiting[product] = index
-                    for name in find_names(instruction.operands):
+                    for name in names:
                         users[name].append(product)
     return {index: sorted(products) for index, products in found.items()}
 

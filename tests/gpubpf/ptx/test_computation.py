@@ -115,7 +115,7 @@ def test_opcodes_are_chosen_by_globs() -> None:
 KERNEL = f"""{HEAD}
 .visible .entry k(.param .u64 p) {{
     .reg .pred %p<6>; .reg .b16 %h<6>; .reg .b32 %r<16>; .reg .f32 %f<8>; .reg .b64 %rd<9>; .reg .f64 %d<4>;
-    .reg .v2 .f32 %v;
+    .reg .v2 .f32 %v; .reg .v2.b32 %w;
     ld.param.u64 %rd1, [p];
     mov.u32 %r1, %tid.x;                      //? special
     cvt.rn.f32.u32 %f1, %r1;                  //? convert
@@ -136,6 +136,8 @@ KERNEL = f"""{HEAD}
     mul.wide.s32 %rd2, %r2, -3;               //? wide
     mov.f32 %v.x, %f1;                        //? component
     max.f32 %f3, %v.x, 0f00000000;            //? maximum
+    mov.b64 %w, %rd2;                         //? parts
+    mov.b64 %rd3, %w;                         //? parts put together
     ret; }}"""
 
 
@@ -159,6 +161,9 @@ def rows() -> dict[str, Callable[[int], tuple[int, ...] | None]]:
     def kept(t: int) -> int:
         return t if t > 20 else 2**32 - 1
 
+    def product(t: int) -> int:
+        return -3 * (t if t > 20 else -1) % 2**64
+
     def single(value: float) -> int:
         return bits("f", value)
 
@@ -179,9 +184,11 @@ def rows() -> dict[str, Callable[[int], tuple[int, ...] | None]]:
         "unpacked": lambda t: (bits("e", 4), 1, bits("ee", 4, 2), 0, 0),
         "widened": lambda t: (bits("d", after(t)), 1, single(after(t)), 0, 0),
         "halved": lambda t: (bits("d", after(t) / 2), 2, bits("d", after(t)), bits("d", 2), 0),
-        "wide": lambda t: (-3 * (t if t > 20 else -1) % 2**64, 2, kept(t), 2**32 - 3, 0),
+        "wide": lambda t: (product(t), 2, kept(t), 2**32 - 3, 0),
         "component": lambda t: (single(after(t)), 1, single(after(t)), 0, 0),
         "maximum": lambda t: (single(max(after(t), 0)), 2, single(after(t)), 0, 0),
+        "parts": lambda t: (product(t), 1, product(t), 0, 0),
+        "parts put together": lambda t: (product(t), 1, product(t), 0, 0),
     }
 
 
@@ -202,7 +209,8 @@ def test_programs_are_told_what_was_read_and_written(point: str) -> None:
         if sites[site].line in marks:
             assert thread not in found[marks[sites[site].line]]
             found[marks[sites[site].line]][thread] = tuple(rest)
-    integers = {"special", "compared", "own predicate", "selected", "unpacked", "wide", "component"}
+    integers = {"special", "compared", "own predicate", "selected", "unpacked", "wide", "component", "parts"}
+    integers.add("parts put together")
     for mark, row in rows().items():
         right = {t: told for t in range(32) if (told := row(t)) is not None}
         if point == "instruction" or mark not in integers:
@@ -324,6 +332,19 @@ def test_ptxas_takes_a_probe_at_every_form(tmp_path: Path) -> None:
         {".".join((s.opcode, *s.modifiers)) for s in body if isinstance(s, PtxInstruction)} - {"ret"}
     )
     assembled(injected.text, "sm_90", tmp_path, "-O0")
+
+
+def test_ptxas_takes_registers_of_vectors(tmp_path: Path) -> None:
+    """ptxas takes the name of such a register only where it expects a vector."""
+    text = f"""{HEAD}
+.visible .entry k() {{
+    .reg .b32 %r; .reg .b64 %rd; .reg .v2.b16 %h; .reg .v2.b32 %v; .reg .v4.u32 %q<2>; .reg .v4.b8 %c;
+    mov.b32 %h, %r; mov.b32 %r, %h; mov.b64 %v, %rd; mov.b64 %rd, %v; mov.b32 %c, %r; mov.v4.u32 %q0, %q1; mov.v2.u32 %v, {{1, 2}};
+    add.u32 %v.x, %v.g, 1;
+    ret; }}"""
+    injected = inject(parse(text), {"k": [Placement(SUM, "instruction")]})
+    assert not injected.refusals and len(injected.kernels["k"].sites) == 8
+    assembled(injected.text, "sm_80", tmp_path)
 
 
 def test_results_that_come_later_are_named() -> None:

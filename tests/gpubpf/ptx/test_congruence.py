@@ -51,6 +51,11 @@ def test_of_one_register(body: str, expected: int) -> None:
     assert bits(body, "%r1") == expected
 
 
+@pytest.mark.parametrize("other", ["ld.global.v2.u32 %v, [tile];", "mov.u32 %v.r, %tid.x;"])
+def test_elements_of_vector_registers_are_written_by_other_names(other: str) -> None:
+    assert bits(f".reg .v2.u32 %v; mov.u32 %v.x, 4; {other}", "%v.x") == 0
+
+
 def test_parameters_of_functions_may_differ_by_lane() -> None:
     module = parse(f"{HEAD}.func f(.param .u32 n) {{ .reg .b32 %r<3>; ld.param.u32 %r1, [n]; ret; }}")
     assert "%r1" not in common_bits(module.functions["f"])

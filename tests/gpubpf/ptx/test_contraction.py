@@ -24,7 +24,7 @@ from gpubpf_sass import assembled, sass
 
 KERNEL = """{head}
 .visible .entry k(.param .u64 p) {{
-    .reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .f32 %f<30>; .reg .f64 %fd<30>; .reg .pred %p<9>;
+    .reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .f32 %f<30>; .reg .f64 %fd<30>; .reg .pred %p<9>; .reg .v2.f32 %v;
     ld.param.u64 %rd1, [p];
     {lines}
     ret;
@@ -73,6 +73,8 @@ def moved(lines: str) -> list[tuple[list[str], str]]:
         ("mul.f32 %f3,%f1,%f2; ld.global.v2.f32 {%f7,%f2},[%rd1]; add.f32 %f4,%f3,%f5;", []),
         ("mul.f32 %f3,%f1,%f2; call f; add.f32 %f4,%f3,%f5;", []),
         ("mul.f32 %f3,%f3,%f2; add.f32 %f4,%f3,%f5;", []),
+        ("mul.f32 %v.x,%f1,%f2; st.global.v2.f32 [%rd1],%v; add.f32 %f4,%v.x,%f5;", []),
+        ("mul.f32 %f3,%v.x,%f2; ld.global.v2.f32 %v,[%rd1]; add.f32 %f4,%f3,%f5;", []),
     ],
 )  # fmt: skip
 def test_what_is_moved(lines: str, expected: list[tuple[list[str], str]]) -> None:

@@ -152,6 +152,25 @@ def test_ptxas_takes_registers_and_numbers_of_every_kind(sm: str, tmp_path: Path
     assembled(injected.text, sm, tmp_path)
 
 
+VECTORS = """
+.reg .v2.u16 %a; .reg .v4.u32 %b<2>; .reg .v4.f32 %e<3>; .reg .v2.b64 %g; .reg .v4.u8 %i;
+ld.global.v2.u16 %a, [%rd1]; ld.global.v4.u32 %b0, [%rd1]; st.global.v4.u32 [%rd1], %b1; ld.global.v2.b64 %g, [%rd1];
+ld.global.v4.u8 %i, [%rd1]; ld.global.v4.u8 %b0, [%rd1]; st.global.v4.f32 [%rd1], %e1; st.global.v2.b32 [%rd1], {%b0.x, %b0.g};
+atom.global.add.v2.f32 {%e0.x, %e0.z}, [%rd1], {%e1.x, %e1.w}; red.global.add.v4.f32 [%rd1], %e2; st.global.f32 [%rd1], %e0.b;
+"""
+
+
+def test_ptxas_takes_registers_of_vectors(tmp_path: Path) -> None:
+    """ptxas takes the name of such a register only where it expects a vector."""
+    text = module("sm_90", VECTORS)
+    injected = inject(parse(text), {"k": [Placement(SUM, "value")]})
+    sites = injected.kernels["k"].sites
+    assert len(sites) == VECTORS.count("[") and not injected.kernels["k"].unprobed
+    (atomic,) = (site for site in sites if site.opcode.startswith("atom"))
+    assert atomic.effect & RETURNS  # a later instruction reads an element by its other name
+    assembled(injected.text, "sm_90", tmp_path)
+
+
 def test_an_unused_result_stays_unused(tmp_path: Path) -> None:
     """Otherwise, ptxas could not make a reduction of the atomic, which the GPU does without waiting for the answer."""
     text = module(
@@ -342,6 +361,33 @@ def test_values_are_told_and_stay_as_they_are(form: str) -> None:
     of_values = Counter((t, lines[n], *rest, effect & 3) for t, n, *rest, effect in run.records(6, "where"))
     of_accesses = Counter((t, lines[n], *rest) for t, n, *rest in run.records(6, "accessed"))
     assert of_values == of_accesses and of_values.total() > 300
+
+
+def test_values_of_vector_registers(form: str) -> None:
+    text = f"""{HEAD}
+.func (.param .align 8 .b8 out[8]) pair(.param .b32 in) {{
+    .reg .v2.u32 %v; ld.param.u32 %v.x, [in]; add.u32 %v.y, %v.x, 256; st.param.v2.u32 [out], %v; ret;
+}}
+.visible .entry k(.param .u64 p) {{
+    .reg .b32 %r<3>; .reg .b64 %rd<4>; .reg .v4.u32 %v; .reg .v2.u16 %h;
+    ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 16; add.u64 %rd2, %rd1, %rd2;
+    ld.global.v4.u32 %v, [%rd2];
+    st.global.v4.u32 [%rd2+1024], %v;
+    ld.global.v2.u16 %h, [%rd2+4];
+    {{ .param .b32 a; .param .align 8 .b8 r[8]; st.param.b32 [a], %r1; call (r), pair, (a); }}
+    ret;
+}}"""
+    run = Run(
+        text, [Placement(log("value"), "value"), Placement(log("function_exit", "left"), "function_exit")]
+    )
+    run("k", THREADS, _data())
+    values = Counter((t, low, high) for t, _, _, _, _, low, high, _, _ in run.records(8))
+    four = Counter((t, first(t)[0] | first(t)[1] << 32, t | first(t)[3] << 32) for t in range(THREADS))
+    two = Counter((t, first(t)[1], 0) for t in range(THREADS))
+    assert values == four + four + two
+    assert [(t, low, high) for t, _, low, high in run.records(3, "left")] == [
+        (t, t | t + 256 << 32, 0) for t in range(THREADS)
+    ]
 
 
 def test_programs_are_where_their_kinds_and_spaces_are(form: str) -> None:
