@@ -204,6 +204,34 @@ KERNELS = {
         selp.u32 %r14, 2, 0, %p3;
         or.b32 %r13, %r13, %r14;
         st.global.v4.b32 [%rd6+128], {%r10, %r11, %r12, %r13};""",
+    "told_by_name": """
+        setp.ne.u32 %p1, %r0, 0;
+        @%p1 ret;
+        mbarrier.init.b64 [bar], 3;
+        st.u32 [tile+12], 0;
+        st.u32 [tile+40], 8;
+        mov.u64 %rd9, 32;
+        st.bulk [tile+32], %rd9, 0;
+        cp.async.mbarrier.arrive.noinc.b64 [bar];
+        mbarrier.arrive.b64 _, [bar];
+        mbarrier.arrive.expect_tx.b64 %rd7, [bar], 24;
+        mov.u64 %rd8, bar; cvta.shared.u64 %rd8, %rd8;
+        mov.u64 %rd9, tile; cvta.shared.u64 %rd9, %rd9;
+        st.async.mbarrier::complete_tx::bytes.b32 [tile], 3, [bar];
+        st.async.mbarrier::complete_tx::bytes.b32 [tile+4], 4, [%rd8];
+        st.async.mbarrier::complete_tx::bytes.b32 [%rd9+8], 5, [bar];
+        st.u64 [tile+16], 6;
+        red.async.relaxed.cluster.mbarrier::complete_tx::bytes.add.u64 [tile+16], 1, [bar];
+        mbarrier.test_wait.b64 %p2, [bar], %rd7;
+        red.async.relaxed.cluster.mbarrier::complete_tx::bytes.inc.u32 [%rd9+12], 99, [bar];
+        mbarrier.test_wait.b64 %p3, [bar], %rd7;
+        ld.shared.v4.b32 {%r10, %r11, %r12, %r13}, [tile];
+        st.global.v4.b32 [%rd2], {%r10, %r11, %r12, %r13};
+        selp.u32 %r10, 1, 0, %p2;
+        selp.u32 %r11, 1, 0, %p3;
+        ld.shared.u32 %r12, [tile+16];
+        ld.shared.u32 %r13, [tile+40];
+        st.global.v4.b32 [%rd2+16], {%r10, %r11, %r12, %r13};""",
     "named": """
         mul.lo.u32 %r10, %r0, 3;
         setp.eq.u32 %p1, %r0, 0;
@@ -319,6 +347,11 @@ def test_an_address_without_a_space_is_in_the_space_of_the_variable_that_it_name
     out = ran("named", NOISE, virtual=virtual)
     assert (out[:128].reshape(32, 4) == np.c_[3 * LANES, np.full((32, 3), [64, 7, 5])]).all()
     assert (out[128:160] == 67).all() and (out[256:288] == 9).all()
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_each_address_of_an_asynchronous_store_may_name_a_variable(virtual: bool) -> None:
+    assert ran("told_by_name", NOISE, virtual=virtual)[:8].tolist() == [3, 4, 5, 1, 0, 1, 7, 0]
 
 
 def test_vector_registers_and_their_elements() -> None:

@@ -135,6 +135,24 @@ def test_names_in_nested_scopes() -> None:
     assert "u32 r_t[32]" in frame(text) and "u64 r_t_1[32]" in frame(text)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "mbarrier.init.b64 [s], 1;",
+        "mbarrier.arrive.b64 _, [s];",
+        "mbarrier.test_wait.b64 %p1, [s], %rd1;",
+        "cp.async.mbarrier.arrive.noinc.b64 [s];",
+        "st.async.mbarrier::complete_tx::bytes.b32 [s+8], %r1, [s];",
+        "red.async.relaxed.cluster.mbarrier::complete_tx::bytes.inc.u32 [s+8], %r1, [s];",
+        "st.bulk [s], %rd1, 0;",
+        "st.bulk.weak [s], %rd1, 0;",
+    ],
+)
+def test_the_name_of_a_shared_variable_is_an_address_in_shared_memory(body: str) -> None:
+    text = translate(kernel(".shared .align 8 .b8 s[64];\n" + body))
+    assert "at_shared" in text and "at_generic" not in text
+
+
 def test_loops_that_may_wait_for_others_use_up_their_turn_sooner() -> None:
     body = "ld.param.u64 %rd1, [p]; again: {} setp.eq.u32 %p1, %r1, 0; @%p1 bra again;"
     spinning = translate(kernel(body.format("ld.acquire.gpu.global.u32 %r1, [%rd1];")))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpubpf.ptx.module import Address, Immediate, Name, Not, PtxInstruction, Vector
 
 from .arithmetic import emits
-from .memory import atomically, check_multiple, complete_mbarrier, element, space_of, type_of
+from .memory import atomically, check_multiple, complete_mbarrier, element, space_at, type_of
 from .values import Values, c_type, size_of
 
 _REDUCTIONS = {"add", "and", "or", "xor", "min", "max", "inc", "dec"}
@@ -19,7 +19,7 @@ def cp(v: Values, i: PtxInstruction) -> str:
     if m[:3] == ("async", "mbarrier", "arrive"):
         # the copies are complete, so this arrives at once; without .noinc it also increments the expected arrivals
         v.code.alone = True
-        space = "shared" if space_of(i) == "shared" else "generic"
+        space = space_at(v, i, i.operands[0])
         pointer = v.pointer(space, v.address(i.operands[0]), 8, "a")
         return (
             f"{v.line(space)} mbar_arrive((u64 *){pointer}, 1, 0);" if "noinc" in m else f"(void){pointer};"
@@ -145,7 +145,7 @@ def mbarrier(v: Values, i: PtxInstruction) -> str:
     if result and isinstance(operands[0], Address):  # arrive without a result
         operands = (Name("_"), *operands)
     address = operands[1] if result else operands[0]
-    space = "shared" if space_of(i) == "shared" else "generic"
+    space = space_at(v, i, address)
     pointer = f"(u64 *){v.pointer(space, v.address(address), 8, 'a')}"
     line = v.line(space)
     if kind == "init":

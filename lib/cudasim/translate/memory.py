@@ -21,6 +21,12 @@ def space_of(i: PtxInstruction) -> str:
     return "generic"
 
 
+def space_at(v: Values, i: PtxInstruction, address: Operand) -> str:
+    """Return the space of one address: the instruction's or, if it has none, that of the variable that the address names."""
+    space = space_of(i)
+    return v.names.named_space(v.scope, address) or space if space == "generic" else space
+
+
 def strong(i: PtxInstruction) -> bool:
     """Return whether other threads may see an access or its order: it must not move, and all lanes do it before any continues."""
     return not _STRONG.isdisjoint(i.modifiers)
@@ -155,19 +161,20 @@ def store_async(v: Values, i: PtxInstruction) -> str:
     """Translate st.async to shared memory. It is done at once, and completed on the mbarrier."""
     t = i.modifiers[-1]
     width = size_of(t)
-    space = space_of(i)
+    space = space_at(v, i, i.operands[0])
     source = i.operands[1]
     items = source.items if isinstance(source, Vector) else (source,)
     v.code.alone = True
     pointer = v.pointer(space, v.address(i.operands[0]), width * len(items), "w")
     text = f"{{ {v.line()} u8 *p_ = (u8 *){pointer}; "
     text += " ".join(f"ST({c_type(width)}, p_ + {k * width}, {v.src(o, t)});" for k, o in enumerate(items))
-    return f"{text} {complete_mbarrier(v, space, i.operands[2], str(width * len(items)))} }}"
+    completion = complete_mbarrier(v, space_at(v, i, i.operands[2]), i.operands[2], str(width * len(items)))
+    return f"{text} {completion} }}"
 
 
 def store_bulk(v: Values, i: PtxInstruction) -> str:
     """Translate st.bulk, which stores zeros."""
-    space = space_of(i)
+    space = space_at(v, i, i.operands[0])
     v.code.alone = True
     address = v.address(i.operands[0])
     size = v.src(i.operands[1], "u64")
@@ -236,13 +243,13 @@ def atom(v: Values, i: PtxInstruction) -> str:
     operation = next((m for m in i.modifiers if m in _OPERATIONS), None)
     if operation is None:
         raise v.unsupported()
-    space = space_of(i)
-    completes = i.modifiers[0] == "async" and space != "global"
+    completes = i.modifiers[0] == "async" and space_of(i) != "global"
     count = _vector(i)
     width = size_of(t)
     kind = c_type(width)
     result = i.operands[0] if i.opcode == "atom" else None
     operands = i.operands[1:] if i.opcode == "atom" else i.operands
+    space = space_at(v, i, operands[0])
     pointer = v.pointer(space, v.address(operands[0]), width * count, "a")
     if space == "shared":
         v.code.reads_shared = True
@@ -265,7 +272,7 @@ def atom(v: Values, i: PtxInstruction) -> str:
     if result is not None and not is_sink(result):
         text += v.dst(result, t, "x_")
     if completes:
-        text += complete_mbarrier(v, space, operands[2], str(width))
+        text += complete_mbarrier(v, space_at(v, i, operands[2]), operands[2], str(width))
     return text + " }"
 
 

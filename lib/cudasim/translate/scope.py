@@ -24,7 +24,7 @@ from gpubpf.ptx.module import (
 )
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
-# Instructions that take an address of any space; modifiers that name a space, or another form of the instruction.
+# Instructions that take one address of any space; modifiers that name a space, or a form for which `memory.space_at` is asked.
 _GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "wmma"})
 _SPACES = frozenset({"global", "shared", "local", "const", "param", "async", "bulk"})
 MOST_VECTORS = 4096  # in one declaration
@@ -204,13 +204,18 @@ class Names:
         if not _SPACES.isdisjoint(m.split("::")[0] for m in i.modifiers):
             return i
 
+        address = next((o for o in i.operands if isinstance(o, Address)), None)
+        space = self.named_space(scope, address)
+        return replace(i, modifiers=(*i.modifiers[:-1], space, i.modifiers[-1])) if space else i
+
+    def named_space(self, scope: Scope, address: Operand | None) -> str:
+        """Return the space of the variable that an address names; "" if it names none."""
+
         def declared_in(name: str) -> str:
             found = None if self.register(scope, name) is not None else self.storage(scope, name)
             return found.kind if found is not None else ""
 
-        address = next((o for o in i.operands if isinstance(o, Address)), None)
-        space = named_space(address, declared_in) if address is not None else ""
-        return replace(i, modifiers=(*i.modifiers[:-1], space, i.modifiers[-1])) if space else i
+        return named_space(address, declared_in) if isinstance(address, Address) else ""
 
     def vector(self, scope: Scope, operand: Operand) -> Operand:
         """Return the vector of a vector register's elements instead of the register; any other operand as it is."""
