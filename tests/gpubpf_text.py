@@ -47,6 +47,8 @@ KERNELS = (
     ),
 )
 SHORT_NAME = 20  # columns
+# A sentence about a time that is shown as 0 ns.
+NO_TIME = re.compile(r"(?<![\w.,])0 ns (after|before|apart|of each other)|(up to|at most|last|to) 0 ns\b")
 PIDS = (1, 4194304, *range(2, 12))
 FILES = (
     "a.cu",
@@ -134,6 +136,7 @@ def check(
         assert negative or not re.search(r"(?<![\w.:,)\]-])-\d[\d.,]*( (ns|us|ms|s)\b|s?$)", line), "\n".join(
             lines
         )
+        assert not NO_TIME.search(line), f"{line!r} in\n{text}"
         # A sentence without an end, or without a part.
         assert not re.search(r"[:;,] *[;,]|(?<=\s)\( *\)|: and\b|\bof  ", line), f"{line!r} in\n{text}"
         for share in re.findall(r"(-?[\d.,]+) ?%(?! (more|less))", line) if shares else ():

@@ -46,7 +46,7 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     word, means = report.shape.warp_word, [lane.late.mean for lane in lanes]
     who, least, most = f"the {report.selected_threads}lanes of a {word}", min(means), max(means)
     latest = max(lane.late.max for lane in lanes)
-    if not most:
+    if latest <= UNSEEN:
         return [f"{who} exit together"]
     # The spreads of some warps, or of all lanes, say nothing about these exits.
     covered = not report.selected_threads and 10 * report.warp.count >= 9 * max(
@@ -104,7 +104,8 @@ def _late_lanes(
     word: str,
     source: Callable[[int], str | None],
 ) -> str | None:
-    """Return ``in 1 of 16 warps, lane 13 exits 340 ns after the rest of its warp``; nothing if the others often are as late.
+    """Return ``in 1 of 16 warps, lane 13 exits 340 ns after the rest of its warp``; nothing if the others often are as late, or the
+    difference is shown as 0 ns.
 
     apart: the times from the first exit of a warp to its last; None: unknown. regular: a lane always is the latest.
     """
@@ -124,6 +125,8 @@ def _late_lanes(
     who, several = _named(few)
     exits, rest = ("exit", "their") if several else ("exits", "its")
     low, high = duration(min(means) - before), duration(max(means) - before)
+    if high == duration(0):
+        return None
     time = low if low == high else f"up to {high}" if low == duration(0) else f"{low} to {high}"
     uneven = _uneven(max(means), max(lane.late.max for lane in late), f" after the first exit of the {word}")
     ways = {source(lane.site) for lane in late if lane.site is not None} - {None}
@@ -174,9 +177,10 @@ def _blocks(report: ExitReport) -> list[str]:
     said = (
         f"{_share(times, count, 'launch')}the {blocks}s{among} finish within {_each_other(mean, report.grid)}"
     )
-    if report.tail.mean > NOTABLE * report.grid.mean and report.blocks > len(report.sm):
-        tail, sms = duration(report.tail.mean * count / times), len(report.sm)
-        said += f"; for the last {tail}, fewer than {sms} blocks remain, so some of the {sms} {report.shape.sm_word}s are idle"
+    tail, sms = report.tail.mean * count / times, len(report.sm)
+    if report.tail.mean > NOTABLE * report.grid.mean and tail > UNSEEN and report.blocks > sms:
+        said += f"; for the last {duration(tail)}, fewer than {sms} blocks remain,"
+        said += f" so some of the {sms} {report.shape.sm_word}s are idle"
     return [said]
 
 

@@ -132,9 +132,9 @@ def idle_lanes(shape: Shape, work: np.ndarray) -> tuple[float, float]:
 def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
     """Return sentences about idle lanes, if there are any, with advice only if it is certain."""
     empty, waiting = idle_lanes(shape, work)
-    parts = [f"{_percent(empty)} have no thread"] if empty >= 0.01 else []
+    parts = [f"{_percent_of_all(empty)} have no thread"] if empty >= 0.01 else []
     parts += (
-        [f"{_percent(waiting)} wait for the busiest lane of their {shape.warp_word}"]
+        [f"{_percent_of_all(waiting)} wait for the busiest lane of their {shape.warp_word}"]
         if waiting >= 0.01
         else []
     )
@@ -239,7 +239,7 @@ def _did(each: np.ndarray, usual: float) -> str:
     if high == 0:
         return "did nothing"
     if low < 1:
-        less, least = _percent(1 - low), _percent(1 - high)
+        less, least = _percent_of_all(1 - low), _percent_of_all(1 - high)
         return (
             f"did {less} less than the others"
             if less == least
@@ -252,7 +252,7 @@ def _did(each: np.ndarray, usual: float) -> str:
             if more == most
             else f"did {more} to {most} more than the others"
         )
-    few, many = f"{low:.1f}x", f"{high:.1f}x"
+    few, many = _times(low), _times(high)
     return (
         f"did {many} the work of the others" if few == many else f"did {few} to {many} the work of the others"
     )
@@ -267,5 +267,13 @@ def _percent(share: float) -> str:
     return f"{share * 100:.0f} %" if share >= 0.01 or share == 0 else "less than 1 %"
 
 
+def _percent_of_all(share: float) -> str:
+    """Return a percentage that is 100 only if nothing is missing."""
+    return "more than 99 %" if 0.995 <= share < 1 else _percent(share)
+
+
 def _times(ratio: float) -> str:
-    return f"{ratio:.1f}x" if ratio >= 0.05 else ("almost nothing" if ratio else "nothing")
+    """Return ``2.5x`` or ``1,234x``."""
+    if ratio < 0.05:
+        return "almost nothing" if ratio else "nothing"
+    return f"{ratio:.1f}x" if ratio < 99.95 else f"{ratio:,.0f}x"

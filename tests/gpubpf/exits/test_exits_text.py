@@ -16,6 +16,7 @@ from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.table import WIDTH
 from gpubpf_properties import generated, noise, rare, rngs
+from gpubpf_text import NO_TIME
 
 KERNEL = KernelShape(4711, "app", 0, "_Z5scalePfi", (4, 1, 1), (256, 1, 1))
 HUGE = lateness.LARGEST
@@ -53,6 +54,7 @@ def check(kernel: KernelShape, found: ExitReport, site: str | None = "scale.cu:1
     assert (said or found.single_lane) and all(
         len(one) > 10 and " ()" not in one and "nan" not in one for one in said
     )
+    assert not any(NO_TIME.search(one) for one in said), said
 
 
 @pytest.mark.parametrize("late", [2, 12, 12_345, HUGE])
@@ -81,6 +83,22 @@ def test_one_lane_differs_a_little() -> None:
     assert "equally late" in findings(report(KERNEL, times), lambda _: None)[0]
     times[:, 5] = 2000
     assert "lane 5" in findings(report(KERNEL, times), lambda _: None)[0]
+
+
+@pytest.mark.parametrize("clock", [0.5, 1.0])
+@pytest.mark.parametrize("late", [[1, 0, 1], [0, 1, 1]], ids=["one warp", "two warps"])
+def test_differences_that_are_shown_as_0_ns_are_no_findings(late: list[int], clock: float) -> None:
+    times = np.array([[1, 0, 1], late])
+    check(KERNEL, report(KERNEL, times, clock=CycleLength(clock)))
+
+
+def test_a_tail_that_few_launches_have_is_not_0_ns() -> None:
+    kernel = KernelShape(1, "app", 0, "k", (3, 1, 1), (32, 1, 1))
+    exits = Exits(kernel.shape)
+    exits.lateness.add(np.arange(32), np.zeros(32, np.int64), np.zeros(32, np.int64))
+    for launch in range(10):
+        exits.add_launch(np.arange(3), np.array([0, int(launch > 0), 1]), np.array([0, 1, 1]))
+    check(kernel, ExitReport.of(exits, 10, CycleLength()))
 
 
 @generated(80, rng=rngs, source=noise)

@@ -109,6 +109,23 @@ def test_one_thread_that_does_less_is_named():
     assert said(shape, [10, 10, 10, 12, 13]) == ["threads 3 and 4 did 20 % to 30 % more than the others"]
 
 
+def test_extreme_differences_are_readable():
+    work = np.full((2, 8), 1_000_000)
+    work[1, 5] = 101
+    assert said(Shape((2, 1, 1), (8, 1, 1)), work) == [
+        "thread 5 of block 1 did more than 99 % less than the others"
+    ]
+    work[1, 4] = 500_000
+    assert said(Shape((2, 1, 1), (8, 1, 1)), work) == [
+        "threads 4 and 5 of block 1 did 50 % to more than 99 % less than the others"
+    ]
+    work[:] = 1
+    work[1, 5] = 10**9
+    assert said(Shape((2, 1, 1), (8, 1, 1)), work) == [
+        "thread 5 of block 1 did 1,000,000,000x the work of the others"
+    ]
+
+
 def test_threads_of_a_kernel_that_failed_did_not_finish():
     shape = Shape((1, 1, 1), (5, 1, 1))
     runs, work = np.zeros(5, np.uint64), np.zeros(5, np.uint64)
