@@ -18,15 +18,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import re
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 LIMIT = 1 << 30  # bytes, over all stages
 _STAGE = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
@@ -36,6 +38,7 @@ _MARK = b"gpubpf cache 1.\n"
 _DIGEST = hashlib.sha256().digest_size
 _BEGAN = time.time()
 _SHARED = "/tmp"  # not TMPDIR, which differs between processes of a user; embedded/cache.cpp does the same
+_Value = TypeVar("_Value")
 
 
 def key(*parts: str | bytes) -> str:
@@ -46,6 +49,16 @@ def key(*parts: str | bytes) -> str:
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
+
+
+def from_json(kept: bytes | None, read: Callable[[Any], _Value]) -> _Value | None:
+    """Return what `read` makes of a cached JSON value; None if there is none, or if it is malformed."""
+    if kept is None:
+        return None
+    try:
+        return read(json.loads(kept))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def key_of_files(files: Iterable[Path]) -> str:

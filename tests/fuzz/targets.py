@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import json
 import os
 import struct
 import tempfile
@@ -21,14 +22,14 @@ import numpy as np
 
 import hipsim_engine
 from cudasim.translate.program import TranslatedModule
-from gpubpf import elf, names
+from gpubpf import cache, elf, names
 from gpubpf.agent import definitions, protocol
 from gpubpf.agent.definitions import CONTROL, LOG_HEADER, Message, Place
 from gpubpf.attach import patching
 from gpubpf.calls import kernel_names
 from gpubpf.calls.device_times import dispatches
-from gpubpf.ebpf import maps
-from gpubpf.ebpf.bytecode import CONTEXTS, DEVICE_POINTS
+from gpubpf.ebpf import compile, maps
+from gpubpf.ebpf.bytecode import CONTEXTS, DEVICE_POINTS, LD_IMM64, BpfFunction, Instruction, Program
 from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError
 from gpubpf.gcn import access, arguments, comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
@@ -36,6 +37,7 @@ from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.lines import SourceLines
 from gpubpf.images import assemble, code_objects, fatbin, instrument, offload_bundle
 from gpubpf.launches.launches import Launches, LoggedProcess
+from gpubpf.lower import amdgcn
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.process import address_space
 from gpubpf.ptx import flow, module, parser, source
@@ -746,7 +748,20 @@ def kernel_name(data: bytes) -> None:
 
 
 def cached_seeds() -> Iterable[bytes]:
-    return [instrument.pack(instrument.Sidecar(entries=("k",))), assemble._pack((b"cubin", {}, ()))]
+    code = (Instruction(LD_IMM64, map="m"), Instruction(0), Instruction(0x95))
+    definition = maps.MapDefinition("m", "array", 4, 8, 1)
+    program = Program("", {"f": BpfFunction("f", "exit", code)}, {"m": definition}, "GPL")
+    argument = Argument("m", "b64", "map_base", "m")
+    readable = [
+        compile.to_json(program),
+        Fragment("f", "{ }", (argument,), 1, {1: "%d"}, ("$L",)).to_json(),
+        amdgcn.WaveProgram("f", 64, "s_nop 0", (argument,), {1: "%d"}, True).to_json(),
+    ]
+    return [
+        instrument.pack(instrument.Sidecar(entries=("k",))),
+        assemble._pack((b"cubin", {}, ())),
+        *(json.dumps(value).encode() for value in readable),
+    ]
 
 
 @target(
@@ -756,6 +771,12 @@ def cached(data: bytes) -> None:
     """Read a result of the cache whose digest is right, but which another version may have made."""
     instrument.unpack(data)
     assemble._unpack(data)
+    for read in (
+        lambda value: compile.from_json(value, ""),
+        Fragment.from_json,
+        amdgcn.WaveProgram.from_json,
+    ):
+        cache.from_json(data, read)
 
 
 from fuzz import object_targets, process_targets, program_targets, report_targets  # noqa: E402, F401  add their targets

@@ -98,6 +98,29 @@ def test_each_file_of_each_stage(made: Made, tmp_path: Path, stage: str) -> None
     assert not list(file.parent.glob(".*"))
 
 
+DEEP = b"[" * 100_000
+FUNCTION = b'{"point": "exit", "code": "", "lines": [], "maps": {"%d": "tallies"}}'
+PROGRAM = b'{"functions": {"f": %s}, "maps": [], "license": "GPL"}'
+
+
+@pytest.mark.parametrize(
+    "stage, content",
+    [
+        *((stage, DEEP) for stage in STAGES),
+        ("sidecar", len(DEEP).to_bytes(4, "little") + DEEP),
+        *(("program", PROGRAM % (FUNCTION % pc)) for pc in (-1, 0, 9)),
+        *((stage, content) for stage in STAGES for content in (b"{}", b"[7]", b'{"functions": {"f": 7}}')),
+    ],
+)
+def test_malformed_contents(made: Made, tmp_path: Path, stage: str, content: bytes) -> None:
+    """The digest is right: an earlier version may have written the file."""
+    first, _ = made.make(stage)
+    (file,) = (tmp_path / "gpubpf" / stage).iterdir()
+    cache.default().put(stage, file.name, content)
+    assert made.make(stage) == (first, 1)
+    assert made.make(stage) == (first, 0)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_of_another_version(made: Made, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     first, _ = made.make(stage)

@@ -85,9 +85,9 @@ def compile_text(text: str, any_user: bool = False) -> Program:
     any_user: if bcc cannot be used here, use clang, which requires no capability."""
     key = program_key(text, any_user)
     store = cache.default()
-    if (kept := store.get("program", key)) is not None:
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            return from_json(json.loads(kept), text)
+    kept = cache.from_json(store.get("program", key), lambda value: from_json(value, text))
+    if kept is not None:
+        return kept
     program = _compile_with_clang(text) if any_user and not usable() else _compile(text)
     store.put("program", key, json.dumps(to_json(program)).encode())
     return program
@@ -115,6 +115,8 @@ def from_json(value: Any, text: str) -> Program:
     for name, item in value["functions"].items():
         code = list(decode(base64.b64decode(item["code"]), item["lines"]))
         for pc, map_name in item["maps"].items():
+            if not 0 <= int(pc) < len(code):
+                raise ValueError(f"{name} has no instruction {pc}")
             code[int(pc)] = replace(code[int(pc)], map=map_name)
         functions[name] = BpfFunction(name, item["point"], tuple(code))
     definitions = {item["name"]: MapDefinition.from_json(item) for item in value["maps"]}

@@ -467,9 +467,8 @@ class _FileImages:
             return
         self._kept = 0
         if self.stored > SLOW and self.source.identity:
-            with contextlib.suppress(ValueError, TypeError, AttributeError):
-                data = cache.default().get(_STAGE, self._key())
-                self._names = {k: tuple(map(str, v)) for k, v in json.loads(data or b"{}").items()}
+            kept = cache.default().get(_STAGE, self._key())
+            self._names = cache.from_json(kept, _cached_names) or {}
             self._kept = len(self._names)
 
     def cache_names(self) -> None:
@@ -518,6 +517,10 @@ class _Candidate:
 
     ptx: FatbinImage | None
     reason: str = ""
+
+
+def _cached_names(value: Any) -> dict[str, tuple[str, ...]]:
+    return {key: tuple(map(str, names)) for key, names in value.items()}
 
 
 def _names(image: FatbinImage) -> Iterable[str]:

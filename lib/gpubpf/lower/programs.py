@@ -135,11 +135,8 @@ class CompiledPrograms:
 
     def fragment(self, name: str) -> Fragment:
         key, store = cache.key(self._key, name), cache.default()
-        if (kept := store.get("fragment", key)) is not None:
-            try:
-                return Fragment.from_json(json.loads(kept))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                pass  # damaged: made again
+        if (kept := cache.from_json(store.get("fragment", key), Fragment.from_json)) is not None:
+            return kept
         fragment, release = verified(self.program, name)
         if _lasts(release):
             store.put("fragment", key, json.dumps(fragment.to_json()).encode())
@@ -172,11 +169,8 @@ def _wave_program(
     from gpubpf.lower import amdgcn
 
     key, store = cache.key(text, name, str(wave)), cache.default()
-    if (kept := store.get("wave", key)) is not None:
-        try:
-            return amdgcn.WaveProgram.from_json(json.loads(kept))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            pass  # damaged: made again
+    if (kept := cache.from_json(store.get("wave", key), amdgcn.WaveProgram.from_json)) is not None:
+        return kept
     program, known, release = checked()
     made = amdgcn.lower(program, known, wave)
     if _lasts(release):
