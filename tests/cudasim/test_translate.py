@@ -322,6 +322,20 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         command()
 
 
+@pytest.mark.parametrize(
+    "text, cause",
+    [
+        ("int f(void) {\n return 1;\n}\nint g(void) {\n return nowhere;\n}\n", "error: .*nowhere"),
+        ('#include "nowhere.h"\n', "error: .*nowhere.h"),
+        ('__attribute__((visibility("hidden"))) extern int f(void); int g(void) { return f(); }\n', "ld: "),
+    ],
+)
+def test_the_message_names_what_the_compiler_refused(text: str, cause: str, tmp_path: Path) -> None:
+    with pytest.raises(CompilerError, match=f"^the C compiler failed: .*{cause}"):
+        compile_c(text, str(tmp_path / "out.so"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_command(tmp_path: Path, repository: Path) -> None:
     source = tmp_path / "k.ptx"
     source.write_text(kernel("add.u32 %r1, %r1, 1;"))

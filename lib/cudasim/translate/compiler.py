@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ LEVELS = ((1_500, "-O2"), (5_000, "-O1"), (120_000, "-Og"))
 # functions of probes with thousands of lines (5,000 take 3.2 s, or 1.4 s at -Og).
 PROBED = "/* with probes */\n"
 PROBED_LEVELS = ((3_000, "-O1"), (120_000, "-Og"))
+_OF_LINKER = re.compile(r"\bld returned|linker command failed")
 
 
 class CompilerError(Error):
@@ -67,6 +69,16 @@ def machine_flags() -> tuple[str, ...]:
     return ()
 
 
+def _cause(log: str) -> str:
+    """Return the line of the compiler's messages that says what is wrong: the first error or, without one, the first line.
+
+    Lines such as "In function 'f':" come before an error. If the linker fails, the last line only says so.
+    """
+    lines = log.strip().splitlines()
+    errors = (line for line in lines if "error:" in line and not _OF_LINKER.search(line))
+    return next(errors, lines[0] if lines else "")
+
+
 def compile_c(text: str, output: str) -> None:
     """Compile `text` to the shared object `output`, which appears only when it is complete.
 
@@ -81,10 +93,11 @@ def compile_c(text: str, output: str) -> None:
         f"-I{SOURCES}", "-x", "c", "-", "-o", temporary, "-lm",
     ]  # fmt: skip
     try:
-        done = subprocess.run(arguments, input=text.encode(), capture_output=True, check=False)
+        english = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(arguments, input=text.encode(), capture_output=True, check=False, env=english)
         if done.returncode != 0:
-            log = done.stderr.decode(errors="replace").strip().splitlines()
-            raise CompilerError(f"the C compiler failed: {log[0] if log else f'status {done.returncode}'}")
+            why = _cause(done.stderr.decode(errors="replace")) or f"status {done.returncode}"
+            raise CompilerError(f"the C compiler failed: {why}")
         os.replace(temporary, output)
     except OSError as error:
         raise CompilerError(f"the C compiler could not be run: {error}") from error
