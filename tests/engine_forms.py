@@ -116,7 +116,7 @@ def candidates(opcodes: str, *places: str | list[str], kinds: Kinds) -> None:
 
 candidates("add sub", ROUNDINGS, "ftz", "sat", "cc", TYPES, kinds=last(2))
 candidates("add sub", ROUNDINGS, "sat", ["f32"], ["f16", "bf16"], kinds=mixed(2, 1))
-candidates("addc subc", "cc", TYPES, kinds=last(2))
+candidates("addc subc", "sat", "cc", TYPES, kinds=last(2))
 candidates("mul", ["", "lo", "hi", "wide"], ROUNDINGS, "ftz", "sat", TYPES, kinds=wide(2))
 candidates("mad madc", ["", "lo", "hi", "wide"], ROUNDINGS, "ftz", "sat", "cc", TYPES, kinds=wide(3))
 candidates("fma", ROUNDINGS, "ftz", "sat", "oob", "relu", TYPES, kinds=last(3))

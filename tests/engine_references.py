@@ -47,7 +47,7 @@ INTEGER_PAIRS = {"u16x2": "u16", "s16x2": "s16"}
 # ptxas accepts these forms, but the PTX ISA does not have them.
 UNDOCUMENTED = frozenset(
     """
-    addc.u16 addc.s16 subc.u16 subc.s16 madc.lo.u16 madc.lo.s16 madc.hi.u16 madc.hi.s16 madc.hi.sat.s32
+    addc.u16 addc.s16 subc.u16 subc.s16 madc.lo.u16 madc.lo.s16 madc.hi.u16 madc.hi.s16
     rcp.rn.ftz.f64 rcp.rz.ftz.f64 rcp.rm.ftz.f64 rcp.rp.ftz.f64
     """.split()
 )

@@ -287,6 +287,20 @@ def test_a_module_with_32_bit_addresses_is_refused() -> None:
         translate(HEAD.replace("address_size 64", "address_size 32") + ".visible .entry k() { ret; }")
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "madc.hi.sat.s32 %r1, %r1, %r1, %r1;",
+        "mad.hi.sat.cc.s32 %r1, %r1, %r1, %r1;",
+        "add.sat.cc.s32 %r1, %r1, %r1;",
+    ],
+)
+def test_saturation_with_a_carry_is_refused_by_name(form: str) -> None:
+    """ptxas makes different things of the first one, depending on -O, and refuses the others."""
+    program = TranslatedModule(parse(kernel("add.cc.u32 %r2, %r2, %r3; " + form)))
+    assert f"does not support {form.split()[0]}: saturation with a carry" in str(program.refused["k"])
+
+
 @pytest.mark.parametrize("form", ["ld %r1, [%rd1];", "st [%rd1], %r1;", "atom %r1, [%rd1], 1;"])
 def test_an_access_without_a_type_is_refused_with_its_kernel_alone(form: str) -> None:
     head = ".version 8.0\n.target sm_80\n.address_size 64\n"

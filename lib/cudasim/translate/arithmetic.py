@@ -153,7 +153,16 @@ def lose_carry(v: Values) -> str:
 
 
 def _sum_with_carry(v: Values, i: PtxInstruction, t: str, a: str, b: str, carry: str | int) -> str:
-    """Return the C for a sum of two unsigned numbers and a carry. An instruction with .cc keeps the carry of the sum."""
+    """Return the C for a sum of two unsigned numbers and a carry. An instruction with .cc keeps the carry of the sum.
+
+    The PTX ISA has no saturation with a carry (9.7.2), but ptxas 13.0 accepts it. Its machine code saturates the sums of addc and
+    subc. It saturates those of madc only at -O0, so that form is refused.
+    """
+    if "sat" in i.modifiers:
+        if i.opcode not in ("addc", "subc") or sets_carry(i):
+            raise v.unsupported("saturation with a carry")
+        total = f"(s64)(s32){a} + (s32){b} + (s64){carry}"
+        return v.dst(i.operands[0], t, f"clamp_s32({total})")
     wide = "u128" if size_of(t) == 8 else "u64"
     text = f"{{ const {wide} x_ = ({wide}){a} + {b} + {carry}; {v.dst(i.operands[0], t, 'x_')}"
     if sets_carry(i):
