@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cudasim.translate.compiler import command
 from cudasim.translate.program import TranslatedModule
 from engine_device import Array, Device, DeviceFault
 from gpubpf.ptx.parser import parse
@@ -119,12 +121,58 @@ def test_what_depends_on_its_module_stays_there() -> None:
     assert len(portable(with_variable, False)) == 1
 
 
-def test_where_files_in_memory_cannot_be_executed() -> None:
+@pytest.fixture
+def preload(tmp_path: Path) -> str:
+    """A library to preload that makes memfd_create fail, so that no code is loaded from memory."""
+    made = tmp_path / "preload.so"
+    text = "#include <errno.h>\nint memfd_create(const char *name, unsigned flags) { errno = EACCES; return -1; }\n"
+    arguments = [*command(), "-shared", "-fPIC", "-x", "c", "-", "-o", str(made)]
+    subprocess.run(arguments, input=text, check=True, text=True)
+    return str(made)
+
+
+def test_where_files_in_memory_cannot_be_executed(preload: str) -> None:
     """The code is then loaded from the cache, and each module still has a copy of its own."""
-    setting = "/proc/sys/vm/memfd_noexec"  # of a PID namespace
-    shell = f'echo 2 > {setting} && exec "$0" -m pytest -q -p no:cacheprovider -k one_process {__file__}'
-    inside = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c"]
-    if subprocess.run([*inside, f"echo 2 > {setting}"], capture_output=True).returncode != 0:
-        pytest.skip("needs root, and Linux 6.3")
-    done = subprocess.run([*inside, shell, sys.executable], capture_output=True, text=True, timeout=300)
+    inside = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "one_process", __file__]
+    environment = {**os.environ, "LD_PRELOAD": preload}
+    done = subprocess.run(inside, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+
+
+def test_where_there_is_no_cache_either(preload: str, tmp_path: Path, repository: Path) -> None:
+    """The code is then loaded from a directory for temporary files, not from the program's working directory."""
+    kernel = tmp_path / "kernel.ptx"
+    kernel.write_text(module(8, 1))
+    text = f"""
+import numpy
+from engine_device import Array, Device
+for device in [Device(open({str(kernel)!r}).read(), virtual) for virtual in (False, True, False)]:
+    out = Array(numpy.zeros(32, numpy.uint32))
+    device.launch("k3", 1, 32, out)
+    print(out.host[1])
+"""
+    working, temporary = tmp_path / "working", tmp_path / "temporary"
+    working.mkdir()
+    temporary.mkdir()
+    fallback = f"/tmp/gpubpf-{os.geteuid()}"  # others may write to it, so it is no cache
+    mount = f"mkdir -p {fallback}; mount -t tmpfs -o mode=777 none {fallback}"
+    inside = ["unshare", "--mount", "sh", "-ec"]
+    if subprocess.run([*inside, mount], capture_output=True).returncode != 0:
+        pytest.skip("needs root")
+    unset = ("HOME", "XDG_CACHE_HOME", "CUDASIM_CACHE")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {
+        "LD_PRELOAD": preload,
+        "TMPDIR": str(temporary),
+        "PYTHONPATH": os.pathsep.join([str(repository / "tests"), str(repository / "lib")]),
+    }
+    done = subprocess.run(
+        [*inside, f'{mount}; exec "$0" -c "$1"', sys.executable, text],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=working,
+        env=environment,
+    )
+    assert done.stdout.split() == ["9"] * 3, done.stderr
+    assert not [*working.iterdir(), *temporary.iterdir()]

@@ -32,6 +32,17 @@ static int sealed_file(std::string_view content) {
     return -1;
 }
 
+// Loads a shared object by way of a new file, which is removed again. Returns null on failure.
+static void *load_by_file(std::string_view object, const std::string &path) {
+    const int file = open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+    if (file < 0) return nullptr;
+    const bool written = embedded::write_all(file, object);
+    close(file);
+    void *handle = written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+    unlink(path.c_str());
+    return handle;
+}
+
 // Loads a shared object from memory, so that the code that runs is the code that was checked. Returns null on failure; see dlerror().
 // `writable`: what is loaded must not be shared with others that load the same object.
 static void *load_object(std::string_view object, const std::string &name, bool writable) {
@@ -45,20 +56,19 @@ static void *load_object(std::string_view object, const std::string &name, bool 
         handle = dlopen((path + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
         close(file);
     }
-    // Some systems do not execute files in memory.
-    if (handle == nullptr && writable) {
+    if (handle) return handle;
+    // Some systems do not execute files in memory, and some not those in the directory for temporary files.
+    const std::string cached = embedded::cached_path(name);
+    if (!cached.empty() && writable) {
         static std::atomic<uint32_t> number;
-        const std::string path =
-            embedded::cached_path(name) + "." + std::to_string(getpid()) + "." + std::to_string(number++);
-        const int file = open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
-        if (file < 0) return nullptr;
-        if (embedded::write_all(file, object)) handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-        close(file);
-        unlink(path.c_str());
-    } else if (handle == nullptr && embedded::read_cached(name) == object) {
-        handle = dlopen(embedded::cached_path(name).c_str(), RTLD_NOW | RTLD_LOCAL);
+        handle =
+            load_by_file(object, cached + "." + std::to_string(getpid()) + "." + std::to_string(number++));
+    } else if (!cached.empty() && embedded::read_cached(name) == object) {
+        handle = dlopen(cached.c_str(), RTLD_NOW | RTLD_LOCAL);
     }
-    return handle;
+    if (handle) return handle;
+    const embedded::ScratchDirectory scratch;
+    return scratch.path().empty() ? nullptr : load_by_file(object, scratch.path() + "/" + name);
 }
 
 std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::string_view ptx,
