@@ -146,8 +146,8 @@ def products_before(flow: Flow, carry: Carry) -> Mapping[int, Sequence[int]]:
                 for product in users.pop(name, ()):
                     waiting.pop(product, None)
             if _is_product(instruction) and instruction.predicate is None and index not in kept:
-                product = str(instruction.operands[0])
-                if mentions[product] == 2:
+                product, names = str(instruction.operands[0]), [*find_names(instruction.operands)]
+                if mentions[product] == 2 and not any("." in name for name in names):
                     waiting[product] = index
                     for name in names:
                         users[name].append(product)
