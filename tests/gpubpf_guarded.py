@@ -1,4 +1,4 @@
-"""For tests: run a program by a strict interpreter, on the embedded device, and as x86-64 code, in memory that has guard pages.
+"""For tests: run a program by a strict interpreter, on the embedded devices, and as x86-64 code, in memory that has guard pages.
 
 Each value lies once at the beginning and once at the end of a page, between pages without access. So does the stack of x86-64 code.
 """
@@ -9,8 +9,10 @@ import ctypes
 import functools
 import mmap
 import pickle
+import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,9 @@ from typing import Any
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Program
-from gpubpf.lower.fragment import Fragment
+from gpubpf.lower import amdgcn, ir
+from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.lower.launch_block import LaunchBlock, launch_block
 from gpubpf.lower.native import Native
 from gpubpf_asm import CONTEXT, MAPS, STACK, VALUE, Interpreter
 
@@ -209,6 +213,20 @@ def _placed(page: int, data: bytes, at_end: bool) -> int:
     return page + (PAGE - len(data) if at_end else 0)
 
 
+def _given(argument: Argument, case: Case, point: str, addresses: Mapping[str, int]) -> int:
+    """Return the value of an argument."""
+    if argument.kind == "launch":
+        return case.fields[0]
+    if argument.kind == "context":
+        return case.fields[list(CONTEXTS[point]).index(argument.field)]
+    if argument.kind == "map_base":
+        return addresses[argument.map]
+    if argument.kind == "param":
+        part = case.maps[argument.map][argument.offset : argument.offset + argument.width]
+        return int.from_bytes(part, "little")
+    return 0
+
+
 def on_device(
     programs: Sequence[tuple[Fragment, Sequence[Case]]], point: str
 ) -> list[list[dict[str, bytes]]]:
@@ -239,20 +257,8 @@ def on_device(
                     ctypes.memset(page, 0xA5, PAGE)
                     place[name] = _placed(page, data, at_end), page
                     ctypes.memmove(place[name][0], data, len(data))
-                row = []
-                for a in fragment.arguments:
-                    if a.kind == "launch":
-                        row.append(case.fields[0])
-                    elif a.kind == "context":
-                        row.append(case.fields[list(CONTEXTS[point]).index(a.field)])
-                    elif a.kind == "map_base":
-                        row.append(place[a.map][0])
-                    elif a.kind == "param":
-                        part = case.maps[a.map][a.offset : a.offset + a.width]
-                        row.append(int.from_bytes(part, "little"))
-                    else:
-                        row.append(0)
-                rows.append(row or [0])
+                addresses = {name: address for name, (address, _) in place.items()}
+                rows.append([_given(a, case, point, addresses) for a in fragment.arguments] or [0])
                 places.append(place)
         flat = np.array(rows, np.uint64).ravel()
         table.host[: len(flat)] = flat
@@ -268,11 +274,156 @@ def on_device(
 
 def _taken(at: int, page: int, size: int) -> bytes:
     """Return a value, and check that the rest of its page is unchanged."""
-    content = ctypes.string_at(page, PAGE)
-    before, after = content[: at - page], content[at - page + size :]
-    if set(before) | set(after) > {0xA5}:
+    return _inside(ctypes.string_at(page, PAGE), at - page, size)
+
+
+def _inside(page: bytes, at: int, size: int) -> bytes:
+    """Return a part of a page, and check that the rest is unchanged."""
+    if not set(page[:at] + page[at + size :]) <= {0xA5}:
         raise Harmful("writes beside a value")
-    return content[at - page : at - page + size]
+    return page[at : at + size]
+
+
+# The embedded AMD device
+
+
+@dataclass(frozen=True)
+class AmdCode:
+    """A program as machine code of an AMD GPU. Each of its threads has a launch block, behind which are the fields of its context.
+
+    apart: each thread has a wave of its own. Then LLVM knows that all lanes get the same arguments, as in the probes of tools, and
+    keeps them in SGPRs. Otherwise, all threads are lanes of one wave, and go separate ways.
+    """
+
+    gpu: str
+    wave: int
+    apart: bool
+    probe: amdgcn.Probe
+    block: LaunchBlock
+
+
+def compile_for_amd(program: amdgcn.WaveProgram, gpu: str, apart: bool, point: str) -> AmdCode:
+    """Compile a program of a point, where its threads are not lanes of a kernel. Raises VerifyError."""
+    block = launch_block([program])
+    fields = list(CONTEXTS[point])
+    lines = [
+        f"  %distance = mul i32 %{'group' if apart else 'lane'}, {block.size + 8 * len(fields)}",
+        "  %distance.wide = zext i32 %distance to i64",
+        "  %block = add i64 %blocks, %distance.wide",
+        "  %first = add i32 %group, 0",  # each wave apart begins with another thread
+    ]
+    passed = []
+    for a in program.arguments:
+        kind, name = ("i64" if a.type == "b64" else "i32"), f"{a.name}.0"
+        if a.kind == "context":
+            width = 8 if a.type == "b64" else 4
+            more, value = amdgcn._load(name, block.size + 8 * fields.index(a.field), width, 8 * width)
+        else:
+            more, value = amdgcn._value(a, block, name)
+        lines += more
+        if a.kind == "map_base":  # the block has its distance from the first page
+            lines.append(f"  %{name}.base = add i64 {value}, %pages")
+            value = f"%{name}.base"
+        passed.append(f"{kind} {value}")
+    kinds = ", ".join(one.split()[0] for one in passed)
+    lines += [f"  call void @{ir.ENTRY}0({', '.join(passed)})", "  ret void"]
+    given = "i64 inreg %blocks, i64 inreg %pages, i32 inreg %group, i32 %lane"
+    declared = f"declare void @{ir.ENTRY}0({kinds}) convergent nounwind"
+    text = amdgcn._module([declared], f"void @{amdgcn._ENTRY}({given})", lines)
+    return AmdCode(gpu, program.wave, apart, amdgcn._compile(text, [program], gpu), block)
+
+
+def _amd_kernel(name: str, code: AmdCode) -> str:
+    """Return a kernel that runs the code. Its arguments are the addresses of the blocks and of the pages."""
+    from hipsim_engine import kernel
+
+    words = [code.probe.code[at : at + 4] for at in range(0, len(code.probe.code), 4)]
+    body = [
+        "    s_mov_b32 s4, s2",
+        "    s_load_dwordx4 s[0:3], s[0:1], 0x0",
+        "    s_waitcnt lgkmcnt(0)",
+        *(f"    .long {int.from_bytes(word, 'little'):#x}" for word in words),
+    ]
+    vgprs = max(4, -(-code.probe.vgprs // 4) * 4)
+    text = kernel(name, "\n".join(body), gpu=code.gpu, vgprs=vgprs, agprs=0)
+    more = [".amdhsa_kernarg_size 16"]
+    if code.gpu.startswith("gfx10"):
+        more.append(f".amdhsa_wavefront_size32 {int(code.wave == 32)}")
+    return text.replace(".end_amdhsa_kernel", "\n".join([*more, ".end_amdhsa_kernel"]))
+
+
+class _AmdRuns:
+    """The runs of a program: a launch block for each, with its context; and pages, each with a value of a map."""
+
+    def __init__(self, code: AmdCode, cases: Sequence[Case]) -> None:
+        self.pages: list[bytes] = []
+        self.blocks: list[bytes] = []
+        self.places: list[dict[str, tuple[int, int, int]]] = []  # number of the page, offset in it, bytes
+        for case in cases:
+            for at_end in (False, True):
+                place = {}
+                for name, data in case.maps.items():
+                    place[name] = len(self.pages), _placed(0, data, at_end), len(data)
+                    self.pages.append(data.rjust(PAGE, b"\xa5") if at_end else data.ljust(PAGE, b"\xa5"))
+                self.blocks.append(self.block(code.block, case, place))
+                self.places.append(place)
+
+    def block(self, layout: LaunchBlock, case: Case, place: Mapping[str, tuple[int, int, int]]) -> bytes:
+        """Return the launch block of a run, and the fields of its context."""
+        from hipsim_engine import PAGES_APART
+
+        content = bytearray(layout.size)
+        struct.pack_into("<Q", content, layout.launch_id, case.fields[0])
+        for name, at in layout.bases.items():
+            page, offset, _ = place[name]
+            struct.pack_into("<Q", content, at, page * PAGES_APART + offset)
+        for name, (at, size) in layout.params.items():
+            content[at : at + size] = case.maps[name][:size]
+        if layout.shape is not None:
+            struct.pack_into("<6I", content, layout.shape, 64, 1, 1, 1, 1, 1)
+        return bytes(content) + struct.pack(f"<{len(case.fields)}Q", *case.fields)
+
+    def results(self, content: bytes) -> list[dict[str, bytes]]:
+        """Return the maps that each run has left in the pages."""
+        return [
+            {
+                name: _inside(content[page * PAGE : (page + 1) * PAGE], at, size)
+                for name, (page, at, size) in place.items()
+            }
+            for place in self.places
+        ]
+
+
+def on_amd(programs: Sequence[tuple[AmdCode, Sequence[Case]]]) -> list[list[dict[str, bytes]]]:
+    """Run programs for one AMD GPU on hipsim's engine. Return the maps that each run leaves, as `on_device` does.
+
+    Raises Harmful where a program leaves the memory that it has.
+    """
+    import numpy as np
+
+    from hipsim_engine import Engine, assemble
+
+    (gpu,) = {code.gpu for code, _ in programs}
+    kernels = [_amd_kernel(f"k{n}", code) for n, (code, _) in enumerate(programs)]
+    found = []
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        image = assemble("\n".join(kernels), place, gpu)
+        engine = Engine(place, gpu=gpu)
+        engine.send("set hostile 7")
+        engine.load(image)
+        for n, (code, cases) in enumerate(programs):
+            runs = _AmdRuns(code, cases)
+            engine.put("blocks", np.frombuffer(b"".join(runs.blocks), np.uint8))
+            engine.put_pages("pages", np.frombuffer(b"".join(runs.pages), np.uint8))
+            threads = (len(runs.blocks), 1, 1)
+            outcome = engine.run(f"k{n}", ["blocks", "pages"], threads, (1, 1, 1) if code.apart else threads)
+            if outcome.fault is not None:
+                engine.close()
+                raise Harmful(f"program {n}: {outcome.fault}")
+            found.append(runs.results(engine.get("pages", np.uint8).tobytes()))
+        engine.close()
+    return found
 
 
 # x86-64

@@ -6,20 +6,43 @@ PYTHONPATH=lib:tests python tests/gpubpf_verdicts.py --programs 10000 --lowered 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 
+import hipsim_engine
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Program
 from gpubpf.errors import VerifyError
-from gpubpf.lower import nvptx, x86
+from gpubpf.lower import amdgcn, nvptx, x86
 from gpubpf.verify import kernel, rules
 from gpubpf.verify.values import Checked, CheckedAccess
 from gpubpf_generated import EDGES, FIELDS, POINT, ROOM, WIDE_EDGES, Generated, generate, mutate
-from gpubpf_guarded import Case, Harmful, Job, StrictInterpreter, on_device, on_host
+from gpubpf_guarded import (
+    AmdCode,
+    Case,
+    Harmful,
+    Job,
+    StrictInterpreter,
+    compile_for_amd,
+    on_amd,
+    on_device,
+    on_host,
+)
 
 CASES = 8  # inputs of each program
+# How AMD's code runs: GPU, lanes of its waves, and whether each thread has a wave of its own. Each program runs in two of these ways.
+ON_AMD = (
+    ("gfx906", 64, True),
+    ("gfx90a", 64, False),
+    ("gfx1030", 32, True),
+    ("gfx1030", 64, False),
+    ("gfx90a", 64, True),
+    ("gfx906", 64, False),
+    ("gfx1030", 64, True),
+    ("gfx1030", 32, False),
+)
 # Why only one gate accepts a program: what the other one says, and the row in docs/reliability.md.
 ONLY_THE_KERNEL = {
     r"adds a number without bounds": "an offset without bounds that is never used",
@@ -102,6 +125,7 @@ class Batch:
     """Programs of one seed. `counts` says what became of them."""
 
     def __init__(self, seed: int, lowered: int = 1) -> None:
+        self.with_amd = hipsim_engine.missing() is None
         self.rng, self.seed, self.lowered = random.Random(seed), seed, lowered
         self.counts: Counter[str] = Counter()
         self.fragments: list[tuple[nvptx.Fragment, list[Case]]] = []
@@ -110,6 +134,9 @@ class Batch:
             tuple[int, list[dict[str, bytes]]]
         ] = []  # number of the program, and what each run leaves
         self.expected_on_host: list[tuple[int, list[dict[str, bytes]]]] = []
+        self.on_amd: defaultdict[str, list[tuple[AmdCode, list[Case]]]] = defaultdict(list)  # by GPU
+        self.expected_on_amd: defaultdict[str, list[tuple[int, list[dict[str, bytes]]]]] = defaultdict(list)
+        self.ways_on_amd = itertools.cycle(ON_AMD)
 
     def add(self, number: int) -> None:
         """Generate the next program, ask the gates, and interpret it. One of `lowered` programs is also lowered."""
@@ -162,18 +189,32 @@ class Batch:
         if not made.only_on_gpus:
             self.jobs.append(Job(x86.lower(*made.program(host=True)), cases))
             self.expected_on_host.append((number, expected))
+        for gpu, wave, apart in itertools.islice(self.ways_on_amd, 2 if self.with_amd else 0):
+            lowered = amdgcn.lower(program, checked, wave)
+            try:
+                code = compile_for_amd(lowered, gpu, apart, POINT)
+            except VerifyError as error:
+                if "does not fit into registers" not in str(error):
+                    raise Defect(str(error)) from None
+                self.counts["no AMD code: the stack does not fit into registers"] += 1
+            else:
+                self.on_amd[gpu].append((code, cases))
+                self.expected_on_amd[gpu].append((number, expected))
 
     def run(self) -> None:
-        """Run what was lowered. Raises Defect, or what `on_device` and `on_host` raise."""
+        """Run what was lowered. Raises Defect, or what `on_device`, `on_host` and `on_amd` raise."""
         for where, expected, found in (
             ("embedded device", self.expected, on_device(self.fragments, POINT) if self.fragments else []),
             ("x86-64", self.expected_on_host, on_host(self.jobs)),
+            *((gpu, self.expected_on_amd[gpu], on_amd(codes)) for gpu, codes in self.on_amd.items()),
         ):
             for (number, wanted), got in zip(expected, found, strict=True):
                 if wanted != got:
                     raise Defect(f"seed {self.seed}, program {number}: {where} computes something else")
             self.counts[f"run: {where}"] += len(found)
         self.fragments, self.jobs, self.expected, self.expected_on_host = [], [], [], []
+        self.on_amd.clear()
+        self.expected_on_amd.clear()
 
 
 def main() -> None:

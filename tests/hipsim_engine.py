@@ -12,6 +12,8 @@ import numpy as np
 SOURCE = Path(__file__).resolve().parent.parent / "lib" / "hipsim"
 TOOL = SOURCE / "build" / "run_code_object"
 GPUS = ("gfx906", "gfx90a", "gfx1030")
+PAGE = 4096
+PAGES_APART = 2 * PAGE  # of `Engine.put_pages`
 
 
 def missing() -> str | None:
@@ -48,12 +50,23 @@ def assemble(text: str, place: Path, gpu: str = "gfx906", features: str = "", de
     return linked
 
 
-# What a kernel descriptor must say on some GPUs only: there, AGPRs begin behind 64 VGPRs.
-DIRECTIVES = {"gfx90a": ".amdhsa_accum_offset 64"}
+# What a kernel descriptor must say on some GPUs only: there, AGPRs begin behind the VGPRs.
+DIRECTIVES = {"gfx90a": ".amdhsa_accum_offset"}
 
 
-def kernel(name: str, body: str, lds: int = 0, scratch: int = 0, gpu: str = GPUS[0]) -> str:
-    """Give the text of a kernel: s[0:1] is its kernarg segment, s2 its workgroup, v0 its work-item."""
+def kernel(
+    name: str,
+    body: str,
+    lds: int = 0,
+    scratch: int = 0,
+    gpu: str = GPUS[0],
+    vgprs: int = 64,
+    agprs: int = 64,
+) -> str:
+    """Give the text of a kernel: s[0:1] is its kernarg segment, s2 its workgroup, v0 its work-item.
+
+    vgprs: a multiple of 4. agprs: on GPUs that have them.
+    """
     return f"""
 .text
 .globl {name}
@@ -70,8 +83,8 @@ def kernel(name: str, body: str, lds: int = 0, scratch: int = 0, gpu: str = GPUS
     .amdhsa_system_sgpr_workgroup_id_x 1
     .amdhsa_group_segment_fixed_size {lds}
     .amdhsa_private_segment_fixed_size {scratch}
-    .amdhsa_next_free_vgpr {128 if gpu in DIRECTIVES else 64}
-    {DIRECTIVES.get(gpu, "")}
+    .amdhsa_next_free_vgpr {vgprs + agprs if gpu in DIRECTIVES else vgprs}
+    {f"{DIRECTIVES[gpu]} {vgprs}" if gpu in DIRECTIVES else ""}
     .amdhsa_next_free_sgpr 96
     .amdhsa_ieee_mode 1
     .amdhsa_dx10_clamp 1
@@ -138,12 +151,20 @@ class Engine:
 
     def put(self, name: str, content: np.ndarray) -> None:
         """Make a buffer with this content."""
+        self._make("buffer", name, content, content.nbytes)
+
+    def put_pages(self, name: str, content: np.ndarray) -> None:
+        """Make pages with this content, PAGES_APART bytes apart, each between pages without access."""
+        assert content.nbytes % PAGE == 0
+        self._make("pages", name, content, content.nbytes // PAGE)
+
+    def _make(self, kind: str, name: str, content: np.ndarray, size: int) -> None:
         path = self.place / f"{name}.in"
         content.tofile(path)
         if name in self.buffers:
             self.send(f"free {name}")
         self.buffers.add(name)
-        self.send(f"buffer {name} {content.nbytes} {path}")
+        self.send(f"{kind} {name} {size} {path}")
 
     def get(self, name: str, kind: type) -> np.ndarray:
         """Give the content of a buffer."""

@@ -2,6 +2,8 @@
 //
 //     load FILE                      the code object that `run` means from now on
 //     buffer NAME BYTES [FILE]       memory of the device, with the content of FILE, else zeros
+//     pages NAME COUNT FILE          pages of memory of the device, with the content of FILE. Page n is 2 n pages behind the address
+//                                    of the buffer, and before and behind each is a page without access
 //     argument KIND VALUE            appended to the kernel's arguments, aligned: u32 N, u64 N, buffer NAME
 //     run KERNEL GX GY GZ X Y Z LDS  grid and workgroup in work-items; prints `ok INSTRUCTIONS END_NS` or `fault KIND TEXT`
 //     dump NAME FILE                 writes a buffer to a file, and prints `ok`
@@ -125,9 +127,14 @@ struct CodeObject {
     }
 };
 
+constexpr uint64_t page = 4096;
+
+// Memory of the device: `parts` ranges of `bytes` bytes. Each begins `apart` bytes behind the one before.
 struct Buffer {
     std::unique_ptr<Mapping> memory;
-    uint64_t bytes;
+    uint64_t bytes, first = 0, parts = 1, apart = 0;
+
+    uint8_t *at(uint64_t part = 0) const { return memory->at + first + part * apart; }
 };
 
 class Tool {
@@ -138,6 +145,7 @@ class Tool {
         words >> verb;
         if (verb == "load") return load(words);
         if (verb == "buffer") return buffer(words);
+        if (verb == "pages") return pages(words);
         if (verb == "argument") return argument(words);
         if (verb == "run") return run_kernel(words);
         if (verb == "dump") return dump(words);
@@ -173,10 +181,27 @@ class Tool {
         buffers_[name] = {std::move(memory), bytes};
         return true;
     }
+    bool pages(std::istream &words) {
+        std::string name, path;
+        uint64_t count = 0;
+        words >> name >> count >> path;
+        auto content = contents(path);
+        content.resize(count * page);
+        Buffer made{std::make_unique<Mapping>((2 * count + 1) * page), page, page, count, 2 * page};
+        mprotect(made.memory->at, made.memory->bytes, PROT_NONE);
+        for (uint64_t n = 0; n < count; ++n) {
+            mprotect(made.at(n), page, PROT_READ | PROT_WRITE);
+            std::memcpy(made.at(n), content.data() + n * page, page);
+            memory_.add(made.at(n), page);
+        }
+        buffers_[name] = std::move(made);
+        return true;
+    }
     bool release(std::istream &words) {
         std::string name;
         words >> name;
-        memory_.remove(buffers_.at(name).memory->at);
+        const Buffer &buffer = buffers_.at(name);
+        for (uint64_t n = 0; n < buffer.parts; ++n) memory_.remove(buffer.at(n));
         buffers_.erase(name);
         return true;
     }
@@ -184,7 +209,7 @@ class Tool {
         std::string kind, value;
         words >> kind >> value;
         uint64_t number =
-            kind == "buffer" ? uint64_t(buffers_.at(value).memory->at) : std::stoull(value, nullptr, 0);
+            kind == "buffer" ? uint64_t(buffers_.at(value).at()) : std::stoull(value, nullptr, 0);
         std::size_t bytes = kind == "u32" ? 4 : 8;
         arguments_.resize((arguments_.size() + bytes - 1) / bytes * bytes);
         arguments_.insert(arguments_.end(), reinterpret_cast<uint8_t *>(&number),
@@ -235,8 +260,10 @@ class Tool {
         std::string name, path;
         words >> name >> path;
         const Buffer &buffer = buffers_.at(name);
-        std::ofstream(path, std::ios::binary)
-            .write(reinterpret_cast<char *>(buffer.memory->at), std::streamsize(buffer.bytes));
+        std::ofstream file(path, std::ios::binary);
+        for (uint64_t n = 0; n < buffer.parts; ++n)
+            file.write(reinterpret_cast<char *>(buffer.at(n)), std::streamsize(buffer.bytes));
+        file.close();
         std::printf("ok\n");
         return true;
     }
