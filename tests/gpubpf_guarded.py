@@ -303,14 +303,14 @@ class AmdCode:
 
 
 def compile_for_amd(program: amdgcn.WaveProgram, gpu: str, apart: bool, point: str) -> AmdCode:
-    """Compile a program of a point, where its threads are not lanes of a kernel. Raises VerifyError."""
+    """Compile a program of a point, for threads that have a launch block each. Raises VerifyError."""
     block = launch_block([program])
     fields = list(CONTEXTS[point])
     lines = [
         f"  %distance = mul i32 %{'group' if apart else 'lane'}, {block.size + 8 * len(fields)}",
         "  %distance.wide = zext i32 %distance to i64",
         "  %block = add i64 %blocks, %distance.wide",
-        "  %first = add i32 %group, 0",  # each wave apart begins with another thread
+        "  %first = add i32 %group, 0",  # threads have different numbers also if they are apart
     ]
     passed = []
     for a in program.arguments:
