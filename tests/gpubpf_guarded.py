@@ -29,6 +29,7 @@ from gpubpf_asm import CONTEXT, MAPS, STACK, VALUE, Interpreter
 PAGE = 4096
 MAPS_APART, KEYS_APART = 0x8000, 0x1000
 MAX_STEPS = 1 << 17
+LANES = 16  # the last lanes of an AMD GPU's wave run programs
 HELPERS = {1, 2, 505, 607, 609, 615}  # what StrictInterpreter can call
 
 
@@ -292,7 +293,7 @@ class AmdCode:
     """A program as machine code of an AMD GPU. Each of its threads has a launch block, behind which are the fields of its context.
 
     apart: each thread has a wave of its own. Then LLVM knows that all lanes get the same arguments, as in the probes of tools, and
-    keeps them in SGPRs. Otherwise, all threads are lanes of one wave, and go separate ways.
+    keeps them in SGPRs. Otherwise, all threads are lanes of one wave, its last ones, and go separate ways.
     """
 
     gpu: str
@@ -306,8 +307,13 @@ def compile_for_amd(program: amdgcn.WaveProgram, gpu: str, apart: bool, point: s
     """Compile a program of a point, for threads that have a launch block each. Raises VerifyError."""
     block = launch_block([program])
     fields = list(CONTEXTS[point])
+    skipped = program.wave - LANES
     lines = [
-        f"  %distance = mul i32 %{'group' if apart else 'lane'}, {block.size + 8 * len(fields)}",
+        f"  %thread = sub i32 {'%group, 0' if apart else f'%lane, {skipped}'}",
+        "  %runs = icmp sge i32 %thread, 0",
+        "  br i1 %runs, label %run, label %done",
+        "run:",
+        f"  %distance = mul i32 %thread, {block.size + 8 * len(fields)}",
         "  %distance.wide = zext i32 %distance to i64",
         "  %block = add i64 %blocks, %distance.wide",
         "  %first = add i32 %group, 0",  # threads have different numbers also if they are apart
@@ -318,6 +324,8 @@ def compile_for_amd(program: amdgcn.WaveProgram, gpu: str, apart: bool, point: s
         if a.kind == "context":
             width = 8 if a.type == "b64" else 4
             more, value = amdgcn._load(name, block.size + 8 * fields.index(a.field), width, 8 * width)
+        elif a.kind == "first_thread" and not apart:
+            more, value = [], f"-{skipped}"
         else:
             more, value = amdgcn._value(a, block, name)
         lines += more
@@ -326,7 +334,7 @@ def compile_for_amd(program: amdgcn.WaveProgram, gpu: str, apart: bool, point: s
             value = f"%{name}.base"
         passed.append(f"{kind} {value}")
     kinds = ", ".join(one.split()[0] for one in passed)
-    lines += [f"  call void @{ir.ENTRY}0({', '.join(passed)})", "  ret void"]
+    lines += [f"  call void @{ir.ENTRY}0({', '.join(passed)})", "  br label %done", "done:", "  ret void"]
     given = "i64 inreg %blocks, i64 inreg %pages, i32 inreg %group, i32 %lane"
     declared = f"declare void @{ir.ENTRY}0({kinds}) convergent nounwind"
     text = amdgcn._module([declared], f"void @{amdgcn._ENTRY}({given})", lines)
@@ -416,8 +424,10 @@ def on_amd(programs: Sequence[tuple[AmdCode, Sequence[Case]]]) -> list[list[dict
             runs = _AmdRuns(code, cases)
             engine.put("blocks", np.frombuffer(b"".join(runs.blocks), np.uint8))
             engine.put_pages("pages", np.frombuffer(b"".join(runs.pages), np.uint8))
-            threads = (len(runs.blocks), 1, 1)
-            outcome = engine.run(f"k{n}", ["blocks", "pages"], threads, (1, 1, 1) if code.apart else threads)
+            threads = len(runs.blocks)
+            assert threads <= LANES
+            grid, group = (threads, 1) if code.apart else (code.wave - LANES + threads,) * 2
+            outcome = engine.run(f"k{n}", ["blocks", "pages"], (grid, 1, 1), (group, 1, 1))
             if outcome.fault is not None:
                 engine.close()
                 raise Harmful(f"program {n}: {outcome.fault}")
