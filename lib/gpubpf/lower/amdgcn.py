@@ -215,6 +215,17 @@ define internal void @gpubpf.membar() alwaysinline {
   ret void
 }
 """
+_MASKED_FACTOR = f"""
+target triple = "{_TRIPLE}"
+define amdgpu_cs void @masked(i64 %x, i64 %y, i64 inreg %place) {{
+  %masked = and i64 %x, {(1 << 24) - 1}
+  %product = mul i64 %masked, 6
+  %sum = add i64 %product, %y
+  %there = inttoptr i64 %place to ptr addrspace(1)
+  store i64 %sum, ptr addrspace(1) %there
+  ret void
+}}
+"""
 # Helpers whose results or arguments are lanes.
 _OF_LANES = frozenset(
     {number_of("gpu_first"), *(number for number, helper in HELPERS.items() if helper.wide is not None)}
@@ -394,14 +405,31 @@ def facts(offset: int, width: int, kind: int, effect: int) -> int:
     return sum((values[name] & (1 << bits) - 1) << first for name, (first, bits) in _FACTS.items())
 
 
+@cache
+def _prepare_llvm() -> None:
+    """Make LLVM ready to compile for AMD GPUs.
+
+    LLVM 22.1 can leave out the mask of a factor of 24 bits, and then multiply all 32 bits of its register:
+    `(x & 0xffffff) * 6 + y` becomes v_mad_u64_u32 of x. A program that bounds an index would leave its memory. If this LLVM does
+    that, the pass that makes multiplications of 24 bits is turned off.
+    """
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(_TRIPLE).create_target_machine(cpu="gfx906", opt=3)
+    code = machine.emit_assembly(llvm.parse_assembly(_MASKED_FACTOR))
+    if "v_mad_u64_u32" in code and "v_and_b32" not in code:
+        llvm.set_option("gpubpf", "-amdgpu-codegenprepare-mul24=false")
+
+
 def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
     """Compile LLVM IR that defines the function _ENTRY, which calls the programs."""
     import llvmlite.binding as llvm
 
     from gpubpf.lower import nvptx
 
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
+    _prepare_llvm()
     wave = programs[0].wave
     features = f"+wavefrontsize{wave}" if gpu.startswith(("gfx10", "gfx11", "gfx12")) else ""
     target = llvm.Target.from_triple(_TRIPLE)

@@ -109,6 +109,25 @@ def test_each_way_to_run_notices_accesses_outside(way: str, at: int, writes: boo
             run_unsound(way, code(at), code(0))
 
 
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.parametrize(("gpu", "wave", "apart"), ON_AMD)
+@pytest.mark.parametrize(("bound", "by"), [(b.AND, 0xFFFFFF), (b.MOD, 9)])
+def test_factors_on_amd_gpus_keep_their_bounds(gpu: str, wave: int, apart: bool, bound: int, by: int):
+    """LLVM 22.1 multiplied all 32 bits of a register, although the program had masked the factor."""
+    code = [load(7, 1, 8), load(8, 1, 16), alu(bound, 7, imm=by), alu(b.MUL, 7, imm=6), alu(b.ADD, 7, 8)]
+    code += [*lookup("out"), store(0, 0, 7), *END]
+    given, function = Generated(tuple(code), 64, 1, True).program()
+    maps = {m.name: bytes(m.value_size) for m in given.maps.values()}
+    cases = [Case((0, (1 << 64) - 1 - k, 5 << 31, 0, 0), maps, 0) for k in range(8)]
+    expected = []
+    for case in cases:
+        run = StrictInterpreter(given, code, case)
+        run.run()
+        expected += [run.results()] * 2
+    program = amdgcn.lower(given, check(given, function), wave)
+    assert on_amd([(compile_for_amd(program, gpu, apart, POINT), cases)]) == [expected]
+
+
 def test_what_is_explained_is_documented():
     text = (Path(__file__).resolve().parents[3] / "docs" / "reliability.md").read_text()
     for name in {*ONLY_THE_KERNEL.values(), *ONLY_OURS.values()}:
