@@ -134,7 +134,8 @@ def preload(tmp_path: Path) -> str:
 def test_where_files_in_memory_cannot_be_executed(preload: str) -> None:
     """The code is then loaded from the cache, and each module still has a copy of its own."""
     inside = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "one_process", __file__]
-    environment = {**os.environ, "LD_PRELOAD": preload}
+    # It has the turn of this test, and must not wait for another.
+    environment = {**os.environ, "LD_PRELOAD": preload, "GPUBPF_OWN_PROCESSES": "1"}
     done = subprocess.run(inside, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
 
