@@ -36,8 +36,8 @@ def summary_lines(summary: Mapping[str, Any], lost: str = LOST) -> list[str]:
             measured += f", which executed {programs:,} programs"
         missed = "; missed: " + ", ".join(_reasons(processes["missed"]).values())
         lines.append(measured + (missed if processes["missed"] else ""))
-        if unmeasured := processes.get("unmeasured_ns"):
-            most = table.duration(sum(unmeasured.values()))
+        if unmeasured := sum(processes.get("unmeasured_ns", {}).values()):
+            most = table.duration(unmeasured)
             lines.append(f"  at most {most} of their time was not measured; its launches are unknown")
     if "overhead" in summary:
         lines.append(_overhead_line(summary["overhead"]))
