@@ -168,6 +168,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("sm", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
     "shape, kind", [(s, k) for s in SHAPES for k in ("f32", "f64") if (s, k) != ("quotient", "f64")]
