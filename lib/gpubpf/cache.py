@@ -52,7 +52,7 @@ def key(*parts: str | bytes) -> str:
 
 
 def from_json(kept: bytes | None, read: Callable[[Any], _Value]) -> _Value | None:
-    """Return what `read` makes of a cached JSON value; None if there is none, or if it is malformed."""
+    """Decode JSON from the cache, and return what `read` makes of it. None if nothing was cached, or if it is malformed."""
     if kept is None:
         return None
     try:

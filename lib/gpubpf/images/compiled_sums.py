@@ -3,7 +3,7 @@
     operations_by_line(cubin)[40]      # {"FADD"}: line 40 is a sum that is not contracted with a product
 
 With -lineinfo, ptxas adds the section `.nv_debug_line_sass`: a line table (DWARF 2, section 6.2) that maps each instruction of the
-machine code to a line of the PTX.
+machine code to a line of the PTX. pyelftools reads only the table of a compilation unit, and this section belongs to none.
 """
 
 from __future__ import annotations

@@ -326,7 +326,8 @@ def _rounded(
     parsed: module.Module, text: str, kernels: Collection[str], target: Target, options: str
 ) -> module.Module:
     """Return the module, parsed from `text`, with products and sums as ptxas compiles them in the original: see `ptx.contraction`."""
-    if target.device == "sim" or not contraction.has_sums(parsed, kernels):
+    functions = contraction.functions_with_sums(parsed, kernels) if target.device != "sim" else ()
+    if not functions:
         return parsed
     with progress.work("compiling the original", len(kernels)):
         cubin = with_lines(text, target, options, kernels)
@@ -334,7 +335,7 @@ def _rounded(
         operations = operations_by_line(cubin) if cubin is not None else {}
     except ImageError:  # from an assembler that writes it in another way
         operations = {}
-    return contraction.with_roundings(parsed, kernels, operations) if operations else parsed
+    return contraction.with_roundings(parsed, functions, operations) if operations else parsed
 
 
 def _registers(

@@ -407,7 +407,7 @@ def facts(offset: int, width: int, kind: int, effect: int) -> int:
 
 @cache
 def _prepare_llvm() -> None:
-    """Make LLVM ready to compile for AMD GPUs.
+    """Make LLVM ready to compile for AMD GPUs. Raises VerifyError if it compiles multiplications wrongly.
 
     LLVM 22.1 can leave out the mask of a factor of 24 bits, and then multiply all 32 bits of its register:
     `(x & 0xffffff) * 6 + y` becomes v_mad_u64_u32 of x. A program that bounds an index would leave its memory. If this LLVM does
@@ -417,10 +417,18 @@ def _prepare_llvm() -> None:
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    if _loses_masks():
+        llvm.set_option("gpubpf", "-amdgpu-codegenprepare-mul24=false")
+        if _loses_masks():
+            raise VerifyError("LLVM multiplies wrongly for AMD GPUs; install another release of llvmlite")
+
+
+def _loses_masks() -> bool:
+    import llvmlite.binding as llvm
+
     machine = llvm.Target.from_triple(_TRIPLE).create_target_machine(cpu="gfx906", opt=3)
     code = machine.emit_assembly(llvm.parse_assembly(_MASKED_FACTOR))
-    if "v_mad_u64_u32" in code and "v_and_b32" not in code:
-        llvm.set_option("gpubpf", "-amdgpu-codegenprepare-mul24=false")
+    return "v_mad_u64_u32" in code and "v_and_b32" not in code
 
 
 def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:

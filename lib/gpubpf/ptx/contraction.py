@@ -1,6 +1,6 @@
 """Keep products and sums rounded as in the original.
 
-    module = with_roundings(module, ["kernel"], operations)
+    module = with_roundings(module, functions_with_sums(module, ["kernel"]), operations)
     products_before(flow, live_carry(flow))[index]      # the multiplications to emit right before the addition `index`
 
 PTX lets ptxas contract `mul` and `add` or `sub` without a rounding mode to `fma` (PTX ISA 9.0, 9.7.3): the sum is then rounded once
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpubpf.errors import PtxError
 
@@ -35,30 +35,8 @@ _PRODUCTS, _SUMS = ("mul.f", "mul.bf", "div."), ("add.f", "add.bf", "sub.f", "su
 _FIXED = {"rn", "rz", "rm", "rp", "sat"}  # with these, nothing is contracted
 
 
-def with_roundings(
-    module: Module, kernels: Iterable[str], operations: Mapping[int, frozenset[str]]
-) -> Module:
-    """Return the module with a rounding mode at each product and sum that the original computes by itself.
-
-    `kernels`: the only ones that are changed, and the functions that they call. `operations`: the original's, by line of its PTX
-    (`images.compiled_sums`). In a loop that ptxas unrolls, one line may have several. Where these differ, nothing is changed.
-    """
-    chosen = _with_sums(module, kernels)
-    items = [
-        _with_roundings(item, operations)
-        if isinstance(item, Function) and item.defined and item.name in chosen
-        else item
-        for item in module.items
-    ]
-    return dataclasses.replace(module, items=tuple(items))
-
-
-def has_sums(module: Module, kernels: Iterable[str]) -> bool:
-    """Return whether ptxas may contract anything in these kernels or the functions that they call. This is quick."""
-    return bool(_with_sums(module, kernels))
-
-
-def _with_sums(module: Module, kernels: Iterable[str]) -> set[str]:
+def functions_with_sums(module: Module, kernels: Iterable[str]) -> set[str]:
+    """Return these kernels and the functions that they call, without those in which ptxas has nothing to contract."""
     graph = CallGraph(module)
     reached: set[str] = set()
     for kernel in kernels:
@@ -70,6 +48,23 @@ def _with_sums(module: Module, kernels: Iterable[str]) -> set[str]:
         if any(module.functions[name].mentions(product) for product in _PRODUCTS)
         and any(module.functions[name].mentions(total) for total in _SUMS)
     }
+
+
+def with_roundings(
+    module: Module, functions: Collection[str], operations: Mapping[int, frozenset[str]]
+) -> Module:
+    """Return the module with a rounding mode at each product and sum that the original computes by itself.
+
+    `functions`: the only ones that are changed. `operations`: the original's, by line of its PTX (`images.compiled_sums`). In a loop
+    that ptxas unrolls, one line may have several. Where these differ, nothing is changed.
+    """
+    items = [
+        _with_roundings(item, operations)
+        if isinstance(item, Function) and item.defined and item.name in functions
+        else item
+        for item in module.items
+    ]
+    return dataclasses.replace(module, items=tuple(items))
 
 
 def _with_roundings(function: Function, operations: Mapping[int, frozenset[str]]) -> Function:

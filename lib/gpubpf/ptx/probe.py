@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # The points that a thread reaches many times.
 FREQUENT = ("access", "basic_block", "branch", "value", "float", "instruction")
-# A probe at one of these divides a basic block in two, in which ptxas compiles products and sums together (contraction.py).
+# A probe at one of these divides a basic block of the original. ptxas contracts products and sums within a block (contraction.py).
 DIVIDING = ("access", "value", "barrier_arrive", "barrier_leave")
 # Programs at these see each product and each sum by itself.
 SEEING_RESULTS = ("float", "instruction")

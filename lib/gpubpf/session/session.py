@@ -547,7 +547,9 @@ class Session:
             if p.sent_stubs
             and p.disconnected
             and not p.reported_hooks
-            and not p.attached  # else the attach is not over; whoever began it counts the process
+            and not (
+                p.attached and self._watcher
+            )  # the attach is not over; the watcher has counted the process
         ]:
             for process in silent:
                 self._measurement.record_missed(process.pid, process.comm, reasons.UNREACHED, process.started)

@@ -12,7 +12,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import Attachment, instrument_image
 from gpubpf.ptx import body
 from gpubpf.ptx.carry import live_carry
-from gpubpf.ptx.contraction import has_sums, products_before, with_roundings
+from gpubpf.ptx.contraction import functions_with_sums, products_before, with_roundings
 from gpubpf.ptx.flow import Flow
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import PtxInstruction
@@ -114,7 +114,7 @@ def test_what_the_original_does_not_contract_is_rounded(
     texts = [str(s) for s in made or () if isinstance(s, PtxInstruction)][1:-1]
     expected = [re.sub(r"^(\w+)\.", r"\1.rn.", t) if str(n) in rounded else t for n, t in enumerate(lines)]
     assert texts == [line.replace(",", ", ") for line in expected]
-    assert has_sums(module, ["k"]) == ("sat" not in code)
+    assert functions_with_sums(module, ["k"]) == ({"k"} if "sat" not in code else set())
 
 
 def test_of_several_instructions_on_one_line_nothing_is_known() -> None:
@@ -124,10 +124,12 @@ def test_of_several_instructions_on_one_line_nothing_is_known() -> None:
 
 
 def test_integers_and_damaged_kernels_have_no_sums() -> None:
-    assert not has_sums(
+    assert not functions_with_sums(
         parse(KERNEL.format(head=HEAD, lines="mul.lo.u32 %r3,%r1,%r2; add.u32 %r4,%r3,%r5;")), ["k"]
     )
-    assert not has_sums(parse(KERNEL.format(head=HEAD, lines="mul.f32 %f3,,; add.f32 %f4,%f3,%f5;")), ["k"])
+    assert not functions_with_sums(
+        parse(KERNEL.format(head=HEAD, lines="mul.f32 %f3,,; add.f32 %f4,%f3,%f5;")), ["k"]
+    )
 
 
 def contractions(code: list[str]) -> Counter[str]:

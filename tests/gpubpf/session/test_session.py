@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -747,13 +748,14 @@ def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
     assert "not reached in time" in said
 
 
-def test_an_attach_that_is_not_over_is_counted_by_whoever_began_it() -> None:
-    """Its process ends meanwhile, and then the measurement."""
+def test_an_attach_that_is_not_over_is_counted_by_the_watcher() -> None:
+    """Its process ends meanwhile, and then the measurement of every process."""
     said: list[str] = []
     with fake_tool.session(["sleep", "0.5"], note=said.append, wanted=()) as session:
         ours, agents = socket.socketpair()
         process = session._server.adopt(ours, os.getpid(), os.pidfd_open(os.getpid()))
         assert process is not None
+        session._watcher = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
         with agents:
             hello_and_stubs(agents)
         for _ in session.intervals():
