@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.programs import LoweredPrograms
     from gpubpf.ptx.module import Module
+    from gpubpf.ptx.values import Placement
     from gpubpf.session.measurement import Follow
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Session
@@ -671,34 +672,26 @@ class BPF:
         """Return the kernels of a module that cannot be instrumented with these programs, each with the reason."""
         from gpubpf.ptx import inject
 
-        return inject.inject(parsed, dict.fromkeys(kernels, self._placements())).refusals
+        return inject.inject(parsed, self._placements(kernels)).refusals
 
-    def instrumented_ptx(self, image: FatbinImage, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+    def instrumented_ptx(
+        self, image: FatbinImage, kernels: Sequence[str], target: Target
+    ) -> tuple[str, Mapping[str, str]]:
         """Return the PTX with these programs injected into `kernels`, and for each kernel without them the reason."""
+        from gpubpf.images import instrument
         from gpubpf.ptx import inject, parser
 
-        placements = dict.fromkeys(kernels, self._placements())
+        placements = self._placements(kernels)
+        parsed = instrument.rounded(parser.parse(image.text), image.text, placements, target, image.options)
         with progress.work("instrumenting kernels", len(placements)) as task:
-            injected = inject.inject(parser.parse(image.text), placements, each=task.step)
+            injected = inject.inject(parsed, placements, each=task.step)
         return injected.text, injected.refusals
 
-    def _placements(self) -> list[Any]:
-        from gpubpf.ptx.values import Placement
+    def _placements(self, kernels: Sequence[str]) -> dict[str, tuple[Placement, ...]]:
+        """Return these programs for each of `kernels`, whichever kernels they were attached to."""
+        from gpubpf.images import instrument
 
-        return [
-            Placement(
-                a.fragment,
-                a.point,
-                a.accumulate,
-                a.kinds,
-                a.spaces,
-                a.functions,
-                a.opcodes,
-                a.sampled,
-                a.alike,
-            )
-            for a in self.attachments()
-        ]
+        return dict.fromkeys(kernels, tuple(instrument.placement_of(a) for a in self.attachments()))
 
 
 def _selected(known: tuple[str, ...], chosen: str | Iterable[str], what: str) -> tuple[str, ...]:

@@ -256,15 +256,14 @@ def _instrument(
         return _refuse(_entries_of([chosen]), attachments, str(error))
     kernels: dict[str, list[Placement]] = {}
     for attachment in attachments:
-        placement = _placement(attachment)
+        placement = placement_of(attachment)
         for name in entries:
             if names.chosen(attachment.kernels, name):
                 kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
     points = {attachment.point for attachment in attachments}
-    if not points.isdisjoint(DIVIDING) and points.isdisjoint(SEEING_RESULTS):
-        parsed = _rounded(parsed, text, kernels, target, chosen.options)
+    parsed = rounded(parsed, text, kernels, target, chosen.options)
     with progress.work("instrumenting kernels", len(kernels)) as task:
         injected = inject(parsed, kernels, each=task.step)
     refusals = dict(injected.refusals)
@@ -322,11 +321,16 @@ def _instrument(
     )
 
 
-def _rounded(
-    parsed: module.Module, text: str, kernels: Collection[str], target: Target, options: str
+def rounded(
+    parsed: module.Module, text: str, kernels: Mapping[str, Sequence[Placement]], target: Target, options: str
 ) -> module.Module:
-    """Return the module, parsed from `text`, with products and sums as ptxas compiles them in the original: see `ptx.contraction`."""
-    functions = contraction.functions_with_sums(parsed, kernels) if target.device != "sim" else ()
+    """Return the module, parsed from `text`, with products and sums as ptxas compiles them in the original: see `ptx.contraction`.
+
+    Only for a GPU, and for placements that would change how ptxas compiles them."""
+    points = {placement.point for placements in kernels.values() for placement in placements}
+    if target.device == "sim" or points.isdisjoint(DIVIDING) or not points.isdisjoint(SEEING_RESULTS):
+        return parsed
+    functions = contraction.functions_with_sums(parsed, kernels)
     if not functions:
         return parsed
     with progress.work("compiling the original", len(kernels)):
@@ -476,7 +480,8 @@ def _rejected(
     return found
 
 
-def _placement(attachment: Attachment) -> Placement:
+def placement_of(attachment: Attachment) -> Placement:
+    """Return where an attachment's fragment goes, for `inject`, without its kernels."""
     return Placement(
         attachment.fragment,
         attachment.point,

@@ -40,7 +40,7 @@ Check = Callable[[module.Module, Sequence[str]], Mapping[str, str]]
 # Takes a code object for AMD GPUs. Returns a sidecar with its kernels, and the reasons for those that cannot be instrumented.
 CheckAmd = Callable[[bytes], Sidecar]
 # Takes an image and some of its kernels. Returns the instrumented PTX, and the reasons for those that cannot be instrumented.
-Instrument = Callable[[FatbinImage, Sequence[str]], tuple[str, Mapping[str, str]]]
+Instrument = Callable[[FatbinImage, Sequence[str], Target], tuple[str, Mapping[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,9 @@ class Pipeline(Protocol):
     def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Check kernels with these programs, as a `Check` does."""
 
-    def instrumented_ptx(self, image: FatbinImage, kernels: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+    def instrumented_ptx(
+        self, image: FatbinImage, kernels: Sequence[str], target: Target
+    ) -> tuple[str, Mapping[str, str]]:
         """Instrument `kernels` with these programs, as an `Instrument` does."""
 
     def checked_code_object(self, data: bytes) -> Sidecar:
@@ -397,7 +399,7 @@ def instrumented(
             if isinstance(chosen, str):
                 refused += [f"{names.demangle(name).short}: {chosen}" for name in matched]
                 continue
-            text, refusals = instrument(chosen, matched)
+            text, refusals = instrument(chosen, matched, target)
             refused += [f"{names.demangle(name).short}: {reason}" for name, reason in refusals.items()]
             if len(refusals) < len(matched):
                 done = True

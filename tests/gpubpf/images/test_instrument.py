@@ -346,10 +346,9 @@ def test_memtrace_keeps_most_warps_of_a_small_kernel() -> None:
     """Without a limit, this copy needs more than 40 registers."""
     b = BPF(text=memtrace.PROGRAM)
     memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--", "true"]))
-    placed = [Attachment(p.fragment, p.point, (), p.accumulate, p.kinds, p.spaces) for p in b._placements()]
     load = "add.s64 %rd, %rd, 4096; ld.global.u32 %r, [%rd]; st.shared.u32 [there], %r; "
     text = ACCESSES.replace("st.global.u32 [%rd], 1; ", ".reg .b32 %r; .shared .b32 there; " + load * 3)
-    made = instrument._instrument(text.replace("LIMIT", ".maxnreg 64"), _image(), placed, HOPPER)
+    made = instrument._instrument(text.replace("LIMIT", ".maxnreg 64"), _image(), b.attachments(), HOPPER)
     used = instrument.register_use(made, HOPPER, ["free", "bound"])
     assert used["free"].before <= 16 and used["free"].after <= 40 < used["bound"].after
     assert used["free"].spilled <= 32 and not used["bound"].spilled

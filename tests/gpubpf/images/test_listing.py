@@ -149,7 +149,7 @@ class Pipeline:
         return code_objects.refused(data, "it is for an AMD GPU")
 
     def instrumented_ptx(
-        self, image: fatbin.FatbinImage, kernels: Sequence[str]
+        self, image: fatbin.FatbinImage, kernels: Sequence[str], target: Target
     ) -> tuple[str, Mapping[str, str]]:
         placements = [Placement(listing.NOTHING, "exit")]
         done = inject.inject(parser.parse(image.text), dict.fromkeys(kernels, placements))

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import Attachment, instrument_image
+from gpubpf.program import BPF
 from gpubpf.ptx import body
 from gpubpf.ptx.carry import live_carry
 from gpubpf.ptx.contraction import functions_with_sums, products_before, with_roundings
@@ -18,6 +20,8 @@ from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import PtxInstruction
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import Placement
+from gpubpf.show import cli
+from gpubpf.tools import memtrace
 from gpubpf_fragments import log
 from gpubpf_points import HEAD
 from gpubpf_sass import assembled, sass
@@ -170,6 +174,14 @@ SHAPES = {
 }
 
 
+def typed(shape: str, kind: str, sm: str) -> str:
+    """The PTX of a kernel of this shape, with registers of this type."""
+    register = {"f32": "%f", "f64": "%fd"}[kind]
+    lines = f"ld.global.T %1, [%rd1]; ld.global.T %2, [%rd1+8];{SHAPES[shape]}"
+    lines = re.sub(r"%(\d)", rf"{register}\1", lines).replace(".T", f".{kind}")
+    return KERNEL.format(head=HEAD.replace("8.3", "8.7").replace("sm_80", sm), lines=lines)
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("sm", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
@@ -178,10 +190,7 @@ SHAPES = {
 def test_a_copy_contracts_as_the_original(
     shape: str, kind: str, sm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    register = {"f32": "%f", "f64": "%fd"}[kind]
-    lines = f"ld.global.T %1, [%rd1]; ld.global.T %2, [%rd1+8];{SHAPES[shape]}"
-    lines = re.sub(r"%(\d)", rf"{register}\1", lines).replace(".T", f".{kind}")
-    text = KERNEL.format(head=HEAD.replace("8.3", "8.7").replace("sm_80", sm), lines=lines)
+    text = typed(shape, kind, sm)
     original = contractions(sass(assembled(text, sm, tmp_path)[0])["k"])
     target = Target("gpu", (int(sm[3]), int(sm[4])))
     made = instrument_image(text.encode(), [Attachment(log("access"), "access")], target)
@@ -193,3 +202,13 @@ def test_a_copy_contracts_as_the_original(
         monkeypatch.setattr(body, "products_before", lambda flow, carry: {})
     injected = inject(parse(text), {"k": [Placement(log("access"), "access")]})
     assert contractions(sass(assembled(injected.text, sm, tmp_path)[0])["k"]) != original
+
+
+def test_the_ptx_that_a_tool_prints_has_the_rounding_modes_of_its_copy() -> None:
+    b = BPF(text=memtrace.PROGRAM)
+    memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--", "true"]))
+    image = fatbin.ptx_image(typed("division between", "f32", "sm_80").encode())
+    assert image is not None
+    for target, rounded in (Target("gpu", (8, 0)), True), (Target("sim"), False):
+        text, refusals = b.instrumented_ptx(image, ["k"], target)
+        assert ("sub.rn.f32 %f5, %f4, %f3;" in text) == rounded and not refusals
