@@ -43,6 +43,7 @@ SIGNALS = ("terminated", "interrupted")
 # What a notice excuses.
 NOTHING = "nothing"
 PROGRAM = "program"  # the launches of one program: of the process that it names
+MISSED_PROGRAM = "missed program"  # the same; the summary's `missed` counts this process, too
 PROCESSES = "processes"  # as many programs as it says
 ALL = "all"
 COUNTS = "counts"  # launches were seen, but up to so many of them are not in the counts
@@ -74,8 +75,11 @@ NOTICES = (
     Notice(r"note: further notices of this kind are suppressed", NOTHING, ("execs", "forks")),
     # Processes that are not traced, or not to their end.
     Notice(
-        rf"note: {_PID} is not traced: it can make no files in memory \(.*\)", PROGRAM, NO_FILES_IN_PROGRAM
+        rf"note: {_PID} is not traced: it can make no files in memory \(.*\)",
+        MISSED_PROGRAM,
+        NO_FILES_IN_PROGRAM,
     ),
+    Notice(rf"note: {_PID} is not traced: too many open files; .*", MISSED_PROGRAM, (OUT_OF_FILES,)),
     Notice(rf"note: {_PID} is no longer traced: too many open files; .*", PROGRAM, (OUT_OF_FILES,)),
     Notice(
         r"note: (?P<processes>[\d,]+) process(es)? ended or continued before the tool could attach; .* launches are missing: .*",
@@ -448,7 +452,7 @@ def account(
         found.explained.append(str(last))
         return found
     named: Counter[int] = Counter()
-    nameless = lost = 0
+    nameless = counted_too = lost = 0
     for line in lines:
         if none := NO_KERNEL.match(line):
             demand(not said.seen and (none[2].startswith("traced") or not due), f"not true: {line}")
@@ -461,8 +465,9 @@ def account(
         if foreign and made and "machine" in conditions:
             continue  # another process of this machine
         demand(_may(notice.when, conditions), f"has no cause here: {line}")
-        if notice.excuses == PROGRAM:
+        if notice.excuses in (PROGRAM, MISSED_PROGRAM):
             named[int(parts["pid"])] += 1
+            counted_too += notice.excuses == MISSED_PROGRAM
         elif notice.excuses == PROCESSES:
             nameless += _number(parts["processes"])
         elif notice.excuses == ALL:
@@ -478,9 +483,6 @@ def account(
     demand(not said.untimed or untimed, f"{said.untimed} are not timed, for no reason")
     demand(said.seen <= made, f"{said.seen} launches seen of {made}")
     demand(lost <= said.lost, f"the notices say that {lost} are lost, the summary {said.lost}")
-    # A notice may name a process that the summary counts as missed, unless the tool had attached to it.
-    attached = {int(pid) for line in lines for pid in re.findall(r"^note: attached to (\d+)", line)}
-    counted_too = sum(n for pid, n in named.items() if pid not in attached)
     others = max(0, max(nameless, sum(said.missed.values())) - counted_too)
     # A process may execute several programs while the tool waits for files. It is missed once.
     if OUT_OF_FILES in conditions:
@@ -514,7 +516,7 @@ def is_ending(line: str, conditions: Collection[str]) -> bool:
 
 def _excuses(line: str) -> bool:
     known = read_notice(line, NOTICES)
-    return known is not None and known[0].excuses in (PROGRAM, PROCESSES, ALL)
+    return known is not None and known[0].excuses in (PROGRAM, MISSED_PROGRAM, PROCESSES, ALL)
 
 
 def _may(when: Iterable[str], conditions: Collection[str]) -> bool:

@@ -53,10 +53,10 @@ REASON_NAMES = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
 
 
 class Malformed(SessionError):
-    """A process sent a message that no agent sends. `what`: the object of "a traced process sent …"."""
+    """A process sent a message that no agent sends. `what`: the object of "it sent …"."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"a traced process sent {what}; it is no longer traced")
+        super().__init__(f"it sent {what}")
 
 
 @dataclass(frozen=True)

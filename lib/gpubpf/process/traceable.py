@@ -36,7 +36,7 @@ def started(pid: int) -> float:
 
 
 class RefusedForNow(SessionError):
-    """A process cannot be traced now, but perhaps soon: it is stopped, or another tool may be tracing one of its threads."""
+    """A process cannot be traced now, but perhaps soon: it is stopped, it is ending, or another tool may trace one of its threads."""
 
 
 class AlreadyTraced(RefusedForNow):
@@ -45,6 +45,10 @@ class AlreadyTraced(RefusedForNow):
 
 class Stopped(RefusedForNow):
     """The process is stopped, such as by SIGSTOP."""
+
+
+class Exiting(RefusedForNow):
+    """The process is about to end, unless only its main thread does."""
 
 
 class ProcessEnded(SessionError):
@@ -85,13 +89,13 @@ def check_traceable(pid: int) -> None:
     state = known.get("State", "?")[0]
     exiting = is_exiting(pid)
     if (exiting or state in "ZX") and int(known.get("Threads", 1)) > 1:
-        raise SessionError(
+        raise Exiting(
             f"{who}: its main thread has exited, cannot attach; start the program with the tool instead"
         )
     if state in "ZX":
         raise SessionError(f"{who} has ended and is a zombie; name a running process")
     if exiting:
-        raise SessionError(f"{who} is exiting; name another process")
+        raise Exiting(f"{who} is exiting; name another process")
     if (_flags(pid) or 0) & _KERNEL_THREAD:
         raise SessionError(f"{who} is a kernel thread; name a program")
     if (tracer := int(known.get("TracerPid", 0))) != 0:
@@ -145,7 +149,7 @@ def refusal(pid: int, code: int) -> SessionError:
         return error
     who = f"pid {pid} ({known.get('Name', '')})"
     if code == errno.EIO:
-        return SessionError(f"{who} is exiting; name another process")
+        return Exiting(f"{who} is exiting; name another process")
     mine, theirs = os.geteuid(), {int(uid) for uid in known.get("Uid", "").split()}
     yama = _number("/proc/sys/kernel/yama/ptrace_scope")
     capable = privileges.SYS_PTRACE in privileges.effective()

@@ -215,6 +215,8 @@ class Joining:
         code = -1
         try:
             code = injection.wait(ATTACH_WAIT)
+            if not code and not self._server.wait_for_hooks(process, ATTACH_WAIT):
+                code = AttachStatus.FAILED
         finally:
             process.stood_ns += injection.stood_ns
             if code == AttachStatus.FAILED:

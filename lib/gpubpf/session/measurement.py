@@ -18,7 +18,7 @@ from gpubpf.agent.definitions import HostArgument, Place, Unit, Vendor
 from gpubpf.ebpf import maps
 from gpubpf.process import users
 from gpubpf.process.privileges import Privileges
-from gpubpf.session.reasons import ENDED, NO_DRIVER, NO_ROCR, REACHED_LATE
+from gpubpf.session.reasons import ENDED, NO_DRIVER, NO_ROCR, OUT_OF_FILES, REACHED_LATE, UNHOOKED
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
@@ -282,6 +282,22 @@ class Measurement:
         missed = MissedProcess(pid, comm, max(started, self._began), until)
         with self.lock:
             self.missed.setdefault(reason, []).append(missed)
+
+    def drop(self, process: TracedProcess, why: str, lacking_files: bool = False) -> None:
+        """Take note that a process is not traced any more, because of `why`. From any thread; the caller closes its connection.
+
+        An attach that is under way fails for this reason, and is counted there. lacking_files: this tool can open no more files."""
+        if process.dropped:
+            return
+        process.dropped, process.out_of_files = True, lacking_files
+        if process.hooked:
+            self.note(f"{process.label} is no longer traced: {why}")
+        elif process.attached:
+            process.hook_failure = process.hook_failure or f"is not traced: {why}"
+        else:
+            self.note(f"{process.label} is not traced: {why}")
+            reason = OUT_OF_FILES if lacking_files else UNHOOKED
+            self.record_missed(process.pid, process.comm, reason, process.started)
 
     def unmeasured_ns(self) -> dict[str, int]:
         """Return by reason how long missed processes may have launched kernels unseen: at most, and up to now or the end."""

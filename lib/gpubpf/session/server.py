@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 SEND_WAIT = 5.0  # seconds for an agent to receive a message
 WORKING_INTERVAL = 1.0  # seconds; a waiting agent gives up after ten without a message
 LOG_INTERVAL = 0.01  # seconds between two readings of the logs
-MALFORMED_LIMIT = 10  # most notices about malformed messages
 
 
 class Server:
@@ -75,7 +74,6 @@ class Server:
         self._numbers = itertools.count(1)
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
         self._settling: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # of `settle`
-        self._malformed = 0  # connections that were closed because of a malformed message
         self.socket_name = f"@gpubpf-{secrets.token_hex(12)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self.socket_name[1:])
@@ -243,6 +241,14 @@ class Server:
         with self._measurement.lock:
             self._measurement.lock.wait_for(lambda: process.hook_failure or process.disconnected, 1)
 
+    def wait_for_hooks(self, process: TracedProcess, seconds: float) -> bool:
+        """Wait until the hooks of a process are known to be live, or it has disconnected. Return false if the tool dropped it.
+
+        From any thread."""
+        with self._measurement.lock:
+            self._measurement.lock.wait_for(lambda: process.hooked or process.disconnected, seconds)
+        return not process.dropped
+
     def wait_for_copies(self, process: TracedProcess, seconds: float) -> None:
         """Wait until the copies of a process's already loaded kernels are ready, or it has disconnected. From any thread."""
         with self._measurement.lock:
@@ -278,8 +284,7 @@ class Server:
             return False
         try:
             if flags & socket.MSG_CTRUNC:  # the kernel dropped files that were sent with a message
-                process.dropped = process.out_of_files = True
-                self._measurement.note(f"{process.label} is no longer traced: {TOO_MANY_FILES}")
+                self._measurement.drop(process, TOO_MANY_FILES, lacking_files=True)
                 for received in files:
                     os.close(received)
                 return False
@@ -300,14 +305,10 @@ class Server:
             for fault in process.faults[told:]:
                 self._measurement.note_once(reasons.kernel_failed(process.label, fault))
         except OSError as error:
-            process.dropped, process.out_of_files = True, out_of_files(error)
-            self._measurement.note(f"{process.label} is no longer traced: {in_words(error)}")
+            self._measurement.drop(process, in_words(error), out_of_files(error))
             return False
         except protocol.Malformed as error:
-            process.dropped = True
-            self._malformed += 1
-            if self._malformed <= MALFORMED_LIMIT:
-                self._measurement.note(f"pid {process.pid}: {error}")
+            self._measurement.drop(process, str(error))
             return False
         return True
 

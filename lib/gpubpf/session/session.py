@@ -547,6 +547,7 @@ class Session:
             if p.sent_stubs
             and p.disconnected
             and not p.reported_hooks
+            and not p.dropped
             and not (
                 p.attached and self._watcher
             )  # the attach is not over; the watcher has counted the process

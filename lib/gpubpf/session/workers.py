@@ -383,8 +383,8 @@ def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
         process.stood_ns += int(patching.apply(process.pid, patches) * 1e9)
         process.send(protocol.patched())
     except (Error, OSError) as error:
-        process.out_of_files = isinstance(error, traceable.OutOfFiles) or out_of_files(error)
-        process.hook_failure = f"is not traced: {in_words(error)}"
+        files = isinstance(error, traceable.OutOfFiles) or out_of_files(error)
+        measurement.drop(process, in_words(error), lacking_files=files)
         with contextlib.suppress(OSError):
             process.socket.shutdown(socket.SHUT_RDWR)  # the agent waits for the answer
     finally:
@@ -476,9 +476,7 @@ def _welcome(
     except (Error, OSError) as error:
         # Device programs need the maps that they share with host programs.
         if out_of_files(error) and not shared:
-            process.dropped = process.out_of_files = True
-            if not process.attached:  # attaching to it fails for this reason
-                measurement.note(f"{process.label} is no longer traced: {in_words(error)}")
+            measurement.drop(process, in_words(error), lacking_files=True)
             with contextlib.suppress(OSError):
                 process.socket.shutdown(socket.SHUT_RDWR)
         else:

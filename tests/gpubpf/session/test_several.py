@@ -27,6 +27,7 @@ import pytest
 from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.attach import loading
+from gpubpf.errors import out_of_files
 from gpubpf.images.instrument import Sidecar
 from gpubpf.process import traceable
 from gpubpf.session import device, joining, reasons
@@ -429,21 +430,34 @@ def test_with_too_few_files_a_process_is_missed_for_that_reason(
         assert len(answers) > 3 and set(answers[:-1]) == {reasons.OUT_OF_FILES} and answers[-1] is None
 
 
-@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
-def test_a_process_whose_first_files_cannot_be_taken_is_missed_for_that_reason(
-    built: Path, start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch, error: int
+@pytest.mark.parametrize("message", ["hello", "hooked"])
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "too many"), OSError(errno.EIO, "broken"), protocol.Malformed("a broken message")],
+    ids=["files", "broken", "malformed"],
+)
+def test_a_process_of_which_a_message_cannot_be_read_is_missed_for_that_reason(
+    built: Path,
+    start: Callable[..., Program],
+    monkeypatch: pytest.MonkeyPatch,
+    message: str,
+    error: Exception,
 ) -> None:
+    """The first one, or the one that says that its hooks are live: then the agent takes itself for attached."""
     first, other = start(built / "becomes", "end"), start(built / "becomes", "end")
 
     def fails(*_: Any) -> Any:
-        raise OSError(error, os.strerror(error))
+        raise error
 
     with session(first.pid) as measured:
         with monkeypatch.context() as patch:
-            patch.setattr(protocol, "hello", fails)
+            patch.setattr(protocol, message, fails)
             reason = measured.join(other.pid)
-        assert reason == (reasons.OUT_OF_FILES if error == errno.EMFILE else reasons.UNHOOKED)
+        expected = reasons.OUT_OF_FILES if out_of_files(error) else reasons.UNHOOKED
+        assert reason == expected
         assert measured.join(other.pid) is None
+    processes = measured.summary()["processes"]
+    assert (processes["measured"], processes["missed"]) == (2, {expected: 1})
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM])
@@ -475,6 +489,29 @@ def test_a_stopped_process(built: Path, start: Callable[..., Program], continues
         finally:
             timer.cancel()
             os.kill(other.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_process_whose_main_thread_has_exited(
+    built: Path, start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """On a busy machine, its other threads may take a while to end, too."""
+    first, other = start(built / "becomes", "end"), start(built / "becomes", "end")
+    check = traceable.check_traceable
+
+    def leaderless(pid: int) -> None:
+        check(pid)
+        if pid == other.pid:
+            raise traceable.Exiting("its main thread has exited")
+
+    with session(first.pid) as measured:
+        monkeypatch.setattr(traceable, "check_traceable", leaderless)
+        timer = threading.Timer(0.3 if ends else 60, os.kill, (other.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            assert measured.join(other.pid) == (reasons.ENDED if ends else reasons.FORBIDDEN)
+        finally:
+            timer.cancel()
 
 
 def test_what_a_refusal_for_lack_of_files_says() -> None:
