@@ -79,6 +79,7 @@ NOT_TRACED = NOTE.replace("no longer", "not")
         (20, 1, "note: attached to 1 (lives)", "none", "processes are missed"),
         (40, 0, "note: all is well", "none", "unknown notice"),
         (0, 0, "no kernel was launched", "none", "not true"),
+        (0, 0, "note: no traced process has loaded libcuda.so", "interrupted", "not true"),
     ],
 )
 def test_each_launch_needs_a_reason(seen: int, missed: int, line: str, fault: str, wrong: str) -> None:

@@ -15,14 +15,14 @@ Such accesses have the same base register, which no instruction between them ove
 from __future__ import annotations
 
 import dataclasses
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Mapping
 
 from .access import Access, accesses, without_operands
 from .congruence import common_bits
 from .exits import synchronizes
 from .flow import BRANCHES, ENDING, find_names
-from .module import Address, Close, Function, Label, Open, PtxInstruction, Variable
+from .module import Address, Close, Function, Label, Open, PtxInstruction, Variable, with_spaces
 
 _Key = tuple[str | None, bool, Access]
 
@@ -69,16 +69,9 @@ def count_unlike(function: Function, variables: Mapping[str, Variable], modulus:
 
     variables: those of the module. modulus: `Placement.alike`.
     """
-    spaces: ChainMap[str, str] = ChainMap({name: v.space for name, v in variables.items()})
     bits = common_bits(function, variables)
     alike, found = Alike(), Counter[Access]()
-    for index, statement in enumerate(function.body or ()):
-        if isinstance(statement, Open):
-            spaces = spaces.new_child()
-        elif isinstance(statement, Close):
-            spaces = spaces.parents
-        elif isinstance(statement, Variable):
-            spaces[statement.name] = statement.space
+    for index, (statement, spaces) in enumerate(with_spaces(function.body or (), variables)):
         if not isinstance(statement, PtxInstruction):
             if isinstance(statement, Label | Open | Close):
                 alike.enter()

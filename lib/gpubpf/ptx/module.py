@@ -13,6 +13,8 @@ import dataclasses
 import functools
 import re
 import struct
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -313,6 +315,22 @@ def render_initializer(value: Initializer) -> str:
 
 
 Statement = PtxInstruction | Label | Open | Close | Directive | Variable
+
+
+def with_spaces(
+    body: Iterable[Statement], variables: Mapping[str, Variable]
+) -> Iterator[tuple[Statement, Mapping[str, str]]]:
+    """Yield the statements of a body, each with the space of each variable that it can name. `variables`: those of the module."""
+    spaces: ChainMap[str, str] = ChainMap({name: variable.space for name, variable in variables.items()})
+    for statement in body:
+        if isinstance(statement, Open):
+            spaces = spaces.new_child()
+        elif isinstance(statement, Close):
+            spaces = spaces.parents
+        elif isinstance(statement, Variable):
+            spaces[statement.name] = statement.space
+        yield statement, spaces
+
 
 # --- functions and modules -------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from .computation import Computation, asynchronous, computation, is_chosen
 from .cost import ADDED, SKIPPED
 from .emit import FUNCTION, WAITING, array, opcode_of, widened
 from .flow import BRANCHES, ENDING, CallGraph, find_names
-from .module import Close, Function, Module, Open, PtxInstruction, Variable
+from .module import Function, Module, PtxInstruction, with_spaces
 from .operands import operands, without_value
 from .probe import FREQUENT, Filler, wants
 from .seldom import called, shortened
@@ -244,14 +244,8 @@ class InjectionPlan:
             found: Counter[Access] = Counter()
             values: Counter[Access] = Counter()
             missed: dict[str, Counter[str]] = {p: Counter() for p in ("access", "branch", "value", "float")}
-            declared: ChainMap[str, str] = ChainMap({n: v.space for n, v in self.module.variables.items()})
-            for statement in self.module.functions[name].body or ():
-                if isinstance(statement, Open):
-                    declared = declared.new_child()
-                elif isinstance(statement, Close):
-                    declared = declared.parents
-                elif isinstance(statement, Variable):
-                    declared[statement.name] = statement.space
+            body = self.module.functions[name].body or ()
+            for statement, spaces in with_spaces(body, self.module.variables):
                 if not isinstance(statement, PtxInstruction):
                     continue
                 places["exit"] += statement.opcode == "exit"
@@ -262,7 +256,7 @@ class InjectionPlan:
                 if (known := barrier(statement)) is not None:
                     places["barrier_arrive"] += known.arrives
                     places["barrier_leave"] += known.leaves
-                for access in accesses(statement, declared_in=declared.get):
+                for access in accesses(statement, declared_in=spaces.get):
                     of = without_operands(access)
                     found[of] += 1
                     values[of] += operands(statement) is not None

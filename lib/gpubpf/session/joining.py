@@ -289,14 +289,17 @@ def device_of(pid: int) -> Device:
 
 
 def _vendor_at(pid: int, tid: int) -> Vendor:
-    """Return the vendor of the library that a held thread of the process is in."""
+    """Return the vendor of the library that a held thread of the process is in. Raises OSError if no more files can be opened."""
     from gpubpf.attach.loading import Held
 
     at = Held.entry_of(tid)
-    with contextlib.suppress(OSError):
+    try:
         for library in _libraries(pid, _LIBRARIES[Vendor.AMD]):
             if any(start <= at < end for start, end in library.code):
                 return Vendor.AMD
+    except OSError as error:
+        if out_of_files(error):
+            raise
     return Vendor.NVIDIA
 
 
