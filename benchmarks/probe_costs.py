@@ -176,9 +176,9 @@ def costs(
     place: Path, arch: str, found: Probes, stores: int, paths: Sequence[Sequence[str]]
 ) -> list[tuple[int, int, list[int]]]:
     """Return registers, instructions, and those executed on each path, of the kernel without and with the probes."""
-    plain, placements = kernel(arch, stores), found.bpf._placements()
-    made = inject(parse(plain), {"k": placements})
-    frequent = any(placement.point in FREQUENT for placement in placements)
+    plain, placements = kernel(arch, stores), found.bpf.placements(["k"])
+    made = inject(parse(plain), placements)
+    frequent = any(placement.point in FREQUENT for placement in placements["k"])
     used = registers(assembled(plain, arch, place)[1])["k"]
     made = made.within({"k": limit_of_copy(used, frequent)})  # as images/instrument.py does
     result = []

@@ -672,7 +672,7 @@ class BPF:
         """Return the kernels of a module that cannot be instrumented with these programs, each with the reason."""
         from gpubpf.ptx import inject
 
-        return inject.inject(parsed, self._placements(kernels)).refusals
+        return inject.inject(parsed, self.placements(kernels)).refusals
 
     def instrumented_ptx(
         self, image: FatbinImage, kernels: Sequence[str], target: Target
@@ -681,13 +681,13 @@ class BPF:
         from gpubpf.images import instrument
         from gpubpf.ptx import inject, parser
 
-        placements = self._placements(kernels)
+        placements = self.placements(kernels)
         parsed = instrument.rounded(parser.parse(image.text), image.text, placements, target, image.options)
         with progress.work("instrumenting kernels", len(placements)) as task:
             injected = inject.inject(parsed, placements, each=task.step)
         return injected.text, injected.refusals
 
-    def _placements(self, kernels: Sequence[str]) -> dict[str, tuple[Placement, ...]]:
+    def placements(self, kernels: Sequence[str]) -> dict[str, tuple[Placement, ...]]:
         """Return these programs for each of `kernels`, whichever kernels they were attached to."""
         from gpubpf.images import instrument
 

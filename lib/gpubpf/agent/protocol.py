@@ -53,10 +53,10 @@ REASON_NAMES = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
 
 
 class Malformed(SessionError):
-    """A process sent a message that no agent sends. `what`: the object of "it sent …"."""
+    """A process sent a message that no agent sends. `what`: what is wrong, such as "too many rings"."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"it sent {what}")
+        super().__init__(f"its agent sent an invalid message ({what})")
 
 
 @dataclass(frozen=True)
