@@ -72,13 +72,11 @@ class DaemonThreadPool:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._count = self._unstarted = count  # threads
         self._closed = False
+        self._lock = threading.Lock()  # work never comes behind the end that `close` puts into the queue
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call `function` in one of the threads. After `close`, call it in this thread, or cancel it."""
         future: Future[T] = Future()
-        if self._closed and self._drops:
-            future.cancel()
-            return future
 
         def run() -> None:
             try:
@@ -87,20 +85,25 @@ class DaemonThreadPool:
             except BaseException as error:
                 future.set_exception(error)
 
-        if self._closed:
+        with self._lock:
+            if not self._closed:
+                if self._unstarted:
+                    self._unstarted -= 1
+                    threading.Thread(target=self._serve, name="gpubpf-worker", daemon=True).start()
+                self._work.put(run)
+                return future
+        if self._drops:
+            future.cancel()
+        else:
             run()
-            return future
-        if self._unstarted:
-            self._unstarted -= 1
-            threading.Thread(target=self._serve, name="gpubpf-worker", daemon=True).start()
-        self._work.put(run)
         return future
 
     def close(self) -> None:
         """Let the threads exit after their queued work. Does not wait for them."""
-        self._closed = True
-        for _ in range(self._count - self._unstarted):
-            self._work.put(None)
+        with self._lock:
+            self._closed = True
+            for _ in range(self._count - self._unstarted):
+                self._work.put(None)
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
