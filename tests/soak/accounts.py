@@ -457,7 +457,7 @@ def account(
     nameless = counted_too = lost = 0
     for line in lines:
         if none := NO_KERNEL.match(line):
-            some = none[2] == "traced process launched a kernel"  # others may have
+            some = none[2] == "traced process launched a kernel"  # processes that are not traced may have
             demand(not said.seen and (some or not due), f"not true: {line}")
             continue
         known = read_notice(line, NOTICES)

@@ -284,12 +284,13 @@ class Measurement:
             self.missed.setdefault(reason, []).append(missed)
 
     def drop(self, process: TracedProcess, why: str, lacking_files: bool = False) -> None:
-        """Take note that a process is not traced any more, because of `why`. From any thread; the caller closes its connection.
+        """Give up a process, and say why, or count it as missed. From any thread; the caller then closes its connection.
 
         An attach that is under way fails for this reason, and is counted there. lacking_files: this tool can open no more files."""
-        if process.dropped:
-            return
-        process.dropped, process.out_of_files = True, lacking_files
+        with self.lock:  # the server and a worker may find the same
+            if process.dropped:
+                return
+            process.dropped, process.out_of_files = True, lacking_files
         if process.hooked:
             self.note(f"{process.label} is no longer traced: {why}")
         elif process.attached:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gpubpf.session.workers import BackgroundWork
 
 SEND_WAIT = 5.0  # seconds for an agent to receive a message
-WORKING_INTERVAL = 1.0  # seconds; a waiting agent gives up after ten without a message
+WORKING_INTERVAL = 1.0  # seconds; an agent that waits to begin gives up after five without a message
 LOG_INTERVAL = 0.01  # seconds between two readings of the logs
 
 

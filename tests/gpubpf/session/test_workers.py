@@ -108,3 +108,19 @@ def test_registers_are_not_counted_after_the_end() -> None:
     work.close()
     assert work._register_threads.submit(lambda: 1).cancelled()
     assert work.sidecar_threads.submit(lambda: 1).result() == 1
+
+
+def test_work_for_a_pool_that_is_just_being_closed_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first thread has started and has no work yet. Nobody would do what came behind the end."""
+    pool = workers.DaemonThreadPool(1, drops=True)
+    start, closing = threading.Thread.start, threading.Thread(target=pool.close)
+
+    def start_and_close(thread: threading.Thread) -> None:
+        start(thread)
+        start(closing)
+        closing.join(0.2)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_close)
+    assert pool.submit(lambda: 7).result(30) == 7
+    closing.join(30)
+    assert not closing.is_alive() and pool.submit(lambda: 7).cancelled()
