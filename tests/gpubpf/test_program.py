@@ -6,7 +6,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -202,8 +201,6 @@ def test_fragments_are_kept(monkeypatch, tmp_path):
     first = BPF(text=TEXT)
     first.attach_gpu_entry(fn_name="begins")
     monkeypatch.setattr(programs, "verified", lambda *_: pytest.fail("lowered again"))
-    start = time.perf_counter()
     again = BPF(text=TEXT)
     again.attach_gpu_entry(fn_name="begins")
-    assert time.perf_counter() - start < 0.2
     assert again.attachments()[0].fragment == first.attachments()[0].fragment

@@ -89,7 +89,7 @@ def wait_until_detached(pid: int, files: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_launches_are_counted_each_time_a_tool_comes(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -117,7 +117,7 @@ def test_results_come_if_the_process_ends_by_exit_without_handlers(tmp_path: Pat
         assert launches(records) == LAUNCHES
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tool", ["kernelretsnoop", "memtrace"])
 def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:
     """In the middle of its life, a process gives what its kernels give from the beginning."""
@@ -138,7 +138,7 @@ def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:
 
 
 @needs_specs
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tool", ["gpucount", "gpudist", "gputrace"])
 def test_specs_in_a_running_process(tmp_path: Path, tool: str) -> None:
     """WORK: 5 launches of work with 16 blocks of 256 threads, and 17 of tiny with 64 threads."""
@@ -248,7 +248,7 @@ def test_code_that_is_loaded_while_a_tool_is_there_is_instrumented(tmp_path: Pat
     assert launches(records) == {"store": 7, "work": 1, "tiny": 1}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("first", ["threadhist", "hipsnoop"])
 def test_queues_that_another_tool_intercepts(tmp_path: Path, first: str) -> None:
     """The process was started by a tool, whose measurement is over, or goes on: ROCr intercepts its queues for good."""
@@ -357,7 +357,7 @@ THREADS = Counter(
 )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.own_processes
 @pytest.mark.may_come_too_late
 def test_every_process_of_the_machine(tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_tools_come_and_go_and_are_killed(tmp_path: Path, gpu: str) -> None:
     assert output.startswith("right ") and process.returncode == 0
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", ["add", "store", "cas", "signal"])
 def test_programs_that_write_packets_themselves(tmp_path: Path, how: str) -> None:
     """Without HIP. Others take no place where the write index is stored. There, the first launch is not seen."""

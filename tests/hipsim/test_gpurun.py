@@ -113,7 +113,7 @@ def test_programs_of_an_object(tmp_path: Path, gpu: str) -> None:
     assert [one["text"] for one in records if one["type"] == "print"] == ["block 2, thread 255 of 1 -2 3"]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", ["gfx1030", "gfx90a"])
 def test_helpers_of_bpftime(tmp_path: Path, gpu: str) -> None:
     wave = 32 if gpu == "gfx1030" else 64

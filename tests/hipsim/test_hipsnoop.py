@@ -79,7 +79,7 @@ def test_the_kernels_of_a_command_are_listed() -> None:
     assert done.stderr.count("no AMD GPU: HIP runs on hipsim") == 1
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx1030"])
 def test_the_device_is_a_gpu_that_the_program_has_code_for(gpu: str) -> None:
     app = program("vectoradd", gpu=gpu)
@@ -213,7 +213,7 @@ def test_every_kernel_has_its_time(tmp_path: Path, settings: dict[str, str]) -> 
     assert set(kernels) == {"work", "tiny"}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["kernels", "streams", "cooperative", "devices", "output"])
 def test_programs_do_not_notice_the_agent(name: str) -> None:
     """Events, graphs, callbacks, printf and barriers of whole grids work with queues that the agent watches."""

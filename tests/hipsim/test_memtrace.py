@@ -39,7 +39,7 @@ KINDS = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("rows", [1, 4, 8], ids=["one-row", "rows-of-a-quarter", "rows-of-an-eighth"])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
@@ -66,7 +66,7 @@ def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
         assert (found["vendor"], found["wave"]) == ("amd", lanes)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_results_stay_and_every_launch_is_measured(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -119,7 +119,7 @@ def said(output: str) -> dict[str, str]:
     return dict(line.split() for line in output.splitlines())
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_bytes_of_allocations_and_footprints(tmp_path: Path, gpu: str, hostile: str) -> None:

@@ -33,7 +33,7 @@ def output(
     return done.stdout
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kernels(setting: str) -> None:
     assert output("kernels", **SETTINGS[setting]).split() == KERNELS
@@ -63,13 +63,13 @@ def test_other_programs_on_gfx90a() -> None:
     assert output("compiled", gpu="gfx90a").split() == ["errors", "kernel", "template", "variable"]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_copies(setting: str) -> None:
     assert output("copies", "memset", **SETTINGS[setting]) == "copies are right\n"
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("setting", ["plain", "hostile", "no-interrupts"])
 def test_streams(setting: str) -> None:
     assert output("streams", **SETTINGS[setting]) == "streams are right\n"
@@ -80,7 +80,7 @@ def test_memory_and_errors(setting: str) -> None:
     assert output("memory", HIPSIM_MEMORY="1G", **SETTINGS[setting]) == "gfx906:sramecc+:xnack-\n"
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("setting", ["plain", "hostile", "no-sdma"])
 def test_two_devices(setting: str) -> None:
     assert output("devices", HIPSIM_DEVICES="2", **SETTINGS[setting]) == "devices are right\n"
@@ -113,7 +113,7 @@ RUNS += [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("gpu", "name"), RUNS)
 def test_rocrand(gpu: str, name: str) -> None:
     library("rocrand")
@@ -140,7 +140,7 @@ RUNS = [pytest.param(GPUS[0], setting) for setting in ("plain", "hostile")]
 RUNS += [pytest.param("gfx90a", "plain", marks=pytest.mark.long)]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("gpu", "setting"), RUNS)
 def test_rocsparse(gpu: str, setting: str) -> None:
     library("rocsparse")
@@ -217,7 +217,7 @@ def test_code_for_another_gpu() -> None:
     ), done
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx1030"])
 def test_each_program_gets_a_gpu_that_it_has_code_for(gpu: str) -> None:
     done = run(["sh", "-c", f"{program('vectoradd')} && {program('vectoradd', gpu=gpu)}"])

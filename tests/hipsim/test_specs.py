@@ -74,7 +74,7 @@ def test_arguments_of_kernels(tmp_path: Path, gpu: str) -> None:
     assert texts == {("many", f"a {given} 0"), ("none", " ".join(["0"] * 12))}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", ["gfx906", "gfx90a", "gfx1030"])
 def test_instructions_are_counted_with_their_lanes(tmp_path: Path, gpu: str) -> None:
     """The only sum of floats is that of the vectors. A scalar instruction is executed by waves, so it is named but not counted."""
@@ -94,7 +94,7 @@ def test_instructions_are_counted_with_their_lanes(tmp_path: Path, gpu: str) -> 
     assert records[-1]["not_probed"] == {"s_endpgm": 1}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", ["gfx906", "gfx90a", "gfx1030"])
 def test_branches_are_counted_with_the_lanes_that_take_them(tmp_path: Path, gpu: str) -> None:
     """The only branch skips the sum in 24 threads, which are all in the last wave but those with a sum."""
@@ -114,7 +114,7 @@ LACKING = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("spec", LACKING)
 def test_points_that_amd_gpus_lack_are_said(tmp_path: Path, spec: str) -> None:
     point = LACKING[spec]

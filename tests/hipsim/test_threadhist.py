@@ -48,7 +48,7 @@ def kernels(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {record["kernel"]: record for record in records if record["type"] == "kernel"}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_every_thread_is_counted_and_results_stay(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -114,7 +114,7 @@ def test_no_kernel_matches(tmp_path: Path) -> None:
     assert "no kernel matches" in done.stderr.replace("\n", " "), done.stderr
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "name",
     ["kernels", "streams", "cooperative", "devices", "output", "generic", "forks", "modules", "compiled"],
@@ -155,7 +155,7 @@ def test_a_queue_that_is_full(tmp_path: Path) -> None:
     assert summary["launches_instrumented"] == 1000 + 4 * 1000 + 3 and summary["lost"] == 0
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_the_tool_ends_and_the_program_goes_on(end: int, tmp_path: Path) -> None:
     app, out = program("probed"), tmp_path / "program"
@@ -206,7 +206,7 @@ def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
     assert "functions: note: kernels of AMD GPUs have no probes at function_entry yet, which " in done.stderr
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["return", "exit", "_exit", "_Exit", "quick_exit", "thread", "child", "term"])
 def test_results_come_however_the_program_ends(tmp_path: Path, way: str) -> None:
     records, done = measured(tmp_path / "out", "--", program("ends"), way)

@@ -93,7 +93,7 @@ class Launches:
             found = np.concatenate([kept, found])
         unknown = ~np.isin(found["kernel"]["slot"], list(log.names))
         unknown |= ~np.isin(found["context"], list(log.gpus))
-        if log.over or not unknown.any() or unknown.sum() > MOST_UNNAMED:
+        if log.over or log.final or not unknown.any() or unknown.sum() > MOST_UNNAMED:
             return found
         self._unnamed[log.process] = found[unknown]
         return found[~unknown]

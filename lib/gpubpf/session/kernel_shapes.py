@@ -138,7 +138,7 @@ class KernelShapes:
         launch &= records["kernel"]["outcome"] == operation_log.INSTRUMENTED
         unknown = launch & ~np.isin(records["kernel"]["slot"], list(log.names))
         unknown |= (launch | clock) & ~np.isin(records["context"], list(log.gpus))
-        if log.over or not unknown.any() or unknown.sum() > MOST_UNNAMED:
+        if log.over or log.final or not unknown.any() or unknown.sum() > MOST_UNNAMED:
             # With so many, stop waiting: they will never get a name.
             return records
         self._unnamed[log.process] = records[unknown]

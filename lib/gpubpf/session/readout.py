@@ -197,7 +197,7 @@ def logs(measurement: Measurement) -> list[ProcessLog]:
             ProcessLog(
                 process.pid, process.comm, records, process.log_lost, process.virtual,
                 process.names, process.contexts, process.stacks, last, process.number, process.waves,
-                process.vendor,
+                process.vendor, last or bool(measurement.ended_ns),
             )
         )  # fmt: skip
     return found

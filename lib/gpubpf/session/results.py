@@ -104,6 +104,7 @@ class ProcessLog:
     gpus      GPU ordinals by context
     stacks    host stacks by number, innermost frame first
     over      no more records will follow
+    final     the measurement is over: a name or GPU that is not known now will stay unknown
     process   number in the session; the pid is not unique, because it survives exec
     waves     lanes per wave, by mangled name, for kernels on AMD GPUs
     vendor    the vendor of its GPUs
@@ -121,6 +122,7 @@ class ProcessLog:
     process: int = 0
     waves: Mapping[str, int] = field(default_factory=dict, repr=False)
     vendor: Vendor = Vendor.NVIDIA
+    final: bool = False
 
 
 @dataclass(frozen=True)

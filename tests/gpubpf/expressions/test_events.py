@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpubpf.expressions import events, specs
-from gpubpf.session import operation_log
+from gpubpf.session import operation_log, readout
 from gpubpf.session.results import ProcessLog, RingRecords
 
 PID = 77
@@ -70,3 +71,42 @@ def test_records_without_a_launch_are_counted_in_the_end() -> None:
         logs=list, rings=lambda name: [ring(range(1, 4))], has_map=lambda name: True, stopped=True
     )
     assert not found.take(stopped) and found.unknown == 3  # type: ignore[arg-type]
+
+
+def test_launches_whose_gpu_is_not_known_when_the_measurement_ends() -> None:
+    """An interrupted tool may get the log before it is told which GPU a context belongs to."""
+    first = dataclasses.replace(log(range(1, 4)), gpus={})
+    logs = [first]
+    found, session = (
+        events.Events([specs.trace("kernel:*")], [()]),
+        SimpleNamespace(logs=lambda: logs, has_map=lambda name: False, stopped=False),
+    )
+    assert not found.take(session)  # type: ignore[arg-type]
+    logs[0] = dataclasses.replace(first, records=first.records[:0], final=True)
+    assert [event.launch for event in found.take(session)] == [1, 2, 3]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ended", [0, 10**9])
+def test_logs_are_final_once_the_measurement_has_ended(ended: int) -> None:
+    empty = log(range(0)).records
+    process = SimpleNamespace(
+        pid=PID,
+        comm="app",
+        number=1,
+        vendor="nvidia",
+        virtual=True,
+        no_more_data=False,
+        disconnected=False,
+        log_lost=0,
+        read_log=lambda last: empty,
+        names={},
+        contexts={},
+        stacks={},
+        waves={},
+    )
+    follow = SimpleNamespace(log_records=1 << 17)
+    measurement = SimpleNamespace(
+        active=lambda: [process], stopped=True, ended_ns=ended, follow=follow, drain_soon=False
+    )
+    (one,) = readout.logs(measurement)  # type: ignore[arg-type]
+    assert (one.over, one.final) == (False, bool(ended))

@@ -701,18 +701,25 @@ ld.param.u64 %rd1, [p]; setp.eq.u64 %p1, %rd1, 5; .pragma "used_bytes_mask 0xfff
     assembled(injected.text, "sm_80", tmp_path)
 
 
-def test_injecting_is_fast() -> None:
-    """Two thousand accesses in well under two seconds: an application waits for it."""
-    body = "".join(
-        f"ld.global.f32 %f1, [%rd1+{4 * n}];\nst.shared.f32 [%r1+{4 * n % 64}], %f1;\n" for n in range(1000)
-    )
-    text = f"""{HEAD}.visible .entry k(.param .u64 p) {{ .reg .f32 %f<2>; .reg .b32 %r<2>; .reg .b64 %rd<2>;
-{body} ret; }}"""
+def test_injecting_takes_time_in_proportion_to_the_kernel() -> None:
+    """An application waits for it."""
     program = log("access")
     long = dataclasses.replace(
         program, ptx=program.ptx.replace("$L_full:", "add.u32 %r1, %r1, 1;\n" * 300 + "$L_full:")
     )
-    start = time.process_time()
-    injected = inject(parse(text), {"k": [Placement(long, "access"), Placement(tally(), "exit", "stores")]})
-    assert injected.kernels["k"].site_count == 2001
-    assert time.process_time() - start < 1.5
+
+    def taken(pairs: int) -> float:
+        body = "".join(
+            f"ld.global.f32 %f1, [%rd1+{4 * n}];\nst.shared.f32 [%r1+{4 * n % 64}], %f1;\n"
+            for n in range(pairs)
+        )
+        text = f"""{HEAD}.visible .entry k(.param .u64 p) {{ .reg .f32 %f<2>; .reg .b32 %r<2>; .reg .b64 %rd<2>;
+{body} ret; }}"""
+        placements = {"k": [Placement(long, "access"), Placement(tally(), "exit", "stores")]}
+        start = time.thread_time()
+        injected = inject(parse(text), placements)
+        assert injected.kernels["k"].site_count == 2 * pairs + 1
+        return time.thread_time() - start
+
+    few = min(taken(100) for _ in range(3))
+    assert taken(1000) < 30 * few

@@ -379,7 +379,7 @@ def test_a_program_that_closes_every_file_goes_on(target: Path) -> None:
 def test_a_program_that_closes_every_file_does_not_wait_for_answers(target: Path) -> None:
     start = time.monotonic()
     found = measure([str(target), "closefirst", "5"], wanted=())
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 9  # the agent gives up a silent tool after 10 s
     assert found["status"] == 0
     assert (
         "closed all its file descriptors, including the agent's; its later launches are not counted"
