@@ -251,3 +251,36 @@ def test_for_people(app, tmp_path):
     assert all(len(line) <= 80 for line in lines[at:])
     assert any(line.startswith("never touched by kernels: 2 allocations") for line in lines[at:])
     assert "patterns (app)" in done.stdout
+
+
+MIXED = r"""
+__global__ void mixed(char *out, const unsigned *sizes) {
+    __shared__ alignas(128) char buffer[1024];
+    if (threadIdx.x >= 4) return;
+    unsigned from = (unsigned)__cvta_generic_to_shared(buffer + 256 * threadIdx.x), bytes = sizes[threadIdx.x];
+    asm volatile("fence.proxy.async.shared::cta;");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 :: "l"(__cvta_generic_to_global(out + 256 * threadIdx.x)), "r"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.commit_group;"); asm volatile("cp.async.bulk.wait_group 0;");
+}
+int main() {
+    char *out; unsigned *sizes;
+    cudaMalloc(&out, 1024); cudaMallocManaged(&sizes, 32);
+    unsigned first[] = {64, 16, 128, 32}, second[] = {16, 64, 32, 48};
+    for (unsigned *of : {first, second}) {
+        for (int i = 0; i < 4; i++) sizes[i] = of[i];
+        mixed<<<1, 32>>>(out, sizes);
+        if (cudaDeviceSynchronize()) return 1;
+    }
+}
+"""
+
+
+def test_lanes_that_copy_few_bytes_beside_lanes_that_copy_many(tmp_path):
+    """Copies of at most 32 bytes are added up together, others one by one."""
+    app = gpubpf_cuda.build(MIXED, tmp_path / "mixed", "-arch=compute_90")
+    records = traced(tmp_path, "--", str(app))
+    ends = {(r["op"], r["space"]): r for r in records if r["type"] == "site" and "bulk" in r["opcode"]}
+    assert {space for _, space in ends} == {"global", "shared"}
+    for record in ends.values():
+        assert (record["accesses"], record["bytes"]) == (8, 240 + 160), record

@@ -152,3 +152,35 @@ def test_a_launch_with_clusters_that_the_device_lacks_failed(
     assert re.findall("cudasim: .*", err) == [
         "cudasim: a launch with clusters of several blocks is not supported"
     ]
+
+
+SHARED = r"""
+#include <cstdio>
+__global__ void reverse(int *values) {
+    extern __shared__ int kept[];
+    kept[threadIdx.x] = values[threadIdx.x];
+    __syncthreads();
+    values[threadIdx.x] = kept[blockDim.x - 1 - threadIdx.x];
+}
+int main() {
+    int *values, bytes = 64 << 10;
+    cudaMallocManaged(&values, 256 * sizeof(int));
+    for (int i = 0; i < 256; i++) values[i] = i;
+    reverse<<<1, 256, bytes>>>(values);
+    cudaError_t first = cudaGetLastError();
+    cudaFuncSetAttribute(reverse, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    for (int turn = 0; turn < 3; turn++) reverse<<<1, 256, bytes>>>(values);
+    printf("%d %d %d\\n", first, cudaDeviceSynchronize(), values[0]);
+}
+"""
+
+
+def test_a_kernel_that_is_allowed_more_shared_memory_after_a_launch_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = gpubpf_cuda.build(SHARED, tmp_path / "shared", "-arch=sm_80")
+    assert threadhist.main(["--device", "sim", "--json", "--", str(program)]) == 0
+    out, _ = capfd.readouterr()
+    assert "1 0 255\n" in out
+    summary = json.loads(out.splitlines()[-1])
+    assert (summary["launches_instrumented"], summary["not_instrumented"]) == (3, {"launch failed": 1})

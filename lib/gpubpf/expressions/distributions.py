@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ from gpubpf.expressions.counts import passes
 from gpubpf.expressions.evaluate import evaluate, signed
 from gpubpf.expressions.launches import Launch, Launches
 from gpubpf.expressions.specs import Distribution
-from gpubpf.session.kernel_shapes import site_name
+from gpubpf.session.kernel_shapes import file_names, site_name
 from gpubpf.session.launch_shape import Warp
 from gpubpf.show import histogram, table
 
 if TYPE_CHECKING:
+    from gpubpf.ptx.values import Site
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Session
     from gpubpf.show.owner_columns import OwnerColumns
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 KINDS = ("log2", "linear", "values")
 NEGATIVE = -1  # the bucket of all negative values, with log2
 FEW = 40  # rows of a linear histogram, or of values, without -v
+# What tells a key from others: its name; of a place its file or, without -lineinfo, its function.
+Key = tuple[str, str, str]
 # Process, GPU, key, number of the specification.
-Place = tuple[int, int, str, int]
+Place = tuple[int, int, Key, int]
 
 
 @dataclass
@@ -157,7 +160,7 @@ class Distributions:
     def _add_launch(self, process: int, number: int, one: Distribution, launch: Launch) -> None:
         key = launch.mangled if one.key else ""
         made = Found(launch.pid, launch.comm, launch.gpu, launch.wave, one, key, Sums())
-        sums = self._launched.setdefault((process, launch.gpu, key, number), made).sums
+        sums = self._launched.setdefault((process, launch.gpu, (key, "", ""), number), made).sums
         value = as_type(evaluate(one.value, launch.values), one.type)
         sums.count += 1
         sums.sum += value
@@ -178,14 +181,15 @@ class Distributions:
                 for place, one in found.items()
             }
         order = sorted(found, key=lambda place: (place[3], -found[place].sums.count, place[2]))
-        return [found[place] for place in order if found[place].sums.count]
+        shown = shown_keys({place[2] for place in found})
+        return [replace(found[place], key=shown[place[2]]) for place in order if found[place].sums.count]
 
     def _read_device(
         self, session: Session, number: int, one: Distribution, found: dict[Place, Found]
     ) -> None:
-        def sums_of(instance: Instance, key: str) -> Sums:
+        def sums_of(instance: Instance, key: Key) -> Sums:
             place = (instance.process, instance.gpu, key, number)
-            made = Found(instance.pid, instance.comm, instance.gpu, instance.wave, one, key, Sums())
+            made = Found(instance.pid, instance.comm, instance.gpu, instance.wave, one, key[0], Sums())
             return found.setdefault(place, made).sums
 
         keys = Keys(session, one.key)
@@ -231,28 +235,40 @@ def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]
 
 
 class Keys:
-    """Names the key of a value: "" without one, the kernel's mangled name, or the place in the source. key: as `Distribution.key`."""
+    """Returns the key of a value: an empty one, the kernel's mangled name, or the place in the source. key: as `Distribution.key`."""
 
     def __init__(self, session: Session, key: str) -> None:
         self._session, self._key = session, key
-        self._sources: dict[tuple[int, str], Callable[[int], str]] = {}
+        self._sites: dict[tuple[int, str], Mapping[int, Site]] = {}
 
-    def of(self, instance: Instance, mangled: str, site: int) -> str:
+    def of(self, instance: Instance, mangled: str, number: int) -> Key:
         """Return the key of a value at a site of a kernel."""
         if not self._key:
-            return ""
+            return "", "", ""
         if self._key == "kernel":
-            return mangled
+            return mangled, "", ""
         place = (instance.pid, mangled)
-        if place not in self._sources:
-            self._sources[place] = sources(self._session, mangled, instance.pid)
-        return self._sources[place](site)
+        if place not in self._sites:
+            self._sites[place] = self._session.sites(mangled, instance.pid)
+        site = self._sites[place].get(number)
+        if site is None:
+            return f"site {number}", "", mangled
+        return site_name(site), site.source, "" if site.source else site.function
 
 
-def sources(session: Session, mangled: str, pid: int) -> Callable[[int], str]:
-    """Return a function that names the source line of a site, or what is known of its place."""
-    sites = session.sites(mangled, pid)
-    return lambda number: site_name(sites[number]) if number in sites else f"site {number}"
+def shown_keys(keys: Collection[Key]) -> dict[Key, str]:
+    """Return the name of each key. Places of the same name also show the directory, or the function."""
+    same = Counter(name for name, _, _ in keys)
+    files = file_names({file for name, file, _ in keys if file and same[name] > 1})
+    functions = names.labels(function for name, _, function in keys if function and same[name] > 1)
+    return {
+        (name, file, function): name
+        if same[name] == 1
+        else f"{files[file]}:{name.rpartition(':')[2]}"
+        if file
+        else f"{name} of {functions[function]}"
+        for name, file, function in keys
+    }
 
 
 # --- for people, and CSV ---

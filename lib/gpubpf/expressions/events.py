@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from gpubpf import names
 from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.expressions.counts import passes
-from gpubpf.expressions.distributions import sources
 from gpubpf.expressions.evaluate import evaluate
 from gpubpf.expressions.launches import Launch, Launches
 from gpubpf.expressions.specs import Trace
-from gpubpf.session.kernel_shapes import KernelShapes
+from gpubpf.session.kernel_shapes import KernelShapes, site_names
 from gpubpf.session.launch_shape import Warp
 from gpubpf.show import table
 from gpubpf.show.summary_text import summary_lines
@@ -85,7 +84,7 @@ class Events:
         self._of_launches = [n for n, one in enumerate(wanted) if one.spec.point.of_launch]
         self._shapes, self._launches = KernelShapes(numbered=True), Launches()
         self._pending: dict[tuple[int, int], list[Any]] = {}
-        self._sources: dict[tuple[int, str], Callable[[int], str]] = {}
+        self._sources: dict[tuple[int, str], Callable[[int], str | None]] = {}
         self.unknown = 0
 
     def take(self, session: Session) -> list[Event]:
@@ -143,7 +142,7 @@ class Events:
     ) -> Iterator[tuple[Any, Event]]:
         places, times = records["place"], self._times(kernel, records["place"]["time"])
         if (kernel.pid, kernel.mangled) not in self._sources:
-            self._sources[kernel.pid, kernel.mangled] = sources(session, kernel.mangled, kernel.pid)
+            self._sources[kernel.pid, kernel.mangled] = site_names(session.sites(kernel.mangled, kernel.pid))
         source_of, short = self._sources[kernel.pid, kernel.mangled], names.demangle(kernel.mangled).short
         columns = (places[name].tolist() for name in ("time", "thread", "site", "spec"))
         for raw, thread, site, spec, time, numbers in zip(
@@ -152,7 +151,7 @@ class Events:
             if thread >= kernel.shape.threads or spec >= len(self._wanted):
                 self.unknown += 1  # the traced program can write to the ring
                 continue
-            one, source = self._wanted[spec], source_of(site)
+            one, source = self._wanted[spec], source_of(site) or f"site {site}"
             left, texts = iter(numbers), {"kernel": short, "source": source}
             values: tuple[int | float | str, ...]
             values = tuple(texts[node] if isinstance(node, str) else next(left) for node in one.arguments)

@@ -134,12 +134,15 @@ def registers(
 def with_lines(ptx: str, target: Target, options: str, kernels: Collection[str]) -> bytes | None:
     """Return a cubin that maps its code to lines of `ptx` (`compiled_sums`); None without an assembler, or if it rejects the PTX.
 
-    `kernels`: as in `registers`.
+    `kernels`: as in `registers`. A function that they do not call may be missing.
     """
-    try:
-        return _assemble(ptx, target, (*steering(options)[0], "-lineinfo", *_only(kernels)))[0]
-    except AssembleError:
-        return None
+    for further in (
+        (),
+        ("--compile-only",),
+    ):  # only so does ptxas accept a call of a missing function in another kernel
+        with contextlib.suppress(AssembleError):
+            return _assemble(ptx, target, (*steering(options)[0], "-lineinfo", *further, *_only(kernels)))[0]
+    return None
 
 
 def _only(kernels: Collection[str]) -> tuple[str, ...]:

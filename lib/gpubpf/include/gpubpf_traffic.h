@@ -306,6 +306,11 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     u32 lanes = gpu_popcount(active);
     if (bulk)
         return gpubpf_add_bulk(cell, banked, address, width);
+    if (varies) {                                /* lanes with more bytes have left */
+        active &= gpu_active();
+        before &= active;
+        lanes = gpu_popcount(active);
+    }
     if (varies && request->follow && gpu_is_usual(request) && gpu_uniform(width)) {
         request->row = GPUBPF_LANES;
         request->ahead = lane;

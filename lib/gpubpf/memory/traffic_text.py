@@ -6,6 +6,7 @@ for line in traffic_text.lines(kernel, "scale", verbose=False):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,17 +16,23 @@ from gpubpf import names
 from gpubpf.memory.sampled_part import SampledPart
 from gpubpf.memory.traffic import BANKS, SHIFTED, KernelTraffic, SiteTraffic
 from gpubpf.memory.updates import Updates
-from gpubpf.show import table
+from gpubpf.session.kernel_shapes import file_names
+from gpubpf.show import kernel_names, table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.show.table import number, size
 
 TITLE = 46  # maximum characters of a kernel's name in a title
 MOST_ROWS = 24  # maximum rows of a kernel's table; -v shows all
+WHERE = 20  # maximum characters of a place in a table
 HEADER = ("WHERE", "OP", "REQUESTS", "+-", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE")
 LEFT = ("WHERE", "OP", "PATTERN")
 _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
 _MANY_UPDATES = 32  # updates of one address from which on the report mentions them
+_SHIFTED = 1.05  # ratio from which on the report mentions accesses that start inside a sector
+_EXCHANGES = re.compile(
+    "cas|exch|swap|cmpst|wrxchg"
+)  # atomics, also AMD's, that lanes cannot do for each other
 _FEW_ADDRESSES = 1024  # addresses that fit in shared memory along with other data
 _CONSTANTS = (
     "loads constants from several addresses at once, which the GPU serves one by one: move data that differs by lane to"
@@ -110,7 +117,7 @@ class SiteGroup:
         first, phases = self.sites[0], self.sum("phases")
         shared = first.space == "shared"
         return {
-            "WHERE": table.fit(self.where, 20),
+            "WHERE": self.where,
             "OP": f"{_OPS[first.site.kind]}.{first.space}",
             "REQUESTS": number(first.estimated(self.sum("requests"))),
             "+-": self.error,
@@ -183,19 +190,20 @@ def lines(
     yield ""
     mixed = len({row.sites[0].space == "shared" for row in rows}) > 1
     cells = [row.cells(kernel.share(row.sites), mixed) for row in shown]
+    places = kernel_names.fitted((row.where for row in shown), WHERE)
+    cells = [cell | {"WHERE": places[cell["WHERE"]]} for cell in cells]
     yield from _table(cells, kernel.warp.lanes, verbose, owners.cells(kernel))
     if mixed:
         yield "SHARE in parentheses: of the time that shared memory takes"
     if len(rows) > len(shown):
         yield f"{table.count(len(rows) - len(shown), 'more place')} wasting less; -v shows them"
     yield ""
-    said: dict[str, list[str]] = {}  # each advice, without its place, with its places
-    for sites in _advised(shown):
+    said: dict[str, list[str]] = {}  # each advice with its places
+    for where, sites in _advised(shown):
         if text := advice(sites):
-            where = sites[0].where
-            said.setdefault(text.removeprefix(where), []).append(where)
+            said.setdefault(text, []).append(where)
     for text, (place, *others) in said.items():
-        yield from table.wrap(f"{place}{text}{_also(others)}")
+        yield from table.wrap(f"{place} {text}{_also(others)}")
     if said:
         yield ""
 
@@ -218,7 +226,11 @@ def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
     for one in sites:
         place = (one.site.source, one.site.source_line) if one.site.source else one.site.number
         found.setdefault((place, one.site.kind, one.space, one.pattern, one.of_one_lane), []).append(one)
-    made = [SiteGroup(copies[0].where, tuple(copies)) for copies in found.values()]
+    files = file_names({one.site.source for copies in found.values() for one in copies if one.site.source})
+    made = []
+    for first, *more in found.values():
+        where = f"{files[first.site.source]}:{first.site.source_line}" if first.site.source else first.where
+        made.append(SiteGroup(where, (first, *more)))
     return sorted(
         made,
         key=lambda row: (
@@ -253,8 +265,8 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
         share = f"{100 * device[0].wasted / whole:.0f} % of {size(kernel.estimated(whole))}"
         yield f"{device[0].where} wastes the most: {share}"
     phases = sum(row.sum("phases") for row in shared)
-    if phases and (ways := sum(row.sum("ways") for row in shared)) > phases:
-        yield f"shared memory takes {ways / phases:.2f} times as long as without bank conflicts"
+    if phases and (times := f"{sum(row.sum('ways') for row in shared) / phases:.2f}") != "1.00":
+        yield f"shared memory takes {times} times as long as without bank conflicts"
         if len(rows) > 1:
             yield f"{shared[0].where} loses the most in shared memory: {_bank_conflicts(shared[0].sites)}"
     yield from _contention(rows)
@@ -322,18 +334,19 @@ def _also(places: Sequence[str]) -> str:
 
 
 def advice(sites: Sequence[SiteTraffic]) -> str | None:
-    """Return a sentence that says how to improve the copies of one place; None if no advice is certain, or nothing is wasted."""
+    """Return what the copies of one place do, and how to improve it; None if no advice is certain, or nothing is wasted."""
     first = sites[0]
-    begin = f"{first.where} {_DOES[first.site.kind]}"
+    begin = _DOES[first.site.kind]
     contention = max(site.contention for site in sites)
-    if first.site.kind == "atomic" and first.pattern == "broadcast" and contention == first.warp.lanes:
+    adds = first.site.kind == "atomic" and not any(_EXCHANGES.search(site.site.opcode) for site in sites)
+    if adds and first.pattern == "broadcast" and contention == first.warp.lanes:
         return f"{begin} one address from all lanes: reduce within the {first.warp.word}, then update from one lane"
-    if first.site.kind == "atomic" and (text := _update_advice(sites, begin)):
+    if adds and (text := _update_advice(sites, begin)):
         return text
     # Whether lanes have different addresses in every request of several lanes.
     apart = first.pattern not in ("broadcast", "mixed")
     if first.space == "const":
-        return f"{first.where} {_CONSTANTS}" if apart else None
+        return _CONSTANTS if apart else None
     if first.space == "shared":
         return _bank_advice([site for site in sites if site.conflicts], begin)
     if not any(site.wasted for site in sites):
@@ -344,13 +357,15 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
         return f"{begin} local memory at offsets that differ by lane: index the array with constants, or keep it in shared memory"
     if first.stride is not None and abs(first.stride) > 1 and first.pattern.startswith("stride"):
         used = sum(site.bytes for site in sites) / sum(site.sectors for site in sites)
-        step = abs(first.stride) * first.width
+        steps = " or ".join(
+            f"{abs(first.stride) * width:,}" for width in sorted({site.width for site in sites})
+        )
         return (
-            f"{begin} memory with stride {first.stride}: neighbouring lanes are {step:,} bytes apart, so {used:.0f} of every"
+            f"{begin} memory with stride {first.stride}: neighbouring lanes are {steps} bytes apart, so {used:.0f} of every"
             f" {first.warp.sector} bytes moved are used; let neighbouring lanes access neighbouring elements"
         )
     # Of the neighbours that a stencil loads, some are aligned; then the others cannot be.
-    if first.pattern == "unit" and all(site.patterns[SHIFTED] for site in sites):
+    if first.pattern == "unit" and all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites):
         sector = (
             f"{first.warp.sector}-byte sector: align the first lane's address to {first.warp.sector} bytes"
         )
@@ -371,13 +386,15 @@ def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
     return f"{begin} {few} {most.total:,} times: add up in shared memory or registers, then update once for each block"
 
 
-def _advised(rows: Sequence[SiteGroup]) -> list[list[SiteTraffic]]:
-    """Return the sites that get advice together: those of a row, or of all rows of a line whose strides cause bank conflicts."""
-    found: dict[object, list[SiteTraffic]] = {}
+def _advised(rows: Sequence[SiteGroup]) -> list[tuple[str, list[SiteTraffic]]]:
+    """Return the sites that get advice together, with their place: those of a row, or of all rows of a line whose strides cause
+    bank conflicts."""
+    found: dict[object, tuple[str, list[SiteTraffic]]] = {}
     for index, row in enumerate(rows):
         first = row.sites[0]
         strided = first.space == "shared" and row.sum("conflicts") and all(map(_is_strided, row.sites))
-        found.setdefault((row.where, first.site.kind) if strided else index, []).extend(row.sites)
+        key = (row.where, first.site.kind) if strided else index
+        found.setdefault(key, (row.where, []))[1].extend(row.sites)
     return list(found.values())
 
 

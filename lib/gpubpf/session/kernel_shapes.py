@@ -8,7 +8,8 @@ kernel = shapes.of_launch.get((process, number))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,19 @@ def site_name(site: Site) -> str:
     if site.source:
         return f"{printable(site.source.rsplit('/', 1)[-1])}:{site.source_line}"
     return f"PTX line {site.line}" if site.offset is None else f"instruction +{site.offset:#x}"
+
+
+def file_names(paths: Collection[str]) -> dict[str, str]:
+    """Return the names of files in tables: without directories, but for those that tell files of the same name apart."""
+    found = dict.fromkeys(paths, "")
+    for parts in range(1, 2 + max((path.count("/") for path in paths), default=0)):
+        same = Counter(found.values())
+        found |= {
+            path: printable("/".join(path.split("/")[-parts:]))
+            for path, name in found.items()
+            if parts == 1 or same[name] > 1
+        }
+    return found
 
 
 def site_names(sites: Mapping[int, Site]) -> Callable[[int], str | None]:

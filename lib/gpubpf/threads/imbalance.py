@@ -161,12 +161,14 @@ def findings(found: Groups, what: str) -> list[str]:
         return [f"no {by} did any {what}"]
     if len(work) == 1:
         return []  # nothing to compare it with
+    fewest, largest = int(found.threads.min()), int(found.threads.max())
+    if fewest < largest and not _far_off(work / found.threads).any():
+        return [f"the {by}s' work differs because they have {fewest:,} to {largest:,} threads"]
     groups, each = found, work
     if found.by == "thread":
         groups = _level(found, work)
         each = groups.work.astype(np.float64) / groups.threads
-    median = float(np.median(each))
-    far = np.abs(each - median) > FAR_OFF * median
+    median, far = float(np.median(each)), _far_off(each)
     others = each[~far]
     more = float(work.max()) / float(work.mean()) - 1
     even = f"the work is even: the busiest {by} did {_percent(more)} more than the mean"
@@ -188,6 +190,12 @@ def findings(found: Groups, what: str) -> list[str]:
             said.append((float(np.abs(each[side] - usual).sum()), f"{who} {_did(each[side], usual)}"))
     # A few threads that do less delay nobody, such as the last threads of a grid, without elements.
     return [even] * (more < 0.01) + [sentence for _, sentence in sorted(said, reverse=True)]
+
+
+def _far_off(each: np.ndarray) -> np.ndarray:
+    """Return which of these differ from the median by more than FAR_OFF."""
+    median = float(np.median(each))
+    return np.abs(each - median) > FAR_OFF * median
 
 
 def _level(threads: Groups, work: np.ndarray) -> Groups:

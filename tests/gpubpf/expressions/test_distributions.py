@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 from gpubpf.expressions import distributions, specs
-from gpubpf.expressions.distributions import NEGATIVE, Found, Sums
+from gpubpf.expressions.distributions import NEGATIVE, Found, Keys, Sums
+from gpubpf.ptx.values import Site
 from gpubpf.show.owner_columns import OwnerColumns
 
 
@@ -67,3 +70,29 @@ def test_instantiations_of_a_template_have_their_own_distribution() -> None:
     assert (record["key"], record["mangled"]) == ("fill", "_Z4fillIiEvPT_")
     plain = Found(1, "app", 0, None, specs.distribution("load:*:u32:width, source"), "a.cu:3", Sums(1))
     assert plain.record("values", 1)["key"] == "a.cu:3" and "mangled" not in plain.record("values", 1)
+
+
+def test_places_of_the_same_name_have_their_own_distribution() -> None:
+    """A line of two files, and a line of the PTX of two modules."""
+    sites = {
+        "_Z1aPf": {0: Site(0, "_Z1aPf", 40), 1: Site(1, "_Z1aPf", 41, "/x/one/util.cuh", 12)},
+        "_Z1bPf": {0: Site(0, "_Z1bPf", 40), 1: Site(1, "_Z1bPf", 41, "/x/two/util.cuh", 12)},
+        "_Z1cPf": {0: Site(0, "_Z1cPf", 9), 1: Site(1, "_Z1cPf", 41, "/x/two/util.cuh", 13)},
+    }
+    session: Any = SimpleNamespace(sites=lambda mangled, pid: sites[mangled])
+    instance: Any = SimpleNamespace(pid=1)
+    keys = Keys(session, "source")
+    found = [keys.of(instance, mangled, number) for mangled in sites for number in (0, 1, 7)]
+    names = distributions.shown_keys(found)
+    assert [names[key] for key in found] == [
+        *("PTX line 40 of a", "one/util.cuh:12", "site 7 of a"),
+        *("PTX line 40 of b", "two/util.cuh:12", "site 7 of b"),
+        *("PTX line 9", "util.cuh:13", "site 7 of c"),
+    ]
+
+
+def test_names_of_files() -> None:
+    paths = ["/a/b.cu", "a/b.cu", "/a/c.cu", "d/b.cu", "/q/\x01.cu", "/q/\\x01.cu"]
+    assert distributions.file_names(paths)["/a/c.cu"] == "c.cu"
+    assert len({distributions.file_names(paths)[path] for path in paths[:4]}) == 4
+    assert distributions.file_names([]) == {}

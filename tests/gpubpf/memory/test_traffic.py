@@ -36,8 +36,10 @@ CELL = [("requests", "<u8", (2 * PART,))] + [
 BANKED = [("cell", CELL), ("phases", "<u8"), ("ways", "<u8"), ("ways_max", "<u8")]
 
 
-def site(number=0, kind="load", space="global", width=4, source="dir/app.cu", line=12):
-    return Site(number, "k", 40 + number, source, line, "access", "ld.global.f32", kind, space, width)
+def site(
+    number=0, kind="load", space="global", width=4, source="dir/app.cu", line=12, opcode="ld.global.f32"
+):
+    return Site(number, "k", 40 + number, source, line, "access", opcode, kind, space, width)
 
 
 def cell(requests=(), **values):
@@ -374,6 +376,8 @@ def test_what_moved_is_more_or_less_than_what_was_asked_for():
         (found({STRIDED: 1}, steps=8, squares=64, sectors=8), "16 of every 32 bytes"),
         (found({PART + STRIDED: 1}, steps=8, squares=64, accesses=12, least=2, sectors=4), "12 of every 32 bytes"),
         (found({SHIFTED: 1}), "align"),
+        (found({SHIFTED: 1, UNIT: 3}), "align"),
+        (found({SHIFTED: 1, UNIT: 9}), None),
         (found({SHIFTED: 1}, space="const"), "loads constants from several"),
         (found({BROADCAST: 1}, space="const"), None),
         (found({PART + UNIT: 1}, space="local", accesses=32, least=4, sectors=32), "offsets that differ by lane"),
@@ -383,7 +387,9 @@ def test_what_moved_is_more_or_less_than_what_was_asked_for():
         (found({STRIDED: 1}, at=site(width=16), space="shared", ways=8, ways_max=8, steps=256, squares=256**2), "row by 16 bytes"),
         (found({STRIDED: 1}, space="shared", ways=16, ways_max=32, steps=128, squares=128**2), "up to 32-way bank conflicts"),
         (found({STRIDED: 1}, space="shared", ways=2, ways_max=2, steps=8, squares=64), "an odd stride avoids them"),
-        (found({BROADCAST: 1}, at=site(kind="atomic")), "update from one lane"),
+        (found({BROADCAST: 1}, at=site(kind="atomic", opcode="atom.global.add.u32")), "update from one lane"),
+        (found({BROADCAST: 1}, at=site(kind="atomic", opcode="atom.global.cas.b32")), None),
+        (found({BROADCAST: 1}, at=site(kind="atomic", opcode="flat_atomic_swap")), None),
         (found({UNIT: 1}), None),
         (found({GATHER: 1}, sectors=32), None),
         (found({STRIDED: 2}, steps=24, squares=320, sectors=20), None),
@@ -393,7 +399,37 @@ def test_what_moved_is_more_or_less_than_what_was_asked_for():
 def test_advice_where_it_is_certain(one, said):
     text = traffic_text.advice([one])
     assert said in text if said else text is None
-    assert text is None or text.startswith("app.cu:12 ")
+
+
+def test_files_of_the_same_name_and_long_names_are_told_apart():
+    names = (
+        "/x/one/util.cuh",
+        "/x/two/util.cuh",
+        "vectorized_gather_kernel.cuh",
+        "vectorized_scatter_kernel.cuh",
+    )
+    strided = {"steps": 32, "squares": 1024, "sectors": 32}
+    sites = [found({STRIDED: 1}, at=site(n, source=name), **strided) for n, name in enumerate(names)]
+    said = list(traffic_text.lines(kernel(*sites), "k", False))
+    at = next(n for n, line in enumerate(said) if line.startswith("WHERE"))
+    rows = {line.split()[0] for line in said[at + 1 : said.index("", at)]}
+    assert len(rows) == 4 and {"one/util.cuh:12", "two/util.cuh:12"} < rows
+    also = "(also two/util.cuh:12, vectorized_gather_kernel.cuh:12, vectorized_scatter_kernel.cuh:12)"
+    assert also in " ".join(map(str.strip, said))
+
+
+def test_the_steps_of_several_widths_are_all_said():
+    narrow = found({STRIDED: 1}, steps=8, squares=64, sectors=8)
+    wide = found({STRIDED: 1}, at=site(1, width=8), steps=16, squares=256, sectors=16)
+    assert "neighbouring lanes are 8 or 16 bytes apart" in str(traffic_text.advice([narrow, wide]))
+
+
+def test_a_ratio_of_one_is_no_finding():
+    def said(ways):
+        values = {"phases": 10_000, "ways": ways, "ways_max": 2, "steps": 8, "squares": 64}
+        return "\n".join(traffic_text.lines(kernel(found({STRIDED: 1}, space="shared", **values)), "k", True))
+
+    assert "as long as without" not in said(10_001) and "1.02 times as long as without" in said(10_200)
 
 
 def test_elements_of_half_a_word_need_an_odd_number_of_words():

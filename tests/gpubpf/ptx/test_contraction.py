@@ -204,6 +204,19 @@ def test_a_copy_contracts_as_the_original(
     assert contractions(sass(assembled(injected.text, sm, tmp_path)[0])["k"]) != original
 
 
+def test_a_copy_contracts_as_the_original_beside_a_kernel_that_calls_a_missing_function(
+    tmp_path: Path,
+) -> None:
+    """As in linked code whose other parts have no PTX. ptxas accepts it only as code to be linked."""
+    text = typed("division between", "f32", "sm_80")
+    original = contractions(sass(assembled(text, "sm_80", tmp_path)[0])["k"])
+    text += ".extern .func missing();\n.visible .entry calls() { call missing; ret; }\n"
+    made = instrument_image(text.encode(), [Attachment(log("access"), "access")], Target("gpu", (8, 0)))
+    path = tmp_path / "copy.cubin"
+    path.write_bytes(made.image)
+    assert made.refusals.keys() == {"calls"} and contractions(sass(path)["k"]) == original
+
+
 def test_the_ptx_that_a_tool_prints_has_the_rounding_modes_of_its_copy() -> None:
     b = BPF(text=memtrace.PROGRAM)
     memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--", "true"]))

@@ -156,6 +156,19 @@ def test_the_level_that_was_asked_for_is_told():
     assert findings(even, "stores") == ["the work is even: every warp did the same (160 stores)"]
 
 
+def test_groups_with_fewer_threads_are_not_uneven():
+    """Of blocks of 100 threads, the last warp has 4, and so do lanes of the last warp."""
+    shape = Shape((10, 1, 1), (100, 1, 1))
+    even, uneven = (tally(shape, np.where(np.arange(1000) == 999, last, 50)) for last in (50, 5000))
+    assert findings(group(shape, *even, "lane"), "loads") == [
+        "the lanes' work differs because they have 30 to 40 threads"
+    ]
+    assert findings(group(shape, *even, "warp"), "loads") == [
+        "the warps' work differs because they have 4 to 32 threads"
+    ]
+    assert "warp 3 of block 9 did" in str(findings(group(shape, *uneven, "warp"), "loads"))
+
+
 def test_differences_are_told_at_the_level_that_accounts_for_them():
     shape = Shape((4, 1, 1), (256, 1, 1))
     by_block = np.full((4, 256), 100)

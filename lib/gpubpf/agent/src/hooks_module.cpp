@@ -278,6 +278,15 @@ CUresult hook_cuLinkDestroy(CUlinkState link) {
 
 // --- attributes, mirrored to the copies ---
 
+// Called when the copies have what the application has set.
+void settings_changed(Kernel *kernel) {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    uint32_t hash = static_cast<uint32_t>(kernel->cache_config * 31 + kernel->shared_config);
+    for (const auto &[attribute, value] : kernel->attributes)
+        hash = (hash * 31 + static_cast<uint32_t>(attribute)) * 31 + static_cast<uint32_t>(value);
+    kernel->settings = hash;
+}
+
 void mirror_attribute(const void *handle, CUfunction_attribute attribute, int value, const CUdevice *device) {
     const Function *f = registry().functions.find(handle);
     if (!f) return;
@@ -293,6 +302,7 @@ void mirror_attribute(const void *handle, CUfunction_attribute attribute, int va
             (!device || *device == c->context->device))
             for (CUfunction copy : c->functions())
                 if (set(copy, attribute, value) != CUDA_SUCCESS) c->withdrawn = true;
+    settings_changed(f->kernel);
 }
 
 CUresult hook_cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value) {
@@ -320,6 +330,7 @@ CUresult hook_cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) {
     for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
         if (!c->context->dead)
             for (CUfunction copy : c->functions()) ORIGINAL(cuFuncSetCacheConfig)(copy, config);
+    settings_changed(function->kernel);
     return r;
 }
 
@@ -332,6 +343,7 @@ CUresult hook_cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdev
     for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
         if (!c->context->dead && c->context->device == device && hooks[kHook_cuFuncSetCacheConfig].original)
             for (CUfunction copy : c->functions()) ORIGINAL(cuFuncSetCacheConfig)(copy, config);
+    settings_changed(function->kernel);
     return r;
 }
 
@@ -344,6 +356,7 @@ CUresult hook_cuFuncSetSharedMemConfig(CUfunction f, CUsharedconfig config) {
     for (Copy *c = function->kernel->copies.load(std::memory_order_acquire); c; c = c->next)
         if (!c->context->dead)
             for (CUfunction copy : c->functions()) ORIGINAL(cuFuncSetSharedMemConfig)(copy, config);
+    settings_changed(function->kernel);
     return r;
 }
 

@@ -130,7 +130,7 @@ struct Instance : AttachmentObject {
 };
 
 struct Occupancy {
-    uint32_t threads, shared, cluster[3];
+    uint32_t threads, shared, cluster[3], settings;
     uint64_t copy, limited, original;  // resident blocks on the whole GPU
     Occupancy *next;
 };
@@ -167,6 +167,7 @@ struct Kernel : AttachmentObject {  // the application's kernel, in one module o
     std::atomic<Copy *> copies{nullptr};    // one per context
     std::map<int, int> attributes;          // set by the application; guarded by Registry::lock
     int cache_config = -1, shared_config = -1;
+    std::atomic<uint32_t> settings{0};  // a hash of the three: with others, other numbers of blocks fit
 };
 
 struct Module : AttachmentObject {

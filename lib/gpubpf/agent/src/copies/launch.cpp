@@ -59,17 +59,18 @@ static void tell_no_room(const Copy &copy, uint32_t threads, uint64_t needed, ui
 // Finds the copy's function that can be launched in this shape, or returns why there is none. Kernels whose blocks wait
 // for each other hang if fewer blocks are resident than they expect. Other kernels only need room for one block.
 static Reason find_room(Copy &copy, const LaunchShape &shape, uint64_t blocks, CUfunction &function) {
-    uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
+    uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2],
+             settings = copy.kernel->settings.load();
     Occupancy *first = copy.occupancy.load(std::memory_order_acquire);
     Occupancy *o = first;
     for (; o; o = o->next)
-        if (o->threads == threads && o->shared == shape.shared &&
+        if (o->threads == threads && o->shared == shape.shared && o->settings == settings &&
             memcmp(o->cluster, shape.cluster_size, sizeof o->cluster) == 0)
             break;
     if (!o) {
         DriverScope scope;
         const auto fits = [&](CUfunction f) { return resident(f, shape, copy.context->multiprocessors); };
-        o = new Occupancy{threads, shape.shared, {}, fits(copy.function), 0, kNotSaid, first};
+        o = new Occupancy{threads, shape.shared, {}, settings, fits(copy.function), 0, kNotSaid, first};
         memcpy(o->cluster, shape.cluster_size, sizeof o->cluster);
         if (copy.limited) o->limited = fits(copy.limited);
         if (copy.original) o->original = fits(copy.original);
