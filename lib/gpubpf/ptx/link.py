@@ -10,22 +10,24 @@ the right file. Only the function names remain of the DWARF. Nothing is optimize
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 
 from gpubpf.errors import Error
 
-from .flow import SYSTEM_FUNCTIONS
-from .module import Function, Item, Module, Variable, render
+from .flow import SYSTEM_FUNCTIONS, find_initializer_names
+from .module import Directive, Function, Item, Module, Variable, render
 from .parser import parse
 from .source import source_files
 from .tokens import strip_comments
 
-_IDENTIFIER = re.compile(r"(?<![\w$%.])[\w$]+")
+_IDENTIFIER = re.compile(r'"(?:\\.|[^"\\\n])*"?|(?<![\w$%.])[\w$]+')  # or a string, which is not renamed
 _FILE_NUMBER = re.compile(r"((?:^|(?<=[\s;{}]))\.(?:file|loc)\s+|\binlined_at\s+)([0-9]{1,9})(?=\s)")
 _FUNCTION_NAME = re.compile(r"\$L__info_string[0-9]+\b")  # a label in .debug_str
 _LINKED = {"visible", "extern", "weak", "common"}
+_Definitions = dict[str, tuple[int, Function | Variable]]  # by name, with the number of the module
 
 
 class LinkError(Error):
@@ -48,8 +50,9 @@ def link(inputs: Sequence[Input], complete: bool = True) -> str:
     modules = [parse(item.text) for item in inputs]
     if len(modules) > 1:
         files = accumulate((max(source_files(module), default=0) for module in modules), initial=0)
+        names = Counter(name for module in modules for name in _named(module))
         modules = [
-            parse(_renamed(item.text, module, _names(modules, position), position, before))
+            parse(_renamed(item.text, module, names, position, before))
             for position, (item, module, before) in enumerate(zip(inputs, modules, files, strict=False))
         ]
     for module in modules:
@@ -61,7 +64,8 @@ def link(inputs: Sequence[Input], complete: bool = True) -> str:
     if len(inputs) == 1:
         return inputs[0].text  # unchanged, with lines and comments
     items = tuple(_items(modules, definitions))
-    newest = max(modules, key=lambda module: module.architecture)
+    # sm_90a has the instructions of sm_90 and more; sm_100a those of sm_100f.
+    newest = max(modules, key=lambda m: (m.architecture, m.sm.endswith("a"), m.sm.endswith("f")))
     # With `debug`, ptxas requires the sections that are dropped.
     options = dict.fromkeys(word for module in modules for word in module.target[1:] if word != "debug")
     return render(
@@ -74,24 +78,37 @@ def link(inputs: Sequence[Input], complete: bool = True) -> str:
     )
 
 
-def _is_local(item: Function | Variable) -> bool:
+def find_definitions(module: Module) -> dict[str, Function | Variable]:
+    """Return what a text defines, by name. The declaration of a function's alias counts as its definition."""
+    return {
+        **{n: f for n, f in module.functions.items() if f.defined or n in module.aliases},
+        **{n: v for n, v in module.variables.items() if "extern" not in v.linkage},
+    }
+
+
+def is_local(item: Function | Variable) -> bool:
+    """Return whether only its own text can use a function or variable."""
     return not _LINKED.intersection(item.linkage) and not (
         isinstance(item, Function) and item.kind == "entry"
     )
+
+
+def is_weak(item: Function | Variable) -> bool:
+    """Return whether a definition gives way to those of other texts."""
+    return not {"weak", "common"}.isdisjoint(item.linkage)
 
 
 def _named(module: Module) -> dict[str, Function | Variable]:
     return {**module.functions, **module.variables}
 
 
-def _names(modules: Sequence[Module], without: int) -> set[str]:
-    return {name for k, module in enumerate(modules) if k != without for name in _named(module)}
+def _renamed(text: str, module: Module, names: Counter[str], position: int, files: int) -> str:
+    """Return a module's text with new names for its local names that other modules use, and `files` added to its file numbers.
 
-
-def _renamed(text: str, module: Module, taken: set[str], position: int, files: int) -> str:
-    """Return a module's text with new names for its local names in `taken`, and with `files` added to its source file numbers."""
-    clashes = {name for name, item in _named(module).items() if _is_local(item) and name in taken}
-    has_lines = ".loc" in text
+    `names`: the number of modules that use each name.
+    """
+    clashes = {name for name, item in _named(module).items() if is_local(item) and names[name] > 1}
+    has_lines = ".loc" in text or ".file" in text
     if not clashes and not has_lines:
         return text
     text = strip_comments(text)
@@ -103,24 +120,16 @@ def _renamed(text: str, module: Module, taken: set[str], position: int, files: i
     return text
 
 
-def _is_definition(item: Item) -> bool:
-    if isinstance(item, Function):
-        return item.defined
-    return isinstance(item, Variable) and "extern" not in item.linkage
-
-
-def _definitions(inputs: Sequence[Input], modules: Sequence[Module]) -> dict[str, tuple[int, Item]]:
+def _definitions(inputs: Sequence[Input], modules: Sequence[Module]) -> _Definitions:
     """Return the module number and the definition of each name. Raises LinkError.
 
     A strong definition replaces weak ones. Otherwise the first counts, or the largest of `.common` definitions.
     """
-    found: dict[str, tuple[int, Item]] = {}
+    found: _Definitions = {}
     for position, module in enumerate(modules):
-        for name, item in _named(module).items():
-            if not _is_definition(item):
-                continue
-            if (other := found.get(name)) is not None and not {"weak", "common"} & set(item.linkage):
-                if not {"weak", "common"} & set(_linkage(other[1])):
+        for name, item in find_definitions(module).items():
+            if (other := found.get(name)) is not None and not is_weak(item):
+                if not is_weak(other[1]):
                     raise LinkError(
                         f"Multiple definition of '{name}' in '{inputs[position].name}', first defined in "
                         f"'{inputs[other[0]].name}'; link one of them"
@@ -131,19 +140,13 @@ def _definitions(inputs: Sequence[Input], modules: Sequence[Module]) -> dict[str
     return found
 
 
-def _is_larger_common(item: Item, other: Item) -> bool:
+def _is_larger_common(item: Function | Variable, other: Function | Variable) -> bool:
     if not isinstance(item, Variable) or not isinstance(other, Variable):
         return False
     return {"common"} <= set(item.linkage) & set(other.linkage) and item.size > other.size
 
 
-def _linkage(item: Item) -> tuple[str, ...]:
-    return item.linkage if isinstance(item, Function | Variable) else ()
-
-
-def _all_defined(
-    inputs: Sequence[Input], modules: Sequence[Module], definitions: dict[str, tuple[int, Item]]
-) -> None:
+def _all_defined(inputs: Sequence[Input], modules: Sequence[Module], definitions: _Definitions) -> None:
     for position, module in enumerate(modules):
         for name, item in _named(module).items():
             if name in definitions or name in SYSTEM_FUNCTIONS:
@@ -161,40 +164,53 @@ def _called(module: Module, name: str) -> bool:
     return any(function.mentions(name) for function in module.functions.values() if function.defined)
 
 
-def _items(modules: Sequence[Module], definitions: dict[str, tuple[int, Item]]) -> Iterator[Item]:
+def _items(modules: Sequence[Module], definitions: _Definitions) -> Iterator[Item]:
     """Yield declarations of all functions, then variables, which may hold function addresses, then the remaining items."""
     declared: set[str] = set()
-    for module in modules:
-        for function in module.functions.values():
-            if function.kind != "func" or function.name in declared:
-                continue
-            declared.add(function.name)
-            defined = definitions.get(function.name)
-            origin = defined[1] if defined is not None else function
-            assert isinstance(origin, Function)
-            yield origin.with_body(None)
-    variables: dict[str, Variable] = {}
+    for item in chain.from_iterable(module.items for module in modules):
+        if not isinstance(item, Function) or item.name in declared or (item.kind == "entry" and item.defined):
+            continue
+        declared.add(item.name)
+        found = definitions.get(item.name)
+        origin = found[1] if found is not None and isinstance(found[1], Function) else item
+        # `.maxntid` and the like belong to a kernel's definition.
+        yield replace(origin.with_body(None), directives=origin.directives if origin.kind == "func" else ())
+    undefined: dict[str, Variable] = {}
+    variables: list[Variable] = []
     for position, module in enumerate(modules):
         for item in module.items:
             if not isinstance(item, Variable):
                 continue
             if item.name in definitions:
                 if definitions[item.name] == (position, item):
-                    yield item
-            elif item.name not in variables or item.alignment > variables[item.name].alignment:
-                variables[item.name] = item  # dynamic shared memory: the strictest alignment counts
-    yield from variables.values()
-    aliases: set[str] = set()
+                    variables.append(item)
+            elif item.name not in undefined or item.alignment > undefined[item.name].alignment:
+                undefined[item.name] = item  # dynamic shared memory: the strictest alignment counts
+    yield from undefined.values()
+    yield from _with_declarations(variables)
     for position, module in enumerate(modules):
         for item in module.items:
-            if isinstance(item, Variable):
-                continue
             if isinstance(item, Function):
                 if item.defined and definitions[item.name] == (position, item):
                     yield item
-            elif item.name == "section":
-                if item.text.split()[1].startswith(".debug_str"):
-                    yield item
-            elif item.name != "alias" or item.names[0] not in aliases:
-                aliases.update(item.names[:1] if item.name == "alias" else ())
+            elif isinstance(item, Directive) and _is_kept(item, position, definitions):
                 yield item
+
+
+def _with_declarations(variables: Sequence[Variable]) -> Iterator[Variable]:
+    """Yield variables, with a declaration of each that an initializer names before its definition."""
+    later = {variable.name: variable for variable in variables}
+    for variable in variables:
+        for name in find_initializer_names(variable.initializer):
+            if (named := later.pop(name, None)) is not None:
+                yield replace(named, linkage=("extern",), initializer=None)
+        later.pop(variable.name, None)
+        yield variable
+
+
+def _is_kept(item: Directive, position: int, definitions: _Definitions) -> bool:
+    if item.name == "section":
+        return ".debug_str" in item.text.split("{")[0]
+    if item.name == "alias":
+        return any(name in definitions and definitions[name][0] == position for name in item.names[:1])
+    return True

@@ -69,10 +69,16 @@ def test_two_texts_become_one(tmp_path: Path) -> None:
     assembled(text, tmp_path)
 
 
-def assembled(text: str, tmp_path: Path) -> None:
+def assembled(text: str, tmp_path: Path, *options: str) -> None:
     if (ptxas := shutil.which("ptxas")) is not None:
         (tmp_path / "linked.ptx").write_text(text)
-        subprocess.run([ptxas, "-arch=sm_75", tmp_path / "linked.ptx", "-o", tmp_path / "out"], check=True)
+        options = options or ("-arch=sm_75",)
+        subprocess.run([ptxas, *options, tmp_path / "linked.ptx", "-o", tmp_path / "out"], check=True)
+
+
+def linked(*texts: str, complete: bool = True) -> str:
+    head = HEAD.format("7.8", "sm_75")
+    return link([Input(str(k), head + text) for k, text in enumerate(texts)], complete)
 
 
 def test_one_text_is_left_alone() -> None:
@@ -168,3 +174,100 @@ def test_common_variables_and_dynamic_shared_memory() -> None:
     ]
     (line,) = re.findall(r".*dynamic\[.*", link([Input(str(k), t) for k, t in enumerate(shared)]))
     assert ".align 16" in line
+
+
+DATA = '.visible .global .align 4 .u32 data = 5;\n.file 1 "data.cu"\n'
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_text_with_a_file_and_no_lines(order: int, tmp_path: Path) -> None:
+    text = linked(*[LINES.removeprefix(HEAD.format("7.0", "sm_70")).replace("NAME", "a"), DATA][::order])
+    module = parse(text)
+    files = source_files(module)
+    assert sorted(files.values()) == ["a.cu", "data.cu", "header.h"]
+    body = module.entries["a"].body
+    assert body is not None
+    lines = source_lines(body, files)
+    assert [(files[file], line) for file, line in (lines[2], lines[-1])] == [("a.cu", 10), ("header.h", 5)]
+    assembled(text, tmp_path)
+
+
+def test_names_in_strings_are_kept(tmp_path: Path) -> None:
+    text = '.func table() { ret; }\n.visible .entry NAME() { .loc 1 3 0\n call table; ret; }\n.file 1 "/src/table.cu"\n'
+    made = linked(text.replace("NAME", "a"), text.replace("NAME", "b"))
+    assert set(source_files(parse(made)).values()) == {"/src/table.cu"}
+    assembled(made, tmp_path)
+
+
+X = ".visible .global .align 4 .u32 x = 5;\n"
+POINTER = ".extern .global .align 4 .u32 x;\n.visible .global .align 8 .u64 p = generic(x);\n"
+KERNEL = ".visible .entry k(.param .u64 q)\n.maxntid 32, 1, 1\n{ ret; }\n"
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (POINTER, X),
+        (POINTER, X.replace("visible", "weak"), X),
+        (X.replace("visible", "weak") + POINTER.partition("\n")[2], X),
+        (POINTER, ".common .global .align 4 .u32 x;\n"),
+        (POINTER.replace("global .align 4", "const .align 4"), X.replace("global", "const")),
+        (POINTER.replace("x;", "x[];").replace("(x)", "(x)+4"), X.replace("x = 5", "x[2] = {1, 2}")),
+        (POINTER, ".extern .global .align 8 .u64 p;\n.visible .global .align 8 .u64 x = generic(p);\n"),
+        (POINTER, KERNEL),
+        (".extern .entry k(.param .u64 q);\n.visible .global .align 8 .u64 p = k;\n", KERNEL),
+    ],
+)
+def test_addresses_in_initializers(texts: tuple[str, ...], tmp_path: Path) -> None:
+    text = linked(*texts, complete=False)
+    assert "p = " in text
+    assembled(text, tmp_path, "-arch=sm_75", "-c")
+
+
+def test_a_kernel_that_is_declared_before_its_use(tmp_path: Path) -> None:
+    launching = ".visible .entry k(.param .u64 q);\n.visible .entry first() { .reg .b64 %rd<2>; mov.u64 %rd1, k; ret; }\n"
+    assembled(linked(launching + KERNEL, X), tmp_path)
+    assembled(linked(launching.replace(".visible", ".extern", 1), KERNEL), tmp_path)
+
+
+ALIAS = ".LINKAGE .func two();\n.func one() { ret; }\n.alias two, one;\n"
+CALL = ".extern .func two();\n.visible .entry NAME() { call two; ret; }\n"
+
+
+def test_aliases_are_definitions(tmp_path: Path) -> None:
+    strong, weak = ALIAS.replace("LINKAGE", "visible"), ALIAS.replace("LINKAGE", "weak")
+    local = ALIAS.replace(".LINKAGE ", "") + CALL.partition("\n")[2]
+    whole = strong + CALL.partition("\n")[2]
+    assert linked(whole) == HEAD.format("7.8", "sm_75") + whole
+    function = ".visible .func two() { trap; }\n"
+    for texts in (
+        (CALL, strong),
+        (strong, CALL),
+        (CALL, weak, weak),
+        (weak, strong, CALL),
+        (CALL, weak, function),
+        (function, weak, CALL),
+        (local.replace("NAME", "k1"), local.replace("NAME", "k2")),
+    ):
+        text = linked(*texts)
+        assert text.count("trap;") == texts.count(function)
+        defined = [*parse(text).aliases, *re.findall(r"func (two\S*)\(\)\n\{", text)]
+        assert len(defined) == len(set(defined)) == len(parse(text).entries)
+        assembled(text, tmp_path)
+    with pytest.raises(LinkError, match="Multiple definition of 'two'"):
+        linked(strong, function)
+
+
+@pytest.mark.parametrize(
+    "targets", [("sm_90", "sm_90a"), ("sm_100f", "sm_100", "sm_100a"), ("sm_90", "sm_100f")]
+)
+def test_the_target_has_the_instructions_of_all_texts(targets: tuple[str, ...], tmp_path: Path) -> None:
+    special = ".visible .entry k() { setmaxnreg.inc.sync.aligned.u32 96; ret; }\n"
+    texts = [
+        HEAD.format("8.8", target) + (special if target == targets[-1] else DATA.replace("data", target))
+        for target in targets
+    ]
+    for order in (1, -1):
+        text = link([Input("", text) for text in texts[::order]])
+        assert parse(text).sm == targets[-1]
+        assembled(text, tmp_path, f"-arch={targets[-1]}")
