@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,14 +23,14 @@ from gpubpf.errors import Error, ImageError, PtxError
 from gpubpf.images import fatbin
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.ptx import parser
-from gpubpf.ptx.link import Input, link
-from gpubpf.ptx.module import Function, Variable
+from gpubpf.ptx.link import Input, find_definitions, is_local, is_weak, link
 
 LTO = "link-time optimised code (-dlto) without PTX"
 # NVIDIA's code for launches from kernels, which nvcc adds. It uses private entry points of the driver.
 DEVICE_RUNTIME = "cuda_device_runtime_cu"
-_MAX_REGISTERS = re.compile(r"(-{1,2}maxrregcount)[= ]([0-9]+)")
+_MAX_REGISTERS = re.compile(r"(?<![\w-])-{1,2}maxrregcount[= ]([0-9]+)")
 _STAGE = "linked"
+_LOCAL, _WEAK, _COMMON = 0, 2, 0xFFF2  # STB_LOCAL, STB_WEAK, SHN_COMMON
 
 
 def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = False) -> FatbinImage | str:
@@ -82,7 +83,7 @@ def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> 
 def _options(images: Iterable[FatbinImage]) -> str:
     """Return ptxas options for all images: the first one's, with the smallest register limit, so that the largest blocks can run."""
     options = [image.options for image in images]
-    limits = [int(match[2]) for text in options if (match := _MAX_REGISTERS.search(text))]
+    limits = [int(match[1]) for text in options if (match := _MAX_REGISTERS.search(text))]
     words = _MAX_REGISTERS.sub("", options[0]).replace("--compile-only", "").split()
     return " ".join([*words, *([f"-maxrregcount={min(limits)}"] if limits else [])])
 
@@ -115,7 +116,8 @@ def _version() -> str:
 @dataclass(frozen=True)
 class _Symbols:
     kernels: frozenset[str] = frozenset()
-    defined: frozenset[str] = frozenset()
+    strong: frozenset[str] = frozenset()
+    weak: frozenset[str] = frozenset()
     missing: frozenset[str] = frozenset()
 
 
@@ -123,7 +125,7 @@ def _grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
     """Return the images of a file, with the parts of each device link in the module that was linked from them.
 
     A file has no table of this. A part belongs to the machine code that has its kernels, and to modules that need its functions and
-    variables. Parts that belong to no machine code form one module, which the driver links.
+    variables if no other part has them. Parts that belong to no machine code form one module, which the driver links.
     """
     parts: dict[int, list[FatbinImage]] = {}
     modules: dict[int, list[FatbinImage]] = {}
@@ -131,30 +133,56 @@ def _grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
         (parts if image.relocatable else modules).setdefault(image.module, []).append(image)
     if not parts:
         return tuple(images)
-    symbols = {number: _symbols(part) for number, part in parts.items()}
-    found = [image for image in images if not image.relocatable]
+    read = {number: _symbols(part) for number, part in parts.items()}
+    symbols = {number: found for number, found in read.items() if found is not None}
+    first: dict[int, set[int]] = {}  # the parts with the kernels of each module
     claimed: set[int] = set()
     for number, module in modules.items():
         if any(image.kind == "ptx" for image in module):
             continue  # it was not linked
         kernels = _kernels(module)
-        first = {k for k, s in symbols.items() if s.kernels and s.kernels <= kernels and k not in claimed}
-        found += _members(number, first, parts, symbols)
-        claimed |= first
+        first[number] = {
+            k for k, s in symbols.items() if s.kernels and s.kernels <= kernels and k not in claimed
+        }
+        claimed |= first[number]
     rest = {k for k, s in symbols.items() if s.kernels and k not in claimed}
     if rest:
-        found += _members(min(rest), rest, parts, symbols)
+        first[min(rest)] = rest
+    # Parts that cannot be read, such as LTO code, may define any name. With several modules, nothing says for which.
+    offers = _offers(symbols) if len(symbols) == len(parts) or len(first) == 1 else {}
+    found = [image for image in images if not image.relocatable]
+    for number, members in first.items():
+        found += _members(number, members, parts, symbols, offers)
     return tuple(found)
 
 
+def _offers(symbols: Mapping[int, _Symbols]) -> dict[int, set[str]]:
+    """Return the names for which each part may be added to a module.
+
+    Parts with strong definitions of the same name belong to different modules, and nothing says which part to which module. Weak
+    definitions are all the same, but their part must not bring along a strong definition that may be another module's.
+    """
+    counts = Counter(name for s in symbols.values() for name in s.strong)
+    offers: dict[int, set[str]] = {}
+    for number, s in symbols.items():
+        offers[number] = {name for name in s.strong if counts[name] == 1}
+        if len(offers[number]) == len(s.strong):
+            offers[number] |= {name for name in s.weak if not counts[name]}
+    return offers
+
+
 def _members(
-    number: int, first: set[int], parts: dict[int, list[FatbinImage]], symbols: dict[int, _Symbols]
+    number: int,
+    first: set[int],
+    parts: Mapping[int, list[FatbinImage]],
+    symbols: Mapping[int, _Symbols],
+    offers: Mapping[int, set[str]],
 ) -> list[FatbinImage]:
     """Return the images of some parts, and of the parts that they need, as members of module `number`."""
     members = set(first)
     while True:
         missing = {name for k in members for name in symbols[k].missing}
-        more = {k for k, s in symbols.items() if k not in members and s.defined & missing}
+        more = {k for k, offered in offers.items() if k not in members and offered & missing}
         if not more:
             break
         members |= more
@@ -172,8 +200,8 @@ def _kernels(module: Iterable[FatbinImage]) -> set[str]:
     return found
 
 
-def _symbols(part: Iterable[FatbinImage]) -> _Symbols:
-    """Return the names that a part defines and needs, from its PTX or else from its relocatable cubin."""
+def _symbols(part: Iterable[FatbinImage]) -> _Symbols | None:
+    """Return the names that a part defines and needs, from its PTX or else from its relocatable cubin. None if it has neither."""
     for image in sorted(part, key=lambda image: image.kind != "ptx"):
         try:
             if image.kind == "ptx":
@@ -182,30 +210,34 @@ def _symbols(part: Iterable[FatbinImage]) -> _Symbols:
                 return _symbols_of_cubin(image.read())
         except (ImageError, PtxError):
             continue
-    return _Symbols()
+    return None
 
 
 def _symbols_of_ptx(text: str) -> _Symbols:
     parsed = parser.parse(text)
-    defined: set[str] = set()
-    missing: set[str] = set()
-    items: list[Function | Variable] = [*parsed.functions.values(), *parsed.variables.values()]
-    for item in items:
-        here = item.defined if isinstance(item, Function) else "extern" not in item.linkage
-        if not here:
-            missing.add(item.name)
-        elif item.linkage or (isinstance(item, Function) and item.kind == "entry"):
-            defined.add(item.name)
-    return _Symbols(frozenset(parsed.entries), frozenset(defined), frozenset(missing - defined))
+    defined = find_definitions(parsed)
+    linked = {name: item for name, item in defined.items() if not is_local(item)}
+    weak = frozenset(name for name, item in linked.items() if is_weak(item))
+    missing = (parsed.functions.keys() | parsed.variables.keys()) - defined.keys()
+    return _Symbols(frozenset(parsed.entries), frozenset(linked) - weak, weak, frozenset(missing))
 
 
 def _symbols_of_cubin(data: bytes) -> _Symbols:
     file = elf.of_bytes(data)
-    defined: set[str] = set()
+    strong: set[str] = set()
+    weak: set[str] = set()
     missing: set[str] = set()
     for table in (section for section in file.sections if section.type == elf.SHT_SYMTAB):
         names = file.name_table(table)
         for symbol in file.symbols(table):
-            if symbol.name and (name := names.at(symbol.name)):
-                (defined if symbol.section else missing).add(name)
-    return _Symbols(frozenset(fatbin.kernel_names(data)), frozenset(defined), frozenset(missing))
+            binding = symbol.info >> 4
+            if binding == _LOCAL or not (name := names.at(symbol.name)):
+                continue
+            if not symbol.section:
+                missing.add(name)
+            elif binding == _WEAK or symbol.section == _COMMON:
+                weak.add(name)
+            else:
+                strong.add(name)
+    kernels = frozenset(fatbin.kernel_names(data))
+    return _Symbols(kernels, frozenset(strong), frozenset(weak), frozenset(missing))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from gpubpf.images.device_link import LTO
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.ptx import parser
 
+needs_ptxas = pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
 CC = (9, 0)
 HEAD = ".version 9.0\n.target sm_75\n.address_size 64\n"
 KERNEL = ".extern .func helper();\n.visible .entry NAME() { call helper; ret; }\n"
@@ -19,6 +23,15 @@ HELPER = ".visible .func helper() { ret; }\n"
 
 def part(module: int, text: str, options: str = "--compile-only", sm: int = 75) -> FatbinImage:
     return FatbinImage("ptx", sm, "", (9, 0), options, 0, "", module, True, (HEAD + text).encode())
+
+
+def cubin(module: int, text: str, path: Path, *options: str) -> FatbinImage:
+    """Machine code by ptxas. With `-c`, it is still to be linked."""
+    (path / "in.ptx").write_text(HEAD + text)
+    command = ["ptxas", "-arch=sm_75", *options, path / "in.ptx", "-o", path / "out.cubin"]
+    subprocess.run(command, check=True)
+    code = (path / "out.cubin").read_bytes()
+    return FatbinImage("elf", 75, "", (1, 7), "", 0, "", module, "-c" in options, code)
 
 
 def entries(chosen: FatbinImage | str) -> list[str]:
@@ -42,6 +55,9 @@ def test_the_smallest_limit_of_registers() -> None:
         [part(k, KERNEL.replace("NAME", f"k{k}") if k else HELPER, o) for k, o in enumerate(limits)], CC
     )
     assert isinstance(chosen, FatbinImage) and chosen.options == "-dlcm=cg -maxrregcount=32"
+    other = "--device-function-maxrregcount=32 -O2"
+    chosen = device_link.choose([part(0, HELPER, other)], CC)
+    assert isinstance(chosen, FatbinImage) and chosen.options == other
 
 
 @pytest.mark.parametrize("newer", [False, True])
@@ -77,3 +93,71 @@ def test_what_the_agent_sends() -> None:
     images = fatbin.images_of_bytes(data)
     assert [(image.kind, image.relocatable) for image in images] == [("ptx", True)] * 2
     assert entries(device_link.choose(images, CC)) == ["first"]
+
+
+def test_a_part_that_defines_a_function_by_an_alias() -> None:
+    alias = ".visible .func helper();\n.func own() { ret; }\n.alias helper, own;\n"
+    (module,) = device_link.modules([part(0, KERNEL.replace("NAME", "first")), part(1, alias)])
+    chosen = device_link.choose(module, CC)
+    assert entries(chosen) == ["first"] and isinstance(chosen, FatbinImage)
+    assert parser.parse(chosen.text).aliases == {"helper": "own"}
+
+
+LTO_PART = FatbinImage("lto", 75, "", (9, 0), "", 0, "", 9, True, b"code")
+WEAK = HELPER.replace(".visible", ".weak")
+OTHER = ".visible .func other() { ret; }\n"
+
+
+@needs_ptxas
+@pytest.mark.parametrize(
+    "first, second, defined",
+    [
+        (HELPER, HELPER, [False, False]),
+        (None, HELPER, [False, False]),  # the first module's helper has no PTX
+        (LTO_PART, HELPER, [False, False]),
+        (OTHER, HELPER, [True, True]),
+        (WEAK, WEAK, [True, True]),
+        (WEAK + OTHER, WEAK, [True, True]),
+        (WEAK + OTHER, WEAK + OTHER, [False, False]),
+        (WEAK, HELPER, [True, True]),
+    ],
+)
+def test_several_modules_of_a_file(
+    first: str | FatbinImage | None, second: str, defined: list[bool], tmp_path: Path
+) -> None:
+    """Two modules need `helper`. Which part each was linked with is certain if only one part defines it."""
+    images = [cubin(k, f".visible .entry k{k}() {{ ret; }}\n", tmp_path) for k in range(2)]
+    images += [part(2 + k, KERNEL.replace("NAME", f"k{k}")) for k in range(2)]
+    if isinstance(first, FatbinImage):
+        images.append(first)
+    else:
+        images.append(part(4, first) if first else cubin(4, HELPER, tmp_path, "-c"))
+    images.append(part(5, second))
+    found = [device_link.choose(module, CC) for module in device_link.modules(images)]
+    assert [entries(chosen) for chosen in found] == [["k0"], ["k1"]]
+    texts = [chosen.text for chosen in found if isinstance(chosen, FatbinImage)]
+    assert [parser.parse(text).functions["helper"].defined for text in texts] == defined
+
+
+@needs_ptxas
+def test_modules_whose_kernels_come_with_their_own_definition(tmp_path: Path) -> None:
+    images = []
+    for k in (0, 1):
+        code = "".join(f".visible .entry {name}{k}() {{ ret; }}\n" for name in ("user", "owner"))
+        owner = HELPER + f".visible .entry owner{k}() {{ ret; }}\n"
+        images += [
+            cubin(k, code, tmp_path),
+            part(10 + k, KERNEL.replace("NAME", f"user{k}")),
+            part(20 + k, owner),
+        ]
+    found = [device_link.choose(module, CC) for module in device_link.modules(images)]
+    assert [entries(chosen) for chosen in found] == [["user0", "owner0"], ["user1", "owner1"]]
+
+
+@needs_ptxas
+def test_local_functions_of_machine_code_define_nothing_for_others(tmp_path: Path) -> None:
+    local = HELPER.removeprefix(".visible ") + ".visible .func other() { call helper; ret; }\n"
+    parts = [part(2, KERNEL.replace("NAME", "first")), part(3, HELPER), cubin(4, local, tmp_path, "-c")]
+    for images in (parts, [*parts, LTO_PART]):  # in one module, LTO code defines nothing that a part defines
+        (module,) = device_link.modules(images)
+        assert [image.part for image in module] == [3, 4]
