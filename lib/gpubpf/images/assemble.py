@@ -123,10 +123,12 @@ def registers(
     """Return the resources that kernels of `ptx` need on a GPU; None without an assembler, or if it rejects the PTX.
 
     `kernels`: compile only these, which takes that much less time; empty: all. More may be returned. `niceness`: of ptxas, above that
-    of this process, where nothing waits for the result.
+    of this process, where nothing waits for the result. Raises TemporaryFailure.
     """
     try:
         return _assemble(ptx, target, (*steering(options)[0], *_only(kernels)), niceness)[1]
+    except TemporaryFailure:
+        raise
     except AssembleError:
         return None
 
@@ -134,14 +136,16 @@ def registers(
 def with_lines(ptx: str, target: Target, options: str, kernels: Collection[str]) -> bytes | None:
     """Return a cubin that maps its code to lines of `ptx` (`compiled_sums`); None without an assembler, or if it rejects the PTX.
 
-    `kernels`: as in `registers`. A function that they do not call may be missing.
+    `kernels`: as in `registers`. A function that they do not call may be missing. Raises TemporaryFailure.
     """
-    for further in (
-        (),
-        ("--compile-only",),
-    ):  # only so does ptxas accept a call of a missing function in another kernel
-        with contextlib.suppress(AssembleError):
+    # With --compile-only, ptxas accepts that another kernel calls a missing function.
+    for further in ((), ("--compile-only",)):
+        try:
             return _assemble(ptx, target, (*steering(options)[0], "-lineinfo", *further, *_only(kernels)))[0]
+        except TemporaryFailure:
+            raise
+        except AssembleError:
+            continue
     return None
 
 

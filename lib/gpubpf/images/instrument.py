@@ -263,7 +263,11 @@ def _instrument(
     if not kernels:
         return Sidecar(entries=entries)
     points = {attachment.point for attachment in attachments}
-    parsed = rounded(parsed, text, kernels, target, chosen.options)
+    try:
+        parsed = rounded(parsed, text, kernels, target, chosen.options)
+    except TemporaryFailure as error:
+        failures.append(error)
+        return _refuse(entries, attachments, str(error))
     with progress.work("instrumenting kernels", len(kernels)) as task:
         injected = inject(parsed, kernels, each=task.step)
     refusals = dict(injected.refusals)
@@ -273,7 +277,10 @@ def _instrument(
     limits: dict[str, int] = {}
     frequent = not points.isdisjoint(FREQUENT)
     if frequent:
-        before = _registers(parsed, injected.kernels, target, chosen.options, before)
+        try:
+            before = _registers(parsed, injected.kernels, target, chosen.options, before)
+        except TemporaryFailure as error:
+            failures.append(error)
     if frequent or own:
         limits = _limits_of_copies(parsed, injected, chosen.options, before, frequent)
         injected = injected.within(limits)
@@ -326,7 +333,7 @@ def rounded(
 ) -> module.Module:
     """Return the module, parsed from `text`, with products and sums as ptxas compiles them in the original: see `ptx.contraction`.
 
-    Only for a GPU, and for placements that would change how ptxas compiles them."""
+    Only for a GPU, and for placements that would change how ptxas compiles them. Raises TemporaryFailure."""
     points = {placement.point for placements in kernels.values() for placement in placements}
     if target.device == "sim" or points.isdisjoint(DIVIDING) or not points.isdisjoint(SEEING_RESULTS):
         return parsed
@@ -349,7 +356,9 @@ def _registers(
     options: str,
     before: Mapping[str, int],
 ) -> Mapping[str, int]:
-    """Return `before`, the registers of kernels, with those of `kernels` that it lacks: what ptxas makes of the original for a GPU."""
+    """Return `before`, the registers of kernels, with those of `kernels` that it lacks: what ptxas makes of the original for a GPU.
+
+    Raises TemporaryFailure."""
     if target.device == "sim" or not (unknown := kernels - before.keys()):
         return before
     original = module.render(trim(parsed, dict.fromkeys(unknown)))
@@ -556,11 +565,14 @@ def register_use(sidecar: Sidecar, target: Target, kernels: Collection[str]) -> 
     if not sidecar.text:
         return {}
     target = dataclasses.replace(target, release=sidecar.release)
-    before = registers(sidecar.original, target, sidecar.options, kernels, COUNTING_NICENESS) or {}
     # For a GPU, the whole sidecar has been assembled, and this result is in the cache.
     copies = [name for k in sidecar.kernels if k.name in kernels for name in (k.name, k.limited) if name]
     only = copies if target.device == "sim" else ()
-    after = registers(sidecar.text, target, sidecar.options, only, COUNTING_NICENESS) or {}
+    try:
+        before = registers(sidecar.original, target, sidecar.options, kernels, COUNTING_NICENESS) or {}
+        after = registers(sidecar.text, target, sidecar.options, only, COUNTING_NICENESS) or {}
+    except TemporaryFailure:
+        return {}
     found = {}
     for name in after.keys() & before.keys() & set(kernels):
         old, new = before[name], after[name]

@@ -16,12 +16,12 @@ from gpubpf.images import assemble as assembling
 from gpubpf.images import fatbin, instrument
 from gpubpf.images.assemble import Assembled, KernelResources, Target, assemble
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.images.instrument import Attachment
+from gpubpf.images.instrument import Attachment, Sidecar
 from gpubpf.images.occupancy import limit_of_copy
 from gpubpf.program import BPF
 from gpubpf.show import cli
 from gpubpf.tools import memtrace
-from gpubpf_fragments import TIME
+from gpubpf_fragments import TIME, log
 
 ROOT = Path(__file__).resolve().parents[3]
 PTX = b""".version 8.3
@@ -140,6 +140,31 @@ def test_a_failure_that_may_pass_is_not_kept(monkeypatch: pytest.MonkeyPatch, tm
             made = instrument.instrument_module([_image()], [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
             refused.append(made.refusals.keys())
         assert refused == [{"fine", "wide"}, kept]
+
+
+@pytest.mark.parametrize("failing", ["with_lines", "registers"])
+def test_a_failure_about_the_original_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failing: str
+) -> None:
+    """Else the copy would round in another way, or use more registers, until the cache is cleared."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    lines = "mul.f32 %f1, %f1, %f1; st.global.f32 [%rd], %f1; add.f32 %f1, %f1, %f1; ret;"
+    text = ACCESSES.replace("LIMIT", "").replace("ret;", f"\n.reg .f32 %f<2>;\n{lines}")
+
+    def killed(*arguments: object) -> None:
+        raise assembling.TemporaryFailure("ptxas was killed")
+
+    def made() -> Sidecar:
+        return instrument.instrument_image(
+            text.encode(), [Attachment(log("access"), "access")], Target("gpu", (8, 0))
+        )
+
+    with monkeypatch.context() as broken:
+        broken.setattr(instrument, failing, killed)
+        first = made()
+    assert set(first.refusals.values()) == ({"ptxas was killed"} if failing == "with_lines" else set())
+    second = made()
+    assert not second.refusals and second.text != first.text and made().text == second.text
 
 
 def test_a_refusal_is_not_kept_when_another_assembler_is_there(
