@@ -52,6 +52,7 @@ def code_objects_of(source: elf.ByteSource) -> list[bytes]:
 def code_objects(data: bytes) -> Iterator[bytes]:
     """Yield the code objects in consecutive bundles, which zeros may separate. Raises ImageError."""
     at = 0
+    following = dict.fromkeys((MAGIC, COMPRESSED), 0)  # where each is next
     while at < len(data):
         if data.startswith(COMPRESSED, at):
             inner, size = _decompressed(data, at)
@@ -68,10 +69,11 @@ def code_objects(data: bytes) -> Iterator[bytes]:
                     yield data[at + offset : at + offset + size]
             at = max(end, at + len(MAGIC))
         else:
-            found = [place for magic in (MAGIC, COMPRESSED) if (place := data.find(magic, at)) >= 0]
-            if not found:
-                return
-            at = min(found)
+            for magic, place in following.items():
+                if place < at:
+                    found = data.find(magic, at)
+                    following[magic] = found if found >= 0 else len(data)
+            at = min(following.values())
 
 
 def _entries(data: bytes, at: int) -> Iterator[tuple[int, int, str]]:
@@ -96,7 +98,7 @@ def _decompressed(data: bytes, at: int) -> tuple[bytes, int]:
     """Return the content of the compressed bundle at `at`, and the bundle's size in bytes. Raises ImageError."""
     elf.check_range(at, 32, len(data))
     version, method = struct.unpack_from("<HH", data, at + 4)
-    if version == 1:  # it does not state its size, so it is the last one
+    if version == 1:  # it does not state its size
         (size,), whole, header = struct.unpack_from("<I", data, at + 8), len(data) - at, 20
     elif version == 2:
         (whole, size), header = struct.unpack_from("<II", data, at + 8), 24
@@ -107,13 +109,35 @@ def _decompressed(data: bytes, at: int) -> tuple[bytes, int]:
             f"compressed code objects of version {version} are unknown; build without compression"
         )
     elf.check_range(at, whole, len(data))
-    if size > _LARGEST or whole < header:
+    if not 0 < size <= _LARGEST or whole < header:
         raise ImageError("compressed code objects are damaged; build them again")
     stored = data[at + header : at + whole]
-    if method == 1:
+    if method == 1 and version > 1:
         return fatbin.decompress_zstd(stored, size), whole
+    content, used = (_zstd_frame if method == 1 else _zlib_stream)(stored, size)
+    return content, header + used if version == 1 else whole
+
+
+def _zlib_stream(data: bytes, size: int) -> tuple[bytes, int]:
+    """Return what the stream at the beginning of `data` holds, at most `size` bytes, and the stream's length. Raises ImageError."""
+    inflater = zlib.decompressobj()
     try:
-        inflater = zlib.decompressobj()
-        return inflater.decompress(stored, size), whole
+        content = inflater.decompress(data, size + 1)
     except zlib.error:
         raise ImageError("compressed code objects are damaged; build them again") from None
+    return content[:size], len(data) - len(inflater.unused_data)
+
+
+def _zstd_frame(data: bytes, size: int) -> tuple[bytes, int]:
+    """Do the same as `_zlib_stream` for zstd."""
+    import zstandard
+
+    reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+    content, at = bytearray(), 0
+    try:
+        while not reader.eof and at < len(data) and len(content) <= size:
+            content += reader.decompress(data[at : at + 1024])  # which may hold 32 MiB
+            at += 1024
+    except (zstandard.ZstdError, MemoryError):
+        raise ImageError("compressed code objects are damaged; build them again") from None
+    return bytes(content[:size]), min(at, len(data)) - len(reader.unused_data)

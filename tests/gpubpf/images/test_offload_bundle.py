@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,29 @@ def test_bundles_one_behind_the_other() -> None:
     ]
 
 
-@pytest.mark.parametrize(("version", "codec"), [(1, "zlib"), (2, "zlib"), (2, "zstd"), (3, "zstd")])
+@pytest.mark.parametrize(
+    ("version", "codec"), [(1, "zlib"), (1, "zstd"), (2, "zlib"), (2, "zstd"), (3, "zstd")]
+)
 def test_compressed_bundles(version: int, codec: str) -> None:
-    assert list(code_objects(small_bundle(version, codec))) == [code_object()]
+    one = small_bundle(version, codec)
+    assert list(code_objects(one)) == [code_object()]
+    for gap in (b"", bytes(4096 - len(one) % 4096)):  # as of several translation units
+        assert list(code_objects(one + gap + one + gap + bundle(b"two"))) == [*2 * [code_object()], b"two"]
+
+
+def test_many_bundles_are_found_in_one_pass() -> None:
+    """The rest of the file is not searched again for the magic that it lacks."""
+
+    class Bytes(bytes):
+        searched = 0
+
+        def find(self, what: Any, start: Any = 0, end: Any = None) -> int:
+            found = super().find(what, start)
+            Bytes.searched += (found if found >= 0 else len(self)) - start
+            return found
+
+    data = Bytes(100 * (bundle(b"one") + bytes(5000)))
+    assert len(list(code_objects(data))) == 100 and Bytes.searched <= 2 * len(data)
 
 
 def test_code_for_the_host_is_left_out() -> None:
@@ -47,8 +68,11 @@ def test_code_for_the_host_is_left_out() -> None:
         small_bundle(3, "zstd")[:60],
         offload_bundle.COMPRESSED + (9).to_bytes(2, "little") + bytes(40),
         offload_bundle.COMPRESSED + bytes.fromhex("0200000020000000ffffffff") + bytes(40),
+        small_bundle(2, "zlib")[:12] + bytes(4) + small_bundle(2, "zlib")[16:],
+        small_bundle(1, "zstd")[:40],
+        small_bundle(1, "zlib")[:40],
     ],
-    ids=["header", "end", "count", "zlib", "zstd", "version", "size"],
+    ids=["header", "end", "count", "zlib", "zstd", "version", "size", "nothing", "frame", "stream"],
 )
 def test_damaged_bundles(data: bytes) -> None:
     with pytest.raises(ImageError):

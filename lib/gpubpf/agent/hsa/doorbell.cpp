@@ -9,6 +9,7 @@
 // If the program has its own signal in a dispatch, a barrier after it shows that it ended. The agent inserts the barrier after the
 // doorbell, as any program thread may insert packets. If the queue is full, it does so later.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -56,22 +57,36 @@ struct State {
 };
 AttachmentState<State> state;
 
-// The queue where this thread last reserved a slot, and its doorbell.
+std::atomic<uint64_t> destroyed{0};  // number of queues that were
+
+// The queue where this thread last reserved a slot, its doorbell, and how many queues were destroyed before.
 struct LastQueue {
     hsa_queue *queue;
-    uint64_t doorbell;
+    uint64_t doorbell, destroyed;
 };
 LastQueue &last_queue() {
-    static thread_local LastQueue value __attribute__((tls_model("initial-exec"))) = {nullptr, 0};
+    static thread_local LastQueue value __attribute__((tls_model("initial-exec"))) = {nullptr, 0, 0};
     return value;
+}
+
+// Returns the queue where this thread last reserved a slot if it has this doorbell and still exists.
+hsa_queue *last_queue_of(uint64_t doorbell) {
+    const LastQueue &last = last_queue();
+    if (!last.queue || last.doorbell != doorbell) return nullptr;
+    if (last.destroyed == destroyed) return last.queue;
+    bool exists = false;
+    if (OwnWork work; work)
+        quietly([&] {
+            std::shared_lock<std::shared_mutex> known(state->lock);
+            exists = state->queues.count(last.queue);
+        });
+    return exists ? last.queue : nullptr;
 }
 
 // Returns the queue that a doorbell signal belongs to, or null. If another tool intercepts it, its doorbell is an ordinary signal.
 hsa_queue *queue_of(hsa_handle signal) {
     const auto &memory = *reinterpret_cast<const hsa_signal *>(signal.handle);
-    hsa_queue *queue = memory.kind == HSA_DOORBELL              ? memory.queue
-                       : last_queue().doorbell == signal.handle ? last_queue().queue
-                                                                : nullptr;
+    hsa_queue *queue = memory.kind == HSA_DOORBELL ? memory.queue : last_queue_of(signal.handle);
     return queue && queue->doorbell.handle == signal.handle ? queue : nullptr;
 }
 
@@ -247,7 +262,7 @@ void ring(hsa_handle signal, int64_t value, const Store &original) {
 template <int kIndex>
 uint64_t on_add_write_index(const hsa_queue *queue, uint64_t count) {
     auto *handle = const_cast<hsa_queue *>(queue);
-    last_queue() = {handle, queue->doorbell.handle};
+    last_queue() = {handle, queue->doorbell.handle, destroyed};
     auto take = [&](uint64_t places) { return originals.add_write_index[kIndex](queue, places); };
     if (OwnWork work; work && agent.live && queue->type != HSA_QUEUE_SINGLE) {
         uint64_t index = 0;
@@ -275,6 +290,7 @@ void on_store_screlease(hsa_handle signal, int64_t value) { ring(signal, value, 
 
 hsa_status on_destroy_queue(hsa_queue *handle) {
     std::unique_ptr<Queue> gone;
+    ++destroyed;
     if (OwnWork work; work)
         quietly([&] {
             std::lock_guard<std::shared_mutex> hold(state->lock);
