@@ -224,6 +224,11 @@ class Scene:
         lines = self.lives.read_text().splitlines() if self.lives.exists() else []
         return [(int(pid), int(launches)) for pid, launches in (line.split() for line in lines)]
 
+    def last_said(self) -> str:
+        """Return the last line of standard error, without the tool's name."""
+        said = self.err.read_text().splitlines()
+        return said[-1].removeprefix(f"{self.cycle.tool}: ") if said else ""
+
     def is_live(self) -> bool:
         """Return whether the tool has said that it measures."""
         if self.cycle.form == "json":
@@ -332,7 +337,7 @@ def watch_command(scene: Scene) -> None:
     allowed = {STATUS.get(cycle.end, 0)}
     if may_end_anyhow(scene):
         allowed |= ANYHOW
-    elif scene.err.read_text().endswith(": no traced process launched a kernel\n"):
+    elif re.match(r"no (kernel was launched|traced process launched a kernel)", scene.last_said()):
         allowed = {STATUS.get(cycle.end, 1)}
     if cycle.fault == "interrupted":
         allowed |= TWICE
@@ -351,8 +356,7 @@ def may_end_anyhow(scene: Scene) -> bool:
 
 def ended_well(tool: subprocess.Popen[str], scene: Scene) -> None:
     """Wait for a tool that has no command. Raise Defect if its status does not agree with what it said last."""
-    status, said = ended(tool, "the tool"), scene.err.read_text().splitlines()
-    last = said[-1].removeprefix(f"{scene.cycle.tool}: ") if said else ""
+    status, last = ended(tool, "the tool"), scene.last_said()
     failed = accounts.is_ending(last, conditions_of(scene)) or accounts.NO_KERNEL.match(last)
     allowed = ANYHOW if may_end_anyhow(scene) else {0, 1} if failed else {0}
     if scene.cycle.fault == "interrupted":

@@ -170,7 +170,8 @@ int main() {
     cudaError_t first = cudaGetLastError();
     cudaFuncSetAttribute(reverse, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     for (int turn = 0; turn < 3; turn++) reverse<<<1, 256, bytes>>>(values);
-    printf("%d %d %d\\n", first, cudaDeviceSynchronize(), values[0]);
+    cudaError_t last = cudaDeviceSynchronize();
+    printf("%d %d %d\n", first, last, values[0]);
 }
 """
 

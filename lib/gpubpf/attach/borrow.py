@@ -123,6 +123,16 @@ worker:                              # on the new thread
   push r12
   push r13
   mov rbx, rdi
+  mov eax, 3
+  shl rax, 31
+  push rax                           # signals 32 and 33, by which glibc makes all threads call setuid
+  mov edi, 1                         # SIG_UNBLOCK: the borrowed thread has blocked them
+  mov rsi, rsp
+  xor edx, edx
+  mov r10d, 8
+  mov eax, 14                        # rt_sigprocmask
+  syscall
+  pop rax
   call [rbx+0x20]                    # pthread_self
   mov rdi, rax
   call [rbx+0x28]                    # pthread_detach
@@ -171,9 +181,10 @@ last:                                # munmap of this memory: no instruction of 
 STUB = bytes.fromhex(
     "4889dfbe00300100ba03000000b80a0000000f0585c0755fff134989c4448b28488d7b1031f6488d15570000004889d9ff53088943184589"
     "2c2485c07539448bab880000004585ed742d83bb8c00000000752431ff31f6488d93900000004531d2b8e60000000f0581839800000050c3"
-    "000041ffcdebce488b6368b80f0000000f050f0b53415441554889fbff53204889c7ff532841bc802700008b43383b433c7523bf64000000"
-    "4181fc102700007705bfd0070000ff533041ffcc75dd31c0415d415c5bc3488b7b48488b7350488b5358488b4b604c8b6b4031c083bb8400"
-    "000000751641ffd548894378ff138b00898380000000ff433ceb9a4c89e8415d415c5bffe0"
+    "000041ffcdebce488b6368b80f0000000f050f0b53415441554889fbb80300000048c1e01f50bf010000004889e631d241ba08000000b80e"
+    "0000000f0558ff53204889c7ff532841bc802700008b43383b433c7523bf640000004181fc102700007705bfd0070000ff533041ffcc75dd"
+    "31c0415d415c5bc3488b7b48488b7350488b5358488b4b604c8b6b4031c083bb8400000000751641ffd548894378ff138b00898380000000"
+    "ff433ceb9a4c89e8415d415c5bffe0"
 )
 STUB_END = 0x82  # offset after its rt_sigreturn
 

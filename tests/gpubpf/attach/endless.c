@@ -10,6 +10,7 @@
 //   behind   another thread launches `steady` three times behind that
 //   large    launches `steady` with 131,072 threads in a stream of its own, and checks what it did (OWN is 0)
 //   free     bytes of the GPU's memory that are free
+//   retain   retains and releases the primary context three times; how many ms that took
 //   destroy  ends the kernel's context (OWN is 1)
 //   later MS likewise, by a reset if it is the primary context, but the kernel only ends MS ms afterwards. If OWN is 0, the program ends then
 //   leave    ends while the kernel runs
@@ -20,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *text =
@@ -198,6 +200,16 @@ int main(int argc, char **argv) {
       check(own == 1 ? cuCtxDestroy(its) : cuDevicePrimaryCtxReset(device), "end of the context");
       if (over) return printf("0\n%ld launches\n", launches) < 0;
       check(cuCtxSetCurrent(common), "cuCtxSetCurrent");
+    } else if (!strncmp(line, "retain", 6)) {
+      struct timespec before, after;
+      CUcontext same;
+      clock_gettime(CLOCK_MONOTONIC, &before);
+      for (int i = 0; i < 3; ++i) {
+        check(cuDevicePrimaryCtxRetain(&same, device), "cuDevicePrimaryCtxRetain");
+        check(cuDevicePrimaryCtxRelease(device), "cuDevicePrimaryCtxRelease");
+      }
+      clock_gettime(CLOCK_MONOTONIC, &after);
+      said = (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000;
     } else if (!strncmp(line, "leave", 5)) {
       over = 1;
       pthread_join(thread, 0);

@@ -140,6 +140,29 @@ def test_the_stub_is_its_source(tmp_path: Path) -> None:
     assert borrow.STUB[borrow.STUB_END - 2 :][:4] == bytes.fromhex("0f050f0b")  # its last syscall, ud2
 
 
+SETS_ITS_GROUP = """
+import os, threading, time
+threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+print("ready", flush=True)
+while True:
+    os.setgid(os.getgid())
+    print("set", flush=True)
+    time.sleep(0.005)
+"""
+
+
+def test_a_worker_takes_part_when_the_program_changes_its_user_or_group() -> None:
+    """glibc makes all threads call setgid, by a signal that the borrowed thread blocks for a moment. Also if the tool is killed."""
+    with running(sys.executable, "-c", SETS_ITS_GROUP) as process:
+        worker, _ = loading._make_worker(process.pid)
+        worker.abandon()
+        assert process.stdout is not None
+        begun = time.monotonic()
+        for _ in range(100):
+            assert process.stdout.readline() == "set\n"
+        assert time.monotonic() - begun < 15  # the worker ends after 20 s
+
+
 # --- loading ---
 
 

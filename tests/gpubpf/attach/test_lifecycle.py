@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -29,6 +32,8 @@ HEADERS = [
     *sorted(Path("/usr/local").glob("cuda*/include")),
     *(Path(place) / "nvidia/cu13/include" for place in sys.path),
 ]
+
+PIDFD_GETFD = 438  # the system call
 
 pytestmark = pytest.mark.skipif(
     os.uname().machine != "x86_64" or not shutil.which("gcc"), reason="needs gcc on x86-64"
@@ -142,6 +147,27 @@ def test_a_program_that_a_tool_started_runs_its_own_code_after_the_measurement(s
     assert settled(started.pid) == []
     assert int(started.end().split()[1]) > 0
     assert started.tool.returncode == 0
+
+
+def test_a_context_that_is_retained_and_released_does_not_wait_for_its_kernels(endless: Path) -> None:
+    """As libraries do while the program works. Only the last release ends the context."""
+    with endless_program(endless) as program, instrumented(program):
+        assert program.say("retain") < 3000  # each release would wait for 2 s, and invalidate captures
+        program.say("stop")
+
+
+def test_sends_of_a_running_process_have_a_timeout(endless: Path) -> None:
+    """A program must not wait for a tool that is stopped. Its socket was made by the tool, not by the agent."""
+    with endless_program(endless) as program, instrumented(program):
+        found = []
+        process = os.pidfd_open(program.process.pid)
+        for number in os.listdir(f"/proc/{program.process.pid}/fd"):
+            if os.readlink(f"/proc/{program.process.pid}/fd/{number}").startswith("socket:"):
+                own = ctypes.CDLL(None).syscall(PIDFD_GETFD, process, int(number), 0)
+                with socket.socket(fileno=own) as copy:
+                    found.append(copy.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16))
+        os.close(process)
+        assert found and all(struct.unpack("ll", one) == (5, 0) for one in found)
 
 
 @pytest.mark.every(2)

@@ -355,7 +355,10 @@ CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     if (hook.keeps_records() && r == CUDA_SUCCESS)
         quietly([&] {
             std::lock_guard<std::mutex> hold(registry().lock);
-            if (before && !registry().primary.count(device)) return;  // it has users that were not counted
+            if (before && !registry().primary.count(device)) {  // it has users that were not counted
+                ++registry().retained_since[device];
+                return;
+            }
             registry().primary[device] = *context;
             ++registry().retained[device];
         });
@@ -403,6 +406,12 @@ CUcontext primary_released(CUdevice device, bool reset) {
     return handle;
 }
 
+// Call this when a primary context from before the attachment is released. Returns whether it has other users for sure.
+bool keeps_users(CUdevice device) {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    return registry().retained_since[device]-- > 0;
+}
+
 // Releases the context through `original`. For a context from before the attachment, this may be the last
 // release. So its maps are read first, and the driver is asked afterwards whether the context still exists.
 template <class Original>
@@ -412,8 +421,9 @@ CUresult release_primary(const HookCall &hook, CUdevice device, const Original &
     if (hook.keeps_records())
         quietly([&] {
             before = primary_from_before(device);
-            if (before) drain_context(before);
-            ending = before ? before->handle : primary_released(device, false);
+            if (!before) ending = primary_released(device, false);
+            else if (keeps_users(device)) before = nullptr;
+            else drain_context(before), ending = before->handle;
         });
     else if (depth() == 1)
         ending = primary_of(device);  // threads of an earlier attachment may be in the context
@@ -422,6 +432,10 @@ CUresult release_primary(const HookCall &hook, CUdevice device, const Original &
     leftovers_end_with_device(device);
     if (before && hook.keeps_records() && !primary_is_active(device)) {
         before->dead = true;
+        {
+            std::lock_guard<std::mutex> hold(registry().lock);
+            registry().retained_since.erase(device);
+        }
         closed.reset();
         quietly([&] { destroyed(before->handle, drop_context); });
     }

@@ -218,7 +218,10 @@ CUresult hook_cuLibraryGetModule(CUmodule *module, CUlibrary library) {
         quietly([&] {
             if (Module *m = library_of(library)) {
                 std::lock_guard<std::mutex> hold(registry().lock);
-                if (registry().modules.emplace(*module, m).second) m->modules.push_back(*module);
+                Module *&known =
+                    registry().modules[*module];  // perhaps another library's, whose context has ended
+                if (known != m) m->modules.push_back(*module);
+                known = m;
             }
         });
     return r;

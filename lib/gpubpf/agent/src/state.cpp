@@ -199,7 +199,8 @@ void Registry::forget(Module *module) {
     module->handles.clear();
     if (module->module) modules.erase(module->module);
     if (module->library) libraries.erase(module->library);
-    for (CUmodule m : module->modules) modules.erase(m);
+    for (CUmodule m : module->modules)
+        if (const auto it = modules.find(m); it != modules.end() && it->second == module) modules.erase(it);
 }
 
 }  // namespace gpubpf

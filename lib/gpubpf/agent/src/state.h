@@ -245,6 +245,8 @@ struct Registry {
     std::map<CUcontext, Context *> contexts;
     std::map<CUdevice, CUcontext> primary;
     std::map<CUdevice, uint32_t> retained;
+    // The same for a context from before the attachment, which had at least one user: retained minus released since.
+    std::map<CUdevice, int64_t> retained_since;
     std::map<CUmodule, Module *> modules;
     std::map<CUlibrary, Module *> libraries;
     std::map<std::string, uint32_t> slots;

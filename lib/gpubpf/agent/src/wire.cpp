@@ -204,7 +204,12 @@ OwnedFile::OwnedFile(int descriptor) : number(descriptor), inode(inode_of(descri
 bool OwnedFile::is_ours() const { return inode && inode_of(number) == inode; }
 
 int connect_to_tool(const char *name) {
-    if (const char *number = number_of_file(name)) return move_high(atoi(number));
+    timeval bound{5, 0};
+    if (const char *number = number_of_file(name)) {
+        const int given = move_high(atoi(number));
+        setsockopt(given, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);
+        return given;
+    }
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     size_t length = strlen(name);
@@ -213,7 +218,6 @@ int connect_to_tool(const char *name) {
     if (name[0] == '@') address.sun_path[0] = '\0';
     int fd = move_high(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (fd < 0) return -1;
-    timeval bound{5, 0};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);  // also limits connect()
     auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length + (name[0] != '@'));
     ucred peer{};

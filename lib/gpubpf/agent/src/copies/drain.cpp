@@ -265,7 +265,7 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     Current current(context);
     if (!(flags & kOfRings)) note_launches(context);
     if (!current.ok()) flags |= kFailed;
-    else if (!wait_ms || !idle_within(context, wait_ms, sequence != 0)) flags |= kRunning;
+    else if (!wait_ms || !idle_within(context, wait_ms, !(flags & kClosed))) flags |= kRunning;
     if (current.ok() && wait_ms) calibrate(context);
     if (!context.usable) return;
 
@@ -472,7 +472,7 @@ void drain_context(Context *context) {
     if (!agent.connected || !lock_within(context->busy, 10000)) return;
     std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
     if (context->dead) return;
-    quietly([&] { snapshot(*context, 0, 2000, 0); });
+    quietly([&] { snapshot(*context, 0, registry().captures.load() ? 0 : 2000, 0); });
     quietly([&] { collect_stamps(*context, 500); });
 }
 

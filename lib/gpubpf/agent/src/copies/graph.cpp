@@ -367,6 +367,19 @@ void forget_own(Exec &exec) {
     exec.own = nullptr;
 }
 
+// Call this when the driver has updated a node that the walk does not know, perhaps in a child graph.
+void updated_unseen(Exec &exec) {
+    forget_own(exec);
+    exec.walk.whole = false;
+}
+
+// Makes the event that tells when the last launch of copies is over.
+void make_event(Exec &exec) {
+    if (exec.swapped && !exec.last &&
+        driver.cuEventCreate(&exec.last, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        exec.last = nullptr;
+}
+
 // Puts the program's own kernels back. Call it with `exec.lock` held.
 void put_back(Exec &exec, CUgraphExec handle) {
     if (!exec.swapped || !exec.own || !exec.context || exec.context->dead) return;
@@ -441,9 +454,7 @@ void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
         for (size_t i = 0; i < own.kernels.size(); ++i) own.kernels[i].enabled = exec.walk.kernels[i].enabled;
     }
     exec.walk = std::move(own);
-    if (exec.swapped && !exec.last &&
-        driver.cuEventCreate(&exec.last, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
-        exec.last = nullptr;
+    make_event(exec);
     log_nodes(exec);
 }
 
@@ -540,8 +551,8 @@ void kernel_node_set(CUgraphExec handle, CUgraphNode node, const CUDA_KERNEL_NOD
     if (!exec) return;
     std::lock_guard<std::recursive_mutex> hold(exec->lock);
     auto it = exec->walk.index.find(node);
-    if (it == exec->walk.index.end()) return;
     DriverScope scope;
+    if (it == exec->walk.index.end()) return updated_unseen(*exec);
     set_own(*exec, node, given);
     if (!agent.live) return;
     KernelNode now = describe(given, node, exec->context);
@@ -555,9 +566,7 @@ void kernel_node_set(CUgraphExec handle, CUgraphNode node, const CUDA_KERNEL_NOD
         else now.outcome = outcome_of(kLaunchFailed);
     }
     exec->walk.kernels[it->second] = now;
-    if (exec->swapped && !exec->last &&
-        driver.cuEventCreate(&exec->last, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
-        exec->last = nullptr;
+    make_event(*exec);
     if (oplog.on()) log_node(*exec, it->second);
 }
 
@@ -566,9 +575,9 @@ void child_node_set(CUgraphExec handle, CUgraphNode node, CUgraph child) {
     if (!exec || !can_walk()) return;
     std::lock_guard<std::recursive_mutex> hold(exec->lock);
     auto it = exec->walk.children.find(node);
-    if (it == exec->walk.children.end()) return;
-    const Part part = it->second;
     DriverScope scope;
+    if (it == exec->walk.children.end()) return updated_unseen(*exec);
+    const Part part = it->second;
     forget_own(*exec);
     if (!agent.live) return;
     Walk own;
@@ -580,8 +589,11 @@ void child_node_set(CUgraphExec handle, CUgraphNode node, CUgraph child) {
         Walk cloned;
         walk(clone, exec->context, {}, 0, cloned);
         if (cloned.kernels.size() == part.count && swap_nodes(*exec, cloned, part.first) &&
-            driver.cuGraphExecChildGraphNodeSetParams(handle, node, clone) == CUDA_SUCCESS)
+            driver.cuGraphExecChildGraphNodeSetParams(handle, node, clone) == CUDA_SUCCESS) {
             own = std::move(cloned);
+            exec->swapped = true;
+            make_event(*exec);
+        }
     }
     if (clone) driver.cuGraphDestroy(clone);
     for (uint32_t i = 0; i < part.count && i < own.kernels.size(); ++i) {

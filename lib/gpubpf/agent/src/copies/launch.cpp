@@ -345,7 +345,7 @@ bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
         // Errors that the copy may cause and the original may not.
         case CUDA_ERROR_INVALID_CONTEXT:
             // The copy belongs to another context: the current one was seen by no hook. From now on, ask the driver for it.
-            registry().only = nullptr;
+            if (counted) registry().only = nullptr;
             return false;
         case CUDA_ERROR_INVALID_VALUE:
         case CUDA_ERROR_OUT_OF_MEMORY:

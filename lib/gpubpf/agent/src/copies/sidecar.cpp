@@ -473,6 +473,18 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         made->next = k.copies.load(std::memory_order_relaxed);
         while (!k.copies.compare_exchange_weak(made->next, made)) {
         }
+        // What the application has set meanwhile was set for the copies that were known.
+        bool changed;
+        {
+            std::lock_guard<std::mutex> hold(r.lock);
+            changed = attributes != k.attributes || cache != k.cache_config || shared != k.shared_config;
+            attributes = k.attributes;
+            cache = k.cache_config;
+            shared = k.shared_config;
+        }
+        if (changed)
+            for (CUfunction function : made->functions())
+                if (!mirror_known_attributes(attributes, cache, shared, function)) made->withdrawn = true;
     }
 }
 
