@@ -74,19 +74,20 @@ class Budget:
     def __init__(self, percent: float) -> None:
         self.percent = percent
         self._rates: dict[tuple[int, int], int] = {}  # (process, slot) → N
-        self._started = time.monotonic_ns()
-        self._since: dict[int, int] = {}  # process → when it was first seen here (time.monotonic_ns)
-        self._reading_ns = 0  # time of the readings made here
+        self._reading_ns = 0  # time of the readings made here, without the latest
+        self._latest: tuple[int, int | None] = (0, 0)  # begin and end of the latest reading; None: under way
+        # Times (time.monotonic_ns), each with the time of all readings until then: of the last look, and by process, of the first.
+        self._looked = time.monotonic_ns(), 0
+        self._since: dict[int, tuple[int, int]] = {}
+        self._read_in_all: dict[int, int] = {}  # ended process → time of all readings until its end
         self._soonest, self._next, self._pause = 0.0, 0.0, SHORTEST_PAUSE
         self._awaited: set[tuple[int, int]] = set()  # kernels that were to get their first rate in a reading
         self._measured_before = 0
-        self._reading = False
 
     def tick(self, measurement: Measurement, read: Callable[[], object]) -> None:
         """Choose the rates anew if launches were measured since the last time. `read` requests the maps and waits for them."""
-        for process in measurement.active():
-            self._since.setdefault(process.number, time.monotonic_ns())
-        if self._reading or measurement.stopped or time.monotonic() < self._soonest:
+        self._look(measurement)
+        if self._latest[1] is None or measurement.stopped or time.monotonic() < self._soonest:
             return
         launched = {(process.number, slot): counters for process, slot, counters in _launched(measurement)}
         measured = sum(counters.instrumented for counters in launched.values())
@@ -103,16 +104,32 @@ class Budget:
         self._next = max(self._soonest, time.monotonic() + self._pause)
         self._choose(measurement)
 
+    def _look(self, measurement: Measurement) -> None:
+        """Remember the time of the readings until each new process began, and until each process ended."""
+        now = time.monotonic_ns()
+        new = now, self._read_until(now)
+        for process in measurement.all_processes():
+            ended = int(process.disconnected_at * 1e9)
+            self._since.setdefault(process.number, self._looked if ended else new)
+            if ended and process.number not in self._read_in_all:
+                self._read_in_all[process.number] = self._read_until(ended)
+        self._looked = new
+
+    def _read_until(self, at: int) -> int:
+        """Return the time of all readings until `at` (time.monotonic_ns). It must not be before the end of the last but one."""
+        begin, end = self._latest
+        return self._reading_ns + max(0, (at if end is None else min(at, end)) - begin)
+
     def _read(self, read: Callable[[], object]) -> None:
         """Read the maps, and put off the next reading so that readings take at most READING_SHARE of the budget."""
         start = time.monotonic_ns()
-        self._reading = True
+        self._reading_ns = self._read_until(start)
+        self._latest = start, None
         try:
             read()
         finally:
-            self._reading = False
-        took = time.monotonic_ns() - start
-        self._reading_ns += took
+            self._latest = start, time.monotonic_ns()
+        took = self._latest[1] - start
         share = READING_SHARE * self.percent / 100
         self._soonest = time.monotonic() + max(SHORTEST_PAUSE, took / 1e9 / share)
 
@@ -136,14 +153,16 @@ class Budget:
     def host(self, process: TracedProcess, until: int = 0) -> float | None:
         """Return the time in hooks and readings in per cent of a process's time, which ends now or at `until`, whichever is later.
 
-        It leaves out rare work, such as loading the copies of a new module. None on the virtual clock."""
+        Only readings during this time count. It leaves out rare work, such as loading the copies of a new module. None on the virtual
+        clock."""
         if process.virtual or process.virtual_times()[0]:
             return None
         calls = process.hook_calls()
         hooks_ns = max(0, (calls.ns or 0) - calls.rare_ns)
         end = int(process.disconnected_at * 1e9) or max(until, time.monotonic_ns())
-        since = self._since.get(process.number, self._started)
-        return 100 * (hooks_ns + self._reading_ns) / max(1, end - since)
+        since, read_before = self._since.get(process.number, self._looked)
+        read_ns = self._read_in_all.get(process.number, self._read_until(end)) - read_before
+        return 100 * (hooks_ns + read_ns) / max(1, end - since)
 
     def costs(self, measurement: Measurement) -> Iterator[KernelCost]:
         """Yield the matched kernels that were launched."""

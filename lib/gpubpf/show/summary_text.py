@@ -109,7 +109,8 @@ def _spent(kernel: Mapping[str, Any], percent: float) -> str:
     cost, host = kernel["launch_percent"], kernel["host_percent"] or 0.0
     if cost is None:
         return "; what they cost is unknown, because their counts were not read"
-    rate = f"1 in {kernel['one_in']:,}" if kernel["one_in"] else "only the first"
+    without_rate = "only the first" if kernel["measured"] == 1 else "none at the end"
+    rate = f"1 in {kernel['one_in']:,}" if kernel["one_in"] else without_rate
     parts = [f" ({rate}; each adds about {cost:,.3g} %): {kernel['overhead_percent']:,.3g} % instructions"]
     if host:
         parts.append(f" and {host:,.2g} % of the time in hooks and readings")

@@ -26,9 +26,11 @@ KERNEL = "_Z4workPi"
 class Process:
     """A process of which the agent's counters are given; `rates` are those written for its kernels."""
 
-    number, pid, comm, label, virtual, disconnected_at = 1, 7, "app", "pid 7 (app)", False, 0.0
+    comm, virtual, disconnected_at = "app", False, 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 1) -> None:
+        self.number, self.pid = number, 6 + number
+        self.label = f"pid {self.pid} (app)"
         self.names = {0: KERNEL, 1: "_Z5otherv"}
         self.other = Counters()
         self.counted = Counters(seen=1, instrumented=1)
@@ -49,16 +51,16 @@ class Process:
 
 
 class Scene:
-    """A measurement of one process. `clock` is the time in ns; `spent` what readings find."""
+    """A measurement of one process, or several. `clock` is the time in ns; `spent` what readings find."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, percent: float) -> None:
         self.process, self.clock, self.readings = Process(), 0, 0
+        self.processes = [self.process]
         self.spent: dict[tuple[int, str], tuple[int, float]] = {}
         self.said: list[str] = []
         self.took = 0
         self.measurement: Any = SimpleNamespace(
-            active=lambda: [self.process],
-            all_processes=lambda: [self.process],
+            all_processes=lambda: list(self.processes),
             stopped=False,
             note=self.said.append,
         )
@@ -70,16 +72,22 @@ class Scene:
     def read(self) -> None:
         self.readings += 1
         self.clock += self.took
-        self.spent[1, KERNEL] = (
-            1000 * self.process.counted.instrumented,
-            700 * self.process.counted.instrumented,
-        )
+        for process in self.processes:
+            measured = process.counted.instrumented
+            self.spent[process.number, KERNEL] = 1000 * measured, 700 * measured
 
     def tick(self, seconds: float) -> int:
         """Let this time pass, then tick. Return how many readings were made so far."""
         self.clock += int(seconds * SECOND)
         self.budget.tick(self.measurement, self.read)
         return self.readings
+
+    def start(self) -> Process:
+        self.processes.append(Process(len(self.processes) + 1))
+        return self.processes[-1]
+
+    def end(self, process: Process) -> None:
+        process.disconnected_at = self.clock / SECOND
 
     def counted(self, measured: int, launches: int) -> None:
         reasons = {SAMPLED_OUT: launches - measured}
@@ -183,6 +191,62 @@ def test_host_time_comes_off_the_budget(monkeypatch: pytest.MonkeyPatch) -> None
     assert record["one_in"] is None and record["held"] is False
 
 
+def test_readings_before_and_after_a_process_are_not_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that run for 2 s one after the other, as in a test suite; each is read once, which takes 10 ms."""
+    scene = Scene(monkeypatch, 5)
+    scene.took = SECOND // 100
+    for _ in range(60):
+        scene.tick(0.1)
+        scene.tick(1.89)
+        scene.end(scene.processes[-1])
+        scene.start()
+    scene.processes.pop()
+    assert scene.readings == 60 and all("measuring one launch in 19 " in text for text in scene.said)
+    shares = [kernel["host_percent"] for kernel in scene.budget.record(scene.measurement)["kernels"]]
+    assert shares == pytest.approx([0.5] * 60, abs=0.05)
+
+
+def test_a_reading_counts_while_a_process_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During a reading of 1 s, one process ends and another begins. The tick is called while the reading waits."""
+    scene, read = Scene(monkeypatch, 50), Scene.read
+
+    def change(scene: Scene) -> None:
+        if not scene.readings:
+            scene.clock += SECOND // 4
+            scene.end(scene.process)
+            scene.clock += SECOND // 4
+            scene.start()
+            scene.tick(0)
+            scene.clock += SECOND // 2
+        read(scene)
+
+    monkeypatch.setattr(Scene, "read", change)
+    scene.tick(0)
+    scene.tick(0)
+    scene.clock = 5 * SECOND
+    shares = [scene.budget.host(process) for process in scene.processes]
+    assert shares == pytest.approx([100, 100 / 9])  # 0.25 s of 0.25 s, 0.5 s of 4.5 s
+    scene.took = SECOND
+    scene.tick(5)  # reads for the second process
+    assert scene.readings == 2
+    shares = [scene.budget.host(process) for process in scene.processes]
+    assert shares == pytest.approx([100, 100 * 1.5 / 10.5])
+
+
+def test_a_process_that_comes_and_goes_between_two_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had at most the time since the first of them."""
+    scene = Scene(monkeypatch, 5)
+    scene.tick(0)
+    scene.tick(9)
+    scene.clock += SECOND // 2
+    short = scene.start()
+    short.calls = HookCalls(64, 1, SECOND // 640)  # 0.1 s
+    scene.end(short)
+    assert scene.budget.host(short) == pytest.approx(20)
+    scene.tick(1)
+    assert scene.budget.host(short) == pytest.approx(20)
+
+
 @pytest.mark.parametrize(("one_in", "added"), [(None, 560.0), (1, 560.0), (4, 160 + 400 / 4)])
 def test_added_instructions_are_those_of_an_average_choice(
     one_in: int | None, added: float, monkeypatch: pytest.MonkeyPatch
@@ -237,7 +301,8 @@ def test_the_report_says_why_a_budget_is_not_held() -> None:
         "6 % of the time in hooks and readings, which no choice of launches reduces"
     )
     assert line(held=True).startswith("budget of 5 %: held\n")
-    assert "measured 10 of 100 launches (only the first; each adds" in line(one_in=None)
+    assert "measured 1 of 100 launches (only the first; each adds" in line(one_in=None, measured=1)
+    assert "measured 10 of 100 launches (none at the end; each adds" in line(one_in=None)
     unread = line(launch_percent=None, overhead_percent=None, held=None)
     assert unread.startswith("budget of 5 %: unknown\n") and "their counts were not read" in unread
 
