@@ -83,13 +83,13 @@ class ExitLog:
         self._exits: dict[KernelShape, Exits] = {}
         self.shapes = KernelShapes(recorded)
         self._reported: dict[KernelShape, int] = {}
-        self._sampled_before: dict[tuple[Any, ...], Sample] = {}
-        self._latest: dict[
-            tuple[int, int], list[tuple[KernelShape, LaneLateness, int]]
-        ] = {}  # sums, launches
+        self._sampled_before: dict[KernelShape, Sample] = {}
+        # By (process, context): sums, launches. A pid is not unique, but what is reported is by pid.
+        self._latest: dict[tuple[int, int], list[tuple[KernelShape, LaneLateness, int]]] = {}
         self._before: dict[KernelShape, LaneLateness] = {}
         self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not complete yet
-        self._readings: dict[tuple[int, int], Any] = {}  # clock readings; rows: multiprocessor, cycles, ns
+        # Clock readings by (pid, GPU); rows: process << 32 | multiprocessor, cycles, ns.
+        self._readings: dict[tuple[int, int], Any] = {}
         self._rates: dict[tuple[int, int], CycleLength] = {}  # the cycle lengths computed from the readings
         self.heats: dict[KernelShape, BlockHeat] = {}
         self.unknown = 0  # records whose launch or time is unknown
@@ -117,7 +117,8 @@ class ExitLog:
         records = self.shapes.take(log)
         for record in records[(records["kind"] == operation_log.CLOCK) & (records["clock"]["sm"] != NO_SM)]:
             clock, gpu = record["clock"], log.gpus.get(int(record["context"]), 0)
-            self._ticked(log.pid, gpu, [[clock[name].astype(np.int64)] for name in ("sm", "clock64", "gpu")])
+            columns = [[clock[name].astype(np.int64)] for name in ("sm", "clock64", "gpu")]
+            self._ticked(log.process, log.pid, gpu, columns)
 
     def _host_times(self, kernel: KernelShape, records: Any) -> tuple[Any, Any]:
         """Return the host times of records in ns, and a mask of those that are known."""
@@ -135,7 +136,7 @@ class ExitLog:
 
     def _take_reading(self, reading: Reading) -> None:
         maps = (reading.instances[name] for name in self._maps)
-        sums = self._latest[reading.pid, reading.context] = []
+        sums = self._latest[reading.process, reading.context] = []
         for instances in zip(*maps, strict=False):
             kernel = _kernel_of(instances[0])
             if not kernel.shape.threads or {_kernel_of(one) for one in instances} != {kernel}:
@@ -152,11 +153,12 @@ class ExitLog:
                 rounds["clock"].astype(np.int64),
                 (rounds["time_sm"] >> np.uint64(16)).astype(np.int64),
             )
-            self._ticked(kernel.pid, kernel.gpu, columns)
+            self._ticked(reading.process, kernel.pid, kernel.gpu, columns)
             chosen = _mask(kernel.grid, self._ranges[0])
             tick = float(self.shapes.ticks.get((kernel.pid, kernel.gpu), 0))
             sampled = functools.partial(self._sampled_blocks, kernel) if self._sampling else None
-            self._of(kernel).take_maps(warps, blocks, self._rate(kernel), chosen, tick, sampled)
+            rate = self._rate(kernel)
+            self._of(kernel).take_maps(warps, blocks, rate, chosen, tick, sampled, reading.process)
 
     def _lateness(self) -> tuple[dict[KernelShape, LaneLateness], dict[KernelShape, int]]:
         """Return the sums in the maps, and the number of launches, for each kernel."""
@@ -171,9 +173,12 @@ class ExitLog:
             launches[kernel] = max(launches[kernel], begun)
         return found, launches
 
-    def _ticked(self, pid: int, gpu: int, columns: Any) -> None:
-        """Add readings of clocks: multiprocessor numbers, their cycles, and the GPU's timer in ns."""
+    def _ticked(self, process: int, pid: int, gpu: int, columns: Any) -> None:
+        """Add readings of clocks: multiprocessor numbers, their cycles, and the GPU's timer in ns.
+
+        Another program with the same pid may use another GPU with the same number, so it has multiprocessors of its own."""
         new = np.array(columns).astype(np.int64)
+        new[0] |= process << 32
         kept = self._readings.get((pid, gpu))
         both = new if kept is None else np.concatenate([kept, new], axis=1)
         # Readings that are far apart give the most exact rate.
@@ -266,7 +271,7 @@ class ExitLog:
             if self._each is not None:
                 self._each(kernel, *self._timed(kernel, records))
             few = records[:: max(1, len(records) // READINGS)]
-            self._ticked(kernel.pid, kernel.gpu, [few[name] for name in ("sm", "clock", "time")])
+            self._ticked(key[0], kernel.pid, kernel.gpu, [few[name] for name in ("sm", "clock", "time")])
             tick = self.shapes.ticks.get((kernel.pid, kernel.gpu), 0)
             if not tick and kernel.pid not in self.shapes.virtual:
                 tick = estimated_tick(records["time"].astype(np.int64))
@@ -320,7 +325,7 @@ class ExitLog:
 
         `since_last`: count only what is new since the last call. `session`: needed with sampling, for the sizes of the samples.
         """
-        samples = samples_of(session, self._sampling) if session is not None else {}
+        samples = samples_of(session, self._sampling, _kernel_of) if session is not None else {}
         lateness, launches = self._lateness() if not self._recorded else ({}, dict(self.shapes.launches))
         found = []
         for kernel in {**self._exits, **lateness}:
@@ -328,14 +333,15 @@ class ExitLog:
             if late is not None and kernel in self._before:
                 late = late.since(self._before[kernel])
             count = launches.get(kernel, 0) - self._reported.get(kernel, 0)
-            key = kernel.pid, kernel.gpu, kernel.mangled, kernel.grid, kernel.block_dim
-            sample = samples[key].since(self._sampled_before.get(key)) if key in samples else None
+            sample = samples.get(kernel)
+            if sample is not None:
+                sample = sample.since(self._sampled_before.get(kernel))
             selected = _count(kernel.grid, self._ranges[0]), _count(kernel.block_dim, self._ranges[1])
             report = ExitReport.of(exits, count, self._rate(kernel), late, sample, selected)
             if report.exits:
                 found.append((kernel, report))
                 if since_last and sample is not None:
-                    self._sampled_before[key] = samples[key]
+                    self._sampled_before[kernel] = samples[kernel]
             else:  # its exits were not read yet: count its launches in the report that has them
                 launches[kernel] = self._reported.get(kernel, 0)
         if since_last:

@@ -269,7 +269,7 @@ class Exits:
     alone         how much later, ns, summed by block
     sm            by multiprocessor: time from its last exit to the end of the launch (ns, summed), number of launches
     error         of grid and tail, ns
-    seen          launches that were read from the maps
+    seen          (process, launch) that were read from the maps
     """
 
     shape: Shape
@@ -284,7 +284,7 @@ class Exits:
     alone: Counter[int] = field(default_factory=Counter)
     sm: dict[int, tuple[float, int]] = field(default_factory=dict)
     error: float = 0.0
-    seen: set[int] = field(default_factory=set)
+    seen: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.lateness = LaneLateness.none(self.shape.warp)
@@ -330,8 +330,9 @@ class Exits:
         chosen: np.ndarray | None = None,
         error: float = 0.0,
         sampled: Callable[[int], np.ndarray] | None = None,
+        process: int = 0,
     ) -> None:
-        """Add the complete, new launches in the maps `warps` [ROUNDS, warp] and `blocks` [1, block].
+        """Add the complete, new launches in the maps `warps` [ROUNDS, warp] and `blocks` [1, block] of a process.
 
         `chosen` is a mask of the blocks to count; all of their threads count. `sampled` returns a mask of the blocks that the launch
         with this number chose; None: all. Unless a launch chose all blocks, the times of its grid are unknown.
@@ -342,7 +343,7 @@ class Exits:
         for number in range(ROUNDS):
             left = rounds["left"][:, number]
             launch = int(left.max(initial=0)) >> CLOCK_BITS
-            if not launch or launch in self.seen:
+            if not launch or (process, launch) in self.seen:
                 continue
             there = np.ones(shape.blocks, bool) if sampled is None else sampled(launch)
             first, late = cells["first"][number], cells["late"][number]
@@ -351,7 +352,7 @@ class Exits:
                 continue
             if bool((first >> np.uint64(CLOCK_BITS) != launch)[there].any()):
                 continue
-            self.seen.add(launch)
+            self.seen.add((process, launch))
             late = np.where(late >> np.uint64(CLOCK_BITS) == launch, late & np.uint64(CLOCK_MASK), 0)
             anchor = rounds["clock"][:, number].astype(np.int64)
             time_sm = rounds["time_sm"][:, number]

@@ -15,7 +15,7 @@ is multiplied by N, which has a larger error. docs/sampling.md explains all of t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -153,12 +153,19 @@ class Sample:
 
 
 def kernel_of(instance: Instance) -> tuple[Any, ...]:
-    """Return what tells the kernel and launch shape of an instance from others."""
-    return instance.pid, instance.gpu, instance.mangled, instance.grid, instance.block_dim
+    """Return what tells the kernel and launch shape of an instance from others. A pid may have belonged to several programs."""
+    return (
+        instance.process, instance.pid, instance.gpu, instance.mangled, instance.grid, instance.block_dim,
+    )  # fmt: skip
 
 
-def samples(session: Session, sampling: Sampling | None) -> dict[tuple[Any, ...], Sample]:
-    """Return the sample of each kernel and launch shape, by `kernel_of`; none without sampling."""
+def samples(
+    session: Session, sampling: Sampling | None, key: Callable[[Instance], Any] = kernel_of
+) -> dict[Any, Sample]:
+    """Return the sample of each kernel and launch shape, by `key`; none without sampling. Those with an equal key are one sample."""
     if sampling is None:
         return {}
-    return {kernel_of(one): Sample.of(sampling, [one]) for one in session.instances(SAMPLED)}
+    found: dict[Any, list[Instance]] = {}
+    for one in session.instances(SAMPLED):
+        found.setdefault(key(one), []).append(one)
+    return {kernel: Sample.of(sampling, instances) for kernel, instances in found.items()}

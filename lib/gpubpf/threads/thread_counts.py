@@ -144,13 +144,12 @@ class Reader:
             key = kernel_of(instance)
             launches, (runs, work) = instance.launches, _counts(instance, together)
             if self._since_last:
-                program = instance.process, *key
-                was_launches, was_runs, was_work = self._before.get(program, (0, 0, 0))
+                was_launches, was_runs, was_work = self._before.get(key, (0, 0, 0))
                 news = launches != was_launches, (runs != was_runs).any()
                 # New launches are reported once one has ended. A later read includes runs without new launches.
                 if not (any(news) if session.stopped else all(news)):
                     continue
-                self._before[program] = launches, runs.copy(), work.copy()
+                self._before[key] = launches, runs.copy(), work.copy()
                 launches, runs, work = launches - was_launches, runs - was_runs, work - was_work
             if launches or runs.any():
                 shape = instance.shape
@@ -178,7 +177,7 @@ class Reader:
 
 def _place(instance: Instance) -> tuple[Any, ...]:
     """Return what the instances of the maps of one copy and launch shape have in common."""
-    return instance.process, instance.context, *kernel_of(instance)
+    return instance.context, *kernel_of(instance)
 
 
 def _counts(tallies: Instance, together: Mapping[tuple[Any, ...], Instance]) -> tuple[Any, Any]:

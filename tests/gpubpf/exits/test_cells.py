@@ -57,7 +57,7 @@ def test_whole_warps_and_others() -> None:
     assert together(np.array([2, 0, 3], np.uint64), made, SHAPE).tolist() == [5] * 32
     assert together(None, made, SHAPE).tolist() == [0] * 32
     found = taken(*maps)
-    assert (found.complete, found.seen) == (1, {LAUNCH})
+    assert (found.complete, found.seen) == (1, {(0, LAUNCH)})
     assert (found.warp.count, found.warp.total, found.warp.largest) == (4, 180, 90)
     assert (found.block.total, found.last_warp) == (110 + 40, {1: 2})
     # Block 0 ends at 5,010 + 1,200 - 1,010 ns, and block 1 at 5,080 + 190 ns, on another multiprocessor.

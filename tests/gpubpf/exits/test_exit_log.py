@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpubpf.ebpf.maps import GROUPS, SAMPLED
+from gpubpf.ebpf.sampling import Sampling
 from gpubpf.exits import exit_log
 from gpubpf.exits.exit_log import ExitLog
+from gpubpf.exits.lateness import CLOCK_BITS, CLOCK_MASK, ROUNDS, SAMPLE_GROUPS
+from gpubpf.lower.programs import load
 from gpubpf.ptx.values import Site
 from gpubpf.session import kernel_shapes, operation_log
 from gpubpf.session.kernel_shapes import KernelShape, site_names
-from gpubpf.session.results import ProcessLog, RingRecords
+from gpubpf.session.launch_shape import Shape
+from gpubpf.session.results import ProcessLog, Reading, RingRecords
 from gpubpf.show import cli
+from gpubpf.tools import kernelretsnoop
 
 RECORD = np.dtype(
     [("clock", "<u8"), ("time", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")]
@@ -49,10 +55,43 @@ def ring(launch: int, threads: Any, times: Any) -> RingRecords:
     return RingRecords(PID, "app", 0, 0, records, {})
 
 
-def session(logs: list[ProcessLog], rings: list[RingRecords], stopped: bool = False) -> Any:
+def reading(process: int, launches: int, comm: str = "app") -> Reading:
+    """Return the maps of a process after so many launches of `_Z5scalePf` with 2 blocks of a warp, whose lanes exit together."""
+    maps = load(kernelretsnoop.PROGRAM).program.maps
+    firsts, rests = (np.zeros((ROUNDS, 2), maps[name].value_dtype) for name in ("firsts", "rests"))
+    blocks = np.zeros((1, 2), maps["blocks"].value_dtype)
+    for number in range(max(1, launches - ROUNDS + 1), launches + 1):
+        clock, rounds = 10**6 * number, blocks["rounds"][0, :, number % ROUNDS]
+        firsts[number % ROUNDS] = number << CLOCK_BITS | (~clock & CLOCK_MASK)
+        rounds["clock"], rounds["time"], rounds["launch"] = clock, clock, number
+        rounds["sm"] = 0, 1
+    blocks["exits"] = launches
+    chosen = np.zeros((GROUPS, 1), np.uint64)
+    chosen[process] = 2 * launches
+    arrays = {"firsts": firsts, "rests": rests, "blocks": blocks, SAMPLED: chosen}
+    arrays["groups"] = np.zeros((SAMPLE_GROUPS * 32, 1), np.uint64)
+    for name in ("lateness", "wholes"):
+        arrays[name] = np.zeros((maps[name].max_entries, 1), maps[name].value_dtype)
+    place = {"process": process, "pid": PID, "comm": comm, "gpu": 0, "mangled": "_Z5scalePf", "wave": None}
+    place |= {"grid": (2, 1, 1), "block_dim": (32, 1, 1), "shape": Shape((2, 1, 1), (32, 1, 1))}
+    instances: Any = {
+        name: [SimpleNamespace(**place, launches=launches, idle=True, array=array)]
+        for name, array in arrays.items()
+    }
+    return Reading(PID, comm, 0, 1, 0, True, instances, {}, process)
+
+
+def session(
+    logs: list[ProcessLog],
+    rings: list[RingRecords],
+    stopped: bool = False,
+    readings: tuple[Reading, ...] = (),
+) -> Any:
     return SimpleNamespace(
         logs=lambda: logs,
         rings=lambda name: rings,
+        readings=lambda *names: readings,
+        instances=lambda name: [one for reading in readings for one in reading.instances[name]],
         stopped=stopped,
         ring_counts=lambda name: [],
     )
@@ -72,6 +111,47 @@ def test_records_may_come_before_their_launch_and_in_parts() -> None:
     found.take(session([log(6)], [ring(6, thread, thread * 0)]))
     ((_, report),) = found.reports(since_last=True)
     assert (report.launches, report.lanes[31].late.max) == (1, 0)
+
+
+@pytest.mark.parametrize("since_last", [False, True], ids=["whole run", "intervals"])
+def test_a_process_that_executes_another_program_is_the_sum_of_both(since_last: bool) -> None:
+    """The second program has the same kernel, and numbers its launches from 1 again."""
+    found, reports = ExitLog(False, EVERY, EVERY), []
+    for one in (reading(1, 5), reading(2, 3), reading(2, 4)):
+        found.take(session([], [], readings=(one,)))
+        reports += [report for _, report in found.reports(since_last)]
+    launches = [5, 3, 1] if since_last else [5, 8, 9]
+    assert [(report.launches, report.exits, report.complete) for report in reports] == [
+        (count, count * 64, count) for count in launches
+    ]
+
+
+def test_the_samples_of_programs_with_the_same_pid_add_up() -> None:
+    """With the same name, that is; of the third one, the kernel has a report of its own."""
+    found = ExitLog(False, EVERY, EVERY, sampling=Sampling("block", 1, 0))
+    some = session([], [], readings=(reading(1, 5), reading(2, 3), reading(3, 2, comm="other")))
+    found.take(some)
+    reports = {kernel.comm: report for kernel, report in found.reports(since_last=True, session=some)}
+    for comm, launches, processes in (("app", 8, 2), ("other", 2, 1)):
+        sample = reports[comm].sample
+        assert sample is not None and (sample.units, sample.count) == (2 * launches, 2 * launches)
+        assert np.count_nonzero(sample.chosen) == processes
+    some = session([], [], readings=(reading(1, 5), reading(2, 7), reading(3, 2, comm="other")))
+    found.take(some)
+    ((_, report),) = found.reports(since_last=True, session=some)
+    assert report.sample is not None and (report.sample.units, report.sample.count) == (8, 8)
+
+
+def test_clocks_of_programs_with_the_same_pid_are_not_compared() -> None:
+    """The second program uses another GPU, whose clocks have counted for longer."""
+    found = ExitLog(False, EVERY, EVERY)
+    for process in (1, 2):
+        made = dataclasses.replace(log(brackets=200, virtual=False), process=process)
+        clock = made.records["clock"]
+        clock["clock64"] = 2 * clock["gpu"] + process * 10**8
+        found.take(session([made], []))
+    kernel = KernelShape(PID, "app", 0, "_Z5scalePf", (2, 1, 1), (64, 1, 1))
+    assert found._rate(kernel).ns == pytest.approx(0.5)
 
 
 def test_names_and_gpus_may_come_later_than_the_log() -> None:

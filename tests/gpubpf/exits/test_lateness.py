@@ -393,13 +393,13 @@ def test_only_whole_launches_are_taken_from_the_maps_and_each_once() -> None:
     warps, blocks, lateness = run_device(shape, launches)
     found = Exits(shape)
     found.take_maps(warps, blocks, CycleLength())
-    assert found.seen == {3, 12} and found.warp.largest == 600
+    assert found.seen == {(0, 3), (0, 12)} and found.warp.largest == 600
     found.take_maps(warps, blocks, CycleLength())
     assert found.complete == 2
     blocks["rounds"]["left"][0, 1, 3] -= np.uint64(1)  # a thread is still running
     another = Exits(shape)
     another.take_maps(warps, blocks, CycleLength())
-    assert another.seen == {12}
+    assert another.seen == {(0, 12)}
     assert LaneLateness.of_maps(lateness, blocks).sums[4] == 50 * (3 + 4 + 12)
 
 

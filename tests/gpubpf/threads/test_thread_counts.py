@@ -137,6 +137,32 @@ def test_a_launch_that_ends_in_the_last_interval_is_counted(sampled: bool) -> No
     assert reader.read(session) == []
 
 
+@pytest.mark.parametrize("since_last", [False, True])
+def test_programs_with_the_same_pid_have_samples_of_their_own(since_last: bool) -> None:
+    """A process executed another program with the same kernel. In block 1, which is chosen, each thread did 1,000 or 5 per launch."""
+    shape = Shape((2, 1, 1), (3, 1, 1))
+    maps: dict[str, list[Any]] = {"tallies": [], "groups": [], SAMPLED: []}
+    for process, launches, each in ((1, 100, 1000), (2, 10, 5)):
+        runs = np.array([0, 0, 0] + [launches] * 3, np.uint64)
+        tallies = np.array([list(zip(runs, each * runs, strict=True))], [("runs", "u8"), ("work", "u8")])
+        chosen, work = np.zeros((2, GROUPS, 1), np.uint64)
+        chosen[3], work[3] = launches, runs.sum() * each
+        place = {"process": process, "context": 1, "pid": 1, "gpu": 0, "mangled": "_Z1kPf"}
+        place |= {
+            "grid": shape.grid,
+            "block_dim": shape.block_dim,
+            "shape": shape,
+            "launches": launches,
+            "idle": True,
+        }
+        for name, array in (("tallies", tallies), ("groups", work), (SAMPLED, chosen)):
+            maps[name].append(SimpleNamespace(**place, array=array))
+    session: Any = SimpleNamespace(stopped=True, instances=maps.__getitem__)
+    first, second = Reader(EVERYTHING, EVERYTHING, since_last, Sampling("block", 2, 0)).read(session)
+    assert (first.total_work, second.total_work) == (100 * 6 * 1000, 10 * 6 * 5)
+    assert [one.sampled[0].count for one in (first, second) if one.sampled] == [100, 10]
+
+
 @pytest.mark.parametrize("block", [64, 40, 3], ids=["whole warps", "a part of a warp", "no whole warp"])
 def test_what_lanes_did_together_is_added_to_what_each_did(block: int) -> None:
     shape = Shape((2, 1, 1), (block, 1, 1))
