@@ -34,6 +34,8 @@ WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET)  # kin
 class Operations:
     """Operations: int64 arrays with one element per operation, in the order in which their calls returned.
 
+    A copy that its call waits for may have its place where it was called, because other threads go on meanwhile.
+
     id        unique; `link` refers to it
     kind      `Kind`
     call, ret   host time at the beginning and end of the driver call, ns
@@ -145,26 +147,24 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
     """
     count = len(ops)
     bound = np.full(count, NEVER, np.int64)
-    start, _ = _graph_times(ops)
     synced = ops.kind == Kind.SYNC
-    # For each operation, what it says about earlier ones of its stream: that they had ended by its start, or by the return of a wait.
-    says = np.where((start == NONE) | (not by_work), NEVER, start)
     itself = ops.waits & ~synced
-    says = np.where(itself | (synced & (ops.what == SyncTarget.STREAM)), ops.ret, says)
+    bound[itself] = ops.ret[itself]
     order = ops.by_queue
     streams = equal_runs(ops.queue[order])
+    if by_work:  # earlier work of a stream has ended when later work starts
+        start, _ = _graph_times(ops)
+        starts = np.where((start == NONE) | itself, NEVER, start)
+        for part in streams:
+            mine = order[part]
+            bound[mine] = np.minimum(bound[mine], np.append(_least_from(starts[mine])[1:], NEVER))
     for part in streams:
-        mine = order[part]
-        after = np.append(_least_from(says[mine])[1:], NEVER)
-        own = np.where(itself[mine], ops.ret[mine], NEVER)
-        bound[mine] = np.minimum(after, own)
+        _bound_by_waits(ops, order[part], itself | (synced & (ops.what == SyncTarget.STREAM)), bound)
     # A wait for a context bounds all its streams. A wait for an event bounds what came before its record operation.
     whole = synced & (ops.what == SyncTarget.CONTEXT)
     if whole.any():
-        returns = np.where(whole, ops.ret, NEVER)
         for part in equal_runs(ops.context[ops.by_context]):
-            mine = ops.by_context[part]
-            bound[mine] = np.minimum(bound[mine], np.append(_least_from(returns[mine])[1:], NEVER))
+            _bound_by_waits(ops, ops.by_context[part], whole, bound)
     waited = np.flatnonzero(
         synced & np.isin(ops.what, (SyncTarget.EVENT, SyncTarget.OPERATION)) & (ops.link != 0)
     )
@@ -180,6 +180,24 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
             bound[mine] = np.minimum(bound[mine], _least_from(first[mine]))
     _bound_graph_kernels(ops, bound)
     return bound
+
+
+def _bound_by_waits(ops: Operations, mine: Integers, waiting: NDArray[np.bool_], bound: Integers) -> None:
+    """Apply the bounds of those operations of `mine`, in order, that wait for all work that was launched before their call.
+
+    Work that another thread launches during the wait is not bounded.
+    """
+    waits = mine[waiting[mine]]
+    if not len(waits):
+        return
+    # A wait that took no time says nothing about what returned at the same time: that may have come later.
+    calls = np.minimum(ops.call[waits], ops.ret[waits] - 1)
+    by_call = np.argsort(calls, kind="stable")
+    least = np.append(_least_from(ops.ret[waits[by_call]]), NEVER)
+    # The time by which this operation and all before it had returned. On the virtual clock, each thread has its own time, and the
+    # order also counts.
+    returned = np.maximum.accumulate(ops.ret[mine])
+    bound[mine] = np.minimum(bound[mine], least[np.searchsorted(calls[by_call], returned)])
 
 
 def _least_from(values: Integers) -> Integers:

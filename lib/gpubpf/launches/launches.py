@@ -351,7 +351,7 @@ class _ColumnsBuilder:
         queued = (kind >= Kind.KERNEL) & (kind <= Kind.API)
         ran = queued & ((raw["flags"] & operation_log.CAPTURED) == 0) & (raw["result"] == 0)
         ran[self._joins(kind)] = False
-        at = np.flatnonzero(ran)
+        at = self._in_stream_order(np.flatnonzero(ran))
         self.at, self.kind = at, kind[at]
         count = len(at)
         self.owner = self.process[at]
@@ -409,6 +409,25 @@ class _ColumnsBuilder:
             block_dim=field("kernel", "block"), origin=origin, wanted=wanted & chosen,
             by_others=wanted & ~chosen & (outcome == operation_log.INSTRUMENTED), **times,
         )  # fmt: skip
+
+    def _in_stream_order(self, at: Integers) -> Integers:
+        """Return the places of operations with those that wait for their own work moved to where they were called.
+
+        Other threads can launch work during such a wait. The virtual clock does not tell, because each thread has its own time. On
+        AMD GPUs, all operations of a call to HIP have its times, so their order in the log counts.
+        """
+        raw, at = self.raw, at.copy()
+        waiting = (raw["flags"][at] & operation_log.SYNCHRONOUS != 0) & (raw["kind"][at] <= Kind.GRAPH)
+        owner = self.process[at]
+        for place in distinct(owner[waiting]).tolist():
+            if self.processes[place].virtual or self.processes[place].vendor == Vendor.AMD:
+                continue
+            mine = np.flatnonzero(owner == place)
+            call, ret = (raw[name][at[mine]].astype(np.int64) for name in ("call_ns", "return_ns"))
+            returned = np.maximum.accumulate(np.where(waiting[mine], 0, ret))
+            moment = np.where(waiting[mine], call, returned)
+            at[mine] = at[mine][np.argsort(moment, kind="stable")]
+        return at
 
     def _joins(self, kind: Integers) -> list[int]:
         """Return the waits for events that were recorded in a capture. They put their stream into the capture and never ran."""

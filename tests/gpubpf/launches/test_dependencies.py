@@ -140,7 +140,8 @@ def test_unknown_stays_unknown_until_something_bounds_it() -> None:
         {"what": SyncTarget.CONTEXT, "queue": 3},
         {"what": SyncTarget.EVENT, "queue": 3, "link": 2},
     ):
-        rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORDED}, {"kind": Kind.SYNC, "ret": 500} | sync]
+        wait = {"kind": Kind.SYNC, "call": 10, "ret": 500}
+        rows = [kernel(0, NONE, NONE), {"kind": Kind.RECORDED}, wait | sync]
         ops = operations([*rows, kernel(600, 700, 800)])
         assert waits(ops).wait.tolist() == [0, NONE, NONE, 0]
         assert ended_by(ops)[0] == 500
@@ -153,8 +154,55 @@ def test_a_wait_for_an_event_says_nothing_of_the_stream_that_it_stands_in() -> N
 
 
 def test_when_operations_were_over() -> None:
-    rows = [kernel(0, 10, 20), kernel(5, 20, 30), kernel(7, 8, 9, queue=1), {"kind": Kind.SYNC, "ret": 50}]
-    assert ended_by(operations(rows)).tolist() == [20, 50, NEVER, NEVER]
+    rows = [kernel(0, 10, 20), kernel(5, 20, 30), kernel(7, 8, 9, queue=1)]
+    wait = {"kind": Kind.SYNC, "call": 17, "ret": 50}
+    assert ended_by(operations([*rows, wait])).tolist() == [20, 50, NEVER, NEVER]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        {"kind": Kind.SYNC, "what": SyncTarget.CONTEXT, "queue": 3},
+        {"kind": Kind.SYNC, "what": SyncTarget.STREAM},
+        {"kind": Kind.D2H, "waits": 1},
+    ],
+)
+def test_a_wait_says_nothing_of_what_another_thread_launches_meanwhile(wait: dict[str, Any]) -> None:
+    rows = [kernel(0, NONE, NONE), kernel(100, NONE, NONE), wait | {"call": 20, "ret": 500}]
+    assert ended_by(operations(rows)).tolist()[:2] == [500, NEVER]
+    assert ended_by(operations([*rows, wait | {"call": 600, "ret": 700}])).tolist()[:2] == [500, 700]
+    # The wait that returns first need not be the one that was called first.
+    longer = [*rows[:2], wait | {"call": 120, "ret": 400}, rows[2]]
+    assert ended_by(operations(longer)).tolist()[:2] == [400, 400]
+    # On the virtual clock, a thread can be far behind the others: what it launches after the wait may have an earlier time.
+    late = [kernel(0, NONE, NONE), wait | {"call": 600, "ret": 700}, kernel(100, NONE, NONE)]
+    assert ended_by(operations(late)).tolist()[::2] == [700, NEVER]
+    at_once = [kernel(0, NONE, NONE), wait | {"call": 600, "ret": 600}, kernel(590, NONE, NONE)]
+    assert ended_by(operations(at_once)).tolist()[::2] == [600, NEVER]
+
+
+def test_bounds_by_waits_are_those_of_a_search_for_each_operation() -> None:
+    random = np.random.default_rng(5)
+    rows = []
+    for _ in range(400):
+        call, ret = sorted(int(time) for time in random.choice(4000, 2))
+        row = {"call": call, "ret": ret, "queue": int(random.choice(3))}
+        kind = random.choice(3)
+        rows.append(row | [{"kind": Kind.KERNEL}, {"kind": Kind.SYNC}, {"kind": Kind.D2H, "waits": 1}][kind])
+        rows[-1]["what"] = int(random.choice([SyncTarget.STREAM, SyncTarget.CONTEXT])) if kind == 1 else 0
+    rows.sort(key=lambda row: row["ret"])
+    expected = []
+    for row in rows:
+        waits_for = [
+            later["ret"]
+            for later in rows
+            if later["kind"] != Kind.KERNEL
+            and later["call"] >= row["ret"]
+            and (later["what"] == SyncTarget.CONTEXT or later["queue"] == row["queue"])
+        ]
+        own = [row["ret"]] if row["kind"] == Kind.D2H else []
+        expected.append(min([*waits_for, *own], default=NEVER))
+    assert ended_by(operations(rows)).tolist() == expected
 
 
 def replay(
@@ -201,7 +249,8 @@ def some_operations(random: np.random.Generator) -> Operations:
         if kind == Kind.RECORDED:
             records.append(len(rows))
         what = int(random.choice(4))
-        rows.append({"kind": Kind.SYNC, "queue": queue, "what": what, "link": link, "ret": time + 90})
+        wait = {"call": time + 85, "ret": time + 90}
+        rows.append({"kind": Kind.SYNC, "queue": queue, "what": what, "link": link} | wait)
         nodes = [node for node in range(4) if random.random() < 0.8]
         spans = [(node, time + 5 * node, time + int(random.choice(99))) for node in nodes]
         rows += replay(n, time, spans, queue=queue)

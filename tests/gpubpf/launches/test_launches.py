@@ -150,6 +150,50 @@ def test_on_the_real_clock_the_time_of_a_reading_tells_what_was_over() -> None:
     assert abs(late.ops.end[:2] - [1_050_000, 1_060_000]).max() <= 100
 
 
+CLOCK = {"clock": {"host_before": 1_000_000, "gpu": 1_000_000, "host_after": 1_000_000, "tick_ns": 1}}
+
+
+def test_an_end_is_not_believed_because_another_thread_waited_while_it_was_launched() -> None:
+    log, device = Log(), Device()
+    log.put(operation_log.CLOCK, CLOCK)
+    device.ran(log.kernel(1_050_000, 1_055_000, thread=71), 1_060_000, 2_000_000)  # some blocks have ended
+    log.put(operation_log.SYNC, {"sync": {"what": 2}}, call_ns=1_010_000, return_ns=1_900_000, queue=0)
+    seen = found(log, device, virtual=False, idle=False, taken=3_000_000)
+    assert seen.running.tolist() == [True, False] and seen.ops.end[0] == NONE
+
+
+def test_what_is_launched_during_a_copy_comes_after_it() -> None:
+    log, device = Log(), Device()
+    log.put(operation_log.CLOCK, CLOCK)
+    device.ran(log.kernel(1_000_000, 1_005_000), 1_005_000, 1_900_000)
+    for n in range(2):  # while thread 70 waits for its copy
+        start = 2_000_000 + 500_000 * n
+        device.ran(
+            log.kernel(1_050_000 + 10_000 * n, 1_055_000 + 10_000 * n, thread=71), start, start + 500_000
+        )
+    flags = operation_log.SYNCHRONOUS
+    copy = log.put(operation_log.D2H, call_ns=1_010_000, return_ns=2_001_000, flags=flags)
+    log.put(operation_log.SPAN, {"span": {"of": copy, "start": 1_900_000, "end": 2_000_000}})
+    view = latency.LaunchView(found(log, device, virtual=False))
+    assert [view.op(at) for at in range(4)] == ["kernel", "d2h", "kernel", "kernel"]
+    assert view.waits.waited_for.tolist() == [-1, -1, 1, 2]  # the copy waited during its call
+
+
+def test_the_operations_of_a_call_to_hip_keep_their_order() -> None:
+    log, app = Log(), dataclasses.replace(process(virtual=False), vendor=Vendor.AMD)
+    times = {"call_ns": 1_000_000, "return_ns": 2_000_000}
+    mark = log.put(operation_log.RECORDED, **times)
+    log.put(operation_log.WAIT, {"event": {"record": mark}}, queue=2, **times)
+    log.put(operation_log.D2H, queue=2, flags=operation_log.SYNCHRONOUS, **times)
+    launches = Launches(SLOTS)
+    launches.log(app, log.array())
+    assert launches.columns().ops.kind.tolist() == [
+        operation_log.RECORDED,
+        operation_log.WAIT,
+        operation_log.D2H,
+    ]
+
+
 def test_a_slot_that_was_used_again_before_it_was_read_is_lost_and_one_that_was_read_is_not() -> None:
     log, device = Log(), Device()
     launches, app = Launches(SLOTS), process()
