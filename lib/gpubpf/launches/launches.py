@@ -56,6 +56,8 @@ KEPT = 1 << 15  # the latest records, which `forget` always keeps
 OPEN = 1 << 18  # records that it also keeps: of launches that are running, or whose times are not yet read
 FULL = 1 << 18  # new records after which `forget` is due
 MOST_NUMBERED = 1 << 16  # maximum streams or graphs to remember
+MOST_EDGES = 1 << 18  # maximum edges of graphs to remember per process
+READINGS = 1024  # clock brackets to keep per context; the older ones are kept at longer intervals
 WIDE = 10_000  # ns; if all clock brackets are wider, as on a very busy machine, launches bound the clock, too
 SPREAD = 64  # number of launches that then bound the clock
 _HOST = "host"  # the source of cells that come from the shared array in host memory
@@ -161,6 +163,43 @@ class OperationColumns:
     functions: Mapping[int, str] = field(default_factory=dict)
 
 
+class _Lasting:
+    """The records of a process that later operations need however old they are: its streams, its graphs' edges, and its clocks."""
+
+    KINDS = (operation_log.QUEUE, operation_log.EDGE, operation_log.CLOCK)
+
+    def __init__(self, process: LoggedProcess) -> None:
+        self.process = process
+        nothing = np.zeros(0, operation_log.DTYPE)
+        self._queues, self._edges = nothing, nothing
+        self._clocks: dict[int, Records] = {}  # by context
+
+    def take(self, records: Records) -> None:
+        """Take records of these kinds. If a context has too many clock brackets, drop every second one, as in `KernelShapes`."""
+        kinds = records["kind"]
+        queues, edges = (elements(records, kinds == kind) for kind in self.KINDS[:2])
+        self._queues = joined([self._queues, queues], operation_log.DTYPE)
+        self._edges = joined([self._edges, edges], operation_log.DTYPE)
+        clocks = elements(records, kinds == operation_log.CLOCK)
+        for context in distinct(clocks["context"].astype(np.int64)).tolist():
+            new = elements(clocks, clocks["context"] == context)
+            parts = [self._clocks[context], new] if context in self._clocks else [new]
+            kept = joined(parts, operation_log.DTYPE)
+            while len(kept) > READINGS:
+                kept = joined([kept[:1], kept[2:-1:2], kept[-1:]], operation_log.DTYPE)
+            self._clocks[context] = kept
+
+    def forget(self, queues: Integers, graphs: Integers) -> None:
+        """Drop what was not used for longest, if there is too much. `queues`, `graphs`: sorted numbers of those used lately."""
+        used = among(self._queues["queue"].astype(np.int64), queues)
+        self._queues = elements(self._queues, np.argsort(used, kind="stable")[-MOST_NUMBERED:])
+        used = among(self._edges["edge"]["exec"].astype(np.int64), graphs)
+        self._edges = elements(self._edges, np.argsort(used, kind="stable")[-MOST_EDGES:])
+
+    def records(self) -> Records:
+        return joined([self._queues, self._edges, *self._clocks.values()], operation_log.DTYPE)
+
+
 class Launches:
     """Collects launches as they arrive.
 
@@ -171,6 +210,7 @@ class Launches:
     def __init__(self, slots: int, kernels: Sequence[str] = (), filtered: bool = False) -> None:
         self._slots, self._kernels, self._filtered = slots, tuple(kernels), filtered
         self._records: list[tuple[LoggedProcess, Records]] = []
+        self._lasting: dict[int, _Lasting] = {}  # by the identity of the process
         self._cells: dict[tuple[int, Any], DeviceCells] = {}
         self._processes: dict[int, LoggedProcess] = {}
         self._told = np.zeros(0, np.int64)  # sorted ids of operations that `fresh` has returned
@@ -220,7 +260,6 @@ class Launches:
         """Take consecutive records of the operation log (`operation_log.DTYPE`)."""
         if not len(records):
             return
-        self._records.append((process, records))
         self._count += len(records)
         older = records[
             (records["kind"] == operation_log.QUEUE) & (records["flags"] & operation_log.FROM_BEFORE != 0)
@@ -230,6 +269,12 @@ class Launches:
         calls = records["call_ns"][(records["kind"] < operation_log.SPAN) & (records["call_ns"] > 0)]
         if len(calls):
             self._origin = min(self._origin, int(calls.min()))
+        lasting = np.isin(records["kind"], _Lasting.KINDS)
+        if lasting.any():
+            self._lasting.setdefault(id(process), _Lasting(process)).take(elements(records, lasting))
+            records = elements(records, ~lasting)
+        if len(records):
+            self._records.append((process, records))
 
     def host_launches(self, process: int, launches: Any) -> None:
         """Take the shared array of a process (given by its number), with the fields `launch`, `start` and `end`.
@@ -268,25 +313,28 @@ class Launches:
         """Drop old records: of the operations that `fresh` has returned, only the latest matter to later ones."""
         if self._count < 2 * KEPT:
             return
+        self._forget_lasting()
         kept: list[tuple[LoggedProcess, Records]] = []
         left = KEPT  # how many more records to keep; below 0, it counts older open ones
         for process, records in reversed(self._records):
             border = max(0, len(records) - max(left, 0))
             earlier, latest = records[:border], records[border:]
             left -= len(latest)
+            ran = (earlier["flags"] & operation_log.CAPTURED == 0) & (earlier["result"] == 0)
             told = among(earlier["id"].astype(np.int64), self._told)
-            open_ = (earlier["kind"] > operation_log.SPAN) | (earlier["kind"] == operation_log.KERNEL) & ~told
+            open_ = (earlier["kind"] == operation_log.KERNEL) & ran & ~told
             if any(self._unseen):
                 self._note_work(process, elements(earlier, ~open_))
             earlier = elements(earlier, open_)[-(left + OPEN) :]
             left -= len(earlier)
-            kept.append((process, joined([earlier, latest], operation_log.DTYPE)))
+            if len(earlier) or len(latest):
+                kept.append((process, joined([earlier, latest], operation_log.DTYPE)))
             if left <= -OPEN:
                 break
         self._records = kept[::-1]
         self._count = self._kept = sum(len(records) for _, records in self._records)
-        ids = np.concatenate([records["id"].astype(np.int64) for _, records in self._records])
-        ids = distinct(ids)
+        numbers = [records["id"].astype(np.int64) for _, records in self._records]
+        ids = distinct(np.concatenate([np.zeros(0, np.int64), *numbers]))
         self._told = self._told[among(self._told, ids)]
         launched = ids[ids & OTHER_OPERATION == 0]
         open_ids = ids[~among(ids, self._told)] & NUMBER_MASK
@@ -298,6 +346,22 @@ class Launches:
             self._passed[number] = passed[among(passed, ids) | (passed > last(number) - KEPT)]
         for (number, _), cells in self._cells.items():
             cells.forget(open_ids, last(number) & NUMBER_MASK)
+
+    def _forget_lasting(self) -> None:
+        """Drop the streams and graphs of ended processes, and those that were not used for longest if there are too many."""
+        parts: dict[int, list[Records]] = {}
+        for process, records in self._records:
+            parts.setdefault(id(process), []).append(records)
+        for key, lasting in list(self._lasting.items()):
+            if key not in parts and lasting.process.ended:
+                del self._lasting[key]
+                continue
+            queues, graphs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+            for records in parts.get(key, ()):
+                queues.append(records["queue"].astype(np.int64))
+                launched = records["kind"] == operation_log.GRAPH
+                graphs.append(records["graph"]["exec"][launched].astype(np.int64))
+            lasting.forget(distinct(np.concatenate(queues)), distinct(np.concatenate(graphs)))
 
     def _note_work(self, process: LoggedProcess, forgotten: Records) -> None:
         """Record that later operations in these streams do not wait for work from before attaching."""
@@ -318,7 +382,8 @@ class Launches:
     def columns(self) -> OperationColumns:
         """Return all that is known now. This takes several seconds for a million operations."""
         passed = np.concatenate([np.zeros(0, np.int64), *self._passed.values()]) if self._filtered else None
-        return _ColumnsBuilder(self._records, self._cells, self._slots, self._numbers, self._unseen).columns(
+        records = [(of.process, of.records()) for of in self._lasting.values()] + self._records
+        return _ColumnsBuilder(records, self._cells, self._slots, self._numbers, self._unseen).columns(
             self._origin, self._kernels, passed
         )
 

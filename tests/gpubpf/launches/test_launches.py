@@ -615,6 +615,65 @@ def test_launches_that_are_forgotten_stay_in_the_sums(monkeypatch: pytest.Monkey
     assert sum(len(part) for _, part in launches._records) <= 256 and len(launches._told) <= 256
 
 
+def crowd(log: Log, of: str) -> None:
+    """Add 700 records of a kind that no launch needs."""
+    for n in range(700):
+        if of == "captured":
+            log.kernel(0, 0, queue=2, flags=operation_log.CAPTURED)
+        elif of == "failed":
+            log.kernel(0, 0, queue=2, result=719)
+        elif of == "clock":
+            log.put(operation_log.CLOCK, CLOCK)
+        elif of == "node":
+            log.put(operation_log.NODE, {"kernel": {"exec": 5 + n}})
+        else:
+            log.put(operation_log.EDGE, {"edge": {"exec": 5 + n}})
+
+
+@pytest.mark.parametrize("of", ["captured", "failed", "clock", "node", "edge"])
+def test_streams_and_graphs_are_not_forgotten_while_they_are_used(
+    of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"KEPT": 16, "OPEN": 64, "READINGS": 32, "MOST_EDGES": 64}.items():
+        monkeypatch.setattr(f"gpubpf.launches.launches.{name}", value)
+    log, device, launches, app = Log(), Device(), Launches(SLOTS), process()
+    log.put(operation_log.QUEUE, queue=1, queue_kind=operation_log.BLOCKING)
+    log.put(operation_log.QUEUE, queue=2, queue_kind=operation_log.NON_BLOCKING)
+    log.put(operation_log.EDGE, {"edge": {"exec": 3, "before": 0, "after": 1}})
+    for n in range(5):
+        call = 1_000_000 * (n + 1)
+        device.ran(log.kernel(call, call + 1000), call + 1000, call + 100_000)
+        graph = {"graph": {"exec": 3, "replay": n + 1, "kernels": 2}}
+        log.put(operation_log.GRAPH, graph, call_ns=call + 2000, return_ns=call + 3000, queue=2)
+        for node in range(2):
+            part = {"exec": 3, "replay": n + 1, "node": node}
+            of_graph = {"flags": operation_log.GRAPH_NODE, "queue": 2, "kernel": part}
+            launch = log.kernel(call + 2000, call + 3000, **of_graph)
+            device.ran(launch, call + 10_000 * node + 3000, call + 10_000 * node + 13_000)
+        launches.log(app, log.array())
+        launches.reading(app, device.starts, device.ends, call + 500_000, True)
+        seen = launches.columns()
+        launches.fresh(seen, last=False)
+        assert [kind.name for kind in seen.ops.queues] == ["BLOCKING", "NON_BLOCKING"], n
+        # The graph does not wait for the other stream, and its second kernel waits for the first.
+        assert (
+            seen.waits.wait[-3:].tolist() == [0, 0, 10_000] and seen.waits.waited_for[-1] == len(seen.ops) - 2
+        )
+        launches.forget()
+        assert len(launches._lasting[id(app)].records()) <= 2 + 64 + 32
+        assert sum(len(part) for _, part in launches._records) <= 16
+        log.gave()
+        crowd(log, of)
+    launches.log(app, log.array())
+    log.gave()
+    app.ended = True
+    launches.fresh(launches.columns(), last=False)
+    launches._records = []
+    launches._count = 64
+    launches.forget()
+    assert not launches._lasting
+
+
 @pytest.mark.parametrize(("pause", "said"), [(2000, True), (900_000, False)])
 def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: bool) -> None:
     log, device = Log(), Device()
