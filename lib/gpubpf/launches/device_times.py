@@ -112,6 +112,12 @@ class DeviceCells:
         found[~there] = 0
         return there, found
 
+    def reused(self, counters: Integers) -> NDArray[np.bool_]:
+        """Return, for each launch, whether its slot was last read with a later launch."""
+        now = elements(self._now, self._key(counters) % len(self._now))
+        later = (now["generation"] - self._key(counters) // len(self._now)) % GENERATIONS
+        return now["used"] & (later > 0) & (later < GENERATIONS // 2)
+
     def _key(self, counters: Integers) -> Integers:
         """Return the keys that identify launches in these arrays."""
         return counters % (len(self._now) * GENERATIONS)

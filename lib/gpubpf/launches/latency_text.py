@@ -227,9 +227,8 @@ def launch_line(view: LaunchView, at: int, owners: OwnerColumns) -> str:
     times = {what: known(getattr(waits, what)[at]) for what in parts}
     cells += [at_least(ns, error) if what == "overhead" else us(ns) for what, ns in times.items()]
     columns = view.columns
-    cells.append(
-        "runs" if columns.running[at] else "unknown" if columns.lost[at] else us(known(waits.exec[at]))
-    )
+    runs = columns.running[at] and view.ops.start[at] != NONE
+    cells.append("runs" if runs else "unknown" if columns.lost[at] else us(known(waits.exec[at])))
     since = (int(view.ops.call[at]) - view.columns.origin) / 1000
     when = f"{since:.1f}" if since < 10**9 else f"{since:.0f}"
     label = view.shown(width)[int(view.columns.name[at])]
@@ -410,7 +409,7 @@ def loss_lines(summary: Mapping[str, Any]) -> list[str]:
     failed, ended = summary["launches_lost_by_failure"], summary["launches_lost_by_exit"]
     reused = summary["launches_lost"] - failed - ended
     said = (
-        (summary["launches_running"], "still running when the measurement ended"),
+        (summary["launches_running"], "running, or not started, when the measurement ended"),
         (failed, "with an unknown end: the context failed before the end was read"),
         (ended, "with an unknown end: the process ended before the end was read"),
         (reused, "lost: the tool could not keep up; --kernel chooses fewer"),

@@ -74,6 +74,7 @@ class LoggedProcess:
     number    unique in the session, unlike the pid, which survives exec
     vendor    the vendor of its GPUs
     ended     it has ended, and its log was read
+    failed    one of its contexts failed
     """
 
     pid: int
@@ -85,6 +86,7 @@ class LoggedProcess:
     number: int = 0
     vendor: Vendor = Vendor.NVIDIA
     ended: bool = False
+    failed: bool = False
 
 
 class Numbering:
@@ -114,7 +116,7 @@ class OperationColumns:
     method      how its times were measured: NO_METHOD, DEVICE, STAMP, CUPTI or ROCR
     start_error, end_error   ns; UNKNOWN without a time
     exec_error  error of end - start, ns
-    running     not complete at the last reading
+    running     not complete, or not even started, at the last reading
     lost        instrumented, but its times never arrived
     bytes       of copies and memsets
     exec        of graph launches and their kernels: the executable graph
@@ -240,6 +242,8 @@ class Launches:
             process.vendor, process.ended = log.vendor, log.over
             self._lost_of[log.process] = log.lost
             self.log(process, log.records)
+        for number in session.failed() & self._processes.keys():
+            self._processes[number].failed = True
         for reading in session.readings(starts, ends):
             process = self._processes.setdefault(
                 reading.process, LoggedProcess(reading.pid, reading.comm, number=reading.process)
@@ -676,10 +680,12 @@ class _ColumnsBuilder:
         end_error[open_] = exec_error[open_] = UNKNOWN
         lasted[~settled] = NONE
         past = cells["past"] | np.array([process.ended for process in self.processes], bool)[self.owner]
-        lost = open_ & past | probed & ~read & (method == NO_METHOD)
+        unread = probed & ~read & (method == NO_METHOD)
+        queued = unread & self._queued(ops, np.flatnonzero(unread))
+        lost = open_ & past | unread & ~queued
         return {
             "method": method, "start_error": start_error, "end_error": end_error, "exec_error": exec_error, "exec": lasted,
-            "running": open_ & ~past, "lost": lost, "clock_steps": steps,
+            "running": open_ & ~past | queued, "lost": lost, "clock_steps": steps,
         }  # fmt: skip
 
     def _kept(self, ops: Operations, over: Integers) -> NDArray[np.bool_]:
@@ -721,6 +727,19 @@ class _ColumnsBuilder:
                 final = kept & found["ended"]
                 found["idle"] |= final
         return read, found
+
+    def _queued(self, ops: Operations, unread: Integers) -> NDArray[np.bool_]:
+        """Return which of the operations `unread`, given by their indices, had not started when their context was last read."""
+        found = np.zeros(len(ops), bool)
+        contexts = self.raw["context"][self.at[unread]]
+        for (number, source), cells in self.cells.items():
+            there = [process.number == number for process in self.processes]
+            alive = [not (process.ended or process.failed) for process in self.processes]
+            mine = (np.array(there, bool) & np.array(alive, bool))[self.owner[unread]]
+            if source != _HOST and mine.any():
+                at = unread[mine if source is None else mine & (contexts == source)]
+                found[at] = ~cells.reused(ops.id[at] & NUMBER_MASK)
+        return found
 
     def _overtaken(self, ops: Operations, read: NDArray[np.bool_], cells: NDArray[Any]) -> Integers:
         """Return, for each operation, the number of the first reading with a later kernel of its stream; NEVER without one.

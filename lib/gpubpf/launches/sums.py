@@ -392,7 +392,7 @@ class LaunchLosses:
         self._counts["running"] += int(columns.running[launched].sum())
         self._counts["behind_unseen"] += int(view.waits.unseen[launched].sum())
         timed = view.ops.start[launched] != NONE
-        self._counts["untimed"] += int((~timed & ~lost).sum())
+        self._counts["untimed"] += int((~timed & ~lost & ~columns.running[launched]).sum())
         for n, name in enumerate(METHODS):
             if name:
                 self._methods[name] += int((timed & (columns.method[launched] == n)).sum())

@@ -213,6 +213,41 @@ def test_a_slot_that_was_used_again_before_it_was_read_is_lost_and_one_that_was_
     assert seen.waits.latency.tolist() == [1000, NONE, 1000]
 
 
+@pytest.mark.parametrize("context", [None, 3])
+def test_a_launch_that_waits_behind_another_until_the_end_is_not_lost(context: int | None) -> None:
+    log, device = Log(), Device()
+    log.put(operation_log.CLOCK, CLOCK)
+    old = log.kernel(1_000_000, 1_001_000, context=3)
+    device.ran(old, 1_001_000, 1_002_000)
+    runs = log.kernel(1_003_000, 1_004_000, context=3)
+    device.ran(runs, 1_004_000, None)
+    log.kernel(1_005_000, 1_006_000, context=3)  # its slot is empty
+    log.kernel(1_007_000, 1_008_000, context=3, id=old + SLOTS)  # its slot has an older launch
+    log.kernel(1_009_000, 1_010_000, context=3, id=runs - SLOTS)  # its slot has a newer launch
+    launches, app = Launches(SLOTS), process(virtual=False)
+    launches.log(app, log.array())
+    launches.reading(app, device.starts, device.ends, 1_500_000, False, context)
+    seen = launches.columns()
+    assert seen.running.tolist() == [False, True, True, True, False]
+    assert seen.lost.tolist() == [False, False, False, False, True]
+    losses, view = LaunchLosses(), latency.LaunchView(seen)
+    losses.add(view, np.arange(1, 4))
+    fields = losses.fields(0)
+    assert (fields["launches_running"], fields["launches_lost"], fields["launches_untimed"]) == (3, 0, 0)
+    said = ["3 launches running, or not started, when the measurement ended"]
+    assert latency_text.loss_lines(fields) == said
+    shown = [latency_text.launch_line(view, at, OwnerColumns()).split()[-1] for at in range(1, 4)]
+    assert shown == ["runs", "-", "-"]
+    for gone in ("ended", "failed"):
+        setattr(app, gone, True)
+        assert not launches.columns().running[2:].any() and launches.columns().lost[2:].all()
+        setattr(app, gone, False)
+    launches = Launches(SLOTS)  # another context was read, so nothing is known
+    launches.log(app, log.array())
+    launches.reading(app, device.starts, device.ends, 1_500_000, False, 4)
+    assert launches.columns().lost[2:].all()
+
+
 def synchronize(log: Log, call: int, ret: int, what: int = operation_log.CONTEXT, kept: int = 0) -> None:
     log.put(operation_log.SYNC, {"sync": {"what": what, "kept": kept}}, call_ns=call, return_ns=ret)
 
