@@ -273,16 +273,29 @@ class GraphCandidate:
         return self.took - self.as_graph
 
 
+def _waits_before(view: LaunchView) -> Integers:
+    """Return a number for each operation that is equal for two of them only if a thread did not wait for the GPU in between."""
+    ops = view.ops
+    order = np.lexsort((np.arange(len(ops)), view.columns.tid, view.columns.process))
+    waited = np.zeros(len(ops), np.int64)
+    thread = np.diff(view.columns.tid[order], prepend=-1) != 0
+    thread |= np.diff(view.columns.process[order], prepend=-1) != 0
+    waited[order] = np.cumsum((ops.kind[order] == Kind.SYNC) | ops.waits[order] | thread)
+    return waited
+
+
 def graph_candidates(view: LaunchView, chosen: Integers) -> list[GraphCandidate]:
     """Return the sequences of launches that a graph would shorten, largest gain first.
 
     In these, there are at least `IN_A_ROW` launches, the GPU mostly waits for the next call, and the host mostly launches.
+    All are by one thread, which does not wait for the GPU in between.
     """
     ops, columns = view.ops, view.columns
     plain = ops.node < 0
     wanted = np.zeros(len(ops), bool)
     wanted[chosen] = True
     made = []
+    waits = _waits_before(view)
     order = np.lexsort((np.arange(len(ops)), ops.queue))
     order = order[(plain & (ops.kind != Kind.API))[order]]
     for place in arrays.equal_runs(ops.queue[order]):
@@ -294,6 +307,7 @@ def graph_candidates(view: LaunchView, chosen: Integers) -> list[GraphCandidate]
         gap = np.append(0, ops.call[part][1:] - ops.ret[part][:-1])
         length = np.where(fits, ops.end[part] - ops.call[part], 0)
         near = gap <= length  # the next call came soon
+        near[1:] &= waits[part][1:] == waits[part][:-1]
         borders = np.concatenate([[0], np.flatnonzero(~(fits[1:] & fits[:-1] & near[1:])) + 1, [len(part)]])
         for number in np.flatnonzero(np.diff(borders) >= IN_A_ROW).tolist():
             run = part[borders[number] : borders[number + 1]]

@@ -730,6 +730,27 @@ def test_many_short_launches_in_a_row_would_gain_from_a_graph(pause: int, said: 
         assert rows[0].took == 13 * 355_000 + 360_000 and rows[0].busy == 140_000
 
 
+@pytest.mark.parametrize(
+    ("what", "thread", "said"),
+    [
+        (operation_log.CONTEXT, 70, False),
+        (operation_log.EVENT, 70, False),
+        (operation_log.STREAM, 70, False),
+        (operation_log.CONTEXT, 71, True),
+    ],
+)
+def test_launches_that_the_host_waits_for_one_by_one_are_no_graph(what: int, thread: int, said: bool) -> None:
+    log, device = Log(), Device()
+    for n in range(20):
+        call = 1_000_000 + 26_000 * n
+        device.ran(log.kernel(call, call + 20_000), call + 19_500, call + 21_500)
+        queue = 1 if what == operation_log.STREAM else 0
+        wait = {"call_ns": call + 20_500, "return_ns": call + 24_000, "queue": queue, "thread": thread}
+        log.put(operation_log.SYNC, {"sync": {"what": what}}, **wait)
+    view = latency.LaunchView(found(log, device))
+    assert bool(latency.graph_candidates(view, np.flatnonzero(view.columns.wanted))) == said
+
+
 class Blocked:
     """A host thread that was blocked all the time."""
 
