@@ -223,11 +223,13 @@ def measure(
         sums.add(view, chosen, bool(args.stacks))
         losses.add(view, new)
         overlap.add(view, new)
+        if off_cpu:
+            off_cpu.forget(launches.open_since(columns))
         launches.forget()
 
     def take() -> None:
         launches.take(session)
-        if launches.full:
+        if launches.full or (off_cpu and off_cpu.full):
             launches.take_shared(session)
             look(last=False)
 

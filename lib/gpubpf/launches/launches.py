@@ -313,6 +313,11 @@ class Launches:
             self._told = distinct(np.append(self._told, columns.ops.id[new]))
         return new
 
+    def open_since(self, columns: OperationColumns) -> int:
+        """Return when the oldest launch was called that `fresh` has not returned yet; NEVER if there is none."""
+        open_ = (columns.ops.kind == Kind.KERNEL) & ~among(columns.ops.id, self._told)
+        return int(columns.ops.call[open_].min(initial=NEVER))
+
     def forget(self) -> None:
         """Drop old records: of the operations that `fresh` has returned, only the latest matter to later ones."""
         if self._count < 2 * KEPT:

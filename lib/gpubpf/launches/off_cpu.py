@@ -5,6 +5,7 @@
     with b.trace(args) as session:
         …
     for what, ns in off_cpu.activity().explain(tid, call_ns, start_ns): …
+    off_cpu.forget(before_ns)
 
 Host programs at launches and tracepoints record the activity of threads, each from its first launch on.
 Nothing is recorded if this process may not load eBPF programs; then `known` is False.
@@ -197,6 +198,8 @@ _SYSCALL = (1 << 64) - 1  # `state` of a system call
 _PREEMPTED, _STOPPED = 0x100, 4 | 8  # SWITCH_RUNNABLE, SWITCH_STOPPED; a state of 0 means preempted, too
 _PROGRAMS = {"sys_enter": "offcpu_enter", "sys_exit": "offcpu_exit", "sched_process_exit": "offcpu_ends"}
 _POLL = 0.1  # seconds; the ring has room for 200,000 records
+_FULL = 1 << 18  # new records after which `forget` is due
+_LONGEST_CALL = 60_000_000_000  # ns; the log does not have a launch before its call returns
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,14 @@ class Activity:
     spans: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     syscalls: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     lost: int = 0
+
+    def added(self, new: Activity) -> Activity:
+        """Return this with newer records."""
+        return Activity(_added(self.spans, new.spans), _added(self.syscalls, new.syscalls), new.lost)
+
+    def since(self, ns: int) -> Activity:
+        """Return this without the records that ended before a time."""
+        return Activity(_since(self.spans, ns), _since(self.syscalls, ns), self.lost)
 
     def explain(self, tid: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
         """Call the function `explain` for a thread. The list is empty if nothing is known about the thread."""
@@ -231,6 +242,24 @@ def activity_of(records: np.ndarray[Any, Any], lost: int = 0) -> Activity:
     return made
 
 
+def _added(
+    known: dict[int, np.ndarray[Any, Any]], new: dict[int, np.ndarray[Any, Any]]
+) -> dict[int, np.ndarray[Any, Any]]:
+    import numpy as np
+
+    made = known | new
+    for tid in known.keys() & new.keys():
+        made[tid] = np.concatenate([known[tid], new[tid]])
+        if new[tid]["start_ns"][0] < known[tid]["start_ns"][-1]:
+            made[tid] = made[tid][np.argsort(made[tid]["start_ns"], kind="stable")]
+    return made
+
+
+def _since(known: dict[int, np.ndarray[Any, Any]], ns: int) -> dict[int, np.ndarray[Any, Any]]:
+    rest = {tid: part[part["end_ns"].searchsorted(ns) :].copy() for tid, part in known.items()}
+    return {tid: part for tid, part in rest.items() if len(part)}
+
+
 def explain(
     spans: np.ndarray[Any, Any] | None,
     calls: np.ndarray[Any, Any] | None,
@@ -244,15 +273,28 @@ def explain(
     ("off-CPU, preempted", 4000), and for time on the CPU in a long system call ("in ioctl", 12000).
     """
     total: Counter[str] = Counter()
-    off = _within(spans, start_ns, end_ns)
+    off, inside = _within(spans, start_ns, end_ns), _within(calls, start_ns, end_ns)
     for begin, end, state, number in off:
         total["off-CPU, " + _reason(state, number)] += end - begin
-    for begin, end, _, number in _within(calls, start_ns, end_ns):
-        away = sum(max(0, min(end, e) - max(begin, b)) for b, e, _, _ in off)
+    for (begin, end, _, number), away in zip(inside, _away(off, inside), strict=True):
         if syscalls.name(number) not in ("uprobe", "uretprobe"):
             # Probes enter the kernel through these two, so they are gpubpf's own overhead.
             total[f"in {syscalls.name(number)}"] += end - begin - away
     return [(what, ns) for what, ns in total.most_common() if ns > 0]
+
+
+def _away(off: list[tuple[int, int, int, int]], calls: list[tuple[int, int, int, int]]) -> list[int]:
+    """Return how long the thread was off the CPU in each system call."""
+    import numpy as np
+
+    if not off or not calls:
+        return [0] * len(calls)
+    starts, ends = np.array([span[:2] for span in off], np.int64).T
+    before = np.append(0, np.cumsum(ends - starts))  # the time off the CPU before each span
+    times = np.array([call[:2] for call in calls], np.int64)
+    last = starts.searchsorted(times, "right") - 1  # the span that began last; -1: none
+    until = before[last + 1] - np.where(last >= 0, np.maximum(ends[last] - times, 0), 0)
+    return [int(ns) for ns in until[:, 1] - until[:, 0]]
 
 
 def _within(
@@ -263,9 +305,10 @@ def _within(
         return []
     first = records["end_ns"].searchsorted(start_ns, "right")
     last = records["start_ns"].searchsorted(end_ns, "left")
+    columns = (records[name][first:last].tolist() for name in ("start_ns", "end_ns", "state", "syscall"))
     return [
-        (max(int(r["start_ns"]), start_ns), min(int(r["end_ns"]), end_ns), int(r["state"]), int(r["syscall"]))
-        for r in records[first:last]
+        (max(start, start_ns), min(end, end_ns), state, number)
+        for start, end, state, number in zip(*columns, strict=True)
     ]
 
 
@@ -284,7 +327,8 @@ class OffCpu:
     def __init__(self, owner: BPF, least_ns: int = 5000) -> None:
         """Prepare the programs. Off-CPU times and system calls shorter than `least_ns` are not recorded."""
         self.known = False
-        self._records: list[np.ndarray[Any, Any]] = []
+        self._records: list[np.ndarray[Any, Any]] = []  # those that `_activity` does not have yet
+        self._activity = Activity()
         self._host: Host | None = None
         self._lost = 0
         self._lock = threading.Lock()
@@ -365,13 +409,30 @@ class OffCpu:
                 open_["state"] = still["state"] if start == "left_ns" else _SYSCALL
                 self._records.append(open_[open_["start_ns"] < now])
 
+    @property
+    def full(self) -> bool:
+        """Whether it is time to use `activity` and then `forget`."""
+        return sum(map(len, self._records)) >= _FULL
+
     def activity(self) -> Activity:
-        """Return what has been recorded so far."""
+        """Return what has been recorded so far and was not forgotten."""
         import numpy as np
 
         self._take()
         with self._lock:
-            if not self._records:
-                return Activity(lost=self._lost)
             lost = int(self._host.items("lost")["value"][0]) if self._host is not None else self._lost
-            return activity_of(np.concatenate(self._records), lost)
+            new = Activity(lost=lost)
+            if self._records:
+                new = activity_of(np.concatenate(self._records), lost)
+                self._records = []
+            self._activity = self._activity.added(new)
+            return self._activity
+
+    def forget(self, before_ns: int) -> None:
+        """Drop the records that ended before a time, at which the oldest launch was called that is still to be explained.
+
+        Launches may also be under way that are not known yet. None takes a minute, so the records of the last minute remain.
+        """
+        until = max(min(before_ns, time.monotonic_ns() - _LONGEST_CALL), 0)
+        with self._lock:
+            self._activity = self._activity.since(until)

@@ -124,6 +124,17 @@ def test_an_end_is_believed_only_when_the_launch_was_over() -> None:
     assert found(log, device, idle=False, readings=2).ops.end.tolist() == [1_050_000, NONE]
 
 
+def test_since_when_a_launch_is_open() -> None:
+    log, device = two_kernels()
+    launches, app = Launches(SLOTS), process()
+    launches.log(app, log.array())
+    for idle, since in ((False, 1_000_000), (False, 1_002_000), (True, dependencies.NEVER)):
+        launches.reading(app, device.starts, device.ends, 1_055_000, idle)
+        columns = launches.columns()
+        launches.fresh(columns, last=False)
+        assert launches.open_since(columns) == since
+
+
 def test_no_launch_of_a_process_that_has_ended_is_still_running() -> None:
     log, device = two_kernels()
     launches, ended = Launches(SLOTS), dataclasses.replace(process(), ended=True)

@@ -105,6 +105,64 @@ def test_random_records_add_up() -> None:
         assert sum(ns for _, ns in found.explain(3, low, high)) == total
 
 
+def test_a_launch_with_very_many_system_calls() -> None:
+    """Each system call takes 60 us, of which the thread is off the CPU for 50 us. The time grows with their number, not its square."""
+    count = 50_000
+    records = np.zeros(2 * count, RECORD)
+    records["tid"], records["syscall"] = 7, FUTEX
+    calls, spans = records[:count], records[count:]
+    calls["start_ns"], calls["state"] = np.arange(count) * 100_000, CALL
+    calls["end_ns"] = calls["start_ns"] + 60_000
+    spans["start_ns"], spans["state"] = calls["start_ns"] + 5000, 1
+    spans["end_ns"] = calls["start_ns"] + 55_000
+    found = activity_of(records)
+    begin = time.process_time()
+    told = found.explain(7, 0, count * 100_000)
+    assert told == [("off-CPU, blocked in futex", count * 50_000), ("in futex", count * 10_000)]
+    assert time.process_time() - begin < 5
+
+
+def test_records_in_parts_and_what_is_dropped() -> None:
+    rng = np.random.default_rng(6)
+    records = np.zeros(3000, RECORD)
+    for kind, state in ((slice(0, 1500), CALL), (slice(1500, 3000), 1)):
+        edges = np.sort(rng.choice(100_000, 3000, replace=False))
+        records[kind]["start_ns"], records[kind]["end_ns"] = edges[::2], edges[1::2]
+        records[kind]["state"], records[kind]["tid"] = state, rng.integers(3, 6, 1500)
+    records["syscall"] = FUTEX
+    records = records[np.argsort(records["end_ns"])]  # in the order in which they are written
+    at_once, in_parts = activity_of(records, 2), Activity()
+    for part in np.array_split(records, 7):
+        in_parts = in_parts.added(activity_of(part, 2))
+    late = Activity().added(activity_of(records[1000:])).added(activity_of(records[:1000], 2))
+    rest = in_parts.since(50_000)
+    assert in_parts.lost == rest.lost == 2
+    for low, high in np.sort(rng.integers(0, 100_000, (50, 2))).tolist():
+        for tid in range(3, 6):
+            expected = at_once.explain(tid, low, high)
+            assert in_parts.explain(tid, low, high) == late.explain(tid, low, high) == expected
+            if low >= 50_000:
+                assert rest.explain(tid, low, high) == expected
+    kept = sum(map(len, [*rest.spans.values(), *rest.syscalls.values()]))
+    assert kept == np.count_nonzero(records["end_ns"] >= 50_000)
+    assert in_parts.since(100_000) == Activity(lost=2)
+
+
+def test_old_records_are_dropped_unless_a_launch_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(off_cpu, "_FULL", 3)
+    minute, now = 60_000_000_000, time.monotonic_ns() + 600_000_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    meanwhile = OffCpu(BPF(text=off_cpu.PROGRAM))
+    for ago in (5, 3, 0):
+        assert not meanwhile.full
+        start = now - ago * minute - 2000
+        meanwhile._records.append(np.array([(start, start + 1000, 1, FUTEX, 7)], RECORD))
+    assert meanwhile.full and len(meanwhile.activity().spans[7]) == 3 and not meanwhile.full
+    for open_since, left in ((now - 4 * minute, 2), (now, 1)):
+        meanwhile.forget(open_since)
+        assert len(meanwhile.activity().spans[7]) == left
+
+
 def test_names_of_system_calls() -> None:
     names = {
         0: "read",
