@@ -17,6 +17,7 @@ from gpubpf.errors import ImageError, Refusal
 from gpubpf.gcn import calls
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
+from gpubpf.lower.launch_block import align
 
 _INDEXED = re.compile(r"v_movrel|s_set_gpr_idx")  # VGPRs are indexed at run time
 _REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
@@ -231,7 +232,7 @@ def read(code: CodeObject, comgr: Comgr, kernel: GcnKernel) -> KernelCode:
         begun = list(comgr.disassemble(code.data[offset : offset + size], kernel.begin))
     except ImageError as error:
         raise Refusal(str(error)) from None
-    found = _Found(code)
+    found = _Found(code, kernel.descriptor.wave)
     found.add(begun, is_kernel=True)
     while found.wanted:
         address = found.wanted.pop()
@@ -242,8 +243,10 @@ def read(code: CodeObject, comgr: Comgr, kernel: GcnKernel) -> KernelCode:
 class _Found:
     """The code found so far: the kernel's instructions, then those of its functions. `wanted`: functions still to read."""
 
-    def __init__(self, code: CodeObject) -> None:
+    def __init__(self, code: CodeObject, wave: int) -> None:
         self._file = code
+        # comgr knows only waves of 32 lanes on GFX10: it names just the lower register of a lane mask of 64 lanes.
+        self._has_wide_masks = code.gpu.startswith("gfx10") and wave == 64
         self._code: dict[int, bytes] = {}
         self._instructions: list[GcnInstruction] = []
         self._regions: list[Region] = []
@@ -283,6 +286,8 @@ class _Found:
         for instruction in self._instructions:
             for kind, one, _, last in _REGISTERS.findall(instruction.operands):
                 most[kind] = max(most[kind], int(one or last) + 1)
+        if self._has_wide_masks:  # they start at an even register
+            most["s"] = align(most["s"], 2)
         made = KernelCode(
             self._code,
             tuple(self._instructions),

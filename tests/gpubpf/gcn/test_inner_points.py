@@ -12,15 +12,16 @@ import pytest
 
 import gpubpf_gcn
 import hipsim_engine
+from gpubpf.gcn import inner_sites, kernel_writer
 from gpubpf.gcn.branches import branches
 from gpubpf.gcn.code_object import CodeObject
-from gpubpf.gcn.comgr import GcnInstruction
+from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.inject import GcnPlacement, inject
-from gpubpf.gcn.kernel_code import writes_exec
+from gpubpf.gcn.kernel_code import read, writes_exec
 from gpubpf.lower.amdgcn import OTHERS
 from gpubpf_bcc import compiled
-from gpubpf_gcn import RUNS, block_arguments, content, lowered
-from hipsim_engine import Engine
+from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument
+from hipsim_engine import Engine, assemble, kernel
 
 pytestmark = pytest.mark.skipif(
     shutil.which("hipcc") is None or hipsim_engine.missing() is not None,
@@ -189,6 +190,45 @@ def test_waves_of_64_lanes_on_gfx10(wide: Path, tmp_path: Path, name: str) -> No
     elif name in BRANCHED:
         found = tallies("gfx1030", wide, tmp_path, name, BRANCHES)
         np.testing.assert_array_equal(found, BRANCHED[name](len(found)))
+
+
+# The mask is in the last two SGPRs that the kernel names. Nothing but lane masks names the second one.
+MASKED = """
+    s_load_dwordx2 s[4:5], s[0:1], 0x0
+    v_cmp_gt_u32_e64 s[16:17], 40, v0
+    v_mov_b32_e32 v1, 7
+    v_lshlrev_b32_e32 v0, 2, v0
+    v_cndmask_b32_e64 v1, 1, v1, s[16:17]
+    s_waitcnt lgkmcnt(0)
+    global_store_dword v0, v1, s[4:5]
+"""
+
+
+def _masked(place: Path) -> Path:
+    """Give the kernel in waves of 64 lanes for gfx1030."""
+    text = with_argument(kernel("masked", MASKED, gpu="gfx1030"))
+    text = text.replace(".amdhsa_next_free_vgpr", ".amdhsa_wavefront_size32 0\n    .amdhsa_next_free_vgpr")
+    return assemble(text, place, "gfx1030", "-wavefrontsize32,+wavefrontsize64")
+
+
+def test_a_mask_of_64_lanes_counts_as_two_registers_on_gfx10(tmp_path: Path) -> None:
+    code = CodeObject(_masked(tmp_path).read_bytes())
+    body = read(code, Comgr(code.isa), code.kernels[0])
+    assert "s[16:17]" not in " ".join(one.operands for one in body.instructions)
+    assert body.sgprs == 18
+
+
+@pytest.mark.parametrize("sgprs", [102, 34])
+@pytest.mark.parametrize("placed", [INSTRUCTIONS, INSTRUCTIONS[1:]], ids=["inside", "exit"])
+def test_probes_keep_masks_of_64_lanes_on_gfx10(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: tuple[tuple[str, ...], ...], sgprs: int
+) -> None:
+    """Whether there are SGPRs that the kernel does not use, or none."""
+    monkeypatch.setattr(inner_sites, "SGPRS", sgprs)
+    monkeypatch.setattr(kernel_writer, "SGPRS", sgprs)
+    run = ("masked", ("x",), 8, ((128, 1, 1), (128, 1, 1)))
+    found = tallies("gfx1030", _masked(tmp_path), tmp_path, "masked", placed, run)
+    assert found.tolist() == [[4 * (len(placed) - 1), 8]] * 128
 
 
 def _block(*lines: str) -> list[GcnInstruction]:
