@@ -44,6 +44,9 @@ ALIGNED_SGPR, _ALIGNED_VGPR = (
 )  # alignment of the first registers, so that similar kernels share a probe
 _MOST_SITES = 1 << 15
 _LOADS = re.compile(r"(?:global|flat)_(?:load|atomic)")  # an atomic may return a value
+_LOADS_VCC = re.compile(  # scalar memory instructions with VCC as their result
+    r"s_(?:(?:buffer_|scratch_)?(?:load|atomic)_\w+|mem(?:real)?time|get_waveid_in_workgroup) vcc"
+)
 _BARRIER = "s_barrier"
 _GIVEN = ("dispatch_pointer", "queue_pointer", "kernarg")  # addresses of memory that is not the program's
 _SKIP = 0xBF880000  # s_cbranch_execz
@@ -274,6 +277,7 @@ class InnerSites:
             raise Refusal(f"it has {len(self.sites)} places to probe")
         self.probes = list(dict.fromkeys(site.probe for site in self.sites))
         self._pair = any(site.point in amdgcn.WITH_PAIR for site in self.sites)
+        self._loads_vcc = any(_LOADS_VCC.match(f"{one.name} {one.operands}") for one in body.instructions)
 
     @property
     def sgprs(self) -> int:
@@ -370,7 +374,9 @@ class InnerSites:
         b64, own = "s_mov_b64", at.sgpr + at.sgprs - _OWN
         vcc, exec_, scc = f"s[{own}:{own + 1}]", f"s[{own + 2}:{own + 3}]", f"s{own + 4}"
         loads = any(_LOADS.match(one.name) for one in comgr.probe(probe.code))
-        head = [f"v_writelane_b32 v{vgpr}, s{n}, {lane}" for n, vgpr, lane in at.saved_by_probe]
+        # A load in flight must reach VCC before VCC is saved. Otherwise, the tail would overwrite the loaded value.
+        head = ["s_waitcnt lgkmcnt(0)"] if self._loads_vcc else []
+        head += [f"v_writelane_b32 v{vgpr}, s{n}, {lane}" for n, vgpr, lane in at.saved_by_probe]
         head += [f"s_cselect_b32 {scc}, 1, 0", f"{b64} {vcc}, vcc", f"{b64} {exec_}, exec"]
         if at.save.vgpr is not None:
             head += [at.save.get(n, at.sgpr + n) for n in range(SAVED)] + ["s_nop 4"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,9 @@ from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.inject import GcnPlacement, inject
 from gpubpf.gcn.kernel_code import read, writes_exec
+from gpubpf.gcn.start import Save
 from gpubpf.lower.amdgcn import OTHERS
+from gpubpf.lower.launch_block import launch_block
 from gpubpf_bcc import compiled
 from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument
 from hipsim_engine import Engine, assemble, kernel
@@ -229,6 +232,39 @@ def test_probes_keep_masks_of_64_lanes_on_gfx10(
     run = ("masked", ("x",), 8, ((128, 1, 1), (128, 1, 1)))
     found = tallies("gfx1030", _masked(tmp_path), tmp_path, "masked", placed, run)
     assert found.tolist() == [[4 * (len(placed) - 1), 8]] * 128
+
+
+@pytest.mark.parametrize(
+    ("gpu", "load", "waits"),
+    [
+        ("gfx906", "s_load_dwordx2 vcc, s[0:1], 0x0", True),
+        ("gfx906", "s_load_dword vcc_hi, s[0:1], 0x0", True),
+        ("gfx906", "s_memtime vcc", True),
+        ("gfx906", "s_load_dwordx2 s[6:7], s[0:1], 0x0", False),
+        ("gfx906", "s_mov_b64 vcc, 0", False),
+        ("gfx90a", "s_buffer_load_dwordx2 vcc, s[8:11], 0x0", True),
+        ("gfx90a", "s_atomic_add_x2 vcc, s[0:1], 0x0 glc", True),
+        ("gfx1030", "s_load_dword vcc_lo, s[0:1], 0x0", True),
+        ("gfx1030", "s_load_dword s6, s[0:1], 0x0", False),
+    ],
+)
+def test_a_probe_waits_for_loads_into_vcc_before_it_saves_vcc(
+    tmp_path: Path, gpu: str, load: str, waits: bool
+) -> None:
+    """Otherwise, the probe would overwrite the loaded value with the one that it saved. Other kernels do not wait."""
+    body = f"    {load}\n    v_mov_b32_e32 v1, 7\n    s_waitcnt lgkmcnt(0)"
+    code = CodeObject(assemble(kernel("loads", body, gpu=gpu), tmp_path, gpu).read_bytes())
+    (found,) = code.kernels
+    comgr = Comgr(code.isa)
+    program = lowered(compiled("#define GPU_LANES 64\n" + TEXT), "on_instruction", found.descriptor.wave)
+    block = launch_block([program])
+    probes = inner_sites.InnerProbes([GcnPlacement(program, "instruction")], block, gpu)
+    sites = inner_sites.InnerSites(found, read(code, comgr, found), gpu, probes, first=0)
+    registers, _ = sites.registers(Save(16, None), 16, 4)
+    made = comgr.disassemble(sites.code(comgr, sites.probes[0], registers), 0)
+    texts = [f"{one.name} {one.operands}" for one in made]
+    saves = next(n for n, text in enumerate(texts) if re.fullmatch(r"s_mov_b64 s\S+, vcc", text))
+    assert ("s_waitcnt lgkmcnt(0)" in texts[:saves]) == waits
 
 
 def _block(*lines: str) -> list[GcnInstruction]:
