@@ -40,7 +40,9 @@ class Times:
         first = 0 if self.sgpr is None else self.sgpr
         used = range(first, first + 2 * len(self.vgprs))
         lanes = f"v{self.save.vgpr}"
-        lines = [f"v_writelane_b32 {lanes}, s{n}, {SAVED + n}" for n in used if self.sgpr is None]
+        lines = []
+        if self.sgpr is None:  # the kernel may be loading into these SGPRs
+            lines = ["s_waitcnt lgkmcnt(0)"] + [f"v_writelane_b32 {lanes}, s{n}, {SAVED + n}" for n in used]
         lines += [f"{_READ[name]} s[{at}:{at + 1}]" for name, at in zip(self.vgprs, used[::2], strict=True)]
         lines.append("s_waitcnt lgkmcnt(0)")
         for vgpr, at in zip(self.vgprs.values(), used[::2], strict=True):

@@ -20,6 +20,8 @@ from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
 from gpubpf.gcn.kernel_code import KernelCode, read, writes_exec
 from gpubpf.gcn.leaving import leaving
+from gpubpf.gcn.start import Save
+from gpubpf.gcn.times import Times
 from gpubpf.session.launch_shape import Shape
 from gpubpf.tools import kernelretsnoop
 from gpubpf_bcc import compiled
@@ -355,3 +357,12 @@ def test_registers_that_a_kernel_leaves(tmp_path: Path, program: Program, last: 
     assert x.tolist() == [0] * 10 + [55] * 54
     assert left["clock"].tolist() == [11] * 10 + [18] * 54
     assert left["work"].tolist() == [11] * 10 + [18] * 54
+
+
+@pytest.mark.parametrize("sgpr", [None, 8])
+def test_reading_the_time_waits_first_for_loads_into_its_registers(sgpr: int | None) -> None:
+    """A kernel's scalar load may be in flight into s0 to s3. If it landed later, the old value would be put back over it."""
+    vgprs = {"clock": 20, "globaltimer": 22}
+    lines = Times(vgprs, 24, Save(0, 19), sgpr).keep()
+    reads = next(n for n, line in enumerate(lines) if line.startswith(("s_mem", "v_writelane")))
+    assert lines[:reads] == (["s_waitcnt lgkmcnt(0)"] if sgpr is None else [])
