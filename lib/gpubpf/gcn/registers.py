@@ -11,6 +11,7 @@ from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.start import Start
 from gpubpf.lower.launch_block import align
 
+_WGP_MODE = 29  # a bit of COMPUTE_PGM_RSRC1
 Change: TypeAlias = tuple[int, bytes]  # a file offset, and the bytes to write there
 
 
@@ -70,6 +71,18 @@ def own_vgprs(code: CodeObject, kernel: GcnKernel) -> int:
     if code.gpu == "gfx90a":
         return ((third & 63) + 1) * 4
     return ((first & 63) + 1) * _vgpr_size(code, kernel)
+
+
+def simd_units(code: CodeObject, kernel: GcnKernel, waits: bool) -> int:
+    """Return how many SIMD units the waves of a workgroup can use. waits: workgroups may wait for each other.
+
+    In WGP mode, these are the units of two compute units. But if workgroups may wait, the agent multiplies what fits by the number of
+    compute units, so only those of one count.
+    """
+    if not code.gpu.startswith("gfx10"):
+        return 4
+    in_wgp_mode = bool(kernel.descriptor.resources[0] >> _WGP_MODE & 1)
+    return 4 if in_wgp_mode and not waits else 2
 
 
 def _waves(gpu: str, wave: int, vgprs: int, sgprs: int) -> int:

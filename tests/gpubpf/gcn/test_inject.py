@@ -696,3 +696,24 @@ def test_kernels_whose_blocks_may_wait_for_each_other(tmp_path: Path, body: str,
     text = kernel("k", body.format("again:\n", "again")) + FUNCTION
     code = CodeObject(assemble(text, tmp_path).read_bytes())
     assert read(code, Comgr(code.isa), code.kernels[0]).waits == waits
+
+
+POLLS = "again:\n    s_sleep 1\n    s_cbranch_scc1 again"
+
+
+@pytest.mark.parametrize(
+    ("mode", "body", "threads"), [(0, "", 768), (1, "", 1536), (0, POLLS, 768), (1, POLLS, 768)]
+)
+def test_threads_that_fit_on_a_workgroup_processor(
+    tmp_path: Path, program: Program, mode: int, body: str, threads: int
+) -> None:
+    """With 72 VGPRs, a SIMD unit has 12 waves. Compute units have two SIMD units, and workgroup processors have four. Where workgroups
+    wait for each other, the agent multiplies by the number of compute units."""
+    modes = f"    .amdhsa_wavefront_size32 1\n    .amdhsa_workgroup_processor_mode {mode}\n"
+    text = with_argument(kernel("fits", body, gpu="gfx1030", vgprs=72)).replace(
+        "    .amdhsa_next_free_vgpr", f"{modes}    .amdhsa_next_free_vgpr"
+    )
+    code = CodeObject(assemble(text, tmp_path, "gfx1030").read_bytes())
+    made = injected(code, program, "on_exit").kernels["fits"]
+    assert made.registers == (72, 72) and made.waits == bool(body)
+    assert (made.most_threads, made.original_threads) == (threads, threads)
