@@ -15,7 +15,7 @@ from gpubpf.lower import amdgcn
 PAGE = 4096
 NOP = 0xBF800000  # s_nop
 _NEAR = 1 << 17  # bytes that s_branch reaches
-_PADDING = 256  # bytes after the last instruction that the instruction cache may prefetch
+_PADDING = 1024  # bytes after the last instruction that the instruction cache may prefetch; most on gfx90a (LLVM: EmitCodeEnd)
 _INFO = 4  # offset of a symbol's type and binding in its entry
 _LOW, _HIGH = 8, 16  # offsets of the literals in the code that computes an address
 

@@ -15,6 +15,7 @@ import hipsim_engine
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import WIDE, Program
 from gpubpf.errors import ImageError, VerifyError
+from gpubpf.gcn.added import NOP
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
@@ -717,3 +718,12 @@ def test_threads_that_fit_on_a_workgroup_processor(
     made = injected(code, program, "on_exit").kernels["fits"]
     assert made.registers == (72, 72) and made.waits == bool(body)
     assert (made.most_threads, made.original_threads) == (threads, threads)
+
+
+@pytest.mark.parametrize("each", GPUS)
+def test_nops_follow_the_added_code(each: str, tmp_path: Path, program: Program) -> None:
+    """The instruction cache fetches ahead of the last instruction. LLVM leaves 1,024 bytes for that on gfx90a."""
+    code = CodeObject(assemble(kernel("ends", "", gpu=each), tmp_path, each).read_bytes())
+    image = injected(code, program, "on_exit").image
+    nop = struct.pack("<I", NOP)
+    assert image[-1024:] == nop * 256 and image[-1028:-1024] != nop
