@@ -411,7 +411,7 @@ def loss_lines(summary: Mapping[str, Any]) -> list[str]:
     said = (
         (summary["launches_running"], "running, or not started, when the measurement ended"),
         (failed, "with an unknown end: the context failed before the end was read"),
-        (ended, "with an unknown end: the process ended before the end was read"),
+        (ended, "with an unknown end: the process ended or executed another program"),
         (reused, "lost: the tool could not keep up; --kernel chooses fewer"),
         (summary["launches_behind_unseen"], "may have waited for work from before attaching: wait unknown"),
         (summary["launches_untimed"], "not timed: neither a probe nor timing events"),

@@ -256,10 +256,13 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     device = [row for row in rows if row not in shared]
     if least := total["sectors_least"]:
         asked, moved = total["bytes"], kernel.warp.sector * total["sectors"]
-        contiguous = f"contiguous lanes would move {size(kernel.warp.sector * least)} ({total['ratio']:.2f}x)"
-        why = "lanes share addresses" if moved < asked else contiguous
+        why = f"; contiguous lanes would move {size(kernel.warp.sector * least)} ({total['ratio']:.2f}x)"
+        if moved < asked:
+            why = "; lanes share addresses"
+        elif total["ratio"] < 1:  # some lanes share addresses, others are few and move whole sectors
+            why = ""
         space = "global and local memory: " if shared else ""
-        yield f"{space}asked for {size(asked)}, moved {size(moved)}; {why}"
+        yield f"{space}asked for {size(asked)}, moved {size(moved)}{why}"
     if len(rows) > 1 and device and device[0].wasted:
         whole = sum(row.wasted for row in device)
         share = f"{100 * device[0].wasted / whole:.0f} % of {size(kernel.estimated(whole))}"
@@ -366,9 +369,7 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
         )
     # Of the neighbours that a stencil loads, some are aligned; then the others cannot be.
     if first.pattern == "unit" and all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites):
-        sector = (
-            f"{first.warp.sector}-byte sector: align the first lane's address to {first.warp.sector} bytes"
-        )
+        sector = f"{first.warp.sector}-byte sector: align the array, or pad its rows"
         return f"{begin} neighbouring elements, but starts inside a {sector}"
     return None
 

@@ -301,7 +301,7 @@ def test_ends_that_were_kept_after_a_wait_are_known_although_the_context_failed(
     losses.add(latency.LaunchView(seen), kernels)
     for reasons, said in (
         (([app.number], []), "with an unknown end: the context failed before the end was read"),
-        (([], [app.number]), "with an unknown end: the process ended before the end was read"),
+        (([], [app.number]), "with an unknown end: the process ended or executed another program"),
         (([], []), "lost: the tool could not keep up; --kernel chooses fewer"),
     ):
         fields = losses.fields(0, *reasons)

@@ -364,9 +364,9 @@ def test_what_moved_is_more_or_less_than_what_was_asked_for():
     shared, few = found({BROADCAST: 1}), found({PART + UNIT: 40}, accesses=160, least=40, sectors=40)
     for sites, said in (
         ((shared,), "asked for 128 B, moved 32 B; lanes share addresses"),
-        ((shared, few), "asked for 768 B, moved 1.28 KB; contiguous lanes would move 1.38 KB (0.93x)"),
+        ((shared, few), "asked for 768 B, moved 1.28 KB"),
     ):
-        assert said in "\n".join(traffic_text.findings(kernel(*sites), traffic_text.group_sites(sites)))
+        assert said in traffic_text.findings(kernel(*sites), traffic_text.group_sites(sites))
 
 
 @pytest.mark.parametrize(
@@ -461,8 +461,8 @@ def test_the_same_advice_is_given_once():
     text = " ".join(" ".join(traffic_text.lines(kernel(shifted, stored, *others), "k", False)).split())
     assert text.count("32-byte sector") == 2
     assert "app.cu:12 loads from neighbouring elements" in text
-    assert "32 bytes (also app.cu:14, 17, other.cu:12, PTX line 40)" in text
-    assert text.rstrip().endswith("to 32 bytes")
+    assert "pad its rows (also app.cu:14, 17, other.cu:12, PTX line 40)" in text
+    assert text.rstrip().endswith("pad its rows")
 
 
 def test_lanes_have_local_memory_of_their_own():
