@@ -379,6 +379,15 @@ def _overlaps(
     for at, epoch, page in zip(
         order.tolist(), table.epoch[order].tolist(), table.page[order].tolist(), strict=True
     ):
+        # First those that ended: the next allocations may have their addresses.
+        while d < len(died) and died[d][0] < epoch:
+            n = died[d][1]
+            d += 1
+            place = bisect.bisect_left(living, (bases[n], n))
+            if place < len(living) and living[place][1] == n:
+                del living[place]
+            else:
+                others.pop(n, None)
         while b < len(born) and born[b][0] <= epoch:
             n = born[b][1]
             b += 1
@@ -395,14 +404,6 @@ def _overlaps(
                     unknown.add(n)
             else:
                 living.insert(place, (bases[n], n))
-        while d < len(died) and died[d][0] < epoch:
-            n = died[d][1]
-            d += 1
-            place = bisect.bisect_left(living, (bases[n], n))
-            if place < len(living) and living[place][1] == n:
-                del living[place]
-            else:
-                others.pop(n, None)
         start = page * page_bytes
         place = bisect.bisect_left(living, (start + page_bytes, -1))
         while place and ends[living[place - 1][1]] > start:

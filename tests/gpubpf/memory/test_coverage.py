@@ -114,6 +114,17 @@ def test_of_one_address_each_epoch_is_another_allocation() -> None:
     assert elsewhere(gpu, *made) == 4
 
 
+def test_buffers_that_are_all_allocated_again_are_known() -> None:
+    gpu, made = Gpu(), []
+    for epoch in range(3):
+        for number in range(100):
+            gpu.touch(BASE + number * GRANULES, 8, "r", epoch)
+            last = epoch if epoch < 2 else None
+            made.append(Made(BASE + number * GRANULES, GRANULES, epoch, last))
+    assert rows(gpu, *made) == [(8, 0, GRANULES - 8)] * 300
+    assert elsewhere(gpu, *made) == 0
+
+
 def test_what_is_known_as_a_whole_and_in_parts_counts_for_both() -> None:
     gpu = Gpu()
     gpu.touch(BASE + 100, 100, "r")
