@@ -448,11 +448,14 @@ def sum_shards(array: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def add_cells(a: Cells, b: Cells) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the totals of two copies of one kernel. If the builds differ, only for the fields and sites that both have."""
+    """Return the totals of two builds of one kernel, which may differ in their sites: a missing site has no requests."""
     found = {}
     for name in a.keys() & b.keys():
-        count = min(len(a[name]), len(b[name]))
-        both = a[name][:count], b[name][:count]
+        count = max(len(a[name]), len(b[name]))
+        both = [
+            np.concatenate([one, np.zeros((count - len(one), *one.shape[1:]), one.dtype)])
+            for one in (a[name], b[name])
+        ]
         found[name] = np.maximum(*both) if is_maximum_field(name) else np.add(*both)
     return found
 
@@ -546,7 +549,7 @@ def site_traffic(
         least=full * warp.sectors(width) + single * -(-width // warp.sector) + cell["least"],
         patterns=patterns,
         stride=common_stride(
-            patterns[STRIDED], cell["steps"], cell["squares"], _width(site, bytes_, accesses)
+            patterns[STRIDED], cell["steps"], cell["squares"], _width(site, bytes_, accesses), steps
         ),
         contention=contention,
         ways=ways,
@@ -562,16 +565,22 @@ def site_traffic(
     )
 
 
-def common_stride(count: int, steps: int, squares: int, width: int) -> int | None:
+def common_stride(
+    count: int, steps: int, squares: int, width: int, lengths: tuple[int, int] = (0, 0)
+) -> int | None:
     """Return the stride that all `count` requests have, in elements of `width` bytes; None if their strides differ.
 
-    `steps` and `squares` are the sums of the steps in bytes and of their squares, both modulo 2^64. All steps are equal if and only if
-    the square of `steps` is `count` times `squares`.
+    `steps` and `squares` are the sums of the steps in bytes and of their squares, both modulo 2^64. If all steps are equal, the square
+    of `steps` is `count` times `squares`. Large steps that differ can have such sums, too, because of the modulus. So for large steps,
+    the `lengths` of the shortest and the longest step since the start must be equal.
     """
     total = steps - _MODULUS if steps >= _MODULUS // 2 else steps
     if not count or (steps * steps - count * squares) % _MODULUS or total % count:
         return None
-    step, rest = divmod(total // count, max(width, 1))
+    mean, (shortest, longest) = total // count, lengths
+    if count * longest >= 1 << 32 and not shortest == longest == abs(mean):
+        return None
+    step, rest = divmod(mean, max(width, 1))
     return None if rest else step
 
 

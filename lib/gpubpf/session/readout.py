@@ -298,4 +298,13 @@ def sites(measurement: Measurement, mangled: str, pid: int | None = None) -> dic
         for site in table:
             if found.setdefault(site.number, site) != site:
                 found[site.number] = None
-    return {number: site for number, site in found.items() if site is not None}
+    known = {number: site for number, site in found.items() if site is not None}
+    # The counts of a first site are those of its followers only if all builds have both.
+    everywhere = set(known).intersection(
+        *({site.number for site in table} for table in tables.values() if table)
+    )
+    return {
+        number: site
+        for number, site in known.items()
+        if site.like is None or {number, site.like} <= everywhere
+    }

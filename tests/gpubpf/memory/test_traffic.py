@@ -118,6 +118,16 @@ def test_several_strides_are_none(strides):
     assert one.pattern == "mixed" and one.stride is None
 
 
+def test_sums_that_wrap_around_make_no_common_stride():
+    steps, count = (1 << 16, 1 << 17), 1 << 16
+    sums = {"steps": count * sum(steps), "squares": count * sum(s * s for s in steps) % 2**64}
+    lengths = {"longest_max": steps[1], "shortest_max": 2**64 - 1 - steps[0]}
+    assert found({STRIDED: 2 * count}, **sums, **lengths).stride is None
+    sums = {"steps": count * steps[0], "squares": count * steps[0] ** 2 % 2**64}
+    lengths["longest_max"] = steps[0]
+    assert found({STRIDED: count}, **sums, **lengths).stride == steps[0] // 4
+
+
 def test_what_varies_in_width_has_its_bytes_counted():
     one = found(
         {PART + UNIT: 2}, at=site(kind="async", width=0), accesses=64, bytes=1000, least=32, sectors=32
@@ -260,6 +270,16 @@ def test_a_generic_place_has_a_row_for_each_space_and_an_unknown_one_none():
     assert [(s.space, s.requests) for s in one.sites] == [("global", 3), ("shared", 2)]
     assert one.unknown == 4
     assert "left out: 4 requests" in "\n".join(traffic_text.lines(one, "scale", False))
+
+
+def test_builds_with_different_sites_are_added_up():
+    large, small = array(1, 6), array(1, 2)
+    large["requests"][0, :, UNIT] = 100
+    small["requests"][0, :, UNIT] = 7
+    session = Session({"global_cells": [large, small]}, {n: site(n) for n in range(2, 6)})
+    (one,) = traffic.Traffic().read(session, since_last=False)
+    assert [(s.site.number, s.requests) for s in one.sites] == [(n, 100) for n in range(2, 6)]
+    assert one.unknown == 214  # of sites that differ between the builds
 
 
 def test_constants_are_told_from_global_memory():

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 
 from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.ptx.values import Site
+from gpubpf.session import readout
 from gpubpf.session.results import Instance, merged
 
 COUNTS = MapDefinition("counts", "thread_array", 4, 8, 1, value_type="<u8")
@@ -22,3 +26,18 @@ def test_the_contexts_of_a_program_are_added_up_but_not_the_programs_of_a_proces
         ("app", 6, [2, 4]),
         ("next", 3, [1, 2]),
     ]
+
+
+def test_sites_that_differ_between_builds_are_left_out_with_their_followers() -> None:
+    one = [Site(0, "k", 1), Site(1, "k", 2), Site(2, "k", 3, like=0), Site(3, "k", 4, like=1)]
+    other = [Site(0, "k", 1), Site(1, "k", 9), Site(2, "k", 3, like=0), Site(3, "k", 4, like=1)]
+
+    def known(*tables: list[Site]) -> list[int]:
+        process = SimpleNamespace(pid=7, sites={"k": tables})
+        measurement = SimpleNamespace(lock=threading.Lock(), processes=[process])
+        return sorted(readout.sites(measurement, "k", 7))  # type: ignore[arg-type]
+
+    assert known(one) == [0, 1, 2, 3]
+    assert known(one, other) == [0, 2]
+    assert known(one, one[:1]) == [0, 1]  # the other build has no follower
+    assert known(one, []) == [0, 1, 2, 3]
