@@ -146,7 +146,7 @@ int on_chosen_shared_updated(struct gpu_access *ctx) { return CHOSEN(in_shared, 
 
 /* Bulk copies, in all of these cases. */
 int on_bulk(struct gpu_access *ctx) {
-    if (ctx->width > 32 && chosen())
+    if (ctx->width > 16 && chosen())
         gpu_cover_bulk(ctx->address, ctx->width, ctx->effect);
     return 0;
 }

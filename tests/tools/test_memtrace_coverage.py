@@ -277,7 +277,7 @@ int main() {
 
 
 def test_lanes_that_copy_few_bytes_beside_lanes_that_copy_many(tmp_path):
-    """Copies of at most 32 bytes are added up together, others one by one."""
+    """Copies of at most 16 bytes are added up together, others one by one."""
     app = gpubpf_cuda.build(MIXED, tmp_path / "mixed", "-arch=compute_90")
     records = traced(tmp_path, "--", str(app))
     ends = {(r["op"], r["space"]): r for r in records if r["type"] == "site" and "bulk" in r["opcode"]}

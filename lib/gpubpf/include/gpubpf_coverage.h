@@ -196,7 +196,7 @@ static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_
 
 /*
  * Like gpu_add_request, for a request in global memory, and also marks what the request touches. For copies of more
- * than 32 bytes by a lane, call gpu_cover_bulk. Nearly always, the page is at its first choice of a place, and all bits of the word are
+ * than 16 bytes by a lane, call gpu_cover_bulk. Nearly always, the page is at its first choice of a place, and all bits of the word are
  * set already. Usual requests and broadcasts find this out first. Each of them asks for itself, which saves a branch.
  */
 static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *request, u64 effect, int by_kernel) {
@@ -222,7 +222,7 @@ static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *
         gpubpf_add_broadcast(cell, request);
     else
         gpubpf_add(cell, 0, request, asks);
-    if (!request->varies || request->width <= 32) {
+    if (!request->varies || request->width <= 16) {
         gpu_cover(request, effect, by_kernel);
         gpubpf_cover_rest(request, fine, request->row - request->ahead, effect, by_kernel);
     }

@@ -32,7 +32,7 @@ struct gpu_traffic {
                                        GPUs also where an access has bytes of two sectors */
     u64 accesses, least;            /* from GPU_PART on: lanes, least possible number of sectors */
     u64 sectors;                    /* from GPU_PART on, and of STRIDED and GATHER */
-    u64 bytes;                      /* if the width varies */
+    u64 bytes;                      /* if the width varies; in shared memory from GPU_PART on, and of copies of many bytes */
     u64 steps, squares;             /* of STRIDED: sum of the distances in bytes from lane to lane, and of their squares */
     u64 longest_max, shortest_max;  /* of STRIDED: the longest distance; ~ of the shortest */
     u64 gaps;                       /* from GPU_PART on: requests with idle lanes between those that make them */
@@ -50,7 +50,7 @@ struct gpu_shared_traffic {         /* of shared memory */
 struct gpu_request {
     u64 address, width;
     gpu_mask active;                /* of the lanes that make it; 0: all lanes that run this */
-    int varies;                     /* flag: the width may differ between lanes, and exceed 32 bytes (copies) */
+    int varies;                     /* flag: the width may differ between lanes, and exceed 16 bytes (copies) */
     int local;                      /* flag: in local memory */
     int follow;                     /* flag: find out which lanes are side by side, for `row` and `ahead` */
     int updates;                    /* flag: count distinct addresses */
@@ -298,7 +298,7 @@ static inline int gpubpf_add_two_rows(struct gpu_traffic *cell, struct gpu_share
 static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request, int no_broadcast) {
     u64 address = request->address, width = request->width;
     u32 lane = GPUBPF_LANE;
-    int varies = request->varies, local = request->local, bulk = (varies || banked) && width > 32, asks = !no_broadcast && !varies;
+    int varies = request->varies, local = request->local, bulk = (varies || banked) && width > 16, asks = !no_broadcast && !varies;
 
     if (GPUBPF_BRANCHES && asks && !bulk && gpu_uniform(address))    /* first, which saves ptxas two registers */
         return gpubpf_add_broadcast(cell, request);
@@ -306,7 +306,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     u32 lanes = gpu_popcount(active);
     if (bulk)
         return gpubpf_add_bulk(cell, banked, address, width);
-    if (varies) {                                /* lanes with more bytes have left */
+    if (varies || (GPUBPF_BRANCHES && banked)) { /* lanes with more bytes have left */
         active &= gpu_active();
         before &= active;
         lanes = gpu_popcount(active);
@@ -393,7 +393,7 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     }
     if (request->updates)
         GPUBPF_COUNT(cell->addresses, addresses);
-    if (varies)
+    if (varies || (GPUBPF_BRANCHES && banked && part))
         GPUBPF_COUNT(cell->bytes, asked);
     return 0;
 }
@@ -408,7 +408,7 @@ static inline int gpu_add_request(struct gpu_traffic *cell, struct gpu_request *
 
 /* The same, for shared memory. */
 static inline int gpu_add_shared_request(struct gpu_shared_traffic *cell, struct gpu_request *request) {
-    if (request->width <= 32 && gpu_is_usual(request))
+    if (request->width <= 16 && gpu_is_usual(request))
         return gpu_add_usual(&cell->cell, request);
     gpu_seldom();
     return gpubpf_add(&cell->cell, cell, request, 0);
