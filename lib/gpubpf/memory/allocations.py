@@ -73,6 +73,7 @@ FREEING = (
     "hsa_amd_memory_unlock",
     "hsa_executable_destroy",
 )
+_IMPORTING = ("cuIpcOpenMemHandle", "cuMemPoolImportPointer")  # memory that another process can copy from
 _CONTEXT_DESTROY = "cuCtxDestroy"
 _CALLS = np.array([name.encode() for name in (*ALLOCATING, *FREEING, _CONTEXT_DESTROY)])
 _LAST_EPOCH = (1 << 32) - 1  # the last epoch of an allocation that has not ended
@@ -93,8 +94,8 @@ class Allocation:
     last_epoch    None: it lasts to the end
     allocated_ns  when the call returned, on the log's clock
     freed_ns      when the freeing call returned, on the log's clock; None if it was not freed, or the call was not seen
-    copied        whether the program copied some of it to the host or elsewhere; None if unknown, because a graph may have done so, or
-                  because the GPU is AMD's
+    copied        whether the program copied some of it to the host or elsewhere; None if unknown: a graph or another process may
+                  have done so, the log lost records, or the GPU is AMD's
     vendor        the vendor of the GPU
     """
 
@@ -147,6 +148,7 @@ class Allocations:
         process.log = log
         if log.lost:
             self.incomplete.add(log.process)
+            process.copies_lost = True
         records = log.records[log.records["result"] == 0]
         graphs = records[records["kind"] == operation_log.GRAPH]
         process.graphs_copy = process.graphs_copy or bool((graphs["graph"]["others"] > 0).any())
@@ -217,7 +219,8 @@ class _LoggedAllocation:
         log = self.process.log
         stack: tuple[StackFrame, ...] = log.stacks.get(self.stack, ())
         call, kind = self.call, "host" if self.of_host else ALLOCATING[self.call]
-        copies_unknown = self.process.graphs_copy or log.vendor is Vendor.AMD
+        copies_unknown = self.process.graphs_copy or self.process.copies_lost or log.vendor is Vendor.AMD
+        copies_unknown |= self.call in _IMPORTING
         if kind == "variable":
             from gpubpf import names
 
@@ -239,6 +242,7 @@ class _LiveAllocations:
         self._by_base: dict[int, list[_LoggedAllocation]] = {}
         self._bases: list[int] = []  # sorted
         self._by_context: dict[int, dict[int, _LoggedAllocation]] = {}
+        self.copies_lost = False  # the log lost records, which may be copies
         self.graphs_copy = False  # a graph ran nodes other than kernels, which may copy
 
     def begin(self, row: _LoggedAllocation) -> None:

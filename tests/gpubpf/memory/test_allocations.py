@@ -92,6 +92,18 @@ def test_what_the_program_copies_from() -> None:
     assert [one.copied for one in found.all()] == [True, True, None, None, None]
 
 
+def test_copies_that_were_not_seen_are_unknown() -> None:
+    rows = [made("cuMemAlloc", 0x1000, 256), made("cuMemAlloc", 0x2000, 256), copy(0x1000)]
+    found = Allocations()
+    found.add(log_of(*rows, lost=3))
+    found.add(log_of(*rows, process=2))
+    assert [one.copied for one in found.all()] == [True, None, True, False]
+    imported = after(
+        made("cuIpcOpenMemHandle", 0x1000, 256), made("cuMemPoolImportPointer", 0x2000, 256), copy(0x2000)
+    )
+    assert [one.copied for one in imported.all()] == [None, True]
+
+
 def places(found: Allocations, addresses: Iterable[int], epoch: int) -> list[int]:
     """Which allocation each address is in, in an epoch; -1: none."""
 
