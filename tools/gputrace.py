@@ -34,10 +34,10 @@ PAGES = 16384  # of the ring buffer, 4096 bytes each
 PROGRAM = r"""
 #include <gpubpf.h>
 
-struct place { u64 launch, time; u32 thread, site; u64 spec; };  /* spec: the number of the SPEC, from 0 */
+struct place { u64 launch, time, thread; u32 site, spec; };  /* spec: the number of the SPEC, from 0 */
 
 /* Where and when an event is; its values follow in the record. */
-static inline void describe(struct place *to, u64 launch, u32 site, u64 spec, u64 time) {
+static inline void describe(struct place *to, u64 launch, u32 site, u32 spec, u64 time) {
     to->launch = launch;
     to->time = time;
     to->thread = gpu_global_thread();

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gpubpf.expressions import events, specs
+from gpubpf.ebpf.compile import compile_text
+from gpubpf.expressions import events, programs, specs
 from gpubpf.session import operation_log, readout
 from gpubpf.session.results import ProcessLog, RingRecords
+from gpubpf_host import needs_bpf
 
 PID = 77
-PLACE = np.dtype([("launch", "<u8"), ("time", "<u8"), ("thread", "<u4"), ("site", "<u4"), ("spec", "<u8")])
+PLACE = np.dtype([("launch", "<u8"), ("time", "<u8"), ("thread", "<u8"), ("site", "<u4"), ("spec", "<u4")])
 RECORD = np.dtype([("place", PLACE), ("values", "<u8", (1,))])
 
 
@@ -110,3 +114,11 @@ def test_logs_are_final_once_the_measurement_has_ended(ended: int) -> None:
     )
     (one,) = readout.logs(measurement)  # type: ignore[arg-type]
     assert (one.over, one.final) == (False, bool(ended))
+
+
+@needs_bpf
+def test_a_record_holds_the_number_of_any_thread(repository: Path) -> None:
+    """A grid may have more than 2^32 threads."""
+    program = runpy.run_path(str(repository / "tools/gputrace.py"))["PROGRAM"]
+    made = compile_text(programs.tracing(program, [specs.trace('load:* "%lu", gthread')], 16, False))
+    assert made.maps["events"].value_dtype["place"] == PLACE
