@@ -56,7 +56,10 @@ class Alike:
 
         Forget all where lanes may come together, since other lanes may then execute what follows.
         """
-        if instruction.opcode in ("call", "tcgen05") or synchronizes(instruction):
+        together = "sync" in instruction.modifiers or synchronizes(
+            instruction
+        )  # mma.sync, ldmatrix.sync and others, too
+        if instruction.opcode in ("call", "tcgen05") or together:
             self.enter()
         if self._found and instruction.operands and not isinstance(instruction.operands[0], Address):
             written = {name.partition(".")[0] for name in find_names(instruction.operands[:1])}

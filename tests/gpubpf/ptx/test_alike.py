@@ -34,6 +34,12 @@ def likes(body: str, alike: int = 32) -> list[int | None]:
         ("ld.shared.f32 %f1, [%r1]; ld.shared.f32 %f2, [%r1+4]; ld.shared.f32 %f3, [%r1+36];", [None, None, 1]),
         ("ld.shared.f32 %f1, [%r1]; bar.sync 0; ld.shared.f32 %f2, [%r1+32];", [None, None]),
         ("ld.shared.f32 %f1, [%r1]; bar.warp.sync 0xffffffff; ld.shared.f32 %f2, [%r1+32];", [None, None]),  # other lanes, too
+        (  # as does whatever waits for the lanes of a warp
+            "ld.shared.f32 %f1, [%r1]; mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%rd2, %rd3}, {%rd4}, {%rd5}, {%rd2, %rd3};"
+            "ld.shared.f32 %f2, [%r1+32];",
+            [None, None],
+        ),
+        ("ld.shared.f32 %f1, [%r1]; movmatrix.sync.aligned.m8n8.trans.b16 %r2, %r3; ld.shared.f32 %f2, [%r1+32];", [None, None]),
         ("ld.shared.f32 %f1, [%r1]; add.f32 %f3, %f1, %f2; ld.shared.f32 %f2, [%r1+32];", [None, 0]),
         ("ld.shared.u32 %r1, [%r1]; ld.shared.f32 %f2, [%r1+32];", [None, None]),  # another base
         ("ld.shared.f32 %f1, [%r1]; add.u32 %r1, %r1, 4; ld.shared.f32 %f2, [%r1+32];", [None, None]),
