@@ -98,8 +98,10 @@ def count(text: str) -> Spec:
 
 def distribution(text: str) -> Distribution:
     """Return what gpudist is to add up. Raises UsageError."""
-    body, _, label = text.partition("#")
-    kind, start = _TYPE.search(body), _HEAD_END.search(body)
+    start, kind = _HEAD_END.search(text), _TYPE.search(text)
+    before = kind.end() if kind else 0  # a KERNEL may be a lambda: foo::{lambda()#1}
+    body, _, label = text[before:].partition("#")
+    body = text[:before] + body
     if kind is None:
         raise UsageError(f"there is no TYPE:EXPR; write SPEC:TYPE:EXPR, with TYPE one of: {', '.join(TYPES)}")
     if start is not None and start.start() < kind.start():

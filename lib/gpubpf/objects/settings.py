@@ -208,7 +208,11 @@ def _scalar(kind: np.dtype[Any], text: str, where: str) -> bytes:
         return data.ljust(kind.itemsize, b"\0")
     text = text.strip()
     if kind.kind == "f":
-        return np.array(float(text), kind).tobytes()
+        with np.errstate(over="ignore"):
+            found = np.array(float(text)).astype(kind)
+        if np.isinf(found) and "inf" not in text.lower():
+            raise OverflowError
+        return found.tobytes()
     if kind.kind == "b":
         return bytes([text == "true" if text in ("true", "false") else int(text, 0) != 0])
     if kind.kind not in "iu":

@@ -85,6 +85,8 @@ def test_distributions() -> None:
     assert (keyed.spec.kernel, keyed.type, keyed.key, keyed.label) == ("ns::k", "s32", "source", "two words")
     assert keyed.signed and keyed.spec.filter is not None
     assert specs.distribution("kernel:*:u64:threads, kernel").key == "kernel"
+    made = specs.distribution("exit:foo::{lambda()#1}:u64:thread # label")
+    assert (made.spec.kernel, made.label) == ("foo::{lambda()#1}", "label")
 
 
 @pytest.mark.parametrize(

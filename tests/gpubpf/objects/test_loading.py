@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import subprocess
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf import bytecode as b
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error, ImageError, UsageError, VerifyError
-from gpubpf.objects import attach_points, listing, loading
+from gpubpf.objects import attach_points, listing, loading, settings
 from gpubpf.objects.attach_points import attach_point
 from gpubpf.objects.object_file import ObjectFile
 from gpubpf.objects.settings import Settings
@@ -93,6 +95,16 @@ def test_maps_have_their_types_and_kinds(path: Path) -> None:
     assert struct.unpack("<4Q", found["data"].contents) == (1, 2, 0, 0)
     assert found["rodata"].constant and not found["data"].constant
     assert {"limit", "label"} <= set(found["rodata"].value_dtype.names or ())
+
+
+@pytest.mark.parametrize("value", ["1e50", "-1e400"])
+@pytest.mark.filterwarnings("error")
+def test_a_floating_point_number_that_is_too_large_is_refused(value: str) -> None:
+    number = MapDefinition("number", "array", 4, 4, 1, "<u4", "<f4")
+    with pytest.raises(UsageError, match="does not fit"):
+        settings.with_values({"number": number}, (), [f"number={value}"])
+    found = settings.with_values({"number": number}, (), ["number=-inf"])
+    assert struct.unpack("<f", found["number"].contents) == (-math.inf,)
 
 
 def test_programs_of_one_section_have_the_subprograms_that_they_call(path: Path) -> None:
