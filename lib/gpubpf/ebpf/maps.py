@@ -32,6 +32,7 @@ block's threads that came.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -571,6 +572,11 @@ def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 
     return int.from_bytes(raw[8:16], "little") if defn.kind == "hash" else 0
 
 
+CONVERSION = re.compile(
+    r"%([-0# +]*\d{0,3})(ll|l|h{0,2})([a-zA-Z%])"
+)  # of a printf format: flags, length, type
+
+
 def prints(formats: Mapping[int, str], records: np.ndarray[Any, Any]) -> Iterator[str]:
     """Yield the lines that device programs printed. `formats` are the fragments' texts, `records` those of the map PRINTS or
     LONG_PRINTS."""
@@ -581,17 +587,17 @@ def prints(formats: Mapping[int, str], records: np.ndarray[Any, Any]) -> Iterato
 
 
 def format_print(text: str, arguments: list[int]) -> str:
-    """Format as C's printf does. Conversions: d i u x X p c, with l, ll, width, 0 and -; and %%."""
-    import re
-
+    """Format as C's printf does. Conversions: d i u x X p c, with hh, h, l, ll, width and flags; and %%."""
     rest = iter(arguments)
 
     def one(match: re.Match[str]) -> str:
         flags, length, conversion = match.groups()
         if conversion == "%":
             return "%"
+        if conversion not in "diuxXpc":
+            return match[0]
         value = next(rest, 0)
-        bits = 64 if length or conversion == "p" else 32
+        bits = 64 if conversion == "p" else {"hh": 8, "h": 16, "": 32}.get(length, 64)
         value &= (1 << bits) - 1
         if conversion in "di":
             value -= (value >> (bits - 1)) << bits
@@ -602,4 +608,4 @@ def format_print(text: str, arguments: list[int]) -> str:
             return f"%{flags}s" % hex(value)
         return f"%{flags}{conversion}" % value
 
-    return re.sub(r"%([-0# +]*\d{0,3})(ll|l|h{0,2})([diuxXpc%])", one, text)
+    return CONVERSION.sub(one, text)

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, Helper, HelperArgument, Pointer, Use, number_of
-from gpubpf.ebpf.maps import LONG_PRINT_ARGUMENTS, PRINT_ARGUMENTS, MapDefinition, chunks
+from gpubpf.ebpf.maps import CONVERSION, LONG_PRINT_ARGUMENTS, PRINT_ARGUMENTS, MapDefinition, chunks
 from gpubpf.errors import VerifyError
 from gpubpf.verify import ranges
 from gpubpf.verify.ranges import constant, within
 from gpubpf.verify.registers import SELDOM, AbstractMachine
 from gpubpf.verify.values import CheckedCall, State, Value, frame_bytes, signed64, value_alignment
 
-_CONVERSION = re.compile(r"%(?:%|(-?\d{0,2})(?:ll|l|hh|h)?([a-zA-Z]))")
 # The program ends at these calls, or begins again.
 _ENDING = frozenset((number_of("bpf_cuda_exit"), SELDOM))
 # These change maps, or print. (`bpf_map_lookup_elem` does not: what is stored through its result is an access of its own.)
@@ -291,8 +290,8 @@ class HelperCall:
 
     def _printed(self, register: int, argument: HelperArgument) -> None:
         number = self.helper.registers[ArgumentKind.PRINTED].index(register)
-        conversions = [match for match in _CONVERSION.finditer(self.text) if match[2]]
-        if number < len(conversions) and conversions[number][2] == "s":
+        conversions = [match[3] for match in CONVERSION.finditer(self.text) if match[3] != "%"]
+        if conversions[number : number + 1] == ["s"]:
             self.strings[number] = self._string(register, self._argument(register))
             self.pointers[register] = "text"
         elif number < self._conversions():
@@ -320,7 +319,7 @@ class HelperCall:
                 f"{self.name}: its values are not at a constant place on the stack", "use an array"
             )
         begin = self.machine.stack_bounds(self.state.pc, array.range, 8 * count)
-        conversions = [match[2] for match in _CONVERSION.finditer(self.text) if match[2]]
+        conversions = [match[3] for match in CONVERSION.finditer(self.text) if match[3] != "%"]
         numbers = []
         for number in range(count):
             value = self.machine.stack_load(self.state, int(array.object or 0), begin + 8 * number, 8)
@@ -352,12 +351,12 @@ class HelperCall:
 
         def one(match: re.Match[str]) -> str:
             nonlocal number
-            number += bool(match[2])
-            if match[2] != "s":
+            number += match[3] != "%"
+            if match[3] != "s":
                 return match[0]
             return (f"%{match[1]}s" % self.strings[number]).replace("%", "%%")
 
-        return _CONVERSION.sub(one, self.text)
+        return CONVERSION.sub(one, self.text)
 
     # Shared by several kinds of argument
 

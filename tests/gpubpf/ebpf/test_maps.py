@@ -517,6 +517,7 @@ def test_prints_come_back_as_text():
         ("%ld", [1 << 40], str(1 << 40)),
         ("%d %d", [1], "1 0"),
         ("%s", [1], "%s"),
+        ("%hd %hu %hhu %016llx", [0xFFFF, 0x1FFFF, 300, 255], f"-1 65535 44 {255:016x}"),
     ],
 )
 def test_formats(text, arguments, expected):

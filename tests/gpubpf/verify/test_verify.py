@@ -304,11 +304,12 @@ def test_a_string_becomes_part_of_the_text():
     body = (
         'char name[] = "load 50%"; bpf_trace_printk("%d: %s%% (%-3s)\\n", ctx->work, name, name);'
         'char short_[] = "ab", empty[] = ""; bpf_trace_printk("%4s|%s", short_, empty);'
+        'bpf_trace_printk("%016llx %s", ctx->work, short_);'
     )
     made = compiled(HEAD + f"int on_exit(struct gpu_exit *ctx) {{ {body} return 0; }}")
     checked, release = verify(made, made.functions["on_exit"])
     printed = [call for call in checked.calls.values() if call.helper == 6]
-    assert {call.text for call in printed} == {"%d: load 50%%%% (load 50%%)\n", "  ab|"}
+    assert {call.text for call in printed} == {"%d: load 50%%%% (load 50%%)\n", "  ab|", "%016llx ab"}
     assert release
 
 
