@@ -352,7 +352,7 @@ def rows(kernels: Sequence[ListedFileKernel], verbose: bool = False) -> list[str
     headers = ["KERNEL", *codes, *(["LAUNCHES"] if launched else []), "INSTRUMENT"]
     shorts = Counter((kernel.source.file, kernel.name.short) for kernel in kernels)
     alike = [k.name.mangled for k in kernels if shorts[k.source.file, k.name.short] > 1]
-    labels = names.labels(alike, 60, full=True)
+    labels = names.labels(alike, 46 if launched else 56, full=True)  # with which the headers fit a terminal
     cells = []
     for kernel in kernels:
         ambiguous = shorts[kernel.source.file, kernel.name.short] > 1

@@ -52,7 +52,7 @@ def code_objects_of(source: elf.ByteSource) -> list[bytes]:
 def code_objects(data: bytes) -> Iterator[bytes]:
     """Yield the code objects in consecutive bundles, which zeros may separate. Raises ImageError."""
     at = 0
-    following = dict.fromkeys((MAGIC, COMPRESSED), 0)  # where each is next
+    following = dict.fromkeys((MAGIC, COMPRESSED), -1)  # where each is next
     while at < len(data):
         if data.startswith(COMPRESSED, at):
             inner, size = _decompressed(data, at)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
@@ -293,11 +294,27 @@ def sites(measurement: Measurement, mangled: str, pid: int | None = None) -> dic
             if pid in (None, process.pid)
             for table in process.sites.get(mangled, ())
         }
+    # A kernel in a header may be in several modules, at other lines of their PTX.
+    one_kernel = (
+        len(
+            {
+                tuple(replace(s, line=s.line - table[0].line) for s in table)
+                for table in tables.values()
+                if table
+            }
+        )
+        == 1
+    )
     found: dict[int, Site | None] = {}
     for table in tables.values():
         for site in table:
-            if found.setdefault(site.number, site) != site:
+            first = found.setdefault(site.number, site)
+            if first is None or first == site:
+                continue
+            if replace(first, line=0) != replace(site, line=0) or not (one_kernel or site.source):
                 found[site.number] = None
+            elif site.source:
+                found[site.number] = replace(first, line=0)
     known = {number: site for number, site in found.items() if site is not None}
     # The counts of a first site are those of its followers only if all builds have both.
     everywhere = set(known).intersection(

@@ -36,6 +36,12 @@ def test_compressed_bundles(version: int, codec: str) -> None:
         assert list(code_objects(one + gap + one + gap + bundle(b"two"))) == [*2 * [code_object()], b"two"]
 
 
+@pytest.mark.parametrize("before", [b"", b"x", bytes(9), b"CCO"])
+def test_bundles_behind_other_bytes(before: bytes) -> None:
+    assert list(code_objects(before + bundle(b"one"))) == [b"one"]
+    assert list(code_objects(before)) == []
+
+
 def test_many_bundles_are_found_in_one_pass() -> None:
     """The rest of the file is not searched again for the magic that it lacks."""
 

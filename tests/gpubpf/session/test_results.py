@@ -41,3 +41,25 @@ def test_sites_that_differ_between_builds_are_left_out_with_their_followers() ->
     assert known(one, other) == [0, 2]
     assert known(one, one[:1]) == [0, 1]  # the other build has no follower
     assert known(one, []) == [0, 1, 2, 3]
+
+
+def test_a_kernel_of_a_header_has_the_same_sites_in_every_module() -> None:
+    """Only their lines in the PTX differ. Without source lines, all sites must agree."""
+
+    def found(*tables: list[Site]) -> dict[int, Site]:
+        process = SimpleNamespace(pid=7, sites={"k": tables})
+        measurement = SimpleNamespace(lock=threading.Lock(), processes=[process])
+        return readout.sites(measurement, "k", 7)  # type: ignore[arg-type]
+
+    def table(line: int, source: str, *widths: int) -> list[Site]:
+        return [
+            Site(n, "k", line + n, source, 5 * bool(source), width=width) for n, width in enumerate(widths)
+        ]
+
+    assert found(table(40, "k.h", 4, 8), table(90, "k.h", 4, 8)) == {
+        n: Site(n, "k", 0, "k.h", 5, width=width) for n, width in ((0, 4), (1, 8))
+    }
+    assert found(table(40, "k.h", 4, 8), table(90, "k.h", 4, 2)).keys() == {0}
+    assert found(table(40, "k.h", 4), table(90, "other.h", 4)) == {}
+    assert found(table(40, "", 4, 8), table(90, "", 4, 8)) == dict(enumerate(table(40, "", 4, 8)))
+    assert found(table(40, "", 4, 8), table(90, "", 4, 2)) == {}
