@@ -218,7 +218,7 @@ def test_threads_sleep_at_the_same_time() -> None:
     out = Array(np.zeros((40, 128), np.uint64))
     device = Device(compile_cuda(SLEEPERS))
     begin = time.monotonic()
-    device.launch("sleeps", 20, 128, out)
+    device.launch("sleeps", 40, 128, out)
     assert time.monotonic() - begin < 10  # 2,560 times 5 ms in a row would be 13 s
     assert (out.host[:, 1::2] >= 5_000_000).all()  # a millisecond is the most for one
     assert (out.host[:, ::2] < out.host[:, 1::2].min()).mean() > 0.9

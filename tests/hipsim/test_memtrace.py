@@ -39,7 +39,7 @@ KINDS = {
 }
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(9)
 @pytest.mark.parametrize("rows", [1, 4, 8], ids=["one-row", "rows-of-a-quarter", "rows-of-an-eighth"])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
@@ -66,7 +66,7 @@ def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
         assert (found["vendor"], found["wave"]) == ("amd", lanes)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_results_stay_and_every_launch_is_measured(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -84,6 +84,7 @@ def test_results_stay_and_every_launch_is_measured(tmp_path: Path, gpu: str, hos
     assert all(one["vendor"] == "amd" and one["wave"] == LANES[gpu] for one in kernels.values())
 
 
+@pytest.mark.every(2)
 def test_every_access_as_a_record(tmp_path: Path) -> None:
     """What is recorded one by one adds up to what waves count themselves; a place has its line in the source."""
     app = program("leaves", "-gline-tables-only")
@@ -119,7 +120,7 @@ def said(output: str) -> dict[str, str]:
     return dict(line.split() for line in output.splitlines())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_bytes_of_allocations_and_footprints(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -167,6 +168,7 @@ def test_bytes_of_accesses_that_are_not_aligned(tmp_path: Path, gpu: str) -> Non
     assert sorted(one["read_bytes"] for one in rooms) == sorted(touched)
 
 
+@pytest.mark.every(2)
 def test_fills_by_hip_itself_are_no_kernels_that_were_missed(tmp_path: Path) -> None:
     """points.hip fills memory twice, which HIP does with a kernel of its own."""
     out = tmp_path / "out"
@@ -206,6 +208,7 @@ def test_allocations_from_before_the_tool(tmp_path: Path) -> None:
         assert (one["read_bytes"], one["written_bytes"]) == (read, written), one
 
 
+@pytest.mark.every(2)
 def test_blocks_that_wait_for_each_other(tmp_path: Path) -> None:
     """A grid that fits at once can be measured; one that only fits with the registers of the original runs that."""
     app = program("waits")

@@ -46,6 +46,7 @@ def test_kernels_on_gfx90a(setting: str) -> None:
     assert output("kernels", gpu="gfx90a", **SETTINGS[setting]).split() == KERNELS
 
 
+@pytest.mark.every(2)
 def test_matrix_products() -> None:
     """Sums of small integers, which are exact."""
     done = output("matrix", options=("-ffp-contract=off", "-munsafe-fp-atomics"), gpu="gfx90a")
