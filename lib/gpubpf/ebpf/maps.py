@@ -572,9 +572,8 @@ def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 
     return int.from_bytes(raw[8:16], "little") if defn.kind == "hash" else 0
 
 
-CONVERSION = re.compile(
-    r"%([-0# +]*\d{0,3})(ll|l|h{0,2})([a-zA-Z%])"
-)  # of a printf format: flags, length, type
+# A conversion of a printf format: flags and width, length, type.
+CONVERSION = re.compile(r"%([-0# +]*\d{0,3})(ll|l|h{0,2})([a-zA-Z%])")
 
 
 def prints(formats: Mapping[int, str], records: np.ndarray[Any, Any]) -> Iterator[str]:

@@ -30,9 +30,8 @@ _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
 _MANY_UPDATES = 32  # updates of one address from which on the report mentions them
 _SHIFTED = 1.05  # ratio from which on the report mentions accesses that start inside a sector
-_EXCHANGES = re.compile(
-    "cas|exch|swap|cmpst|wrxchg"
-)  # atomics, also AMD's, that lanes cannot do for each other
+# Atomics, also AMD's, that lanes cannot do for each other.
+_EXCHANGES = re.compile("cas|exch|swap|cmpst|wrxchg")
 _FEW_ADDRESSES = 1024  # addresses that fit in shared memory along with other data
 _CONSTANTS = (
     "loads constants from several addresses at once, which the GPU serves one by one: move data that differs by lane to"

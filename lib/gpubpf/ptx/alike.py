@@ -56,9 +56,8 @@ class Alike:
 
         Forget all where lanes may come together, since other lanes may then execute what follows.
         """
-        together = "sync" in instruction.modifiers or synchronizes(
-            instruction
-        )  # mma.sync, ldmatrix.sync and others, too
+        # mma.sync, ldmatrix.sync and others bring lanes together, too.
+        together = "sync" in instruction.modifiers or synchronizes(instruction)
         if instruction.opcode in ("call", "tcgen05") or together:
             self.enter()
         if self._found and instruction.operands and not isinstance(instruction.operands[0], Address):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -198,7 +198,7 @@ def logs(measurement: Measurement) -> list[ProcessLog]:
             ProcessLog(
                 process.pid, process.comm, records, process.log_lost, process.virtual,
                 process.names, process.contexts, process.stacks, last, process.number, process.waves,
-                process.vendor, last or bool(measurement.ended_ns),
+                process.vendor, bool(measurement.ended_ns),
             )
         )  # fmt: skip
     return found
@@ -294,17 +294,7 @@ def sites(measurement: Measurement, mangled: str, pid: int | None = None) -> dic
             if pid in (None, process.pid)
             for table in process.sites.get(mangled, ())
         }
-    # A kernel in a header may be in several modules, at other lines of their PTX.
-    one_kernel = (
-        len(
-            {
-                tuple(replace(s, line=s.line - table[0].line) for s in table)
-                for table in tables.values()
-                if table
-            }
-        )
-        == 1
-    )
+    one_kernel = len(tables) > 1 and _differ_in_lines_only(tables.values())
     found: dict[int, Site | None] = {}
     for table in tables.values():
         for site in table:
@@ -325,3 +315,11 @@ def sites(measurement: Measurement, mangled: str, pid: int | None = None) -> dic
         for number, site in known.items()
         if site.like is None or {number, site.like} <= everywhere
     }
+
+
+def _differ_in_lines_only(tables: Iterable[Sequence[Site]]) -> bool:
+    """Return whether the tables are of one kernel, such as one in a header, that begins at another line of each module's PTX."""
+    shapes = {
+        tuple(replace(site, line=site.line - table[0].line) for site in table) for table in tables if table
+    }
+    return len(shapes) == 1

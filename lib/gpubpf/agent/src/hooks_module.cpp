@@ -218,8 +218,8 @@ CUresult hook_cuLibraryGetModule(CUmodule *module, CUlibrary library) {
         quietly([&] {
             if (Module *m = library_of(library)) {
                 std::lock_guard<std::mutex> hold(registry().lock);
-                Module *&known =
-                    registry().modules[*module];  // perhaps another library's, whose context has ended
+                // Another library's module, whose context has ended, may have had the same handle.
+                Module *&known = registry().modules[*module];
                 if (known != m) m->modules.push_back(*module);
                 known = m;
             }
