@@ -620,3 +620,54 @@ def test_kernel_nodes_are_read_as_they_were_given(hostile: bool) -> None:
         """,
         hostile,
     )
+
+
+@HOSTILE
+def test_a_green_context_shares_the_primary_context(hostile: bool) -> None:
+    """Modules, memory and streams. It retains the primary context; what is left of it cannot be used after its end."""
+    run_python(
+        """
+        cu = Driver()
+        class Resource(ctypes.Structure):  # CUdevResource
+            _fields_ = [("type", ctypes.c_int), ("padding", ctypes.c_ubyte * 92), ("sm", ctypes.c_uint * 12)]
+        everything, parts, rest = Resource(), (Resource * 9)(), Resource()
+        cu.cuDeviceGetDevResource(0, ctypes.byref(everything), 1)
+        smallest = everything.sm[1]
+        number = ctypes.c_uint(9)
+        cu.cuDevSmResourceSplitByCount(parts, ctypes.byref(number), ctypes.byref(everything), ctypes.byref(rest), 0, 1)
+        assert number.value == everything.sm[0] // smallest and parts[0].sm[0] == smallest
+        assert number.value * smallest + rest.sm[0] == everything.sm[0]
+        too_many = everything.sm[0] + 1
+        assert cu.status("cuDevSmResourceSplitByCount", None, ctypes.byref(number), ctypes.byref(everything), None, 0, too_many) == 1
+        green = cu.handle("cuGreenCtxCreate", cu.handle("cuDevResourceGenerateDesc", parts, 2), 0, 1)
+        cu.cuGreenCtxGetDevResource(green, ctypes.byref(rest), 1)
+        assert rest.sm[0] == 2 * smallest
+        put, where = cu.function(cu.module(HEADER + PUT), "put"), cu.memory(4)
+        converted = cu.handle("cuCtxFromGreenCtx", green)
+        cu.cuCtxSetCurrent(converted)
+        assert cu.handle("cuCtxGetCurrent").value == converted.value != cu.context.value
+        stream = cu.handle("cuGreenCtxStreamCreate", green, 1, 0)
+        for value, used in ((5, None), (6, stream), (7, cu.handle("cuStreamCreate", 1))):
+            cu.launch(put, where, ctypes.c_int(value), stream=used)
+            cu.cuCtxSynchronize()
+            assert cu.read(where) == [value]
+            assert cu.handle("cuStreamGetCtx", used).value == converted.value
+            found = ctypes.c_void_p()
+            assert cu.handle("cuStreamGetCtx_v2", used, ctypes.byref(found)).value == cu.context.value
+            assert found.value == cu.handle("cuStreamGetGreenCtx", used).value == green.value
+        cu.cuCtxSetCurrent(cu.context)
+        assert cu.handle("cuStreamGetCtx", None).value == cu.context.value
+        assert not cu.handle("cuStreamGetGreenCtx", None).value
+        active = ctypes.c_int()
+        cu.cuDevicePrimaryCtxRelease_v2(0)  # the green context still has it
+        cu.cuDevicePrimaryCtxGetState(0, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
+        assert active.value and cu.read(where) == [7]
+        cu.cuCtxSetCurrent(converted)
+        cu.cuGreenCtxDestroy(green)
+        cu.cuDevicePrimaryCtxGetState(0, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))
+        assert not active.value
+        assert cu.status("cuCtxSynchronize") == 709
+        assert cu.status("cuCtxSetCurrent", converted) == 201
+        """,
+        hostile,
+    )

@@ -64,7 +64,7 @@ STARTING_SUFFIX = " starting"
 # --- functions that cannot be hooked --------------------------------------------------------------------------------
 
 # HOOKED lists optional functions that could not be hooked, each as "LACK: function: reason". The agent lacks:
-LACKS_OBSOLETE = "obsolete"  # launches through a function that is deprecated since CUDA 4.0
+LACKS_OBSOLETE = "obsolete"  # launches through a function that is deprecated since CUDA 4.0 or 11.3
 LACKS_HOLDING = "holding"  # a moment in which it holds back what may not end by itself
 LACKS_LOG = "log"  # the records of an operation
 LACKS_CALL = "call"  # the times of calls of HIP
@@ -227,7 +227,7 @@ class Reason(IntEnum):
     OCCUPANCY = 4
     REFUSED = 5
     LAUNCH_FAILED = 6  # the driver did not accept the instrumented copy
-    LEGACY_LAUNCH = 7  # cuLaunch, cuLaunchGrid
+    LEGACY_LAUNCH = 7  # cuLaunch, cuLaunchGrid, cuLaunchCooperativeKernelMultiDevice
     INCOMPLETE_BLOCKS = 8  # on an AMD GPU: the last blocks of the grid are incomplete
 
 

@@ -58,7 +58,7 @@ CAPTURES = [Way(mode, same, relaxed) for mode in ("global", "thread-local", "rel
 
 
 # Asking for these is no work, but the agent does not ask during a capture.
-ATTRIBUTES = ("cuStreamGetCtx", "cuStreamGetFlags", "cuStreamGetPriority", "cuStreamGetId")
+ATTRIBUTES = ("cuStreamGetCtx", "cuStreamGetCtx_v2", "cuStreamGetFlags", "cuStreamGetPriority", "cuStreamGetId")
 ATTRIBUTE_OF = "{}, the captured stream"
 
 
@@ -76,7 +76,7 @@ def _operations(driver: Driver, captured: int) -> dict[str, Callable[[], int]]:
     driver.must("cuStreamSynchronize", private)
     graph = driver.handle("cuGraphCreate", 0)
     freed = [driver.memory(1 << 16) for _ in range(2)]
-    found = ctypes.c_uint64()
+    found, also = ctypes.c_uint64(), ctypes.c_uint64()  # only cuStreamGetCtx_v2 gives two values
     file = os.memfd_create("question")
     os.ftruncate(file, 1 << 16)
     mapped = mmap.mmap(file, 1 << 16)
@@ -126,7 +126,7 @@ def _operations(driver: Driver, captured: int) -> dict[str, Callable[[], int]]:
         "cuCtxSynchronize": lambda: driver.call("cuCtxSynchronize"),
         **{
             ATTRIBUTE_OF.format(name): functools.partial(
-                driver.call, name, ctypes.c_void_p(captured), ctypes.byref(found)
+                driver.call, name, ctypes.c_void_p(captured), ctypes.byref(found), ctypes.byref(also)
             )
             for name in ATTRIBUTES
         },

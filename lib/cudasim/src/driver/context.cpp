@@ -130,8 +130,12 @@ Device &device_state(int device) {
 
 bool is_device(CUdevice device) { return device >= 0 && device < config().devices; }
 
-std::vector<std::shared_ptr<Context>> &context_stack() {
-    return per_thread<std::vector<std::shared_ptr<Context>>>();
+std::vector<CurrentContext> &context_stack() { return per_thread<std::vector<CurrentContext>>(); }
+
+CurrentContext find_context(const void *handle) {
+    if (std::shared_ptr<GreenContext> green = tables().converted_green_contexts.get(handle))
+        return {green->primary, green};
+    return {tables().contexts.get(handle), nullptr};
 }
 
 std::shared_ptr<Context> create_context(int device, unsigned flags, bool primary) {
@@ -209,7 +213,7 @@ CUresult check_initialized() {
 }
 
 std::shared_ptr<Context> current_context_or_null() {
-    return context_stack().empty() ? nullptr : context_stack().back();
+    return context_stack().empty() ? nullptr : context_stack().back().context;
 }
 
 CUresult current_context(std::shared_ptr<Context> &context) {
@@ -217,18 +221,8 @@ CUresult current_context(std::shared_ptr<Context> &context) {
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;  // a callback must not call CUDA
     context = current_context_or_null();
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    if (context->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (context_stack().back().destroyed()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return static_cast<CUresult>(context->sticky_error.load());
-}
-
-void set_current_context(const std::shared_ptr<Context> &context) {
-    if (context_stack().empty()) {
-        if (context) context_stack().push_back(context);
-    } else if (context) {
-        context_stack().back() = context;
-    } else {
-        context_stack().pop_back();
-    }
 }
 
 std::shared_ptr<Context> primary_context(int device, CUresult &status) {
@@ -311,7 +305,7 @@ CUresult cuDriverGetVersion(int *version) {
 
 static CUresult create_context_privately(CUcontext *handle, CUdevice device) {
     std::shared_ptr<Context> context = create_context(device, 0, false);
-    context_stack().push_back(context);
+    context_stack().push_back({context, nullptr});
     *handle = static_cast<CUcontext>(context->handle);
     return CUDA_SUCCESS;
 }

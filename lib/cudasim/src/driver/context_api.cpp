@@ -7,11 +7,53 @@
 #include <algorithm>
 
 #include "driver/context.h"
+#include "per_thread.h"
 
 namespace cudasim::driver {
 namespace {
 
-// Waits for a context's work and frees what the context holds. "It is the responsibility of the calling function to ensure
+const std::shared_ptr<ThreadToken> &this_thread() {
+    auto &token = per_thread<std::shared_ptr<ThreadToken>>();
+    if (!token) token = std::make_shared<ThreadToken>();
+    return token;
+}
+
+// "A green context can be current to only one thread at a time" (CUDA driver API): in hostile mode the process ends then.
+void take_green(GreenContext *green) {
+    if (green == nullptr) return;
+    std::lock_guard lock(green->primary->mutex);
+    std::shared_ptr<ThreadToken> user = green->user.lock();
+    if (config().hostile && user && user != this_thread()) {
+        log_line("a green context is made current to two threads");
+        abort();
+    }
+    green->user = this_thread();
+}
+
+void leave_green(const std::shared_ptr<GreenContext> &green) {
+    const auto &stack = context_stack();
+    if (!green ||
+        std::any_of(stack.begin(), stack.end(), [&](const CurrentContext &c) { return c.green == green; }))
+        return;
+    std::lock_guard lock(green->primary->mutex);
+    green->user.reset();
+}
+
+CurrentContext pop_context() {
+    CurrentContext top = std::move(context_stack().back());
+    context_stack().pop_back();
+    leave_green(top.green);
+    return top;
+}
+
+void push_context(CurrentContext context) {
+    take_green(context.green.get());
+    context_stack().push_back(std::move(context));
+}
+
+}  // namespace
+
+// "It is the responsibility of the calling function to ensure
 // that no API call issues using ctx while cuCtxDestroy() is executing" (CUDA driver API): in hostile mode the process ends then.
 void destroy_context(const std::shared_ptr<Context> &context) {
     if (config().hostile && context->waiting != 0) {
@@ -40,7 +82,19 @@ void destroy_context(const std::shared_ptr<Context> &context) {
     context->heap_used.clear();
 }
 
-}  // namespace
+CUresult release_primary(CUdevice device) {
+    Device &state = device_state(device);
+    std::shared_ptr<Context> context;
+    {
+        std::lock_guard lock(state.mutex);
+        if (!state.primary || state.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
+        if (--state.retained == 0) context = std::move(state.primary);
+        if (context) state.primary = nullptr;
+    }
+    if (context) destroy_context(context);
+    return CUDA_SUCCESS;
+}
+
 }  // namespace cudasim::driver
 
 using namespace cudasim;
@@ -289,7 +343,7 @@ CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CU
 CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags) {
     std::shared_ptr<Context> context;
     if (CUresult status = current_context(context)) return status;
-    std::shared_ptr<Context> peer = tables().contexts.get(handle);
+    std::shared_ptr<Context> peer = find_context(handle).context;
     if (!peer) return CUDA_ERROR_INVALID_CONTEXT;
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (peer->device == context->device) return CUDA_ERROR_INVALID_DEVICE;
@@ -300,7 +354,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags) {
 CUresult cuCtxDisablePeerAccess(CUcontext handle) {
     std::shared_ptr<Context> context;
     if (CUresult status = current_context(context)) return status;
-    std::shared_ptr<Context> peer = tables().contexts.get(handle);
+    std::shared_ptr<Context> peer = find_context(handle).context;
     if (!peer) return CUDA_ERROR_INVALID_CONTEXT;
     std::lock_guard lock(context->mutex);
     return context->peers.erase(peer->device) != 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
@@ -321,16 +375,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *handle, CUdevice device) {
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
     if (CUresult status = check_initialized()) return status;
     if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-    Device &state = device_state(device);
-    std::shared_ptr<Context> context;
-    {
-        std::lock_guard lock(state.mutex);
-        if (!state.primary || state.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-        if (--state.retained == 0) context = std::move(state.primary);
-        if (context) state.primary = nullptr;
-    }
-    if (context) destroy_context(context);
-    return CUDA_SUCCESS;
+    return release_primary(device);
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
@@ -377,7 +422,7 @@ CUresult cuCtxCreate(CUcontext *handle, CUctxCreateParams *parameters, unsigned 
     if (parameters != nullptr && (parameters->numExecAffinityParams != 0 || parameters->cigParams != nullptr))
         return CUDA_ERROR_NOT_SUPPORTED;
     std::shared_ptr<Context> context = create_context(device, flags, false);
-    context_stack().push_back(context);
+    push_context({context, nullptr});
     *handle = static_cast<CUcontext>(context->handle);
     return CUDA_SUCCESS;
 }
@@ -387,39 +432,39 @@ CUresult cuCtxDestroy(CUcontext handle) {
     std::shared_ptr<Context> context = tables().contexts.get(handle);
     if (!context || context->primary) return CUDA_ERROR_INVALID_CONTEXT;
     destroy_context(context);
-    if (!context_stack().empty() && context_stack().back() == context) context_stack().pop_back();
+    if (!context_stack().empty() && context_stack().back().context == context) pop_context();
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPushCurrent(CUcontext handle) {
     if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<Context> context = tables().contexts.get(handle);
-    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    context_stack().push_back(context);
+    CurrentContext found = find_context(handle);
+    if (!found.context) return CUDA_ERROR_INVALID_CONTEXT;
+    push_context(std::move(found));
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPopCurrent(CUcontext *handle) {
     if (CUresult status = check_initialized()) return status;
     if (context_stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
-    if (handle != nullptr) *handle = static_cast<CUcontext>(context_stack().back()->handle);
-    context_stack().pop_back();
+    const CurrentContext top = pop_context();
+    if (handle != nullptr) *handle = top.handle();
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetCurrent(CUcontext handle) {
     if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<Context> context = tables().contexts.get(handle);
-    if (handle != nullptr && !context) return CUDA_ERROR_INVALID_CONTEXT;
-    set_current_context(context);
+    CurrentContext found = find_context(handle);
+    if (handle != nullptr && !found.context) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!context_stack().empty()) pop_context();
+    if (found.context) push_context(std::move(found));
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetCurrent(CUcontext *handle) {
     if (CUresult status = check_initialized()) return status;
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<Context> context = current_context_or_null();
-    *handle = context ? static_cast<CUcontext>(context->handle) : nullptr;
+    *handle = context_stack().empty() ? nullptr : context_stack().back().handle();
     return CUDA_SUCCESS;
 }
 
@@ -435,7 +480,7 @@ CUresult cuCtxGetDevice(CUdevice *device) {
 CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext handle) {
     if (CUresult status = check_initialized()) return status;
     if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<Context> context = tables().contexts.get(handle);
+    std::shared_ptr<Context> context = find_context(handle).context;
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     *device = context->device;
     return CUDA_SUCCESS;
@@ -460,7 +505,7 @@ CUresult cuCtxGetId(CUcontext handle, unsigned long long *id) {
     if (CUresult status = check_initialized()) return status;
     if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<Context> context =
-        handle == nullptr ? current_context_or_null() : tables().contexts.get(handle);
+        handle == nullptr ? current_context_or_null() : find_context(handle).context;
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     *id = context->id;
     return CUDA_SUCCESS;
@@ -498,7 +543,7 @@ CUresult cuProfilerStop(void) { return cuProfilerStart(); }
 
 CUresult cuCtxSynchronize_v2(CUcontext handle) {
     if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<Context> context = tables().contexts.get(handle);
+    std::shared_ptr<Context> context = find_context(handle).context;
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     return synchronize(context);
 }
@@ -569,7 +614,7 @@ CUresult cuCtxSetSharedMemConfig(CUsharedconfig) {
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
     if (CUresult status = check_initialized()) return status;
     if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    if (handle != nullptr && !tables().contexts.get(handle)) return CUDA_ERROR_INVALID_CONTEXT;
+    if (handle != nullptr && !find_context(handle).context) return CUDA_ERROR_INVALID_CONTEXT;
     *version = 3020;
     return CUDA_SUCCESS;
 }
@@ -600,7 +645,7 @@ struct cudasim_fault_report {
 
 // For tools: says which kernel failed and where, which a GPU's driver does not. Returns NOT_FOUND without a fault.
 CUresult cudasim_fault(CUcontext handle, cudasim_fault_report *report) {
-    std::shared_ptr<Context> context = tables().contexts.get(handle);
+    std::shared_ptr<Context> context = find_context(handle).context;
     if (!context || report == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     std::lock_guard lock(context->fault_mutex);
     const Fault &fault = context->fault;

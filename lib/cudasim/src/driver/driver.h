@@ -36,6 +36,7 @@ struct Array;
 struct Context;
 struct Graph;
 struct GraphNode;
+struct GreenContext;
 struct MipmappedArray;
 struct PhysicalMemory;
 class SharedEvent;
@@ -193,6 +194,7 @@ struct Capture {
 
 struct Stream {
     std::weak_ptr<Context> context;
+    std::shared_ptr<GreenContext> green;  // null: made without one
     void *handle = nullptr;
     uint64_t id = 0;
     unsigned flags = 0;
@@ -321,6 +323,20 @@ struct Context : std::enable_shared_from_this<Context> {
     ~Context();
 };
 
+struct ThreadToken {};  // its address names a thread, while it lives
+
+// A part of the multiprocessors of a device. What runs in it runs in the primary context, on all multiprocessors: a green
+// context may use more than it asked for.
+struct GreenContext {
+    std::shared_ptr<Context> primary;
+    void *handle = nullptr;     // CUgreenCtx
+    void *converted = nullptr;  // CUcontext
+    uint64_t id = 0;
+    CUdevSmResource multiprocessors{};
+    std::weak_ptr<ThreadToken> user;  // the thread for which it is current; guarded by the primary context's mutex
+    std::atomic<bool> destroyed{false};
+};
+
 // The value that kernels set and a conditional node reads. Kernels and the application name it by a number.
 struct Conditional {
     uint64_t number = 0;
@@ -386,6 +402,8 @@ struct GraphExec {
 // The handle tables of the process. They are never destroyed, because threads may still run while the process exits.
 struct Tables {
     Handles<Context> contexts;
+    Handles<GreenContext> green_contexts;
+    Handles<GreenContext> converted_green_contexts;  // by CUcontext
     Handles<Stream> streams;
     Handles<Event> events;
     Handles<Module> modules;
@@ -428,13 +446,15 @@ CUresult current_context(std::shared_ptr<Context> &context);
 // The same without a check for errors, for calls that clean up.
 std::shared_ptr<Context> current_context_or_null();
 std::shared_ptr<Context> primary_context(int device, CUresult &status);  // creates it if necessary
-void set_current_context(const std::shared_ptr<Context> &context);
 
 // Finds the stream of a handle, which may be null, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD, and its context.
 // `per_thread`: a null handle means the calling thread's default stream, not the legacy default stream.
 CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &stream,
                      std::shared_ptr<Context> &context);
 std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context> &context, unsigned flags, int priority);
+// The same, for the application.
+CUstream add_stream(const std::shared_ptr<Context> &context, const std::shared_ptr<GreenContext> &green,
+                    unsigned flags, int priority);
 
 // Appends an operation to a stream, or to the graph that the stream is capturing. Sets `fence` to the operation's fence,
 // unless it is captured. `call_ns`: virtual time that the call takes if it succeeds.

@@ -1,4 +1,5 @@
 // The types of graph nodes: adding them, and getting and setting their parameters, in graphs and in executable graphs.
+#include "driver/context.h"
 #include "driver/graph.h"
 
 #include <string.h>
@@ -68,7 +69,7 @@ CUresult kernel_operation(const Parameters *pointer, Operation &operation) {
                                                     : static_cast<const void *>(parameters.kern);
     std::shared_ptr<Context> context;
     if (parameters.func == nullptr && parameters.ctx != nullptr) {
-        context = tables().contexts.get(parameters.ctx);
+        context = find_context(parameters.ctx).context;
         if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     } else if (CUresult status = current_context(context)) {
         return status;

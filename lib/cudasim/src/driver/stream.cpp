@@ -1,5 +1,5 @@
 // Streams, events and stream capture: the order in which work runs.
-#include "driver/driver.h"
+#include "driver/context.h"
 #include "driver/ipc.h"
 
 #include <string.h>
@@ -107,6 +107,15 @@ std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context> &context, uns
     return stream;
 }
 
+CUstream add_stream(const std::shared_ptr<Context> &context, const std::shared_ptr<GreenContext> &green,
+                    unsigned flags, int priority) {
+    std::shared_ptr<Stream> stream = make_stream(context, flags, priority);
+    stream->green = green;
+    std::lock_guard lock(context->mutex);
+    context->streams.push_back(stream);
+    return static_cast<CUstream>(stream->handle);
+}
+
 CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &stream,
                      std::shared_ptr<Context> &context) {
     if (CUresult status = check_initialized()) return status;
@@ -133,7 +142,7 @@ CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &
     stream = tables().streams.get(handle);
     context = stream ? stream->context.lock() : nullptr;
     if (!context) return CUDA_ERROR_INVALID_HANDLE;
-    if (context->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (context->destroyed || (stream->green && stream->green->destroyed)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return static_cast<CUresult>(context->sticky_error.load());
 }
 
@@ -418,10 +427,7 @@ CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned int flags, int pr
     if (CUresult status = current_context(context)) return status;
     if (handle == nullptr || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<Stream> stream = make_stream(context, flags, priority);
-    std::lock_guard lock(context->mutex);
-    context->streams.push_back(stream);
-    *handle = static_cast<CUstream>(stream->handle);
+    *handle = add_stream(context, context_stack().back().green, flags, priority);
     return CUDA_SUCCESS;
 }
 

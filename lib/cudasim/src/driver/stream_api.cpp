@@ -1,7 +1,7 @@
 // Entry points whose meaning depends on the default stream. This file is compiled twice. With
 // CUDA_API_PER_THREAD_DEFAULT_STREAM, cuda.h renames the functions to their _ptds and _ptsz variants, and a null stream
 // means the calling thread's default stream.
-#include "driver/driver.h"
+#include "driver/context.h"
 
 #include <sched.h>
 #include <string.h>
@@ -257,6 +257,12 @@ CUresult get_of_stream(CUstream handle, Value *value, Get get) {
     return CUDA_SUCCESS;
 }
 
+// The green context of a stream. That of a default stream is the current one.
+std::shared_ptr<GreenContext> green_of(const Stream &stream) {
+    const bool own = stream.handle != nullptr && stream.handle != CU_STREAM_PER_THREAD;
+    return own ? stream.green : context_stack().back().green;
+}
+
 // Some queries of a stream end its capture, in every mode, although they do nothing (driver 580 on an H200).
 CUresult not_captured(CUstream handle) {
     std::shared_ptr<Stream> stream;
@@ -485,6 +491,21 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, uns
                   parameters, nullptr);
 }
 
+#ifndef CUDA_API_PER_THREAD_DEFAULT_STREAM
+// The kernels do not wait for each other: no toolkit that cudasim supports can compile multi_grid_group::sync().
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int) {
+    if (launches == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    for (const CUDA_LAUNCH_PARAMS *l = launches; l < launches + count; l++) {
+        if (l->hStream == nullptr) return CUDA_ERROR_INVALID_VALUE;
+        if (CUresult status = launch(l->hStream, l->function, {l->gridDimX, l->gridDimY, l->gridDimZ},
+                                     {l->blockDimX, l->blockDimY, l->blockDimZ}, l->sharedMemBytes, true,
+                                     l->kernelParams, nullptr))
+            return status;
+    }
+    return CUDA_SUCCESS;
+}
+#endif
+
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
@@ -576,8 +597,10 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) {
-    return get_of_stream(handle, out,
-                         [](Stream &, Context &context) { return static_cast<CUcontext>(context.handle); });
+    return get_of_stream(handle, out, [](Stream &stream, Context &context) {
+        const std::shared_ptr<GreenContext> green = green_of(stream);
+        return static_cast<CUcontext>(green ? green->converted : context.handle);
+    });
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
@@ -841,8 +864,11 @@ CUresult prefetch_v1(CUdeviceptr address, size_t bytes, CUdevice device, CUstrea
     location.id = device;
     return cuMemPrefetchAsync(address, bytes, location, 0, stream);
 }
-CUresult context_v2(CUstream stream, CUcontext *context, CUgreenCtx *green) {
-    if (green != nullptr) *green = nullptr;
-    return cuStreamGetCtx(stream, context);
+CUresult context_v2(CUstream handle, CUcontext *out, CUgreenCtx *green) {
+    return get_of_stream(handle, out, [&](Stream &stream, Context &context) {
+        const std::shared_ptr<GreenContext> found = green_of(stream);
+        if (green != nullptr) *green = found ? static_cast<CUgreenCtx>(found->handle) : nullptr;
+        return static_cast<CUcontext>(context.handle);
+    });
 }
 }

@@ -5,9 +5,11 @@
 #include <csignal>
 #include <cstring>
 #include <dlfcn.h>
+#include <memory>
 #include <optional>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <vector>
 
 #include "copies/launch.h"
 #include "copies/preexisting.h"
@@ -219,23 +221,25 @@ CUresult hook_cuLaunchCooperativeKernel_ptsz(LAUNCH_PARAMETERS) {
                   });
 }
 
-// The obsolete launch functions: earlier calls set the shape, and the driver holds the parameters.
+// The obsolete launch functions. For the first three, earlier calls set the shape, and the driver holds the parameters.
+void count_obsolete(Record &r, const Function *function) {
+    r.kernel.slot = function ? function->kernel->slot_index : kNoSlot;
+    r.kernel.outcome = kNotMatched;
+    if (r.flags & kCaptured) return;
+    if (function) r.kernel.outcome = count(*function, kLegacyLaunch);
+    else agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
+}
+
 template <typename Launch>
 CUresult counted_launch(const HookCall &hook, CUfunction f, StreamRef where, int width, int height,
                         const Launch &original) {
     if (!hook) return in_driver(original);
     Operation operation(Kind::Kernel, where, 0);
     Record &r = operation.record;
-    const Function *function = function_of(f, where);
-    r.kernel.slot = function ? function->kernel->slot_index : kNoSlot;
-    r.kernel.outcome = kNotMatched;
+    count_obsolete(r, function_of(f, where));
     r.kernel.grid[0] = static_cast<uint32_t>(width);
     r.kernel.grid[1] = static_cast<uint32_t>(height);
     r.kernel.grid[2] = 1;
-    if (!(r.flags & kCaptured)) {
-        if (function) r.kernel.outcome = count(*function, kLegacyLaunch);
-        else agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
-    }
     operation.time();
     operation.called();
     CUresult result = in_driver(original);
@@ -265,6 +269,35 @@ CUresult hook_cuLaunchGrid(CUfunction f, int width, int height) {
 CUresult hook_cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
     return legacy_launch(f, {stream, false}, width, height,
                          [&] { return ORIGINAL(cuLaunchGridAsync)(f, width, height, stream); });
+}
+
+// One call launches a kernel on each of several devices. The log has a record for each.
+CUresult hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned n, unsigned flags) {
+    Launching launching;
+    HookCall hook;
+    const auto original = [&] { return ORIGINAL(cuLaunchCooperativeKernelMultiDevice)(launches, n, flags); };
+    std::vector<std::unique_ptr<Operation>> operations;
+    if (hook && launches)
+        quietly([&] {
+            for (unsigned i = 0; i < n; ++i) {
+                const CUDA_LAUNCH_PARAMS &l = launches[i];
+                const StreamRef where{l.hStream, false};
+                operations.push_back(std::make_unique<Operation>(Kind::Kernel, where, 0));
+                Record &r = operations.back()->record;
+                count_obsolete(r, function_of(l.function, where));
+                const uint32_t grid[] = {l.gridDimX, l.gridDimY, l.gridDimZ};
+                const uint32_t block[] = {l.blockDimX, l.blockDimY, l.blockDimZ};
+                memcpy(r.kernel.grid, grid, sizeof grid);
+                memcpy(r.kernel.block, block, sizeof block);
+                r.kernel.shared = l.sharedMemBytes;
+            }
+        });
+    for (auto &o : operations) o->time(), o->called();
+    CUresult result = in_driver(original);
+    for (auto &o : operations) o->returned(result), o->log();
+    if (hook.keeps_records() && launches)
+        for (unsigned i = 0; i < n; ++i) launched_in({launches[i].hStream, false});
+    return result;
 }
 
 // --- contexts ---
@@ -309,6 +342,8 @@ void destroyed(CUcontext handle, void (*end)(Context *) = close_context) {
         if (it == registry().contexts.end()) return;
         c = it->second;
         registry().contexts.erase(it);
+        for (auto green = registry().green.begin(); green != registry().green.end();)
+            green = green->second == c ? registry().green.erase(green) : std::next(green);
         ++contexts_changed;
         if (registry().only.load() == c) registry().only = nullptr;
     }
@@ -324,22 +359,6 @@ void destroyed(CUcontext handle, void (*end)(Context *) = close_context) {
     }
 }
 
-CUresult hook_cuCtxDestroy(CUcontext context) {
-    HookCall hook;
-    if (hook.keeps_records()) quietly([&] { destroyed(context); });
-    leftovers_end_with(context);
-    ContextClosed closed(context);
-    return FORWARD(cuCtxDestroy)(context);
-}
-
-CUresult hook_cuCtxDestroy_v2(CUcontext context) {
-    HookCall hook;
-    if (hook.keeps_records()) quietly([&] { destroyed(context); });
-    leftovers_end_with(context);
-    ContextClosed closed(context);
-    return FORWARD(cuCtxDestroy_v2)(context);
-}
-
 bool primary_is_active(CUdevice device) {
     unsigned flags = 0;
     int active = 1;
@@ -348,19 +367,24 @@ bool primary_is_active(CUdevice device) {
            driver.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active;
 }
 
+// `before`: it was active before this user came.
+void retained(CUdevice device, CUcontext primary, bool before) {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    if (before && !registry().primary.count(device)) {  // it has users that were not counted
+        ++registry().retained_since[device];
+        return;
+    }
+    registry().primary[device] = primary;
+    ++registry().retained[device];
+}
+
 CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     HookCall hook;
     const bool before = hook.keeps_records() && primary_is_active(device);
     CUresult r = FORWARD(cuDevicePrimaryCtxRetain)(context, device);
     if (hook.keeps_records() && r == CUDA_SUCCESS)
         quietly([&] {
-            std::lock_guard<std::mutex> hold(registry().lock);
-            if (before && !registry().primary.count(device)) {  // it has users that were not counted
-                ++registry().retained_since[device];
-                return;
-            }
-            registry().primary[device] = *context;
-            ++registry().retained[device];
+            retained(device, *context, before);
         });
     return created(r, hook, context);
 }
@@ -472,6 +496,86 @@ CUresult hook_cuDevicePrimaryCtxReset(CUdevice device) {
 CUresult hook_cuDevicePrimaryCtxReset_v2(CUdevice device) {
     HookCall hook;
     return reset_primary(hook, device, [](CUdevice d) { return FORWARD(cuDevicePrimaryCtxReset_v2)(d); });
+}
+
+// A green context retains the primary context of its device.
+CUresult hook_cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice device,
+                               unsigned flags) {
+    HookCall hook;
+    const bool before = hook.keeps_records() && primary_is_active(device);
+    CUresult r = FORWARD(cuGreenCtxCreate)(green, description, device, flags);
+    if (!hook.keeps_records() || r != CUDA_SUCCESS) return r;
+    CUcontext primary = nullptr;
+    quietly([&] {
+        DriverScope scope;
+        primary = primary_of(device);
+        if (primary) retained(device, primary, before);
+        std::lock_guard<std::mutex> hold(registry().lock);
+        registry().green_devices[*green] = device;
+    });
+    return created(r, hook, primary ? &primary : nullptr);
+}
+
+// Returns -1 if it is unknown.
+CUdevice device_of_green(const HookCall &hook, CUgreenCtx green) {
+    CUcontext converted = nullptr;
+    CUdevice device = -1;
+    DriverScope scope;
+    if (driver.cuCtxFromGreenCtx && driver.cuCtxFromGreenCtx(&converted, green) != CUDA_SUCCESS) return -1;
+    if (hook.keeps_records()) {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        registry().green.erase(converted);  // its handle may be used again
+        ++contexts_changed;
+        auto known = registry().green_devices.find(green);
+        if (known != registry().green_devices.end()) {
+            device = known->second;
+            registry().green_devices.erase(known);
+            return device;
+        }
+    }
+    const bool told =
+        driver.cuCtxGetDevice_v2 && driver.cuCtxGetDevice_v2(&device, converted) == CUDA_SUCCESS;
+    return told ? device : -1;
+}
+
+CUresult hook_cuGreenCtxDestroy(CUgreenCtx green) {
+    HookCall hook;
+    CUdevice device = -1;
+    if (hook.keeps_records() || depth() == 1) quietly([&] { device = device_of_green(hook, green); });
+    if (device < 0) return FORWARD(cuGreenCtxDestroy)(green);
+    return release_primary(hook, device, [green](CUdevice) { return FORWARD(cuGreenCtxDestroy)(green); });
+}
+
+// A primary context is not destroyed so: the driver refuses, and the context goes on.
+template <class Original>
+CUresult destroy_context(const HookCall &hook, CUcontext context, const Original &original) {
+    bool ends = true;
+    if (hook.keeps_records())
+        quietly([&] {
+            Context *known = nullptr;
+            {
+                std::lock_guard<std::mutex> hold(registry().lock);
+                auto it = registry().contexts.find(context);
+                if (it != registry().contexts.end()) known = it->second;
+            }
+            DriverScope scope;
+            ends = !known || !is_primary(context, known->device);
+        });
+    if (!ends) return original(context);
+    if (hook.keeps_records()) quietly([&] { destroyed(context); });
+    leftovers_end_with(context);
+    ContextClosed closed(context);
+    return original(context);
+}
+
+CUresult hook_cuCtxDestroy(CUcontext context) {
+    HookCall hook;
+    return destroy_context(hook, context, [](CUcontext c) { return FORWARD(cuCtxDestroy)(c); });
+}
+
+CUresult hook_cuCtxDestroy_v2(CUcontext context) {
+    HookCall hook;
+    return destroy_context(hook, context, [](CUcontext c) { return FORWARD(cuCtxDestroy_v2)(c); });
 }
 
 // --- captures ---
@@ -602,9 +706,10 @@ static bool ends_in(const std::string &name, const char *suffix) {
     return name.size() > n && name.compare(name.size() - n, n, suffix) == 0;
 }
 
-// Deprecated since CUDA 4.0. Current programs do not launch with these.
+// Deprecated since CUDA 4.0, the last since 11.3. Current programs do not launch with these.
 static bool is_obsolete(const std::string &name) {
-    return name == "cuLaunch" || name == "cuLaunchGrid" || name == "cuLaunchGridAsync";
+    return name == "cuLaunch" || name == "cuLaunchGrid" || name == "cuLaunchGridAsync" ||
+           name == "cuLaunchCooperativeKernelMultiDevice";
 }
 
 void find_hook_targets(void *library) {

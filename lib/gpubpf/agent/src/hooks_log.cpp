@@ -436,6 +436,8 @@ FORGETS(cuStreamDestroy_v2, CUstream, forget_queue)
 MAKES_STREAM(cuStreamCreate, (CUstream * stream, unsigned flags), (stream, flags))
 MAKES_STREAM(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority),
              (stream, flags, priority))
+MAKES_STREAM(cuGreenCtxStreamCreate, (CUstream * stream, CUgreenCtx green, unsigned flags, int priority),
+             (stream, green, flags, priority))
 
 // --- work that may not end by itself ---
 

@@ -90,7 +90,23 @@ void FunctionTable::set(const void *handle, const Function *value) {
     put(t, reinterpret_cast<uintptr_t>(handle), value);
 }
 
-Context *Registry::context(CUcontext handle, bool made) {
+namespace {
+
+// Returns null if the context is no green one. It is asked through a stream in it. Without one, it must be current:
+// the default stream is then one, and a green context may be made current to one thread only.
+CUcontext primary_of_green(CUcontext handle, CUstream stream) {
+    CUcontext current = nullptr, primary = nullptr;
+    CUgreenCtx green = nullptr;
+    if (!driver.cuStreamGetCtx_v2) return nullptr;
+    if (!stream && (driver.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != handle)) return nullptr;
+    if (!stream) stream = CU_STREAM_LEGACY;
+    const bool asked = driver.cuStreamGetCtx_v2(stream, &primary, &green) == CUDA_SUCCESS;
+    return asked && green ? primary : nullptr;
+}
+
+}  // namespace
+
+Context *Registry::context(CUcontext handle, bool made, CUstream stream) {
     struct Remembered {
         uint64_t when;
         CUcontext handle;
@@ -103,12 +119,20 @@ Context *Registry::context(CUcontext handle, bool made) {
     {
         std::lock_guard<std::mutex> hold(lock);
         auto it = contexts.find(handle);
-        if (it != contexts.end()) {
+        bool found = it != contexts.end();
+        if (!found) it = green.find(handle), found = it != green.end();
+        if (found) {
             last = {now, handle, it->second};
             return it->second;
         }
     }
     DriverScope scope;
+    if (CUcontext primary = made ? nullptr : primary_of_green(handle, stream)) {
+        Context *c = context(primary);
+        if (!c) return nullptr;
+        std::lock_guard<std::mutex> hold(lock);
+        return green[handle] = c;
+    }
     auto *c = new Context;
     c->handle = handle;
     CUcontext before = nullptr, popped;
@@ -145,6 +169,12 @@ Context *Registry::current() {
     CUcontext handle = nullptr;
     if (driver.cuCtxGetCurrent(&handle) != CUDA_SUCCESS) return nullptr;
     return context(handle);
+}
+
+Context *Registry::context_of(CUstream stream) {
+    CUcontext handle = nullptr;
+    const bool known = driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS;
+    return known ? context(handle, false, stream) : nullptr;
 }
 
 std::vector<Context *> Registry::all_contexts() {

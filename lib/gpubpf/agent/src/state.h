@@ -243,6 +243,9 @@ class FunctionTable {
 struct Registry {
     std::mutex lock;  // guards the maps below; never held across a driver call or a wait
     std::map<CUcontext, Context *> contexts;
+    // What runs in a green context runs in the primary context, whose modules, memory and streams it shares.
+    std::map<CUcontext, Context *> green;
+    std::map<CUgreenCtx, CUdevice> green_devices;
     std::map<CUdevice, CUcontext> primary;
     std::map<CUdevice, uint32_t> retained;
     // The same for a context from before the attachment, which had at least one user: retained minus released since.
@@ -260,9 +263,10 @@ struct Registry {
     FunctionTable functions;
 
     // Returns the context's record, creating it if necessary; null for null. `made`: a hooked call returned the
-    // handle.
-    Context *context(CUcontext handle, bool made = false);
+    // handle. `stream`: one of the context.
+    Context *context(CUcontext handle, bool made = false, CUstream stream = nullptr);
     Context *current();
+    Context *context_of(CUstream stream);  // null for an unknown stream
     std::vector<Context *> all_contexts();
     Kernel *kernel(Module *module, const std::string &name);  // with lock held
     void record(Module *module, Context *context, const void *handle, const char *name);

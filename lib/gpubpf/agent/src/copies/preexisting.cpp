@@ -342,10 +342,8 @@ Context *working_context(StreamRef where) {
     Registry &r = registry();
     CUstream stream = where.handle();
     const bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-    CUcontext handle = nullptr;
-    if (named && driver.cuStreamGetCtx && driver.cuStreamGetCtx(stream, &handle) == CUDA_SUCCESS)
-        return r.context(handle);
-    return r.current();
+    Context *context = named ? r.context_of(stream) : nullptr;
+    return context ? context : r.current();
 }
 
 }  // namespace

@@ -27,6 +27,8 @@ struct cudasim_fault_report {
   F(cuCtxPushCurrent_v2, CUcontext)                                                                                       \
   F(cuCtxPopCurrent_v2, CUcontext *)                                                                                      \
   F(cuCtxGetDevice, CUdevice *)                                                                                           \
+  F(cuCtxGetDevice_v2, CUdevice *, CUcontext)                                                                             \
+  F(cuCtxFromGreenCtx, CUcontext *, CUgreenCtx)                                                                           \
   F(cuDevicePrimaryCtxGetState, CUdevice, unsigned *, int *)                                                              \
   F(cuCtxSynchronize, void)                                                                                               \
   F(cuDeviceGetAttribute, int *, CUdevice_attribute, CUdevice)                                                            \
@@ -46,6 +48,7 @@ struct cudasim_fault_report {
   F(cuStreamDestroy_v2, CUstream)                                                                                         \
   F(cuStreamQuery, CUstream)                                                                                              \
   F(cuStreamGetCtx, CUstream, CUcontext *)                                                                                \
+  F(cuStreamGetCtx_v2, CUstream, CUcontext *, CUgreenCtx *)                                                               \
   F(cuStreamGetFlags, CUstream, unsigned *)                                                                               \
   F(cuStreamGetPriority, CUstream, int *)                                                                                 \
   F(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus *)                                                               \

@@ -55,14 +55,12 @@ Queue new_queue(const StreamKey &key) {
     {
         DriverScope scope;
         unsigned flags = 0;
-        CUcontext context = nullptr;
         if (key.context) {
             queue.context = const_cast<Context *>(key.context);
             kind = key.stream == CU_STREAM_PER_THREAD ? QueueKind::PerThread : QueueKind::Legacy;
         } else {
             if (capturing(key.stream)) return queue;
-            if (driver.cuStreamGetCtx && driver.cuStreamGetCtx(key.stream, &context) == CUDA_SUCCESS)
-                queue.context = registry().context(context);
+            queue.context = registry().context_of(key.stream);
             if (driver.cuStreamGetFlags && driver.cuStreamGetFlags(key.stream, &flags) == CUDA_SUCCESS)
                 kind = flags & CU_STREAM_NON_BLOCKING ? QueueKind::NonBlocking : QueueKind::Blocking;
             else return queue;  // not a stream
