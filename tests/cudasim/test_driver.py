@@ -630,6 +630,10 @@ def test_a_green_context_shares_the_primary_context(hostile: bool) -> None:
         cu = Driver()
         class Resource(ctypes.Structure):  # CUdevResource
             _fields_ = [("type", ctypes.c_int), ("padding", ctypes.c_ubyte * 92), ("sm", ctypes.c_uint * 12)]
+        def of(name, stream, *more):
+            made = ctypes.c_void_p()
+            getattr(cu, name)(stream, ctypes.byref(made), *more)
+            return made.value
         everything, parts, rest = Resource(), (Resource * 9)(), Resource()
         cu.cuDeviceGetDevResource(0, ctypes.byref(everything), 1)
         smallest = everything.sm[1]
@@ -651,13 +655,12 @@ def test_a_green_context_shares_the_primary_context(hostile: bool) -> None:
             cu.launch(put, where, ctypes.c_int(value), stream=used)
             cu.cuCtxSynchronize()
             assert cu.read(where) == [value]
-            assert cu.handle("cuStreamGetCtx", used).value == converted.value
+            assert of("cuStreamGetCtx", used) == converted.value
             found = ctypes.c_void_p()
-            assert cu.handle("cuStreamGetCtx_v2", used, ctypes.byref(found)).value == cu.context.value
-            assert found.value == cu.handle("cuStreamGetGreenCtx", used).value == green.value
+            assert of("cuStreamGetCtx_v2", used, ctypes.byref(found)) == cu.context.value
+            assert found.value == of("cuStreamGetGreenCtx", used) == green.value
         cu.cuCtxSetCurrent(cu.context)
-        assert cu.handle("cuStreamGetCtx", None).value == cu.context.value
-        assert not cu.handle("cuStreamGetGreenCtx", None).value
+        assert of("cuStreamGetCtx", None) == cu.context.value and not of("cuStreamGetGreenCtx", None)
         active = ctypes.c_int()
         cu.cuDevicePrimaryCtxRelease_v2(0)  # the green context still has it
         cu.cuDevicePrimaryCtxGetState(0, ctypes.byref(ctypes.c_uint()), ctypes.byref(active))

@@ -333,7 +333,8 @@ struct GreenContext {
     void *converted = nullptr;  // CUcontext
     uint64_t id = 0;
     CUdevSmResource multiprocessors{};
-    std::weak_ptr<ThreadToken> user;  // the thread for which it is current; guarded by the primary context's mutex
+    std::weak_ptr<ThreadToken>
+        user;  // the thread for which it is current; guarded by the primary context's mutex
     std::atomic<bool> destroyed{false};
 };
 

@@ -142,7 +142,8 @@ CUresult find_stream(CUstream handle, bool per_thread, std::shared_ptr<Stream> &
     stream = tables().streams.get(handle);
     context = stream ? stream->context.lock() : nullptr;
     if (!context) return CUDA_ERROR_INVALID_HANDLE;
-    if (context->destroyed || (stream->green && stream->green->destroyed)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (context->destroyed || (stream->green && stream->green->destroyed))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     return static_cast<CUresult>(context->sticky_error.load());
 }
 

@@ -493,7 +493,8 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, uns
 
 #ifndef CUDA_API_PER_THREAD_DEFAULT_STREAM
 // The kernels do not wait for each other: no toolkit that cudasim supports can compile multi_grid_group::sync().
-CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int) {
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count,
+                                              unsigned int) {
     if (launches == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (const CUDA_LAUNCH_PARAMS *l = launches; l < launches + count; l++) {
         if (l->hStream == nullptr) return CUDA_ERROR_INVALID_VALUE;

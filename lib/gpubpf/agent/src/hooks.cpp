@@ -359,6 +359,22 @@ void destroyed(CUcontext handle, void (*end)(Context *) = close_context) {
     }
 }
 
+CUresult hook_cuCtxDestroy(CUcontext context) {
+    HookCall hook;
+    if (hook.keeps_records()) quietly([&] { destroyed(context); });
+    leftovers_end_with(context);
+    ContextClosed closed(context);
+    return FORWARD(cuCtxDestroy)(context);
+}
+
+CUresult hook_cuCtxDestroy_v2(CUcontext context) {
+    HookCall hook;
+    if (hook.keeps_records()) quietly([&] { destroyed(context); });
+    leftovers_end_with(context);
+    ContextClosed closed(context);
+    return FORWARD(cuCtxDestroy_v2)(context);
+}
+
 bool primary_is_active(CUdevice device) {
     unsigned flags = 0;
     int active = 1;
@@ -382,10 +398,7 @@ CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     HookCall hook;
     const bool before = hook.keeps_records() && primary_is_active(device);
     CUresult r = FORWARD(cuDevicePrimaryCtxRetain)(context, device);
-    if (hook.keeps_records() && r == CUDA_SUCCESS)
-        quietly([&] {
-            retained(device, *context, before);
-        });
+    if (hook.keeps_records() && r == CUDA_SUCCESS) quietly([&] { retained(device, *context, before); });
     return created(r, hook, context);
 }
 
@@ -544,38 +557,6 @@ CUresult hook_cuGreenCtxDestroy(CUgreenCtx green) {
     if (hook.keeps_records() || depth() == 1) quietly([&] { device = device_of_green(hook, green); });
     if (device < 0) return FORWARD(cuGreenCtxDestroy)(green);
     return release_primary(hook, device, [green](CUdevice) { return FORWARD(cuGreenCtxDestroy)(green); });
-}
-
-// A primary context is not destroyed so: the driver refuses, and the context goes on.
-template <class Original>
-CUresult destroy_context(const HookCall &hook, CUcontext context, const Original &original) {
-    bool ends = true;
-    if (hook.keeps_records())
-        quietly([&] {
-            Context *known = nullptr;
-            {
-                std::lock_guard<std::mutex> hold(registry().lock);
-                auto it = registry().contexts.find(context);
-                if (it != registry().contexts.end()) known = it->second;
-            }
-            DriverScope scope;
-            ends = !known || !is_primary(context, known->device);
-        });
-    if (!ends) return original(context);
-    if (hook.keeps_records()) quietly([&] { destroyed(context); });
-    leftovers_end_with(context);
-    ContextClosed closed(context);
-    return original(context);
-}
-
-CUresult hook_cuCtxDestroy(CUcontext context) {
-    HookCall hook;
-    return destroy_context(hook, context, [](CUcontext c) { return FORWARD(cuCtxDestroy)(c); });
-}
-
-CUresult hook_cuCtxDestroy_v2(CUcontext context) {
-    HookCall hook;
-    return destroy_context(hook, context, [](CUcontext c) { return FORWARD(cuCtxDestroy_v2)(c); });
 }
 
 // --- captures ---
