@@ -200,7 +200,7 @@ def test_the_end_of_an_attachment_takes_no_signal_handler_with_it(started: Start
 # --- a kernel that does not end while it is instrumented ---
 
 LEFT_IN_PLACE = re.compile(
-    r"cuCtxDestroy|cuDevicePrimaryCtxRe(lease|set)|cuStream(Begin|End)Capture"
+    r"cuCtxDestroy|cuDevicePrimaryCtxRe(lease|set)|cuGreenCtxDestroy|cuStream(Begin|End)Capture"
     r"|cu(Graph)?Launch|cuStream(WaitValue|BatchMemOp|AddCallback)"
 )
 
