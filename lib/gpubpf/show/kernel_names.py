@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 _NODE = re.compile(r"\d+\.\d+ ")  # the node of a graph, which launchlate puts in front of a name
 _TAG = re.compile(r" #[0-9a-f]+$")  # of `told_apart`
 _DIGITS = 2  # the fewest digits of a hash
+_LEAST_ARGUMENT = 8  # the shortest width that a template argument is cut to
+_LEAST_NAME = 8  # the shortest width in which the name in front of them stays different from others
 # Longest first, as a compiler reads them (C++ standard, [over.oper]).
 _OPERATORS = (
     *("<=>", "<<=", ">>=", "->*", "new[]", "delete[]", "()", "[]", "->", "<<", ">>", "<=", ">=", "==", "!="),
@@ -25,7 +28,7 @@ class _Name(NamedTuple):
 
     before      what is in front of the name: the return type
     texts       the name, cut where its template arguments are: ("ns::Outer", "::run", "")
-    arguments   the template arguments between these: (("int",), ("4", "float"))
+    arguments   the template arguments between these: (("int",), ("4", "float")); "" if left out
     after       what is behind the name: parameters, " const", " [clone .isra.0]"
     tag         the hash that tells it from an equal name
     """
@@ -37,9 +40,12 @@ class _Name(NamedTuple):
     tag: str = ""
 
     def __str__(self) -> str:
-        lists = [f"<{', '.join(some)}>" if some else "" for some in self.arguments]
+        lists = [f"<{', '.join(filter(None, some))}>" if any(some) else "" for some in self.arguments]
         name = "".join(part for pair in zip(self.texts, (*lists, ""), strict=True) for part in pair)
         return f"{self.before}{name}{self.after}{self.tag}"
+
+
+_Step = Callable[[Sequence[_Name], int], list[_Name]]  # shortens names for a width
 
 
 def shorten(full: str) -> str:
@@ -51,8 +57,9 @@ def fitted(texts: Iterable[str], width: int) -> dict[str, str]:
     """Return each of some printable names as it is shown in `width` columns. Different names look different.
 
     If a name is too long, it and the names that differ from it in types and arguments only lose what does not tell them
-    apart: the return type, then parameters, template arguments that all of them have, and namespaces. If that is not enough,
-    names lose their middle. Those that would then look the same show the part where they differ, or end with a hash.
+    apart: the return type, then parameters, template arguments that all of them have, namespaces, and other arguments. If that
+    is not enough, long arguments are shortened in the same way. Then the name in front of them is cut, or else the whole loses
+    its middle. Those that would then look the same show the part where they differ, or end with a hash.
     """
     shown = {text: text for text in texts}
     if all(len(text) <= width for text in shown):
@@ -60,9 +67,13 @@ def fitted(texts: Iterable[str], width: int) -> dict[str, str]:
     alike: dict[str, list[str]] = {}
     for text in shown:
         alike.setdefault("".join(_named(text).texts), []).append(text)
+    labels = dict(shown)
     for some in alike.values():
-        shown |= zip(some, _without_what_they_share(some, width), strict=True)
-    labels = {text: without_middle(label, width) for text, label in shown.items()}
+        fewer = _by_steps(some, width, _DROPS)
+        shown |= zip(some, fewer, strict=True)
+        labels |= zip(some, _by_steps(fewer, width, (_shorten_arguments,)), strict=True)
+    cut = _cut_names(list(labels.values()), width)
+    labels = {text: without_middle(label, width) for text, label in zip(labels, cut, strict=True)}
     for some in _equal(labels):
         labels |= zip(some, _where_they_differ([shown[text] for text in some], width), strict=True)
     digits = _DIGITS
@@ -106,13 +117,13 @@ def _hash(key: str, digits: int) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
 
 
-def _without_what_they_share(texts: Sequence[str], width: int) -> list[str]:
-    """Return names without parts that do not tell them apart, as few as needed to fit them into `width`."""
+def _by_steps(texts: Sequence[str], width: int, steps: Iterable[_Step]) -> list[str]:
+    """Return names after as few of the steps as they need to fit into `width`. A step that makes some of them equal is left out."""
     if all(len(text) <= width for text in texts):
         return list(texts)
     found, shown = [_named(text) for text in texts], list(texts)
-    for drop in (_drop_return_type, _drop_parameters, _drop_shared_arguments, _drop_namespaces):
-        fewer = drop(found)
+    for step in steps:
+        fewer = step(found, width)
         if len(labels := {str(name) for name in fewer}) == len(found) and "" not in labels:
             found, shown = fewer, [str(name) for name in fewer]
         if all(len(label) <= width for label in shown):
@@ -120,7 +131,7 @@ def _without_what_they_share(texts: Sequence[str], width: int) -> list[str]:
     return shown
 
 
-def _drop_return_type(names: Sequence[_Name]) -> list[_Name]:
+def _drop_return_type(names: Sequence[_Name], width: int) -> list[_Name]:
     kept = [_NODE.match(name.before) for name in names]
     return [
         name._replace(before=node[0] if node else "") if name.after else name
@@ -128,11 +139,11 @@ def _drop_return_type(names: Sequence[_Name]) -> list[_Name]:
     ]
 
 
-def _drop_parameters(names: Sequence[_Name]) -> list[_Name]:
+def _drop_parameters(names: Sequence[_Name], width: int) -> list[_Name]:
     return [name._replace(after="") for name in names]
 
 
-def _drop_shared_arguments(names: Sequence[_Name]) -> list[_Name]:
+def _drop_shared_arguments(names: Sequence[_Name], width: int) -> list[_Name]:
     """Leave out the template arguments that all names have at the same place."""
     found = [name.arguments for name in names]
     if len(set(map(len, found))) > 1:
@@ -147,7 +158,7 @@ def _drop_shared_arguments(names: Sequence[_Name]) -> list[_Name]:
     return [name._replace(arguments=tuple(lists[n] for lists in kept)) for n, name in enumerate(names)]
 
 
-def _drop_namespaces(names: Sequence[_Name]) -> list[_Name]:
+def _drop_namespaces(names: Sequence[_Name], width: int) -> list[_Name]:
     return [_last_part(name) for name in names]
 
 
@@ -158,6 +169,82 @@ def _last_part(name: _Name) -> _Name:
         return name
     first = name.texts[at].rpartition("::")[2]
     return name._replace(texts=(first, *name.texts[at + 1 :]), arguments=name.arguments[at:])
+
+
+def _argument_places(names: Sequence[_Name]) -> list[tuple[int, int]]:
+    """Return where all names have a template argument: list, place in it. Long ones first. [] if their numbers differ."""
+    (first, *others) = {tuple(map(len, name.arguments)) for name in names}
+    places = [] if others else [(n, m) for n, count in enumerate(first) for m in range(count)]
+    return sorted(places, key=lambda place: -max(map(len, _arguments_at(names, place))))
+
+
+def _arguments_at(names: Sequence[_Name], place: tuple[int, int]) -> list[str]:
+    return [name.arguments[place[0]][place[1]] for name in names]
+
+
+def _with_arguments(names: Sequence[_Name], place: tuple[int, int], shown: Mapping[str, str]) -> list[_Name]:
+    """Return names with their arguments at a place replaced."""
+    made = []
+    for name, argument in zip(names, _arguments_at(names, place), strict=True):
+        lists = [list(some) for some in name.arguments]
+        lists[place[0]][place[1]] = shown.get(argument, "")
+        made.append(name._replace(arguments=tuple(map(tuple, lists))))
+    return made
+
+
+def _surplus(names: Sequence[_Name], width: int) -> int:
+    return max(len(str(name)) for name in names) - width
+
+
+def _drop_needless_arguments(names: Sequence[_Name], width: int) -> list[_Name]:
+    """Leave out template arguments, long ones first, while the others tell the names apart."""
+    found = list(names)
+    for place in _argument_places(names):
+        if _surplus(found, width) <= 0:
+            break
+        fewer = _with_arguments(found, place, {})
+        if len(set(map(str, fewer))) == len(fewer):
+            found = fewer
+    return found
+
+
+_DROPS: tuple[_Step, ...] = (
+    _drop_return_type,
+    _drop_parameters,
+    _drop_shared_arguments,
+    _drop_namespaces,
+    _drop_needless_arguments,
+)
+
+
+def _shorten_arguments(names: Sequence[_Name], width: int) -> list[_Name]:
+    """Shorten template arguments, long ones first. Those at one place stay different."""
+    found = list(names)
+    for place in _argument_places(names):
+        some = sorted(set(_arguments_at(found, place)))
+        longest, surplus = max(map(len, some)), _surplus(found, width)
+        if surplus <= 0 or longest <= _LEAST_ARGUMENT:
+            break
+        found = _with_arguments(found, place, fitted(some, max(longest - surplus, _LEAST_ARGUMENT)))
+    return found
+
+
+def _cut_names(labels: Sequence[str], width: int) -> list[str]:
+    """Return labels; those that are too long with a shorter name in front of their template arguments and parameters."""
+    names = [_named(label) for label in labels]
+    rooms = [width - len(str(name)) + len(name.texts[0]) for name in names]
+    # A name with nothing behind it is cut last, so that it can show where it differs from others.
+    cut = [3 < room < min(len(name.texts[0]), width) for name, room in zip(names, rooms, strict=True)]
+    firsts = sorted({name.texts[0] for name, is_cut in zip(names, cut, strict=True) if is_cut})
+    shown = {
+        room: fitted(firsts, room) for room in set(itertools.compress(rooms, cut)) if room >= _LEAST_NAME
+    }
+    made = list(labels)
+    for at in itertools.compress(range(len(made)), cut):
+        (first, *others), room = names[at].texts, rooms[at]
+        first = shown[room][first] if room in shown else f"{first[: room - 3]}..."
+        made[at] = str(names[at]._replace(texts=(first, *others)))
+    return made
 
 
 def _where_they_differ(labels: Sequence[str], width: int) -> list[str]:

@@ -33,6 +33,42 @@ def test_what_all_share_goes_first(width: int, expected: list[str]) -> None:
     assert shown([GEMM.format(64), GEMM.format(128)], width) == expected
 
 
+DISTANCES = "void ns::computePairwiseDistances<{}, {}, Layout>(float const*, int)"
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (35, ["computePairwiseDistances<float, 8>", "computePairwiseDistances<float, 16>"]),
+        (26, ["computeP...ances<float, 8>", "computeP...nces<float, 16>"]),
+        (16, ["com...<float, 8>", "co...<float, 16>"]),
+    ],
+)
+def test_a_long_name_is_cut_before_its_arguments(width: int, expected: list[str]) -> None:
+    some = [DISTANCES.format(*arguments) for arguments in (("float", 8), ("float", 16), ("double", 8))]
+    found = shown(some, width)
+    assert found[:2] == expected and len(set(found)) == 3 and found[2].endswith("<double, 8>")
+
+
+def test_cut_names_differ_in_front_of_equal_arguments() -> None:
+    some = [f"layer_norm_{way}_kernel<{kind}, 128>" for way in ("fwd", "bwd") for kind in ("half", "int")]
+    assert shown(some, 18) == [
+        *("laye...fw...<half>", "laye...fwd...<int>"),
+        *("laye...bw...<half>", "laye...bwd...<int>"),
+    ]
+
+
+def test_arguments_that_others_make_unnecessary_go() -> None:
+    some = [f"gemm<Tile<{n}, 128>, Warp<{n}, 64>, {n}, {kind}>" for n in (8, 16) for kind in ("half", "int")]
+    assert shown(some, 14) == ["gemm<8, half>", "gemm<8, int>", "gemm<16, half>", "gemm<16, int>"]
+
+
+def test_long_arguments_lose_their_middle() -> None:
+    some = [f"void pairwise<raft::{name}, 4>(int)" for name in ("L2ExpandedDistance", "CosineDistanceOp")]
+    assert shown(some, 28) == ["pairwise<L2ExpandedDistance>", "pairwise<CosineDistanceOp>"]
+    assert shown(some, 18) == ["pairwise<L2E...ce>", "pairwise<Cos...Op>"]
+
+
 def test_overloads_keep_their_parameters() -> None:
     assert shown(["void f<4>(int*, int)", "void f<4>(float*, int)"], 16) == ["f(int*, int)", "f(float*, int)"]
 
