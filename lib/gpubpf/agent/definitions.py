@@ -417,7 +417,7 @@ class RecordFlag(IntFlag):
     CAPTURED: the operation was captured into a graph and did not run by itself. HOST_CLOCK: a span with CUPTI's times, on the log's
     clock. FROM_BEFORE: the stream or allocation existed before the agent; such a stream may hold work that was not seen.
     BY_ROCR: a span with the times that AMD's runtime gives, on the log's clock. HOST_MEMORY: an allocation of the host's memory, if
-    the call does not say it."""
+    the call does not say it. BATCH: several copies in one call; the record has the addresses of the first."""
 
     GRAPH_NODE = 1
     SYNCHRONOUS = 2
@@ -426,6 +426,7 @@ class RecordFlag(IntFlag):
     FROM_BEFORE = 16
     BY_ROCR = 32
     HOST_MEMORY = 64
+    BATCH = 128
 
 
 class SyncTarget(IntEnum):

@@ -73,9 +73,17 @@ FREEING = (
     "hsa_amd_memory_unlock",
     "hsa_executable_destroy",
 )
-_IMPORTING = ("cuIpcOpenMemHandle", "cuMemPoolImportPointer")  # memory that another process can copy from
+_IMPORTING = ("cuIpcOpenMemHandle", "cuMemPoolImportPointer")  # memory of another process
+# Calls that share memory with other processes or devices. The log has its address, or 0 if the call has a handle of cuMemCreate.
+_SHARING = (
+    "cuIpcGetMemHandle",
+    "cuMemPoolExportPointer",
+    "cuMemGetHandleForAddressRange",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+)
 _CONTEXT_DESTROY = "cuCtxDestroy"
-_CALLS = np.array([name.encode() for name in (*ALLOCATING, *FREEING, _CONTEXT_DESTROY)])
+_CALLS = np.array([name.encode() for name in (*ALLOCATING, *FREEING, *_SHARING, _CONTEXT_DESTROY)])
 _LAST_EPOCH = (1 << 32) - 1  # the last epoch of an allocation that has not ended
 _ADDRESS_LIMIT = 1 << 62  # all addresses are below this
 LIMIT = 1 << 20  # maximum allocations to keep
@@ -94,8 +102,9 @@ class Allocation:
     last_epoch    None: it lasts to the end
     allocated_ns  when the call returned, on the log's clock
     freed_ns      when the freeing call returned, on the log's clock; None if it was not freed, or the call was not seen
-    copied        whether the program copied some of it to the host or elsewhere; None if unknown: a graph or another process may
-                  have done so, the log lost records, or the GPU is AMD's
+    copied        whether the program copied some of it to the host or elsewhere; None if unknown: a graph, a batch of copies or
+                  another process may have done so, the log lost records, or the GPU is AMD's
+    shared        whether another process or device may access it, because it was exported or imported
     vendor        the vendor of the GPU
     """
 
@@ -113,6 +122,7 @@ class Allocation:
     allocated_ns: int
     freed_ns: int | None
     copied: bool | None = False
+    shared: bool = False
     vendor: Vendor = Vendor.NVIDIA
 
     @property
@@ -148,10 +158,13 @@ class Allocations:
         process.log = log
         if log.lost:
             self.incomplete.add(log.process)
-            process.copies_lost = True
+            process.copies_unknown = True
         records = log.records[log.records["result"] == 0]
         graphs = records[records["kind"] == operation_log.GRAPH]
-        process.graphs_copy = process.graphs_copy or bool((graphs["graph"]["others"] > 0).any())
+        batches = np.isin(records["kind"], operation_log.COPIES) & (
+            records["flags"] & operation_log.BATCH > 0
+        )
+        process.copies_unknown |= bool((graphs["graph"]["others"] > 0).any() or batches.any())
         copies = np.isin(records["kind"], (operation_log.D2H, operation_log.D2D))
         calls = (records["kind"] == operation_log.API) & np.isin(records["api"]["name"], _CALLS)
         records = records[copies | calls]
@@ -164,12 +177,17 @@ class Allocations:
             if kind != operation_log.API:
                 if source not in sources:
                     sources.add(source)
-                    process.copy(source)
+                    for row in process.at(source):
+                        row.copied = True
                 continue
             sources.clear()
             call = name.decode()
             if call == _CONTEXT_DESTROY:
                 process.end_context(context, epoch, at)
+            elif call in _SHARING:
+                process.shares_handles |= not address
+                for row in process.at(address):
+                    row.shared = True
             elif call in FREEING:
                 if not flags & operation_log.CAPTURED:  # else it is a graph node, which frees nothing
                     process.end(address, size if call == "cuMemUnmap" else 0, epoch, at)
@@ -212,6 +230,7 @@ class _LoggedAllocation:
     last: int = _LAST_EPOCH
     freed_ns: int | None = None
     copied: bool = False
+    shared: bool = False
     of_host: bool = False
 
     def as_allocation(self) -> Allocation:
@@ -219,8 +238,9 @@ class _LoggedAllocation:
         log = self.process.log
         stack: tuple[StackFrame, ...] = log.stacks.get(self.stack, ())
         call, kind = self.call, "host" if self.of_host else ALLOCATING[self.call]
-        copies_unknown = self.process.graphs_copy or self.process.copies_lost or log.vendor is Vendor.AMD
-        copies_unknown |= self.call in _IMPORTING
+        shared = self.shared or self.call in _IMPORTING
+        shared |= self.call == "cuMemMap" and self.process.shares_handles
+        copies_unknown = self.process.copies_unknown or shared or log.vendor is Vendor.AMD
         if kind == "variable":
             from gpubpf import names
 
@@ -229,7 +249,7 @@ class _LoggedAllocation:
         return Allocation(
             log.process, log.pid, log.comm, log.gpus.get(self.context, 0), self.base, self.end - self.base, call, kind, stack,
             self.first, None if self.last == _LAST_EPOCH else self.last, self.allocated_ns, self.freed_ns,
-            self.copied or (None if copies_unknown else False), log.vendor,
+            self.copied or (None if copies_unknown else False), shared, log.vendor,
         )  # fmt: skip
 
 
@@ -242,8 +262,10 @@ class _LiveAllocations:
         self._by_base: dict[int, list[_LoggedAllocation]] = {}
         self._bases: list[int] = []  # sorted
         self._by_context: dict[int, dict[int, _LoggedAllocation]] = {}
-        self.copies_lost = False  # the log lost records, which may be copies
-        self.graphs_copy = False  # a graph ran nodes other than kernels, which may copy
+        # There may have been copies that the log does not tell: it lost records, a graph had other nodes than kernels, or a call made
+        # several copies.
+        self.copies_unknown = False
+        self.shares_handles = False  # memory of cuMemCreate may be shared with another process
 
     def begin(self, row: _LoggedAllocation) -> None:
         """Add an allocation. Earlier ones that overlap it have ended, even if their free was not logged."""
@@ -263,12 +285,11 @@ class _LiveAllocations:
         if len(same) > _MOST_OVERLAPS:
             self._remove(same[0])
 
-    def copy(self, source: int) -> None:
-        """Record that the program copies from an address."""
-        place = bisect.bisect_right(self._bases, source)
-        for base in self._bases[max(place - 1, 0) : place]:
-            for row in self._by_base[base]:
-                row.copied = row.copied or source < row.end
+    def at(self, address: int) -> list[_LoggedAllocation]:
+        """Return the allocations at an address."""
+        place = bisect.bisect_right(self._bases, address)
+        bases = self._bases[max(place - 1, 0) : place]
+        return [row for base in bases for row in self._by_base[base] if address < row.end]
 
     def end(self, base: int, size: int, epoch: int, at: int) -> None:
         """End the latest allocation at `base` that existed in `epoch`; with `size`, all that begin in [base, base + size)."""

@@ -205,8 +205,8 @@ def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
     if report.partial:
         return
     known = [row for row in report.allocations if row.touched is not None and row.allocation.kind == "device"]
-    # Kernels may have touched these before memtrace attached.
-    known = [row for row in known if row.allocation.call != BEFORE_ATTACH]
+    # Kernels may have touched these before memtrace attached, or in another process.
+    known = [row for row in known if row.allocation.call != BEFORE_ATTACH and not row.allocation.shared]
     # Copying counts as reading.
     unread = [row for row in known if row.written and not row.read and row.allocation.copied is False]
     for what, some in (

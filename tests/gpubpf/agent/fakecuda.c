@@ -99,6 +99,11 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *p, CUmemoryPool pool, CUmemP
   memcpy(p, data->reserved, sizeof *p);
   return CUDA_SUCCESS;
 }
+EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *h, CUdeviceptr p) { memcpy(h->reserved, &p, sizeof p); return CUDA_SUCCESS; }
+EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t n, CUmemcpyAttributes *how, size_t *first, size_t hows, CUstream s) {
+  (void)to, (void)from, (void)sizes, (void)how, (void)first, (void)hows, (void)s;
+  return n ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
 EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *b, size_t *n, CUdeviceptr p) { *b = p; *n = 12345; return CUDA_SUCCESS; }
 EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr p) { return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
 EXPORT CUresult cuMemGetInfo_v2(size_t *f, size_t *t) {

@@ -184,6 +184,12 @@ int main(int argc, char **argv) {
     memcpy(of_pool.reserved, &(CUdeviceptr){at + 0x200000}, sizeof at);
     cuMemPoolImportPointer(&p, NULL, &of_pool); /* refused */
     cuMemPoolImportPointer(&p, (CUmemoryPool)1, &of_pool);
+    cuIpcGetMemHandle(&handle, at + 0x3000);
+    launch(function, 1, 5);
+  } else if (!strcmp(mode, "batch")) { /* of two copies */
+    CUdeviceptr from[2], to[2];
+    for (int i = 0; i < 2; ++i) cuMemAlloc(from + i, 64), cuMemAlloc(to + i, 64);
+    cuMemcpyBatchAsync(to, from, (size_t[]){64, 64}, n > 2 ? 2 : n, NULL, NULL, 0, NULL);
     launch(function, 1, 5);
   } else if (!strcmp(mode, "shapes")) {
     for (int i = 0; i < n; ++i) launch(function, 1 + i % 3, 5);

@@ -90,6 +90,9 @@ def test_what_the_program_copies_from() -> None:
     graph.records["graph"]["others"] = 1  # which may be a copy
     found.add(graph)
     assert [one.copied for one in found.all()] == [True, True, None, None, None]
+    # The log has only the first copy of a batch.
+    batch = copy(0x2000, operation_log.H2D, flags=operation_log.BATCH)
+    assert [one.copied for one in after(*rows, batch).all()] == [True, True, None, None, None]
 
 
 def test_copies_that_were_not_seen_are_unknown() -> None:
@@ -102,6 +105,19 @@ def test_copies_that_were_not_seen_are_unknown() -> None:
         made("cuIpcOpenMemHandle", 0x1000, 256), made("cuMemPoolImportPointer", 0x2000, 256), copy(0x2000)
     )
     assert [one.copied for one in imported.all()] == [None, True]
+
+
+def test_memory_that_another_process_may_use() -> None:
+    rows = [made("cuMemAlloc", base, 256) for base in (0x1000, 0x2000, 0x3000)]
+    rows += [made("cuMemMap", 0x4000, 256), made("cuIpcOpenMemHandle", 0x5000, 256)]
+    exports = [gone("cuIpcGetMemHandle", 0x1000), gone("cuMemGetHandleForAddressRange", 0x20FF)]
+    exports.append(gone("cuIpcGetMemHandle", 0x3000, result=1))
+    found = after(*rows, *exports, copy(0x2000)).all()
+    assert [one.shared for one in found] == [True, True, False, False, True]
+    assert [one.copied for one in found] == [None, True, False, False, None]
+    for call in ("cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"):
+        found = after(gone(call, 0), *rows).all()
+        assert [one.shared for one in found] == [False, False, False, True, True]
 
 
 def places(found: Allocations, addresses: Iterable[int], epoch: int) -> list[int]:

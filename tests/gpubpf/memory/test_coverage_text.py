@@ -82,6 +82,9 @@ def test_findings():
         (one,) = [row(60, 0, 60, 60)]
         one = replace(one, allocation=replace(one.allocation, copied=copied))
         assert not any("neither read" in line for line in lines(report(one)))
+    (one,) = [row(100, 0, 0, 0)]
+    one = replace(one, allocation=replace(one.allocation, shared=True))
+    assert not any("never touched" in line for line in lines(report(one)))
     many = lines(report(*[row(6964, 0, 6964, 6964)] * 20))  # one column too many for a line
     assert "written, but neither read nor copied: 20 allocations of device memory, 139,280" in many
 

@@ -31,7 +31,7 @@ from gpubpf.errors import SessionError
 from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import Sidecar
 from gpubpf.lower.launch_block import LaunchBlock
-from gpubpf.memory.allocations import Allocations
+from gpubpf.memory.allocations import Allocation, Allocations
 from gpubpf.ptx.values import InjectedVariable
 from gpubpf.session import device, tracing, workers
 from gpubpf.session.measurement import Follow
@@ -892,16 +892,20 @@ def test_what_is_not_probed_is_named_for_kernels_that_were_launched(target: Path
 # --- memory ---
 
 
-def test_memory_at_addresses_that_the_program_chooses(target: Path) -> None:
-    """Mappings, which end piece by piece or together, and another process's memory."""
+def allocations(*command: str) -> list[Allocation]:
     found = Allocations()
-    with fake_tool.session([str(target), "maps"], follow=Follow(log_records=256)) as session:
+    with fake_tool.session(list(command), follow=Follow(log_records=256)) as session:
         for _ in session.intervals():
             pass
         for log in session.logs():
             found.add(log)
-    at = 0x700000000000
-    assert [(a.call, a.base - at, a.bytes, a.first_epoch, a.last_epoch) for a in found.all()] == [
+    return found.all()
+
+
+def test_memory_at_addresses_that_the_program_chooses(target: Path) -> None:
+    """Mappings, which end piece by piece or together, and another process's memory."""
+    at, found = 0x700000000000, allocations(str(target), "maps")
+    assert [(a.call, a.base - at, a.bytes, a.first_epoch, a.last_epoch) for a in found] == [
         ("cuMemMap", 0, 4096, 0, None),
         ("cuMemMap", 4096, 4096, 0, 0),
         ("cuMemMap", 8192, 4096, 0, 0),
@@ -911,6 +915,12 @@ def test_memory_at_addresses_that_the_program_chooses(target: Path) -> None:
         ("cuIpcOpenMemHandle", 1 << 20, 12345, 2, None),
         ("cuMemPoolImportPointer", 2 << 20, 12345, 2, None),
     ]
+    assert [a.shared for a in found] == [False, False, False, True, False, True, True, True]
+
+
+@pytest.mark.parametrize(("copies", "copied"), [("1", False), ("2", None)])
+def test_a_batch_of_copies_may_copy_from_anywhere(target: Path, copies: str, copied: bool | None) -> None:
+    assert [a.copied for a in allocations(str(target), "batch", copies)] == [copied] * 4
 
 
 # --- arrays by site ---

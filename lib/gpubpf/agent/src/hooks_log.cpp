@@ -102,6 +102,7 @@ void describe_params(Record &r, const Params *p, uint64_t depth_of) {
 void describe_batch(Record &r, const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes,
                     size_t n) {
     if (!to || !from || !sizes || !n) return;
+    if (n > 1) r.flags |= kBatch;
     Bytes copy{0, to[0], from[0]};
     for (size_t i = 0; i < n; ++i) copy.size += sizes[i];
     describe_unified(r, copy);
@@ -115,6 +116,7 @@ void describe_batch(Record &r, const CUDA_MEMCPY3D_BATCH_OP *ops, size_t n) {
     auto host = [](const CUmemcpy3DOperand &o) {
         return o.type == CU_MEMCPY_OPERAND_TYPE_POINTER && on_host(CU_MEMORYTYPE_UNIFIED, o.op.ptr.ptr);
     };
+    if (n > 1) r.flags |= kBatch;
     Bytes copy{0, place(ops[0].dst), place(ops[0].src)};
     for (size_t i = 0; i < n; ++i)
         copy.size += uint64_t(ops[i].extent.width) * ops[i].extent.height * ops[i].extent.depth;
@@ -380,6 +382,28 @@ ONE(
     (CUdeviceptr * p, CUmemoryPool pool, CUmemPoolPtrExportData *data), (p, pool, data),
     { will_allocate(o, kHook_cuMemPoolImportPointer, 0); },
     { has_allocated(o, r.result == CUDA_SUCCESS && p ? size_at(*p) : 0, given(p)); })
+
+// Calls that share memory with other processes or devices. Some name the memory by a handle, not by its
+// address, which is then 0 here.
+#define SHARES(symbol, address, PARAMETERS, ARGUMENTS)                     \
+    ONE(symbol, Kind::Api, kNoStream, 0, Timed::No, PARAMETERS, ARGUMENTS, \
+        {                                                                  \
+            describe_call(r, kHook_##symbol, 0);                           \
+            describe_memory(r, address, allocation_epoch());               \
+        },                                                                 \
+        {})
+SHARES(cuIpcGetMemHandle, p, (CUipcMemHandle * handle, CUdeviceptr p), (handle, p))
+SHARES(cuMemPoolExportPointer, p, (CUmemPoolPtrExportData * data, CUdeviceptr p), (data, p))
+SHARES(cuMemGetHandleForAddressRange, p,
+       (void *handle, CUdeviceptr p, size_t n, CUmemRangeHandleType type, unsigned long long flags),
+       (handle, p, n, type, flags))
+SHARES(cuMemExportToShareableHandle, 0,
+       (void *to, CUmemGenericAllocationHandle memory, CUmemAllocationHandleType type,
+        unsigned long long flags),
+       (to, memory, type, flags))
+SHARES(cuMemImportFromShareableHandle, 0,
+       (CUmemGenericAllocationHandle * memory, void *from, CUmemAllocationHandleType type),
+       (memory, from, type))
 
 // Frees the allocation at `address` or, with `bytes`, all allocations that begin in that range.
 template <class Call>
