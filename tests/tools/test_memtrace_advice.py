@@ -56,7 +56,20 @@ __global__ void sequential(const int *in, int *out) {    // threads 0, 1, 2 … 
         }
     });
 }
+__global__ void leaders(const int *in, int *out) {       // one of 8 lanes stores what they added up
+    int at = blockIdx.x * BLOCK + threadIdx.x, sum = in[at];
+    for (int s = 4; s > 0; s /= 2) sum += __shfl_xor_sync(~0u, sum, s);
+    if (at % 8 == 0) out[at / 8] = sum;
+}
 __global__ void hot(int *out, int addresses) { atomicAdd(out + (blockIdx.x * blockDim.x + threadIdx.x) % addresses, 1); }
+__global__ void privatised(int *out) {                   // each block adds up first
+    __shared__ int bins[BLOCK];
+    bins[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = 0; i < 4; i++) atomicAdd(bins + (threadIdx.x * i + blockIdx.x) % BLOCK, 1);
+    __syncthreads();
+    atomicAdd(out + threadIdx.x, bins[threadIdx.x]);
+}
 __global__ void swapped(int *out) {                      // 16 x 16 threads: x and y in the wrong places
     int x = blockIdx.x * 16 + threadIdx.x, y = blockIdx.y * 16 + threadIdx.y;
     out[x * SIDE + y] = x ^ y;
@@ -74,7 +87,9 @@ int main(int argc, char **argv) {
     if (!strcmp(which, "interleaved")) interleaved<<<64, BLOCK>>>(in, out);
     if (!strcmp(which, "conflicting")) conflicting<<<64, BLOCK>>>(in, out);
     if (!strcmp(which, "sequential")) sequential<<<64, BLOCK>>>(in, out);
+    if (!strcmp(which, "leaders")) leaders<<<64, BLOCK>>>(in, out);
     if (!strcmp(which, "hot")) hot<<<atoi(argv[2]) > 8192 ? 512 : 64, BLOCK>>>(out, atoi(argv[2]));
+    for (int i = 0; i < 2 && !strcmp(which, "privatised"); i++) privatised<<<64, BLOCK>>>(out);
     if (!strcmp(which, "swapped")) swapped<<<tiles, tile>>>(out);
     if (!strcmp(which, "straight")) straight<<<tiles, tile>>>(out);
     if (argc > 3) {
@@ -116,7 +131,7 @@ def site(program: str, kind: str, *arguments: str) -> dict:
 def test_idle_lanes(program: str) -> None:
     text = told(program, "interleaved")
     assert "of 32 lanes take part on average, with idle lanes between them" in text
-    for innocent in ("conflicting", "sequential", "swapped"):
+    for innocent in ("conflicting", "sequential", "swapped", "leaders"):
         assert "take part on average" not in told(program, innocent)
 
 
@@ -138,10 +153,17 @@ def test_hot_addresses(program: str, addresses: int, share: str) -> None:
     text = told(program, "hot", str(addresses))
     of = f"8,192 updates of {addresses} address{'es' * (addresses > 1)}, the hottest {8192 // addresses:,} times"
     assert f"{of} ({share})" in text
-    if addresses > 1:
+    if addresses == 256:  # 64 blocks that add up first would update an address more often
+        assert "add up" not in text
+    elif addresses > 1:
         assert f"updates only {addresses} addresses 8,192 times: add up in shared memory" in text
     else:
         assert "reduce within the warp" in text
+
+
+def test_a_block_that_has_added_up_already(program: str) -> None:
+    text = told(program, "privatised")
+    assert "16,384 updates of 128 addresses, the hottest 128 times" in text and "add up" not in text
 
 
 def test_more_addresses_than_there_is_room_for_are_unknown(program: str) -> None:

@@ -86,6 +86,14 @@ class SiteGroup:
         return self.sites[0].warp.lanes * self.sum("requests") - self.sum("accesses")
 
     @property
+    def of_leaders(self) -> bool:
+        """Whether one lane of each 4, 8, 16 or 32 may write for the others: all requests have so many lanes, idle ones between."""
+        first, lanes = self.sites[0], self.lanes
+        same = all(site.accesses == lanes * site.requests for site in self.sites)
+        writes = first.site.kind in ("store", "atomic") and self.sum("gaps") == self.sum("requests")
+        return writes and same and lanes in [first.warp.lanes / group for group in (4, 8, 16, 32)]
+
+    @property
     def updates(self) -> Updates | None:
         """The updates by all copies; None if any copy was not counted."""
         return _updates(self.sites)
@@ -312,7 +320,7 @@ def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:
 
 def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     """Yield a sentence about the place with the most idle lanes between active ones, if such lanes are a quarter of all lanes."""
-    scattered = [row for row in rows if 2 * row.sum("gaps") > row.sum("requests")]
+    scattered = [row for row in rows if 2 * row.sum("gaps") > row.sum("requests") and not row.of_leaders]
     worst = max(scattered, key=lambda row: row.idle, default=None)
     requests = sum(site.requests for site in kernel.sites)
     if worst is not None and 4 * sum(row.idle for row in scattered) >= kernel.warp.lanes * requests:
@@ -382,6 +390,8 @@ def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
         return None  # by one lane each time, which may be once for each block
     if most.addresses > _FEW_ADDRESSES or most.hottest < _MANY_UPDATES:
         return None
+    if most.hottest <= most.blocks:
+        return None  # blocks that added up first would update the address as often
     few = "one address" if most.addresses == 1 else f"only {most.addresses:,} addresses"
     return f"{begin} {few} {most.total:,} times: add up in shared memory or registers, then update once for each block"
 

@@ -10,7 +10,7 @@ Device programs (gpubpf_updates.h) fill three maps, with one element per pair of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +26,14 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # in the tags of gpubpf_updates.h
 
 @dataclass(frozen=True)
 class Updates:
-    """The updates by one or several sites since the beginning. `counts`: those of each address."""
+    """The updates by one or several sites of a kernel since the beginning.
+
+    counts  the updates of each address
+    blocks  how many blocks ran the kernel
+    """
 
     counts: Mapping[int, int]
+    blocks: int = 0
 
     @property
     def addresses(self) -> int:
@@ -47,12 +52,14 @@ class Updates:
 
     @classmethod
     def sum(cls, some: Iterable[Updates]) -> Updates:
-        """Return the updates by all of the sites."""
+        """Return the updates by all of the sites, which belong to one kernel."""
         counts: dict[int, int] = {}
+        blocks = 0
         for one in some:
+            blocks = max(blocks, one.blocks)
             for address, count in one.counts.items():
                 counts[address] = counts.get(address, 0) + count
-        return cls(counts)
+        return cls(counts, blocks)
 
 
 def read_updates(session: Session) -> dict[tuple[int, int, str], dict[int, Updates]]:
@@ -65,7 +72,7 @@ def read_updates(session: Session) -> dict[tuple[int, int, str], dict[int, Updat
         for instance in session.instances(name):
             key = (instance.process, instance.context, instance.gpu)
             by_context.setdefault(key, []).append(instance.array)
-    names = session.kernel_names() if by_context else {}
+    names, blocks = (session.kernel_names(), session.blocks()) if by_context else ({}, {})
     found: dict[tuple[int, int, str], dict[int, Updates]] = {}
     for (process, _, gpu), arrays in by_context.items():
         if len(arrays) != len(MAPS):
@@ -73,6 +80,7 @@ def read_updates(session: Session) -> dict[tuple[int, int, str], dict[int, Updat
         for (kernel, site), one in decode_updates(*arrays).items():
             if mangled := names.get(process, {}).get(kernel):
                 sites = found.setdefault((process, gpu, mangled), {})
+                one = replace(one, blocks=blocks.get((process, gpu, mangled), 0))
                 sites[site] = Updates.sum((sites[site], one)) if site in sites else one
     return found
 

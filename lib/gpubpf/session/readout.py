@@ -45,6 +45,19 @@ def instances(measurement: Measurement, map_name: str) -> list[Instance]:
     return merged(found)
 
 
+def blocks(measurement: Measurement) -> dict[tuple[int, int, str], int]:
+    """See `Session.blocks`."""
+    found: dict[tuple[int, int, str], int] = {}
+    processes = measurement.all_processes()
+    with measurement.lock:
+        for process in processes:
+            for stored in process.snapshots.values():
+                for instance in filter(lambda one: one.by_shape, stored.snapshot.instances):
+                    key = process.number, stored.snapshot.gpu, process.names.get(instance.slot, "")
+                    found[key] = found.get(key, 0) + instance.launches * _volume(instance.grid)
+    return found
+
+
 def _instances_of(
     measurement: Measurement,
     process: TracedProcess,

@@ -611,6 +611,10 @@ class Session:
         """
         return readout.instances(self._measurement, map_name)
 
+    def blocks(self) -> dict[tuple[int, int, str], int]:
+        """Return how many blocks the launches of the last reading had, by process number, GPU and mangled kernel name."""
+        return readout.blocks(self._measurement)
+
     def readings(self, *names: str) -> list[Reading]:
         """Return every reading of these maps since the last call, in order for each context; see `Follow.pump`.
 

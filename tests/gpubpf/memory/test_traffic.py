@@ -548,16 +548,28 @@ def test_idle_lanes_between_others_are_said():
     assert text.startswith("app.cu:12: 5.4 of 32 lanes take part on average, with idle lanes between them")
     few = [found({PART + GATHER: 10}, gaps=10, **at), found({UNIT: 40}, at=site(1, line=13))]
     side_by_side = [found({PART + UNIT: 10}, **at)]
-    for sites in (few, side_by_side):
+    # One lane of each 8 stores what they reduced.
+    leaders = {"gaps": 10, "accesses": 40, "least": 10, "sectors": 20}
+    stored = [found({PART + GATHER: 10}, at=site(kind="store"), **leaders)]
+    loaded = found({PART + GATHER: 10}, **leaders)
+    unrolled = [found({PART + GATHER: 10}, at=site(1, kind="store"), **leaders | {"accesses": 80}), *stored]
+    for one, said in (([loaded], "4 of 32"), (unrolled, "6 of 32")):
+        (text,) = (
+            line
+            for line in traffic_text.findings(kernel(*one), traffic_text.group_sites(one))
+            if "lanes take" in line
+        )
+        assert said in text
+    for sites in (few, side_by_side, stored):
         assert not any(
             "take part" in line
             for line in traffic_text.findings(kernel(*sites), traffic_text.group_sites(sites))
         )
 
 
-def updated(count, each, number=0, **values):
+def updated(count, each, number=0, blocks=0, **values):
     """An atomic site whose updates were counted: `each` of `count` addresses."""
-    counted = Updates(dict.fromkeys(range(count), each))
+    counted = Updates(dict.fromkeys(range(count), each), blocks)
     at = site(number, kind="atomic")
     return traffic.site_traffic(
         at, "global", cell({GATHER: counted.total // 32}, sectors=8, **values), counted
@@ -588,6 +600,9 @@ def test_hot_addresses_cost_and_the_ratio_does_not_hide_it():
     )
     once = traffic.site_traffic(some.site, "global", cell({SINGLE: 2048}), Updates({0: 2048}))
     assert traffic_text.advice([once]) is None  # blocks may have added up already
+    assert traffic_text.advice([updated(32, 1000, blocks=1000)]) is None  # each block once
+    copies = [updated(32, 500, number, blocks=999) for number in range(2)]
+    assert "32,000 times: add up in shared memory" in str(traffic_text.advice(copies))
     text = "\n".join(traffic_text.findings(kernel(many), traffic_text.group_sites([many])))
     assert "at once" not in text and "of 256 addresses, the hottest 125 times (0.4 %)" in text
     assert traffic_text.advice([updated(20_000, 40)]) is None

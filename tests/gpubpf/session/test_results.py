@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from gpubpf.agent.protocol import InstancePart
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.ptx.values import Site
 from gpubpf.session import readout
@@ -26,6 +27,15 @@ def test_the_contexts_of_a_program_are_added_up_but_not_the_programs_of_a_proces
         ("app", 6, [2, 4]),
         ("next", 3, [1, 2]),
     ]
+
+
+def test_the_blocks_of_all_launch_shapes() -> None:
+    shapes = [((3, 4, 1), 2), ((5, 1, 1), 1), ((0, 0, 0), 3)]  # the last one is for all shapes
+    instances = [InstancePart(0, grid, (32, 1, 1), launches, ()) for grid, launches in shapes]
+    contexts = dict.fromkeys((1, 2), SimpleNamespace(snapshot=SimpleNamespace(gpu=0, instances=instances)))
+    process = SimpleNamespace(number=1, names={0: "k"}, snapshots=contexts)
+    measurement = SimpleNamespace(lock=threading.Lock(), all_processes=lambda: [process])
+    assert readout.blocks(measurement) == {(1, 0, "k"): 2 * (2 * 12 + 5)}  # type: ignore[arg-type]
 
 
 def test_sites_that_differ_between_builds_are_left_out_with_their_followers() -> None:
