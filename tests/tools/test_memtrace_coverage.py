@@ -263,6 +263,12 @@ __global__ void mixed(char *out, const unsigned *sizes) {
                  :: "l"(__cvta_generic_to_global(out + 256 * threadIdx.x)), "r"(from), "r"(bytes) : "memory");
     asm volatile("cp.async.bulk.commit_group;"); asm volatile("cp.async.bulk.wait_group 0;");
 }
+__global__ void zeroed(const unsigned *sizes) {
+    __shared__ alignas(128) char buffer[1024];
+    if (threadIdx.x) return;
+    unsigned at = (unsigned)__cvta_generic_to_shared(buffer);
+    asm volatile("st.bulk.weak.shared::cta [%0], %1, 0;" :: "r"(at), "l"(sizes[blockIdx.x] / 2ul) : "memory");
+}
 int main() {
     char *out; unsigned *sizes;
     cudaMalloc(&out, 1024); cudaMallocManaged(&sizes, 32);
@@ -272,15 +278,20 @@ int main() {
         mixed<<<1, 32>>>(out, sizes);
         if (cudaDeviceSynchronize()) return 1;
     }
+    zeroed<<<4, 32>>>(sizes);
+    if (cudaDeviceSynchronize()) return 2;
 }
 """
 
 
-def test_lanes_that_copy_few_bytes_beside_lanes_that_copy_many(tmp_path):
+def test_lanes_that_copy_few_bytes_beside_lanes_that_copy_many(tmp_path, monkeypatch):
     """Copies of at most 16 bytes are added up together, others one by one."""
-    app = gpubpf_cuda.build(MIXED, tmp_path / "mixed", "-arch=compute_90")
+    monkeypatch.setenv("CUDASIM_CC", "10.0")  # for st.bulk
+    app = gpubpf_cuda.build(MIXED, tmp_path / "mixed", "-arch=compute_100")
     records = traced(tmp_path, "--", str(app))
     ends = {(r["op"], r["space"]): r for r in records if r["type"] == "site" and "bulk" in r["opcode"]}
+    zeroed = ends.pop(("store", "shared"))
+    assert (zeroed["accesses"], zeroed["bytes"]) == (4, 8 + 32 + 16 + 24)
     assert {space for _, space in ends} == {"global", "shared"}
     for record in ends.values():
         assert (record["accesses"], record["bytes"]) == (8, 240 + 160), record

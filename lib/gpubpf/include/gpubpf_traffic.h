@@ -32,7 +32,7 @@ struct gpu_traffic {
                                        GPUs also where an access has bytes of two sectors */
     u64 accesses, least;            /* from GPU_PART on: lanes, least possible number of sectors */
     u64 sectors;                    /* from GPU_PART on, and of STRIDED and GATHER */
-    u64 bytes;                      /* if the width varies; in shared memory from GPU_PART on, and of copies of many bytes */
+    u64 bytes;                      /* if the width varies; in shared memory of one lane, from GPU_PART on, and of large copies */
     u64 steps, squares;             /* of STRIDED: sum of the distances in bytes from lane to lane, and of their squares */
     u64 longest_max, shortest_max;  /* of STRIDED: the longest distance; ~ of the shortest */
     u64 gaps;                       /* from GPU_PART on: requests with idle lanes between those that make them */
@@ -320,8 +320,11 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     if (!GPUBPF_BRANCHES && asks && !crossing && gpu_uniform(address))    /* earlier, the verifier has more cases */
         return gpubpf_add_broadcast(cell, request);
     if (lanes == 1 && !varies && !crossing) {
-        if (!GPUBPF_BRANCHES || gpu_first(active))           /* ptxas would add up over the lanes */
+        if (!GPUBPF_BRANCHES || gpu_first(active)) {         /* ptxas would add up over the lanes */
             GPUBPF_COUNT(cell->requests[GPU_SINGLE], 1);
+            if (GPUBPF_BRANCHES && banked)       /* st.bulk may store 8 or 16 bytes */
+                GPUBPF_COUNT(cell->bytes, width);
+        }
         return 0;
     }
     s64 step;                                    /* bytes from any lane to the next */

@@ -42,7 +42,7 @@ MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "share
 UPDATED = "global_cells"  # the map of sites whose updates gpubpf_updates.h counts by address
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
 MOST_GROUPS = 32  # maximum groups of sampled blocks or warps: more would hardly improve the standard errors
-SMALL_COPY = 16  # bytes of a bulk copy that the device does not count alone: PTX wants a multiple of 16
+SMALL_COPY = 16  # bytes of a bulk copy that each lane of a warp makes: the device counts larger ones, and PTX wants a multiple of 16
 BANKS = 128  # bytes that all banks of shared memory deliver in one turn
 _MODULUS = 1 << 64
 
@@ -516,9 +516,9 @@ def site_traffic(
     accesses = lanes * full + single + cell["accesses"]
     requests = full + single + sum(part)
     bytes_ = accesses * width if width else cell["bytes"]
-    if space == "shared" and not width:  # small copies of a whole warp or a lane
+    if space == "shared" and not width:  # small copies of a whole warp
         width = SMALL_COPY
-        bytes_ += (lanes * full + single) * width
+        bytes_ += lanes * full * width
     patterns = tuple(a + b for a, b in zip(whole, part, strict=True))
     contention = lanes if broadcast else max(1, cell["contention_max"])
     if space == "local":  # Each thread has its own local memory: lanes at the same offset are adjacent.
