@@ -117,7 +117,7 @@ def allocation_log(data: bytes) -> None:
         for allocation in allocations.all():
             assert allocation.bytes > 0 and isinstance(allocation.name, str)
         for gpu in GPUS.values():
-            shapes.clock(7, gpu).host(np.arange(0, 1 << 63, 1 << 58, np.uint64))
+            shapes.clock(1, gpu).host(np.arange(0, 1 << 63, 1 << 58, np.uint64))
 
 
 # --- exits and accesses: rings whose launches are in the log, and maps -----------------------------------------

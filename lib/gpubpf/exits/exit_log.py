@@ -120,12 +120,12 @@ class ExitLog:
             columns = [[clock[name].astype(np.int64)] for name in ("sm", "clock64", "gpu")]
             self._ticked(log.process, log.pid, gpu, columns)
 
-    def _host_times(self, kernel: KernelShape, records: Any) -> tuple[Any, Any]:
-        """Return the host times of records in ns, and a mask of those that are known."""
+    def _host_times(self, process: int, kernel: KernelShape, records: Any) -> tuple[Any, Any]:
+        """Return the host times of a process's records in ns, and a mask of those that are known."""
         time = records["time"].astype(np.int64)
         if kernel.pid in self.shapes.virtual:
             return time, np.ones(len(time), bool)
-        clock = self.shapes.clock(kernel.pid, kernel.gpu)
+        clock = self.shapes.clock(process, kernel.gpu)
         if (clock.tick or estimated_tick(time)) >= COARSE:
             columns = records["sm"].astype(np.int64), records["clock"].astype(np.int64), time
             time = SmClock(*columns, tick=clock.tick).gpu(*columns).at
@@ -155,7 +155,7 @@ class ExitLog:
             )
             self._ticked(reading.process, kernel.pid, kernel.gpu, columns)
             chosen = _mask(kernel.grid, self._ranges[0])
-            tick = float(self.shapes.ticks.get((kernel.pid, kernel.gpu), 0))
+            tick = float(self.shapes.ticks.get((reading.process, kernel.gpu), 0))
             sampled = functools.partial(self._sampled_blocks, kernel) if self._sampling else None
             rate = self._rate(kernel)
             self._of(kernel).take_maps(warps, blocks, rate, chosen, tick, sampled, reading.process)
@@ -231,21 +231,21 @@ class ExitLog:
     def _tell(self, final: bool) -> None:
         """Pass the records of launches that are in the log to `each`."""
         assert self._each is not None
-        told: dict[KernelShape, list[Any]] = {}
+        told: dict[tuple[int, KernelShape], list[Any]] = {}
         late = len(self._pending) - MOST_PENDING
         for at, key in enumerate(list(self._pending)):
             kernel = self.shapes.of_launch.get(key)
             if kernel is not None:
-                told.setdefault(kernel, []).extend(self._pending.pop(key))
+                told.setdefault((key[0], kernel), []).extend(self._pending.pop(key))
             elif final or at < late:
                 self.unknown += sum(map(len, self._pending.pop(key)))
-        for kernel, parts in told.items():
-            self._each(kernel, *self._timed(kernel, np.concatenate(parts)))
+        for (process, kernel), parts in told.items():
+            self._each(kernel, *self._timed(process, kernel, np.concatenate(parts)))
 
-    def _timed(self, kernel: KernelShape, records: Any) -> tuple[Any, Any]:
-        """Return the records with a valid thread number and a known time, and these times."""
+    def _timed(self, process: int, kernel: KernelShape, records: Any) -> tuple[Any, Any]:
+        """Return the records of a process with a valid thread number and a known time, and these times."""
         records = records[records["thread"] < kernel.shape.threads]
-        times, known = self._host_times(kernel, records)
+        times, known = self._host_times(process, kernel, records)
         self.unknown += int((~known).sum())
         return records[known], np.maximum(times[known], 0)
 
@@ -269,10 +269,10 @@ class ExitLog:
             if not len(records):
                 continue
             if self._each is not None:
-                self._each(kernel, *self._timed(kernel, records))
+                self._each(kernel, *self._timed(key[0], kernel, records))
             few = records[:: max(1, len(records) // READINGS)]
             self._ticked(key[0], kernel.pid, kernel.gpu, [few[name] for name in ("sm", "clock", "time")])
-            tick = self.shapes.ticks.get((kernel.pid, kernel.gpu), 0)
+            tick = self.shapes.ticks.get((key[0], kernel.gpu), 0)
             if not tick and kernel.pid not in self.shapes.virtual:
                 tick = estimated_tick(records["time"].astype(np.int64))
             group = self._groups(kernel, key[1], records)

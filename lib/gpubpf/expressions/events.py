@@ -140,7 +140,7 @@ class Events:
     def _made(
         self, session: Session, kernel: KernelShape, key: tuple[int, int], records: Any
     ) -> Iterator[tuple[Any, Event]]:
-        places, times = records["place"], self._times(kernel, records["place"]["time"])
+        places, times = records["place"], self._times(key[0], kernel, records["place"]["time"])
         if (kernel.pid, kernel.mangled) not in self._sources:
             self._sources[kernel.pid, kernel.mangled] = site_names(session.sites(kernel.mangled, kernel.pid))
         source_of, short = self._sources[kernel.pid, kernel.mangled], names.demangle(kernel.mangled).short
@@ -164,13 +164,13 @@ class Events:
             owner = (kernel.pid, kernel.comm, kernel.gpu, kernel.wave, one, kernel.mangled)
             yield (*key, 1, raw, thread, spec), Event(*owner, key[1], time, *where)
 
-    def _times(self, kernel: KernelShape, raw: Any) -> list[int | None]:
-        """Return times of a GPU's timer on the clock of the results."""
+    def _times(self, process: int, kernel: KernelShape, raw: Any) -> list[int | None]:
+        """Return times of a GPU's timer in a process on the clock of the results."""
         import numpy as np
 
         if kernel.pid in self._shapes.virtual:
             return list(raw.tolist())
-        found = self._shapes.clock(kernel.pid, kernel.gpu).host(raw.astype(np.int64))
+        found = self._shapes.clock(process, kernel.gpu).host(raw.astype(np.int64))
         return [
             t if known else None for t, known in zip(found.at.tolist(), found.known.tolist(), strict=True)
         ]

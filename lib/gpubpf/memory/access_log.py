@@ -227,7 +227,7 @@ class AccessLog:
             self.delivered += len(some)
             accesses = Accesses.of(place, process, some)
             where = self._labels_of(session, place)
-            for part, times in self._with_host_times(accesses):
+            for part, times in self._with_host_times(process, accesses):
                 for sink in self._sinks:
                     sink(part, where, times)
 
@@ -266,15 +266,15 @@ class AccessLog:
             self._labels[key] = where
         return self._labels[key]
 
-    def _with_host_times(self, accesses: Accesses) -> Iterator[tuple[Accesses, Array | None]]:
-        """Yield the accesses with their host times. Accesses without a known time are a separate part, with None."""
+    def _with_host_times(self, process: int, accesses: Accesses) -> Iterator[tuple[Accesses, Array | None]]:
+        """Yield the accesses of a process with their host times. Accesses without a known time are a separate part, with None."""
         time, place = accesses.time, accesses.place
         if time is None or not self._host_times:
             yield accesses, None
         elif place.pid in self.places.virtual:
             yield accesses, time
         else:
-            times = self.places.clock(place.pid, place.gpu).host(time)
+            times = self.places.clock(process, place.gpu).host(time)
             known = times.known
             if known.all():
                 yield accesses, np.maximum(times.at, 0)

@@ -65,7 +65,7 @@ class KernelShapes:
     launches    number of logged launches of each kernel and shape, without those that failed
     virtual     pids of processes whose times are on the virtual clock
     faults      pids of processes whose CUDA context failed
-    ticks       resolution of a GPU's timer in ns, by (pid, GPU)
+    ticks       resolution of a GPU's timer in ns, by (process, GPU); a pid may have belonged to programs that use other GPUs
     """
 
     def __init__(self, numbered: bool) -> None:
@@ -98,11 +98,11 @@ class KernelShapes:
         for record in records[kinds == operation_log.CLOCK]:
             clock, gpu = record["clock"], log.gpus.get(int(record["context"]), 0)
             bracket = Bracket(*(int(clock[name]) for name in ("host_before", "gpu", "host_after", "tick_ns")))
-            brackets = self._brackets.setdefault((log.pid, gpu), [])
+            brackets = self._brackets.setdefault((log.process, gpu), [])
             brackets.append(bracket)
             if len(brackets) > READINGS:
                 del brackets[1:-1:2]
-            self.ticks[log.pid, gpu] = max(self.ticks.get((log.pid, gpu), 0), bracket.tick)
+            self.ticks[log.process, gpu] = max(self.ticks.get((log.process, gpu), 0), bracket.tick)
         kernels = records[
             (kinds == operation_log.KERNEL) & (records["kernel"]["outcome"] == operation_log.INSTRUMENTED)
         ]
@@ -145,13 +145,13 @@ class KernelShapes:
         self._unnamed[log.process] = records[unknown]
         return records[~unknown]
 
-    def clock(self, pid: int, gpu: int) -> GpuClock:
-        """Return the clock of a GPU, computed from the process's brackets."""
-        brackets = self._brackets.get((pid, gpu), [])
-        known, clock = self._clocks.get((pid, gpu), (-1, GpuClock([])))
+    def clock(self, process: int, gpu: int) -> GpuClock:
+        """Return the clock of a GPU, computed from the brackets of the process with this number in the session."""
+        brackets = self._brackets.get((process, gpu), [])
+        known, clock = self._clocks.get((process, gpu), (-1, GpuClock([])))
         if known != len(brackets):
             clock = GpuClock(brackets)
-            self._clocks[pid, gpu] = len(brackets), clock
+            self._clocks[process, gpu] = len(brackets), clock
         return clock
 
 

@@ -275,6 +275,25 @@ def test_times_are_the_host_s(virtual: bool) -> None:
     assert len(records) == 128 and np.abs(times - (8_000_000 + thread + offset)).max() <= 2500
 
 
+@pytest.mark.parametrize("heats", [False, True], ids=["at once", "launch by launch"])
+def test_each_program_with_the_same_pid_has_its_own_clocks(heats: bool) -> None:
+    """GPU 0 of the second program is another one: its timer is 1 s further behind the host, and ticks every 32 ns."""
+    told: list[Any] = []
+    found = ExitLog(True, EVERY, EVERY, heats, each=lambda *one: told.append(one))
+    logs = [dataclasses.replace(log(5, virtual=False, brackets=20), process=number) for number in (1, 2)]
+    clocks = logs[1].records["clock"][1:]
+    clocks["host_before"] += 10**9
+    clocks["host_after"] += 10**9
+    clocks["tick_ns"] = 32
+    thread = np.arange(128)
+    rings = [dataclasses.replace(ring(5, thread, 8_000_000 + thread), process=number) for number in (1, 2)]
+    found.take(session(logs, rings))
+    assert [len(times) for _, _, times in told] == [128, 128]
+    for (_, _, times), offset in zip(told, (10**6, 10**9 + 10**6), strict=True):
+        assert np.abs(times - (8_000_000 + thread + offset)).max() <= 2600
+    assert found.shapes.ticks == {(1, 0): 1, (2, 0): 32}
+
+
 def test_times_that_are_not_known_are_left_out() -> None:
     told: list[Any] = []
     found = ExitLog(True, EVERY, EVERY, each=lambda *one: told.append(one))

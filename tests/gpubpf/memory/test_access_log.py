@@ -211,6 +211,19 @@ def test_times_are_the_host_s_or_none(brackets: int) -> None:
         assert times is None
 
 
+def test_each_program_with_the_same_pid_has_its_own_clocks() -> None:
+    """GPU 0 of the second program is another one, whose timer is 1 s further behind the host."""
+    kept = Kept()
+    found = AccessLog(True, False, [kept], host_times=True)
+    logs = [log(5, process=number, brackets=20) for number in (3, 4)]
+    for name in ("host_before", "host_after"):
+        logs[1].records["clock"][name][1:] += 10**9
+    made = some(5, range(100), TIMED, time=8_000_000)
+    found.take(session(ring(made, 3), ring(made, 4)), logs)
+    first, second = (times for part, times in kept.parts if len(part))
+    assert np.abs(first - 9_000_000).max() <= 2500 and np.abs(second - 1_009_000_000).max() <= 2500
+
+
 def test_a_wide_terminal_shows_whole_places(tmp_path: Path) -> None:
     lines = {}
     for width in (80, 120):
