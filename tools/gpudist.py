@@ -40,15 +40,14 @@ ENTRIES = 65536  # values, or linear buckets, that there is room for
 PROGRAM = r"""
 #include <gpubpf.h>
 
-struct sum { u64 count, low, high; };            /* sums of the values' lower 32 bits, and of the others: no sum overflows */
+struct sum { u64 count, low, high; };            /* the sum of the values, and how often it overflowed: downwards counts -1 */
 struct log2 { struct sum sum; u64 negative, slots[64]; };    /* -H: how many are negative, and by their highest bit */
 struct seen { u64 value; u32 kernel, site; };    /* a value or linear bucket; kernel and site if they are the key */
 
 static inline void add_value(struct sum *to, u64 value, int is_signed) {
-    u64 high = is_signed ? (u64)((s64)value >> 32) : value >> 32;
-    __sync_fetch_and_add(&to->low, value & 0xffffffff);
-    if (high)
-        __sync_fetch_and_add(&to->high, high);
+    u64 old = __sync_fetch_and_add(&to->low, value), sum = old + value;
+    if (is_signed ? (s64)((old ^ sum) & (value ^ sum)) < 0 : sum < old)
+        __sync_fetch_and_add(&to->high, is_signed && (s64)value < 0 ? -1 : 1);
 }
 
 /* Add the values of these lanes. Lanes with the same slot let their lowest one count for all. */

@@ -215,10 +215,11 @@ def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]
     cells = instance.array
     is_log2 = "slots" in (cells.dtype.names or ())
     parts = cells["sum"] if is_log2 else cells
-    lows, highs = parts["low"].tolist(), parts["high"].astype(np.int64 if one.signed else np.uint64).tolist()
+    lows = parts["low"].astype(np.int64 if one.signed else np.uint64).tolist()
+    overflows = parts["high"].astype(np.int64).tolist()
 
     def total(site: int) -> int:
-        return sum(low[site] + (high[site] << 32) for low, high in zip(lows, highs, strict=True))
+        return sum(low[site] + (high[site] << 64) for low, high in zip(lows, overflows, strict=True))
 
     if is_log2:
         slots, negative = cells["slots"].sum(axis=0).tolist(), cells["negative"].sum(axis=0).tolist()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import random
+import shutil
+import subprocess
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
+import pytest
 
 from gpubpf.expressions import distributions, specs
 from gpubpf.expressions.distributions import NEGATIVE, Found, Keys, Sums
 from gpubpf.ptx.values import Site
 from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.tools import gpudist
 
 
 def shown(kind: str, buckets: dict[int, int], type_: str = "u64") -> list[str]:
@@ -36,6 +45,40 @@ def test_powers_of_two_include_the_empty_ones_between() -> None:
 
 def test_equal_widths_leave_the_empty_ones_out() -> None:
     assert shown("linear", {0: 1, 1 << 40: 1})[1].split()[0] == str(10 << 40)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
+def test_sums_are_exact_however_many_values_there_are(tmp_path: Path) -> None:
+    """The tool's C text adds large values to sums that are about to overflow, as after 2**32 of them."""
+    begin, end = (gpudist.PROGRAM.index(text) for text in ("struct sum", "/* Add the values"))
+    text = (
+        "typedef unsigned u32;\ntypedef unsigned long long u64;\ntypedef long long s64;\n"
+        + gpudist.PROGRAM[begin:end]
+    )
+    text += "void add(struct sum *to, u64 value, int is_signed) { add_value(to, value, is_signed); }\n"
+    command = ["cc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", tmp_path / "sum.so"]
+    subprocess.run(command, input=text, text=True, check=True)
+    add = ctypes.CDLL(str(tmp_path / "sum.so")).add
+    rng, top = random.Random(1), 1 << 63
+    for type_, values in (
+        ("u64", (0, 1, top - 1, top, 2 * top - 1)),
+        ("s64", (0, 1, -1, top - 1, -top)),
+        ("u32", (0, 1, 2**32 - 1)),
+        ("s32", (1, -1, 2**31 - 1, -(2**31))),
+    ):
+        one = specs.distribution(f"load:*:{type_}:width")
+        for low in (0, 5, top - 1, top, 2 * top - 1):
+            cells = np.array([[(1, low, 0)]], [("count", "<u8"), ("low", "<u8"), ("high", "<u8")])
+
+            def total(cells: Any = cells, one: Any = one) -> int:
+                ((_, sums),) = distributions._by_site(SimpleNamespace(array=cells), one)  # type: ignore[arg-type]
+                return sums.sum
+
+            expected = total()
+            for value in rng.choices(values, k=50):
+                add(ctypes.c_void_p(cells.ctypes.data), ctypes.c_uint64(value), int(one.signed))
+                expected += value
+                assert total() == expected
 
 
 def test_values_that_are_missing_have_no_histogram() -> None:
