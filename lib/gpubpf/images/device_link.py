@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,25 +52,28 @@ def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...
 def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> FatbinImage | str:
     """Return the linked PTX of a module's parts for compute capability `cc`, or why they cannot be linked.
 
-    Parts without suitable PTX are left out. Then only kernels that call them cannot be instrumented.
+    Parts without suitable PTX are left out. Then only kernels that call them cannot be instrumented, or a function that they may
+    define in place of a weak one.
     """
     parts: dict[tuple[int, int], list[FatbinImage]] = {}
     for image in images:
         if image.relocatable:
             parts.setdefault((image.module, image.part), []).append(image)
-    taken, without = [], []
+    taken, others, without = [], [], []
     for part in parts.values():
         whole = [replace(image, relocatable=False) for image in part if image.kind == "ptx"]
         chosen = fatbin.choose(whole, cc, newer)
         if isinstance(chosen, FatbinImage):
             taken.append(chosen)
         else:
+            others.append(part)
             lto = not whole and any(image.kind == "lto" for image in part)
             without.append(LTO if lto else chosen)
     try:
         taken = [image for image in taken if DEVICE_RUNTIME.encode() not in image.payload]
         if taken:
-            return _link(tuple(image.text for image in taken), _options(taken), images[0].module)
+            texts = tuple(image.text for image in taken)
+            return _link(texts, _options(taken), images[0].module, _overridden(texts, others))
     except (ImageError, PtxError) as error:
         return str(error)
     except Error as error:
@@ -88,15 +91,29 @@ def _options(images: Iterable[FatbinImage]) -> str:
     return " ".join([*words, *([f"-maxrregcount={min(limits)}"] if limits else [])])
 
 
+def _overridden(texts: Iterable[str], others: Sequence[Iterable[FatbinImage]]) -> frozenset[str]:
+    """Return the names that PTX texts define weakly, and other parts otherwise. A part that cannot be read may define any function."""
+    if not others:
+        return frozenset()
+    symbols = [_symbols(part) for part in others]
+    strong = {name for found in symbols if found is not None for name in found.strong}
+    overridden: set[str] = set()
+    for own in map(_symbols_of_ptx, texts):
+        overridden |= own.weak & strong
+        if None in symbols:
+            overridden |= own.weak - own.kernels
+    return frozenset(overridden)
+
+
 @functools.lru_cache(maxsize=8)
-def _link(texts: tuple[str, ...], options: str, number: int) -> FatbinImage:
-    """Link PTX texts into one image. Raises Error."""
-    key = cache.key(_version(), *texts)
+def _link(texts: tuple[str, ...], options: str, number: int, overridden: frozenset[str]) -> FatbinImage:
+    """Link PTX texts into one image. overridden: as for `link`. Raises Error."""
+    key = cache.key(_version(), *sorted(overridden), *texts)
     store = cache.default()
     if (made := store.get(_STAGE, key)) is None:
         inputs = [Input(f"text {k}", text) for k, text in enumerate(texts)]
         # A part without PTX may define the missing names.
-        made = link(inputs, complete=False).encode("utf-8", "surrogateescape")
+        made = link(inputs, complete=False, overridden=overridden).encode("utf-8", "surrogateescape")
         store.put(_STAGE, key, made)
     image = fatbin.ptx_image(made, fatbin.PtxasRun(options=options), number)
     if image is None:
@@ -151,8 +168,9 @@ def _grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
     # Parts that cannot be read, such as LTO code, may define any name. With several modules, nothing says for which.
     offers = _offers(symbols) if len(symbols) == len(parts) or len(first) == 1 else {}
     found = [image for image in images if not image.relocatable]
+    free = parts.keys() - {k for members in first.values() for k in members}
     for number, members in first.items():
-        found += _members(number, members, parts, symbols, offers)
+        found += _members(number, members, parts, symbols, offers, free, len(first) == 1)
     return tuple(found)
 
 
@@ -177,16 +195,34 @@ def _members(
     parts: Mapping[int, list[FatbinImage]],
     symbols: Mapping[int, _Symbols],
     offers: Mapping[int, set[str]],
+    free: Set[int],
+    alone: bool,
 ) -> list[FatbinImage]:
-    """Return the images of some parts, and of the parts that they need, as members of module `number`."""
+    """Return the images of some parts, and of the parts that they need, as members of module `number`.
+
+    free: the parts that are not certain to belong to one module. alone: there is no other module. Otherwise, a free part may override
+    weak definitions of this module or of another one. Without its PTX, it is a member that leaves open what is meant.
+    """
     members = set(first)
     while True:
         missing = {name for k in members for name in symbols[k].missing}
-        more = {k for k, offered in offers.items() if k not in members and offered & missing}
+        weak = {name for k in members for name in symbols[k].weak}
+        more = {
+            k
+            for k, offered in offers.items()
+            if k not in members and (offered & missing or (alone and offered & symbols[k].strong & weak))
+        }
         if not more:
             break
         members |= more
-    return [replace(image, module=number, part=k + 1) for k in sorted(members) for image in parts[k]]
+    weak -= {name for k in members for name in symbols[k].strong}
+    open_ = {k for k in free - members if weak and (k not in symbols or symbols[k].strong & weak)}
+    return [
+        replace(image, module=number, part=k + 1)
+        for k in sorted(members | open_)
+        for image in parts[k]
+        if k in members or image.kind != "ptx"
+    ]
 
 
 def _kernels(module: Iterable[FatbinImage]) -> set[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
@@ -42,8 +42,10 @@ class Input:
     text: str
 
 
-def link(inputs: Sequence[Input], complete: bool = True) -> str:
+def link(inputs: Sequence[Input], complete: bool = True, overridden: Collection[str] = ()) -> str:
     """Return the PTX of all `inputs` as one text. Unless `complete`, names that no text defines remain declarations.
+
+    overridden: functions whose weak definitions do not count, because code without PTX may define them otherwise.
 
     Raises PtxError for text that cannot be read, LinkError for texts that do not fit together.
     """
@@ -58,10 +60,10 @@ def link(inputs: Sequence[Input], complete: bool = True) -> str:
     for module in modules:
         for function in module.functions.values():
             _ = function.body  # parsed now, so that errors have this text's lines
-    definitions = _definitions(inputs, modules)
+    definitions = _definitions(inputs, modules, overridden)
     if complete:
         _all_defined(inputs, modules, definitions)
-    if len(inputs) == 1:
+    if len(inputs) == 1 and not overridden:
         return inputs[0].text  # unchanged, with lines and comments
     items = tuple(_items(modules, definitions))
     # sm_90a has the instructions of sm_90 and more; sm_100a those of sm_100f.
@@ -120,7 +122,9 @@ def _renamed(text: str, module: Module, names: Counter[str], position: int, file
     return text
 
 
-def _definitions(inputs: Sequence[Input], modules: Sequence[Module]) -> _Definitions:
+def _definitions(
+    inputs: Sequence[Input], modules: Sequence[Module], overridden: Collection[str]
+) -> _Definitions:
     """Return the module number and the definition of each name. Raises LinkError.
 
     A strong definition replaces weak ones. Otherwise the first counts, or the largest of `.common` definitions.
@@ -128,6 +132,8 @@ def _definitions(inputs: Sequence[Input], modules: Sequence[Module]) -> _Definit
     found: _Definitions = {}
     for position, module in enumerate(modules):
         for name, item in find_definitions(module).items():
+            if name in overridden and isinstance(item, Function) and is_weak(item):
+                continue
             if (other := found.get(name)) is not None and not is_weak(item):
                 if not is_weak(other[1]):
                     raise LinkError(
@@ -172,7 +178,11 @@ def _items(modules: Sequence[Module], definitions: _Definitions) -> Iterator[Ite
             continue
         declared.add(item.name)
         found = definitions.get(item.name)
-        origin = found[1] if found is not None and isinstance(found[1], Function) else item
+        origin = item
+        if found is not None and isinstance(found[1], Function):
+            origin = found[1]
+        elif is_weak(item):
+            origin = replace(item, linkage=("extern",))
         # `.maxntid` and the like belong to a kernel's definition.
         yield replace(origin.with_body(None), directives=origin.directives if origin.kind == "func" else ())
     undefined: dict[str, Variable] = {}
@@ -191,7 +201,7 @@ def _items(modules: Sequence[Module], definitions: _Definitions) -> Iterator[Ite
     for position, module in enumerate(modules):
         for item in module.items:
             if isinstance(item, Function):
-                if item.defined and definitions[item.name] == (position, item):
+                if item.defined and definitions.get(item.name) == (position, item):
                     yield item
             elif isinstance(item, Directive) and _is_kept(item, position, definitions):
                 yield item

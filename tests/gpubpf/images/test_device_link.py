@@ -140,6 +140,31 @@ def test_several_modules_of_a_file(
 
 
 @needs_ptxas
+@pytest.mark.parametrize("modules", [1, 2])
+@pytest.mark.parametrize("other", [LTO_PART, "machine code", "PTX"])
+def test_weak_definitions_that_another_part_may_override(
+    other: FatbinImage | str, modules: int, tmp_path: Path
+) -> None:
+    """Each kernel's part has a weak `helper`. A strong one may be in a part without PTX. With several modules, it may be any one's."""
+    images = []
+    for k in range(modules):
+        text = f"{WEAK}.visible .entry k{k}() {{ call helper; ret; }}\n"
+        images += [cubin(k, text, tmp_path), part(10 + k, text)]
+    if isinstance(other, FatbinImage):
+        images.append(other)
+    else:
+        images.append(cubin(20, HELPER, tmp_path, "-c"))
+        if other == "PTX":
+            images.append(part(20, HELPER))
+    found = [device_link.choose(module, CC) for module in device_link.modules(images)]
+    assert [entries(chosen) for chosen in found] == [[f"k{k}"] for k in range(modules)]
+    helpers = [parser.parse(one.text).functions["helper"] for one in found if isinstance(one, FatbinImage)]
+    meant = ("visible",) if modules == 1 and other == "PTX" else ("extern",)
+    assert {helper.linkage for helper in helpers} == {meant}
+    assert {helper.defined for helper in helpers} == {meant == ("visible",)}
+
+
+@needs_ptxas
 def test_modules_whose_kernels_come_with_their_own_definition(tmp_path: Path) -> None:
     images = []
     for k in (0, 1):

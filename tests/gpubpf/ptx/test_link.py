@@ -102,6 +102,20 @@ def test_weak_definitions_give_way() -> None:
         assert "%r1, 3;" in text and "%r1, 1;" not in text
 
 
+def test_weak_definitions_that_other_code_overrides_are_declarations(tmp_path: Path) -> None:
+    caller = ".visible .entry kernel() { call NAME; ret; }\n"
+    weak = ".weak .func NAME() { ret; }\n" + caller
+    one = "".join(weak.replace("NAME", name).replace("kernel", f"k_{name}") for name in ("f", "g"))
+    for texts in ([one], [one, ".weak .func f() { ret; }\n"]):
+        text = link(
+            [Input(str(k), HEAD.format("7.8", "sm_75") + t) for k, t in enumerate(texts)], False, {"f"}
+        )
+        functions = parse(text).functions
+        assert (functions["f"].defined, functions["f"].linkage) == (False, ("extern",))
+        assert functions["g"].defined and list(parse(text).entries) == ["k_f", "k_g"]
+        assembled(text, tmp_path, "-c", "-arch=sm_75")
+
+
 def test_what_cannot_be_read_is_named_by_its_line() -> None:
     with pytest.raises(PtxError, match=r"PTX line 10"):
         link(
