@@ -216,3 +216,14 @@ def test_blocks_that_wait_for_each_other(tmp_path: Path) -> None:
         records, done = measured(tmp_path / "out", "--", app, blocks)
         assert done.returncode == 0 and done.stdout.startswith("right"), done.stderr
         assert records[-1]["not_instrumented"] == reasons
+
+
+@pytest.mark.every(2)
+def test_blocks_that_wait_for_each_other_in_wgp_mode(tmp_path: Path) -> None:
+    """Blocks of 10 waves on 4 pairs of compute units. With 128 VGPRs, 32 waves fit on a pair, which are 3 blocks. The copy has more
+    VGPRs, so only 2 blocks fit. On a single compute unit, one block of either fits."""
+    app = program("waits", "-DTHREADS=320", "-DLARGE", gpu="gfx1030")
+    for blocks, reasons in ((8, {}), (12, {"occupancy": 1})):
+        records, done = measured(tmp_path / "out", "--", app, blocks)
+        assert done.returncode == 0 and done.stdout.startswith("right"), done.stderr
+        assert records[-1]["not_instrumented"] == reasons

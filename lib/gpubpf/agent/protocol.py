@@ -143,9 +143,8 @@ class KernelLayout:
 
     pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
     there. limited: the name of a second copy, for launches that the first does not fit; "": none. shape, tick: offsets of the launch's
-    shape, and of the length of the GPU's tick. wave: lanes of a warp. most_threads, original_threads: as in
-    `src/messages.h`.
-    references: of a code object, as in `src/messages.h`."""
+    shape, and of the length of the GPU's tick. wave: lanes of a warp. compute_units, most_threads,
+    original_threads, references: as in `src/messages.h`."""
 
     name: str
     parameters: Sequence[int]  # bytes of each
@@ -161,6 +160,7 @@ class KernelLayout:
     shape: int | None = None
     tick: int | None = None
     wave: int = 32
+    compute_units: int = 1
     most_threads: int = NO_FIELD
     original_threads: int = NO_FIELD
     references: Sequence[tuple[int, int]] = ()
@@ -659,7 +659,7 @@ def sidecar(
             + _bytes(k.limited.encode())
             + struct.pack(f"<I{len(k.parameters)}I", len(k.parameters), *k.parameters)
             + struct.pack(
-                "<11I",
+                "<12I",
                 k.block_offset,
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
@@ -669,6 +669,7 @@ def sidecar(
                 NO_FIELD if k.shape is None else k.shape,
                 NO_FIELD if k.tick is None else k.tick,
                 k.wave,
+                k.compute_units,
                 k.most_threads,
                 k.original_threads,
             )

@@ -59,10 +59,10 @@ class InjectedGcnKernel:
 
     references: the addresses to patch once both code objects are loaded, so that the copy uses the original's variables. Each has the
     offset of its s_getpc_b64 from the kernel's descriptor, in bytes, and the sum of the two literals after it. registers: VGPRs before
-    and after. waits: its workgroups may wait for each other. most_threads, original_threads: the threads that fit at once on a compute
-    unit or, in WGP mode, on two, of the copy and of the original; if workgroups may wait, always on one. wave: lanes per wave.
-    unprobed: the number of instructions that no program sees, by name: memory instructions if a program is attached to accesses,
-    changes of EXEC if one is attached to branches, and others whose names a program at instructions selects.
+    and after. waits: its workgroups may wait for each other. compute_units: how many a workgroup can use. most_threads,
+    original_threads: the threads that fit on these at once, of the copy and of the original. wave: lanes per wave. unprobed: the
+    number of instructions that no program sees, by name: memory instructions if a program is attached to accesses, changes of EXEC if
+    one is attached to branches, and others whose names a program at instructions selects.
     """
 
     argument_bytes: int
@@ -72,6 +72,7 @@ class InjectedGcnKernel:
     references: tuple[tuple[int, int], ...]
     registers: tuple[int, int]
     waits: bool
+    compute_units: int
     most_threads: int
     original_threads: int
     wave: int
@@ -169,7 +170,8 @@ class KernelWriter:
         self._added.add(content)
         code, kernel, wave = self._code, self._kernel, self._wave
         changes, before, after = registers.changed(code, kernel, self._start, entry, self._sgprs, self._vgprs)
-        units = registers.simd_units(code, kernel, self._body.waits)
+        compute_units = registers.compute_units(code, kernel)
+        lanes = compute_units * registers.simd_units(code) * wave
         made = InjectedGcnKernel(
             kernel.descriptor.kernarg_bytes,
             self._block_offset,
@@ -178,8 +180,9 @@ class KernelWriter:
             tuple((place - kernel.descriptor_address, sum_) for place, sum_ in copy.references),
             (before.vgprs, after.vgprs),
             self._body.waits,
-            after.waves * units * wave,
-            before.waves * units * wave,
+            compute_units,
+            after.waves * lanes,
+            before.waves * lanes,
             wave,
             self._inner.unprobed,
         )

@@ -73,16 +73,14 @@ def own_vgprs(code: CodeObject, kernel: GcnKernel) -> int:
     return ((first & 63) + 1) * _vgpr_size(code, kernel)
 
 
-def simd_units(code: CodeObject, kernel: GcnKernel, waits: bool) -> int:
-    """Return how many SIMD units the waves of a workgroup can use. waits: workgroups may wait for each other.
+def compute_units(code: CodeObject, kernel: GcnKernel) -> int:
+    """Return how many compute units the waves of a workgroup can use: two in WGP mode."""
+    return 2 if code.gpu.startswith("gfx10") and kernel.descriptor.resources[0] >> _WGP_MODE & 1 else 1
 
-    In WGP mode, these are the units of two compute units. But if workgroups may wait, the agent multiplies what fits by the number of
-    compute units, so only those of one count.
-    """
-    if not code.gpu.startswith("gfx10"):
-        return 4
-    in_wgp_mode = bool(kernel.descriptor.resources[0] >> _WGP_MODE & 1)
-    return 4 if in_wgp_mode and not waits else 2
+
+def simd_units(code: CodeObject) -> int:
+    """Return how many SIMD units a compute unit has."""
+    return 2 if code.gpu.startswith("gfx10") else 4
 
 
 def _waves(gpu: str, wave: int, vgprs: int, sgprs: int) -> int:

@@ -192,6 +192,7 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
         kernel.unprobed,
         amd=AmdKernel(
             kernel.wave,
+            kernel.compute_units,
             kernel.most_threads,
             kernel.original_threads,
             RegisterUse(*kernel.registers),

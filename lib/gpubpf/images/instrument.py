@@ -97,6 +97,7 @@ class AmdKernel:
     """Attributes of kernels on AMD GPUs only: see `gcn.kernel_writer.InjectedGcnKernel`. registers: VGPRs."""
 
     wave: int
+    compute_units: int
     most_threads: int
     original_threads: int
     registers: RegisterUse
@@ -672,5 +673,5 @@ def _unpack_amd(kernel: dict[str, Any] | None) -> AmdKernel | None:
     if kernel is None:
         return None
     references = tuple((place, distance) for place, distance in kernel["references"])
-    threads = kernel["most_threads"], kernel["original_threads"]
-    return AmdKernel(kernel["wave"], *threads, RegisterUse(**kernel["registers"]), references)
+    counts = kernel["wave"], kernel["compute_units"], kernel["most_threads"], kernel["original_threads"]
+    return AmdKernel(*counts, RegisterUse(**kernel["registers"]), references)

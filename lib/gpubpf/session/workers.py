@@ -433,6 +433,7 @@ def _of_amd(kernel: AmdKernel | None) -> dict[str, Any]:
         return {}
     return {
         "wave": kernel.wave,
+        "compute_units": kernel.compute_units,
         "most_threads": kernel.most_threads,
         "original_threads": kernel.original_threads,
         "references": kernel.references,

@@ -703,13 +703,12 @@ POLLS = "again:\n    s_sleep 1\n    s_cbranch_scc1 again"
 
 
 @pytest.mark.parametrize(
-    ("mode", "body", "threads"), [(0, "", 768), (1, "", 1536), (0, POLLS, 768), (1, POLLS, 768)]
+    ("mode", "body", "threads"), [(0, "", 768), (1, "", 1536), (0, POLLS, 768), (1, POLLS, 1536)]
 )
 def test_threads_that_fit_on_a_workgroup_processor(
     tmp_path: Path, program: Program, mode: int, body: str, threads: int
 ) -> None:
-    """With 72 VGPRs, a SIMD unit has 12 waves. Compute units have two SIMD units, and workgroup processors have four. Where workgroups
-    wait for each other, the agent multiplies by the number of compute units."""
+    """With 72 VGPRs, a SIMD unit has 12 waves. Compute units have two SIMD units, and workgroup processors have four."""
     modes = f"    .amdhsa_wavefront_size32 1\n    .amdhsa_workgroup_processor_mode {mode}\n"
     text = with_argument(kernel("fits", body, gpu="gfx1030", vgprs=72)).replace(
         "    .amdhsa_next_free_vgpr", f"{modes}    .amdhsa_next_free_vgpr"
@@ -718,6 +717,7 @@ def test_threads_that_fit_on_a_workgroup_processor(
     made = injected(code, program, "on_exit").kernels["fits"]
     assert made.registers == (72, 72) and made.waits == bool(body)
     assert (made.most_threads, made.original_threads) == (threads, threads)
+    assert made.compute_units == 1 + mode
 
 
 @pytest.mark.parametrize("each", GPUS)

@@ -4,7 +4,15 @@
 #include <cstdio>
 #include <cstdlib>
 
+#ifndef THREADS
+#define THREADS 1
+#endif
+
 __global__ void waits(unsigned *arrived, unsigned *seen) {
+#ifdef LARGE  // 128 VGPRs
+    asm volatile("v_mov_b32 v127, 0" ::: "v127");
+#endif
+    if (threadIdx.x) return;
     atomicAdd(arrived, 1);
     while (__hip_atomic_load(arrived, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT) < gridDim.x)
         __builtin_amdgcn_s_sleep(1);
@@ -18,7 +26,7 @@ int main(int argc, char **argv) {
     if (!blocks) blocks = about.multiProcessorCount * about.maxThreadsPerMultiProcessor / about.warpSize;
     if (hipMalloc(&arrived, 4) || hipMallocManaged(&seen, 4 * blocks)) return 2;
     if (hipMemset(arrived, 0, 4) || hipMemset(seen, 0, 4 * blocks)) return 3;
-    waits<<<blocks, 1>>>(arrived, seen);
+    waits<<<blocks, THREADS>>>(arrived, seen);
     if (hipDeviceSynchronize()) return 4;
     for (unsigned i = 0; i < blocks; i++) count += seen[i];
     printf("%s %u\n", count == blocks ? "right" : "wrong", blocks);

@@ -60,14 +60,15 @@ bool shape_of(const hsa_packet &packet, Shape &shape) {
     return true;
 }
 
-// Returns how many blocks are resident on the whole GPU, if `fit` threads fit on a compute unit.
+// Returns how many blocks are resident on the whole GPU, if `fit` threads fit on the compute units that a
+// block can use.
 uint64_t resident(const Gpu &gpu, const Layout &layout, const hsa_packet &packet, uint64_t threads,
                   uint32_t fit) {
     const uint64_t waves = (threads + layout.wave - 1) / layout.wave;
     uint64_t blocks = fit / layout.wave / waves;
-    if (packet.shared) blocks = std::min<uint64_t>(blocks, kLds / packet.shared);
-    if (waves > 1) blocks = std::min(blocks, kMostBlocks);
-    return blocks * gpu.compute_units;
+    if (packet.shared) blocks = std::min<uint64_t>(blocks, kLds * layout.compute_units / packet.shared);
+    if (waves > 1) blocks = std::min(blocks, kMostBlocks * layout.compute_units);
+    return blocks * (gpu.compute_units / layout.compute_units);
 }
 
 // Whether the copy can run instead of the original. Kernels whose blocks wait for each other hang if fewer blocks are resident than

@@ -78,6 +78,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         l.shape = reader.u32();
         l.tick = reader.u32();
         l.wave = reader.u32();
+        l.compute_units = reader.u32();
         l.most_threads = reader.u32();
         l.original_threads = reader.u32();
         l.block = reader.blob();

@@ -79,7 +79,9 @@ struct Layout {  // the layout of one instrumented kernel
     uint32_t shape = kNoField;  // offset of the launch shape in the block
     uint32_t tick = kNoField;   // offset of an AMD GPU's tick length in the block
     uint32_t wave = 32;         // lanes per warp
-    // Threads that fit on an AMD GPU's compute unit at once, in the copy and in the original.
+    // How many of an AMD GPU's compute units a block can use (2 in WGP mode), and the threads that fit on
+    // these at once, in the copy and in the original.
+    uint32_t compute_units = 1;
     uint32_t most_threads = UINT32_MAX, original_threads = UINT32_MAX;
     std::vector<uint8_t> block;
     std::vector<BlockField> fields;
