@@ -121,7 +121,7 @@ _line: ProgressLine | None = None  # one for the process, as there is one termin
 def enable(tool: str) -> None:
     """Let the line begin with the name of this tool. Until then, and without a terminal, nothing is shown."""
     global _line
-    if _line is None and _is_terminal():
+    if _line is None and is_terminal():
         _line = ProgressLine(tool)
         os.register_at_fork(after_in_child=_disable)  # only the parent has the thread
 
@@ -149,7 +149,8 @@ def _disable() -> None:
     _line = None
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
+    """Return whether standard error is a terminal."""
     try:
         return sys.stderr is not None and sys.stderr.isatty()
     except ValueError:  # it is closed

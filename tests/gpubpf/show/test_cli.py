@@ -297,6 +297,19 @@ def test_notices_say_so(capsys):
     assert capsys.readouterr().err == "tool: note: attached to 1 (x\\x07)\n"
 
 
+def test_a_terminal_gets_notices_wrapped_and_errors_in_one_line(monkeypatch):
+    for terminal, lines in ((True, 3), (False, 1)):
+        heard = io.StringIO()
+        heard.isatty = lambda terminal=terminal: terminal
+        monkeypatch.setattr(sys, "stderr", heard)
+        cli.note("tool", "word " * 40)
+        noted = heard.getvalue().splitlines()
+        assert len(noted) == lines and noted[0].startswith("tool: note: word ")
+        assert not terminal or max(map(len, noted)) <= 80
+        cli.complain("tool", "word " * 40)
+        assert len(heard.getvalue().splitlines()) == lines + 1
+
+
 def test_results_go_to_the_file(tmp_path):
     out = cli.Output(str(tmp_path / "out"))
     out.line("a\x1b")
