@@ -27,10 +27,19 @@ template <typename T> __global__ void cell(volatile T *out) {
     int turns = 1 + threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z + (blockIdx.x + blockIdx.y + blockIdx.z) % 2;
     for (int i = 0; i < turns; i++) *out = i;
 }
+__global__ void in_turn(volatile unsigned *next) {  // each block waits for the one before
+    while (*next != blockIdx.x) {}
+    for (int i = 0; i < 100 * blockIdx.x; i++) *next = blockIdx.x;
+    *next = blockIdx.x + 1;
+}
 }
 int main(int argc, char **argv) {
     int *out;
-    if (cudaMalloc(&out, sizeof *out)) return 99;
+    if (cudaMalloc(&out, sizeof *out) || cudaMemset(out, 0, sizeof *out)) return 99;
+    if (argc > 4) {
+        grid::in_turn<<<4, 1>>>((unsigned *)out);
+        if (cudaDeviceSynchronize()) return 97;
+    }
     for (int i = 0; i < atoi(argv[1]); i++) {
         grid::cell<int><<<dim3(2, 3, 2), dim3(3, 2, 2)>>>(out);
         if (cudaDeviceSynchronize()) return 98;
@@ -69,6 +78,12 @@ def test_every_thread_of_a_grid_of_three_dimensions(app, tmp_path):
     assert len({(*record["block"], *record["thread"]) for record in threads}) == 144 == kernel["threads"]
     assert kernel["kernel"] == "grid::cell" and "<int>" in kernel["demangled"]
     assert (summary["launches_seen"], summary["launches_instrumented"], summary["lost"]) == (2, 2, 0)
+
+
+def test_waiting_in_a_loop_is_said_to_count_as_work(app):
+    done = run("--kernel", "grid::in_turn", "--", app, "0", "0", "0", "in turn")
+    assert done.returncode == 0, done.stderr
+    assert "  blocks may wait for each other in loops; those instructions count as work\n" in done.stdout
 
 
 def test_filters_choose_on_the_device(app, tmp_path):

@@ -54,6 +54,7 @@ class Instance:
     wave: int | None = None
     process: int = 1
     idle: bool = True
+    waits: bool = False
 
     shape = SessionInstance.shape
 

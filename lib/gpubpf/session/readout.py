@@ -88,6 +88,7 @@ def _instances_of(
                     process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
                     instance.launches, definition, raw, array.capacity, before, after, snapshot.taken_ns,
                     snapshot.context, process.number, spilled, process.waves.get(name), stored.idle,
+                    name in process.may_wait,
                 )
             )  # fmt: skip
     if number in snapshot.shared:

@@ -36,6 +36,7 @@ class Instance:
     spilled    bytes of local memory per thread that the copy needs in addition, because it has fewer registers than it needs
     wave       lanes per wave, if it ran on an AMD GPU
     idle       no kernel was running when it was read: all `launches` had ended
+    waits      the kernel's blocks may wait for each other (ptx.flow.may_wait)
     """
 
     pid: int
@@ -56,6 +57,7 @@ class Instance:
     spilled: int = 0
     wave: int | None = None
     idle: bool = True
+    waits: bool = False
 
     @property
     def shape(self) -> Shape:

@@ -166,6 +166,7 @@ class TracedProcess:
     matched: set[str] = field(default_factory=set)  # kernels that the user selected
     entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
     waves: dict[str, int] = field(default_factory=dict)  # kernel on an AMD GPU → lanes per wave
+    may_wait: set[str] = field(default_factory=set)  # kernels whose blocks may wait for each other
     # Kernel → its sites in each module that contains it.
     sites: dict[str, list[tuple[Site, ...]]] = field(default_factory=dict)
     # Kernel → opcode → accesses that cannot be probed.
@@ -250,13 +251,15 @@ class TracedProcess:
         return MappedImages(self.pid)
 
     def add_sites(self, sidecar: Sidecar) -> None:
-        """Record a sidecar's sites, lanes per wave, and accesses that cannot be probed. The caller holds `Measurement.lock`."""
+        """Record what tools show about a sidecar's kernels, such as their sites. The caller holds `Measurement.lock`."""
         for kernel in sidecar.kernels:
             places = self.unprobed.setdefault(kernel.name, {})
             for opcode, n in kernel.unprobed.items():
                 places[opcode] = max(places.get(opcode, 0), n)
             if kernel.amd is not None:
                 self.waves[kernel.name] = kernel.amd.wave
+            if kernel.waits:
+                self.may_wait.add(kernel.name)
             known = self.sites.setdefault(kernel.name, [])
             if kernel.sites not in known:
                 known.append(kernel.sites)

@@ -192,6 +192,11 @@ def findings(found: Groups, what: str) -> list[str]:
     return [even] * (more < 0.01) + [sentence for _, sentence in sorted(said, reverse=True)]
 
 
+def is_uneven(found: Groups) -> bool:
+    """Return whether the threads of some groups did far more or less than those of the others."""
+    return bool(_far_off(found.work / found.threads).any())
+
+
 def _far_off(each: np.ndarray) -> np.ndarray:
     """Return which of these differ from the median by more than FAR_OFF."""
     median = float(np.median(each))

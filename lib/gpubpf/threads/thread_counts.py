@@ -30,6 +30,7 @@ MOST_RECORDS = (
     1 << 20
 )  # maximum threads of a kernel and launch shape that --json and --csv write without --all-threads
 SCREEN = 32  # more rows than this are shown as a histogram
+OF_LOOPS = ("instructions", "loads", "atomics", "basic blocks")  # what a thread does while it waits in a loop
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,8 @@ def _section(
         *imbalance.findings(groups, what),
     ]
     if groups.mean:
+        if instance.waits and what in OF_LOOPS and imbalance.is_uneven(groups):
+            said.append(f"blocks may wait for each other in loops; those {what} count as work")
         mean = f"mean {_mean(groups.mean, what)} per {counts.shape.word(by)}"
         said.append(f"imbalance {groups.imbalance:.2f} (max / mean); {mean}")
     said += [

@@ -28,7 +28,7 @@ def counts(grid: tuple[int, int, int], block: tuple[int, int, int], work: Any, *
     shape = Shape(grid, block)
     instance = SimpleNamespace(
         pid=more.get("pid", 1), comm="c" * 15, gpu=0, mangled="_Z1kPf", demangled="k(float*)",
-        grid=grid, block_dim=block, registers_before=1, registers_after=None,
+        grid=grid, block_dim=block, registers_before=1, registers_after=None, waits=more.get("waits", False),
     )  # fmt: skip
     values = np.broadcast_to(np.asarray(work, np.uint64), shape.threads).copy()
     selected = more.get("selected")
@@ -63,6 +63,21 @@ def test_the_mean(work: list[int], mean: str) -> None:
     one = counts((1, 1, 1), (64, 1, 1), work)
     lines = thread_counts.lines([one], "loads", "thread", None, OwnerColumns(), False)
     assert any(line.endswith(mean) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("work", "what", "waits", "said"),
+    [
+        ([2] * 63 + [10], "instructions", True, True),
+        ([2] * 63 + [10], "instructions", False, False),
+        ([2] * 63 + [10], "stores", True, False),  # a loop that waits does not store
+        ([100] * 63 + [101], "instructions", True, False),
+    ],
+)
+def test_uneven_work_may_be_waiting(work: list[int], what: str, waits: bool, said: bool) -> None:
+    one = counts((1, 1, 1), (64, 1, 1), work, waits=waits)
+    lines = list(thread_counts.lines([one], what, "thread", None, OwnerColumns(), False))
+    assert (f"  blocks may wait for each other in loops; those {what} count as work" in lines) is said
 
 
 def test_without_work_there_is_no_table() -> None:
