@@ -60,7 +60,7 @@ GPU_WARP_ARRAY(rests, struct rest, LAUNCHES);
 GPU_BLOCK_ARRAY(blocks, struct block, 1);
 GPU_KERNEL_ARRAY(wholes, u64, LINES * 32);       /* warps that left together: in the first word of each line */
 GPU_KERNEL_ARRAY(lateness, struct late, SHARDS * GPU_LANES); /* [shard][lane] */
-GPU_RINGBUF(departures, struct record, 16384);
+GPU_RINGBUF(exits, struct record, 16384);
 GPU_KERNEL_ARRAY(groups, u64, 1024);             /* with sampling: cycles late, by lane and group of blocks: group << 5 | lane */
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
@@ -205,7 +205,7 @@ int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap, and on t
     struct record *record = 0;
 
     if (chosen && gpu_selected(chosen))
-        record = departures.ringbuf_reserve(sizeof *record);
+        record = exits.ringbuf_reserve(sizeof *record);
     if (!record)
         return 0;                                /* the ring counts it as lost */
     record->clock = now;
@@ -214,7 +214,7 @@ int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap, and on t
     record->thread = gpu_global_thread();
     record->sm = gpu_sm();
     record->site = ctx->site;
-    departures.ringbuf_submit(record, 0);
+    exits.ringbuf_submit(record, 0);
     return 0;
 }
 """
@@ -275,7 +275,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return listing.show(b, args, out)
     pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
-    follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"departures": 1})
+    follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"exits": 1})
     with b.trace(args, follow) as session:
         from gpubpf.exits import exit_log  # imports NumPy, which would delay the first probe
 

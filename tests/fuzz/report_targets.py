@@ -136,7 +136,7 @@ def ring_seeds() -> Iterable[bytes]:
     log["kernel"]["grid"][:2], log["kernel"]["block"][:2] = (2, 1, 1), (64, 1, 1)
     log["clock"][2] = (1000, 1100, 1200, 5000, 1, 32)
     thread = np.arange(128)
-    exits = np.zeros(128, definitions(kernelretsnoop.PROGRAM)["departures"].value_dtype)
+    exits = np.zeros(128, definitions(kernelretsnoop.PROGRAM)["exits"].value_dtype)
     exits["clock"], exits["time"], exits["launch"], exits["thread"] = thread, 10 * thread, 5, thread
     moments = np.zeros(128, definitions(access_trace.PROGRAM)["moments"].value_dtype)
     moments["address"], moments["launch"], moments["thread"] = 4 * thread, 6 | 4 << 40, thread
@@ -171,7 +171,7 @@ def _session(data: bytes, dtype: np.dtype[Any], virtual: bool) -> Any:
 def exit_report(data: bytes) -> None:
     """Report the exits that records tell of, as kernelretsnoop does: sums, lines, JSON and pictures."""
     options = data[0] if data else 0
-    dtype = definitions(kernelretsnoop.PROGRAM)["departures"].value_dtype
+    dtype = definitions(kernelretsnoop.PROGRAM)["exits"].value_dtype
     session = _session(data[1:], dtype, bool(options & 1))
     block = ((0, 0), *EVERY[1:]) if options & 2 else EVERY
     out, owners = Output("/dev/null"), OwnerColumns()

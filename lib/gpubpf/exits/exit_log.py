@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output
 
-RING = "departures"  # the ring buffer that on_record writes to
+RING = "exits"  # the ring buffer that on_record writes to
 COARSE = 256  # ns; a timer with a resolution this low is refined by the clocks of the multiprocessors
 CHUNK = 1 << 16  # records to print at once
 MOST_PENDING = 4096  # maximum launches that are not complete yet

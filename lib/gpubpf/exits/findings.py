@@ -19,6 +19,7 @@ NOTABLE = 0.05  # share of the largest; smaller differences are not reported
 REGULAR = 0.75  # share of the blocks in which a warp must be last to be named; see also `_lanes`
 ALWAYS = 0.9  # share of the spread of a warp: the mean lateness of a lane that is the latest, but for noise
 UNSEEN = 0.5  # ns; times up to this are shown as 0 ns
+LEAST = 32  # ns: shorter times are no finding. The GPU's timer has steps of 32 ns or more, and a launch takes microseconds
 
 
 def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
@@ -48,6 +49,8 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     latest = max(lane.late.max for lane in lanes)
     if latest <= UNSEEN:
         return [f"{who} exit together"]
+    if latest < LEAST:
+        return [f"{who} exit together: at most {duration(latest)} apart"]
     # The spreads of some warps, or of all lanes, say nothing about these exits.
     covered = not report.selected_threads and 10 * report.warp.count >= 9 * max(
         lane.late.count for lane in lanes
@@ -60,6 +63,8 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     late, early = _parted(lanes)
     if late and (said := _late_lanes(late, early, apart, regular, word, source)):
         return [said]
+    if max(most, apart.above()[1] if apart else 0.0) < LEAST:
+        return [f"{who} exit less than {LEAST} ns apart (mean; at most {duration(latest)})"]
     uneven = _uneven(most, latest)
     if most - least <= NOTABLE * most and (regular or apart is None):
         if len(lanes) == 1:
@@ -105,7 +110,7 @@ def _late_lanes(
     source: Callable[[int], str | None],
 ) -> str | None:
     """Return ``in 1 of 16 warps, lane 13 exits 340 ns after the rest of its warp``; nothing if the others often are as late, or the
-    difference is shown as 0 ns.
+    difference is below LEAST.
 
     apart: the times from the first exit of a warp to its last; None: unknown. regular: a lane always is the latest.
     """
@@ -125,7 +130,7 @@ def _late_lanes(
     who, several = _named(few)
     exits, rest = ("exit", "their") if several else ("exits", "its")
     low, high = duration(min(means) - before), duration(max(means) - before)
-    if high == duration(0):
+    if max(means) - before < LEAST:
         return None
     time = low if low == high else f"up to {high}" if low == duration(0) else f"{low} to {high}"
     uneven = _uneven(max(means), max(lane.late.max for lane in late), f" after the first exit of the {word}")
@@ -144,6 +149,8 @@ def _warps(report: ExitReport) -> list[str]:
         return []
     word, count = report.shape.warp_word, report.block.count
     times, mean = report.block.above()
+    if mean < LEAST:
+        return []
     exits = "begin to exit" if report.warp.mean > UNSEEN else "exit"
     among = "" if times < count else " of a block"
     said = (
@@ -166,6 +173,8 @@ def _blocks(report: ExitReport) -> list[str]:
         return []
     blocks, count = f"{report.selected_blocks}block", report.grid.count
     times, mean = report.grid.above()
+    if mean < max(LEAST, report.clock_error):
+        return []
     (block, last), *_ = [*report.last_block.most_common(1), (0, 0)]
     if 2 * last > times and (alone := report.alone[block] / last) > mean / 2:
         others = f"the other {blocks}" if report.blocks == 2 else f"all other {blocks}s"

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from gpubpf.exits import exits_text, lateness
+from gpubpf.exits.findings import _blocks as block_findings
+from gpubpf.exits.findings import _warps as warp_findings
 from gpubpf.exits.findings import findings
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.session.kernel_shapes import KernelShape
@@ -57,7 +59,7 @@ def check(kernel: KernelShape, found: ExitReport, site: str | None = "scale.cu:1
     assert not any(NO_TIME.search(one) for one in said), said
 
 
-@pytest.mark.parametrize("late", [2, 12, 12_345, HUGE])
+@pytest.mark.parametrize("late", [40, 120, 12_345, HUGE])
 @pytest.mark.parametrize("lanes", [1, 2, 31, 32])
 def test_lanes_that_are_equally_late(late: int, lanes: int) -> None:
     """On average: in each warp, another lane is the first."""
@@ -83,6 +85,28 @@ def test_one_lane_differs_a_little() -> None:
     assert "equally late" in findings(report(KERNEL, times), lambda _: None)[0]
     times[:, 5] = 2000
     assert "lane 5" in findings(report(KERNEL, times), lambda _: None)[0]
+
+
+@pytest.mark.parametrize(
+    ("late", "said"), [(31, "exit together: at most 31 ns apart"), (32, "lane 5 exits 32 ns")]
+)
+def test_a_few_ns_are_no_finding(late: int, said: str) -> None:
+    times = np.zeros((100, 32), int)
+    times[:, 5] = late
+    assert said in findings(report(KERNEL, times), lambda _: None)[0]
+    exits = Exits(KERNEL.shape)
+    exits.add_warps(np.tile([0, 0, 0, late], (4, 1)), np.zeros((4, 4), int), np.ones((4, 4), bool))
+    found = ExitReport.of(exits, 1, CycleLength())
+    assert bool(warp_findings(found)) is (late >= 32)
+
+
+def test_blocks_are_compared_with_the_clock_error() -> None:
+    exits = Exits(KERNEL.shape)
+    exits.add_launch(np.arange(4), np.array([0, 0, 0, 900]), np.arange(4), error=1000.0)
+    assert block_findings(ExitReport.of(exits, 1, CycleLength())) == []
+    exits.error = 800.0
+    (said,) = block_findings(ExitReport.of(exits, 1, CycleLength()))
+    assert said == "block 3 finishes last and alone, 900 ns after all other blocks"
 
 
 @pytest.mark.parametrize("clock", [0.5, 1.0])
@@ -219,12 +243,12 @@ def test_selected_threads() -> None:
     found.add_warps(np.zeros((2, 2), int), np.full((2, 2), 900), np.ones((2, 2), bool))
     found.add_launch(np.array([3, 4]), np.array([900, 1700]), np.array([0, 1]))
     lane = np.repeat(np.arange(16, 32), 2)
-    found.lateness.add(lane, lane, np.zeros(32, int))
+    found.lateness.add(lane, 10 * lane, np.zeros(32, int))
     report = ExitReport.of(found, 1, CycleLength(), selected=(2, 16))
     lines = text((kernel, report))
     assert lines[2:6] == [
         "  1 launch, 32 exits of selected threads",
-        "  the selected lanes of a warp exit at different times, up to 31 ns after the",
+        "  the selected lanes of a warp exit at different times, up to 310 ns after the",
         "    first exit of the warp",
         "  block 4 finishes last and alone, 800 ns after the other selected block",
     ]

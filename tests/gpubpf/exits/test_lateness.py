@@ -182,17 +182,17 @@ def test_times_that_are_shown_as_0_ns_are_no_finding() -> None:
     assert said(both(shape, 128 * (thread == 3))).startswith("in 1 of 128 warps, lane 3 exits 128 ns after")
 
 
-def test_some_of_the_times_are_shown_as_0_ns() -> None:
+def test_lanes_that_are_late_in_different_numbers_of_warps() -> None:
     shape = Shape((5, 1, 1), (64, 1, 1))
     warp, lane = np.divmod(np.arange(shape.threads), 32)
 
     def late(*warps: int) -> str:
-        """Return what is said if lane 0 exits 4 ns late in the first number of 10 warps, lane 1 in the second ..."""
-        return said(both(shape, 4 * (warp < np.array([*warps, *[0] * 32])[lane])))
+        """Return what is said if lane 0 exits 40 ns late in the first number of 10 warps, lane 1 in the second ..."""
+        return said(both(shape, 40 * (warp < np.array([*warps, *[0] * 32])[lane])))
 
-    assert late(2, 1, 1).startswith("the lanes of a warp exit less than 1 ns apart (mean; at most 4 ns)")
+    assert late(2, 1, 1).startswith("in 2 of 10 warps, lane 0 exits 40 ns after the rest of its warp\n")
     assert late(10, 8, 6, 4, 2, 1).startswith(
-        "lanes 0 to 5 exit 4 ns after the rest of their warp, each in 1 to 10 of 10 warps"
+        "lanes 0 to 5 exit 40 ns after the rest of their warp, each in 1 to 10 of 10 warps"
     )
 
 
@@ -291,9 +291,11 @@ def test_partial_warps_and_single_threads() -> None:
     found = both(Shape((2, 1, 1), (8, 5, 1)), 90 * (np.arange(80) % 40 == 39))
     assert [lane.late.count for lane in found.lanes] == [4] * 8 + [2] * 24
     assert (found.lanes[7].late.mean, found.lanes[7].late.max, found.warp.count) == (45, 90, 4)
-    single = both(Shape((5, 1, 1), (1, 1, 1)), np.arange(5))
-    assert len(single.lanes) == 1 and single.warp.max == 0 and single.grid.max == 4
-    assert said(single).startswith("the blocks of a grid finish within 4 ns of each other; for the last 2 ns")
+    single = both(Shape((5, 1, 1), (1, 1, 1)), 10 * np.arange(5))
+    assert len(single.lanes) == 1 and single.warp.max == 0 and single.grid.max == 40
+    assert said(single).startswith(
+        "the blocks of a grid finish within 40 ns of each other; for the last 20 ns"
+    )
     assert not exits.lane_rows(single, {}.get)
     assert [row for row, _ in exits.spreads(single)] == ["blocks of a grid", "tail of a grid"]
     together = both(Shape((5, 1, 1), (1, 1, 1)), 7)
