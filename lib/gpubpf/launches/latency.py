@@ -172,9 +172,9 @@ class LaunchView:
         """Return what kept the launching thread from its own code between the call and the kernel's start, as (what, ns)."""
         if self.activity is None or self.ops.start[at] == NONE:
             return []
-        return self.activity.explain(
-            int(self.columns.tid[at]), int(self.ops.call[at]), int(self.ops.start[at])
-        )
+        process = self.columns.processes[int(self.columns.process[at])]
+        thread = process.number << 32 | int(self.columns.tid[at])
+        return self.activity.explain(thread, int(self.ops.call[at]), int(self.ops.start[at]))
 
     def launch(self, at: int, stack: bool = False) -> dict[str, Any]:
         """Return the JSON record of a launch."""

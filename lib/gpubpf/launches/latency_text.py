@@ -362,10 +362,15 @@ def slow_stories(
 
 def slow_threads(view: LaunchView, slow: Integers, chosen: Integers, owners: OwnerColumns) -> list[str]:
     """Return a row for each host thread with slow launches: how many were slow, and how many there were."""
-    of_all, of_slow = (Counter(view.columns.tid[some].tolist()) for some in (chosen, slow))
+    columns = view.columns
+    # Threads of different processes may have the same number, each in its own PID namespace.
+    of_all, of_slow = (
+        Counter(zip(columns.process[some].tolist(), columns.tid[some].tolist(), strict=True))
+        for some in (chosen, slow)
+    )
     rows = []
-    for tid, count in of_slow.most_common(MOST_THREADS):
-        mine = slow[view.columns.tid[slow] == tid]
+    for (process, tid), count in of_slow.most_common(MOST_THREADS):
+        mine = slow[(columns.process[slow] == process) & (columns.tid[slow] == tid)]
         latency = ValueCounts(view.waits.latency[mine]).distribution() or {}
         spent: Counter[str] = Counter()
         for at in mine[:1000].tolist():
@@ -373,7 +378,7 @@ def slow_threads(view: LaunchView, slow: Integers, chosen: Integers, owners: Own
         most = next((what for what, _ in spent.most_common(1)), "-")
         owner = owners.cells(view.owner(int(mine[0])))
         owner.pop("GPU", None)  # a thread may use several GPUs
-        row = owner | {"TID": str(tid), "SLOW": str(count), "LAUNCHES": str(of_all[tid])}
+        row = owner | {"TID": str(tid), "SLOW": str(count), "LAUNCHES": str(of_all[process, tid])}
         row |= {"P50 us": us(latency.get("p50")), "MAX us": us(latency.get("max")), "MEANWHILE MOSTLY": most}
         rows.append(row)
     return table.within(rows, left=("COMM", "MEANWHILE MOSTLY"), cut=("MEANWHILE MOSTLY", "COMM"))

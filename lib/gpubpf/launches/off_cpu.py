@@ -4,7 +4,7 @@
     off_cpu = OffCpu(b, least_ns=5000)
     with b.trace(args) as session:
         …
-    for what, ns in off_cpu.activity().explain(tid, call_ns, start_ns): …
+    for what, ns in off_cpu.activity().explain(thread, call_ns, start_ns): …
     off_cpu.forget(before_ns)
 
 Host programs at launches and tracepoints record the activity of threads, each from its first launch on.
@@ -49,21 +49,22 @@ struct enter_arguments {
 
 struct settings {
     u64 least_ns;      /* shorter times are not recorded */
-    u64 device, inode; /* the tool's PID namespace, whose thread numbers the records have */
+    u64 device, inode; /* the tool's PID namespace */
     u64 pid;           /* offset of pid in struct task_struct */
+    u64 thread_pid, level, numbers; /* offsets in struct task_struct and in struct pid; 0: unknown */
 };
 struct thread {
     u64 left_ns;    /* when it left the CPU; 0: it is on one */
     u64 entered_ns; /* when it entered the system call; 0: before its first launch */
     u64 state;
-    s32 syscall; /* -1: none */
-    u32 tid;
+    s64 syscall; /* -1: none */
+    u64 thread;  /* as the operation log has it: number of the process << 32 | TID in its own PID namespace */
 };
 struct record {
     u64 start_ns, end_ns;
     u64 state; /* ~0: a system call. Otherwise: a time off the CPU, and the state in which the thread left it */
-    s32 syscall;
-    u32 tid;
+    s64 syscall;
+    u64 thread;
 };
 
 GPU_PARAM(settings, struct settings);
@@ -87,7 +88,7 @@ static __always_inline void record_time(struct thread *t, u64 start, u64 end, u6
 
     if (!s || end - start < s->least_ns)
         return;
-    struct record r = {.start_ns = start, .end_ns = end, .state = state, .syscall = t->syscall, .tid = t->tid};
+    struct record r = {.start_ns = start, .end_ns = end, .state = state, .syscall = t->syscall, .thread = t->thread};
     if (records.ringbuf_output(&r, sizeof(r), 1 /* BPF_RB_NO_WAKEUP: the tool polls */))
         lose();
 }
@@ -110,19 +111,37 @@ static __always_inline void was_back(struct thread *t)
     t->left_ns = 0;
 }
 
+/* Return the current thread's TID in its own PID namespace, as gettid(2) does. */
+static __always_inline u32 own_tid(struct settings *s)
+{
+    u32 tid = bpf_get_current_pid_tgid(), level = 0;
+    struct bpf_pidns_info seen = {};
+    u64 pid = 0;
+
+    if (s->thread_pid) {
+        bpf_probe_read_kernel(&pid, sizeof(pid), (void *)(bpf_get_current_task() + s->thread_pid));
+        bpf_probe_read_kernel(&level, sizeof(level), (void *)(pid + s->level));
+        bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(pid + s->numbers + 16 * level)); /* nr of struct upid */
+    } else if (!bpf_get_ns_current_pid_tgid(s->device, s->inode, &seen, sizeof(seen))) {
+        tid = seen.pid;
+    }
+    return tid;
+}
+
 int offcpu_launch(struct gpu_launch *ctx)
 {
     u32 tid = bpf_get_current_pid_tgid();
+    u64 process = ctx->launch >> 40 << 32;
     int zero = 0;
     struct settings *s = settings.lookup(&zero);
+    struct thread *known = threads.lookup(&tid);
 
-    if (!s || threads.lookup(&tid))
-        return 0;
-    struct bpf_pidns_info seen = {};
-    struct thread t = {.syscall = -1, .tid = tid};
-    if (!bpf_get_ns_current_pid_tgid(s->device, s->inode, &seen, sizeof(seen)))
-        t.tid = seen.pid;
-    threads.update(&tid, &t);
+    if (known) {
+        known->thread = process | (u32)known->thread; /* after exec, it is another process */
+    } else if (s) {
+        struct thread t = {.syscall = -1, .thread = process | own_tid(s)};
+        threads.update(&tid, &t);
+    }
     return 0;
 }
 
@@ -207,8 +226,9 @@ class Activity:
     """What was recorded, by thread and sorted by time: off-CPU times (`spans`) and long system calls
     (`syscalls`).
 
-    Both have the fields start_ns, end_ns (CLOCK_MONOTONIC), state, syscall (-1: none) and tid. Records of one
-    kind and thread do not overlap. `lost`: how many did not fit into the ring buffer, or have no known end.
+    A thread is the number of its process in the session << 32 | its TID in its own PID namespace. Records have the
+    fields start_ns, end_ns (CLOCK_MONOTONIC), state, syscall (-1: none) and thread. Records of one kind and thread
+    do not overlap. `lost`: how many did not fit into the ring buffer, or have no known end.
     """
 
     spans: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
@@ -223,9 +243,9 @@ class Activity:
         """Return this without the records that ended before a time."""
         return Activity(_since(self.spans, ns), _since(self.syscalls, ns), self.lost)
 
-    def explain(self, tid: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
+    def explain(self, thread: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
         """Call the function `explain` for a thread. The list is empty if nothing is known about the thread."""
-        return explain(self.spans.get(tid), self.syscalls.get(tid), start_ns, end_ns)
+        return explain(self.spans.get(thread), self.syscalls.get(thread), start_ns, end_ns)
 
 
 def activity_of(records: np.ndarray[Any, Any], lost: int = 0) -> Activity:
@@ -233,12 +253,12 @@ def activity_of(records: np.ndarray[Any, Any], lost: int = 0) -> Activity:
     import numpy as np
 
     made = Activity({}, {}, lost)
-    ordered = records[np.lexsort((records["start_ns"], records["tid"]))]
+    ordered = records[np.lexsort((records["start_ns"], records["thread"]))]
     is_call = ordered["state"] == _SYSCALL
     for kind, found in ((made.syscalls, ordered[is_call]), (made.spans, ordered[~is_call])):
-        tids, first = np.unique(found["tid"], return_index=True)
-        for tid, part in zip(tids.tolist(), np.split(found, first[1:]), strict=bool(len(tids))):
-            kind[tid] = part
+        threads, first = np.unique(found["thread"], return_index=True)
+        for thread, part in zip(threads.tolist(), np.split(found, first[1:]), strict=bool(len(threads))):
+            kind[thread] = part
     return made
 
 
@@ -369,6 +389,11 @@ class OffCpu:
         """Attach to the raw tracepoint if it passes the thread's state, otherwise to the ordinary tracepoint."""
         with contextlib.suppress(Error):
             self._settings["pid"] = btf.member("task_struct", "pid").offset
+        with contextlib.suppress(Error):
+            self._settings |= {
+                name: btf.member(structure, name).offset
+                for structure, name in (("task_struct", "thread_pid"), ("pid", "level"), ("pid", "numbers"))
+            }
         self._bpf["settings"].set(self._settings)
         event = tracepoints.switch_event(raw="pid" in self._settings)
         if event == tracepoints.RAW_SWITCH:
@@ -405,7 +430,7 @@ class OffCpu:
                 still = state[state[start] > 0]
                 open_ = np.zeros(len(still), dtype)
                 open_["start_ns"], open_["end_ns"] = still[start], now
-                open_["tid"], open_["syscall"] = still["tid"], still["syscall"]
+                open_["thread"], open_["syscall"] = still["thread"], still["syscall"]
                 open_["state"] = still["state"] if start == "left_ns" else _SYSCALL
                 self._records.append(open_[open_["start_ns"] < now])
 

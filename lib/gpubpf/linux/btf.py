@@ -72,7 +72,7 @@ def _member_at(data: bytes, at: int, end: int, name: int) -> Member | None:
         member_name, _, offset = _TYPE.unpack_from(data, at + _TYPE.size * number)
         bits = offset >> 24 if info & _BIT_FIELDS else 0
         first = offset & 0xFFFFFF if info & _BIT_FIELDS else offset
-        if member_name == name and first < 8 * size:
+        if member_name == name and first <= 8 * size:  # a flexible array may begin where the structure ends
             return Member(first // 8, first % 8, bits)
     return None
 

@@ -549,6 +549,7 @@ def test_what_waits_for_work_from_before_the_attachment_is_said_to_be_unknown() 
 
     def seen(before: bool, forgotten: bool = False) -> latency.LaunchView:
         records = log.array()
+    assert len(latency_text.slow_threads(view, everything, everything, whose)) == 1 + 3  # each with TID 70
         records["flags"][0] = operation_log.FROM_BEFORE if before else 0
         launches = Launches(SLOTS)
         launches.log(process(), records)
@@ -765,7 +766,8 @@ def test_launches_that_the_host_waits_for_one_by_one_are_no_graph(what: int, thr
 class Blocked:
     """A host thread that was blocked all the time."""
 
-    def explain(self, tid: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
+    def explain(self, thread: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
+        assert thread == PID << 32 | 70
         return [("off-CPU, blocked in futex", end_ns - start_ns)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import struct
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from gpubpf.linux.host_programs import Host
 from gpubpf.process import bpf_syscall, syscalls
 from gpubpf.program import BPF
 from gpubpf_bcc import compiled
-from gpubpf_host import ROOTLESS, needs_bpf, open_stub
+from gpubpf_host import ROOTLESS, libc, needs_bpf, open_stub
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def stub() -> Iterator[tuple[int, Callable[..., None]]]:
 
 
 RECORD = np.dtype(
-    [("start_ns", "<u8"), ("end_ns", "<u8"), ("state", "<u8"), ("syscall", "<i4"), ("tid", "<u4")]
+    [("start_ns", "<u8"), ("end_ns", "<u8"), ("state", "<u8"), ("syscall", "<i8"), ("thread", "<u8")]
 )
 CALL = (1 << 64) - 1
 FUTEX, IOCTL, UPROBE = 202, 16, 336
@@ -96,7 +97,7 @@ def test_random_records_add_up() -> None:
     edges = np.sort(rng.choice(100_000, 2000, replace=False))
     records = np.zeros(1000, RECORD)
     records["start_ns"], records["end_ns"] = edges[::2], edges[1::2]
-    records["state"], records["tid"] = 1, 3
+    records["state"], records["thread"] = 1, 3
     found = activity_of(rng.permutation(records))
     for low, high in rng.integers(0, 100_000, (50, 2)).tolist():
         low, high = min(low, high), max(low, high)
@@ -109,7 +110,7 @@ def test_a_launch_with_very_many_system_calls() -> None:
     """Each system call takes 60 us, of which the thread is off the CPU for 50 us. The time grows with their number, not its square."""
     count = 50_000
     records = np.zeros(2 * count, RECORD)
-    records["tid"], records["syscall"] = 7, FUTEX
+    records["thread"], records["syscall"] = 7, FUTEX
     calls, spans = records[:count], records[count:]
     calls["start_ns"], calls["state"] = np.arange(count) * 100_000, CALL
     calls["end_ns"] = calls["start_ns"] + 60_000
@@ -128,7 +129,7 @@ def test_records_in_parts_and_what_is_dropped() -> None:
     for kind, state in ((slice(0, 1500), CALL), (slice(1500, 3000), 1)):
         edges = np.sort(rng.choice(100_000, 3000, replace=False))
         records[kind]["start_ns"], records[kind]["end_ns"] = edges[::2], edges[1::2]
-        records[kind]["state"], records[kind]["tid"] = state, rng.integers(3, 6, 1500)
+        records[kind]["state"], records[kind]["thread"] = state, rng.integers(3, 6, 1500)
     records["syscall"] = FUTEX
     records = records[np.argsort(records["end_ns"])]  # in the order in which they are written
     at_once, in_parts = activity_of(records, 2), Activity()
@@ -269,6 +270,39 @@ def test_threads_that_sleep_after_a_launch(stub: tuple[int, Callable[..., None]]
     assert still.native_id is not None
     open_ = found.spans[still.native_id][-1]  # it was waiting when the measurement ended
     assert open_["end_ns"] - open_["start_ns"] > 10e6 and open_["syscall"] == 0
+
+
+@needs_bpf
+def test_a_thread_of_another_pid_namespace_has_the_number_that_it_sees(
+    stub: tuple[int, Callable[..., None]],
+) -> None:
+    """So does its operation log. In both, the number of its process tells it from others with the same TID."""
+    meanwhile, host = recording(stub)
+    reader, writer = os.pipe()
+
+    def inside() -> None:
+        if libc.unshare(0x20000000):  # CLONE_NEWPID, for the children
+            os._exit(1)
+        if child := os.fork():
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        stub[1](5 << 40 | 1, 0, 0, 0, 1, 0)
+        begun = time.monotonic_ns()
+        select.poll().poll(30)
+        os.write(writer, struct.pack("<3Q", threading.get_native_id(), begun, time.monotonic_ns()))
+        os._exit(0)
+
+    outer = multiprocessing.get_context("fork").Process(target=inside)
+    outer.start()
+    outer.join()
+    host.close()
+    if outer.exitcode == 1:
+        pytest.skip("cannot make a PID namespace")
+    tid, begun, ended = struct.unpack("<3Q", os.read(reader, 24))
+    os.close(reader)
+    os.close(writer)
+    assert tid == 1
+    told = dict(meanwhile.activity().explain(5 << 32 | tid, begun, ended))
+    assert 29e6 < told["off-CPU, blocked in poll"] <= ended - begun
 
 
 @needs_bpf

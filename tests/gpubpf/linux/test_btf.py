@@ -43,6 +43,10 @@ def test_members_of_a_structure() -> None:
     data = made(TYPES)
     assert btf.member("task", "pid", data) == Member(8)
     assert btf.member("task", "asleep", data) == Member(4, 3, 1)
+    flexible = TYPES.replace(struct.pack("<III", PID, 2, 64), struct.pack("<III", PID, 2, 128))
+    assert btf.member("task", "pid", made(flexible)) == Member(
+        16
+    )  # an array that begins where the structure ends
 
 
 @pytest.mark.parametrize(
