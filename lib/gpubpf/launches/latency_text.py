@@ -100,7 +100,11 @@ def finding(sums: LaunchSums) -> Iterator[str]:
     who = f"{count:,} of {table.count(sums.count, 'launch')}" if left_out else table.count(count, "launch")
     yield from table.wrap(f"{who} took {with_unit(total)} in total to start: {said}")
     if left_out:
+    calls = sums.whole["calls"]
+    who += f" by {table.count(calls, 'call')}" if calls < count else ""
         verb, their = ("is", "its") if left_out == 1 else ("are", "their")
+    if calls < count:
+        yield "the call of a graph counts once here, and in API for each of its kernels"
         yield from table.wrap(
             f"{table.count(left_out, 'launch')} {verb} left out of this: {their} wait or latency is unknown"
         )

@@ -188,8 +188,8 @@ class LaunchSums:
 
     by        what separates groups of the same kernel: "queue", "graph", "node"
     graphs    also sum graphs as a whole
-    whole     the count of the launches with all parts known, and in ns the sum of each part and of the clock errors; the time of a
-              graph's call counts once
+    whole     the count of the launches with all parts known and of the calls that made them, and in ns the sum of each part and of
+              the clock errors; the time of a graph's call counts once
     slots     log2 histograms of latencies, by ns per unit
     candidates, gain, best_candidate   sequences of launches that a graph would shorten, and by how much (ns)
     """
@@ -228,7 +228,11 @@ class LaunchSums:
         total = int(whole.sum() - called[again].sum())
         called[again] = 0
         sums = {"api": int(called.sum()), "wait": int(waited.sum())}
-        sums |= {"overhead": total - sum(sums.values()), "count": int(known_.sum())}
+        sums |= {
+            "overhead": total - sum(sums.values()),
+            "count": int(known_.sum()),
+            "calls": int((~again).sum()),
+        }
         sums["error"] = int(errors[known_].sum())
         self.whole.update(sums)
         latency = latency[latency != NONE]

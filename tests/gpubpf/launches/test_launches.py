@@ -853,10 +853,10 @@ def test_the_call_of_a_graph_counts_once() -> None:
     assert view.waits.latency[kernels].tolist() == [1000, 3000, 5000]
     sums = LaunchSums()
     sums.add(view, kernels)
-    assert dict(sums.whole) == {"count": 3, "api": 1000, "wait": 6000, "overhead": 0, "error": 0}
-    (line, rest) = latency_text.finding(sums)
+    assert dict(sums.whole) == {"count": 3, "calls": 1, "api": 1000, "wait": 6000, "overhead": 0, "error": 0}
+    line, rest, note = latency_text.finding(sums)
     assert f"{line} {rest.strip()}".startswith(
-        "3 launches took 7.00 us in total to start: 86 % behind earlier work, 14 %"
+        "3 launches by 1 call took 7.00 us in total to start: 86 % behind earlier work, 14 %"
     )
 
 
@@ -872,6 +872,9 @@ def test_latencies_below_the_clock_error_are_no_finding() -> None:
         assert sums.whole["error"] >= 2 * 50_000 and min(sums.whole[part] for part in latency.SPLIT) >= 0
         assert bool(list(latency_text.finding(sums))) == said
         second = latency_text.launch_line(view, 1, OwnerColumns()).split()
+    assert note == "the call of a graph counts once here, and in API for each of its kernels"
+    row = latency_text.kernel_table(sums, False)[2].split()
+    assert row[0] == "first" and row[1] == "3" and row[5] == "1.00"
         assert second[-2].startswith("<")  # OVERHEAD
 
 
