@@ -118,6 +118,10 @@ int main(int, char **argv) {
         nap<<<1, 3, 0, free_>>>(1000);
         nap<<<1, 4, 0, blocking>>>(1000);
     }
+    if (!strcmp(mode, "function")) {
+        CHECK(cudaLaunchHostFunc(nullptr, [](void *) { usleep(100000); }, nullptr));
+        nap<<<1, 1>>>(1000);
+    }
     if (!strcmp(mode, "random")) random_work(atoi(argv[2]));
     if (!strcmp(mode, "cleared")) {  // cudaMemset does not wait for the GPU
         char *p;
@@ -366,6 +370,13 @@ def test_a_memset_is_waited_for_that_the_host_did_not_wait_for(app):
     (launch,) = of(trace([app, "cleared"], "-v")[1], "launch")
     assert (launch["wait_ns"], launch["overhead_ns"]) == (9000, 0)
     assert launch["waited_for"] == {"kind": "memset", "name": "memset"}
+
+
+def test_a_host_function_is_waited_for(app):
+    """On the real clock, because host functions take no time on the virtual one."""
+    (launch,) = of(trace([app, "function"], "-v", clock="real")[1], "launch")
+    assert launch["waited_for"] == {"kind": "host_function", "name": "host function"}
+    assert launch["wait_ns"] > 90_000_000 > launch["overhead_ns"]
 
 
 def test_an_event_that_was_never_recorded_holds_nobody_up(app):

@@ -404,6 +404,7 @@ class Kind(IntEnum):
     GRAPH = 9
     SYNC = 10
     API = 11
+    HOST_FUNCTION = 12
     SPAN = 16
     CLOCK = 17
     NODE = 18
@@ -562,8 +563,8 @@ PARTS = (
     ),
     Part(
         "api",
-        (Kind.API,),
-        "any other call that is logged, such as an allocation, a free or a host function",
+        (Kind.API, Kind.HOST_FUNCTION),
+        "any other call that is logged, such as an allocation or a free; a host function in a stream",
         (
             Field("u32", "function", about="number in the agent's table; ~0: none"),
             Field(

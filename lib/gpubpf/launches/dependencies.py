@@ -27,7 +27,8 @@ NONE = np.iinfo(np.int64).min  # an unknown time or duration
 NEVER = np.iinfo(np.int64).max  # as a bound: not known to have ended
 NOTHING = -1  # as a link: the event was complete or never recorded, so a wait for it ends at once
 LONG = 16  # the shortest run of operations for which NumPy pays off
-WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET)  # kinds that take time on the GPU
+# Kinds of work that takes time in a stream.
+WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET, Kind.HOST_FUNCTION)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class Waits:
     wait         from `ret` to the end of what it waited for; 0 if that had ended before
     overhead     latency - api - wait
     exec         end - start
-    waited_for   the index of the operation that it waited for; -1: none or unknown
+    waited_for   the index of the operation that it waited for; -1: none or unknown. A host function that took less than half of
+                 the wait is passed over, for what it waited for itself.
     by_event     whether it waited through an event
     passed       of RECORDED and WAIT: when the stream reached it
     unseen       whether its wait is unknown because it may have waited for work from before the first operation
@@ -227,6 +229,15 @@ def waits(ops: Operations) -> Waits:
     marks = (ops.kind == Kind.RECORDED) | (ops.kind == Kind.WAIT)
     passed = np.where(marks & (exact | (before <= ops.ret)), np.maximum(before, ops.ret), NONE)
     behind = np.where(known & (wait > 0), waited_for, -1)
+    # A host function that only ended the wait is not its cause: most of them are short.
+    at = np.flatnonzero(behind >= 0)
+    while len(at := at[ops.kind[behind[at]] == Kind.HOST_FUNCTION]):
+        called = behind[at]
+        own = ops.end[called] - np.maximum(ops.start[called], ops.ret[at])
+        timed = (ops.start[called] != NONE) & (ops.end[called] != NONE)
+        short = timed & (2 * own < wait[at]) & (waited_for[called] >= 0)
+        at, called = at[short], called[short]
+        behind[at], by_event[at] = waited_for[called], by_event[at] | by_event[called]
     unseen = running & ~free & (before == NEVER) & (waited_for < 0)
     return Waits(latency, api, wait, overhead, exec_, behind, by_event & known, passed, unseen)
 
@@ -358,7 +369,8 @@ def _stretches(ops: Operations, streams: _Streams) -> Iterator[tuple[Integers, b
     """
     old = np.array(streams.old, bool)
     awaited = (ops.kind == Kind.SYNC) & old[ops.context] if old.any() else np.zeros(len(ops), bool)
-    places = np.flatnonzero((ops.kind < Kind.SYNC) & (ops.node < 0) | awaited)
+    in_stream = (ops.kind < Kind.SYNC) | (ops.kind == Kind.HOST_FUNCTION)
+    places = np.flatnonzero(in_stream & (ops.node < 0) | awaited)
     legacy = np.array(streams.kinds, np.int64) == QueueKind.LEGACY
     queue = ops.queue[places]
     group = np.where(legacy[queue], 1 + queue, 0)
@@ -423,7 +435,7 @@ def _follow_each(
             shape, done = replays.get(graph) or (_Graph(ops.edges.get(graph, ())), _FREE)
             state = _later(state, done)
         states.append(state)
-        if kind <= Kind.MEMSET:
+        if kind in WORK:
             state = (end, at, False)
         elif kind == Kind.RECORDED:
             streams.record(number, queue, state)

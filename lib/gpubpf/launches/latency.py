@@ -36,6 +36,7 @@ OPS = {
     Kind.RECORDED: "event",
     Kind.WAIT: "event",
     Kind.SYNC: "api",
+    Kind.HOST_FUNCTION: "host_function",
 }
 SPLIT = ("api", "wait", "overhead")
 SYNCS = ("stream", "event", "context", "stream")
@@ -99,7 +100,7 @@ class LaunchView:
             return f"synchronize {'device' if amd and word == 'context' else word}"
         if kind == Kind.API:
             return self.columns.functions.get(int(self.columns.api[at])) or "driver call"
-        return self.op(at)
+        return self.op(at).replace("_", " ")
 
     def waited_for(self, at: int) -> dict[str, str] | None:
         """Return the kind and name of the operation that this one waited for. If it waited through an event, `of` is the real kind."""

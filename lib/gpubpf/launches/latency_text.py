@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
     Integers: TypeAlias = NDArray[np.int64]
 
-TITLES = {"h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset"}
+TITLES = {
+    "h2d": "H->D", "d2h": "D->H", "d2d": "D->D", "h2h": "H->H", "memset": "memset", "host function": "a host function",
+}  # fmt: skip
 STACKS = 10  # maximum host stacks to print
 NAME = 40  # maximum characters of a name in a sentence
 SHORT_NAME = 18  # maximum characters of a name in a line with two names
@@ -98,13 +100,13 @@ def finding(sums: LaunchSums) -> Iterator[str]:
     said = ", ".join(f"{round(100 * parts[name] / total)} % {words[name]}" for name in order)
     count, left_out = sums.whole["count"], sums.count - sums.whole["count"]
     who = f"{count:,} of {table.count(sums.count, 'launch')}" if left_out else table.count(count, "launch")
-    yield from table.wrap(f"{who} took {with_unit(total)} in total to start: {said}")
-    if left_out:
     calls = sums.whole["calls"]
     who += f" by {table.count(calls, 'call')}" if calls < count else ""
-        verb, their = ("is", "its") if left_out == 1 else ("are", "their")
+    yield from table.wrap(f"{who} took {with_unit(total)} in total to start: {said}")
     if calls < count:
         yield "the call of a graph counts once here, and in API for each of its kernels"
+    if left_out:
+        verb, their = ("is", "its") if left_out == 1 else ("are", "their")
         yield from table.wrap(
             f"{table.count(left_out, 'launch')} {verb} left out of this: {their} wait or latency is unknown"
         )

@@ -422,7 +422,7 @@ class _ColumnsBuilder:
     def columns(self, origin: int, kernels: Sequence[str], passed: Integers | None) -> OperationColumns:
         raw = self.raw
         kind = raw["kind"].astype(np.int64)
-        queued = (kind >= Kind.KERNEL) & (kind <= Kind.API)
+        queued = (kind >= Kind.KERNEL) & (kind <= Kind.HOST_FUNCTION)
         ran = queued & ((raw["flags"] & operation_log.CAPTURED) == 0) & (raw["result"] == 0)
         ran[self._joins(kind)] = False
         at = self._in_stream_order(np.flatnonzero(ran))
@@ -464,7 +464,7 @@ class _ColumnsBuilder:
         # Match by name, not by the agent's outcome, so that kernels that cannot be instrumented match, too.
         asked = kernel & np.array([kernel_names.chosen(kernels, text) for text in names] or [False])[name]
         handles = (kinds == Kind.RECORDED) | (kinds == Kind.WAIT)
-        sized = np.isin(kinds, dependencies.WORK) & ~kernel
+        sized = (kinds > Kind.KERNEL) & (kinds <= Kind.MEMSET)
         parent, firsts = self.parents, np.where(graph, field("graph", "first"), none)
         waits = dependencies.waits(ops)
         lasted = times.pop("exec")

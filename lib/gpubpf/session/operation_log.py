@@ -22,9 +22,9 @@ from gpubpf.agent.definitions import Field, Kind, Outcome, QueueKind, RecordFlag
 from gpubpf.session.log_file import HEADER, RECORD, LogFile
 
 # fmt: off
-KERNEL, H2D, D2H, D2D, H2H, MEMSET, RECORDED, WAIT, GRAPH, SYNC, API, SPAN, CLOCK, NODE, EDGE, FAULT, QUEUE = (
-    kind.value for kind in Kind
-)
+(
+    KERNEL, H2D, D2H, D2D, H2H, MEMSET, RECORDED, WAIT, GRAPH, SYNC, API, HOST_FUNCTION, SPAN, CLOCK, NODE, EDGE, FAULT, QUEUE,
+) = (kind.value for kind in Kind)
 # fmt: on
 COPIES = (H2D, D2H, D2D, H2H)
 GRAPH_NODE, SYNCHRONOUS, CAPTURED, HOST_CLOCK, FROM_BEFORE, BY_ROCR, HOST_MEMORY, BATCH = (

@@ -47,6 +47,20 @@ def test_a_copy_then_a_kernel_and_what_was_over_is_not_waited_for() -> None:
     assert found.waited_for.tolist() == [-1, 0, -1]
 
 
+def test_a_host_function_is_waited_for_unless_most_of_the_wait_was_for_the_work_before_it() -> None:
+    for began, ended, cause in ((200, 1000, 1), (900, 1000, 0), (NONE, 1000, 1)):
+        function = {"kind": Kind.HOST_FUNCTION, "call": 12, "ret": 15, "start": began, "end": ended}
+        found = waits(operations([kernel(0, 10, 200), function, kernel(20, 1005, 1100)]))
+        assert found.wait.tolist()[2] == 970 and found.overhead.tolist()[2] == 5
+        assert found.waited_for.tolist()[2] == cause
+    twice = [function | {"start": 900, "end": 950}, function | {"start": 950, "end": 1000}]
+    rows = [kernel(0, 10, 900), *twice, kernel(20, 1005, 1100)]
+    assert waits(operations(rows)).waited_for.tolist()[3] == 0
+    assert (
+        waits(operations(rows[1:])).waited_for.tolist()[2] == 0
+    )  # what the first one waited for is not known
+
+
 def test_streams_do_not_wait_for_each_other_unless_the_legacy_one_is_between() -> None:
     rows = [kernel(0, 10, 1000, queue=0), kernel(20, 30, 50, queue=1), kernel(40, 1000, 1100, queue=2)]
     found = waits(operations(rows, (QueueKind.BLOCKING, QueueKind.BLOCKING, QueueKind.LEGACY)))

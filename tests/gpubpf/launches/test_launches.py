@@ -465,6 +465,20 @@ def test_the_table_fits_a_terminal_and_says_what_was_waited_for() -> None:
     assert max(map(len, latency_text.histogram(sums))) <= 80
 
 
+def test_a_host_function_is_named_as_what_was_waited_for() -> None:
+    log, device = two_kernels()
+    function = log.put(operation_log.HOST_FUNCTION, call_ns=1_003_000, return_ns=1_004_000)
+    log.put(operation_log.SPAN, {"span": {"of": function, "start": 1_060_000, "end": 2_060_000}})
+    device.ran(log.kernel(1_005_000, 1_006_000), 2_060_000, 2_070_000)
+    view = latency.LaunchView(found(log, device))
+    assert view.launch(3)["waited_for"] == {"kind": "host_function", "name": "host function"}
+    text = " ".join(" ".join(latency_text.wait_lines(summed(view))).split())
+    assert "first: 1 of 2 waited behind a host function, 1.05 ms on average" in text
+    timeline = list(latency_text.timeline_lines(view, np.arange(len(view.ops))))
+    (line,) = (line for line in timeline if line.endswith("host function, after second"))
+    assert line.split()[:3] == ["60.00", "1060.00", "1000.0"]
+
+
 def test_default_streams_of_threads_are_told_apart() -> None:
     log, device = Log(), Device()
     for queue, thread in ((1, 70), (2, 4194304)):
@@ -535,6 +549,7 @@ def test_of_several_processes_rows_and_lines_say_whose_they_are() -> None:
         *latency_text.wait_lines(sums, whose),
         *latency_text.slow_threads(view, everything, everything, whose),
     ]
+    assert len(latency_text.slow_threads(view, everything, everything, whose)) == 1 + 3  # each with TID 70
     assert max(map(len, (latency_text.launch_header(whose), *rows, *lines, *said))) <= 80
     assert {line.split()[1] for line in lines} == {"7", "4194304", "4194303"}
     gpus = OwnerColumns().see([view.owner(at) for at in everything.tolist() if view.owner(at).pid == 7])
@@ -549,7 +564,6 @@ def test_what_waits_for_work_from_before_the_attachment_is_said_to_be_unknown() 
 
     def seen(before: bool, forgotten: bool = False) -> latency.LaunchView:
         records = log.array()
-    assert len(latency_text.slow_threads(view, everything, everything, whose)) == 1 + 3  # each with TID 70
         records["flags"][0] = operation_log.FROM_BEFORE if before else 0
         launches = Launches(SLOTS)
         launches.log(process(), records)
@@ -858,6 +872,9 @@ def test_the_call_of_a_graph_counts_once() -> None:
     assert f"{line} {rest.strip()}".startswith(
         "3 launches by 1 call took 7.00 us in total to start: 86 % behind earlier work, 14 %"
     )
+    assert note == "the call of a graph counts once here, and in API for each of its kernels"
+    row = latency_text.kernel_table(sums, False)[2].split()
+    assert row[0] == "first" and row[1] == "3" and row[5] == "1.00"
 
 
 def test_latencies_below_the_clock_error_are_no_finding() -> None:
@@ -872,9 +889,6 @@ def test_latencies_below_the_clock_error_are_no_finding() -> None:
         assert sums.whole["error"] >= 2 * 50_000 and min(sums.whole[part] for part in latency.SPLIT) >= 0
         assert bool(list(latency_text.finding(sums))) == said
         second = latency_text.launch_line(view, 1, OwnerColumns()).split()
-    assert note == "the call of a graph counts once here, and in API for each of its kernels"
-    row = latency_text.kernel_table(sums, False)[2].split()
-    assert row[0] == "first" and row[1] == "3" and row[5] == "1.00"
         assert second[-2].startswith("<")  # OVERHEAD
 
 

@@ -33,7 +33,7 @@ template <class Call, class Before, class After>
     Operation operation(kind, where, flags);
     Record &r = operation.record;
     before(operation);
-    if (kind != Kind::Api) operation.announce();
+    if (kind < Kind::Api) operation.announce();
     if (timed != Timed::No) operation.time(timed == Timed::AsBatch);
     operation.called();
     CUresult result = in_driver(call);
@@ -497,7 +497,7 @@ HELD_STREAMED(cuStreamBatchMemOp_v2,
     CUresult hook_##symbol PARAMETERS {                                                            \
         Launching launching;                                                                       \
         CUresult result = logged(                                                                  \
-            Kind::Api, where, 0, Timed::No, [&] { return ORIGINAL(symbol) ARGUMENTS; },            \
+            Kind::HostFunction, where, 0, Timed::Yes, [&] { return ORIGINAL(symbol) ARGUMENTS; },  \
             [](Operation &o) { describe_call(o.record, kHook_##symbol, 0); }, [](Operation &) {}); \
         put_behind(where);                                                                         \
         return result;                                                                             \
