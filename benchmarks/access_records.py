@@ -45,7 +45,7 @@ def _taken(log: AccessLog, parts: Any) -> None:
         session: Any = SimpleNamespace(
             rings=lambda name, rings=rings: rings,
             stopped=False,
-            sites=lambda mangled, pid: {0: SITE, 1: SITE},
+            sites=lambda mangled, pid, build: {0: SITE, 1: SITE},
         )
         log.take(session, ())
 

@@ -182,7 +182,7 @@ def conversation_seeds() -> Iterable[bytes]:
         size = 4096 + copied if ring else begun
         parts = [
             struct.pack("<IIIIQQ", 1, 0, 0, flags, size, 123),
-            struct.pack("<I I3I3IQ", 1, 1, 1, 1, 1, 2, 1, 1, 5),
+            struct.pack("<I 2I3I3IQ", 1, 1, 0, 1, 1, 1, 2, 1, 1, 5),
             struct.pack("<I IQQQ IQQQ", 2, 0, 0, sizes[0], 2, 2, sizes[0], sizes[1], 4),
             struct.pack("<I IQQ", 1, 1, sum(sizes), hashed),
             struct.pack("<I", ring) + ring * struct.pack("<IQQQ", 3, 1024, 4096, copied),
@@ -208,7 +208,28 @@ def conversation_hard() -> Iterable[bytes]:
     unneeded = _step(Message.DRAINED, bytes(8), 0x71)
     yield b"\0" + 2 * unneeded + _step(Message.PATCHES, b"", 0x71)
     grid = struct.pack(
-        "<4I2Q I 7IQ I I3Q 2I", 1, 0, 0, 0, 16, 1, 1, 1, *[0xFFFFFFFF] * 3, 1, 1, 0, 5, 1, 0, 0, 16, 0, 0, 0
+        "<4I2Q I 8IQ I I3Q 2I",
+        1,
+        0,
+        0,
+        0,
+        16,
+        1,
+        1,
+        1,
+        0,
+        *[0xFFFFFFFF] * 3,
+        1,
+        1,
+        0,
+        5,
+        1,
+        0,
+        0,
+        16,
+        0,
+        0,
+        0,
     )
     yield b"\0" + _step(Message.SNAPSHOT, grid, 1, bytes(16)) + _step(READ)
     for seed in conversation_seeds():

@@ -162,7 +162,7 @@ def _session(data: bytes, dtype: np.dtype[Any], virtual: bool) -> Any:
         logs=lambda: [ProcessLog(7, "app", log, 0, virtual, NAMES, GPUS, STACKS, True, 1)],
         rings=lambda name: [RingRecords(7, "app", 0, 0, records, NAMES, 1)],
         ring_counts=lambda name: [],
-        sites=lambda mangled, pid: {0: Site(0, "k", 40)},
+        sites=lambda mangled, pid, build=None: {0: Site(0, "k", 40)},
         stopped=True,
     )
 

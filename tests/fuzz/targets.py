@@ -522,7 +522,7 @@ def message_seeds() -> Iterable[bytes]:
         Message.IMAGE: struct.pack("<IIIQI", 1, 90, 0, 4096, 1),
         Message.NAME: struct.pack("<I", 3) + text,
         Message.SNAPSHOT: struct.pack("<IIIIQQ", 7, 1, 0, 1, 4096, 123)
-        + struct.pack("<I I3I3IQ I IQQQ", 1, 5, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64)
+        + struct.pack("<I 2I3I3IQ I IQQQ", 1, 5, 3, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64)
         + struct.pack("<I IQQ I IQQQ", 1, 3, 1024, 64, 1, 4, 0, 2048, 1024),
         Message.DRAINED: struct.pack("<II", 1, 1),
         Message.HOOKED: text + text + struct.pack("<II", 1, 90),

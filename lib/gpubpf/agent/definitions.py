@@ -517,7 +517,11 @@ PARTS = (
         "kernel",
         (Kind.KERNEL,),
         "a launch; with flag GRAPH_NODE, one kernel node's part of a replay, whose call times are those of the graph launch",
-        (*_LAUNCH, Field("u64", "replay")),
+        (
+            *_LAUNCH,
+            Field("u64", "replay"),
+            Field("u32", "build", about="if instrumented: the tool's number of the kernel's build"),
+        ),
     ),
     Part(
         "copy",

@@ -143,7 +143,7 @@ class KernelLayout:
 
     pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
     there. limited: the name of a second copy, for launches that the first does not fit; "": none. shape, tick: offsets of the launch's
-    shape, and of the length of the GPU's tick. wave: lanes of a warp. compute_units, most_threads,
+    shape, and of the length of the GPU's tick. wave: lanes of a warp. build: see `InstancePart`. compute_units, most_threads,
     original_threads, references: as in `src/messages.h`."""
 
     name: str
@@ -164,6 +164,7 @@ class KernelLayout:
     most_threads: int = NO_FIELD
     original_threads: int = NO_FIELD
     references: Sequence[tuple[int, int]] = ()
+    build: int = 0
 
 
 @dataclass(frozen=True)
@@ -233,9 +234,12 @@ class ArrayPart:
 
 @dataclass(frozen=True)
 class InstancePart:
-    """The arrays of a kernel and launch shape. Extents of 0: the arrays that all shapes of the kernel share."""
+    """The arrays of a kernel and launch shape. Extents of 0: the arrays that all shapes of the kernel share.
+
+    build: which of the kernels with this name it is, of those whose sites differ (`TracedProcess.sites`)."""
 
     slot: int
+    build: int
     grid: tuple[int, int, int]
     block_dim: tuple[int, int, int]
     launches: int
@@ -488,13 +492,13 @@ def snapshot(payload: bytes) -> Snapshot:
 
     instances = []
     for _ in range(r.count(28)):
-        slot, grid, block_dim, launches = r.u32(), r.triple(), r.triple(), r.u64()
+        slot, build, grid, block_dim, launches = r.u32(), r.u32(), r.triple(), r.triple(), r.u64()
         arrays = tuple(ArrayPart(r.u32(), r.u64(), r.u64(), r.u64()) for _ in range(r.count(28)))
         if slot >= SLOTS:
             raise Malformed("a kernel number out of range")
         for array in arrays:
             within(array.offset, array.size)
-        instances.append(InstancePart(slot, grid, block_dim, launches, arrays))
+        instances.append(InstancePart(slot, build, grid, block_dim, launches, arrays))
     shared = {}
     for _ in range(r.count(20)):
         number, offset, length = r.u32(), r.u64(), r.u64()
@@ -664,6 +668,7 @@ def sidecar(
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
                 k.sites,
+                k.build,
                 NO_FIELD if k.kernel is None else k.kernel,
                 NO_FIELD if k.epoch is None else k.epoch,
                 NO_FIELD if k.shape is None else k.shape,

@@ -195,7 +195,7 @@ class Distributions:
         keys = Keys(session, one.key)
         for instance in session.instances(f"sums_{number}"):
             for site, cell in _by_site(instance, one):
-                sums = sums_of(instance, keys.of(instance, instance.mangled, site))
+                sums = sums_of(instance, keys.of(instance, instance.mangled, site, instance.build))
                 sums.count += cell.count
                 sums.sum += cell.sum
                 sums.buckets += cell.buckets
@@ -240,17 +240,17 @@ class Keys:
 
     def __init__(self, session: Session, key: str) -> None:
         self._session, self._key = session, key
-        self._sites: dict[tuple[int, str], Mapping[int, Site]] = {}
+        self._sites: dict[tuple[int, str, int | None], Mapping[int, Site]] = {}
 
-    def of(self, instance: Instance, mangled: str, number: int) -> Key:
-        """Return the key of a value at a site of a kernel."""
+    def of(self, instance: Instance, mangled: str, number: int, build: int | None = None) -> Key:
+        """Return the key of a value at a site of a kernel. `build`: None if it is unknown."""
         if not self._key:
             return "", "", ""
         if self._key == "kernel":
             return mangled, "", ""
-        place = (instance.pid, mangled)
+        place = (instance.pid, mangled, build)
         if place not in self._sites:
-            self._sites[place] = self._session.sites(mangled, instance.pid)
+            self._sites[place] = self._session.sites(mangled, instance.pid, build)
         site = self._sites[place].get(number)
         if site is None:
             return f"site {number}", "", mangled

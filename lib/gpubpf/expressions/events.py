@@ -82,9 +82,9 @@ class Events:
     def __init__(self, wanted: Sequence[Trace], kernels: Sequence[tuple[str, ...]]) -> None:
         self._wanted, self._kernels = wanted, kernels
         self._of_launches = [n for n, one in enumerate(wanted) if one.spec.point.of_launch]
-        self._shapes, self._launches = KernelShapes(numbered=True), Launches()
+        self._shapes, self._launches = KernelShapes(numbered=True, builds=True), Launches()
         self._pending: dict[tuple[int, int], list[Any]] = {}
-        self._sources: dict[tuple[int, str], Callable[[int], str | None]] = {}
+        self._sources: dict[tuple[int, str, int | None], Callable[[int], str | None]] = {}
         self.unknown = 0
 
     def take(self, session: Session) -> list[Event]:
@@ -141,9 +141,10 @@ class Events:
         self, session: Session, kernel: KernelShape, key: tuple[int, int], records: Any
     ) -> Iterator[tuple[Any, Event]]:
         places, times = records["place"], self._times(key[0], kernel, records["place"]["time"])
-        if (kernel.pid, kernel.mangled) not in self._sources:
-            self._sources[kernel.pid, kernel.mangled] = site_names(session.sites(kernel.mangled, kernel.pid))
-        source_of, short = self._sources[kernel.pid, kernel.mangled], names.demangle(kernel.mangled).short
+        of = key[0], kernel.mangled, kernel.build
+        if of not in self._sources:
+            self._sources[of] = site_names(session.sites(kernel.mangled, kernel.pid, kernel.build))
+        source_of, short = self._sources[of], names.demangle(kernel.mangled).short
         columns = (places[name].tolist() for name in ("time", "thread", "site", "spec"))
         for raw, thread, site, spec, time, numbers in zip(
             *columns, times, records["values"].tolist(), strict=True

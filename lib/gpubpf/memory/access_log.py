@@ -182,10 +182,10 @@ class AccessLog:
     ) -> None:
         self._owners = OwnerColumns() if owners is None else owners
         self.ring = TIMED_RING if timed else RING
-        self.places = KernelShapes(numbered=True)
+        self.places = KernelShapes(numbered=True, builds=True)
         self._keep_until_end, self._sinks, self._host_times = keep_until_end, sinks, host_times
         self._waiting: list[tuple[int, Array]] = []  # (process number, records)
-        self._labels: dict[tuple[int, str], SiteLabels] = {}
+        self._labels: dict[tuple[int, str, int | None], SiteLabels] = {}
         self.unknown = 0  # records left out because their launch is unknown or their thread does not exist
         self.delivered = 0  # records that were passed to the sinks
 
@@ -226,7 +226,7 @@ class AccessLog:
                 continue
             self.delivered += len(some)
             accesses = Accesses.of(place, process, some)
-            where = self._labels_of(session, place)
+            where = self._labels_of(session, process, place)
             for part, times in self._with_host_times(process, accesses):
                 for sink in self._sinks:
                     sink(part, where, times)
@@ -256,11 +256,11 @@ class AccessLog:
         parts = [ordered[first:end] for first, end in itertools.pairwise(borders)]
         return parts[0], list(zip(found, parts[1:], strict=True))
 
-    def _labels_of(self, session: Session, place: KernelShape) -> SiteLabels:
+    def _labels_of(self, session: Session, process: int, place: KernelShape) -> SiteLabels:
         """Return the labels of a kernel's sites, from the cache if possible."""
-        key = place.pid, place.mangled
+        key = process, place.mangled, place.build
         if key not in self._labels:
-            where = SiteLabels.of(session.sites(place.mangled, place.pid))
+            where = SiteLabels.of(session.sites(place.mangled, place.pid, place.build))
             if len(where.texts) == 1:
                 return where  # do not cache: the kernel's sites may become known later
             self._labels[key] = where

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from gpubpf.ebpf.maps import SAMPLED
 from gpubpf.memory.sampled_part import SUMS, SampledPart
 from gpubpf.memory.updates import Updates, read_updates
 from gpubpf.session import kernel_shapes
+from gpubpf.session.builds import joined
 from gpubpf.session.launch_shape import NVIDIA, Warp
 from gpubpf.session.sampled import Sample
 
@@ -294,20 +295,25 @@ class Traffic:
     def __init__(self, sampling: Sampling | None = None) -> None:
         self._sampling = sampling
         self._before: dict[tuple[KernelKey, str], Cells] = {}
+        self._builds: dict[
+            KernelKey, list[int]
+        ] = {}  # the builds of each kernel in the order of their numbers
         self._sampled_before: dict[KernelKey, Sample] = {}
 
     def read(self, session: Session, since_last: bool) -> list[KernelTraffic]:
         """Return the traffic of each kernel, most wasted bytes first. `since_last`: only since the last call.
 
         Reads those of MAPS that the session's programs use."""
-        arrays: dict[KernelKey, dict[str, list[np.ndarray[Any, Any]]]] = {}
+        arrays: dict[KernelKey, dict[str, dict[int, list[np.ndarray[Any, Any]]]]] = {}
         launches: dict[tuple[KernelKey, str], int] = {}
         instances: dict[KernelKey, Instance] = {}
         for name in filter(session.has_map, MAPS):
             for instance in session.instances(name):
                 key = _key(instance)
                 instances.setdefault(key, instance)
-                arrays.setdefault(key, {}).setdefault(name, []).append(instance.array)
+                arrays.setdefault(key, {}).setdefault(name, {}).setdefault(instance.build, []).append(
+                    instance.array
+                )
                 launches[key, name] = launches.get((key, name), 0) + instance.launches
         # Updates per address cannot be estimated from a sample.
         updates = {} if self._sampling else read_updates(session)
@@ -316,11 +322,12 @@ class Traffic:
         for key, by_map in arrays.items():
             instance = instances[key]
             most = max(launches.get((key, name), 0) for name in by_map)
-            cells = self._cells(key, by_map, min(most, _MODULUS - 1), since_last)
-            count = int(cells.pop("launches")[0]["launches"][0])
-            known, warp = session.sites(instance.mangled, instance.pid), Warp.of(instance.wave)
+            count = self._launches(key, min(most, _MODULUS - 1), since_last)
+            known, numbers = self._sites(session, instance, {n for builds in by_map.values() for n in builds})
+            cells = self._cells(key, by_map, numbers, since_last)
             whole = {name: functools.reduce(add_cells, groups) for name, groups in cells.items()}
-            sites, unknown = decode_cells(whole, known, updates.get(key), warp)
+            warp, counted = Warp.of(instance.wave), _renumber_updates(updates.get(key, {}), numbers.values())
+            sites, unknown = decode_cells(whole, known, counted, warp)
             if key in samples:
                 sites = _with_parts(sites, cells, known, warp, samples[key])
             if sites or unknown:
@@ -344,28 +351,51 @@ class Traffic:
             kernels, key=lambda kernel: (-kernel.wasted, -kernel.conflicts, -sum(kernel.moved.values()))
         )
 
+    def _sites(
+        self, session: Session, instance: Instance, builds: Collection[int]
+    ) -> tuple[dict[int, Site], dict[int, dict[int, int]]]:
+        """Return the sites of a kernel's builds, and the numbers that each build's sites have there; see `builds.joined`."""
+        order = self._builds.setdefault(_key(instance), [])
+        order += sorted(set(builds) - set(order))
+        tables = [session.sites(instance.mangled, instance.pid, build) for build in order]
+        known, numbers = joined([tuple(table.values()) for table in tables])
+        return known, dict(zip(order, numbers, strict=True))
+
+    def _launches(self, key: KernelKey, launches: int, since_last: bool) -> int:
+        """Return a kernel's launches, or those since the last call."""
+        cells: Cells = {"launches": np.array([launches], np.uint64)}
+        return int((self._growth((key, "launches"), cells) if since_last else cells)["launches"][0])
+
     def _cells(
         self,
         key: KernelKey,
-        by_map: Mapping[str, Sequence[np.ndarray[Any, Any]]],
-        launches: int,
+        by_map: Mapping[str, Mapping[int, Sequence[np.ndarray[Any, Any]]]],
+        numbers: Mapping[int, Mapping[int, int]],
         since_last: bool,
     ) -> dict[str, list[Cells]]:
-        """Return a kernel's cells by map and by group of shards, and its launches. Without sampling, there is one group."""
-        shards = min(len(array) for arrays in by_map.values() for array in arrays)
+        """Return a kernel's cells by map and by group of shards. Without sampling, there is one group.
+
+        by_map: arrays by map and build. numbers: of each build's sites in the result."""
+        unknown = 1 + max((n for own in numbers.values() for n in own.values()), default=-1)
+        shards = min(
+            len(array) for builds in by_map.values() for arrays in builds.values() for array in arrays
+        )
         groups = min(shards, MOST_GROUPS) if self._sampling else 1
-        cells: dict[str, list[Cells]] = {"launches": [{"launches": np.array([launches], np.uint64)}]}
-        for name, arrays in by_map.items():
-            cells[name] = [
-                functools.reduce(add_cells, [sum_shards(array[group::groups]) for array in arrays])
+
+        def of_build(name: str, build: int, group: int) -> Cells:
+            arrays = by_map[name][build]
+            cells: Cells = functools.reduce(add_cells, [sum_shards(array[group::groups]) for array in arrays])
+            if since_last:
+                cells = self._growth((key, f"{name} {build} {group}"), cells)
+            return cells if len(numbers) == 1 else _renumber_cells(cells, numbers[build], unknown)
+
+        return {
+            name: [
+                functools.reduce(add_cells, [of_build(name, build, group) for build in builds])
                 for group in range(groups)
             ]
-        if since_last:
-            cells = {
-                name: [self._growth((key, f"{name} {group}"), one) for group, one in enumerate(found)]
-                for name, found in cells.items()
-            }
-        return cells
+            for name, builds in by_map.items()
+        }
 
     def _samples(self, session: Session, since_last: bool) -> dict[KernelKey, Sample]:
         """Return the sample of each kernel; {} without sampling. `since_last`: only since the last call."""
@@ -458,6 +488,33 @@ def add_cells(a: Cells, b: Cells) -> dict[str, np.ndarray[Any, Any]]:
             for one in (a[name], b[name])
         ]
         found[name] = np.maximum(*both) if is_maximum_field(name) else np.add(*both)
+    return found
+
+
+def _renumber_cells(
+    cells: Cells, numbers: Mapping[int, int], unknown: int
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return cells in which each site has another number. Those without one are added up at `unknown`, behind all others."""
+    count = len(next(iter(cells.values())))
+    to = np.array([numbers.get(number, unknown) for number in range(count)], np.intp)
+    found = {}
+    for name, values in cells.items():
+        found[name] = np.zeros((unknown + 1, *values.shape[1:]), values.dtype)
+        (np.maximum if is_maximum_field(name) else np.add).at(found[name], to, values)
+    return found
+
+
+def _renumber_updates(
+    updates: Mapping[int, Updates], numbers: Collection[Mapping[int, int]]
+) -> dict[int, Updates]:
+    """Return the updates by the numbers that sites have in the table of all builds.
+
+    The device adds up builds that use the same number, so updates are left out if these are different sites."""
+    found = {}
+    for number, one in updates.items():
+        sites = {own[number] for own in numbers if number in own}
+        if len(sites) == 1:
+            found[sites.pop()] = one
     return found
 
 

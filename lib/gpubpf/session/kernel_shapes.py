@@ -34,7 +34,7 @@ READINGS = 4096  # clock brackets to keep per GPU
 
 @dataclass(frozen=True)
 class KernelShape:
-    """A kernel and launch shape in a process. wave: lanes per wave, if it ran on an AMD GPU."""
+    """A kernel and launch shape in a process. wave: lanes per wave, if it ran on an AMD GPU. build: see `KernelShapes`."""
 
     pid: int
     comm: str
@@ -43,6 +43,7 @@ class KernelShape:
     grid: Index
     block_dim: Index
     wave: int | None = None
+    build: int | None = None
 
     @property
     def shape(self) -> Shape:
@@ -60,6 +61,7 @@ class KernelShape:
 
 class KernelShapes:
     """Collects launches and clocks from logs. `numbered`: also remember launches by number, because records will refer to them.
+    `builds`: tell builds of a kernel apart, because records will refer to their sites (`Session.sites`).
 
     of_launch   the kernel and shape by (process number in the session, launch number in the process, see `NUMBER_MASK`)
     launches    number of logged launches of each kernel and shape, without those that failed
@@ -68,8 +70,8 @@ class KernelShapes:
     ticks       resolution of a GPU's timer in ns, by (process, GPU); a pid may have belonged to programs that use other GPUs
     """
 
-    def __init__(self, numbered: bool) -> None:
-        self._numbered = numbered
+    def __init__(self, numbered: bool, builds: bool = False) -> None:
+        self._numbered, self._builds = numbered, builds
         self.of_launch: dict[tuple[int, int], KernelShape] = {}
         self.launches: dict[KernelShape, int] = {}
         self.virtual: set[int] = set()
@@ -111,16 +113,17 @@ class KernelShapes:
         return records
 
     def _take_launches(self, log: ProcessLog, kernels: Any) -> None:
-        known: dict[bytes, KernelShape] = {}
+        known: dict[tuple[bytes, int, int | None], KernelShape] = {}
         for number, context, kernel in zip(
             kernels["id"].tolist(), kernels["context"].tolist(), kernels["kernel"], strict=True
         ):
-            key = kernel.tobytes()[:32] + context.to_bytes(4, "little")
+            build = int(kernel["build"]) if self._builds else None
+            key = kernel.tobytes()[:32], context, build
             if key not in known:
                 grid, block = (tuple(kernel[name].tolist()) for name in ("grid", "block"))
                 mangled = log.names.get(int(kernel["slot"]), "")
                 gpu, wave = log.gpus.get(context, 0), log.waves.get(mangled)
-                known[key] = KernelShape(log.pid, log.comm, gpu, mangled, grid, block, wave)
+                known[key] = KernelShape(log.pid, log.comm, gpu, mangled, grid, block, wave, build)
             kernel_shape = known[key]
             if kernel_shape not in self.launches and len(self.launches) >= MOST_SHAPES:
                 continue  # its records will be counted as unknown

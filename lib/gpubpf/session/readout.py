@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import WARP, DrainFlag, Place
 from gpubpf.ebpf import maps, sampling
+from gpubpf.session.builds import without_first_line
 from gpubpf.session.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _instances_of(
                     process.pid, process.comm, snapshot.gpu, name, instance.grid, instance.block_dim,
                     instance.launches, definition, raw, array.capacity, before, after, snapshot.taken_ns,
                     snapshot.context, process.number, spilled, process.waves.get(name), stored.idle,
-                    name in process.may_wait,
+                    name in process.may_wait, instance.build,
                 )
             )  # fmt: skip
     if number in snapshot.shared:
@@ -299,16 +300,19 @@ def shared(measurement: Measurement, map_name: str) -> list[SharedArray]:
     return [SharedArray(p.pid, p.comm, array, p.number) for p, array in arrays if array is not None]
 
 
-def sites(measurement: Measurement, mangled: str, pid: int | None = None) -> dict[int, Site]:
+def sites(
+    measurement: Measurement, mangled: str, pid: int | None = None, build: int | None = None
+) -> dict[int, Site]:
     """See `Session.sites`."""
     with measurement.lock:
         tables = {
             id(table): table
             for process in measurement.processes
             if pid in (None, process.pid)
-            for table in process.sites.get(mangled, ())
+            for number, table in enumerate(process.sites.get(mangled, ()))
+            if build in (None, number)
         }
-    one_kernel = len(tables) > 1 and _differ_in_lines_only(tables.values())
+    one_kernel = len({without_first_line(table) for table in tables.values() if table}) == 1
     found: dict[int, Site | None] = {}
     for table in tables.values():
         for site in table:
@@ -319,21 +323,4 @@ def sites(measurement: Measurement, mangled: str, pid: int | None = None) -> dic
                 found[site.number] = None
             elif site.source:
                 found[site.number] = replace(first, line=0)
-    known = {number: site for number, site in found.items() if site is not None}
-    # The counts of a first site are those of its followers only if all builds have both.
-    everywhere = set(known).intersection(
-        *({site.number for site in table} for table in tables.values() if table)
-    )
-    return {
-        number: site
-        for number, site in known.items()
-        if site.like is None or {number, site.like} <= everywhere
-    }
-
-
-def _differ_in_lines_only(tables: Iterable[Sequence[Site]]) -> bool:
-    """Return whether the tables are of one kernel, such as one in a header, that begins at another line of each module's PTX."""
-    shapes = {
-        tuple(replace(site, line=site.line - table[0].line) for site in table) for table in tables if table
-    }
-    return len(shapes) == 1
+    return {number: site for number, site in found.items() if site is not None}

@@ -37,6 +37,7 @@ class Instance:
     wave       lanes per wave, if it ran on an AMD GPU
     idle       no kernel was running when it was read: all `launches` had ended
     waits      the kernel's blocks may wait for each other (ptx.flow.may_wait)
+    build      which build of the kernel it is, for `Session.sites`; of other instances than site arrays, of one of those added up
     """
 
     pid: int
@@ -58,6 +59,7 @@ class Instance:
     wave: int | None = None
     idle: bool = True
     waits: bool = False
+    build: int = 0
 
     @property
     def shape(self) -> Shape:

@@ -637,11 +637,12 @@ class Session:
         """Return the contents of a shared array in each process."""
         return readout.shared(self._measurement, map_name)
 
-    def sites(self, mangled: str, pid: int | None = None) -> dict[int, Site]:
+    def sites(self, mangled: str, pid: int | None = None, build: int | None = None) -> dict[int, Site]:
         """Return the sites of a kernel by number (`ctx->site`), with source lines if the program has them.
 
-        pid: only this process; None: all. Sites on which processes disagree, because they run different builds, are left out."""
-        return readout.sites(self._measurement, mangled, pid)
+        pid: only this process; None: all. build: only the build of an `Instance` or launch; None: all. Sites on which builds disagree
+        are left out: a process may have different kernels of one name (session/builds.py), as processes may have."""
+        return readout.sites(self._measurement, mangled, pid, build)
 
     def kernels(self) -> list[KernelCount]:
         """Return the launch counts of every kernel that a process looked up, most launches first."""

@@ -167,7 +167,7 @@ class TracedProcess:
     entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
     waves: dict[str, int] = field(default_factory=dict)  # kernel on an AMD GPU → lanes per wave
     may_wait: set[str] = field(default_factory=set)  # kernels whose blocks may wait for each other
-    # Kernel → its sites in each module that contains it.
+    # Kernel → the sites of each of its builds: modules may have different kernels of one name, or different functions that it calls.
     sites: dict[str, list[tuple[Site, ...]]] = field(default_factory=dict)
     # Kernel → opcode → accesses that cannot be probed.
     unprobed: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -250,8 +250,11 @@ class TracedProcess:
 
         return MappedImages(self.pid)
 
-    def add_sites(self, sidecar: Sidecar) -> None:
-        """Record what tools show about a sidecar's kernels, such as their sites. The caller holds `Measurement.lock`."""
+    def add_sites(self, sidecar: Sidecar) -> dict[str, int]:
+        """Record what tools show about a sidecar's kernels, such as their sites. The caller holds `Measurement.lock`.
+
+        Return the build of each kernel: its index in `sites`."""
+        builds: dict[str, int] = {}
         for kernel in sidecar.kernels:
             places = self.unprobed.setdefault(kernel.name, {})
             for opcode, n in kernel.unprobed.items():
@@ -263,6 +266,8 @@ class TracedProcess:
             known = self.sites.setdefault(kernel.name, [])
             if kernel.sites not in known:
                 known.append(kernel.sites)
+            builds[kernel.name] = known.index(kernel.sites)
+        return builds
 
     # --- counters ---
 

@@ -298,7 +298,8 @@ class BackgroundWork:
         try:
             sidecar = self._sidecar(data, target)
             if sidecar.kernels:
-                message, sent = _encode(self._measurement, request, sidecar, cc)
+                # The real answer has the builds: these copies only wait for their module.
+                message, sent = _encode(self._measurement, request, sidecar, {}, cc)
                 process.send(message, sent)
         finally:
             if sent is None:
@@ -345,10 +346,10 @@ class BackgroundWork:
                 process.matched.update(sidecar.refusals)
                 process.matched.update(kernel.name for kernel in sidecar.kernels)
                 process.entries.update(sidecar.entries)
-                process.add_sites(sidecar)
+                builds = process.add_sites(sidecar)
                 if sidecar.kernels and module.request in process.preparing:
                     process.preparing[module.request] = frozenset(k.name for k in sidecar.kernels)
-            answer, sent = _encode(self._measurement, module.request, sidecar)
+            answer, sent = _encode(self._measurement, module.request, sidecar, builds)
         except Error as error:
             self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
         except ImportError as error:
@@ -395,9 +396,15 @@ def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
 
 
 def _encode(
-    measurement: Measurement, request: int, sidecar: Sidecar, ahead: int | None = None
+    measurement: Measurement,
+    request: int,
+    sidecar: Sidecar,
+    builds: Mapping[str, int],
+    ahead: int | None = None,
 ) -> tuple[bytes, int]:
-    """Return the message, and a new file with the sidecar's image, which the caller closes. `ahead`: see `protocol.sidecar`."""
+    """Return the message, and a new file with the sidecar's image, which the caller closes.
+
+    builds: see `TracedProcess.add_sites`. ahead: see `protocol.sidecar`."""
     layouts = [
         protocol.KernelLayout(
             kernel.name,
@@ -416,6 +423,7 @@ def _encode(
             kernel.limited,
             kernel.block.shape,
             kernel.block.tick,
+            build=builds.get(kernel.name, 0),
             **_of_amd(kernel.amd),
         )
         for kernel in sidecar.kernels

@@ -15,7 +15,7 @@ from gpubpf.agent.protocol import Malformed
 
 SNAPSHOT = (
     struct.pack("<IIIIQQ", 7, 1, 0, SnapshotFlag.RUNNING, 4096, 123456789)
-    + struct.pack("<I I3I3IQ I IQQQ", 1, 5, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64)
+    + struct.pack("<I 2I3I3IQ I IQQQ", 1, 5, 3, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64)
     + struct.pack("<I IQQ I IQQQ", 1, 3, 1024, 64, 1, 4, 0, 2048, 1024)
 )
 RING = struct.pack("<6IQQ", 4, 1, 0, Place.HOST_RING, 16, 0, 8192, 48)
@@ -30,8 +30,9 @@ def test_snapshot() -> None:
         4096,
     )
     (instance,) = found.instances
-    assert (instance.slot, instance.grid, instance.block_dim, instance.launches) == (
+    assert (instance.slot, instance.build, instance.grid, instance.block_dim, instance.launches) == (
         5,
+        3,
         (2, 1, 1),
         (32, 1, 1),
         23,

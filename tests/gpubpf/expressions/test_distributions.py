@@ -122,7 +122,7 @@ def test_places_of_the_same_name_have_their_own_distribution() -> None:
         "_Z1bPf": {0: Site(0, "_Z1bPf", 40), 1: Site(1, "_Z1bPf", 41, "/x/two/util.cuh", 12)},
         "_Z1cPf": {0: Site(0, "_Z1cPf", 9), 1: Site(1, "_Z1cPf", 41, "/x/two/util.cuh", 13)},
     }
-    session: Any = SimpleNamespace(sites=lambda mangled, pid: sites[mangled])
+    session: Any = SimpleNamespace(sites=lambda mangled, pid, build: sites[mangled])
     instance: Any = SimpleNamespace(pid=1)
     keys = Keys(session, "source")
     found = [keys.of(instance, mangled, number) for mangled in sites for number in (0, 1, 7)]

@@ -55,7 +55,7 @@ class Busy:
     def has_map(self, name: str) -> bool:
         return True
 
-    def sites(self, mangled: str, pid: int) -> Any:
+    def sites(self, mangled: str, pid: int, build: int) -> Any:
         return {}
 
 

@@ -69,7 +69,7 @@ def session(*rings: RingRecords, stopped: bool = False, counts: Any = ()) -> Any
     return SimpleNamespace(
         rings=lambda name: rings,
         stopped=stopped,
-        sites=lambda mangled, pid: SITES,
+        sites=lambda mangled, pid, build: SITES,
         ring_counts=lambda name: counts,
     )
 
@@ -95,7 +95,9 @@ def test_a_record_is_taken_apart() -> None:
     made["launch"][1] = 5 | 0xABCDEF << 40
     found.take(session(ring(made)), [log(5)])
     ((accesses, times),) = kept.parts
-    assert times is None and accesses.place == KernelShape(PID, "app", 0, "_Z5scalePf", (3, 2, 1), (8, 8, 1))
+    assert times is None and accesses.place == KernelShape(
+        PID, "app", 0, "_Z5scalePf", (3, 2, 1), (8, 8, 1), build=0
+    )
     assert accesses.launch.tolist() == [5 | PROCESS << 40] * 2
     assert accesses.width.tolist() == [4, 0xABCDEF] and accesses.sm.tolist() == [5, 131]
     assert [KINDS[kind] for kind in accesses.kind] == ["store", "atomic"]

@@ -191,7 +191,7 @@ class Session:
             for cells in self.maps.get(name, [])
         ]
 
-    def sites(self, mangled, pid):
+    def sites(self, mangled, pid, build):
         return self.known
 
 
@@ -209,6 +209,7 @@ class _Read:
     registers_after: int | None = None
     spilled: int = 0
     wave: int | None = None
+    build: int = 0
 
 
 def test_since_the_last_time():
@@ -288,6 +289,37 @@ def test_builds_with_different_sites_are_added_up():
     (one,) = traffic.Traffic().read(session, since_last=False)
     assert [(s.site.number, s.requests) for s in one.sites] == [(n, 100) for n in range(2, 6)]
     assert one.unknown == 214  # of sites that differ between the builds
+
+
+def test_builds_have_their_own_sites():
+    """Also in an interval in which the second one is launched for the first time."""
+    cells, more = array(1, 3), array(1, 2)
+    cells["requests"][0, :, UNIT] = 2, 0, 6
+    more["requests"][0, :, UNIT] = 8, 16
+    first = [site(0, line=7), dataclasses.replace(site(1, line=9), like=0)]
+    second = [site(0, line=8), site(1, line=9)]
+    session = Session({"global_cells": [cells]}, None)
+    session.sites = lambda mangled, pid, build: dict(enumerate((first, second)[build]))
+    reader = traffic.Traffic()
+
+    def read():
+        (one,) = reader.read(session, since_last=True)
+        assert len({s.site.number for s in one.sites}) == len(one.sites)
+        return sorted((s.site.source_line, s.requests) for s in one.sites), one.unknown
+
+    assert read() == ([(7, 2), (9, 2)], 6)
+    session.instances = lambda name: [
+        _Read(1, "app", 0, "_Z5scalePf", cells, None, build=0),
+        _Read(1, "app", 0, "_Z5scalePf", more, None, build=1),
+    ]
+    cells["requests"][0, :, UNIT] += np.array([1, 0, 2], np.uint64)
+    assert read() == ([(7, 1), (8, 8), (9, 1), (9, 16)], 2)
+
+
+def test_updates_of_builds_that_use_a_number_for_different_sites_are_left_out():
+    updates = {0: Updates({0x10: 1}), 1: Updates({0x20: 2}), 2: Updates({0x30: 3})}
+    found = traffic._renumber_updates(updates, [{0: 0, 1: 1}, {0: 0, 1: 3, 2: 2}])
+    assert found == {0: updates[0], 2: updates[2]}
 
 
 def test_constants_are_told_from_global_memory():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -31,26 +32,22 @@ def test_the_contexts_of_a_program_are_added_up_but_not_the_programs_of_a_proces
 
 def test_the_blocks_of_all_launch_shapes() -> None:
     shapes = [((3, 4, 1), 2), ((5, 1, 1), 1), ((0, 0, 0), 3)]  # the last one is for all shapes
-    instances = [InstancePart(0, grid, (32, 1, 1), launches, ()) for grid, launches in shapes]
+    instances = [InstancePart(0, 0, grid, (32, 1, 1), launches, ()) for grid, launches in shapes]
     contexts = dict.fromkeys((1, 2), SimpleNamespace(snapshot=SimpleNamespace(gpu=0, instances=instances)))
     process = SimpleNamespace(number=1, names={0: "k"}, snapshots=contexts)
     measurement = SimpleNamespace(lock=threading.Lock(), all_processes=lambda: [process])
     assert readout.blocks(measurement) == {(1, 0, "k"): 2 * (2 * 12 + 5)}  # type: ignore[arg-type]
 
 
-def test_sites_that_differ_between_builds_are_left_out_with_their_followers() -> None:
-    one = [Site(0, "k", 1), Site(1, "k", 2), Site(2, "k", 3, like=0), Site(3, "k", 4, like=1)]
-    other = [Site(0, "k", 1), Site(1, "k", 9), Site(2, "k", 3, like=0), Site(3, "k", 4, like=1)]
-
-    def known(*tables: list[Site]) -> list[int]:
-        process = SimpleNamespace(pid=7, sites={"k": tables})
-        measurement = SimpleNamespace(lock=threading.Lock(), processes=[process])
-        return sorted(readout.sites(measurement, "k", 7))  # type: ignore[arg-type]
-
-    assert known(one) == [0, 1, 2, 3]
-    assert known(one, other) == [0, 2]
-    assert known(one, one[:1]) == [0, 1]  # the other build has no follower
-    assert known(one, []) == [0, 1, 2, 3]
+def test_sites_that_differ_between_builds_are_left_out_unless_the_build_is_known() -> None:
+    one = (Site(0, "k", 1), Site(1, "k", 2), Site(2, "k", 3))
+    other = (Site(0, "k", 1), Site(1, "k", 9))
+    process = SimpleNamespace(pid=7, sites={"k": [one, other]})
+    measurement: Any = SimpleNamespace(lock=threading.Lock(), processes=[process])
+    assert sorted(readout.sites(measurement, "k", 7)) == [0, 2]
+    for build, table in enumerate((one, other)):
+        assert readout.sites(measurement, "k", 7, build) == dict(enumerate(table))
+    assert readout.sites(measurement, "k", 7, 2) == {}
 
 
 def test_a_kernel_of_a_header_has_the_same_sites_in_every_module() -> None:

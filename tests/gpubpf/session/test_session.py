@@ -674,7 +674,9 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
         file = os.memfd_create("maps")
         os.ftruncate(file, 1 << 39)
         head = struct.pack("<4IQQI", 0, 0, 0, 0, 1 << 39, 0, 1)
-        array = struct.pack("<7IQI", 0, 1, 1, 1, 1, 1, 1, 1, 1) + struct.pack("<IQQQ", 0, 0, 1 << 39, 1 << 36)
+        array = struct.pack("<8IQI", 0, 0, 1, 1, 1, 1, 1, 1, 1, 1) + struct.pack(
+            "<IQQQ", 0, 0, 1 << 39, 1 << 36
+        )
         rest = struct.pack("<II", 0, 0)
         socket.send_fds(peer, [protocol.frame(Message.SNAPSHOT, head + array + rest)], [file])
         os.close(file)

@@ -150,6 +150,7 @@ void log_launch(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, const 
     r.queue = queue;
     r.kernel.slot = kernel.slot_index;
     r.kernel.outcome = outcome;
+    if (outcome == kInstrumented) r.kernel.build = kernel.copy.load()->layout->build;
     for (int axis = 0; axis < 3; ++axis) {
         r.kernel.block[axis] = packet.block[axis];
         r.kernel.grid[axis] =

@@ -179,7 +179,8 @@ void add_instances(Contents &contents, const Copy &copy) {
     uint64_t of_all = 0;
     auto put = [&](const Shape &shape, uint64_t launches, const std::vector<Array> &arrays) {
         Writer &row = contents.instances.row();
-        row.u32(copy.kernel->slot_index).raw(&shape[3], 12).raw(shape.data(), 12).u64(launches);
+        row.u32(copy.kernel->slot_index).u32(copy.layout->build);
+        row.raw(&shape[3], 12).raw(shape.data(), 12).u64(launches);
         row.u32(static_cast<uint32_t>(arrays.size()));
         for (const Array &a : arrays)
             row.u32(a.map).u64(contents.offset_of(a.base)).u64(a.bytes).u64(a.capacity);

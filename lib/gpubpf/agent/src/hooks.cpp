@@ -86,6 +86,7 @@ CUresult described_launch(const HookCall &hook, const Function *function, CUfunc
     if (outcome == kInstrumented) {
         operation.called();
         result = in_driver_with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
+        r.kernel.build = swap.copy->layout->build;
         if (!swapped(hook, swap, result)) {
             outcome = outcome_of(kLaunchFailed);
             result = in_driver([&] { return original(f, parameters, extra); });

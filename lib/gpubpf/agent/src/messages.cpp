@@ -73,6 +73,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         l.pid_tgid = reader.u32();
         l.waits = reader.u32() != 0;
         l.sites = reader.u32();
+        l.build = reader.u32();
         l.kernel = reader.u32();
         l.epoch = reader.u32();
         l.shape = reader.u32();

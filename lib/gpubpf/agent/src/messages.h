@@ -73,6 +73,7 @@ struct Layout {  // the layout of one instrumented kernel
     uint32_t pid_tgid = kNoField;  // offset of the launching thread's id in the block
     bool waits = true;             // its blocks may wait for each other
     uint32_t sites = 0;
+    uint32_t build = 0;   // the tool's number of this build, among those of kernels with this name
     std::string limited;  // name of a second copy, which uses fewer registers; empty: none
     // offsets of the kernel's number and of the allocation epoch in the block
     uint32_t kernel = kNoField, epoch = kNoField;

@@ -172,6 +172,7 @@ void add_instances(Contents &contents, const Copy &copy) {
                    const std::vector<Array> &arrays) {
         Writer &row = contents.instance_table.row();
         row.u32(copy.kernel->slot_index)
+            .u32(copy.layout->build)
             .raw(grid, 3 * sizeof *grid)
             .raw(block, 3 * sizeof *block)
             .u64(launches)

@@ -715,6 +715,7 @@ static void log_kernels(const Exec &exec, const Record &launch, uint64_t first) 
         if (!k.enabled) continue;
         node.id = first + i;
         fill(node.kernel, exec, k, i);
+        node.kernel.build = k.outcome == kInstrumented ? k.choice.copy->layout->build : 0;
         node.kernel.replay = exec.replays;
         oplog.put(node);
     }

@@ -346,6 +346,14 @@ bool mirror_known_attributes(const std::map<int, int> &attributes, int cache, in
     return true;
 }
 
+// Whether a sidecar's copies can be those of another answer, too. Equal code may come from other source lines.
+bool equal_copies(const Sidecar &s, const Answer &answer) {
+    if (s.answer->image != answer.image || s.copies.size() != answer.kernels.size()) return false;
+    for (size_t i = 0; i < s.copies.size(); ++i)
+        if (s.copies[i] && s.copies[i]->layout->build != answer.kernels[i].build) return false;
+    return true;
+}
+
 }  // namespace
 
 using LoadModule = CUresult (*)(CUmodule *, const void *);
@@ -378,9 +386,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         std::lock_guard<std::mutex> hold(r.lock);
         for (Sidecar &s : context->sidecars) {
             if (s.module == module && s.answer == answer) return;
-            if (s.module->gone && s.handle && s.answer->image == answer->image &&
-                s.copies.size() == kernels.size())
-                idle = &s;
+            if (s.module->gone && s.handle && equal_copies(s, *answer)) idle = &s;
         }
         if (!idle && !may_load) return;
         if (idle) idle->module = module;
