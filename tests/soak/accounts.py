@@ -180,7 +180,11 @@ ENDINGS = (
     Notice(r"(?!note: ).*[Tt]oo many open files.*", NOTHING, (OUT_OF_FILES,)),
     Notice(r"out of memory; measure less .*", NOTHING, ("little memory of the tool",)),
     Notice(r"(?!note: ).* \(Cannot allocate memory\); .*", NOTHING, ("little memory of the tool",)),
-    Notice(r"the compiler was killed, perhaps because memory ran out; .*", NOTHING, ("little memory of the tool",)),
+    Notice(
+        r"the compiler was killed, perhaps because memory ran out; .*",
+        NOTHING,
+        ("little memory of the tool",),
+    ),
     Notice(  # the agent knows its tool once that has answered
         rf"{_PID} is already traced by (another tool|\w+, pid \d+|\w+ \(pid \d+\)); stop that( tool)? first",
         NOTHING,

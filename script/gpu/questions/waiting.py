@@ -58,7 +58,13 @@ CAPTURES = [Way(mode, same, relaxed) for mode in ("global", "thread-local", "rel
 
 
 # Asking for these is no work, but the agent does not ask during a capture.
-ATTRIBUTES = ("cuStreamGetCtx", "cuStreamGetCtx_v2", "cuStreamGetFlags", "cuStreamGetPriority", "cuStreamGetId")
+ATTRIBUTES = (
+    "cuStreamGetCtx",
+    "cuStreamGetCtx_v2",
+    "cuStreamGetFlags",
+    "cuStreamGetPriority",
+    "cuStreamGetId",
+)
 ATTRIBUTE_OF = "{}, the captured stream"
 
 
