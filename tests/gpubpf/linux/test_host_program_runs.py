@@ -92,7 +92,8 @@ def main():
                 out.record(kernel=host.in_kernel, runs=[[r.function, r.runs, r.missed] for r in host.runs()])
                 if meanwhile:
                     activity = meanwhile.activity()
-                    told = [activity.explain(s["tid"], s["call_ns"], s["call_ns"] + 15_000_000) for s in slots]
+                    thread = [s["launch"] >> 40 << 32 | s["tid"] for s in slots]
+                    told = [activity.explain(t, s["call_ns"], s["call_ns"] + 15_000_000) for t, s in zip(thread, slots)]
                     out.record(known=meanwhile.known, told=told)
                 out.record(summary=session.summary())
     return session.status
