@@ -663,7 +663,7 @@ def sidecar(
             + _bytes(k.limited.encode())
             + struct.pack(f"<I{len(k.parameters)}I", len(k.parameters), *k.parameters)
             + struct.pack(
-                "<12I",
+                "<13I",
                 k.block_offset,
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
