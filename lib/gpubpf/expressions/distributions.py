@@ -193,13 +193,16 @@ class Distributions:
             return found.setdefault(place, made).sums
 
         keys = Keys(session, one.key)
+        # Counts by value are by kernel, not by build. The sums that belong to them have the same keys.
+        has_values = session.has_map(f"values_{number}")
         for instance in session.instances(f"sums_{number}"):
+            build = None if has_values else instance.build
             for site, cell in _by_site(instance, one):
-                sums = sums_of(instance, keys.of(instance, instance.mangled, site, instance.build))
+                sums = sums_of(instance, keys.of(instance, instance.mangled, site, build))
                 sums.count += cell.count
                 sums.sum += cell.sum
                 sums.buckets += cell.buckets
-        if not session.has_map(f"values_{number}"):
+        if not has_values:
             return
         kernels = session.kernel_names()
         for instance in session.instances(f"values_{number}"):

@@ -413,7 +413,8 @@ bool serves_leftovers(const char *name) {
                            [&](const char *b) { return strncmp(name, b, strlen(b)) == 0; });
     };
     if (strcmp(name, "cuDevicePrimaryCtxRetain") == 0) return false;
-    if (is_one_of({"cuCtxDestroy", "cuDevicePrimaryCtxRe", "cuGreenCtxDestroy", "cuStreamBeginCapture", "cuStreamEndCapture"}))
+    if (is_one_of({"cuCtxDestroy", "cuDevicePrimaryCtxRe", "cuGreenCtxDestroy", "cuStreamBeginCapture",
+                   "cuStreamEndCapture"}))
         return true;
     std::lock_guard<std::mutex> hold(leftovers->lock);
     return std::any_of(leftovers->all.begin(), leftovers->all.end(), waits_for_kernels) &&
