@@ -128,3 +128,7 @@ def test_events_and_keys_have_their_line(app: Path, tmp_path: Path) -> None:
     sums = measured("gpudist", app, tmp_path / "out", "-H", "store:same:u32:lane, source")
     keys = Counter({record["key"]: record["count"] for record in sums if record["type"] == "dist"})
     assert keys == found
+    counts = measured("gpudist", app, tmp_path / "out", "-C", "store:same:u32:lane, source")
+    values = [record for record in counts if record["type"] == "dist"]
+    assert sum(record["count"] for record in values) == keys.total()
+    assert not any(record["missing"] for record in values)

@@ -137,7 +137,7 @@ def test_what_matches_nothing_is_one_line_with_what_there_is(app):
     done = run("--kernel", "sell", "--", app, "1", "0", "0")
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if "note:" not in line]
-    assert lines == ["threadhist: no kernel matches 'sell'; kernels seen: grid::cell"]
+    assert lines == ["threadhist: no kernel matches 'sell'; kernels seen: grid::cell, grid::in_turn"]
     assert run("--kernel", "sell", "--", app, "1", "0", "4").returncode == 4
 
 
@@ -206,7 +206,7 @@ def test_a_reader_that_leaves_does_not_disturb_the_program(app):
 
 def test_a_listing_of_what_ran(app):
     done = run("--list", "--json", "--", app, "3", "0", "0")
-    (listed,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    listed, _ = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     assert (listed["kernel"], listed["launches"], listed["instrumentable"]) == ("grid::cell", 3, True)
     assert listed["comm"] == "app" and listed["pid"] > 0
     text = run("--ptx", app).stdout
