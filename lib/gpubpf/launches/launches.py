@@ -314,7 +314,7 @@ class Launches:
         return new
 
     def open_since(self, columns: OperationColumns) -> int:
-        """Return the time of the oldest launch call that `fresh` has yet to return; NEVER if there is none."""
+        """Return when the oldest launch that `fresh` has not returned yet was called; NEVER if there is none."""
         open_ = (columns.ops.kind == Kind.KERNEL) & ~among(columns.ops.id, self._told)
         return int(columns.ops.call[open_].min(initial=NEVER))
 

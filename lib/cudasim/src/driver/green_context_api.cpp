@@ -109,7 +109,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc description, CUd
     return CUDA_SUCCESS;
 }
 
-// A primary context that was reset is no longer this one's to release.
+// After a reset of the primary context, there is nothing to release.
 CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
     std::shared_ptr<GreenContext> green;
     const CUresult status = find_green(handle, green);
