@@ -67,6 +67,9 @@ _NO_FILE = (1 << 64) - 1
 # ILL, TRAP, BUS, FPE, SEGV, SYS: if blocked, they kill the process.
 _SYNCHRONOUS = sum(1 << n - 1 for n in (4, 5, 7, 8, 11, 31))
 _ALL_OTHERS = (1 << 64) - 1 & ~_SYNCHRONOUS
+# glibc's SIGSETXID, by which setuid and others make all threads call them. Meanwhile they hold a lock that pthread_create takes, and
+# wait for all threads. So the stub has to receive it.
+_SETXID = 33
 # mov $15, %rax; syscall: the code to which signal handlers return.
 _RETURNING = bytes.fromhex("48c7c00f0000000f05")
 _CALLING = bytes.fromhex("0f05c3")  # syscall; ret
@@ -86,6 +89,12 @@ main:                                # on the borrowed thread; rbx: the data
   syscall
   test eax, eax
   jnz back
+  mov edi, 1                         # SIG_UNBLOCK: there is a stack for their handlers now
+  lea rsi, [rbx+0xa0]
+  xor edx, edx
+  mov r10d, 8
+  mov eax, 14                        # rt_sigprocmask
+  syscall
   call [rbx]                         # __errno_location
   mov r12, rax
   mov r13d, [rax]
@@ -125,7 +134,7 @@ worker:                              # on the new thread
   mov rbx, rdi
   mov eax, 3
   shl rax, 31
-  push rax                           # signals 32 and 33, by which glibc makes all threads call setuid
+  push rax                           # signals 32 and 33 are glibc's own
   mov edi, 1                         # SIG_UNBLOCK: the borrowed thread has blocked them
   mov rsi, rsp
   xor edx, edx
@@ -179,14 +188,14 @@ last:                                # munmap of this memory: no instruction of 
   jmp rax
 """
 STUB = bytes.fromhex(
-    "4889dfbe00300100ba03000000b80a0000000f0585c0755fff134989c4448b28488d7b1031f6488d15570000004889d9ff53088943184589"
-    "2c2485c07539448bab880000004585ed742d83bb8c00000000752431ff31f6488d93900000004531d2b8e60000000f0581839800000050c3"
-    "000041ffcdebce488b6368b80f0000000f050f0b53415441554889fbb80300000048c1e01f50bf010000004889e631d241ba08000000b80e"
-    "0000000f0558ff53204889c7ff532841bc802700008b43383b433c7523bf640000004181fc102700007705bfd0070000ff533041ffcc75dd"
-    "31c0415d415c5bc3488b7b48488b7350488b5358488b4b604c8b6b4031c083bb8400000000751641ffd548894378ff138b00898380000000"
-    "ff433ceb9a4c89e8415d415c5bffe0"
+    "4889dfbe00300100ba03000000b80a0000000f0585c0757abf01000000488db3a000000031d241ba08000000b80e0000000f05ff134989c4"
+    "448b28488d7b1031f6488d15570000004889d9ff530889431845892c2485c07539448bab880000004585ed742d83bb8c00000000752431ff"
+    "31f6488d93900000004531d2b8e60000000f0581839800000050c3000041ffcdebce488b6368b80f0000000f050f0b53415441554889fbb8"
+    "0300000048c1e01f50bf010000004889e631d241ba08000000b80e0000000f0558ff53204889c7ff532841bc802700008b43383b433c7523"
+    "bf640000004181fc102700007705bfd0070000ff533041ffcc75dd31c0415d415c5bc3488b7b48488b7350488b5358488b4b604c8b6b4031"
+    "c083bb8400000000751641ffd548894378ff138b00898380000000ff433ceb9a4c89e8415d415c5bffe0"
 )
-STUB_END = 0x82  # offset after its rt_sigreturn
+STUB_END = 0x9D  # offset after its rt_sigreturn
 
 # The memory that is mapped for the stub: code, data, strings, a stack.
 PAGE = 4096
@@ -209,6 +218,7 @@ _TAKE_LOCKS = (
     "pthread_create pthread_join pthread_detach pthread_exit pthread_tryjoin_np pthread_setattr_default_np"
     " pthread_getattr_default_np fork _Fork exit quick_exit dlopen dlclose dlsym dlvsym"
     " dlmopen dl_iterate_phdr dlinfo dladdr dladdr1 dlerror"
+    " setuid setgid seteuid setegid setreuid setregid setresuid setresgid setgroups"
 ).split()
 _MALLOC = (
     "malloc free calloc realloc memalign aligned_alloc posix_memalign valloc pvalloc malloc_trim mallinfo mallinfo2"
@@ -430,7 +440,9 @@ class _Borrowing:
         self.mask = 0
         self.frame = 0  # address of the signal frame
         self.calling = self.returning = 0  # code addresses: see ProcessCode.gadgets
-        self.deferred = 0  # a signal that arrived meanwhile and must be delivered later
+        self.deferred = (
+            0  # a signal that cannot be blocked (SIGSTOP) and arrived meanwhile: it is sent again at the end
+        )
         self.stopped_s = 0.0  # seconds that threads were stopped
 
     def run(self) -> int:
@@ -514,7 +526,7 @@ class _Borrowing:
                 raise create_error(self.pid, failure)
             self._prepare(base, TURNS)
             self._to_stub(thread, base)
-            thread.detach(self.deferred)
+            self._detach(thread)
         return base
 
     def _check_filters(self, filters: list[bytes]) -> None:
@@ -604,7 +616,7 @@ class _Borrowing:
         struct.pack_into("<i", data, CREATED, PENDING)
         struct.pack_into("<QQQ", data, 0x20, f["pthread_self"], f["pthread_detach"], f["usleep"])
         struct.pack_into("<Q", data, FRAME, self.frame + 8)
-        struct.pack_into("<IIQQ", data, TURNS_LEFT, turns, 0, 0, PAUSE_NS)
+        struct.pack_into("<IIQQQ", data, TURNS_LEFT, turns, 0, 0, PAUSE_NS, 1 << _SETXID - 1 & ~self.mask)
         self.memory.write(base, STUB)
         self.memory.write(base + DATA, bytes(data))
 
@@ -678,14 +690,12 @@ class _Borrowing:
                 created: int = struct.unpack("<i", self.memory.read(base + DATA + CREATED, 4))[0]
                 # PENDING: the stub's mprotect failed, so it could not write its result.
                 return created if created != PENDING else errno.ENOMEM
-            if (
-                asked
-                and not thread.at_syscall
-                and registers.in_syscall
-                and registers.orig_rax == NUMBERS["futex"]
-            ):
+            if asked and registers.in_syscall and registers.orig_rax == NUMBERS["futex"]:
                 return PENDING
-            self._continue(thread)
+            if thread.signal == _SETXID:
+                thread.to_syscall(_SETXID)
+            else:
+                self._continue(thread)
 
     def _call(self, thread: TracedThread, number: int, *arguments: int) -> int:
         """Have the stopped thread make a system call. Return its result."""
@@ -734,6 +744,7 @@ class _Borrowing:
 
     def _restore(self, thread: TracedThread) -> None:
         """Restore the thread's state and detach. The thread continues where it was stopped, and does not notice."""
+        thread.block_signals(_ALL_OTHERS)
         back = self.saved.copy()
         back.rip, back.rsp, back.orig_rax = self.returning, self.frame + 8, ptrace.NO_SYSCALL
         thread.set_registers(back)  # at the entry of a system call, this also skips the call
@@ -747,7 +758,14 @@ class _Borrowing:
         thread.set_registers(
             self.saved
         )  # must be last: until here, the thread could return to its code by itself
-        thread.detach(self.deferred)
+        self._detach(thread)
+
+    def _detach(self, thread: TracedThread) -> None:
+        """Detach from the thread where no signal stopped it: there, ptrace delivers none. So send the deferred one."""
+        if self.deferred:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, self.deferred)
+        thread.detach()
 
 
 def _vector_frame(xstate: bytes) -> bytes:

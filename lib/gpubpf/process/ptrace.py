@@ -218,10 +218,10 @@ class TracedThread:
         """Whether the thread is stopped at the entry or exit of a system call, after `to_syscall`."""
         return self.status == _SYSCALL_STOP
 
-    def to_syscall(self) -> None:
-        """Continue to the next entry or exit of a system call. A pending `signal` is not delivered."""
+    def to_syscall(self, signal_number: int = 0) -> None:
+        """Continue to the next entry or exit of a system call. A pending `signal` is delivered only if named here."""
         self.status = self._registers = None
-        _call(_SYSCALL, self.tid)
+        _call(_SYSCALL, self.tid, 0, signal_number)
 
     def to_user(self) -> None:
         """Continue to the point where the kernel returns to user space, after signal delivery, and stop there."""

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -23,6 +24,14 @@ static void *hold(void *a) {
 }
 
 static void *wait_for_ever(void *a) {
+  for (;;) pause();
+  return a;
+}
+
+// setgid waits for this thread for ever, and holds a lock that pthread_create takes.
+static void *block_all(void *a) {
+  unsigned long all = -1;
+  syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, 0, sizeof all);
   for (;;) pause();
   return a;
 }
@@ -74,6 +83,11 @@ int main(int argc, char **argv) {
     pthread_create(&thread, 0, hold, 0);
     usleep(100000);
     pthread_mutex_lock(&mutex);
+  }
+  if (!strcmp(kind, "locked")) {
+    pthread_create(&thread, 0, block_all, 0);
+    usleep(50000);
+    setgid(getgid());
   }
   if (!strcmp(kind, "leaderless")) pthread_exit(0);
   for (;;) pause();
