@@ -263,6 +263,9 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
         getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     for name in ("bpf_table_fd_id", "bpf_table_key_size_id", "bpf_table_leaf_size_id"):
         getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    # bcc does not declare these, and ctypes would pass the address as an int: on another thread than the first, it is a larger number.
+    lib.bpf_num_tables.restype = ctypes.c_size_t
+    lib.bpf_num_tables.argtypes = [ctypes.c_void_p]
     definitions: dict[str, MapDefinition] = {}
     by_fd: dict[int, str] = {}
     lib.bpf_table_name.restype = ctypes.c_char_p

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -372,6 +373,13 @@ def test_maps_that_the_kernel_does_not_make():
             compile._compile(text)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_compiled_on_another_thread():
+    """There, the C library's memory lies at addresses of more than 32 bits."""
+    made = compiled(HEAD)
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(compile._compile, HEAD).result() == made
 
 
 def test_compiled_once(monkeypatch, tmp_path):
