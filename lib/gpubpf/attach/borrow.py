@@ -89,7 +89,7 @@ main:                                # on the borrowed thread; rbx: the data
   syscall
   test eax, eax
   jnz back
-  mov edi, 1                         # SIG_UNBLOCK: there is a stack for their handlers now
+  mov edi, 1                         # SIG_UNBLOCK, for SIGSETXID: there is a stack for its handler now
   lea rsi, [rbx+0xa0]
   xor edx, edx
   mov r10d, 8
@@ -441,7 +441,7 @@ class _Borrowing:
         self.frame = 0  # address of the signal frame
         self.calling = self.returning = 0  # code addresses: see ProcessCode.gadgets
         self.deferred = (
-            0  # a signal that cannot be blocked (SIGSTOP) and arrived meanwhile: it is sent again at the end
+            0  # SIGSTOP, which cannot be blocked, if it arrived meanwhile: it is sent again at the end
         )
         self.stopped_s = 0.0  # seconds that threads were stopped
 
