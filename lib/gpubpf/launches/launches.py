@@ -314,7 +314,7 @@ class Launches:
         return new
 
     def open_since(self, columns: OperationColumns) -> int:
-        """Return when the oldest launch that `fresh` has not returned yet was called; NEVER if there is none."""
+        """Return the call time of the oldest launch that `fresh` has not returned yet, in ns; NEVER if there is none."""
         open_ = (columns.ops.kind == Kind.KERNEL) & ~among(columns.ops.id, self._told)
         return int(columns.ops.call[open_].min(initial=NEVER))
 
