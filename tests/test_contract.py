@@ -254,6 +254,25 @@ def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
     assert done.stderr.startswith(f"{tool}: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("threadhist", "kernelretsnoop", "kernelretsnoop -e", "launchlate", "memtrace", "memtrace -e"),
+        *(
+            "memtrace --sample-warps 1/2",
+            "gpucount exit:*",
+            "gpudist -C exit:*:u64:launch",
+            "gputrace -T exit:*",
+        ),
+    ],
+)
+def test_csv_has_a_header_if_no_kernel_was_launched(words):
+    done = run(*words.split(), "--csv", "--device", "sim", "--", "true")
+    assert done.returncode == 0
+    (header,) = done.stdout.splitlines()
+    assert {"pid", "comm", "gpu"} <= set(header.split(",")), done.stderr
+
+
 @pytest.mark.parametrize("tool", [tool for tool in TOOLS if hasattr(tool_module(tool), "PROGRAM")])
 def test_ebpf_prints_the_program(tool):
     done = run(tool, "--ebpf")

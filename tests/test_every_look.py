@@ -1,7 +1,7 @@
-"""Every example under every tool and look, on both clocks of the embedded device: the text is readable and the data valid.
+"""Programs under every tool and look, on both clocks of the embedded devices: the text is readable and the data valid.
 
-The suite runs a small part of the matrix, another one each day, so that each case has its turn within five months.
-GPUBPF_DAY=N repeats the part of another day: the number of days since 1970. GPUBPF_LOOKS=all runs all 2,280 cases, for hours.
+The suite runs a small part of the matrix, another one each day, so that each case has its turn within six months.
+GPUBPF_DAY=N repeats the part of another day: the number of days since 1970. GPUBPF_LOOKS=all runs all cases, for hours.
 """
 
 from __future__ import annotations
@@ -19,11 +19,25 @@ from typing import Any
 
 import pytest
 
+import gpubpf_examples
+import hipsim_device
 from gpubpf.names import demangle
-from gpubpf_examples import NAMES, ROOT, build
+from gpubpf_examples import ROOT
 from gpubpf_text import longest, shortened
 
 SHORT = {"matmul": ["64"]}  # with a record for every access, the whole program would take minutes
+EXAMPLES = {name: f"{name}: PASSED" for name in gpubpf_examples.NAMES}  # what each writes last
+HIP = {
+    "cooperative": "all rounds are right",
+    "copies": "copies are right",
+    "points": "right",
+    "probed": "right",
+    "streams": "streams are right",
+    "vectoradd": "1000 sums are right",
+    "waits": "right 256",
+}
+HIP_GPU = "gfx90a"
+NOT_ON_AMD = ("func:*", "value", "old")  # points and values that probes do not have there
 LOOKS = {
     "threadhist": [
         *("", "-v", "--json", "--csv", "--top 5", "--by lane", "--by warp", "--by block", "-T --by block -v"),
@@ -84,15 +98,26 @@ LOOKS = {
         "--errors -e -T",
     ],
 }
+LOOKS["hipsnoop"] = LOOKS["cudasnoop"]
+
+
+def can_be_measured(name: str, tool: str, look: str) -> bool:
+    """Return whether a tool has this look for a program: cudasnoop for CUDA, hipsnoop for HIP, the others for both."""
+    if name in EXAMPLES:
+        return tool != "hipsnoop"
+    return tool != "cudasnoop" and not any(word in look for word in NOT_ON_AMD)
+
+
 MATRIX = [
     (name, tool, look, clock)
     for tool, looks in LOOKS.items()
     for look in looks
-    for name in NAMES
+    for name in (*EXAMPLES, *(f"hip-{name}" for name in HIP))
     for clock in ("real", "virtual")
+    if can_be_measured(name, tool, look)
 ]
 ALL_COLUMNS = 90  # of a table of memtrace, which leaves some out without -v
-STEP = 1 if os.environ.get("GPUBPF_LOOKS") == "all" else 149
+STEP = 1 if os.environ.get("GPUBPF_LOOKS") == "all" else 191
 DAY = int(os.environ["GPUBPF_DAY"])  # tests/conftest.py sets it
 
 
@@ -101,40 +126,54 @@ def name_of(case: tuple[str, str, str, str]) -> str:
     return "-".join((name, tool, look.replace(" ", "_").replace("{}", "FILE"), clock))
 
 
-@pytest.fixture(scope="session")
-def built() -> Path:
-    return build()
+@functools.cache
+def examples() -> Path:
+    return gpubpf_examples.build()
+
+
+def program_of(name: str) -> tuple[Path, list[str], str]:
+    """Build a program; return its file, its arguments, and what it writes last."""
+    if name in EXAMPLES:
+        return examples() / name, SHORT.get(name, []), EXAMPLES[name]
+    kernels = name.removeprefix("hip-")
+    hipsim_device.libraries()
+    return hipsim_device.program(kernels, gpu=HIP_GPU), [], HIP[kernels]
 
 
 def marked(case: tuple[str, str, str, str]) -> Any:
-    """cudasnoop has probes in the driver that all use."""
+    """cudasnoop and hipsnoop have probes in the library that all use."""
     return pytest.param(
-        case, marks=[pytest.mark.whole_machine] if case[1] == "cudasnoop" else [], id=name_of(case)
+        case, marks=[pytest.mark.whole_machine] if case[1].endswith("snoop") else [], id=name_of(case)
     )
 
 
 @pytest.mark.parametrize("case", [marked(case) for case in MATRIX[DAY % STEP :: STEP]])
-def test_a_look(case: tuple[str, str, str, str], built: Path, tmp_path: Path) -> None:
+def test_a_look(case: tuple[str, str, str, str], tmp_path: Path) -> None:
     name, tool, look, clock = case
+    if tool.endswith("snoop") and os.geteuid():
+        pytest.skip("needs root")
+    program, arguments, last = program_of(name)
     results = tmp_path / "results"
-    command = [str(built / name), *SHORT.get(name, [])]
     options = look.format(tmp_path / "file").split()
+    command = [str(program), *arguments]
     if tool == "cudasnoop":
-        if os.geteuid():
-            pytest.skip("needs root")
-        traced = [sys.executable, "-m", "cudasim.launcher", "--clock", clock, "--", *command]
-    else:
+        command = [sys.executable, "-m", "cudasim.launcher", "--clock", clock, "--", *command]
+    elif tool != "hipsnoop":
         options += ["--device", "sim"]
-        traced = command
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "CUDASIM_CLOCK": clock}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "lib"),
+        "CUDASIM_CLOCK": clock,
+        "HIPSIM_CLOCK": clock,
+    }
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *options, "-o", str(results), "--", *traced],
+        [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *options, "-o", str(results), "--", *command],
         capture_output=True,
         text=True,
         env=environment,
         timeout=300,
     )
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"{name}: PASSED"]), done.stderr
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [last]), done.stderr
     assert "Traceback" not in done.stderr and "warning" not in done.stderr.lower(), done.stderr
     files = list(tmp_path.glob("file.*"))
     assert files or "{}" not in look, done.stderr
@@ -151,8 +190,8 @@ def test_a_look(case: tuple[str, str, str, str], built: Path, tmp_path: Path) ->
     else:
         readable(made, done.stderr)
         verbose = "-v" in options
-        if not (tool == "cudasnoop" and "-e" in options):  # the line of a call keeps its numbers whole
-            shown = shortened(made, names_in(built / name)) if verbose else made
+        if not (tool.endswith("snoop") and "-e" in options):  # the line of a call keeps its numbers whole
+            shown = shortened(made, names_in(program)) if verbose else made
             widest = max(shown.splitlines(), key=len)
             assert len(widest) <= (ALL_COLUMNS if verbose and tool == "memtrace" else 80), widest
 

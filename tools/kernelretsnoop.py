@@ -301,7 +301,7 @@ def report(
     session: Session, log: ExitLog, owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
 ) -> None:
     """Print the exits since the last report."""
-    from gpubpf.exits import exits_text
+    from gpubpf.exits import exits_csv, exits_text
     from gpubpf.session.kernel_shapes import site_names
 
     def sites(kernel: KernelShape) -> SiteNames:
@@ -311,9 +311,11 @@ def report(
     reports = list(log.reports(since_last=bool(args.interval), session=session))
     if not reports and not args.interval and cli.chooses_threads(args):
         cli.note(TOOL, "no thread that left a kernel matches --block and --thread")
-    if results.json or results.csv:
+    if results.json:
         for kernel, exits in reports:
-            (show_json if results.json else show_csv)(kernel, exits, sites(kernel), results)
+            show_json(kernel, exits, sites(kernel), results)
+    elif results.csv:
+        results.table(exits_csv.COLUMNS, exits_csv.rows(reports, sites))
     else:
         results.out.lines(exits_text.lines(reports, log.title, sites, owners, args.verbose))
 
@@ -333,23 +335,6 @@ def show_json(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results:
     results.out.record(
         **({"type": "kernel", **common, **name} | lateness.kernel_record(exits) | results.stamp)
     )
-
-
-def show_csv(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: cli.ResultWriter) -> None:
-    """Write a row for each lane."""
-    from gpubpf.exits import lateness
-
-    times = (f"late_{name}_ns" for name in ("mean", "p50", "p99", "max"))
-    names = ("site", "source", "mangled")
-    columns = ("pid", "comm", "gpu", "kernel", *cli.SHAPE_COLUMNS, "lane", "exits", *times, *names)
-    rows, common = [], kernel.record()
-    owner = [common[name] for name in ("pid", "comm", "gpu", "kernel", "grid", "block_dim")]
-    for lane in exits.lanes:
-        record = lateness.lane_record(lane, sites)
-        late = tuple(record["late_ns"].values())
-        place = (record["site"], record["source"], kernel.mangled)
-        rows.append((*owner, lane.number, lane.exits, late, *place))
-    results.table(columns, rows)
 
 
 if __name__ == "__main__":

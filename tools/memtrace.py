@@ -265,14 +265,17 @@ def report(
     kernels: list[KernelTraffic], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
 ) -> None:
     """Print what was counted since the last report."""
-    results.begin()
-    if results.json or results.csv:
-        for kernel in kernels:
-            (show_json if results.json else show_csv)(kernel, results)
-        return
-    from gpubpf.memory import traffic_text
+    from gpubpf.memory import traffic_csv, traffic_text
 
-    results.out.lines(traffic_text.report(kernels, owners, args.verbose))
+    results.begin()
+    if results.json:
+        for kernel in kernels:
+            show_json(kernel, results)
+    elif results.csv:
+        sampled = bool(args.sample_blocks or args.sample_warps)
+        results.table(traffic_csv.columns(sampled), traffic_csv.rows(kernels, sampled))
+    else:
+        results.out.lines(traffic_text.report(kernels, owners, args.verbose))
 
 
 def report_coverage(
@@ -309,19 +312,6 @@ def show_json(kernel: KernelTraffic, results: cli.ResultWriter) -> None:
         for site in kernel.sites
     )
     results.out.record(**({"type": "kernel", **place} | kernel.record() | results.stamp))
-
-
-def show_csv(kernel: KernelTraffic, results: cli.ResultWriter) -> None:
-    """Write a row for each instruction that accesses memory."""
-    for site in kernel.sites:
-        record = kernel.place() | site.record(kernel.share([site]))
-        del record["patterns"]
-        record["stride_min"], record["stride_max"] = record.pop("strides") or (None, None)
-        banks = record.pop("bank_ways") or {"mean": None, "max": None}
-        record |= {"bank_ways_mean": banks["mean"], "bank_ways_max": banks["max"]}
-        record |= {f"{name}_error": error for name, error in record.pop("standard_error", {}).items()}
-        record["mangled"] = kernel.mangled
-        results.table(list(record), [list(record.values())])
 
 
 if __name__ == "__main__":

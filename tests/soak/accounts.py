@@ -59,6 +59,11 @@ class Notice:
 
 
 _PID = r"pid (?P<pid>\d+) \(\w*\)"
+# Of a process that can make no files.
+_NOT_HOOKABLE = (
+    rf"{_PID} (cannot be hooked: it can make no files in memory \(.*\)|cannot be hooked: \w+ failed in it \(.*\); .*"
+    r"|cannot load \S+: .*Too many open files; .*)"
+)
 # Of results that were not read.
 _LOST_RECORDS = r"(; [\d,]+ records? of \w+ received, .* lost)*"
 _LOST_COUNTS = r"the counts of up to (?P<counts>[\d,]+) launch(es)? are lost( \([\d,]+ of them began after the last reading\))?"
@@ -76,6 +81,11 @@ NOTICES = (
     # Processes that are not traced, or not to their end.
     Notice(
         rf"note: {_PID} is not traced: it can make no files in memory \(.*\)",
+        MISSED_PROGRAM,
+        NO_FILES_IN_PROGRAM,
+    ),
+    Notice(
+        rf"note: {_NOT_HOOKABLE}",
         MISSED_PROGRAM,
         NO_FILES_IN_PROGRAM,
     ),
@@ -190,7 +200,7 @@ ENDINGS = (
         NOTHING,
         ("second tool",),
     ),
-    Notice(rf"{_PID} cannot be hooked: it can make no files in memory \(.*\)", NOTHING, NO_FILES_IN_PROGRAM),
+    Notice(_NOT_HOOKABLE, NOTHING, NO_FILES_IN_PROGRAM),
 )
 
 # When results of launches that were counted may be missing (`lost`), and when launches may be without times. The buffer of gputrace

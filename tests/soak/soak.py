@@ -524,6 +524,10 @@ def build(place: Path) -> Path:
     program = place / "lives"
     source = Path(__file__).with_name("lives.cu")
     subprocess.run(["nvcc", "-std=c++17", "-O2", "-cudart", "shared", "-o", program, source], check=True)
+    # The embedded device translates the kernels when they are first launched. With few files, its compiler would fail.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "SOAK_LIVES": os.devnull}
+    command = [sys.executable, "-P", "-m", "cudasim", "--", program, "running", "1"]
+    subprocess.run(command, check=True, env=environment)
     return program
 
 

@@ -329,8 +329,9 @@ class _Worker:
         self.start(self.functions[name], *arguments)
         result, code = self.result(name)
         if result == -1 and name in ("memfd_create", "socketpair"):
-            raise SessionError(
-                f"{name} failed in pid {self.pid} ({os.strerror(code)}); raise its limits, then try again"
+            raise traceable.NotHookable(
+                f"pid {self.pid} ({traceable.comm(self.pid)}) cannot be hooked: {name} failed in it ({os.strerror(code)});"
+                " raise its limits"
             )
         return result
 
@@ -419,7 +420,9 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
         text = "".join(c if c.isprintable() else "?" for c in said)[:300]
         # The dynamic linker reserves some static TLS for libraries loaded late. This process has used it up.
         advice = "restart the program" if "static TLS" in text else "fix the cause, then try again"
-        raise SessionError(f"pid {worker.pid} cannot load {library.name}: {text}; {advice}")
+        raise traceable.NotHookable(
+            f"pid {worker.pid} ({traceable.comm(worker.pid)}) cannot load {library.name}: {text}; {advice}"
+        )
     return function, opened
 
 

@@ -458,8 +458,10 @@ class ExitPrinter:
         self._out, self._form = out, form
         self._owners = OwnerColumns() if owners is None else owners
         self._origin: int | None = None
-        self._header: str | None = None
+        self._header = ""
         self._labels = names.Labels(ascii=True)
+        if form == "csv":
+            out.write(CSV_HEADER)
 
     def __call__(self, kernel: KernelShape, records: Any, times: Any) -> None:
         if not len(records):
@@ -467,8 +469,8 @@ class ExitPrinter:
         if self._origin is None:
             self._origin = int(times.min())
         self._owners.see([kernel])
-        header = {"json": "", "csv": CSV_HEADER}.get(self._form) or _text_header(self._owners)
-        if header != self._header and self._form != "json":  # again if a second process adds columns
+        header = _text_header(self._owners)
+        if header != self._header and self._form == "text":  # again if a second process adds columns
             self._out.write(header)
         self._header = header
         for begin in range(0, len(records), CHUNK):

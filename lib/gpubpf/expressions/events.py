@@ -238,6 +238,8 @@ class Printer:
         self._header = ""
         self._origin: int | None = None
         self._labels = names.Labels()
+        if results.csv:
+            results.header(COLUMNS)
 
     def __call__(self, events: Sequence[Event]) -> None:
         if not events:
@@ -254,7 +256,6 @@ class Printer:
     def _rows(self, events: Iterable[Event]) -> None:
         from gpubpf.show.output import csv_cells
 
-        self._results.header(COLUMNS)
         for event in events:
             time = ("" if event.time is None else event.time,) if self._timed else ()
             cells = (event.pid, event.comm, event.gpu, event.wanted.spec.text, event.kernel, event.launch)

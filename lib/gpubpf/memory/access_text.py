@@ -41,16 +41,16 @@ class AccessPrinter:
         self._out, self._form, self._timed = out, form, timed
         self._more = max(0, width - table.WIDTH)
         self._owners = OwnerColumns() if owners is None else owners
-        self._began = False
         self._header = ""
         self._kernels = names.Labels(ascii=True)
         self._threads: dict[KernelShape, list[bytes]] = {}  # index of each thread
+        if form == "csv":
+            out.write(("ts_ns," if timed else "") + CSV_HEADER)
 
     def __call__(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         if not len(accesses) or self._out.closed:
             return
         {"json": self._json, "csv": self._csv, "text": self._text}[self._form](accesses, where, times)
-        self._began = True
 
     def _json(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         place = accesses.place
@@ -75,8 +75,6 @@ class AccessPrinter:
 
     def _csv(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         place = accesses.place
-        if not self._began:
-            self._out.write(("ts_ns," if self._timed else "") + CSV_HEADER)
         kernel = names.demangle(place.mangled).short
         head = csv_cells((place.pid, place.comm, place.gpu, kernel)).encode() + b","
         texts = [b",", b",", b",", b",0x", *[b","] * 9, b"\n"]

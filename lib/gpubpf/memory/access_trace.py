@@ -125,9 +125,6 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
         parquet.check(args.parquet)
     sinks: list[AccessSink] = []
     owners = OwnerColumns()
-    if args.each:
-        form = "json" if args.json else "csv" if args.csv else "text"
-        sinks.append(access_text.AccessPrinter(out, form, args.timestamps, owners, out.width))
     heatmaps = AddressHeatmaps()
     if args.heatmap:
         sinks.append(heatmaps)
@@ -139,6 +136,9 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     )
     with b.trace(args, follow) as session, contextlib.ExitStack() as stack:
         owners.asked = session.several
+        if args.each:
+            form = "json" if args.json else "csv" if args.csv else "text"
+            sinks.append(access_text.AccessPrinter(out, form, args.timestamps, owners, out.width))
         if args.parquet:
             sinks.append(stack.enter_context(parquet.Writer(args.parquet, args.timestamps)))
 

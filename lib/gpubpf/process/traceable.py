@@ -55,6 +55,10 @@ class ProcessEnded(SessionError):
     """The process has ended, or has executed another program."""
 
 
+class NotHookable(SessionError):
+    """The agent cannot be loaded into the process: for example, the process itself can open no more files."""
+
+
 class OutOfFiles(SessionError):
     """This tool can open no more files, so it cannot look at the process."""
 

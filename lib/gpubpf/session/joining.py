@@ -161,8 +161,7 @@ class Joining:
                 raise Missed(ENDED, f"pid {pid} {what}") from None
             if isinstance(error, Missed):
                 raise
-            reason = STOPPED if isinstance(error, traceable.Stopped) else _attach_failure(pid)
-            raise Missed(reason, str(error)) from None
+            raise Missed(_reason(pid, error), str(error)) from None
         finally:
             os.close(ended)
 
@@ -349,8 +348,12 @@ def _drivers(pid: int) -> set[int]:
     return set()
 
 
-def _attach_failure(pid: int) -> str:
-    """Return the reason for a process that ptrace or /proc refused to access."""
+def _reason(pid: int, error: SessionError) -> str:
+    """Return the reason for the failure of an attach."""
+    if isinstance(error, traceable.Stopped):
+        return STOPPED
+    if isinstance(error, traceable.NotHookable):
+        return UNHOOKED
     known = traceable.status(pid)
     if int(known.get("TracerPid", 0)):
         return TRACED

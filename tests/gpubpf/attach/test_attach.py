@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import struct
@@ -279,6 +280,26 @@ def test_what_dlopen_says(built: Path, tmp_path: Path) -> None:
             put(process.pid, large)
         assert put(process.pid, built / "library.so") == 3
         assert settled(process.pid, 1)[:2] == (1, 3)
+
+
+def test_a_process_that_can_open_no_more_files(built: Path) -> None:
+    with running(built / "kinds", "pause") as process:
+        until(lambda: state(process.pid) == "S")
+        _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        free = next(n for n in range(most) if not Path(f"/proc/{process.pid}/fd/{n}").exists())
+        for files, why in (
+            (0, r"cannot load library\.so: .*Too many open files; fix the cause"),
+            (
+                1,
+                r"\(kinds\) cannot be hooked: socketpair failed in it \(Too many open files\); raise its limits",
+            ),
+        ):
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free + files, most))
+            with pytest.raises(traceable.NotHookable, match=why):
+                loading.inject(process.pid, built / "library.so", "entry", connect=True)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
+        assert put(process.pid, built / "library.so") == 3
+        assert process.poll() is None
 
 
 def test_the_agent_takes_little_static_tls() -> None:

@@ -32,7 +32,7 @@ from gpubpf.images.instrument import Sidecar
 from gpubpf.process import traceable
 from gpubpf.session import device, joining, reasons
 from gpubpf.session.measurement import Listener, Plan, Targets
-from gpubpf.session.reasons import REACHED_LATE
+from gpubpf.session.reasons import REACHED_LATE, UNHOOKED
 from gpubpf.session.server import Server
 from gpubpf.session.session import Session
 from gpubpf.session.workers import SidecarBuilder
@@ -608,6 +608,27 @@ def test_a_program_that_can_make_no_file_for_results(built: Path) -> None:
         "it could not create a file in memory for its results (ulimit -n, ulimit -f); the counts of up to"
         in why
     )
+
+
+@pytest.mark.own_processes
+@needs_root
+def test_every_process_and_one_that_can_open_no_more_files(
+    built: Path, start: Callable[..., Program]
+) -> None:
+    there = start(built / "becomes", "end")
+    pid = there.process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    free = next(n for n in range(limits[1]) if not Path(f"/proc/{pid}/fd/{n}").exists())
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    tool = Tool("--json", "--device", "sim")
+    tool.wait_for(f"pid {pid} (becomes) cannot be hooked: socketpair failed in it (Too many open files)")
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    tool.process.send_signal(signal.SIGINT)
+    (summary,) = of(tool.ended(), "summary")
+    assert summary["processes"]["missed"] == {UNHOOKED: 1}
+    there.go()
+    there.end()
+    assert there.process.wait() == 0
 
 
 @pytest.mark.own_processes
