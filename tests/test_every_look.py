@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import gpubpf_examples
+import gpubpf_objects
 import hipsim_device
 from gpubpf.names import demangle
 from gpubpf_examples import ROOT
@@ -99,6 +100,33 @@ LOOKS = {
     ],
 }
 LOOKS["hipsnoop"] = LOOKS["cudasnoop"]
+LOOKS["gpurun"] = ["", "-v", "--json", "--csv -T"]
+OBJECT = """
+struct count { u64 times, sum; };
+MAP(lanes, GPU_ARRAY, u32, struct count, 32);
+MAP(blocks, GPU_HASH, u64, u64, 64);
+MAP(threads, THREAD_ARRAY, u32, u32, 1);
+SEC("kretprobe/*") int on_exit(void *ctx) {
+    u64 x, y, z, bx, by, bz, one = 1;
+    bpf_get_thread_idx(&x, &y, &z);
+    bpf_get_block_idx(&bx, &by, &bz);
+    u32 lane = x % 32, zero = 0;
+    struct count *count = bpf_map_lookup_elem(&lanes, &lane);
+    if (count) {
+        __sync_fetch_and_add(&count->times, 1);
+        __sync_fetch_and_add(&count->sum, bx);
+    }
+    u64 block = bx % 40, *blocks_of = bpf_map_lookup_elem(&blocks, &block);
+    if (!blocks_of)
+        bpf_map_update_elem(&blocks, &block, &one, 0);
+    u32 *mine = bpf_map_lookup_elem(&threads, &zero);
+    if (mine)
+        *mine += 1;
+    if (!bx && !x)
+        print("thread %d left block %d of y %d", (u32)x, (u32)bx, (u32)by);
+    return 0;
+}
+"""
 
 
 def can_be_measured(name: str, tool: str, look: str) -> bool:
@@ -126,6 +154,12 @@ def name_of(case: tuple[str, str, str, str]) -> str:
     return "-".join((name, tool, look.replace(" ", "_").replace("{}", "FILE"), clock))
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the object for gpurun."""
+    return gpubpf_objects.build(OBJECT, tmp_path_factory.mktemp("object") / "looks.o")
+
+
 @functools.cache
 def examples() -> Path:
     return gpubpf_examples.build()
@@ -148,7 +182,7 @@ def marked(case: tuple[str, str, str, str]) -> Any:
 
 
 @pytest.mark.parametrize("case", [marked(case) for case in MATRIX[DAY % STEP :: STEP]])
-def test_a_look(case: tuple[str, str, str, str], tmp_path: Path) -> None:
+def test_a_look(case: tuple[str, str, str, str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
     name, tool, look, clock = case
     if tool.endswith("snoop") and os.geteuid():
         pytest.skip("needs root")
@@ -160,6 +194,8 @@ def test_a_look(case: tuple[str, str, str, str], tmp_path: Path) -> None:
         command = [sys.executable, "-m", "cudasim.launcher", "--clock", clock, "--", *command]
     elif tool != "hipsnoop":
         options += ["--device", "sim"]
+    if tool == "gpurun":
+        options.append(str(request.getfixturevalue("compiled")))
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "lib"),
