@@ -113,6 +113,7 @@ TOUCHED = {
     "pooled": (2048, 0, 32, "device", "hipMallocAsync"),
     "again": (4000, 28, 0, "device", "hipMalloc"),
     "unused": (77, 0, 0, "device", "hipMalloc"),
+    "exported": (99, 0, 0, "device", "hipMalloc"),
 }
 
 
@@ -143,6 +144,14 @@ def test_bytes_of_allocations_and_footprints(tmp_path: Path, gpu: str, hostile: 
     sizes = {one["mangled"]: one["bytes"] for one in records if one["type"] == "footprint"}
     # An address counts once, whichever allocation it belongs to.
     assert sizes == {"_Z4fillPii": 1000 + 400 + 40 + 12 + 32, "_Z3addPKiiPi": 64 + 28 + 64 + 64}
+
+
+def test_another_process_may_touch_what_was_exported(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [*TOOL, "-o", str(out), "--", str(program("allocations"))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "never touched by kernels: 1 allocation of device memory, 77 bytes\n" in out.read_text()
 
 
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx1030"])

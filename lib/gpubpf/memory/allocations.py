@@ -81,6 +81,7 @@ _SHARING = (
     "cuMemGetHandleForAddressRange",
     "cuMemExportToShareableHandle",
     "cuMemImportFromShareableHandle",
+    "hipIpcGetMemHandle",
 )
 _CONTEXT_DESTROY = "cuCtxDestroy"
 _CALLS = np.array([name.encode() for name in (*ALLOCATING, *FREEING, *_SHARING, _CONTEXT_DESTROY)])

@@ -71,6 +71,11 @@ int main(int count, char **) {
     read(again, 7);
     OK(hipMalloc(reinterpret_cast<void **>(&unused), 77));
     say("unused", unused);
+    int *exported;
+    hipIpcMemHandle_t handle;
+    OK(hipMalloc(reinterpret_cast<void **>(&exported), 99));
+    say("exported", exported);
+    OK(hipIpcGetMemHandle(&handle, exported));
     OK(hipFreeAsync(pooled, stream));
     OK(hipHostUnregister(own));
     OK(hipHostFree(host));

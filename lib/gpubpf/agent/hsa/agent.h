@@ -344,6 +344,8 @@ void log_allocations_of(const void *arguments, size_t bytes, const Gpu &gpu);
 struct Call;
 void freed_into_pool(const Freeing &what, const char *function);
 void allocated_from_pool(const void *base, size_t bytes, const Call &call);
+// Call after the program exported the memory at `base` to other processes.
+void exported(const void *base, const char *function);
 extern const Lifetime allocations_lifetime;
 
 // --- hip_calls.cpp ---

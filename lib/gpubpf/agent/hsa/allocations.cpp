@@ -145,6 +145,11 @@ void freed_into_pool(const Freeing &what, const char *function) {
     freed(what);
 }
 
+void exported(const void *base, const char *function) {
+    log_first();
+    log_allocation(0, function, number(base), 0, allocation_epoch(), 0);
+}
+
 void allocated_from_pool(const void *base, size_t bytes, const Call &call) {
     if (!base || !bytes) return;
     const Gpu *gpu = agent.gpu(info_of(number(base)).owner);

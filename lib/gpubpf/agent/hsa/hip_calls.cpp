@@ -24,7 +24,8 @@ enum What {
     kOther,
     kAllocates,
     kAllocatesInPool,
-    kFreesInPool
+    kFreesInPool,
+    kExports
 };
 constexpr int kNoStream = -1;
 
@@ -125,6 +126,8 @@ int replacement(Arguments... arguments) {
             if (!result && !call.allocated)
                 allocated_from_pool(*static_cast<void **>(std::get<0>(all)), std::get<1>(all), call);
         if (kWhat == kFreesInPool && !result) freed_into_pool(given_back, hip_hooks[kIndex].name);
+        if constexpr (kWhat == kExports)
+            if (!result) exported(std::get<1>(all), hip_hooks[kIndex].name);
         if (!result && (kWhat == kWaitsForStream || kWhat == kWaitsForGpu)) log_wait(call, returned, kWhat);
     });
     return result;
@@ -155,7 +158,7 @@ Hook hip_hooks[kCalls] = {
 };
 
 constexpr bool kOfMemory[kCalls] = {
-#define HIP_CALL(symbol, what, ...) allocates(what) || what == kFreesInPool,
+#define HIP_CALL(symbol, what, ...) allocates(what) || what == kFreesInPool || what == kExports,
 #include "hip_calls.def"
 #undef HIP_CALL
 };
