@@ -1,4 +1,4 @@
-"""bpf_conformance: eBPF programs with the result that each must have, through both lowerings."""
+"""bpf_conformance: eBPF programs with the result that each must have, through each lowering."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import functools
 import mmap
 import multiprocessing
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import hipsim_engine
 from conformance.bpf_assembler import Unknown, assemble
 from conformance.driver import Driver, DriverError, Job
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome
@@ -21,6 +23,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx, x86
 from gpubpf.verify.rules import check
+from gpubpf_amd import AmdGpu
 from gpubpf_asm import Code, call_program, jump, leave, lookup, mov, movi, program, store
 
 URL = "https://github.com/Alan-Jowett/bpf_conformance"
@@ -128,7 +131,23 @@ def by_x86(given: Case) -> int:
     return int.from_bytes(memory.raw[room:], "little")
 
 
+def by_amd(gpu: str, given: Case) -> int:
+    """Return what the program gives as code for an AMD GPU, on the engine of the embedded device."""
+    room = _result_at(given)
+    memory = given.memory.ljust(room + 8, b"\0")
+    return int.from_bytes(_amd_gpu(gpu)[0].run(*made(given)("exit"), {"out": memory})["out"][room:], "little")
+
+
+@functools.cache
+def _amd_gpu(gpu: str) -> tuple[AmdGpu, tempfile.TemporaryDirectory[str]]:
+    place = tempfile.TemporaryDirectory(prefix="gpubpf-bpf-")
+    return AmdGpu(Path(place.name), gpu), place
+
+
+AMD_GPUS = ("gfx90a", "gfx1030")  # waves of 64 and of 32 lanes
 WAYS: dict[str, Callable[[Case], int]] = {"ptx": by_ptx, "x86-64": by_x86}
+if hipsim_engine.missing() is None:
+    WAYS |= {gpu: functools.partial(by_amd, gpu) for gpu in AMD_GPUS}
 
 
 def run(directory: Path, jobs: int) -> Iterator[Outcome]:

@@ -86,6 +86,7 @@ def test_every_tool_says_it_once(app: tuple[str, bool], tool: str) -> None:
     path, has_lines = app
     done = run(tool, "--", path, "stray")
     assert done.stderr.count("kernel void stray<int>(int*, int) failed") == 1
+    assert " ended" not in done.stderr  # only its context did
     assert ("failed at app.cu:9: illegal address" in done.stderr) == has_lines
 
 

@@ -33,7 +33,7 @@ from gpubpf.session.budget import Budget
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
-from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, UNHOOKED
+from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, TRACED, UNHOOKED
 from gpubpf.session.server import Server
 from gpubpf.session.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
 from gpubpf.show import table
@@ -211,7 +211,7 @@ class Session:
             return NO_ROCR  # the process will be held when it starts to use ROCr
         if missed and not self._measurement.stopped:
             self._measurement.record_missed(pid, comm, missed.reason, started)
-            if missed.reason in (FORBIDDEN, UNHOOKED):  # the text says why, and what to do
+            if missed.reason in (FORBIDDEN, TRACED, UNHOOKED):  # the text says why, or by which tool
                 self._measurement.note(str(missed))
         return missed.reason if missed else None
 
