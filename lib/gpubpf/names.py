@@ -26,6 +26,10 @@ from gpubpf.show import table
 from gpubpf.show.kernel_names import fitted, shorten, told_apart
 
 _OF_RUNTIME = "__amd_rocclr_"
+# What the names of static kernels and variables have in addition in code that is linked on the device. nvcc puts a module's name
+# before them, with its length; clang appends a digest.
+_NVCC_STATIC = re.compile(r"__nv_static_([0-9]{1,5})_")
+_CLANG_STATIC = re.compile(r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z")
 _LONGEST = 1 << 16  # bytes of a mangled name
 # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
 _REFERENCE = re.compile(r"[ST][0-9A-Z]*_")
@@ -48,11 +52,20 @@ class KernelName:
 
 @functools.lru_cache(maxsize=65536)
 def demangle(mangled: str) -> KernelName:
-    """Return the name of a kernel. All forms of a name that is not mangled C++ (extern "C", Triton, numba, Rust) are equal."""
-    full = mangled
-    if mangled.startswith("_Z") and len(mangled) <= _LONGEST:
-        full = _helper().demangle(mangled) if _may_explode(mangled) else _cxxfilt(mangled)
-    return KernelName(mangled, full, shorten(full) if full != mangled else mangled)
+    """Return the name of a kernel. A name that is not mangled C++ (extern "C", Triton, numba, Rust) is short already."""
+    symbol = full = _without_module(mangled)
+    if symbol.startswith("_Z") and len(symbol) <= _LONGEST:
+        full = _helper().demangle(symbol) if _may_explode(symbol) else _cxxfilt(symbol)
+    return KernelName(mangled, full, shorten(full) if full != symbol else symbol)
+
+
+def _without_module(mangled: str) -> str:
+    """Return the mangled name of a static kernel or variable without what tells it from those of other modules."""
+    if found := _NVCC_STATIC.match(mangled):
+        end = found.end() + int(found[1])
+        if mangled[end : end + 1] == "_" and len(mangled) > end + 1:
+            return mangled[end + 1 :]
+    return _CLANG_STATIC.sub("", mangled)
 
 
 def demangle_all(mangled: Iterable[str]) -> list[KernelName]:

@@ -40,6 +40,28 @@ def test_demangle(mangled: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "mangled, full",
+    [
+        ("__nv_static_25__36cc2ce6_4_v_cu_1cad6548__Z6hiddenPi", "hidden(int*)"),
+        (
+            "__nv_static_32__bc9dad68_11_language_cu_weights__ZN6shapes43_GLOBAL__N__bc9dad68_11_language_cu_weights5applyEPi",
+            "shapes::(anonymous namespace)::apply(int*)",
+        ),
+        ("__nv_static_25__36cc2ce6_4_v_cu_1cad6548_plain", "plain"),
+        ("_ZL6hiddenPi.intern.91a9f1f0af28ab7e", "hidden(int*)"),
+        ("_ZL6hiddenPi__static__91a9f1f0af28ab7e", "hidden(int*)"),
+        *(
+            (name, name)
+            for name in ("__nv_static_99__short__Z6hiddenPi", "__nv_static_5_", "__nv_static_3_abc_")
+        ),
+    ],
+)
+def test_static_names_of_code_that_is_linked_on_the_device(mangled: str, full: str) -> None:
+    name = names.demangle(mangled)
+    assert (name.mangled, name.full, name.short) == (mangled, full, full.partition("(int")[0])
+
+
+@pytest.mark.parametrize(
     "full, short",
     [
         ("void foo<int>(float*)", "foo"),

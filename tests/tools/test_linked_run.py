@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_cuda
+import gpubpf_examples
 import gpubpf_rdc
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -48,6 +49,28 @@ def test_counts_of_all_files(app: Path, tmp_path: Path) -> None:
     # The last thread of `first` and `second` also stores what it prints.
     assert [work["first", i] for i in range(127)] == [3 * gpubpf_rdc.stores_of_first(i) for i in range(127)]
     assert [work["second", i] for i in range(127)] == [2] * 127 and work["doubled", 0] == 2
+
+
+@pytest.mark.every(5)
+@pytest.mark.parametrize("name", gpubpf_examples.NAMES)
+def test_an_example_is_counted_as_without_device_linking(name: str, tmp_path: Path) -> None:
+    def counts(*flags: str) -> dict[tuple[object, ...], list[int]]:
+        out, source = tmp_path / "out", REPOSITORY / "examples" / f"{name}.cu"
+        options = ["-std=c++17", "-O2", "-arch=sm_80", "-I", str(source.parent), *flags]
+        built = gpubpf_cuda.build(source, tmp_path / f"{name}{''.join(flags)}", *options)
+        size = ["64"] if name == "matmul" else []
+        done = run("threadhist", "--by", "block", "--work", "stores", "--json", "-o", out, "--", built, *size)
+        assert done.stdout.splitlines()[-1:] == [f"{name}: PASSED"], done.stderr
+        *records, summary = [json.loads(line) for line in out.read_text().splitlines()]
+        assert (summary["lost"], summary["not_instrumented"]) == (0, {})
+        return {
+            (one["kernel"], *one["block_dim"], *one["block"]): [one["runs"], one["work"]]
+            for one in records
+            if one["type"] == "block"
+        }
+
+    linked = counts("-rdc=true")
+    assert linked and linked == counts()
 
 
 @pytest.mark.long

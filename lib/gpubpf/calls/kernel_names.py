@@ -52,10 +52,6 @@ _INVALID = (OSError, ImageError, ValueError, OverflowError, struct.error)
 _NAME = re.compile(rb"[A-Za-z_$][\w.$]*\Z")
 # ELF sections of programs with device code.
 _DEVICE_CODE = (".hip_fatbin", ".hipFatBinSegment", ".nv_fatbin", "__nv_relfatbin", ".nvFatBinSegment")
-# clang appends this to the names of static kernels that are linked on the device; nvcc prepends it.
-_LOCAL = re.compile(
-    r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z|\A__nv_static_\d+__\w*?_[0-9a-f]{8}_(?=_Z)"
-)
 _STUB = re.compile(
     r"(?<![0-9])([0-9]{1,5})__device_stub__(?=[A-Za-z_])"
 )  # in the name of a kernel's function on the host
@@ -128,7 +124,7 @@ class KernelNames:
     def name(self, pid: int, handle: int) -> KernelName | None:
         """Return the name of the kernel, or None if it is unknown."""
         found = self._mangled(pid, handle)
-        return names.demangle(_LOCAL.sub("", found)) if found else None
+        return names.demangle(found) if found else None
 
     def _mangled(self, pid: int, handle: int, depth: int = 0) -> str | None:
         process = self._process(pid)
