@@ -15,7 +15,7 @@ MOST_PAGES = 1024  # pages that are counted; beyond that they grow
 FIRST_PAGE = 5  # log2 of the first page size: 32 bytes
 APART = 1 << 20  # bytes; unknown addresses that are farther apart are two regions
 LEAST_COLUMNS, EVEN = 128, 4  # columns are made wider, down to so many, until half of the cells count so much
-BANDS = 16  # allocations in a chart
+BANDS = 64  # the most allocations in a chart
 LEAST_BAND = 11  # rows of a band
 FAR, LATEST = 1 << 60, 1 << 62  # ns; times of a GPU are neither farther apart nor later
 
@@ -245,7 +245,7 @@ def _heights(sizes: Sequence[int]) -> list[int]:
     if not sizes:
         return []
     roots = np.sqrt(np.array(sizes, float))
-    left = ROWS - len(sizes) * (LEAST_BAND + 1)
+    left = max(0, ROWS - len(sizes) * (LEAST_BAND + 1))
     return [LEAST_BAND + int(left * root / roots.sum()) for root in roots]
 
 

@@ -171,8 +171,9 @@ def _draw(part: SubFigure, chart: Chart) -> None:
     if chart.places:
         part.supylabel(chart.places, fontsize=9)
     if drawn is not None:
+        narrow = max(25.0, 5 * chart.height)  # length by width
         scale = part.colorbar(
-            drawn, ax=axes, label=chart.counted, format=EngFormatter(sep=""), pad=0.01, aspect=25
+            drawn, ax=axes, label=chart.counted, format=EngFormatter(sep=""), pad=0.01, aspect=narrow
         )
         scale.locator = LogLocator(10, subs=(1.0,) if most >= 100 else (1.0, 2.0, 5.0))
         scale.minorticks_off()

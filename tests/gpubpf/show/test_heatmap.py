@@ -188,12 +188,18 @@ def test_many_places_and_large_pages() -> None:
     for n, band in enumerate(known):
         reads(heat, band.base, 8 * (n + 1), 0)
     chart = heat.drawn(known).chart()
-    assert len(chart.bands) == heatmap.BANDS and "call 40" in chart.bands[-1].label
-    assert chart.caption.startswith("Left out: 24 more regions, with ")
-    assert sum(len(band.counts) for band in chart.bands) <= heatmap.ROWS
+    assert [band.label.partition(",")[0] for band in chart.bands] == [f"call {n}" for n in range(1, 41)]
+    assert not chart.caption and all(len(band.counts) >= heatmap.LEAST_BAND for band in chart.bands)
+    more = [Band(0x1000000 * n, 4096, f"call {n}") for n in range(41, 91)]
+    for n, band in enumerate(more):
+        reads(heat, band.base, 8 * (n + 41), 0)
+    chart = heat.drawn([*known, *more]).chart()
+    assert len(chart.bands) == heatmap.BANDS and "call 90" in chart.bands[-1].label
+    assert chart.caption.startswith(f"Left out: {90 - heatmap.BANDS} more regions, with ")
     while heat.shift < 28:
         heat._coarsen()
-    assert [band.name for band, _ in heat.bands(known)][:2] == ["call 1 and 14 more", "call 16 and 15 more"]
+    names = [band.name for band, _ in heat.bands([*known, *more])]
+    assert names[:2] == ["call 1 and 14 more", "call 16 and 15 more"]
 
 
 def test_what_lay_at_an_address_before_is_told() -> None:
