@@ -236,6 +236,10 @@ def test_another_translator_has_other_files(runs: Runs) -> None:
     os.utime(header, ns=(was.st_atime_ns, was.st_mtime_ns))
     assert runs.run(**more) > 0
     assert runs.run(**more) == runs.run() == 0
+    shutil.rmtree(runs.cache)
+    for process in [runs.start(**translator) for translator in (more, {}, more, {})]:
+        runs.finish(process)
+    assert runs.run(**more) == runs.run() == 0
 
 
 @pytest.fixture
