@@ -107,6 +107,8 @@ def check(
     negative: bool = False,
     wide: str | None = None,
     verbose: int = WIDTH,
+    values: bool = False,
+    names: Iterable[str] = (),
 ) -> list[str]:
     """Check what a tool has printed; return its lines.
 
@@ -114,7 +116,10 @@ def check(
     negative   there may be times below 0
     wide       lines that contain this may be wider than a terminal
     verbose    columns of a line with -v, full names not counted
+    values     there may be values of the traced program, such as NaN
+    names      what -v prints in full beside the names above
     """
+    wrong = ("None",) if values else ("nan", "inf", "None")
     text = page.raw.decode()
     lines = text.split("\n")[:-1]
     assert not text or text.endswith("\n")
@@ -126,19 +131,23 @@ def check(
     if args.csv:
         rows = list(csv.reader(io.StringIO(text)))
         assert len({len(row) for row in rows}) <= 1, rows
-        assert not any(cell in ("nan", "inf", "None") for row in rows for cell in row), rows
+        assert not any(cell in wrong for row in rows for cell in row), rows
         return lines
-    most, shown = (verbose, shortened(text, long_names())) if args.verbose else (WIDTH, text)
+    most, shown = (
+        (verbose, shortened(text, longest([*long_names(), *names]))) if args.verbose else (WIDTH, text)
+    )
     for line in shown.splitlines():
         assert len(line) <= most or (wide is not None and wide in line), f"{line!r} in\n{text}"
     for line in lines:
-        assert not re.search(r"(?<!\w)(nan|inf|None)(?!\w)", line), f"{line!r} in\n{text}"
+        assert not re.search(rf"(?<!\w)({'|'.join(wrong)})(?!\w)", line), f"{line!r} in\n{text}"
         assert negative or not re.search(r"(?<![\w.:,)\]-])-\d[\d.,]*( (ns|us|ms|s)\b|s?$)", line), "\n".join(
             lines
         )
         assert not NO_TIME.search(line), f"{line!r} in\n{text}"
         # A sentence without an end, or without a part.
-        assert not re.search(r"[:;,] *[;,]|(?<=\s)\( *\)|: and\b|\bof  ", line), f"{line!r} in\n{text}"
+        assert (values and wide is not None and wide in line) or not re.search(
+            r"[:;,] *[;,]|(?<=\s)\( *\)|: and\b|\bof  ", line
+        ), f"{line!r} in\n{text}"
         for share in re.findall(r"(-?[\d.,]+) ?%(?! (more|less))", line) if shares else ():
             assert 0 <= float(share[0].replace(",", "") or 0) <= 100, f"{line!r} in\n{text}"
     return lines

@@ -105,7 +105,7 @@ OBJECT = """
 struct count { u64 times, sum; };
 MAP(lanes, GPU_ARRAY, u32, struct count, 32);
 MAP(blocks, GPU_HASH, u64, u64, 64);
-MAP(threads, THREAD_ARRAY, u32, u32, 1);
+MAP(threads, THREAD_ARRAY, u32, u32[2], 1);
 SEC("kretprobe/*") int on_exit(void *ctx) {
     u64 x, y, z, bx, by, bz, one = 1;
     bpf_get_thread_idx(&x, &y, &z);
@@ -121,7 +121,7 @@ SEC("kretprobe/*") int on_exit(void *ctx) {
         bpf_map_update_elem(&blocks, &block, &one, 0);
     u32 *mine = bpf_map_lookup_elem(&threads, &zero);
     if (mine)
-        *mine += 1;
+        mine[1] += 1;
     if (!bx && !x)
         print("thread %d left block %d of y %d", (u32)x, (u32)bx, (u32)by);
     return 0;

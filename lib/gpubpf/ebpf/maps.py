@@ -508,7 +508,7 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int 
     """Return the contents of a map as an array of `value_dtype`, without a copy if the layout allows that.
 
     thread_array, warp_array, block_array, kernel_array: shape (max_entries, units). site_array: (shards, sites). array,
-    shared_array: (max_entries,).
+    shared_array: (max_entries,). Values that are arrays add their dimensions.
     hash: (entries,) with fields `key` and `value`. Ring buffers: see `rings.py`.
     Raises Error if `raw` is shorter than the map.
     """
@@ -520,15 +520,17 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int 
         raise Error(
             f"map {defn.name}: only {len(raw)} of {storage_size(defn, units)} bytes were read; measure again"
         )
+    inner = defn.value_dtype.shape  # of a value that is an array
     if defn.kind == "site_array":
         sites, shards = sites_and_shards(units)
-        return np.frombuffer(raw, defn.value_dtype, sites * shards).reshape(shards, sites)
+        return np.frombuffer(raw, defn.value_dtype, sites * shards).reshape(shards, sites, *inner)
     if defn.kind in SHAPED:
         values = np.frombuffer(raw, defn.value_dtype, defn.max_entries * units)
-        return values.reshape(defn.max_entries, units)
+        return values.reshape(defn.max_entries, units, *inner)
     if defn.kind == "shared_array":
         cells = np.frombuffer(raw, np.uint8, defn.max_entries * defn.stride).reshape(-1, defn.stride)
-        return np.ascontiguousarray(cells[:, : defn.value_size]).view(defn.value_dtype)[:, 0]
+        values = np.ascontiguousarray(cells[:, : defn.value_size]).view(defn.value_dtype.base)
+        return values.reshape(defn.max_entries, *inner)
     if defn.kind in ("array", "percpu_array"):
         return np.frombuffer(raw, defn.value_dtype, defn.max_entries)
     if defn.kind == "hash":

@@ -264,8 +264,10 @@ class Printer:
 
     def _lines(self, events: Sequence[Event]) -> Iterator[str]:
         self._owners.see(events)
-        header = self._owners.header + (f"{'TIME (us)':>13} " if self._timed else "")
-        header += f"{'LAUNCH':>6} {'KERNEL':<16} {'BLOCK':>9} {'THREAD':>9}  EVENT"
+        start = self._owners.header + (f"{'TIME (us)':>13} " if self._timed else "") + f"{'LAUNCH':>6} "
+        end = f" {'BLOCK':>9} {'THREAD':>9}  EVENT"
+        width = min(16, table.WIDTH - len(start) - len(end))  # of the kernels
+        header = f"{start}{'KERNEL':<{width}}{end}"
         if header != self._header:  # again when a second process adds columns
             self._header = header
             yield header
@@ -279,9 +281,9 @@ class Printer:
             )
             cells = self._owners.cells(event)
             start = f"{cells['PID']:>7} {table.fit(cells['COMM'], 8):<8} " if "PID" in cells else ""
-            start += f"{cells['GPU']:>3} " if "GPU" in cells else ""
+            start += f"{cells['GPU']:>{self._owners.gpu_width}} " if "GPU" in cells else ""
             start += f"{since:>13} " if self._timed else ""
-            start += f"{event.launch:>6} {self._labels.label(event.mangled, 16):<16} "
+            start += f"{event.launch:>6} {self._labels.label(event.mangled, width):<{width}} "
             start += f"{_shown(event.block):>9} {_shown(event.thread):>9}  "
             yield (
                 start + (event.text.expandtabs() if event.wanted.format.parts else event.wanted.spec.text)

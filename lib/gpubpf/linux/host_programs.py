@@ -280,7 +280,9 @@ class Host:
     # --- maps ---
 
     def items(self, name: str) -> np.ndarray[Any, Any]:
-        """Return all elements of a map in the kernel, with fields `key` and `value`; values of a per-CPU map have shape (CPUs,)."""
+        """Return all elements of a map in the kernel, with fields `key` and `value`.
+
+        Values of a per-CPU map have shape (CPUs,). Those that are arrays have their dimensions, too."""
         import numpy as np
 
         definition = self._program.maps[name]
@@ -289,12 +291,12 @@ class Host:
         step = bpf_syscall.value_bytes(kind, size)
         count = len(values) // step
         value = dtype(definition.value_type, size)
+        shape: tuple[int, ...] = ()
         if step != size:
-            cells = np.frombuffer(values, np.uint8).reshape(count, bpf_syscall.possible_cpus(), pad8(size))
-            held = np.frombuffer(cells[:, :, :size].tobytes(), value).reshape(count, -1)
-        else:
-            held = np.frombuffer(values, value)
-        shape = held.shape[1:]
+            shape = (bpf_syscall.possible_cpus(),)
+            cells = np.frombuffer(values, np.uint8).reshape(count, *shape, pad8(size))
+            values = cells[:, :, :size].tobytes()
+        held = np.frombuffer(values, value.base).reshape(count, *shape, *value.shape)
         found = np.empty(count, [("key", dtype(definition.key_type, key)), ("value", value, shape)])
         found["key"] = np.frombuffer(keys, found.dtype["key"])
         found["value"] = held

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gpubpf.show.result_writer import ResultWriter
 
 _MOST_LINES = 100  # of a map in the text for people
+_LONGEST_NAME = 60  # columns of a map's name there
+_LABEL = table.WIDTH - len("  of ,")  # columns of a kernel's name
 COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value", "mangled", *SHAPE_COLUMNS)
 
 
@@ -65,14 +67,14 @@ class Contents:
 
     def lines(self, labels: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
         """Yield the lines for people. Equal values that follow each other are one line. labels: of kernels, by mangled name."""
-        title = f"{self.definition.name} ({self.definition.kind.replace('_', ' ')}"
+        title = f"{table.fit(self.definition.name, _LONGEST_NAME)} ({self.definition.kind.replace('_', ' ')}"
         title += f" by {self.unit})" if self.unit and self.unit not in title else ")"
         if self.owner:
-            title += f"; {self.owner['comm']} (pid {self.owner['pid']})"
-        yield title
+            title += f"; {table.process(self.owner['comm'], self.owner['pid'])}"
+        yield from table.wrap(title)
         if self.kernel:
             label = labels.get(self.kernel["mangled"], self.kernel["kernel"])
-            yield from table.wrap(f"of {label}, {_shape(self.kernel)}", 2)
+            yield from table.wrap(f"of {table.fit(label, _LABEL)}, {_shape(self.kernel)}", 2)
         if not self.entries:
             yield "  empty"
         if self.definition.kind == "ringbuf":
@@ -244,7 +246,7 @@ def _of_kernel(definition: MapDefinition, host: Any) -> list[Contents]:
     except (OSError, KeyError):
         return []
     entries = [(plain(item["key"]), plain(item["value"])) for item in items]
-    unit = "CPU" if items.dtype["value"].shape else ""
+    unit = "CPU" if items.dtype["value"].shape != definition.value_dtype.shape else ""
     return [Contents(definition, {}, {}, sorted(entries, key=_order), unit)]
 
 
@@ -287,7 +289,7 @@ class Printer:
         elif self._results.csv:
             self._rows(found)
         else:
-            labels = names.labels(one.kernel["mangled"] for one in found if one.kernel)
+            labels = names.labels((one.kernel["mangled"] for one in found if one.kernel), _LABEL)
             self._out.lines(line for one in found for line in (*one.lines(labels), ""))
 
     def _rows(self, found: Iterable[Contents]) -> None:

@@ -93,7 +93,7 @@ class OwnerColumns:
 
         from gpubpf.show.bulk_text import Words
 
-        widths = {"PID": 7, "COMM": -8, "GPU": self._gpu_width}
+        widths = {"PID": 7, "COMM": -8, "GPU": self.gpu_width}
         codes = np.zeros(count, np.intp)
         made: list[tuple[Column, int]] = []
         for name, cell in self.cells(row).items():
@@ -105,11 +105,12 @@ class OwnerColumns:
     def header(self) -> str:
         """The header above `columns`."""
         return ("    PID COMM     " if self.processes else "") + (
-            f"{'GPU':>{self._gpu_width}} " if self.gpus else ""
+            f"{'GPU':>{self.gpu_width}} " if self.gpus else ""
         )
 
     @property
-    def _gpu_width(self) -> int:
+    def gpu_width(self) -> int:
+        """The columns of a GPU in lines that come one by one."""
         return 8 if len(self._vendors) > 1 else 3
 
     def name(self, row: Owned) -> str:
