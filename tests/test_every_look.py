@@ -22,6 +22,7 @@ import pytest
 import gpubpf_examples
 import gpubpf_objects
 import hipsim_device
+from gpubpf.ebpf import clang
 from gpubpf.names import demangle
 from gpubpf_examples import ROOT
 from gpubpf_text import longest, shortened
@@ -38,6 +39,7 @@ HIP = {
     "waits": "right 256",
 }
 HIP_GPU = "gfx90a"
+CALLS = ("cudasnoop", "hipsnoop")
 NOT_ON_AMD = ("func:*", "value", "old")  # points and values that probes do not have there
 LOOKS = {
     "threadhist": [
@@ -157,6 +159,8 @@ def name_of(case: tuple[str, str, str, str]) -> str:
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the object for gpurun."""
+    if clang.find() is None:
+        pytest.skip("needs clang")
     return gpubpf_objects.build(OBJECT, tmp_path_factory.mktemp("object") / "looks.o")
 
 
@@ -176,15 +180,13 @@ def program_of(name: str) -> tuple[Path, list[str], str]:
 
 def marked(case: tuple[str, str, str, str]) -> Any:
     """cudasnoop and hipsnoop have probes in the library that all use."""
-    return pytest.param(
-        case, marks=[pytest.mark.whole_machine] if case[1].endswith("snoop") else [], id=name_of(case)
-    )
+    return pytest.param(case, marks=[pytest.mark.whole_machine] if case[1] in CALLS else [], id=name_of(case))
 
 
 @pytest.mark.parametrize("case", [marked(case) for case in MATRIX[DAY % STEP :: STEP]])
 def test_a_look(case: tuple[str, str, str, str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
     name, tool, look, clock = case
-    if tool.endswith("snoop") and os.geteuid():
+    if tool in CALLS and os.geteuid():
         pytest.skip("needs root")
     program, arguments, last = program_of(name)
     results = tmp_path / "results"
@@ -226,7 +228,7 @@ def test_a_look(case: tuple[str, str, str, str], tmp_path: Path, request: pytest
     else:
         readable(made, done.stderr)
         verbose = "-v" in options
-        if not (tool.endswith("snoop") and "-e" in options):  # the line of a call keeps its numbers whole
+        if not (tool in CALLS and "-e" in options):  # the line of a call keeps its numbers whole
             shown = shortened(made, names_in(program)) if verbose else made
             widest = max(shown.splitlines(), key=len)
             assert len(widest) <= (ALL_COLUMNS if verbose and tool == "memtrace" else 80), widest
