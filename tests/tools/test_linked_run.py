@@ -51,8 +51,11 @@ def test_counts_of_all_files(app: Path, tmp_path: Path) -> None:
     assert [work["second", i] for i in range(127)] == [2] * 127 and work["doubled", 0] == 2
 
 
-@pytest.mark.every(5)
-@pytest.mark.parametrize("name", gpubpf_examples.NAMES)
+@pytest.mark.every(15)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] if n == "tutorial" else []) for n in gpubpf_examples.NAMES],
+)
 def test_an_example_is_counted_as_without_device_linking(name: str, tmp_path: Path) -> None:
     def counts(*flags: str) -> dict[tuple[object, ...], list[int]]:
         out, source = tmp_path / "out", REPOSITORY / "examples" / f"{name}.cu"
