@@ -60,7 +60,7 @@ def demangle(mangled: str) -> KernelName:
 
 
 def _without_module(mangled: str) -> str:
-    """Return the mangled name of a static kernel or variable without what tells it from those of other modules."""
+    """Return a mangled name without the module's name or digest that device linking adds to static names."""
     if found := _NVCC_STATIC.match(mangled):
         end = found.end() + int(found[1])
         if mangled[end : end + 1] == "_" and len(mangled) > end + 1:

@@ -168,7 +168,7 @@ def _outcome(given: Case, way: str, lowering: Callable[[Case], int]) -> Outcome:
         found = lowering(given)
     except (VerifyError, Unknown) as error:
         return Outcome(given.name, way, REFUSED, reason(str(error)))
-    except DriverError as error:
+    except (AssertionError, DriverError) as error:
         return Outcome(given.name, way, DIFFERENT, str(error))
     if found == given.result:
         return Outcome(given.name, way, SAME)

@@ -469,10 +469,9 @@ class ExitPrinter:
         if self._origin is None:
             self._origin = int(times.min())
         self._owners.see([kernel])
-        header = _text_header(self._owners)
-        if header != self._header and self._form == "text":  # again if a second process adds columns
-            self._out.write(header)
-        self._header = header
+        if self._form == "text" and (header := _text_header(self._owners)) != self._header:
+            self._out.write(header)  # again if a second process adds columns
+            self._header = header
         for begin in range(0, len(records), CHUNK):
             few = slice(begin, begin + CHUNK)
             if self._form == "text":

@@ -1,6 +1,8 @@
-"""CSV of exits: a row for each lane of each kernel and launch shape.
+"""Exits as CSV.
 
-results.table(exits_csv.COLUMNS, exits_csv.rows(reports, sites))
+    results.table(exits_csv.COLUMNS, exits_csv.rows(reports, sites))
+
+There is a row for each lane of each kernel and launch shape.
 """
 
 from __future__ import annotations

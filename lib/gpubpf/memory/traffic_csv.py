@@ -1,6 +1,8 @@
-"""CSV of a kernel's traffic: a row for each instruction that accesses memory.
+"""The traffic of kernels as CSV.
 
-results.table(traffic_csv.columns(sampled), traffic_csv.rows(kernels, sampled))
+    results.table(traffic_csv.columns(sampled), traffic_csv.rows(kernels, sampled))
+
+There is a row for each instruction that accesses memory, and each kind of memory that its address led to.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ def columns(sampled: bool) -> tuple[str, ...]:
 
 def rows(kernels: Sequence[KernelTraffic], sampled: bool) -> Iterator[list[object]]:
     """Return the cells of each row; None: an empty cell."""
+    names = columns(sampled)
     for kernel in kernels:
         place = kernel.place() | {"mangled": kernel.mangled}
         for site in kernel.sites:
             cells = place | _cells(kernel, site)
-            yield [cells.get(name) for name in columns(sampled)]
+            yield [cells.get(name) for name in names]
 
 
 def _cells(kernel: KernelTraffic, site: SiteTraffic) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Contents:
         yield from table.wrap(title)
         if self.kernel:
             label = labels.get(self.kernel["mangled"], self.kernel["kernel"])
-            yield from table.wrap(f"of {table.fit(label, _LABEL)}, {_shape(self.kernel)}", 2)
+            yield from table.wrap(f"of {label}, {_shape(self.kernel)}", 2)
         if not self.entries:
             yield "  empty"
         if self.definition.kind == "ringbuf":

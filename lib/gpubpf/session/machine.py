@@ -149,6 +149,7 @@ class MachineWatcher:
         try:
             if held is not None and _started_by_a_tool(pid):
                 self._missed(pid, comm, TRACED)
+                self._note(f"pid {pid} ({comm}) is left to the tool that started it")
                 return
             reason = self._join(pid, held.tid if held is not None else None)
         except Exception as error:

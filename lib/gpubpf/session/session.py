@@ -211,7 +211,7 @@ class Session:
             return NO_ROCR  # the process will be held when it starts to use ROCr
         if missed and not self._measurement.stopped:
             self._measurement.record_missed(pid, comm, missed.reason, started)
-            if missed.reason in (FORBIDDEN, TRACED, UNHOOKED):  # the text says why, or by which tool
+            if missed.reason in (FORBIDDEN, TRACED, UNHOOKED):  # the text says why, or which tool
                 self._measurement.note(str(missed))
         return missed.reason if missed else None
 

@@ -10,7 +10,10 @@ import numpy as np
 from gpubpf.show import table
 from gpubpf.show.picture import Chart, Rows
 
-ROWS, COLUMNS = 256, 512  # the most of a chart; the number of columns must be even
+ROWS, COLUMNS = (
+    256,
+    512,
+)  # the most of a chart, but many bands take more rows; the number of columns must be even
 MOST_PAGES = 1024  # pages that are counted; beyond that they grow
 FIRST_PAGE = 5  # log2 of the first page size: 32 bytes
 APART = 1 << 20  # bytes; unknown addresses that are farther apart are two regions

@@ -127,8 +127,8 @@ class Joined:
 
 
 @contextlib.contextmanager
-def watching(joined: Joined) -> Iterator[MachineWatcher]:
-    watched = MachineWatcher(joined.join, joined.miss, lambda text: None)
+def watching(joined: Joined, note: Callable[[str], None] = lambda text: None) -> Iterator[MachineWatcher]:
+    watched = MachineWatcher(joined.join, joined.miss, note)
     watched.start()
     try:
         yield watched
@@ -310,11 +310,12 @@ def test_those_that_wait_for_their_turn_cost_little(built: Path, monkeypatch: py
 
 @pytest.mark.may_come_too_late
 def test_who_was_started_with_a_tool_is_left_to_it(built: Path) -> None:
-    joined = Joined(built)
-    with watching(joined):
+    joined, notes = Joined(built), list[str]()
+    with watching(joined, notes.append):
         run(built, "once", env={**os.environ, "CUDA_INJECTION64_PATH": str(built / "library.so")})
         eventually(lambda: joined.missed or joined.ended)
     assert [reason for _, _, reason in joined.missed] == [TRACED] and not joined.held and not joined.ran
+    assert notes == [f"pid {joined.missed[0][0]} (comes) is left to the tool that started it"]
 
 
 @pytest.mark.long
