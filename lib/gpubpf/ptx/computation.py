@@ -4,7 +4,8 @@
     asynchronous(instruction)  # wgmma.mma_async… → "wgmma.mma_async"
 
 Two groups are excluded: instructions that access memory, whose values `operands` finds, and instructions without a result, such as
-branches and barriers (PTX ISA 9.0, chapter 9.7).
+branches and barriers (PTX ISA 9.0, chapter 9.7). Accesses to textures and surfaces are included, since their coordinates are in
+registers, and nothing else says what they access.
 """
 
 from __future__ import annotations
@@ -56,17 +57,23 @@ _WITHOUT_RESULT = frozenset(
 _OF_PREDICATE = ("isspacep", "istypep", "setp", "testp")  # return a predicate, whatever their type
 _OF_32_BITS = ("bfind", "clz", "fns", "match", "popc")  # return 32 bits
 _FLOATS = ("f16", "bf16", "f32", "f64")
+# Accesses to textures and surfaces, and how many coordinates they have. Vectors with more elements are filled up (PTX ISA 9.7.10).
+OF_IMAGES = ("tex", "tld4", "suld", "sust", "sured")
+_COORDINATES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 2, "a2d": 3, "cube": 3, "acube": 4, "2dms": 3, "a2dms": 4}
 _OPERATIONS = {name: name for name in FLOAT_OPERATIONS} | {"mad": "fma", "wmma": "mma"}
 
 
 def computation(instruction: PtxInstruction) -> Computation | None:
-    """Return what an instruction reads and writes; None if it accesses memory or has no result."""
+    """Return what an instruction reads and writes; None if it accesses memory or has no result.
+
+    For an access to a texture or surface, each coordinate is an operand.
+    """
     opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
+    if opcode in OF_IMAGES:
+        return _of_image(instruction)
     if opcode in _WITHOUT_RESULT or not operands or any(isinstance(o, Address | Group) for o in operands):
         return None
-    first = operands[0]
-    if isinstance(first, Pair):  # two results: take the first one that is used
-        first = first.second if first.first == Name("_") else first.first
+    first = _used(operands[0])
     types = [m for m in modifiers if _TYPE.fullmatch(m)] or ["b32"]
     kind = _element(types[0])
     if opcode in _OF_PREDICATE:
@@ -82,6 +89,33 @@ def computation(instruction: PtxInstruction) -> Computation | None:
         tuple(_elements(o) for o in operands[1:]),
         _OPERATIONS.get(opcode, "") if kind in _FLOATS else "",
     )
+
+
+def _of_image(instruction: PtxInstruction) -> Computation | None:
+    """Return what an access to a texture or surface reads and writes; None for an unknown form."""
+    modifiers, operands = instruction.modifiers, instruction.operands
+    types = [_element(m) for m in modifiers if _TYPE.fullmatch(m)]
+    at = next((n for n, operand in enumerate(operands) if isinstance(operand, Address)), 2)
+    count = next((_COORDINATES[m] for m in modifiers if m in _COORDINATES), 0)
+    if at > 1 or not types or not count:
+        return None
+    address = operands[at]
+    assert isinstance(address, Address)
+    coordinates = _elements(address.coordinates[-1])[:count] if address.coordinates else ()
+    return Computation(
+        types[0],
+        types[1] if len(types) > 1 else "s32",  # those of surfaces are integers
+        _elements(_used(operands[0])) if at else (),
+        (*((coordinate,) for coordinate in coordinates), *(_elements(o) for o in operands[at + 1 :])),
+        "",
+    )
+
+
+def _used(result: Operand) -> Operand:
+    """Return, of two results, the first one that is used."""
+    if isinstance(result, Pair):
+        return result.second if result.first == Name("_") else result.first
+    return result
 
 
 def asynchronous(instruction: PtxInstruction) -> str | None:

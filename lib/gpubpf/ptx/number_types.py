@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .computation import computation
+from .computation import OF_IMAGES, computation
 from .module import Immediate, Name, Operand, PtxInstruction, Statement, Variable, Vector
 
 _FLOATS = ("f16", "bf16", "f32")
 INTEGER = "integer"
 _COPIES = ("mov", "selp")  # their operands have the type of their result
 # Their operands have different types, or their result says nothing of the operands.
-_OTHERS = ("mma", "wmma", "wgmma", "tcgen05", "setp", "set", "slct", "shfl", "prmt")
+_OTHERS = ("mma", "wmma", "wgmma", "tcgen05", "setp", "set", "slct", "shfl", "prmt", *OF_IMAGES)
 
 
 def number_types(body: Iterable[Statement]) -> Mapping[str, str]:
