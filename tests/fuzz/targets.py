@@ -137,8 +137,40 @@ def ptx_seeds() -> Iterable[bytes]:
         PTX,
         definitions.CLOCK_KERNEL.read_bytes(),
         PTX.replace(b"sm_80", b"sm_90a"),
+        VIRTUAL,
         b".version 8.0\n.target sm_80\n",
     ]
+
+
+VIRTUAL = b"""\
+.version 8.0
+.target sm_80
+.address_size 64
+.func (.param .b32 r) area(.param .b64 x) { .reg .b32 %r<2>; mov.u32 %r1, 5; st.param.b32 [r], %r1; ret; }
+.func (.param .b32 r) other(.param .b64 x) { ret; }
+.global .align 8 .u64 _ZTV1A[3] = {0, area, other};
+.visible .entry use(.param .u64 p)
+{
+ .reg .b32 %r<4>; .reg .b64 %rd<3>; .reg .f32 %f<6>;
+ ld.param.u64 %rd1, [p]; ld.global.u64 %rd2, [%rd1];
+ { .param .b64 q; st.param.b64 [q], %rd1; .param .b32 s;
+   t: .callprototype (.param .b32 _) _ (.param .b64 _); call (s), %rd2, (q), t; ld.param.b32 %r1, [s]; }
+ tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f5, %f5}]; sust.b.1d.b32.trap [%rd1, {%r1}], {%r2};
+ ret;
+}
+"""
+
+
+def hard_virtual() -> bytes:
+    """Many calls, each of which may reach many functions."""
+    functions = b"".join(b".func f%d(.param .b64 x) { ret; }\n" % n for n in range(64))
+    table = b".global .u64 _ZTV1A[64] = {%s};\n" % b", ".join(b"f%d" % n for n in range(64))
+    call = b"{ .param .b64 q; st.param.b64 [q], %rd1; t: .callprototype ()_ (.param .b64 _); call %rd1, (q), t; }\n"
+    head, kernel = (
+        b".version 8.0\n.target sm_80\n.address_size 64\n",
+        b".visible .entry k() { .reg .b64 %rd<2>;\n",
+    )
+    return head + functions + table + kernel + 4000 * call + b"ret; }\n"
 
 
 # Instructions with too few operands, or with others than they take.
@@ -170,6 +202,7 @@ bar.red [%rd1];
 
 
 def hard_ptx() -> Iterable[bytes]:
+    yield hard_virtual()
     head = b".version 8.0\n.target sm_80\n.address_size 64\n"
     body = b".visible .entry k() { %s ret; }\n"
     yield from (

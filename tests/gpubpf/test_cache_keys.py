@@ -21,6 +21,7 @@ LOWERED = (
     "images.assemble",
     "images.compiled_sums",
     "images.occupancy",
+    "images.stack",
     "images.yields",
     "lower",
     "names",

@@ -75,7 +75,10 @@ class Target:
 
 @dataclass(frozen=True)
 class KernelResources:
-    """The resources that one kernel needs, as printed by `ptxas -v`: 32-bit registers per thread; everything else in bytes."""
+    """The resources that one kernel needs, as printed by `ptxas -v`: 32-bit registers per thread; everything else in bytes.
+
+    Of a device function that is not inlined, only the stack and the spills are known.
+    """
 
     registers: int
     spill_stores: int = 0
@@ -413,9 +416,9 @@ def parse_advisories(talk: str) -> tuple[str, ...]:
 
 
 def parse_verbose(talk: str) -> dict[str, KernelResources]:
-    """Return each kernel's resources from the output of `ptxas -v`.
+    """Return the resources of each kernel, and of each device function that is not inlined, from the output of `ptxas -v`.
 
-    Device functions that are not inlined have a stack, but no such line.
+    A device function that several kernels call may have been compiled for each: the one with the largest stack counts.
     """
     functions: dict[str, KernelResources] = {}
     spills: dict[str, tuple[int, int, int]] = {}
@@ -426,7 +429,9 @@ def parse_verbose(talk: str) -> dict[str, KernelResources]:
         elif (found := _PROPERTIES.search(line)) is not None:
             described = found[1]
         elif (found := _SPILLS.search(line)) is not None:
-            spills[described] = (int(found[1]), int(found[2]), int(found[3]))
+            spills[described] = max(
+                (int(found[1]), int(found[2]), int(found[3])), spills.get(described, (0, 0, 0))
+            )
         elif entry and (found := _USED.search(line)) is not None:
             frame, stores, loads = spills.get(entry, (0, 0, 0))
             amounts: dict[str, int] = {}
@@ -441,6 +446,8 @@ def parse_verbose(talk: str) -> dict[str, KernelResources]:
                 constant=amounts.get("cmem", 0),
             )
             entry = ""
+    for name, (frame, stores, loads) in spills.items():
+        functions.setdefault(name, KernelResources(0, stores, loads, frame))
     return functions
 
 

@@ -73,7 +73,8 @@ def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> 
         taken = [image for image in taken if DEVICE_RUNTIME.encode() not in image.payload]
         if taken:
             texts = tuple(image.text for image in taken)
-            return _link(texts, _options(taken), images[0].module, _overridden(texts, others))
+            overridden = _overridden(texts, others)
+            return _link(texts, _options(taken), images[0].module, overridden, whole=not others)
     except (ImageError, PtxError) as error:
         return str(error)
     except Error as error:
@@ -106,14 +107,17 @@ def _overridden(texts: Iterable[str], others: Sequence[Iterable[FatbinImage]]) -
 
 
 @functools.lru_cache(maxsize=8)
-def _link(texts: tuple[str, ...], options: str, number: int, overridden: frozenset[str]) -> FatbinImage:
-    """Link PTX texts into one image. overridden: as for `link`. Raises Error."""
-    key = cache.key(_version(), *sorted(overridden), *texts)
+def _link(
+    texts: tuple[str, ...], options: str, number: int, overridden: frozenset[str], whole: bool
+) -> FatbinImage:
+    """Link PTX texts into one image. overridden, whole: as for `link`. Raises Error."""
+    key = cache.key(_version(), str(whole), *sorted(overridden), *texts)
     store = cache.default()
     if (made := store.get(_STAGE, key)) is None:
         inputs = [Input(f"text {k}", text) for k, text in enumerate(texts)]
         # A part without PTX may define the missing names.
-        made = link(inputs, complete=False, overridden=overridden).encode("utf-8", "surrogateescape")
+        linked = link(inputs, complete=False, overridden=overridden, whole=whole)
+        made = linked.encode("utf-8", "surrogateescape")
         store.put(_STAGE, key, made)
     image = fatbin.ptx_image(made, fatbin.PtxasRun(options=options), number)
     if image is None:

@@ -34,6 +34,7 @@ from gpubpf.images.assemble import (
 from gpubpf.images.compiled_sums import operations_by_line
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.occupancy import MOST, limit_of_copy, most_registers
+from gpubpf.images.stack import deeper, recursive
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.ptx import contraction, flow, module, parser
@@ -291,6 +292,11 @@ def _instrument(
             with progress.work("assembling kernels", len(injected.kernels)):
                 image, options, needs = _assembled(parsed, injected, target, chosen.options)
             made = injected.text
+            if deep := _deeper(parsed, injected, target, options, needs):
+                refusals |= deep
+                kept = {name: kernels[name] for name in injected.kernels if name not in deep}
+                injected = inject(parsed, kept).within(limits)
+                continue
             if stricter := _limits(parsed, injected, target, options, needs, before):
                 made, image, limited = _with_limits(injected, target, options, stricter, image, failures)
             break
@@ -471,6 +477,22 @@ def _assembled(
     return made.cubin, options, made.functions
 
 
+def _deeper(
+    parsed: module.Module,
+    injected: Injected,
+    target: Target,
+    options: str,
+    needs: Mapping[str, KernelResources],
+) -> dict[str, str]:
+    """Return the kernels whose copies may need more stack than a GPU has for the originals, with the reason. Raises AssembleError."""
+    if target.device == "sim" or not (
+        kernels := recursive(graph := flow.CallGraph(parsed), injected.kernels)
+    ):
+        return {}
+    before = assemble(module.render(trim(parsed, dict.fromkeys(kernels))), target, options).functions
+    return deeper(graph, kernels, before, needs)
+
+
 def _rejected(
     parsed: module.Module,
     kernels: Mapping[str, Sequence[Placement]],
@@ -535,17 +557,23 @@ def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
 def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
     """Return the application's module with only these kernels, and the functions and variables that they use."""
     graph = flow.CallGraph(parsed)
-    functions = {name for kernel in kernels for name in graph.reach(kernel)}
-    used = [name for function in functions for name in graph.of(function).variables]
+    functions: set[str] = set()
     variables: set[str] = set()
-    while used:  # a variable's initial value may refer to others
-        if (name := used.pop()) not in variables and name in parsed.variables:
+    todo = list(kernels)
+    while todo:
+        name = todo.pop()
+        if name in parsed.variables and name not in variables:
             variables.add(name)
-            used += flow.find_initializer_names(parsed.variables[name].initializer)
+            # A variable's initial value may refer to others, and to functions.
+            todo += flow.find_initializer_names(parsed.variables[name].initializer)
+        elif name in parsed.functions and name not in functions:
+            reached = graph.reach(name)
+            functions |= reached
+            todo += (variable for function in reached for variable in graph.of(function).variables)
     kept = []
     for item in parsed.items:
         if isinstance(item, module.Function):
-            wanted = item.name in functions or item.name in variables
+            wanted = item.name in functions
         elif isinstance(item, module.Variable):
             wanted = item.name in variables or item.space == "shared"
         else:
@@ -607,6 +635,7 @@ def _version() -> str:
         "images/compiled_sums.py",
         "images/instrument.py",
         "images/occupancy.py",
+        "images/stack.py",
         "images/yields.py",
         "lower/fragment.py",
         "lower/launch_block.py",

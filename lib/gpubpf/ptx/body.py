@@ -51,6 +51,7 @@ from .sampling import GROUP, SKIPS, choice, units
 from .source import source_lines
 from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Site
+from .virtual import VirtualCall, direct, virtual_calls
 from .words import word
 
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the kernel
@@ -62,6 +63,7 @@ _WAITED = "%gpubpf_0waited"  # at a barrier: the time of arrival, then the time 
 _NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # copies of a barrier's operands
 _DATA = ("global", "shared", "local", "const")  # spaces of variables whose addresses programs can see
 _KEPT = "%gpubpf_0kept"  # a copy of the address of an instruction with a value
+_DIFFERS = "%gpubpf_0differs"  # a predicate: a virtual call goes to another function
 # Context fields → the registers that hold them: the value, and for an atomic the old value in memory.
 _VALUE = {"low": "%gpubpf_0value0", "high": "%gpubpf_0value1"}
 _OLD = {"old_low": "%gpubpf_0old0", "old_high": "%gpubpf_0old1"}
@@ -130,6 +132,7 @@ class Body:
         entered = [block.instructions[0] for block in self.flow.blocks if block.entered]
         self.blocks = {first: n for n, first in enumerate(entered)} if self.at_block else {}
         self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
+        self.virtual = virtual_calls(self.flow.body)
         self.sources = source_lines(self.flow.body, sites.files)
         leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
         # The opcodes that get a probe before them.
@@ -166,18 +169,23 @@ class Body:
             (i for i, s in enumerate(body) if isinstance(s, PtxInstruction | Label | Open)), len(body)
         )
         out: list[Statement] = []
+        end = 0  # the statement after a virtual call
         for index in range(len(body) + 1):
             if index == start:
                 out += self._prologue()
             if index == len(body):
                 break
+            if index in self.virtual and self.virtual[index].call not in self.exits.unreachable:
+                out += self._virtual_call(self.virtual[index])
+                end = self.virtual[index].end + 1
+                self.alike.enter()
+            if index < end:
+                continue
             statement = body[index]
             if index in self.first or isinstance(statement, Label | Open | Close):
                 self.alike.enter()
             if index not in self.exits.unreachable:
-                now = [*self.products.get(index, ()), index] if index not in self.later else []
-                emitted = [statement for number in now for statement in self._emit(number)]
-                added = self._keep_carry(index, [*self._before(index), *emitted])
+                added = self._with_added(index)
                 if added and out and _for_the_next(out[-1]) and isinstance(statement, PtxInstruction):
                     pragma = out.pop()
                     own = [at for at, s in enumerate(added) if isinstance(s, PtxInstruction)][-1:]
@@ -202,6 +210,12 @@ class Body:
         # Rewriting a call decides the size of its result. By then, the result's declaration has been emitted.
         wide = {id(body[index]): declaration for index, declaration in self.widened_results.items()}
         return tuple(marked(head + [wide.get(id(s), s) for s in out]))
+
+    def _with_added(self, index: int) -> list[Statement]:
+        """Return a statement, and what is added before and after it."""
+        now = [*self.products.get(index, ()), index] if index not in self.later else []
+        emitted = [statement for number in now for statement in self._emit(number)]
+        return self._keep_carry(index, [*self._before(index), *emitted])
 
     def _keep_carry(self, index: int, statements: list[Statement]) -> list[Statement]:
         """Return an instruction and the statements added around it, wrapped so that they preserve a carry that is live there.
@@ -931,6 +945,39 @@ class Body:
         operands += (Group(arguments),) if arguments else ()
         return [Open(), *setup, dataclasses.replace(call, operands=operands), *after, Close()]
 
+    def _virtual_call(self, call: VirtualCall) -> list[Statement]:
+        """Return a virtual call: calls of all functions that it can reach, of which a lane executes the one of its object.
+
+        A lane whose object has none of the module's virtual tables, but another module's, calls through the register as before. Others
+        must not: a GPU would look for the module's variables and constants where those of the copy are.
+        """
+        done = self._label("called")
+        differs = self._added(_DIFFERS, "pred")
+        out: list[Statement] = []
+        for name, entry in sorted(self.plan.graph.targets(call.shape).items()):
+            over = self._label("other")
+            loads: list[Statement] = []
+            address = self._load_address(entry.table, loads)
+            out += loads
+            out.append(text(f"ld.global.nc.b64 {address}, [{address}+{entry.offset}];"))
+            out.append(text(f"setp.ne.b64 {differs}, {address}, {call.register};"))
+            out += [text(f"@{differs} bra {over};"), *self.tally, *self._scope_of(call, name)]
+            out += [text(f"bra {done};"), Label(over), *self.tally]
+        return [*out, *self._scope_of(call, None), Label(done), *self.tally]
+
+    def _scope_of(self, call: VirtualCall, name: str | None) -> list[Statement]:
+        """Return the scope of a virtual call as a call of the function `name`; as it is if that is None."""
+        out: list[Statement] = []
+        for index in range(call.begin, call.end + 1):
+            statement = self.flow.body[index]
+            if index == call.call and name is not None:
+                out += [*self._before(index), *self._call(index, direct(self.flow.instruction(index), name))]
+            elif isinstance(statement, Variable) and name is None:
+                out.append(dataclasses.replace(statement))  # its own: the result of the other calls is wider
+            elif not (name is not None and _is_prototype(statement)):
+                out += self._with_added(index)
+        return out
+
     def _hidden_arguments(
         self, arguments: tuple[Operand, ...], role: Role
     ) -> tuple[tuple[Operand, ...], list[Statement]]:
@@ -972,6 +1019,13 @@ class Body:
                 raise Refusal(f"a predicated call of {name} that returns in a register")
             copied.append(text(f"ld.param.{original.type} {given.name}, [gpubpf_result];"))
         return "gpubpf_result", [mine], copied
+
+
+def _is_prototype(statement: Statement) -> bool:
+    """Return whether this declares what a call through a register calls. No other label is in the scope of a virtual call."""
+    return isinstance(statement, Label) or (
+        isinstance(statement, Directive) and statement.name == "callprototype"
+    )
 
 
 def _is_vector(declared: Variable | None) -> bool:

@@ -40,6 +40,8 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
     if any(graph.of(f).indirect for f in functions):
         tables = [v for v in variables if _holds_code_addresses(module, v)]
         raise Refusal(f"indirect call; code addresses in {', '.join(tables)}" if tables else "indirect call")
+    if any(graph.of(f).shapes for f in functions) and graph.leaving(set(functions) - {name}):
+        raise Refusal("indirect call, perhaps of a function that leaves the kernel")
     if taken := sorted({t for f in functions for t in graph.of(f).taken}):
         raise Refusal(f"takes the address of {taken[0]}")  # it differs in the copy's module
     for function in functions:

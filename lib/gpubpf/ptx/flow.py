@@ -21,9 +21,11 @@ Instructions and blocks always count; the other kinds count only if the predicat
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
@@ -49,6 +51,7 @@ from .module import (
     Vector,
 )
 from .module import Close as CloseScope
+from .virtual import Entry, Shape, entries, is_table, targets, virtual_calls
 
 # Functions that the driver links (CUDA C++ Programming Guide: formatted output, allocation, assertion).
 SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__assert_fail"})
@@ -391,13 +394,20 @@ def find_initializer_names(value: Initializer | None) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class References:
-    """The names that one function uses. `indirect`: it calls through a register. `taken`: functions whose addresses it takes."""
+    """The names that one function uses.
+
+    indirect  it calls through a register, and not only in virtual calls
+    taken     functions whose addresses it takes
+    unknown   opcodes
+    shapes    of its virtual calls, each with the number of calls
+    """
 
     calls: frozenset[str]
     variables: frozenset[str]
     indirect: bool
     taken: frozenset[str]
-    unknown: frozenset[str]  # opcodes
+    unknown: frozenset[str]
+    shapes: Mapping[Shape, int] = dataclasses.field(default_factory=dict)
 
 
 def references(function: Function, module: Module) -> References:
@@ -408,16 +418,20 @@ def references(function: Function, module: Module) -> References:
     taken: set[str] = set()
     indirect = False
     body = function.body or ()
+    virtual = {found.call: found.shape for found in virtual_calls(body).values()}
+    shapes: Counter[Shape] = Counter()
     local = {v.name for v in (*function.parameters, *function.returns)}
     local.update(s.name for s in body if isinstance(s, Variable) and s.count is None)
-    for statement in body:
+    for index, statement in enumerate(body):
         if not isinstance(statement, PtxInstruction):
             continue
         if statement.opcode not in OPCODES:
             unknown.add(".".join((statement.opcode, *statement.modifiers)))
         target = callee(statement) if statement.opcode == "call" else None
         if statement.opcode == "call":
-            if target is None or target in local or target not in module.functions:
+            if index in virtual:
+                shapes[virtual[index]] += 1
+            elif target is None or target in local or target not in module.functions:
                 indirect = True
             else:
                 calls.add(target)
@@ -428,25 +442,70 @@ def references(function: Function, module: Module) -> References:
                 variables.add(name)
             elif name in module.functions:
                 taken.add(name)
-    return References(frozenset(calls), frozenset(variables), indirect, frozenset(taken), frozenset(unknown))
+    return References(
+        frozenset(calls),
+        frozenset(variables),
+        indirect,
+        frozenset(taken),
+        frozenset(unknown),
+        shapes,
+    )
 
 
 class CallGraph:
-    """The calls between the functions of a module, with `.alias` names resolved."""
+    """The calls between the functions of a module, with `.alias` names resolved. A virtual call reaches all functions of its shape."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self._references: dict[str, References] = {}
+        self._targets: dict[Shape, Mapping[str, Entry]] = {}
 
     def resolve(self, name: str) -> str:
         """Return the function that an alias stands for; any other name unchanged."""
         return self.module.aliases.get(name, name)
 
     def of(self, name: str) -> References:
-        """Return the names that a function uses. Raises PtxError."""
+        """Return the names that a function uses, with those that its virtual calls use in the copy. Raises PtxError."""
         if name not in self._references:
-            self._references[name] = references(self.module.functions[name], self.module)
+            self._references[name] = self._with_targets(references(self.module.functions[name], self.module))
         return self._references[name]
+
+    def _with_targets(self, found: References) -> References:
+        for shape in found.shapes:
+            reached = self.targets(shape)
+            found = dataclasses.replace(
+                found,
+                calls=found.calls | reached.keys(),
+                variables=found.variables | {entry.table for entry in reached.values()},
+                indirect=found.indirect or not reached,
+            )
+        return found
+
+    def targets(self, shape: Shape) -> Mapping[str, Entry]:
+        """Return the functions that a virtual call of this shape can reach; {} if it may reach others. Raises PtxError."""
+        if shape not in self._targets:
+            elsewhere, calls = self._addresses
+            self._targets[shape] = targets(self.module, self._entries, elsewhere, shape, calls[shape])
+        return self._targets[shape]
+
+    @functools.cached_property
+    def _entries(self) -> Mapping[str, Entry]:
+        return entries(self.module)
+
+    @functools.cached_property
+    def _addresses(self) -> tuple[frozenset[str], Counter[Shape]]:
+        """The functions whose addresses are anywhere else than in a virtual table, and the number of virtual calls of each shape."""
+        functions, variables = self.module.functions, self.module.variables.values()
+        found = {n for v in variables if not is_table(v) for n in find_initializer_names(v.initializer)}
+        calls: Counter[Shape] = Counter()
+        for function in functions.values():
+            used = references(function, self.module)
+            found |= used.taken
+            for statement in function.body or ():
+                if isinstance(statement, Variable):
+                    found.update(find_initializer_names(statement.initializer))
+            calls.update(used.shapes)
+        return frozenset(found & functions.keys()), calls
 
     def reach(self, root: str) -> frozenset[str]:
         """Return the functions that a kernel may run, including itself, aliases and their targets. Raises PtxError."""

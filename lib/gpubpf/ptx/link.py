@@ -22,6 +22,7 @@ from .module import Directive, Function, Item, Module, Variable, render
 from .parser import parse
 from .source import source_files
 from .tokens import strip_comments
+from .virtual import is_table
 
 _IDENTIFIER = re.compile(r'"(?:\\.|[^"\\\n])*"?|(?<![\w$%.])[\w$]+')  # or a string, which is not renamed
 _FILE_NUMBER = re.compile(r"((?:^|(?<=[\s;{}]))\.(?:file|loc)\s+|\binlined_at\s+)([0-9]{1,9})(?=\s)")
@@ -42,10 +43,13 @@ class Input:
     text: str
 
 
-def link(inputs: Sequence[Input], complete: bool = True, overridden: Collection[str] = ()) -> str:
+def link(
+    inputs: Sequence[Input], complete: bool = True, overridden: Collection[str] = (), whole: bool = False
+) -> str:
     """Return the PTX of all `inputs` as one text. Unless `complete`, names that no text defines remain declarations.
 
     overridden: functions whose weak definitions do not count, because code without PTX may define them otherwise.
+    whole: no other code is linked. Then the virtual tables become local: no other table has functions for their calls.
 
     Raises PtxError for text that cannot be read, LinkError for texts that do not fit together.
     """
@@ -63,9 +67,15 @@ def link(inputs: Sequence[Input], complete: bool = True, overridden: Collection[
     definitions = _definitions(inputs, modules, overridden)
     if complete:
         _all_defined(inputs, modules, definitions)
-    if len(inputs) == 1 and not overridden:
+    tables = {name for module in modules for name, v in module.variables.items() if v.linkage and is_table(v)}
+    if len(inputs) == 1 and not overridden and not (whole and tables):
         return inputs[0].text  # unchanged, with lines and comments
     items = tuple(_items(modules, definitions))
+    if whole:
+        items = tuple(
+            replace(i, linkage=()) if isinstance(i, Variable) and i.name in tables and is_table(i) else i
+            for i in items
+        )
     # sm_90a has the instructions of sm_90 and more; sm_100a those of sm_100f.
     newest = max(modules, key=lambda m: (m.architecture, m.sm.endswith("a"), m.sm.endswith("f")))
     # With `debug`, ptxas requires the sections that are dropped.

@@ -393,4 +393,7 @@ ptxas info    : Used 31 registers, used 1 barriers, 448 bytes cumulative stack s
 ptxas info    : Function properties for _Z3fibi
     24 bytes stack frame, 20 bytes spill stores, 20 bytes spill loads
 """
-    assert assemble.parse_verbose(talk) == {"rec": assemble.KernelResources(31, 12, 16, 448, 128, 368)}
+    assert assemble.parse_verbose(talk) == {
+        "rec": assemble.KernelResources(31, 12, 16, 448, 128, 368),
+        "_Z3fibi": assemble.KernelResources(0, 20, 20, 24),
+    }

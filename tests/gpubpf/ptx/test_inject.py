@@ -77,11 +77,12 @@ def test_ptxas_accepts_the_corpus(corpus: dict[str, Module], variant: str, work:
         placements += tuple(Placement(log(point, point), point) for point in DEVICE_POINTS)
     injected = everywhere(module, *placements)
     reasons = {
-        "virtualCall": "indirect call; code addresses in _ZTV4Line, _ZTV6Square",
         "throughPointer": "indirect call; code addresses in chosen",
         "takesAddress": "indirect call",
         "keepsAddress": "takes the address of ",
     }
+    if "rdc" in variant:  # other code may have virtual functions for this call
+        reasons["virtualCall"] = "indirect call; code addresses in _ZTV4Line, _ZTV6Square"
     refused = {n: reason for n in module.entries for word, reason in reasons.items() if word in n}
     assert all(injected.refusals[n].startswith(reason) for n, reason in refused.items()), injected.refusals
     assert set(injected.kernels) == set(module.entries) - set(injected.refusals)
@@ -91,7 +92,7 @@ def test_ptxas_accepts_the_corpus(corpus: dict[str, Module], variant: str, work:
         _, report = assembled(injected.text, arch, tmp_path, *options)
         used = registers(report)
         assert set(used) == set(injected.kernels)
-    assert ".func" in injected.text and "virtualCall" not in injected.text
+    assert ".func" in injected.text and "throughPointer" not in injected.text
     assert not any(kernel.unknown for kernel in injected.kernels.values())
 
 

@@ -1,0 +1,228 @@
+"""Find the functions that a virtual call can reach, so that the copy of a kernel can call its own copies of them.
+
+A virtual call loads the function's address from a table of the object's class, which the compiler names `_ZTV…`, and calls through a
+register. The table is in the application's module, and holds the addresses of the original functions. So the copy compares the address
+with the entries of the tables, and calls the copy of the function whose entry it equals (body.py). It reads the entries when it runs,
+because nothing says them before.
+
+    calls = virtual_calls(function.body)                # {21: VirtualCall(21, 29, 30, "%rd8", Shape(…))}
+    entries(module)                                     # {"_ZN5Shape4growEf": Entry("_ZTV5Shape", 24)}
+
+The tables never change. Other variables with addresses of functions may, so that calls through those cannot be followed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .module import (
+    Close,
+    Directive,
+    Function,
+    Group,
+    Label,
+    Module,
+    Name,
+    Open,
+    PtxInstruction,
+    Statement,
+    Variable,
+    type_size,
+)
+from .tokens import parse_integer
+
+# Virtual tables, and those of objects under construction (Itanium C++ ABI 5.1.4.1 and 5.1.4.4). With -rdc, nvcc puts the name of the
+# file before those of classes in anonymous namespaces.
+_TABLE = re.compile(r"(?:__nv_static_[0-9]{1,5}_\w*_)?_ZT[VC]")
+# What may be in the scope of a call, besides the passing of its arguments and result: nvcc computes arguments there.
+_COMPUTING = frozenset(
+    "abs add and bfe bfi cvt cvta div fma lop3 mad max min mov mul neg not or popc prmt rem selp set setp shf shl shr sub xor".split()
+)
+# A call is not followed if more functions than this have its shape: the copy compares with one after the other.
+MAX_TARGETS = 64
+# Nor if all calls of its shape would together become more calls than this.
+MAX_CALLS = 4000
+
+_PROTOTYPE = re.compile(r"\.callprototype\s*(?:\(([^()]*)\))?\s*_\s*(?:\(([^()]*)\))?\s*;")
+_PARAMETER = re.compile(r"\s*\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+_\s*(?:\[\s*(\w+)\s*\])?\s*")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size and alignment, in bytes, of a function's results and parameters. A call reaches only functions of its own shape."""
+
+    results: tuple[tuple[int, int], ...]
+    parameters: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a virtual table: the table's name, and the offset in bytes."""
+
+    table: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class VirtualCall:
+    """A call through a register, with the scope around it: the indices of `{`, the call and `}` in the body.
+
+    This scope only passes the call's arguments and result, and computes with registers.
+    """
+
+    begin: int
+    call: int
+    end: int
+    register: str
+    shape: Shape
+
+
+def virtual_calls(body: Sequence[Statement]) -> dict[int, VirtualCall]:
+    """Return the calls of a body that may be virtual calls, by the index of the `{` before them."""
+    found: dict[int, VirtualCall] = {}
+    begin: int | None = None
+    for index, statement in enumerate(body):
+        if isinstance(statement, Open):
+            begin = index
+        elif isinstance(statement, Close):
+            if begin is not None and (call := _call_in(body, begin, index)) is not None:
+                found[begin] = call
+            begin = None
+    return found
+
+
+def _call_in(body: Sequence[Statement], begin: int, end: int) -> VirtualCall | None:
+    """Return the virtual call in a scope; None if there is none, or anything that may not be repeated."""
+    call: int | None = None
+    prototypes: dict[str, str] = {}
+    declared: set[str] = set()
+    written: set[str] = set()
+    label = ""
+    for index in range(begin + 1, end):
+        match body[index]:
+            case PtxInstruction(opcode="call"):
+                if call is not None:
+                    return None
+                call = index
+            case PtxInstruction(opcode=opcode, modifiers=modifiers, operands=operands, predicate=None):
+                passing = opcode in ("ld", "st") and modifiers[:1] == ("param",)
+                if not passing and opcode not in _COMPUTING:
+                    return None
+                if call is None and opcode != "st":
+                    written.update(re.findall(r"[%\w$]+", str(operands[0])) if operands else ())
+            case Label(name=label):
+                pass
+            case Directive(name="callprototype", text=text):
+                prototypes[label] = text
+            case Variable(space="param" | "reg", name=name, count=None):
+                declared.add(name)
+            case Directive(name="loc"):
+                pass
+            case _:
+                return None
+    if call is None:
+        return None
+    instruction = body[call]
+    assert isinstance(instruction, PtxInstruction)
+    names = [operand.name for operand in instruction.operands if isinstance(operand, Name)]
+    passed = {
+        item.name
+        for o in instruction.operands
+        if isinstance(o, Group)
+        for item in o.items
+        if isinstance(item, Name)
+    }
+    if len(names) != 2 or not names[0].startswith("%") or len(prototypes) != 1:
+        return None
+    if names[0] in written | declared or not passed <= declared:
+        return None
+    shape = _prototype(prototypes.get(names[1], ""))
+    return VirtualCall(begin, call, end, names[0], shape) if shape is not None else None
+
+
+def _prototype(text: str) -> Shape | None:
+    match = _PROTOTYPE.fullmatch(text.strip())
+    if match is None:
+        return None
+    results, parameters = (list(_sizes(part or "")) for part in match.groups())
+    if None in results or None in parameters:
+        return None
+    return Shape(tuple(r for r in results if r), tuple(p for p in parameters if p))
+
+
+def _sizes(parameters: str) -> Iterator[tuple[int, int] | None]:
+    """Yield size and alignment of each parameter in a prototype; None for one that is not in memory of its own."""
+    for text in parameters.split(",") if parameters.strip() else ():
+        if (match := _PARAMETER.fullmatch(text)) is None:
+            yield None
+            continue
+        align, kind, count = match.groups()
+        made = Variable(
+            "param",
+            kind,
+            "_",
+            align=parse_integer(align) if align else None,
+            dimensions=(parse_integer(count),) if count else (),
+        )
+        yield made.size, made.alignment
+
+
+def shape_of(function: Function) -> Shape | None:
+    """Return the shape of a function; None if a register passes a parameter or result."""
+    if any(v.space != "param" for v in (*function.returns, *function.parameters)):
+        return None
+    results, parameters = (
+        tuple((v.size, v.alignment) for v in group) for group in (function.returns, function.parameters)
+    )
+    return Shape(results, parameters)
+
+
+def entries(module: Module) -> dict[str, Entry]:
+    """Return an entry for each function that is in a virtual table.
+
+    Tables with a linkage do not count: code that is linked to this module may have other tables for the same calls (`link.link`).
+    """
+    found: dict[str, Entry] = {}
+    for variable in module.variables.values():
+        if not is_table(variable) or variable.linkage:
+            continue
+        assert isinstance(variable.initializer, tuple)
+        for number, value in enumerate(variable.initializer):
+            if isinstance(value, Name) and not value.offset and value.name in module.functions:
+                found.setdefault(value.name, Entry(variable.name, 8 * number))
+    return found
+
+
+def is_table(variable: Variable) -> bool:
+    """Return whether a variable is a virtual table."""
+    return (
+        _TABLE.match(variable.name) is not None
+        and variable.space in ("global", "const")
+        and variable.vector == 1
+        and type_size(variable.type) == 8
+        and isinstance(variable.initializer, tuple)
+    )
+
+
+def targets(
+    module: Module, found: Mapping[str, Entry], elsewhere: Collection[str], shape: Shape, calls: int
+) -> dict[str, Entry]:
+    """Return the functions of a shape that are in virtual tables, each with its entry; {} if a call may reach others, or too many.
+
+    found: `entries`. elsewhere: the functions whose addresses something else than a virtual table holds. calls: the module's calls of
+    this shape.
+    """
+    shapes = {name: shape_of(module.functions[name]) for name in (*found, *elsewhere)}
+    of_shape = {name: entry for name, entry in found.items() if shapes[name] == shape}
+    if None in shapes.values() or any(shapes[name] == shape for name in elsewhere if name not in found):
+        return {}
+    return of_shape if len(of_shape) <= MAX_TARGETS and calls * len(of_shape) <= MAX_CALLS else {}
+
+
+def direct(call: PtxInstruction, name: str) -> PtxInstruction:
+    """Return a call through a register as a call of the function `name`."""
+    at = next(n for n, operand in enumerate(call.operands) if isinstance(operand, Name))
+    arguments = (operand for operand in call.operands[at + 1 :] if isinstance(operand, Group))
+    return replace(call, operands=(*call.operands[:at], Name(name), *arguments))

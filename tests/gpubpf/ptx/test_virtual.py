@@ -1,0 +1,204 @@
+"""Virtual calls: which functions they can reach, and what a copy calls. tests/tools/test_virtual_calls.py runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpubpf.ptx.flow import CallGraph
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.link import Input, link
+from gpubpf.ptx.parser import parse
+from gpubpf.ptx.values import Injected, Placement
+from gpubpf.ptx.virtual import MAX_TARGETS, Entry, Shape, entries, shape_of, virtual_calls
+from gpubpf_fragments import log, tally
+from gpubpf_sass import assembled
+
+HEAD = ".version 9.0\n.target sm_80\n.address_size 64\n"
+F = ".func {}(.param .b64 x, .param .b32 y) {{ ret; }}\n"
+TABLES = (
+    "{}.global .align 8 .u64 _ZTV1A[4] = {{0, 0, f, g}};\n.global .align 8 .u64 _ZTV1B[3] = {{0, 0, f}};\n"
+)
+CALL = """{{
+    .param .b64 p0; st.param.b64 [p0], %rd1;
+    .param .b32 p1; st.param.b32 [p1], 7;
+    t: .callprototype ()_ (.param .b64 _, .param .b32 _);
+    {} %rd2, (p0, p1), t;
+}}"""
+
+
+def module(body: str, before: str = TABLES.format(F.format("f") + F.format("g"))) -> str:
+    registers = ".reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .pred %p<2>;"
+    return (
+        f"{HEAD}{before}\n.visible .entry k(.param .u64 a) {{ {registers} ld.param.u64 %rd1, [a];"
+        f" ld.global.u64 %rd2, [%rd1];\n{body}\nret; }}"
+    )
+
+
+def instrumented(text: str) -> Injected:
+    found = parse(text)
+    placements = (Placement(tally(), "exit", "instructions"),)
+    return inject(found, dict.fromkeys(found.entries, placements))
+
+
+@pytest.mark.parametrize("call", ["call", "call.uni", "@%p1 call"])
+def test_a_virtual_call_becomes_calls_of_the_copies(call: str, tmp_path: Path) -> None:
+    found = parse(module(CALL.format(call)))
+    (made,) = virtual_calls(found.functions["k"].body or ()).values()
+    assert made.register == "%rd2" and made.shape == Shape((), ((8, 8), (4, 4))) == shape_of(
+        found.functions["f"]
+    )
+    assert entries(found) == {"f": Entry("_ZTV1A", 16), "g": Entry("_ZTV1A", 24)}
+    assert CallGraph(found).reach("k") == {"k", "f", "g"}
+    points = [Placement(log(p, p), p) for p in ("function_entry", "basic_block", "access", "entry", "exit")]
+    injected = inject(found, {"k": points})
+    assert not injected.refusals
+    kernel = injected.text[injected.text.index(".entry k(") :]
+    # One comparison with each function's entry, and the call through the register if all differ.
+    assert kernel.count("setp.ne.b64 %gpubpf_0differs") == 2
+    assert [kernel.count(f", [%gpubpf_0address{n}+{16 + 8 * n}];") for n in (0, 1)] == [1, 1]
+    assert kernel.count("%rd2, (p0, p1), t;") == 1
+    assert [variable.name for variable in injected.variables] == ["_ZTV1A"]
+    assert not any(variable.copied for variable in injected.variables)
+    assembled(injected.text, "sm_80", tmp_path)
+
+
+def test_results_and_counts_of_a_virtual_call(tmp_path: Path) -> None:
+    functions = "".join(
+        f".func (.param .align 16 .b8 r[16]) {name}(.param .b64 x)"
+        " { st.param.b32 [r+12], 1; st.param.b32 [r], 2; ret; }\n"
+        for name in "fg"
+    )
+    body = """{ .param .b64 p0; st.param.b64 [p0], %rd1; .param .align 16 .b8 q[16];
+        t: .callprototype (.param .align 16 .b8 _[16]) _ (.param .b64 _);
+        call (q), %rd2, (p0), t; ld.param.b32 %r1, [q+12]; ld.param.b32 %r2, [q]; }
+        st.global.u32 [%rd1], %r1;"""
+    injected = instrumented(module(body, TABLES.format(functions)))
+    assert not injected.refusals
+    kernel = injected.text[injected.text.index(".entry k(") :]
+    # The copies return the work that they count behind their result; what is called through the register does not.
+    assert (kernel.count("q[24]"), kernel.count("q[16]"), kernel.count("[q+16]")) == (2, 1, 2)
+    assembled(injected.text, "sm_80", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "reason"),
+    [
+        (F.format("f"), CALL.format("call"), "indirect call"),
+        (
+            TABLES.format(F.format("f") + F.format("g") + F.format("h")) + ".global .u64 v = h;",
+            "ld.global.u64 %rd2, [v];" + CALL.format("call"),
+            "indirect call; code addresses in v",
+        ),
+        (
+            TABLES.format(F.format("f") + F.format("g") + F.format("h"))
+            + ".func takes(.param .b64 x) { .reg .b64 %rd1; mov.u64 %rd1, h; ret; }",
+            CALL.format("call"),
+            "indirect call",
+        ),
+        (
+            TABLES.format(F.format("f") + F.format("g") + F.format("h"))
+            + ".func other(.param .b64 x) { .global .u64 v = h; ret; }",
+            CALL.format("call"),
+            "indirect call",
+        ),
+        (
+            TABLES.format(F.format("f") + ".func g(.reg .b64 x, .reg .b32 y) { ret; }"),
+            CALL.format("call"),
+            "indirect call",
+        ),
+        (
+            TABLES.format(".func f(.param .b64 x, .param .b32 y) { exit; }" + F.format("g")),
+            CALL.format("call"),
+            "indirect call, perhaps of a function that leaves the kernel",
+        ),
+        (
+            TABLES.format(".extern .func f(.param .b64 x, .param .b32 y);" + F.format("g")),
+            CALL.format("call"),
+            "needs device linking: f",
+        ),
+        (
+            "".join(F.format(f"f{n}") for n in range(MAX_TARGETS + 1))
+            + f".global .u64 _ZTV1A[{MAX_TARGETS + 1}] = {{{', '.join(f'f{n}' for n in range(MAX_TARGETS + 1))}}};",
+            CALL.format("call"),
+            "indirect call",
+        ),
+    ],
+    ids=[
+        *("no table", "another variable", "another kernel", "another kernel's variable"),
+        *("parameters in registers", "leaves", "undefined", "too many"),
+    ],
+)
+def test_calls_that_may_reach_other_functions(before: str, body: str, reason: str) -> None:
+    assert instrumented(module(body, before)).refusals == {"k": reason}
+
+
+def test_linked_code_is_followed_only_if_all_of_it_is_there() -> None:
+    text = module(CALL.format("call")).replace(".global .align", ".weak .global .align")
+    functions = F.format("h").replace(".func", ".visible .func")
+    second = f"{HEAD}{functions}.weak .global .align 8 .u64 _ZTV1C[1] = {{h}};\n"
+    assert instrumented(text).refusals == {"k": "indirect call"}
+    assert link([Input("first", text)]) == text
+    assert not instrumented(link([Input("first", text)], whole=True)).refusals
+    both = [Input("first", text), Input("second", second)]
+    assert instrumented(link(both)).refusals == {"k": "indirect call"}
+    assert CallGraph(parse(link(both, whole=True))).reach("k") == {"k", "f", "g", "h"}
+
+
+def test_tables_of_anonymous_namespaces() -> None:
+    tables = TABLES.format(F.format("f") + F.format("g"))
+    named = tables.replace("_ZTV1A", "__nv_static_25__37d95081_4_b_cu_3ee392db__ZTVN12_GLOBAL__N_11AE")
+    assert not instrumented(module(CALL.format("call"), named)).refusals
+    assert instrumented(module(CALL.format("call"), tables.replace("_ZTV1A", "table_ZTV1A"))).refusals
+
+
+def test_only_functions_of_the_same_shape_count() -> None:
+    other = ".func h(.param .b64 x) { ret; }\n.global .u64 v = h;\n"
+    before = TABLES.format(F.format("f") + F.format("g")) + other
+    assert not instrumented(module(CALL.format("call"), before)).refusals
+
+
+def test_arguments_may_be_computed_in_the_scope(tmp_path: Path) -> None:
+    """nvcc does so in unrolled loops."""
+    scope = """{ .reg .b32 temp_param_reg; .param .b64 param0; st.param.b64 [param0], %rd1;
+        .param .b32 param1; add.s32 %r3, %r2, 1; st.param.b32 [param1], %r3;
+        t: .callprototype ()_ (.param .b64 _, .param .b32 _); call %rd2, (param0, param1), t; }"""
+    found = parse(module(scope))
+    points = [Placement(log("instruction"), "instruction"), Placement(tally(), "exit", "instructions")]
+    injected = inject(found, {"k": points})
+    assert not injected.refusals and injected.text.count("add.s32 %r3, %r2, 1;") == 3
+    added = [site for site in injected.kernels["k"].sites if site.opcode == "add.s32"]
+    assert len(added) == 3 and len({site.line for site in added}) == 1
+    assembled(injected.text, "sm_80", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        "{ .param .b32 q; { .param .b64 p; st.param.b64 [p], %rd1;"
+        " t: .callprototype (.param .b32 _) _ (.param .b64 _); call (q), %rd2, (p), t; } }",
+        "{ .reg .b64 %rd2; t: .callprototype ()_ (); call %rd2, (), t; }",
+        "{ .reg .b64 %rd<9>; t: .callprototype ()_ (); call %rd2, (), t; }",
+        "{ .local .b32 x; t: .callprototype ()_ (); call %rd2, (), t; }",
+        "{ t: .callprototype ()_ (); ld.global.u64 %rd3, [%rd1]; call %rd2, (), t; }",
+        "{ .param .b64 p0; st.param.b64 [p0], %rd1; t: .callprototype ()_ (.param .b64 _);"
+        " mov.u64 %rd2, %rd1; call %rd2, (p0), t; }",
+        "{ t: .callprototype ()_ (); call %rd2, (), t; call %rd2, (), t; }",
+        "{ t: .callprototype ()_ (); { call %rd2, (), t; } }",
+        "{ t: .callprototype ()_ (); @%p1 bra over; call %rd2, (), t; over: }",
+        "{ .reg .b32 %a; t: .callprototype ()_ (.reg .b32 _); call %rd2, (%a), t; }",
+        "{ t: .callprototype ()_ () .noreturn; call %rd2, (), t; }",
+        "t: .callprototype ()_ (); call %rd2, (), t;",
+    ],
+)
+def test_calls_in_other_scopes_are_refused(scope: str) -> None:
+    before = ".func f() { ret; }\n.global .u64 _ZTV1A[1] = {f};\n"
+    assert instrumented(module(scope, before)).refusals["k"].startswith("indirect call")
+
+
+def test_functions_that_call_each_other() -> None:
+    body = "{ .reg .b64 %rd<3>; ld.param.u64 %rd1, [x]; ld.u64 %rd2, [%rd1];" + CALL.format("call") + "ret; }"
+    before = TABLES.format(f".func f(.param .b64 x, .param .b32 y) {body}\n" + F.format("g"))
+    injected = instrumented(module(CALL.format("call"), before))
+    assert not injected.refusals and set(injected.kernels) == {"k"}
