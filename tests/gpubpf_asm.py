@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
@@ -107,7 +108,12 @@ def signed(value: int, bits: int) -> int:
 
 
 class Interpreter:
-    """Runs a program on the CPU, as RFC 9669 says; helper 1 gives the value of map `out`."""
+    """Runs a program on the CPU, as RFC 9669 says; helper 1 gives the value of map `out`.
+
+    unwritten: what registers hold that have no value, at the start and after calls
+    """
+
+    unwritten: Any = 0
 
     def __init__(self, code: tuple[Instruction, ...], value: bytes) -> None:
         self.code = code
@@ -128,7 +134,7 @@ class Interpreter:
         where[at : at + size] = (number & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
     def run(self) -> None:
-        r = [0] * 11
+        r = [self.unwritten] * 11
         r[1], r[10] = CONTEXT, STACK
         frames: list[tuple[int, list[int]]] = []
         pc = 0
@@ -148,13 +154,14 @@ class Interpreter:
                     return
                 pc, saved = frames.pop()
                 self.leave(r[10])
-                r[6:11] = saved
+                r[1:6], r[6:11] = [self.unwritten] * 5, saved
             elif op == b.CALL and i.src:
                 frames.append((pc, r[6:11]))
-                r[10] -= b.STACK_SIZE
+                r[6:11] = [self.unwritten] * 4 + [r[10] - b.STACK_SIZE]
                 pc += i.imm
             elif op == b.CALL:
                 self.helper(i.imm, r)
+                r[1:6] = [self.unwritten] * 5
             elif self.taken(i, r):
                 pc += i.imm if i.opcode == 0x06 else i.offset
 
@@ -202,8 +209,8 @@ class Interpreter:
             data = (a & ((1 << i.imm) - 1)).to_bytes(width, "little")
             swap = i.opcode & 7 == b.ALU64 or i.opcode & 8
             return int.from_bytes(data, "big" if swap else "little")
-        if op == b.MOV and i.offset:
-            return signed(c, i.offset) & mask
+        if op == b.MOV:  # the old value may be unwritten
+            return (signed(c, i.offset) if i.offset else c) & mask
         a, c = a & mask, c & mask
         if op in (b.DIV, b.MOD):
             x, y = (signed(a, bits), signed(c, bits)) if i.offset else (a, c)
@@ -223,7 +230,6 @@ class Interpreter:
             b.RSH: a >> shift,
             b.ARSH: signed(a, bits) >> shift,
             b.NEG: -a,
-            b.MOV: c,
         }[op] & mask
 
     @staticmethod

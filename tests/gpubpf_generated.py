@@ -3,7 +3,8 @@
 A program reaches the value of map `grid` by addresses with an offset that it computes from its inputs. It bounds the offset in one of
 many ways, mostly so that the last byte of the value is just inside. It ends with stores of its registers to map `out`.
 
-The same instructions are a device program with arrays, and a host program with shared arrays.
+The same instructions are a device program with arrays, and a host program with shared arrays. Some programs also use a hash and a
+ring buffer; those are device programs only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from gpubpf_asm import (
 
 POINT, HOST_POINT = "barrier_leave", "operation"  # both have at least FIELDS fields of 8 bytes
 FIELDS = 5
-LOOKUP, UPDATE, THREAD, MAXIMUM, LOG2, POPCOUNT = 1, 2, 505, 607, 609, 615
+LOOKUP, UPDATE, DELETE, THREAD, MAXIMUM, LOG2, POPCOUNT = 1, 2, 3, 505, 607, 609, 615
+EVENT_OUTPUT, OUTPUT, RESERVE, SUBMIT, DISCARD = 25, 130, 131, 132, 133
+TABLE_KEY, TABLE_VALUE = 8, 16  # bytes of a key and of a value of map `table`
 ONLY_ON_GPUS = (THREAD, MAXIMUM, LOG2, POPCOUNT)
 KEY, BYTES, XYZ, ROOM = -136, -144, -176, -200  # places on the stack that no slot has
 SLOTS = tuple(range(-64, 0, 8))
@@ -65,12 +68,13 @@ class State:
 
 @dataclass(frozen=True)
 class Generated:
-    """A program of both sides. `size`: bytes of a value of `grid`."""
+    """A program of both sides. `size`: bytes of a value of `grid`. `record`: bytes of a record of `ring`; 0 without hash and ring."""
 
     code: tuple[Instruction, ...]
     size: int
     entries: int
     plain: bool
+    record: int = 0
 
     def program(self, host: bool = False) -> tuple[Program, BpfFunction]:
         kind = "shared_array" if host else "array"
@@ -79,6 +83,11 @@ class Generated:
             MapDefinition("out", kind, 4, 64, 1),
             MapDefinition("settings", "param", 4, 32, 1),
         )
+        if self.record:
+            maps += (
+                MapDefinition("table", "hash", TABLE_KEY, TABLE_VALUE, 4),
+                MapDefinition("ring", "ringbuf", 0, self.record, 1 << 16),
+            )
         function = BpfFunction("probe", HOST_POINT if host else POINT, self.code)
         return Program("", {"probe": function}, {m.name: m for m in maps}), function
 
@@ -101,6 +110,7 @@ class Generator:
         # Leaves out bounds that the kernel's verifier does not see: by divisions and by helpers that only GPUs have, and offsets of
         # addresses that are negative for a while.
         self.plain = rng.random() < 0.7
+        self.record = rng.choice((8, 16, 24)) if rng.random() < 0.25 else 0
 
     def generate(self) -> Generated:
         rng = self.rng
@@ -131,7 +141,7 @@ class Generator:
                 if i.opcode == b.JMP | b.CALL and i.src and i.imm == _SUBPROGRAM + number:
                     code[at] = replace(i, imm=len(code) - at - 1)
             code += body
-        return Generated(tuple(code), self.size, self.entries, self.plain)
+        return Generated(tuple(code), self.size, self.entries, self.plain, self.record)
 
     # Numbers
 
@@ -515,6 +525,73 @@ class Generator:
         self.clobber(state)
         return code
 
+    def buffer(self, state: State, register: int, size: int, on_stack: bool = True) -> Code | None:
+        """Put the address of `size` readable bytes into a register: one in `grid`, or perhaps that of slots with numbers.
+
+        A place in `grid` may depend on a number. Registers below 6 have no numbers then.
+        """
+        rng = self.rng
+        numbers = [at for at, kind in state.slots.items() if kind == "number"]
+        starts = [at for at in numbers if set(range(at, at + size, 8)) <= set(numbers)]
+        if on_stack and starts and (size > self.size or rng.random() < 0.5):
+            self.clobber(state)
+            return [mov(register, 10), alu(b.ADD, register, imm=rng.choice(starts))]
+        if size > self.size:
+            return None
+        room = (self.size - size) // 8 + 1
+        if rng.random() < 0.3:
+            self.clobber(state)
+            return [mov(register, 9), alu(b.ADD, register, imm=8 * rng.randrange(room))]
+        bound = self.bounded(state, register, room)
+        self.clobber(state)
+        return [*bound, alu(b.LSH, register, imm=3), alu(b.ADD, register, 9)]
+
+    def collect(self, state: State) -> Code:
+        """Use the hash or the ring buffer. The helper reads memory, or returns the address of some."""
+        rng = self.rng
+        kinds = ("output", "event", "reserve", "lookup", "update", "delete")
+        kind = rng.choice((*kinds, "max") if self.on_gpu else kinds)
+        size = {"output": self.record, "event": self.record, "update": TABLE_VALUE, "max": 8}.get(
+            kind, TABLE_KEY
+        )
+        inner = rng.choice((1, 2, 4, 8))
+        code: Code | None = []
+        if kind == "reserve":
+            self.clobber(state)
+            code = [*load_map(1, "ring"), movi(2, self.record), movi(3, 0), call(RESERVE)]
+            body = [mov(7, 0)]
+            for _ in range(rng.randrange(1, 4)):
+                inner = rng.choice((1, 2, 4, 8))
+                body += [storei(7, inner * rng.randrange(self.record // inner), rng.choice(EDGES), inner)]
+            body += [mov(1, 7), movi(2, 0), call(rng.choice((SUBMIT, DISCARD)))]
+            state.numbers = {7}
+            return [*code, jump(b.JEQ, 0, len(body), imm=0), *body, movi(7, 4)]
+        target = {"output": 2, "event": 4, "max": 1}.get(kind, 3)
+        if (code := self.buffer(state, target, size, kind != "max")) is None:
+            return []
+        state.numbers = {7}
+        if kind == "output":
+            code += [*load_map(1, "ring"), movi(3, self.record), movi(4, 0), call(OUTPUT)]
+        elif kind == "event":
+            code += [mov(1, 6), *load_map(2, "ring"), movi(3, 0), movi(5, self.record), call(EVENT_OUTPUT)]
+        elif kind == "max":
+            code += [movi(2, 5), call(MAXIMUM)]
+        elif kind == "update":
+            code += [
+                storei(10, BYTES, rng.randrange(6)),
+                *load_map(1, "table"),
+                mov(2, 10),
+                alu(b.ADD, 2, imm=BYTES),
+            ]
+            code += [movi(4, rng.randrange(3)), call(UPDATE)]
+        else:
+            code += [mov(2, 3), *load_map(1, "table"), call(LOOKUP if kind == "lookup" else DELETE)]
+        if kind == "lookup":
+            body = self.access(state, 0, inner * rng.randrange(TABLE_VALUE // inner), inner, 0)
+            state.numbers = {7}
+            code += [jump(b.JEQ, 0, len(body), imm=0), *body]
+        return [*code, movi(7, 4)]
+
     def call(self, state: State) -> Code:
         """Call a subprogram with two numbers and an address of a slot or of `grid`."""
         rng = self.rng
@@ -575,6 +652,7 @@ class Generator:
                     (2, lambda s: self.either(s, depth)),
                     (1, lambda s: self.loop(s, depth)),
                     (1, self.call),
+                    *([(4, self.collect)] if self.record else []),
                 ]
             code += rng.choices([one for _, one in kinds], [weight for weight, _ in kinds])[0](state)
         return code

@@ -20,6 +20,7 @@ from typing import Any
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, Program
+from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower import amdgcn, ir
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.lower.launch_block import LaunchBlock, launch_block
@@ -30,7 +31,8 @@ PAGE = 4096
 MAPS_APART, KEYS_APART = 0x8000, 0x1000
 MAX_STEPS = 1 << 17
 LANES = 16  # the last lanes of an AMD GPU's wave run programs
-HELPERS = {1, 2, 505, 607, 609, 615}  # what StrictInterpreter can call
+HELPERS = {1, 2, 3, 25, 130, 131, 132, 133, 505, 607, 609, 615}  # what StrictInterpreter can call
+MOST_KEYS = 4  # elements of a hash, and reserved records, at once
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,14 @@ class Endless(Harmful):
     """A program takes more than MAX_STEPS jumps."""
 
 
+class Unwritten:
+    """What a register holds that was never written. Nothing can be computed with it."""
+
+
 class StrictInterpreter(Interpreter):
-    """Runs a program and raises Harmful where it leaves an object, or reads bytes that were never written."""
+    """Runs a program and raises Harmful where it leaves an object, or reads bytes or a register that were never written."""
+
+    unwritten = Unwritten()
 
     def __init__(self, program: Program, code: Sequence[b.Instruction], case: Case) -> None:
         super().__init__(tuple(code), b"")
@@ -59,8 +67,9 @@ class StrictInterpreter(Interpreter):
         self.frame, self.steps = STACK, 0
         self.written: set[int] = set()
         self.values: dict[int, bytearray] = {}  # by address
+        self.keys: dict[bytes, int] = {}  # of hashes: the addresses of their values
         for number, definition in enumerate(program.maps.values()):
-            for key in range(definition.max_entries):
+            for key in range(definition.max_entries if definition.kind not in ("hash", "ringbuf") else 0):
                 start = VALUE + number * MAPS_APART + key * KEYS_APART
                 size = definition.value_size
                 self.values[start] = bytearray(case.maps[definition.name][key * size : (key + 1) * size])
@@ -73,6 +82,7 @@ class StrictInterpreter(Interpreter):
                 for key in range(definition.max_entries)
             )
             for number, (name, definition) in enumerate(self.maps.items())
+            if definition.kind not in ("hash", "ringbuf")
         }
 
     def map(self, name: str) -> int:
@@ -87,6 +97,10 @@ class StrictInterpreter(Interpreter):
             super().run()
         except IndexError:
             raise Harmful("leaves its code") from None
+        except TypeError as error:
+            if Unwritten.__name__ not in str(error):
+                raise
+            raise Harmful("reads a register that was never written") from None
 
     def taken(self, i: b.Instruction, r: list[int]) -> bool:  # type: ignore[override]
         self.frame = r[10]
@@ -132,7 +146,24 @@ class StrictInterpreter(Interpreter):
     def helper(self, number: int, r: list[int]) -> None:
         self.frame = r[10]
         result = 0
-        if number in (1, 2):
+        definition = list(self.maps.values())[r[1] - MAPS] if 0 <= r[1] - MAPS < len(self.maps) else None
+        if number in (1, 2, 3) and definition is not None and definition.kind == "hash":
+            result = self._hash(number, definition, r)
+        elif number in (25, 130):
+            of = r[1:4] if number == 130 else [r[2], r[4], r[5]]
+            if of[2] != list(self.maps.values())[of[0] - MAPS].value_size and number == 130:
+                raise Harmful("outputs a record of another size")
+            self._bytes(of[1], of[2])
+        elif number == 131:
+            result = self._new(r[1] - MAPS, r[2])
+        elif number in (132, 133):
+            if not self._is_record(r[1]):
+                raise Harmful("ends a reservation that there is not")
+            del self.values[r[1]]
+        elif number == 3:
+            result = -22 & (1 << 64) - 1  # an array
+            self._bytes(r[2], 4)
+        elif number in (1, 2):
             number_of_map = r[1] - MAPS
             definition = list(self.maps.values())[number_of_map]
             key = self.read_bytes(r[2], 4)
@@ -159,6 +190,36 @@ class StrictInterpreter(Interpreter):
         else:
             raise Harmful(f"calls helper {number}")
         r[0] = result
+
+    def _bytes(self, address: int, size: int) -> bytes:
+        return bytes(self.read(address + k, 1) for k in range(size))
+
+    def _is_record(self, address: int) -> bool:
+        kinds = [definition.kind for definition in self.maps.values()]
+        return address in self.values and kinds[(address - VALUE) // MAPS_APART] == "ringbuf"
+
+    def _new(self, number_of_map: int, size: int) -> int:
+        """Return the address of a new value of a map; 0 if it has MOST_KEYS already."""
+        first = VALUE + number_of_map * MAPS_APART
+        for address in range(first, first + MOST_KEYS * KEYS_APART, KEYS_APART):
+            if address not in self.values:
+                self.values[address] = bytearray(size)
+                return address
+        return 0
+
+    def _hash(self, number: int, definition: MapDefinition, r: list[int]) -> int:
+        key = self._bytes(r[2], definition.key_size)
+        address = self.keys.get(key, 0)
+        if number == 1:
+            return address
+        if number == 3:  # the memory stays: the next lookup finds it without the element
+            return 0 if self.keys.pop(key, 0) else -2 & (1 << 64) - 1
+        value = self._bytes(r[3], definition.value_size)
+        if not address and r[4] != 2 and (address := self._new(r[1] - MAPS, len(value))):
+            self.keys[key] = address
+        if address and r[4] != 1:
+            self.values[address][:] = value
+        return 0
 
     def read_bytes(self, address: int, size: int) -> int:
         return sum(self.read(address + k, 1) << 8 * k for k in range(size))

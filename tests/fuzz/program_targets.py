@@ -18,7 +18,7 @@ from gpubpf.errors import VerifyError
 from gpubpf.verify import rules
 from gpubpf_guarded import HELPERS, Case, Endless, StrictInterpreter
 
-VALUE_SIZE, ENTRIES = 64, 2
+VALUE_SIZE, ENTRIES, RECORD = 64, 2, 16
 MAX_STEPS = 2048  # longer programs are refused, so that more are tried
 
 
@@ -53,6 +53,7 @@ def generated_seeds() -> Iterable[bytes]:
     for number in range(40):
         generator = generated.Generator(rng)
         generator.size, generator.entries = VALUE_SIZE, ENTRIES
+        generator.record = RECORD if generator.record else 0
         made = generator.generate()
         if number % 2:
             made = generated.mutate(made, rng)
@@ -61,7 +62,7 @@ def generated_seeds() -> Iterable[bytes]:
 
 
 def generated_maps() -> Mapping[str, MapDefinition]:
-    return generated.Generated((), VALUE_SIZE, ENTRIES, False).program()[0].maps
+    return generated.Generated((), VALUE_SIZE, ENTRIES, False, RECORD).program()[0].maps
 
 
 @functools.cache
@@ -69,7 +70,8 @@ def generated_cases() -> list[Case]:
     """Inputs with numbers near the bounds of the values."""
     edges = (0, 1, -1, VALUE_SIZE - 8, VALUE_SIZE, 1 << 63, *generated.WIDE_EDGES)
     words = [edge & (1 << 64) - 1 for edge in edges]
-    sizes = {name: m.value_size * m.max_entries for name, m in generated_maps().items()}
+    arrays = [m for m in generated_maps().values() if m.kind in ("array", "param")]
+    sizes = {m.name: m.value_size * m.max_entries for m in arrays}
     return [
         Case(
             tuple(words[(at + field) % len(words)] for field in range(generated.FIELDS)),

@@ -62,7 +62,11 @@ MACHINE_SEEN = 0.5  # of the launches that are due
 WAYS_IN = ("command", "process", "machine")
 ENDS = "return exit _exit quick_exit abort kill running threads forks execs".split()
 STATUS = {"abort": 128 + signal.SIGABRT, "kill": 128 + signal.SIGKILL}  # of a program that ended so; else 0
-MEMORY = Path("/sys/fs/cgroup/memory/gpubpf-soak")  # limits the memory of a tool
+_CGROUPS = Path("/sys/fs/cgroup")
+_VERSION_1 = (_CGROUPS / "memory").is_dir()  # of control groups
+# Limits the memory of a tool.
+MEMORY = _CGROUPS / ("memory/gpubpf-soak" if _VERSION_1 else "gpubpf-soak")
+MEMORY_LIMIT = MEMORY / ("memory.limit_in_bytes" if _VERSION_1 else "memory.max")
 LIMIT = 120.0  # seconds; what takes longer hangs
 BUSY_THREADS = 2  # of lives.cu, that launch without a pause
 
@@ -174,7 +178,7 @@ class Scene:
             command = ["unshare", "-m", "sh", "-c", mounts, "sh", *command]
         if cycle.fault == "little memory of the tool":
             MEMORY.mkdir(exist_ok=True)
-            (MEMORY / "memory.limit_in_bytes").write_text(str(int(cycle.moment * 60) << 20))
+            MEMORY_LIMIT.write_text(str(int(cycle.moment * 60) << 20))
             command = ["sh", "-c", f'echo $$ > "{MEMORY}/cgroup.procs" && exec "$@"', "sh", *command]
         with self.out.open("w") as out, self.err.open("w") as err:
             return self.start([*command, *arguments], stdout=out, stderr=err)
