@@ -40,7 +40,8 @@ from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.lower import amdgcn
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.process import address_space
-from gpubpf.ptx import flow, module, parser, source
+from gpubpf.ptx import module, parser, source
+from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.link import Input, LinkError, link
 from gpubpf.ptx.values import Placement
@@ -148,11 +149,13 @@ VIRTUAL = b"""\
 .address_size 64
 .func (.param .b32 r) area(.param .b64 x) { .reg .b32 %r<2>; mov.u32 %r1, 5; st.param.b32 [r], %r1; ret; }
 .func (.param .b32 r) other(.param .b64 x) { ret; }
+.func (.param .b32 r) third(.param .b64 x) { ret; }
 .global .align 8 .u64 _ZTV1A[3] = {0, area, other};
 .visible .entry use(.param .u64 p)
 {
- .reg .b32 %r<4>; .reg .b64 %rd<3>; .reg .f32 %f<6>;
- ld.param.u64 %rd1, [p]; ld.global.u64 %rd2, [%rd1];
+ .reg .b32 %r<4>; .reg .b64 %rd<6>; .reg .f32 %f<6>; .reg .pred %p<2>; .local .align 8 .b8 depot[8];
+ ld.param.u64 %rd1, [p]; ld.global.u64 %rd2, [%rd1]; setp.eq.u64 %p1, %rd1, 0;
+ mov.u64 %rd3, area; mov.u64 %rd4, third; st.local.u64 [depot], %rd4; ld.local.u64 %rd5, [depot]; selp.b64 %rd2, %rd3, %rd5, %p1;
  { .param .b64 q; st.param.b64 [q], %rd1; .param .b32 s;
    t: .callprototype (.param .b32 _) _ (.param .b64 _); call (s), %rd2, (q), t; ld.param.b32 %r1, [s]; }
  tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%rd1, {%f5, %f5}]; sust.b.1d.b32.trap [%rd1, {%r1}], {%r2};
@@ -246,7 +249,7 @@ def ptx(data: bytes) -> None:
     text = module.render(parsed)
     files = source.source_files(parsed)
     for name, entry in parsed.entries.items():
-        flow.CallGraph(parsed).reach(name)
+        CallGraph(parsed).reach(name)
         source.source_lines(entry.body or (), files)
         entry.block_limit("maxntid")
     assert module.render(parser.parse(text)) == text

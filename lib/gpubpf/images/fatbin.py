@@ -543,7 +543,8 @@ def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
         from gpubpf.ptx.link import Input, link  # imported here because few cubins are linked
 
         try:
-            texts = [link([Input(f"text {k}", text.decode()) for k, text in enumerate(texts)]).encode()]
+            inputs = [Input(f"text {k}", text.decode()) for k, text in enumerate(texts)]
+            texts = [link(inputs, whole=False).encode()]
         except (Error, UnicodeDecodeError):
             return None
     return ptx_image(texts[0], made_by, image.module)

@@ -38,6 +38,7 @@ from gpubpf.images.stack import deeper, recursive
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.ptx import contraction, flow, module, parser
+from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.probe import DIVIDING, FREQUENT, SEEING_RESULTS
 from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, Placement, Site
@@ -201,7 +202,8 @@ def joined(data: bytes) -> bytes:
 
     try:
         # An input of another kind, such as a cubin, may define missing names.
-        made = link([Input(f"text {k}", image.text) for k, image in enumerate(images)], complete=False)
+        inputs = [Input(f"text {k}", image.text) for k, image in enumerate(images)]
+        made = link(inputs, complete=False, whole=False)
     except (PtxError, LinkError):
         return data
     return made.encode("utf-8", "surrogateescape")
@@ -485,9 +487,7 @@ def _deeper(
     needs: Mapping[str, KernelResources],
 ) -> dict[str, str]:
     """Return the kernels whose copies may need more stack than a GPU has for the originals, with the reason. Raises AssembleError."""
-    if target.device == "sim" or not (
-        kernels := recursive(graph := flow.CallGraph(parsed), injected.kernels)
-    ):
+    if target.device == "sim" or not (kernels := recursive(graph := CallGraph(parsed), injected.kernels)):
         return {}
     before = assemble(module.render(trim(parsed, dict.fromkeys(kernels))), target, options).functions
     return deeper(graph, kernels, before, needs)
@@ -556,7 +556,7 @@ def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
 
 def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
     """Return the application's module with only these kernels, and the functions and variables that they use."""
-    graph = flow.CallGraph(parsed)
+    graph = CallGraph(parsed)
     functions: set[str] = set()
     variables: set[str] = set()
     todo = list(kernels)

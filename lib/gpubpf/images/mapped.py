@@ -36,7 +36,8 @@ from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose, trim
 from gpubpf.images.triton import TritonCache
 from gpubpf.process import address_space, target_files
-from gpubpf.ptx import flow, module, parser
+from gpubpf.ptx import module, parser
+from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.values import parameter_layout
 
 T = TypeVar("T")
@@ -639,7 +640,7 @@ class _Layout:
 def _layouts(image: FatbinImage, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
     """Return the layouts of those `kernels` that the PTX contains. Raises PtxError, ImageError."""
     parsed = parser.parse(image.text)
-    graph = flow.CallGraph(parsed)
+    graph = CallGraph(parsed)
     found = {}
     for kernel in kernels:
         if (entry := parsed.entries.get(kernel.name)) is not None:
@@ -650,7 +651,7 @@ def _layouts(image: FatbinImage, kernels: Iterable[FoundKernel]) -> dict[str, _L
     return found
 
 
-def _shared(parsed: module.Module, graph: flow.CallGraph, kernel: str) -> list[module.Variable]:
+def _shared(parsed: module.Module, graph: CallGraph, kernel: str) -> list[module.Variable]:
     """Return the variables in static shared memory that a kernel uses."""
     found: dict[tuple[str, str], module.Variable] = {}
     for name in graph.reach(kernel):

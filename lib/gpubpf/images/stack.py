@@ -1,9 +1,9 @@
-"""Whether the copies of kernels whose virtual calls recurse fit into the stack that the GPU has for the originals.
+"""Whether the copies of kernels whose calls through registers recurse fit into the stack that the GPU has for the originals.
 
 ptxas tells the driver how much stack a kernel needs, except if functions call themselves. Then each thread has as much as the program
 has set (`cudaLimitStackSize`; 1,024 bytes by default). Probes make the stack frames of functions larger.
 
-    deeper(graph, kernels, before, after)     # {"_Z3usePP5Shape": "virtual calls that recurse need more stack …"}
+    deeper(graph, kernels, before, after)     # {"_Z3usePP5Shape": "indirect calls that recurse: …"}
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from graphlib import CycleError, TopologicalSorter
 
 from gpubpf import names
 from gpubpf.images.assemble import KernelResources
+from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.emit import FUNCTION, WAITING
-from gpubpf.ptx.flow import CallGraph
 from gpubpf.ptx.values import PREFIX
 
 
 def recursive(graph: CallGraph, kernels: Iterable[str]) -> list[str]:
-    """Return the kernels with virtual calls that reach a function which may call itself, directly or not. Raises PtxError."""
+    """Return the kernels with calls through registers that reach a function which may call itself. Raises PtxError."""
     found = []
     for kernel in kernels:
         reached = graph.reach(kernel)
@@ -55,7 +55,7 @@ def deeper(
             old = before[name].stack if name in before else 0
             if frames.get(name, 0) > old:
                 found[kernel] = (
-                    f"virtual calls that recurse: the copy of {names.demangle(name).short} needs {frames[name]} bytes"
+                    f"indirect calls that recurse: the copy of {names.demangle(name).short} needs {frames[name]} bytes"
                     f" of stack, not {old}"
                 )
                 break

@@ -24,6 +24,7 @@ from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
 from .flow import BRANCHES, LEAVING, Flow, callee, counted, find_names
+from .indirect import IndirectCall, direct, indirect_calls
 from .module import (
     Address,
     Close,
@@ -51,7 +52,6 @@ from .sampling import GROUP, SKIPS, choice, units
 from .source import source_lines
 from .tables import SiteTable, VariableTable
 from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Site
-from .virtual import VirtualCall, direct, virtual_calls
 from .words import word
 
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the kernel
@@ -63,7 +63,7 @@ _WAITED = "%gpubpf_0waited"  # at a barrier: the time of arrival, then the time 
 _NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # copies of a barrier's operands
 _DATA = ("global", "shared", "local", "const")  # spaces of variables whose addresses programs can see
 _KEPT = "%gpubpf_0kept"  # a copy of the address of an instruction with a value
-_DIFFERS = "%gpubpf_0differs"  # a predicate: a virtual call goes to another function
+_DIFFERS = "%gpubpf_0differs"  # a predicate: a call through a register goes to another function
 # Context fields → the registers that hold them: the value, and for an atomic the old value in memory.
 _VALUE = {"low": "%gpubpf_0value0", "high": "%gpubpf_0value1"}
 _OLD = {"old_low": "%gpubpf_0old0", "old_high": "%gpubpf_0old1"}
@@ -132,7 +132,7 @@ class Body:
         entered = [block.instructions[0] for block in self.flow.blocks if block.entered]
         self.blocks = {first: n for n, first in enumerate(entered)} if self.at_block else {}
         self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
-        self.virtual = virtual_calls(self.flow.body)
+        self.indirect = indirect_calls(self.flow.body)
         self.sources = source_lines(self.flow.body, sites.files)
         leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
         # The opcodes that get a probe before them.
@@ -169,15 +169,15 @@ class Body:
             (i for i, s in enumerate(body) if isinstance(s, PtxInstruction | Label | Open)), len(body)
         )
         out: list[Statement] = []
-        end = 0  # the statement after a virtual call
+        end = 0  # the statement after a call through a register
         for index in range(len(body) + 1):
             if index == start:
                 out += self._prologue()
             if index == len(body):
                 break
-            if index in self.virtual and self.virtual[index].call not in self.exits.unreachable:
-                out += self._virtual_call(self.virtual[index])
-                end = self.virtual[index].end + 1
+            if index in self.indirect and self.indirect[index].call not in self.exits.unreachable:
+                out += self._indirect_call(self.indirect[index])
+                end = self.indirect[index].end + 1
                 self.alike.enter()
             if index < end:
                 continue
@@ -869,6 +869,8 @@ class Body:
     def _operand(self, operand: Operand, loads: list[Statement]) -> Operand:
         match operand:
             case Name():
+                if operand.name in self.plan.module.functions and operand.name not in self.local:
+                    return Name(self._function(operand.name, loads))
                 if not self._is_in_table(operand.name):
                     return operand
                 return Name(self._load_address(operand.name, loads, operand.offset))
@@ -904,6 +906,15 @@ class Body:
         loads.append(text(f"ld.const.b64 {register}, [{TABLE}+{self.variables.offset(name)}];"))
         if offset:
             loads.append(text(f"add.s64 {register}, {register}, {offset};"))
+        return register
+
+    def _function(self, name: str, loads: list[Statement]) -> str:
+        """Return what holds the address of a function: a register with that of the original, or the name of the function's copy."""
+        if name not in self.plan.graph.entries:
+            return self.plan.new_name(name, self.variant)
+        entry = self.plan.graph.entries[name]
+        register = self._load_address(entry.table, loads)
+        loads.append(text(f"ld.global.nc.b64 {register}, [{register}+{entry.offset}];"))
         return register
 
     # calls
@@ -945,28 +956,30 @@ class Body:
         operands += (Group(arguments),) if arguments else ()
         return [Open(), *setup, dataclasses.replace(call, operands=operands), *after, Close()]
 
-    def _virtual_call(self, call: VirtualCall) -> list[Statement]:
-        """Return a virtual call: calls of all functions that it can reach, of which a lane executes the one of its object.
+    def _indirect_call(self, call: IndirectCall) -> list[Statement]:
+        """Return a call through a register: calls of all functions that it can reach, of which a lane executes one.
 
-        A lane whose object has none of the module's virtual tables, but another module's, calls through the register as before. Others
+        A lane with an address that is in no table of this module, but perhaps of another one, calls through the register. Others
         must not: a GPU would look for the module's variables and constants where those of the copy are.
         """
         done = self._label("called")
         differs = self._added(_DIFFERS, "pred")
         out: list[Statement] = []
-        for name, entry in sorted(self.plan.graph.targets(call.shape).items()):
+        for name, entry in sorted(self.plan.graph.targets(self.function.name, call.shape).items()):
             over = self._label("other")
-            loads: list[Statement] = []
-            address = self._load_address(entry.table, loads)
-            out += loads
-            out.append(text(f"ld.global.nc.b64 {address}, [{address}+{entry.offset}];"))
+            if entry is not None:
+                address = self._function(name, out)
+            else:
+                address = f"%gpubpf_0address{self.addresses}"
+                self.addresses += 1
+                out.append(text(f"mov.b64 {address}, {self.plan.new_name(name, self.variant)};"))
             out.append(text(f"setp.ne.b64 {differs}, {address}, {call.register};"))
             out += [text(f"@{differs} bra {over};"), *self.tally, *self._scope_of(call, name)]
             out += [text(f"bra {done};"), Label(over), *self.tally]
         return [*out, *self._scope_of(call, None), Label(done), *self.tally]
 
-    def _scope_of(self, call: VirtualCall, name: str | None) -> list[Statement]:
-        """Return the scope of a virtual call as a call of the function `name`; as it is if that is None."""
+    def _scope_of(self, call: IndirectCall, name: str | None) -> list[Statement]:
+        """Return the scope of such a call as a call of the function `name`; as it is if that is None."""
         out: list[Statement] = []
         for index in range(call.begin, call.end + 1):
             statement = self.flow.body[index]
@@ -1022,7 +1035,7 @@ class Body:
 
 
 def _is_prototype(statement: Statement) -> bool:
-    """Return whether this declares what a call through a register calls. No other label is in the scope of a virtual call."""
+    """Return whether this declares what a call through a register calls. No other label is in the scope of such a call."""
     return isinstance(statement, Label) or (
         isinstance(statement, Directive) and statement.name == "callprototype"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpubpf.errors import Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
 
-from .flow import KERNEL_LAUNCHES, SYSTEM_FUNCTIONS, CallGraph, find_initializer_names
+from .call_graph import CallGraph
+from .flow import KERNEL_LAUNCHES, SYSTEM_FUNCTIONS, find_initializer_names
 from .module import Function, Module, PtxInstruction, Variable
 from .values import PREFIX, parameter_layout
 

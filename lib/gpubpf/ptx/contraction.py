@@ -20,8 +20,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpubpf.errors import PtxError
 
+from .call_graph import CallGraph
 from .carry import Carry
-from .flow import CallGraph, Flow, find_names
+from .flow import Flow, find_names
 from .module import Function, Module, Name, PtxInstruction, Statement
 
 # Types, and how the machine's multiplication, addition and contraction of both are called.

@@ -1,8 +1,7 @@
-"""Analyse control flow (labels, branches, basic blocks, calls), and define which kinds of work an instruction counts as.
+"""Analyse control flow (labels, branches, basic blocks), and define which kinds of work an instruction counts as.
 
     flow = Flow(function.body)
     flow.blocks, flow.targets, flow.falls_off
-    references(function, module)      # the functions and variables that the function uses
     counted(instruction)              # {"loads": 1}
 
 Definitions (`threadhist --work`; PTX ISA 9.0, chapter 9.7):
@@ -21,11 +20,9 @@ Instructions and blocks always count; the other kinds count only if the predicat
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
@@ -33,13 +30,11 @@ from gpubpf.errors import PtxError
 from .module import (
     Address,
     Directive,
-    Function,
     Generic,
     Group,
     Initializer,
     Label,
     Masked,
-    Module,
     Name,
     Not,
     Open,
@@ -51,7 +46,6 @@ from .module import (
     Vector,
 )
 from .module import Close as CloseScope
-from .virtual import Entry, Shape, entries, is_table, targets, virtual_calls
 
 # Functions that the driver links (CUDA C++ Programming Guide: formatted output, allocation, assertion).
 SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__assert_fail"})
@@ -390,205 +384,3 @@ def find_initializer_names(value: Initializer | None) -> Iterator[str]:
             yield from find_initializer_names(value.operand)
         case _:
             pass
-
-
-@dataclass(frozen=True)
-class References:
-    """The names that one function uses.
-
-    indirect  it calls through a register, and not only in virtual calls
-    taken     functions whose addresses it takes
-    unknown   opcodes
-    shapes    of its virtual calls, each with the number of calls
-    """
-
-    calls: frozenset[str]
-    variables: frozenset[str]
-    indirect: bool
-    taken: frozenset[str]
-    unknown: frozenset[str]
-    shapes: Mapping[Shape, int] = dataclasses.field(default_factory=dict)
-
-
-def references(function: Function, module: Module) -> References:
-    """Return the names of a module that the body of a function uses. Raises PtxError if the body cannot be parsed."""
-    calls: set[str] = set()
-    variables: set[str] = set()
-    unknown: set[str] = set()
-    taken: set[str] = set()
-    indirect = False
-    body = function.body or ()
-    virtual = {found.call: found.shape for found in virtual_calls(body).values()}
-    shapes: Counter[Shape] = Counter()
-    local = {v.name for v in (*function.parameters, *function.returns)}
-    local.update(s.name for s in body if isinstance(s, Variable) and s.count is None)
-    for index, statement in enumerate(body):
-        if not isinstance(statement, PtxInstruction):
-            continue
-        if statement.opcode not in OPCODES:
-            unknown.add(".".join((statement.opcode, *statement.modifiers)))
-        target = callee(statement) if statement.opcode == "call" else None
-        if statement.opcode == "call":
-            if index in virtual:
-                shapes[virtual[index]] += 1
-            elif target is None or target in local or target not in module.functions:
-                indirect = True
-            else:
-                calls.add(target)
-        for name in find_names(statement.operands):
-            if name in local or name == target:
-                continue
-            if name in module.variables:
-                variables.add(name)
-            elif name in module.functions:
-                taken.add(name)
-    return References(
-        frozenset(calls),
-        frozenset(variables),
-        indirect,
-        frozenset(taken),
-        frozenset(unknown),
-        shapes,
-    )
-
-
-class CallGraph:
-    """The calls between the functions of a module, with `.alias` names resolved. A virtual call reaches all functions of its shape."""
-
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self._references: dict[str, References] = {}
-        self._targets: dict[Shape, Mapping[str, Entry]] = {}
-
-    def resolve(self, name: str) -> str:
-        """Return the function that an alias stands for; any other name unchanged."""
-        return self.module.aliases.get(name, name)
-
-    def of(self, name: str) -> References:
-        """Return the names that a function uses, with those that its virtual calls use in the copy. Raises PtxError."""
-        if name not in self._references:
-            self._references[name] = self._with_targets(references(self.module.functions[name], self.module))
-        return self._references[name]
-
-    def _with_targets(self, found: References) -> References:
-        for shape in found.shapes:
-            reached = self.targets(shape)
-            found = dataclasses.replace(
-                found,
-                calls=found.calls | reached.keys(),
-                variables=found.variables | {entry.table for entry in reached.values()},
-                indirect=found.indirect or not reached,
-            )
-        return found
-
-    def targets(self, shape: Shape) -> Mapping[str, Entry]:
-        """Return the functions that a virtual call of this shape can reach; {} if it may reach others. Raises PtxError."""
-        if shape not in self._targets:
-            elsewhere, calls = self._addresses
-            self._targets[shape] = targets(self.module, self._entries, elsewhere, shape, calls[shape])
-        return self._targets[shape]
-
-    @functools.cached_property
-    def _entries(self) -> Mapping[str, Entry]:
-        return entries(self.module)
-
-    @functools.cached_property
-    def _addresses(self) -> tuple[frozenset[str], Counter[Shape]]:
-        """The functions whose addresses are anywhere else than in a virtual table, and the number of virtual calls of each shape."""
-        functions, variables = self.module.functions, self.module.variables.values()
-        found = {n for v in variables if not is_table(v) for n in find_initializer_names(v.initializer)}
-        calls: Counter[Shape] = Counter()
-        for function in functions.values():
-            used = references(function, self.module)
-            found |= used.taken
-            for statement in function.body or ():
-                if isinstance(statement, Variable):
-                    found.update(find_initializer_names(statement.initializer))
-            calls.update(used.shapes)
-        return frozenset(found & functions.keys()), calls
-
-    def reach(self, root: str) -> frozenset[str]:
-        """Return the functions that a kernel may run, including itself, aliases and their targets. Raises PtxError."""
-        seen: set[str] = set()
-        todo = [root]
-        while todo:
-            name = todo.pop()
-            if name not in seen and name in self.module.functions:
-                seen.add(name)
-                todo.append(self.resolve(name))
-                todo.extend(self.of(name).calls)
-        return frozenset(seen)
-
-    def leaving(self, functions: Iterable[str]) -> frozenset[str]:
-        """Return those of `functions` in which a thread may execute `exit`, directly or in a called function."""
-        found: set[str] = set()
-        every = set(functions)
-        for name in every:
-            body = self.module.functions[name].body or ()
-            if any(isinstance(s, PtxInstruction) and s.opcode == "exit" for s in body):
-                found.add(name)
-        return self.callers(every, found)
-
-    def callers(self, functions: Iterable[str], of: Iterable[str]) -> frozenset[str]:
-        """Return those of `functions` that are in `of`, are an alias of one, or call one directly or indirectly."""
-        every, found = set(functions), set(of)
-        grown = True
-        while grown:
-            grown = False
-            for name in every - found:
-                if self.resolve(name) in found or any(c in found for c in self.of(name).calls):
-                    found.add(name)
-                    grown = True
-        return frozenset(found)
-
-
-# Modifiers of loads that expect concurrent writes by other threads, and spaces that no other block can access.
-_STRONG = frozenset({"volatile", "relaxed", "acquire", "mmio", "cv", "cg"})
-_OF_THE_BLOCK = frozenset({"shared", "shared::cta", "local", "param", "const"})
-
-
-def may_wait(kernel: Function, graph: CallGraph) -> bool:
-    """Return whether threads of a kernel may wait for threads of other blocks.
-
-    They may if a loop or a called function contains a strong load, an atomic whose result is used, a fence wider than the block, a
-    sleep or a multimem instruction. They may also if there are indirect calls or unknown opcodes. Raises PtxError.
-    """
-    reached = graph.reach(kernel.name)
-    if any(graph.of(name).indirect or graph.of(name).unknown for name in reached):
-        return True
-    flow = Flow(kernel.body or ())
-    again = {i for number in flow.cycles for i in flow.blocks[number].instructions}
-    if any(_looks(kernel, i) for i in again):
-        return True
-    # In a called function everything counts, since the call may be in a loop.
-    for name in reached - {kernel.name}:
-        function = graph.module.functions[name]
-        if any(
-            _looks(function, i) for i, s in enumerate(function.body or ()) if isinstance(s, PtxInstruction)
-        ):
-            return True
-    return False
-
-
-def _looks(function: Function, index: int) -> bool:
-    """Return whether an instruction, executed repeatedly, may observe what another block wrote, or suggests that a loop waits."""
-    instruction = (function.body or ())[index]
-    assert isinstance(instruction, PtxInstruction)
-    opcode, modifiers = instruction.opcode, set(instruction.modifiers)
-    if opcode in ("nanosleep", "multimem"):
-        return True
-    if opcode in ("membar", "fence"):
-        return not modifiers & {"cta", "proxy"}
-    if modifiers & _OF_THE_BLOCK:
-        return False
-    if opcode == "ld":
-        return bool(modifiers & _STRONG)
-    if opcode != "atom":
-        return False
-    results = set(find_names(instruction.operands[:1]))
-    used = sum(
-        not results.isdisjoint(find_names(s.operands)) or (s.predicate in results)
-        for s in function.body or ()
-        if isinstance(s, PtxInstruction)
-    )
-    return used > 1

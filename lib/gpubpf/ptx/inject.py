@@ -36,8 +36,8 @@ from collections.abc import Callable, Mapping, Sequence
 from gpubpf.errors import PtxError, Refusal
 from gpubpf.lower.launch_block import launch_block
 
+from .call_graph import CallGraph
 from .checks import check_kernel
-from .flow import CallGraph
 from .module import Module, render
 from .plan import InjectionPlan
 from .sampling import choice, units

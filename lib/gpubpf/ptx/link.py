@@ -18,11 +18,11 @@ from itertools import accumulate, chain
 from gpubpf.errors import Error
 
 from .flow import SYSTEM_FUNCTIONS, find_initializer_names
+from .indirect import is_array, is_table
 from .module import Directive, Function, Item, Module, Variable, render
 from .parser import parse
 from .source import source_files
 from .tokens import strip_comments
-from .virtual import is_table
 
 _IDENTIFIER = re.compile(r'"(?:\\.|[^"\\\n])*"?|(?<![\w$%.])[\w$]+')  # or a string, which is not renamed
 _FILE_NUMBER = re.compile(r"((?:^|(?<=[\s;{}]))\.(?:file|loc)\s+|\binlined_at\s+)([0-9]{1,9})(?=\s)")
@@ -44,12 +44,16 @@ class Input:
 
 
 def link(
-    inputs: Sequence[Input], complete: bool = True, overridden: Collection[str] = (), whole: bool = False
+    inputs: Sequence[Input],
+    complete: bool = True,
+    overridden: Collection[str] = (),
+    whole: bool | None = None,
 ) -> str:
     """Return the PTX of all `inputs` as one text. Unless `complete`, names that no text defines remain declarations.
 
     overridden: functions whose weak definitions do not count, because code without PTX may define them otherwise.
-    whole: no other code is linked. Then the virtual tables become local: no other table has functions for their calls.
+    whole: whether no other code is linked. Then the tables of functions become local, otherwise visible: calls through registers may
+    reach functions of other code (`indirect.entries`). None: they stay as they are.
 
     Raises PtxError for text that cannot be read, LinkError for texts that do not fit together.
     """
@@ -67,15 +71,10 @@ def link(
     definitions = _definitions(inputs, modules, overridden)
     if complete:
         _all_defined(inputs, modules, definitions)
-    tables = {name for module in modules for name, v in module.variables.items() if v.linkage and is_table(v)}
-    if len(inputs) == 1 and not overridden and not (whole and tables):
-        return inputs[0].text  # unchanged, with lines and comments
     items = tuple(_items(modules, definitions))
-    if whole:
-        items = tuple(
-            replace(i, linkage=()) if isinstance(i, Variable) and i.name in tables and is_table(i) else i
-            for i in items
-        )
+    marked = items if whole is None else tuple(_marked(items, whole))
+    if len(inputs) == 1 and not overridden and marked == items:
+        return inputs[0].text  # unchanged, with lines and comments
     # sm_90a has the instructions of sm_90 and more; sm_100a those of sm_100f.
     newest = max(modules, key=lambda m: (m.architecture, m.sm.endswith("a"), m.sm.endswith("f")))
     # With `debug`, ptxas requires the sections that are dropped.
@@ -85,9 +84,20 @@ def link(
             max(module.version for module in modules),
             (newest.sm, *options),
             newest.address_size,
-            items,
+            marked,
         )
     )
+
+
+def _marked(items: Sequence[Item], whole: bool) -> Iterator[Item]:
+    """Yield the items of a linked text, with the linkage of tables of functions as `link` says."""
+    functions = {item.name for item in items if isinstance(item, Function)}
+    for item in items:
+        if isinstance(item, Variable) and is_array(item):
+            names = set(find_initializer_names(item.initializer))
+            if not names.isdisjoint(functions) and (is_table(item) or not whole):
+                item = replace(item, linkage=() if whole else item.linkage or ("visible",))
+        yield item
 
 
 def find_definitions(module: Module) -> dict[str, Function | Variable]:

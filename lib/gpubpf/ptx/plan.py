@@ -16,10 +16,11 @@ from gpubpf.lower.launch_block import LaunchBlock, align
 from .access import Access, accesses, unprobed, without_operands
 from .alike import count_unlike
 from .barriers import barrier
+from .call_graph import CallGraph
 from .computation import Computation, asynchronous, computation, is_chosen
 from .cost import ADDED, SKIPPED
 from .emit import FUNCTION, WAITING, array, opcode_of, widened
-from .flow import BRANCHES, ENDING, CallGraph, find_names
+from .flow import BRANCHES, ENDING, find_names
 from .module import Function, Module, PtxInstruction, with_spaces
 from .operands import operands, without_value
 from .probe import FREQUENT, Filler, wants

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from gpubpf.lower.launch_block import align
 
 from .body import Body
+from .call_graph import may_wait
 from .constants import is_constant
 from .emit import array
-from .flow import find_initializer_names, may_wait
+from .flow import find_initializer_names
 from .module import Directive, Function, Item, Module, Variable
 from .plan import InjectionPlan
 from .source import source_files

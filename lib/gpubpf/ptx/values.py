@@ -99,7 +99,7 @@ class InjectedKernel:
     sites         the sites that the kernel's threads may reach; their numbers are below `site_count`
     shared_exits  the number of branches that share a probe with others
     unknown       opcodes with unknown effects, which count only as instructions
-    waits         whether its blocks may wait for each other (flow.may_wait)
+    waits         whether its blocks may wait for each other (call_graph.may_wait)
     split         whether it has a second body without probes (split.py)
     unprobed      opcode → number of places that no program sees, at the points where programs are attached
     """

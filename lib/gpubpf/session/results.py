@@ -36,7 +36,7 @@ class Instance:
     spilled    bytes of local memory per thread that the copy needs in addition, because it has fewer registers than it needs
     wave       lanes per wave, if it ran on an AMD GPU
     idle       no kernel was running when it was read: all `launches` had ended
-    waits      the kernel's blocks may wait for each other (ptx.flow.may_wait)
+    waits      the kernel's blocks may wait for each other (ptx.call_graph.may_wait)
     build      which build of the kernel it is, for `Session.sites`; of other instances than site arrays, of one of those added up
     """
 

@@ -12,7 +12,7 @@ from gpubpf.images.assemble import KernelResources, Target, assemblers
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import Attachment, Sidecar, _instrument
 from gpubpf.images.stack import deeper, recursive
-from gpubpf.ptx.flow import CallGraph
+from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.parser import parse
 from gpubpf_fragments import log, tally
 
@@ -51,10 +51,10 @@ def test_no_frame_may_be_larger() -> None:
     before = stacks(k=16, f=24, g=8)
     assert deeper(deep, ["k"], before, stacks(k=16, f_1=24, g_1=0)) == {}
     assert deeper(deep, ["k"], before, stacks(k=16, f=8, f_1=32, g_1=8)) == {
-        "k": "virtual calls that recurse: the copy of f needs 32 bytes of stack, not 24"
+        "k": "indirect calls that recurse: the copy of f needs 32 bytes of stack, not 24"
     }
     assert deeper(deep, ["k"], before, stacks(k=16, f_1=24, gpubpf_program0=8)) == {
-        "k": "virtual calls that recurse: the copy of gpubpf_program0 needs 8 bytes of stack, not 0"
+        "k": "indirect calls that recurse: the copy of gpubpf_program0 needs 8 bytes of stack, not 0"
     }
 
 
@@ -88,4 +88,4 @@ def test_programs(recurse: str, tmp_path: Path) -> None:
         assert not found.refusals and len(found.kernels) == 2
     else:
         assert [kernel.name for kernel in found.kernels] == ["_Z5buildPP5Shape"]
-        assert found.refusals[use].startswith("virtual calls that recurse: the copy of Pair::area needs ")
+        assert found.refusals[use].startswith("indirect calls that recurse: the copy of Pair::area needs ")

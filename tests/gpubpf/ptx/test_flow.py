@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.flow import CallGraph, Flow, counted, find_names, may_wait, references
+from gpubpf.ptx.call_graph import CallGraph, may_wait, references
+from gpubpf.ptx.flow import Flow, counted, find_names
 from gpubpf.ptx.module import Module, PtxInstruction
 from gpubpf.ptx.parser import parse
 

@@ -492,7 +492,7 @@ st.global.u32 [%rd1], %r1; ret; }}"""
     ("before", "body", "reason"),
     [
         (".extern .func far(.param .b32 x);", "call far, (%r1);", "needs device linking: far"),
-        (".func f() { ret; }", "mov.u64 %rd1, f;", "takes the address of f"),
+        (".func f() { ret; }", "mov.u64 %rd1, f; st.u64 [%rd2], %rd1;", "takes the address of f"),
         (
             ".func f() { ret; }\n.global .u64 v[1] = {f};",
             "ld.global.u64 %rd1, [v]; t: .callprototype ()_ (); call %rd1, (), t;",

@@ -1,4 +1,4 @@
-"""Virtual calls: which functions they can reach, and what a copy calls. tests/tools/test_virtual_calls.py runs them."""
+"""Virtual calls: which functions they can reach, and what a copy calls. tests/tools/test_indirect_calls.py runs them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.ptx.flow import CallGraph
+from gpubpf.ptx.call_graph import CallGraph
+from gpubpf.ptx.indirect import MAX_TARGETS, Entry, Shape, entries, indirect_calls, shape_of
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.link import Input, link
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import Injected, Placement
-from gpubpf.ptx.virtual import MAX_TARGETS, Entry, Shape, entries, shape_of, virtual_calls
 from gpubpf_fragments import log, tally
 from gpubpf_sass import assembled
 
@@ -43,9 +43,9 @@ def instrumented(text: str) -> Injected:
 
 
 @pytest.mark.parametrize("call", ["call", "call.uni", "@%p1 call"])
-def test_a_virtual_call_becomes_calls_of_the_copies(call: str, tmp_path: Path) -> None:
+def test_a_indirect_call_becomes_calls_of_the_copies(call: str, tmp_path: Path) -> None:
     found = parse(module(CALL.format(call)))
-    (made,) = virtual_calls(found.functions["k"].body or ()).values()
+    (made,) = indirect_calls(found.functions["k"].body or ()).values()
     assert made.register == "%rd2" and made.shape == Shape((), ((8, 8), (4, 4))) == shape_of(
         found.functions["f"]
     )
@@ -64,7 +64,7 @@ def test_a_virtual_call_becomes_calls_of_the_copies(call: str, tmp_path: Path) -
     assembled(injected.text, "sm_80", tmp_path)
 
 
-def test_results_and_counts_of_a_virtual_call(tmp_path: Path) -> None:
+def test_results_and_counts_of_a_indirect_call(tmp_path: Path) -> None:
     functions = "".join(
         f".func (.param .align 16 .b8 r[16]) {name}(.param .b64 x)"
         " { st.param.b32 [r+12], 1; st.param.b32 [r], 2; ret; }\n"
@@ -93,7 +93,8 @@ def test_results_and_counts_of_a_virtual_call(tmp_path: Path) -> None:
         ),
         (
             TABLES.format(F.format("f") + F.format("g") + F.format("h"))
-            + ".func takes(.param .b64 x) { .reg .b64 %rd1; mov.u64 %rd1, h; ret; }",
+            + ".func takes(.param .b64 x) { .reg .b64 %rd<3>; ld.param.u64 %rd2, [x]; mov.u64 %rd1, h;"
+            " st.u64 [%rd2], %rd1; ret; }",
             CALL.format("call"),
             "indirect call",
         ),
@@ -202,3 +203,69 @@ def test_functions_that_call_each_other() -> None:
     before = TABLES.format(f".func f(.param .b64 x, .param .b32 y) {body}\n" + F.format("g"))
     injected = instrumented(module(CALL.format("call"), before))
     assert not injected.refusals and set(injected.kernels) == {"k"}
+
+
+# --- addresses that code takes, and constant arrays of function pointers ----------------------------------------------
+
+PICKS = "mov.u64 %rd3, f; mov.u64 %rd4, g; selp.b64 %rd2, %rd3, %rd4, %p1;"
+TWO = F.format("f") + F.format("g")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        PICKS,
+        ".local .align 8 .b8 depot[16]; mov.u64 %rd5, depot; mov.u64 %rd3, f; st.local.u64 [%rd5], %rd3;"
+        " mov.u64 %rd4, g; st.local.u64 [%rd5+8], %rd4; ld.local.u64 %rd2, [%rd5+8];",
+    ],
+    ids=["picked", "local array"],
+)
+def test_functions_whose_addresses_stay_in_the_thread(body: str, tmp_path: Path) -> None:
+    text = module(body + CALL.format("call"), TWO)
+    for placements in (
+        [Placement(tally(), "exit", "instructions")],
+        [Placement(log("function_entry"), "function_entry")],
+    ):
+        injected = inject(parse(text), {"k": placements})
+        assert not injected.refusals and not injected.variables
+        assembled(injected.text, "sm_80", tmp_path)
+    # In the copy, these are the addresses of the copies.
+    assert injected.text.count("mov.u64 %rd3, f$gpubpf1;") == injected.text.count("f$gpubpf1, (p0, p1,") == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "st.global.u64 [%rd1], %rd2;",
+        "setp.eq.u64 %p1, %rd2, %rd1;",
+        "add.s64 %rd4, %rd2, 8;",
+        "{ .param .b64 q; st.param.b64 [q], %rd3; call (q), f, (q, q); }",
+        ".local .b64 l; st.local.u64 [l], %rd3; ld.local.u64 %rd5, [l]; st.global.u64 [%rd1], %rd5;",
+        ".local .b64 l; st.local.u64 [l], %rd3; mov.u64 %rd5, l; cvta.local.u64 %rd6, %rd5; ld.u64 %rd7, [%rd6];",
+        ".local .b64 l; st.local.v2.u64 [l], {%rd1, %rd3}; ld.local.v2.u64 {%rd5, %rd6}, [l]; st.global.u64 [%rd1], %rd5;",
+    ],
+    ids=["stored", "compared", "computed", "passed", "through local memory", "generic", "vector"],
+)
+def test_functions_whose_addresses_leave_the_thread(body: str) -> None:
+    refusals = instrumented(module(PICKS + body + CALL.format("call"), TWO)).refusals
+    assert refusals["k"] in ("indirect call", "takes the address of f", "takes the address of g")
+
+
+def test_an_address_in_a_constant_table_is_that_of_the_original(tmp_path: Path) -> None:
+    """It may go anywhere: the copy has it from the table."""
+    table = ".global .align 8 .u64 _ZZ1kvE1t[2] = {f, g};"
+    body = "st.global.u64 [%rd1], %rd3; ld.global.u64 %rd5, [_ZZ1kvE1t];"
+    injected = instrumented(module(PICKS + body + CALL.format("call"), TWO + table))
+    assert not injected.refusals and [v.name for v in injected.variables] == ["_ZZ1kvE1t"]
+    assert "mov.u64 %rd3, f;" not in injected.text and "mov.u64 %rd3, %gpubpf_0address" in injected.text
+    assembled(injected.text, "sm_80", tmp_path)
+    for changed in (
+        "st.global.u64 [_ZZ1kvE1t], %rd5;",
+        "mov.u64 %rd6, _ZZ1kvE1t; st.global.u64 [%rd1], %rd6;",
+    ):
+        refusals = instrumented(module(PICKS + body + changed + CALL.format("call"), TWO + table)).refusals
+        assert refusals["k"].startswith("indirect call")
+    named = table.replace("_ZZ1kvE1t", "named")  # which the host can write
+    assert instrumented(
+        module("ld.global.u64 %rd2, [named];" + CALL.format("call"), TWO + named)
+    ).refusals == {"k": "indirect call; code addresses in named"}

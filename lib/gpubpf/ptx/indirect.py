@@ -1,14 +1,14 @@
-"""Find the functions that a virtual call can reach, so that the copy of a kernel can call its own copies of them.
+"""Find the functions that a call through a register can reach, so that the copy of a kernel can call its own copies of them.
 
-A virtual call loads the function's address from a table of the object's class, which the compiler names `_ZTV…`, and calls through a
-register. The table is in the application's module, and holds the addresses of the original functions. So the copy compares the address
-with the entries of the tables, and calls the copy of the function whose entry it equals (body.py). It reads the entries when it runs,
-because nothing says them before.
+The register holds an address from a table: that of an object's class, which the compiler names `_ZTV…`, or a constant array of
+function pointers. The table is in the application's module, and holds the addresses of the original functions. So the copy compares
+the register with the entries of the tables, and calls the copy of the function whose entry it equals (body.py). It reads the entries
+when it runs, because nothing says them before.
 
-    calls = virtual_calls(function.body)                # {21: VirtualCall(21, 29, 30, "%rd8", Shape(…))}
+    calls = indirect_calls(function.body)               # {21: IndirectCall(21, 29, 30, "%rd8", Shape(…))}
     entries(module)                                     # {"_ZN5Shape4growEf": Entry("_ZTV5Shape", 24)}
 
-The tables never change. Other variables with addresses of functions may, so that calls through those cannot be followed.
+These tables never change. Other variables with addresses of functions may, so that calls through those cannot be followed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .constants import is_constant
+from .flow import callee, find_initializer_names, find_names
 from .module import (
+    Address,
     Close,
     Directive,
     Function,
@@ -45,6 +48,8 @@ MAX_TARGETS = 64
 # Nor if all calls of its shape would together become more calls than this.
 MAX_CALLS = 4000
 
+_MOST_PASSES = 64  # over a body, to follow addresses
+
 _PROTOTYPE = re.compile(r"\.callprototype\s*(?:\(([^()]*)\))?\s*_\s*(?:\(([^()]*)\))?\s*;")
 _PARAMETER = re.compile(r"\s*\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+_\s*(?:\[\s*(\w+)\s*\])?\s*")
 
@@ -59,14 +64,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a virtual table: the table's name, and the offset in bytes."""
+    """An entry of a table: the table's name, and the offset in bytes."""
 
     table: str
     offset: int
 
 
 @dataclass(frozen=True)
-class VirtualCall:
+class IndirectCall:
     """A call through a register, with the scope around it: the indices of `{`, the call and `}` in the body.
 
     This scope only passes the call's arguments and result, and computes with registers.
@@ -79,9 +84,9 @@ class VirtualCall:
     shape: Shape
 
 
-def virtual_calls(body: Sequence[Statement]) -> dict[int, VirtualCall]:
-    """Return the calls of a body that may be virtual calls, by the index of the `{` before them."""
-    found: dict[int, VirtualCall] = {}
+def indirect_calls(body: Sequence[Statement]) -> dict[int, IndirectCall]:
+    """Return the calls through registers in a body that can be followed, by the index of the `{` before them."""
+    found: dict[int, IndirectCall] = {}
     begin: int | None = None
     for index, statement in enumerate(body):
         if isinstance(statement, Open):
@@ -93,8 +98,8 @@ def virtual_calls(body: Sequence[Statement]) -> dict[int, VirtualCall]:
     return found
 
 
-def _call_in(body: Sequence[Statement], begin: int, end: int) -> VirtualCall | None:
-    """Return the virtual call in a scope; None if there is none, or anything that may not be repeated."""
+def _call_in(body: Sequence[Statement], begin: int, end: int) -> IndirectCall | None:
+    """Return the call through a register in a scope; None if there is none, or anything that may not be repeated."""
     call: int | None = None
     prototypes: dict[str, str] = {}
     declared: set[str] = set()
@@ -139,7 +144,7 @@ def _call_in(body: Sequence[Statement], begin: int, end: int) -> VirtualCall | N
     if names[0] in written | declared or not passed <= declared:
         return None
     shape = _prototype(prototypes.get(names[1], ""))
-    return VirtualCall(begin, call, end, names[0], shape) if shape is not None else None
+    return IndirectCall(begin, call, end, names[0], shape) if shape is not None else None
 
 
 def _prototype(text: str) -> Shape | None:
@@ -180,26 +185,38 @@ def shape_of(function: Function) -> Shape | None:
 
 
 def entries(module: Module) -> dict[str, Entry]:
-    """Return an entry for each function that is in a virtual table.
+    """Return an entry for each function that is in a table that never changes.
 
     Tables with a linkage do not count: code that is linked to this module may have other tables for the same calls (`link.link`).
     """
     found: dict[str, Entry] = {}
     for variable in module.variables.values():
-        if not is_table(variable) or variable.linkage:
-            continue
-        assert isinstance(variable.initializer, tuple)
-        for number, value in enumerate(variable.initializer):
-            if isinstance(value, Name) and not value.offset and value.name in module.functions:
-                found.setdefault(value.name, Entry(variable.name, 8 * number))
+        if is_fixed(module, variable) and not variable.linkage:
+            assert isinstance(variable.initializer, tuple)
+            for number, value in enumerate(variable.initializer):
+                if isinstance(value, Name) and not value.offset and value.name in module.functions:
+                    found.setdefault(value.name, Entry(variable.name, 8 * number))
     return found
 
 
+def is_fixed(module: Module, variable: Variable) -> bool:
+    """Return whether a variable is a table with addresses of functions that never changes."""
+    if is_table(variable):
+        return True
+    holds = any(name in module.functions for name in find_initializer_names(variable.initializer))
+    # Code on the host can name a variable, except those of functions.
+    return holds and variable.name.startswith("_ZZ") and is_array(variable) and is_constant(module, variable)
+
+
 def is_table(variable: Variable) -> bool:
-    """Return whether a variable is a virtual table."""
+    """Return whether a variable is a table of virtual functions."""
+    return _TABLE.match(variable.name) is not None and is_array(variable)
+
+
+def is_array(variable: Variable) -> bool:
+    """Return whether a variable can be a table: an array of addresses."""
     return (
-        _TABLE.match(variable.name) is not None
-        and variable.space in ("global", "const")
+        variable.space in ("global", "const")
         and variable.vector == 1
         and type_size(variable.type) == 8
         and isinstance(variable.initializer, tuple)
@@ -207,18 +224,52 @@ def is_table(variable: Variable) -> bool:
 
 
 def targets(
-    module: Module, found: Mapping[str, Entry], elsewhere: Collection[str], shape: Shape, calls: int
-) -> dict[str, Entry]:
-    """Return the functions of a shape that are in virtual tables, each with its entry; {} if a call may reach others, or too many.
+    module: Module, found: Mapping[str, Entry], elsewhere: Collection[str], shape: Shape
+) -> dict[str, Entry] | None:
+    """Return the functions of a shape that are in tables, each with its entry; None if a call may reach others.
 
-    found: `entries`. elsewhere: the functions whose addresses something else than a virtual table holds. calls: the module's calls of
-    this shape.
+    found: `entries`. elsewhere: the functions whose addresses something else than a table holds.
     """
     shapes = {name: shape_of(module.functions[name]) for name in (*found, *elsewhere)}
-    of_shape = {name: entry for name, entry in found.items() if shapes[name] == shape}
     if None in shapes.values() or any(shapes[name] == shape for name in elsewhere if name not in found):
-        return {}
-    return of_shape if len(of_shape) <= MAX_TARGETS and calls * len(of_shape) <= MAX_CALLS else {}
+        return None
+    return {name: entry for name, entry in found.items() if shapes[name] == shape}
+
+
+def stays(body: Sequence[Statement], functions: Collection[str]) -> bool:
+    """Return whether the addresses of `functions` that a body takes stay in the thread: in registers and local memory, until a call.
+
+    This is conservative: addresses are followed through registers regardless of order, and through all local memory.
+    """
+    held = set(functions)
+    instructions = [statement for statement in body if isinstance(statement, PtxInstruction)]
+    in_memory, before = False, -1
+    for _ in range(_MOST_PASSES):
+        if before == len(held) + in_memory:
+            return not (
+                in_memory and any(i.opcode == "cvta" and "local" in i.modifiers for i in instructions)
+            )
+        before = len(held) + in_memory
+        for instruction in instructions:
+            opcode, operands = instruction.opcode, instruction.operands
+            local = instruction.modifiers[:1] == ("local",)
+            if opcode == "ld" and local and in_memory:
+                held.update(find_names(operands[:1]))
+                continue
+            first, read = set(find_names(operands[:1])), set(find_names(operands[1:]))
+            if opcode == "call":
+                if not held.isdisjoint((first | read) - {callee(instruction)}):
+                    return False
+            elif held.isdisjoint(read):
+                if isinstance(operands[0] if operands else None, Address) and not held.isdisjoint(first):
+                    return False
+            elif opcode in ("mov", "selp"):
+                held |= first
+            elif opcode == "st" and local and held.isdisjoint(first):
+                in_memory = True
+            else:
+                return False
+    return False
 
 
 def direct(call: PtxInstruction, name: str) -> PtxInstruction:

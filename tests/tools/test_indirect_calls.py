@@ -1,4 +1,4 @@
-"""The tools on a program whose kernels call virtual functions: the same results, exact counts, accesses inside the functions."""
+"""The tools on programs whose kernels call virtual functions, or by pointers: the same results, exact counts."""
 
 from __future__ import annotations
 
@@ -80,6 +80,63 @@ int main() {
 """
 
 
+# Each kernel calls one of three functions, by a pointer from a local array, a choice, a constant array, or a variable that the host
+# changes. `by_array` and `by_choice` use functions that are in no table.
+POINTERS = r"""
+#include <cstdio>
+#include <utility>
+typedef int (*Function)(int, int);
+__device__ __noinline__ int add(int a, int b) { return a + b; }
+__device__ __noinline__ int sub(int a, int b) { return a - b; }
+__device__ __noinline__ int mul(int a, int b) { return a * b; }
+struct Pair { int first, second; };
+typedef Pair (*Paired)(Pair);
+__device__ __noinline__ Pair twice(Pair p) { return {2 * p.first, 2 * p.second}; }
+__device__ __noinline__ Pair swapped(Pair p) { return {p.second, p.first}; }
+__device__ __noinline__ Pair summed(Pair p) { return {p.first + p.second, 0}; }
+__device__ Function table[] = {add, sub, mul};
+__global__ void by_constant(int *out, int i) {
+    static const Function constant[] = {add, sub, mul};
+    out[threadIdx.x] = constant[(threadIdx.x + i) % 3](threadIdx.x, i);
+}
+__global__ void by_variable(int *out, int i) { out[threadIdx.x] = table[threadIdx.x % 3](threadIdx.x, i); }
+__global__ void by_array(int *out, int i) {
+    Paired local[] = {twice, swapped, summed};
+    Pair made = local[(threadIdx.x + i) % 3]({int(threadIdx.x), i});
+    out[threadIdx.x] = 100 * made.first + made.second;
+}
+__global__ void by_choice(int *out, int i) {
+    Paired chosen = threadIdx.x > i ? twice : swapped;
+    Pair made = chosen({int(threadIdx.x), i});
+    out[threadIdx.x] = 100 * made.first + made.second;
+}
+int wanted(int which, int a, int b) { return which == 0 ? a + b : which == 1 ? a - b : a * b; }
+int main() {
+    int *out;
+    if (cudaMallocManaged(&out, 64 * sizeof *out)) return 9;
+    by_constant<<<1, 64>>>(out, 5);
+    if (cudaDeviceSynchronize()) return 8;
+    for (int t = 0; t < 64; t++) if (out[t] != wanted((t + 5) % 3, t, 5)) return 1;
+    Function read[3];
+    cudaMemcpyFromSymbol(read, table, sizeof read);
+    std::swap(read[0], read[2]);
+    cudaMemcpyToSymbol(table, read, sizeof read);
+    by_variable<<<1, 64>>>(out, 5);
+    if (cudaDeviceSynchronize()) return 8;
+    for (int t = 0; t < 64; t++) if (out[t] != wanted(2 - t % 3, t, 5)) return 2;
+    by_array<<<1, 64>>>(out, 5);
+    if (cudaDeviceSynchronize()) return 8;
+    for (int t = 0; t < 64; t++)
+        if (out[t] != ((t + 5) % 3 == 0 ? 200 * t + 10 : (t + 5) % 3 == 1 ? 500 + t : 100 * (t + 5))) return 3;
+    by_choice<<<1, 64>>>(out, 20);
+    if (cudaDeviceSynchronize()) return 8;
+    for (int t = 0; t < 64; t++) if (out[t] != (t > 20 ? 200 * t + 40 : 2000 + t)) return 4;
+    puts("right");
+    return 7;
+}
+"""
+
+
 @pytest.fixture(scope="module", params=["", "-rdc=true"], ids=["one text", "linked"])
 def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["-lineinfo", "-arch=sm_80", *([request.param] if request.param else [])]
@@ -136,3 +193,34 @@ def test_other_tools(tool: str, app: Path, tmp_path: Path) -> None:
 @pytest.mark.every(4)
 def test_sampled_blocks(app: Path, tmp_path: Path) -> None:
     measured("memtrace", app, tmp_path, "--sample-blocks", "1/2")
+
+
+@pytest.fixture(scope="module", params=["", "-rdc=true"], ids=["one text", "linked"])
+def pointers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    flags = ["-lineinfo", "-arch=sm_80", *([request.param] if request.param else [])]
+    return gpubpf_cuda.build(POINTERS, tmp_path_factory.mktemp("pointers") / "app", *flags)
+
+
+def test_functions_that_are_called_by_pointers(pointers: Path, tmp_path: Path) -> None:
+    names = ("add", "sub", "mul", "twice", "swapped", "summed")
+    records = measured("gpucount", pointers, tmp_path, *(f"func:*:*{name}*" for name in names))
+    threads: Counter[str] = Counter()
+    for record in records:
+        if record["type"] == "count":
+            threads[next(name for name in names if name in record["spec"])] += record["threads"]
+    assert records[-1]["launches_instrumented"] == 4
+    called = {
+        "add": sum((t + 5) % 3 == 0 for t in range(64)) + sum(t % 3 == 2 for t in range(64)),
+        "sub": sum((t + 5) % 3 == 1 for t in range(64)) + sum(t % 3 == 1 for t in range(64)),
+        "mul": sum((t + 5) % 3 == 2 for t in range(64)) + sum(t % 3 == 0 for t in range(64)),
+        "twice": sum((t + 5) % 3 == 0 for t in range(64)) + 43,
+        "swapped": sum((t + 5) % 3 == 1 for t in range(64)) + 21,
+        "summed": sum((t + 5) % 3 == 2 for t in range(64)),
+    }
+    assert threads == called
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("tool", ["threadhist", "kernelretsnoop", "launchlate", "memtrace"])
+def test_other_tools_with_pointers(tool: str, pointers: Path, tmp_path: Path) -> None:
+    assert measured(tool, pointers, tmp_path)[-1]["launches_instrumented"] == 4
