@@ -1,11 +1,13 @@
 // language
 //
 // What C++ kernels are made of: templates in namespaces, structures by value, functions that are not inlined, recursion,
-// functors, constant, static and managed variables, printf, 64-bit floats.
+// functors, virtual functions, function pointers, constant, static and managed variables, printf, 64-bit floats.
 //
 // Known answers: every kernel runs once on 2 blocks of 16 threads; `threadhist --list language` names shapes::area
-// (float and double), shapes::(anonymous namespace)::apply, counted, climb and speak. `counted` counts 32 launched threads in a
+// (float and double), shapes::(anonymous namespace)::apply, counted, climb, make, called and speak. `called` calls each of
+// Rule::apply, Shifting::apply, plus and minus in half of its threads. `counted` counts 32 launched threads in a
 // __device__ variable, which the host reads back: a tool that counts in a copy of it instead is found out.
+#include <new>
 #include <vector>
 
 #include "check.h"
@@ -63,6 +65,35 @@ __global__ void climb(int *out) {
     out[thread] = fibonacci(thread % 10);
 }
 
+struct Rule {
+    int by;
+    __device__ explicit Rule(int by) : by(by) {}
+    __device__ virtual int apply(int x) const { return x * by; }
+};
+
+struct Shifting : Rule {
+    __device__ explicit Shifting(int by) : Rule(by) {}
+    __device__ int apply(int x) const override { return x + by; }
+};
+
+__device__ __noinline__ int plus(int a, int b) { return a + b; }
+
+__device__ __noinline__ int minus(int a, int b) { return a - b; }
+
+__global__ void make(Rule *rules) {
+    int thread = blockIdx.x * blockDim.x + threadIdx.x;
+    if (thread % 2)
+        new (rules + thread) Shifting(100);
+    else
+        new (rules + thread) Rule(3);
+}
+
+__global__ void called(const Rule *rules, int *out) {
+    static int (*const steps[])(int, int) = {plus, minus};
+    int thread = blockIdx.x * blockDim.x + threadIdx.x;
+    out[thread] = steps[thread / 2 % 2](rules[thread].apply(thread), 1000);
+}
+
 __global__ void speak(int *out) {
     int thread = blockIdx.x * blockDim.x + threadIdx.x;
     out[thread] = thread;
@@ -108,6 +139,13 @@ int main() {
     results = fetch(ints);
     const int numbers[10] = {0, 1, 1, 2, 3, 5, 8, 13, 21, 34};
     for (int i = 0; i < kCount; i++) wrong += results[i] != numbers[i % 10];
+
+    Rule *rules;
+    CHECK(cudaMalloc(&rules, kCount * sizeof(Rule)));
+    make<<<kBlocks, kThreads>>>(rules);
+    called<<<kBlocks, kThreads>>>(rules, ints);
+    results = fetch(ints);
+    for (int i = 0; i < kCount; i++) wrong += results[i] != (i % 2 ? i + 100 : 3 * i) + (i / 2 % 2 ? -1000 : 1000);
 
     speak<<<kBlocks, kThreads>>>(ints);
     results = fetch(ints);

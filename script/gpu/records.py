@@ -212,7 +212,7 @@ ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
     ("threadhist", "--work barriers --kernel tiled", "matmul", lambda r: set(work(r, "tiled")) == {8}),
     ("threadhist", "--work stores --kernel straight", "transpose", lambda r: sum(work(r, "straight")) == 3500),
     ("threadhist", "", "streams", lambda r: runs(r, "step") == {20} and runs(r, "gather") == {1}),
-    ("threadhist", "", "language", lambda r: runs(r, "counted") == {1} and runs(r, "climb") == {1}),
+    ("threadhist", "", "language", lambda r: all(runs(r, kernel) == {1} for kernel in ("counted", "climb", "make", "called"))),
     ("launchlate", "-v", "latency", latency),
     ("launchlate", "-v --graphs --kernel step", "latency 200", replays),
     ("kernelretsnoop", "", "exits", leaving),
