@@ -6,6 +6,7 @@ block.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -246,19 +247,15 @@ class FunctionCode:
             for name in find_names(statement.operands[:1]):  # addresses too, which is safe
                 if (register := self.names.register(scope, name)) is not None:
                     written[register] += 1
-                    if statement.opcode != "mov" or statement.predicate is not None:
-                        continue
-                    destination, source = statement.operands
-                    kind = statement.modifiers[-1]
-                    if (
-                        isinstance(destination, Name)
-                        and isinstance(source, Immediate)
-                        and not source.is_float
-                        and kind[0] != "f"
-                        and register.width in (4, 8)
-                        and size_of(kind) == register.width
-                    ):
-                        found[register] = source
+                    match statement:
+                        case PtxInstruction(
+                            "mov", (*_, kind), (Name(), Immediate() as source), predicate=None
+                        ) if not source.is_float and kind[0] != "f" and register.width in (4, 8):
+                            with contextlib.suppress(
+                                ValueError
+                            ):  # an unknown type: the instruction is refused later
+                                if size_of(kind) == register.width:
+                                    found[register] = source
         return {register: number for register, number in found.items() if written[register] == 1}
 
     def _repeated(self) -> set[int]:

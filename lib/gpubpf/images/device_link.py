@@ -74,7 +74,8 @@ def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> 
         if taken:
             texts = tuple(image.text for image in taken)
             overridden = _overridden(texts, others)
-            return _link(texts, _options(taken), images[0].module, overridden, whole=not others)
+            partial = bool(others) or any(image.partial for image in taken)
+            return _link(texts, _options(taken), images[0].module, overridden, partial)
     except (ImageError, PtxError) as error:
         return str(error)
     except Error as error:
@@ -108,15 +109,15 @@ def _overridden(texts: Iterable[str], others: Sequence[Iterable[FatbinImage]]) -
 
 @functools.lru_cache(maxsize=8)
 def _link(
-    texts: tuple[str, ...], options: str, number: int, overridden: frozenset[str], whole: bool
+    texts: tuple[str, ...], options: str, number: int, overridden: frozenset[str], partial: bool
 ) -> FatbinImage:
-    """Link PTX texts into one image. overridden, whole: as for `link`. Raises Error."""
-    key = cache.key(_version(), str(whole), *sorted(overridden), *texts)
+    """Link PTX texts into one image. overridden, partial: as for `link`. Raises Error."""
+    key = cache.key(_version(), str(partial), *sorted(overridden), *texts)
     store = cache.default()
     if (made := store.get(_STAGE, key)) is None:
         inputs = [Input(f"text {k}", text) for k, text in enumerate(texts)]
         # A part without PTX may define the missing names.
-        linked = link(inputs, complete=False, overridden=overridden, whole=whole)
+        linked = link(inputs, complete=False, overridden=overridden, partial=partial)
         made = linked.encode("utf-8", "surrogateescape")
         store.put(_STAGE, key, made)
     image = fatbin.ptx_image(made, fatbin.PtxasRun(options=options), number)
@@ -222,7 +223,7 @@ def _members(
     weak -= {name for k in members for name in symbols[k].strong}
     open_ = {k for k in free - members if weak and (k not in symbols or symbols[k].strong & weak)}
     return [
-        replace(image, module=number, part=k + 1)
+        replace(image, module=number, part=k + 1, partial=not free <= members)
         for k in sorted(members | open_)
         for image in parts[k]
         if k in members or image.kind != "ptx"

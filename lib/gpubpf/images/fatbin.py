@@ -84,6 +84,7 @@ class FatbinImage:
     codec: str = ""  # compression of `stored`: "", "lz4" or "zstd"
     size: int = 0  # uncompressed size, if there is a codec
     part: int = 0  # a module's relocatable images with the same number are forms of one translation unit
+    partial: bool = False  # relocatable: other parts may have been linked to the module
 
     @property
     def arch(self) -> str:
@@ -539,12 +540,14 @@ def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
     if not texts or sum(map(len, texts)) > LARGEST_IMAGE or any(t.count(b".version ") != 1 for t in texts):
         return None
     texts = [text.replace(b"\0", b"\n") for text in texts]
-    if len(texts) > 1:
+    linked = "--compile-only" in made_by.options.split()
+    if len(texts) > 1 or linked:
         from gpubpf.ptx.link import Input, link  # imported here because few cubins are linked
 
         try:
             inputs = [Input(f"text {k}", text.decode()) for k, text in enumerate(texts)]
-            texts = [link(inputs, whole=False).encode()]
+            # A part that was compiled without line information has no text.
+            texts = [link(inputs, partial=True).encode()]
         except (Error, UnicodeDecodeError):
             return None
     return ptx_image(texts[0], made_by, image.module)

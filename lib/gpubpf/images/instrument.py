@@ -190,20 +190,21 @@ def instrument_module(
     return made
 
 
-def joined(data: bytes) -> bytes:
+def joined(data: bytes, inputs: int) -> bytes:
     """Link the PTX texts passed to cuLink, which are separated by zero bytes, into one.
 
+    inputs: how many images of any kind were linked.
     Return `data` itself if it is anything else, or if the texts cannot be linked.
     """
-    images = _several(data)
-    if not images:
+    images = _several(data) or [image for image in (fatbin.ptx_image(data),) if image is not None]
+    if not images or inputs < 2:
         return data
     from gpubpf.ptx.link import Input, LinkError, link  # imported here because few programs link
 
     try:
         # An input of another kind, such as a cubin, may define missing names.
-        inputs = [Input(f"text {k}", image.text) for k, image in enumerate(images)]
-        made = link(inputs, complete=False, whole=False)
+        texts = [Input(f"text {k}", image.text) for k, image in enumerate(images)]
+        made = link(texts, complete=False, partial=len(images) < inputs)
     except (PtxError, LinkError):
         return data
     return made.encode("utf-8", "surrogateescape")

@@ -870,6 +870,8 @@ class Body:
         match operand:
             case Name():
                 if operand.name in self.plan.module.functions and operand.name not in self.local:
+                    if operand.offset:
+                        raise Refusal(f"an address inside of {operand.name}")
                     return Name(self._function(operand.name, loads))
                 if not self._is_in_table(operand.name):
                     return operand

@@ -10,13 +10,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from gpubpf import names
 
 from .flow import OPCODES, Flow, callee, find_initializer_names, find_names
 from .indirect import (
     MAX_CALLS,
     MAX_TARGETS,
+    PARTIAL,
     Entry,
     Shape,
     entries,
@@ -24,7 +27,6 @@ from .indirect import (
     is_fixed,
     shape_of,
     stays,
-    targets,
 )
 from .module import Function, Module, PtxInstruction, Variable
 
@@ -34,8 +36,7 @@ class References:
     """The names that one function uses.
 
     indirect  it makes calls through registers that cannot be followed
-    taken     functions whose addresses it takes, and which the copy does not know
-    own       functions whose addresses it takes, and which stay in the thread: in the copy, those of the copies
+    taken     functions whose addresses it takes
     unknown   opcodes
     shapes    of its other calls through registers, each with the number of calls
     """
@@ -46,7 +47,6 @@ class References:
     taken: frozenset[str]
     unknown: frozenset[str]
     shapes: Mapping[Shape, int] = dataclasses.field(default_factory=dict)
-    own: frozenset[str] = frozenset()
 
 
 def references(function: Function, module: Module) -> References:
@@ -81,7 +81,6 @@ def references(function: Function, module: Module) -> References:
                 variables.add(name)
             elif name in module.functions:
                 taken.add(name)
-    own = taken if taken and stays(body, taken) else frozenset[str]()
     return References(
         frozenset(calls),
         frozenset(variables),
@@ -89,7 +88,6 @@ def references(function: Function, module: Module) -> References:
         frozenset(taken),
         frozenset(unknown),
         shapes,
-        frozenset(own),
     )
 
 
@@ -102,55 +100,79 @@ class CallGraph:
     def __init__(self, module: Module) -> None:
         self.module = module
         self._references: dict[str, References] = {}
-        self._in_tables: dict[Shape, Mapping[str, Entry] | None] = {}
 
     def resolve(self, name: str) -> str:
         """Return the function that an alias stands for; any other name unchanged."""
         return self.module.aliases.get(name, name)
 
     def of(self, name: str) -> References:
-        """Return the names that a function uses, with those that calls through registers use in the copy. Raises PtxError."""
+        """Return the names that a function and its copy use. Raises PtxError.
+
+        `taken` lacks the functions whose addresses the copy has, too: those in tables, and those that stay in the thread (`own`).
+        """
         if name not in self._references:
-            self._references[name] = self._with_targets(references(self.module.functions[name], self.module))
+            found = references(self.module.functions[name], self.module)
+            self._references[name] = self._with_targets(name, found) if found.taken or found.shapes else found
         return self._references[name]
 
-    def _with_targets(self, found: References) -> References:
-        """Return the names that a function and its copy use, from those that it uses itself."""
-        if not (found.taken or found.shapes):
-            return found
+    def _with_targets(self, name: str, found: References) -> References:
+        own = self.own(name, found.taken)
         known = found.taken & self.entries.keys()
-        found = dataclasses.replace(
+        reached = [self._reached(own, shape) for shape in found.shapes]
+        followed = [targets for targets in reached if not isinstance(targets, str)]
+        tables = {entry.table for targets in followed for entry in targets.values() if entry is not None}
+        return dataclasses.replace(
             found,
-            calls=found.calls | found.own,
-            variables=found.variables | {self.entries[function].table for function in known},
-            taken=found.taken - known - found.own,
+            calls=found.calls.union(own, *followed),
+            variables=found.variables | tables | {self.entries[function].table for function in known},
+            indirect=found.indirect or len(followed) < len(reached),
+            taken=found.taken - known - own,
         )
-        for shape in found.shapes:
-            reached = self._targets(found.own, shape)
-            found = dataclasses.replace(
-                found,
-                calls=found.calls | reached.keys(),
-                variables=found.variables | {entry.table for entry in reached.values() if entry is not None},
-                indirect=found.indirect or not reached,
-            )
-        return found
+
+    def own(self, name: str, taken: Iterable[str]) -> frozenset[str]:
+        """Return those of the functions whose addresses function `name` takes that are in no table, and stay in the thread."""
+        body = self.module.functions[name].body or ()
+        return frozenset(one for one in taken if one not in self.entries and stays(body, one))
 
     def targets(self, name: str, shape: Shape) -> Mapping[str, Entry | None]:
-        """Return the functions that a call of this shape through a register in function `name` can reach; {} if it may reach others.
+        """Return the functions that a call of this shape through a register in function `name` can reach.
 
         Each has the entry of a table with its address; None if the copy knows the address of its own copy only. Raises PtxError.
         """
-        return self._targets(self.of(name).own, shape)
+        taken = references(self.module.functions[name], self.module).taken
+        reached = self._reached(self.own(name, taken), shape)
+        assert not isinstance(reached, str)  # otherwise, checks.py has refused the kernel
+        return reached
 
-    def _targets(self, own: Collection[str], shape: Shape) -> Mapping[str, Entry | None]:
-        elsewhere, calls = self._addresses
-        if shape not in self._in_tables:
-            self._in_tables[shape] = targets(self.module, self.entries, elsewhere, shape)
-        if (in_tables := self._in_tables[shape]) is None:
-            return {}
-        own = [name for name in own if shape_of(self.module.functions[name]) == shape]
-        found = {**dict.fromkeys(own), **in_tables}
-        return found if len(found) <= MAX_TARGETS and calls[shape] * len(found) <= MAX_CALLS else {}
+    def obstacle(self, name: str) -> str:
+        """Return why a call through a register in function `name` cannot be followed; "" if nothing more is known. Raises PtxError."""
+        found = references(self.module.functions[name], self.module)
+        own = self.own(name, found.taken)
+        for shape in found.shapes:
+            if isinstance(why := self._reached(own, shape), str):
+                return why
+        for variable in sorted(found.variables):  # the call is of a form that is not known
+            for held in find_initializer_names(self.module.variables[variable].initializer):
+                if held in self.module.functions:
+                    return f"{variable} has the address of {names.demangle(held).short}"
+        return ""
+
+    def _reached(self, own: Iterable[str], shape: Shape) -> Mapping[str, Entry | None] | str:
+        """Return the functions that a call can reach; or why that is not known. own: of the function that calls."""
+        if PARTIAL in self.module.functions:
+            return "it may reach code without PTX"
+        holders, calls = self._addresses
+        shapes = self._shapes
+        others = [one for one in holders if shapes[one] in (None, shape) and one not in self.entries]
+        if others:
+            return f"{holders[others[0]]} the address of {names.demangle(others[0]).short}"
+        if unusual := [one for one in self.entries if shapes[one] is None]:
+            return f"{names.demangle(unusual[0]).short} takes its parameters in registers"
+        found: dict[str, Entry | None] = {one: None for one in own if shapes[one] == shape}
+        found |= {one: entry for one, entry in self.entries.items() if shapes[one] == shape}
+        if len(found) > MAX_TARGETS or calls[shape] * len(found) > MAX_CALLS:
+            return f"it may reach {len(found)} functions, in {calls[shape]} places"
+        return found or "no constant table has a function for it"
 
     @functools.cached_property
     def entries(self) -> Mapping[str, Entry]:
@@ -158,24 +180,29 @@ class CallGraph:
         return entries(self.module)
 
     @functools.cached_property
-    def _addresses(self) -> tuple[frozenset[str], Counter[Shape]]:
-        """The functions whose addresses are not only in tables that never change, and the number of calls of each shape."""
-        functions, variables = self.module.functions, self.module.variables.values()
-        found = {
-            n
-            for v in variables
-            if not is_fixed(self.module, v)
-            for n in find_initializer_names(v.initializer)
-        }
+    def _shapes(self) -> Mapping[str, Shape | None]:
+        return {name: shape_of(function) for name, function in self.module.functions.items()}
+
+    @functools.cached_property
+    def _addresses(self) -> tuple[Mapping[str, str], Counter[Shape]]:
+        """The functions whose addresses are not only in tables that never change, each with who has it; the calls of each shape."""
+        functions = self.module.functions
+        found: dict[str, str] = {}
+        for variable in self.module.variables.values():
+            if not is_fixed(self.module, variable):
+                held = find_initializer_names(variable.initializer)
+                found |= dict.fromkeys(held, f"{variable.name} has")
         calls: Counter[Shape] = Counter()
-        for function in functions.values():
+        for name, function in functions.items():
             used = references(function, self.module)
-            found |= used.taken - used.own
+            calls.update(used.shapes)
+            if escaping := used.taken - self.own(name, used.taken):
+                found |= dict.fromkeys(escaping, f"{names.demangle(name).short} passes on")
             for statement in function.body or ():
                 if isinstance(statement, Variable):
-                    found.update(find_initializer_names(statement.initializer))
-            calls.update(used.shapes)
-        return frozenset(found & functions.keys()), calls
+                    held = find_initializer_names(statement.initializer)
+                    found |= dict.fromkeys(held, f"{statement.name} has")
+        return {name: holder for name, holder in found.items() if name in functions}, calls
 
     def reach(self, root: str) -> frozenset[str]:
         """Return the functions that a kernel may run, including itself, aliases and their targets. Raises PtxError."""

@@ -6,7 +6,7 @@ from gpubpf.errors import Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
 
 from .call_graph import CallGraph
-from .flow import KERNEL_LAUNCHES, SYSTEM_FUNCTIONS, find_initializer_names
+from .flow import KERNEL_LAUNCHES, SYSTEM_FUNCTIONS
 from .module import Function, Module, PtxInstruction, Variable
 from .values import PREFIX, parameter_layout
 
@@ -38,11 +38,12 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
     if any(KERNEL_LAUNCHES.match(f) for f in functions):
         raise Refusal("launches kernels (dynamic parallelism)")
     variables = sorted({v for f in functions for v in graph.of(f).variables})
-    if any(graph.of(f).indirect for f in functions):
-        tables = [v for v in variables if _holds_code_addresses(module, v)]
-        raise Refusal(f"indirect call; code addresses in {', '.join(tables)}" if tables else "indirect call")
+    for function in functions:
+        if graph.of(function).indirect:
+            why = graph.obstacle(function)
+            raise Refusal(f"indirect call; {why}" if why else "indirect call")
     if any(graph.of(f).shapes for f in functions) and graph.leaving(set(functions) - {name}):
-        raise Refusal("indirect call, perhaps of a function that leaves the kernel")
+        raise Refusal("indirect call; perhaps of a function that leaves the kernel")
     if taken := sorted({t for f in functions for t in graph.of(f).taken}):
         raise Refusal(f"takes the address of {taken[0]}")  # it differs in the copy's module
     for function in functions:
@@ -52,11 +53,6 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
         _check_name(variable)
         if declared.type in _OPAQUE or declared.space == "tex":
             raise Refusal(f"texture or surface reference {variable}")
-
-
-def _holds_code_addresses(module: Module, variable: str) -> bool:
-    """Return whether a variable's initializer contains code addresses: a function table, a vtable or a function pointer."""
-    return any(n in module.functions for n in find_initializer_names(module.variables[variable].initializer))
 
 
 def _check_function(module: Module, function: Function, graph: CallGraph) -> None:

@@ -14,13 +14,12 @@ These tables never change. Other variables with addresses of functions may, so t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .constants import is_constant
 from .flow import callee, find_initializer_names, find_names
 from .module import (
-    Address,
     Close,
     Directive,
     Function,
@@ -29,6 +28,7 @@ from .module import (
     Module,
     Name,
     Open,
+    Operand,
     PtxInstruction,
     Statement,
     Variable,
@@ -43,6 +43,8 @@ _TABLE = re.compile(r"(?:__nv_static_[0-9]{1,5}_\w*_)?_ZT[VC]")
 _COMPUTING = frozenset(
     "abs add and bfe bfi cvt cvta div fma lop3 mad max min mov mul neg not or popc prmt rem selp set setp shf shl shr sub xor".split()
 )
+# A text that declares this function is not all code of its module: a call may reach functions that it does not have.
+PARTIAL = "gpubpf_partial"
 # A call is not followed if more functions than this have its shape: the copy compares with one after the other.
 MAX_TARGETS = 64
 # Nor if all calls of its shape would together become more calls than this.
@@ -185,13 +187,10 @@ def shape_of(function: Function) -> Shape | None:
 
 
 def entries(module: Module) -> dict[str, Entry]:
-    """Return an entry for each function that is in a table that never changes.
-
-    Tables with a linkage do not count: code that is linked to this module may have other tables for the same calls (`link.link`).
-    """
+    """Return an entry for each function that is in a table that never changes."""
     found: dict[str, Entry] = {}
     for variable in module.variables.values():
-        if is_fixed(module, variable) and not variable.linkage:
+        if is_fixed(module, variable):
             assert isinstance(variable.initializer, tuple)
             for number, value in enumerate(variable.initializer):
                 if isinstance(value, Name) and not value.offset and value.name in module.functions:
@@ -200,76 +199,69 @@ def entries(module: Module) -> dict[str, Entry]:
 
 
 def is_fixed(module: Module, variable: Variable) -> bool:
-    """Return whether a variable is a table with addresses of functions that never changes."""
-    if is_table(variable):
-        return True
-    holds = any(name in module.functions for name in find_initializer_names(variable.initializer))
-    # Code on the host can name a variable, except those of functions.
-    return holds and variable.name.startswith("_ZZ") and is_array(variable) and is_constant(module, variable)
+    """Return whether a variable is a table with addresses of functions that never changes.
 
-
-def is_table(variable: Variable) -> bool:
-    """Return whether a variable is a table of virtual functions."""
-    return _TABLE.match(variable.name) is not None and is_array(variable)
-
-
-def is_array(variable: Variable) -> bool:
-    """Return whether a variable can be a table: an array of addresses."""
-    return (
-        variable.space in ("global", "const")
-        and variable.vector == 1
-        and type_size(variable.type) == 8
-        and isinstance(variable.initializer, tuple)
-    )
-
-
-def targets(
-    module: Module, found: Mapping[str, Entry], elsewhere: Collection[str], shape: Shape
-) -> dict[str, Entry] | None:
-    """Return the functions of a shape that are in tables, each with its entry; None if a call may reach others.
-
-    found: `entries`. elsewhere: the functions whose addresses something else than a table holds.
+    It is one of virtual functions, or a constant array of a function: code on the host can name any other variable. Linked code may
+    define it several times, all alike, so its linkage does not matter.
     """
-    shapes = {name: shape_of(module.functions[name]) for name in (*found, *elsewhere)}
-    if None in shapes.values() or any(shapes[name] == shape for name in elsewhere if name not in found):
-        return None
-    return {name: entry for name, entry in found.items() if shapes[name] == shape}
+    held = find_initializer_names(variable.initializer)
+    if not isinstance(variable.initializer, tuple) or not any(name in module.functions for name in held):
+        return False
+    if variable.space not in ("global", "const") or variable.vector != 1 or type_size(variable.type) != 8:
+        return False
+    if _TABLE.match(variable.name):
+        return True
+    return variable.name.startswith("_ZZ") and is_constant(module, replace(variable, linkage=()))
 
 
-def stays(body: Sequence[Statement], functions: Collection[str]) -> bool:
-    """Return whether the addresses of `functions` that a body takes stay in the thread: in registers and local memory, until a call.
+def stays(body: Sequence[Statement], function: str) -> bool:
+    """Return whether the address of `function` that a body takes stays in the thread: in registers and local memory, until a call.
 
     This is conservative: addresses are followed through registers regardless of order, and through all local memory.
     """
-    held = set(functions)
+    held = {function}
+    places = {
+        s.name for s in body if isinstance(s, Variable) and s.space == "local"
+    }  # and registers with their addresses
+    in_memory = escape = False
+    before = -1
     instructions = [statement for statement in body if isinstance(statement, PtxInstruction)]
-    in_memory, before = False, -1
     for _ in range(_MOST_PASSES):
-        if before == len(held) + in_memory:
-            return not (
-                in_memory and any(i.opcode == "cvta" and "local" in i.modifiers for i in instructions)
-            )
-        before = len(held) + in_memory
+        if before == len(held) + len(places) + in_memory:
+            return not (in_memory and escape)
+        before = len(held) + len(places) + in_memory
         for instruction in instructions:
             opcode, operands = instruction.opcode, instruction.operands
-            local = instruction.modifiers[:1] == ("local",)
-            if opcode == "ld" and local and in_memory:
-                held.update(find_names(operands[:1]))
-                continue
-            first, read = set(find_names(operands[:1])), set(find_names(operands[1:]))
+            local = "local" in instruction.modifiers
+            first, read = _bases(operands[:1]), _bases(operands[1:])
             if opcode == "call":
-                if not held.isdisjoint((first | read) - {callee(instruction)}):
+                passed = (first | read) - {callee(instruction)}
+                escape |= not places.isdisjoint(passed)
+                if not held.isdisjoint(passed):
                     return False
-            elif held.isdisjoint(read):
-                if isinstance(operands[0] if operands else None, Address) and not held.isdisjoint(first):
+            elif opcode == "ld":
+                if not held.isdisjoint(read):
                     return False
-            elif opcode in ("mov", "selp"):
-                held |= first
-            elif opcode == "st" and local and held.isdisjoint(first):
-                in_memory = True
+                held |= first if local and in_memory else set()
+            elif opcode == "st":
+                if (not held.isdisjoint(read) and not local) or not held.isdisjoint(first):
+                    return False
+                in_memory |= not held.isdisjoint(read)
+                escape |= not places.isdisjoint(read)
             else:
-                return False
+                if not places.isdisjoint(read):
+                    places |= first
+                    escape |= opcode not in ("mov", "add", "sub", "mad", "selp")
+                if not held.isdisjoint(read):
+                    if opcode not in ("mov", "selp"):
+                        return False
+                    held |= first
     return False
+
+
+def _bases(operands: Sequence[Operand]) -> set[str]:
+    """Return the names in operands; of an element of a vector register, the register."""
+    return {name.partition(".")[0] if name.startswith("%") else name for name in find_names(operands)}
 
 
 def direct(call: PtxInstruction, name: str) -> PtxInstruction:

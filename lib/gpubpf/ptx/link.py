@@ -18,7 +18,7 @@ from itertools import accumulate, chain
 from gpubpf.errors import Error
 
 from .flow import SYSTEM_FUNCTIONS, find_initializer_names
-from .indirect import is_array, is_table
+from .indirect import PARTIAL
 from .module import Directive, Function, Item, Module, Variable, render
 from .parser import parse
 from .source import source_files
@@ -47,13 +47,12 @@ def link(
     inputs: Sequence[Input],
     complete: bool = True,
     overridden: Collection[str] = (),
-    whole: bool | None = None,
+    partial: bool = False,
 ) -> str:
     """Return the PTX of all `inputs` as one text. Unless `complete`, names that no text defines remain declarations.
 
     overridden: functions whose weak definitions do not count, because code without PTX may define them otherwise.
-    whole: whether no other code is linked. Then the tables of functions become local, otherwise visible: calls through registers may
-    reach functions of other code (`indirect.entries`). None: they stay as they are.
+    partial: other code is linked, too. The text then says so.
 
     Raises PtxError for text that cannot be read, LinkError for texts that do not fit together.
     """
@@ -71,33 +70,20 @@ def link(
     definitions = _definitions(inputs, modules, overridden)
     if complete:
         _all_defined(inputs, modules, definitions)
+    if len(inputs) == 1 and not overridden:
+        return marked(inputs[0].text, partial)  # otherwise unchanged, with lines and comments
     items = tuple(_items(modules, definitions))
-    marked = items if whole is None else tuple(_marked(items, whole))
-    if len(inputs) == 1 and not overridden and marked == items:
-        return inputs[0].text  # unchanged, with lines and comments
     # sm_90a has the instructions of sm_90 and more; sm_100a those of sm_100f.
     newest = max(modules, key=lambda m: (m.architecture, m.sm.endswith("a"), m.sm.endswith("f")))
     # With `debug`, ptxas requires the sections that are dropped.
     options = dict.fromkeys(word for module in modules for word in module.target[1:] if word != "debug")
-    return render(
-        Module(
-            max(module.version for module in modules),
-            (newest.sm, *options),
-            newest.address_size,
-            marked,
-        )
-    )
+    version = max(module.version for module in modules)
+    return marked(render(Module(version, (newest.sm, *options), newest.address_size, items)), partial)
 
 
-def _marked(items: Sequence[Item], whole: bool) -> Iterator[Item]:
-    """Yield the items of a linked text, with the linkage of tables of functions as `link` says."""
-    functions = {item.name for item in items if isinstance(item, Function)}
-    for item in items:
-        if isinstance(item, Variable) and is_array(item):
-            names = set(find_initializer_names(item.initializer))
-            if not names.isdisjoint(functions) and (is_table(item) or not whole):
-                item = replace(item, linkage=() if whole else item.linkage or ("visible",))
-        yield item
+def marked(text: str, partial: bool) -> str:
+    """Return PTX that says, if it is `partial`, that it is not all code of its module: then no call through a register is followed."""
+    return f"{text}\n.extern .func {PARTIAL} ();\n" if partial else text
 
 
 def find_definitions(module: Module) -> dict[str, Function | Variable]:

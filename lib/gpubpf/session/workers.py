@@ -240,7 +240,7 @@ class BackgroundWork:
                 return self._sidecar(data, None)
             data = process.mapped.with_ptx(protocol.read_file(file, image.size))
             if image.linked > 1:
-                data = instrument.joined(data)
+                data = instrument.joined(data, image.linked)
             self._loaded(process.comm, data)
             sidecar = self._sidecar(data, target)
             if image.linked > 1:  # some of its linked inputs had no PTX

@@ -96,17 +96,20 @@ SECOND = (
 def test_texts_that_are_linked() -> None:
     """As the agent sends them; a variable of one file is not that of another, though they have one name."""
     data = b"\0".join(text.encode() for text in (FIRST, SECOND))
-    joined = instrument.joined(data)
+    joined = instrument.joined(data, 2)
     made = instrument.instrument_image(joined, [Attachment(TIME, "exit")], Target("sim", (9, 0)))
     assert {kernel.name for kernel in made.kernels} == {"first", "second"} and not made.refusals
     assert all(variable.name != "mine" for variable in made.variables)
     for other in (FIRST.encode(), FIRST.encode() + b"\0", b"\x7fELF\0\0", b""):
-        assert instrument.joined(other) == other
+        assert instrument.joined(other, 1) == other
+    assert b"gpubpf_partial" not in joined
+    for given in (data, FIRST.encode()):
+        assert b"gpubpf_partial" in instrument.joined(given, 3)
 
 
 def test_texts_that_do_not_fit_together() -> None:
     data = b"\0".join(text.encode() for text in (FIRST, SECOND, SECOND))
-    assert instrument.joined(data) == data
+    assert instrument.joined(data, 3) == data
     made = instrument.instrument_image(data, [Attachment(TIME, "exit")], Target("sim", (9, 0)))
     assert made.refusals == dict.fromkeys(("first", "second"), "linked from several images")
 

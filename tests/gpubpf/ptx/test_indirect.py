@@ -27,6 +27,9 @@ CALL = """{{
     {} %rd2, (p0, p1), t;
 }}"""
 
+PICKS = "mov.u64 %rd3, f; mov.u64 %rd4, g; selp.b64 %rd2, %rd3, %rd4, %p1;"
+TWO = F.format("f") + F.format("g")
+
 
 def module(body: str, before: str = TABLES.format(F.format("f") + F.format("g"))) -> str:
     registers = ".reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .pred %p<2>;"
@@ -43,7 +46,7 @@ def instrumented(text: str) -> Injected:
 
 
 @pytest.mark.parametrize("call", ["call", "call.uni", "@%p1 call"])
-def test_a_indirect_call_becomes_calls_of_the_copies(call: str, tmp_path: Path) -> None:
+def test_an_indirect_call_becomes_calls_of_the_copies(call: str, tmp_path: Path) -> None:
     found = parse(module(CALL.format(call)))
     (made,) = indirect_calls(found.functions["k"].body or ()).values()
     assert made.register == "%rd2" and made.shape == Shape((), ((8, 8), (4, 4))) == shape_of(
@@ -64,7 +67,7 @@ def test_a_indirect_call_becomes_calls_of_the_copies(call: str, tmp_path: Path) 
     assembled(injected.text, "sm_80", tmp_path)
 
 
-def test_results_and_counts_of_a_indirect_call(tmp_path: Path) -> None:
+def test_results_and_counts_of_an_indirect_call(tmp_path: Path) -> None:
     functions = "".join(
         f".func (.param .align 16 .b8 r[16]) {name}(.param .b64 x)"
         " { st.param.b32 [r+12], 1; st.param.b32 [r], 2; ret; }\n"
@@ -85,34 +88,34 @@ def test_results_and_counts_of_a_indirect_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "body", "reason"),
     [
-        (F.format("f"), CALL.format("call"), "indirect call"),
+        (F.format("f"), CALL.format("call"), "indirect call; no constant table has a function for it"),
         (
             TABLES.format(F.format("f") + F.format("g") + F.format("h")) + ".global .u64 v = h;",
             "ld.global.u64 %rd2, [v];" + CALL.format("call"),
-            "indirect call; code addresses in v",
+            "indirect call; v has the address of h",
         ),
         (
             TABLES.format(F.format("f") + F.format("g") + F.format("h"))
             + ".func takes(.param .b64 x) { .reg .b64 %rd<3>; ld.param.u64 %rd2, [x]; mov.u64 %rd1, h;"
             " st.u64 [%rd2], %rd1; ret; }",
             CALL.format("call"),
-            "indirect call",
+            "indirect call; takes passes on the address of h",
         ),
         (
             TABLES.format(F.format("f") + F.format("g") + F.format("h"))
             + ".func other(.param .b64 x) { .global .u64 v = h; ret; }",
             CALL.format("call"),
-            "indirect call",
+            "indirect call; v has the address of h",
         ),
         (
             TABLES.format(F.format("f") + ".func g(.reg .b64 x, .reg .b32 y) { ret; }"),
             CALL.format("call"),
-            "indirect call",
+            "indirect call; g takes its parameters in registers",
         ),
         (
             TABLES.format(".func f(.param .b64 x, .param .b32 y) { exit; }" + F.format("g")),
             CALL.format("call"),
-            "indirect call, perhaps of a function that leaves the kernel",
+            "indirect call; perhaps of a function that leaves the kernel",
         ),
         (
             TABLES.format(".extern .func f(.param .b64 x, .param .b32 y);" + F.format("g")),
@@ -123,7 +126,7 @@ def test_results_and_counts_of_a_indirect_call(tmp_path: Path) -> None:
             "".join(F.format(f"f{n}") for n in range(MAX_TARGETS + 1))
             + f".global .u64 _ZTV1A[{MAX_TARGETS + 1}] = {{{', '.join(f'f{n}' for n in range(MAX_TARGETS + 1))}}};",
             CALL.format("call"),
-            "indirect call",
+            f"indirect call; it may reach {MAX_TARGETS + 1} functions, in 1 places",
         ),
     ],
     ids=[
@@ -135,16 +138,21 @@ def test_calls_that_may_reach_other_functions(before: str, body: str, reason: st
     assert instrumented(module(body, before)).refusals == {"k": reason}
 
 
-def test_linked_code_is_followed_only_if_all_of_it_is_there() -> None:
-    text = module(CALL.format("call")).replace(".global .align", ".weak .global .align")
-    functions = F.format("h").replace(".func", ".visible .func")
-    second = f"{HEAD}{functions}.weak .global .align 8 .u64 _ZTV1C[1] = {{h}};\n"
-    assert instrumented(text).refusals == {"k": "indirect call"}
-    assert link([Input("first", text)]) == text
-    assert not instrumented(link([Input("first", text)], whole=True)).refusals
-    both = [Input("first", text), Input("second", second)]
-    assert instrumented(link(both)).refusals == {"k": "indirect call"}
-    assert CallGraph(parse(link(both, whole=True))).reach("k") == {"k", "f", "g", "h"}
+@pytest.mark.parametrize("local", [True, False], ids=["tables", "an address that is taken"])
+def test_linked_code_is_followed_only_if_all_of_it_is_there(local: bool) -> None:
+    """Code that is not there may have other functions for a call, whose addresses come through memory."""
+    text = module(CALL.format("call")) if local else module(PICKS + CALL.format("call"), TWO)
+    text = text.replace(".global .align", ".weak .global .align").replace(".func g(", ".weak .func g(")
+    second = f"{HEAD}{F.format('h').replace('.func', '.visible .func')}"
+    second += ".weak .global .align 8 .u64 _ZTV1C[1] = {h};\n"
+    inputs = [Input("first", text), Input("second", second)]
+    for given in (inputs[:1], inputs):
+        assert not instrumented(link(given)).refusals
+        partial = link(given, partial=True)
+        assert instrumented(partial).refusals == {"k": "indirect call; it may reach code without PTX"}
+        assert "k" in instrumented(partial.replace("call %rd2, (p0, p1), t;", "")).kernels
+    assert link(inputs[:1]) == text
+    assert CallGraph(parse(link(inputs))).reach("k") == {"k", "f", "g", "h"}
 
 
 def test_tables_of_anonymous_namespaces() -> None:
@@ -207,9 +215,6 @@ def test_functions_that_call_each_other() -> None:
 
 # --- addresses that code takes, and constant arrays of function pointers ----------------------------------------------
 
-PICKS = "mov.u64 %rd3, f; mov.u64 %rd4, g; selp.b64 %rd2, %rd3, %rd4, %p1;"
-TWO = F.format("f") + F.format("g")
-
 
 @pytest.mark.parametrize(
     "body",
@@ -242,13 +247,40 @@ def test_functions_whose_addresses_stay_in_the_thread(body: str, tmp_path: Path)
         "{ .param .b64 q; st.param.b64 [q], %rd3; call (q), f, (q, q); }",
         ".local .b64 l; st.local.u64 [l], %rd3; ld.local.u64 %rd5, [l]; st.global.u64 [%rd1], %rd5;",
         ".local .b64 l; st.local.u64 [l], %rd3; mov.u64 %rd5, l; cvta.local.u64 %rd6, %rd5; ld.u64 %rd7, [%rd6];",
+        ".local .b64 l; st.local.u64 [l], %rd3; ld.volatile.local.u64 %rd5, [l]; st.global.u64 [%rd1], %rd5;",
+        ".local .b64 l; st.local.u64 [l], %rd3; mov.u64 %rd5, l; { .param .b64 q; st.param.b64 [q], %rd5; call f, (q, q); }",
+        ".reg .v2 .b64 %v; mov.b64 %v.x, %rd3; mov.b64 %rd5, %v.r; st.global.u64 [%rd1], %rd5;",
         ".local .b64 l; st.local.v2.u64 [l], {%rd1, %rd3}; ld.local.v2.u64 {%rd5, %rd6}, [l]; st.global.u64 [%rd1], %rd5;",
     ],
-    ids=["stored", "compared", "computed", "passed", "through local memory", "generic", "vector"],
+    ids=[
+        "stored",
+        "compared",
+        "computed",
+        "passed",
+        "through local memory",
+        "generic",
+        "volatile",
+        "place passed",
+        "element",
+        "vector",
+    ],
 )
 def test_functions_whose_addresses_leave_the_thread(body: str) -> None:
     refusals = instrumented(module(PICKS + body + CALL.format("call"), TWO)).refusals
-    assert refusals["k"] in ("indirect call", "takes the address of f", "takes the address of g")
+    assert refusals["k"] in (
+        "indirect call; k passes on the address of f",
+        "indirect call; k passes on the address of g",
+    )
+
+
+def test_each_address_is_followed_by_itself() -> None:
+    """f is in a table, so that it may go anywhere; only g must stay."""
+    table = ".global .align 8 .u64 _ZZ1kvE1t[1] = {f};"
+    assert not instrumented(
+        module(PICKS.replace("selp", "st.u64 [%rd1], %rd3; selp") + CALL.format("call"), TWO + table)
+    ).refusals
+    inside = module("mov.u64 %rd3, f+8;" + CALL.format("call"), TWO + table)
+    assert instrumented(inside).refusals == {"k": "an address inside of f"}
 
 
 def test_an_address_in_a_constant_table_is_that_of_the_original(tmp_path: Path) -> None:
@@ -268,4 +300,4 @@ def test_an_address_in_a_constant_table_is_that_of_the_original(tmp_path: Path) 
     named = table.replace("_ZZ1kvE1t", "named")  # which the host can write
     assert instrumented(
         module("ld.global.u64 %rd2, [named];" + CALL.format("call"), TWO + named)
-    ).refusals == {"k": "indirect call; code addresses in named"}
+    ).refusals == {"k": "indirect call; named has the address of f"}
