@@ -177,7 +177,7 @@ def test_work_inside_the_functions_is_counted(app: Path, tmp_path: Path) -> None
     assert work == {i: 1 + (1, 2, 3)[i % 3] for i in range(192)}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tool", ["kernelretsnoop", "launchlate", "memtrace"])
 def test_other_tools(tool: str, app: Path, tmp_path: Path) -> None:
     records = measured(tool, app, tmp_path)
@@ -220,7 +220,7 @@ def test_functions_that_are_called_by_pointers(pointers: Path, tmp_path: Path) -
     assert threads == called
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("tool", ["threadhist", "kernelretsnoop", "launchlate", "memtrace"])
 def test_other_tools_with_pointers(tool: str, pointers: Path, tmp_path: Path) -> None:
     assert measured(tool, pointers, tmp_path)[-1]["launches_instrumented"] == 4
