@@ -176,6 +176,18 @@ def hard_virtual() -> bytes:
     return head + functions + table + kernel + 4000 * call + b"ret; }\n"
 
 
+def hard_addresses() -> bytes:
+    """A body that takes the addresses of many functions, of which some leave it."""
+    functions = b"".join(b".func f%d() { ret; }\n" % n for n in range(1000))
+    takes = b"".join(b"mov.u64 %%rd%d, f%d;\n" % (n, n) for n in range(1000))
+    chain = b"".join(b"mov.u64 %%rd%d, %%rd%d;\n" % (n, n + 1) for n in range(1000))
+    head, kernel = (
+        b".version 8.0\n.target sm_80\n.address_size 64\n",
+        b".visible .entry k() { .reg .b64 %rd<1001>;\n",
+    )
+    return head + functions + kernel + takes + chain + b"st.global.u64 [%rd0], %rd9; ret; }\n"
+
+
 # Instructions with too few operands, or with others than they take.
 ODD = b"""\
 ld.u32 %r1;
@@ -206,6 +218,7 @@ bar.red [%rd1];
 
 def hard_ptx() -> Iterable[bytes]:
     yield hard_virtual()
+    yield hard_addresses()
     head = b".version 8.0\n.target sm_80\n.address_size 64\n"
     body = b".visible .entry k() { %s ret; }\n"
     yield from (

@@ -26,7 +26,7 @@ from .indirect import (
     indirect_calls,
     is_fixed,
     shape_of,
-    stays,
+    staying,
 )
 from .module import Function, Module, PtxInstruction, Variable
 
@@ -99,7 +99,10 @@ class CallGraph:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self._references: dict[str, References] = {}
+        self._references: dict[str, References] = {}  # without those of the copy
+        self._of: dict[str, References] = {}
+        self._own: dict[str, frozenset[str]] = {}
+        self._reach: dict[tuple[frozenset[str], Shape], Mapping[str, Entry | None] | str] = {}
 
     def resolve(self, name: str) -> str:
         """Return the function that an alias stands for; any other name unchanged."""
@@ -110,13 +113,18 @@ class CallGraph:
 
         `taken` lacks the functions whose addresses the copy has, too: those in tables, and those that stay in the thread (`own`).
         """
+        if name not in self._of:
+            found = self._found(name)
+            self._of[name] = self._with_targets(name, found) if found.taken or found.shapes else found
+        return self._of[name]
+
+    def _found(self, name: str) -> References:
         if name not in self._references:
-            found = references(self.module.functions[name], self.module)
-            self._references[name] = self._with_targets(name, found) if found.taken or found.shapes else found
+            self._references[name] = references(self.module.functions[name], self.module)
         return self._references[name]
 
     def _with_targets(self, name: str, found: References) -> References:
-        own = self.own(name, found.taken)
+        own = self.own(name)
         known = found.taken & self.entries.keys()
         reached = [self._reached(own, shape) for shape in found.shapes]
         followed = [targets for targets in reached if not isinstance(targets, str)]
@@ -129,27 +137,27 @@ class CallGraph:
             taken=found.taken - known - own,
         )
 
-    def own(self, name: str, taken: Iterable[str]) -> frozenset[str]:
-        """Return those of the functions whose addresses function `name` takes that are in no table, and stay in the thread."""
-        body = self.module.functions[name].body or ()
-        return frozenset(one for one in taken if one not in self.entries and stays(body, one))
+    def own(self, name: str) -> frozenset[str]:
+        """Return the functions whose addresses function `name` takes that are in no table, and stay in the thread. Raises PtxError."""
+        if name not in self._own:
+            body = self.module.functions[name].body or ()
+            self._own[name] = staying(body, self._found(name).taken - self.entries.keys())
+        return self._own[name]
 
     def targets(self, name: str, shape: Shape) -> Mapping[str, Entry | None]:
         """Return the functions that a call of this shape through a register in function `name` can reach.
 
         Each has the entry of a table with its address; None if the copy knows the address of its own copy only. Raises PtxError.
         """
-        taken = references(self.module.functions[name], self.module).taken
-        reached = self._reached(self.own(name, taken), shape)
+        reached = self._reached(self.own(name), shape)
         assert not isinstance(reached, str)  # otherwise, checks.py has refused the kernel
         return reached
 
     def obstacle(self, name: str) -> str:
         """Return why a call through a register in function `name` cannot be followed; "" if nothing more is known. Raises PtxError."""
-        found = references(self.module.functions[name], self.module)
-        own = self.own(name, found.taken)
+        found = self._found(name)
         for shape in found.shapes:
-            if isinstance(why := self._reached(own, shape), str):
+            if isinstance(why := self._reached(self.own(name), shape), str):
                 return why
         for variable in sorted(found.variables):  # the call is of a form that is not known
             for held in find_initializer_names(self.module.variables[variable].initializer):
@@ -157,8 +165,13 @@ class CallGraph:
                     return f"{variable} has the address of {names.demangle(held).short}"
         return ""
 
-    def _reached(self, own: Iterable[str], shape: Shape) -> Mapping[str, Entry | None] | str:
+    def _reached(self, own: frozenset[str], shape: Shape) -> Mapping[str, Entry | None] | str:
         """Return the functions that a call can reach; or why that is not known. own: of the function that calls."""
+        if (own, shape) not in self._reach:
+            self._reach[own, shape] = self._find_reached(own, shape)
+        return self._reach[own, shape]
+
+    def _find_reached(self, own: frozenset[str], shape: Shape) -> Mapping[str, Entry | None] | str:
         if PARTIAL in self.module.functions:
             return "it may reach code without PTX"
         holders, calls = self._addresses
@@ -194,9 +207,9 @@ class CallGraph:
                 found |= dict.fromkeys(held, f"{variable.name} has")
         calls: Counter[Shape] = Counter()
         for name, function in functions.items():
-            used = references(function, self.module)
+            used = self._found(name)
             calls.update(used.shapes)
-            if escaping := used.taken - self.own(name, used.taken):
+            if escaping := used.taken - self.own(name) - self.entries.keys():
                 found |= dict.fromkeys(escaping, f"{names.demangle(name).short} passes on")
             for statement in function.body or ():
                 if isinstance(statement, Variable):

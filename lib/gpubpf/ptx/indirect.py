@@ -14,7 +14,7 @@ These tables never change. Other variables with addresses of functions may, so t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .constants import is_constant
@@ -51,6 +51,7 @@ MAX_TARGETS = 64
 MAX_CALLS = 4000
 
 _MOST_PASSES = 64  # over a body, to follow addresses
+_MOST_APART = 16  # functions of a body whose addresses are followed one by one
 
 _PROTOTYPE = re.compile(r"\.callprototype\s*(?:\(([^()]*)\))?\s*_\s*(?:\(([^()]*)\))?\s*;")
 _PARAMETER = re.compile(r"\s*\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+_\s*(?:\[\s*(\w+)\s*\])?\s*")
@@ -214,15 +215,24 @@ def is_fixed(module: Module, variable: Variable) -> bool:
     return variable.name.startswith("_ZZ") and is_constant(module, replace(variable, linkage=()))
 
 
-def stays(body: Sequence[Statement], function: str) -> bool:
-    """Return whether the address of `function` that a body takes stays in the thread: in registers and local memory, until a call.
+def staying(body: Sequence[Statement], functions: Collection[str]) -> frozenset[str]:
+    """Return those of `functions`, whose addresses a body takes, whose addresses stay in the thread.
+
+    Many are judged together: if one of them leaves, all do.
+    """
+    if _stay(body, functions):
+        return frozenset(functions)
+    return frozenset(one for one in functions if len(functions) <= _MOST_APART and _stay(body, [one]))
+
+
+def _stay(body: Sequence[Statement], functions: Collection[str]) -> bool:
+    """Return whether the addresses of `functions` stay in the thread: in registers and local memory, until a call.
 
     This is conservative: addresses are followed through registers regardless of order, and through all local memory.
     """
-    held = {function}
-    places = {
-        s.name for s in body if isinstance(s, Variable) and s.space == "local"
-    }  # and registers with their addresses
+    held = set(functions)
+    # Local variables, and registers with their addresses.
+    places = {s.name for s in body if isinstance(s, Variable) and s.space == "local"}
     in_memory = escape = False
     before = -1
     instructions = [statement for statement in body if isinstance(statement, PtxInstruction)]
