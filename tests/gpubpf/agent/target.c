@@ -28,6 +28,10 @@ static void setup(void) {
   cuModuleGetFunction(&other, module, "reduce");
 }
 
+static void wait_for_the_end(void) { /* until the file AFTERWARDS is there: the measurement is over */
+  for (int turn = 0; turn < 60000 && access(getenv("AFTERWARDS"), F_OK); ++turn) usleep(1000);
+}
+
 static void launch(CUfunction f, unsigned grid, unsigned block) {
   int a = 1, b = 2;
   void *parameters[] = {&a, &b};
@@ -95,13 +99,13 @@ int main(int argc, char **argv) {
     }
     printf("%d %d %d\n", signal(SIGINT, SIG_IGN) == SIG_DFL, sigaction(SIGHUP, &ignore, &old), old.sa_handler == SIG_DFL);
     printf("%d %d\n", signal(SIGINT, SIG_DFL) == SIG_IGN, signal(SIGHUP, SIG_DFL) == SIG_IGN);
-  } else if (!strcmp(mode, "longcapture")) { /* n milliseconds */
+  } else if (!strcmp(mode, "longcapture")) { /* until the measurement is over */
     CUgraph graph;
     launch(function, 1, 5);
     cuStreamBeginCapture_v2(NULL, CU_STREAM_CAPTURE_MODE_RELAXED);
-    usleep(1000 * (unsigned)n);
+    wait_for_the_end();
     printf("captured %d\n", cuStreamEndCapture(NULL, &graph));
-  } else if (!strcmp(mode, "destroylater")) { /* after n milliseconds */
+  } else if (!strcmp(mode, "destroylater")) { /* after the measurement */
     CUcontext second;
     CUmodule module;
     CUfunction f;
@@ -109,7 +113,7 @@ int main(int argc, char **argv) {
     cuModuleLoadData(&module, image);
     cuModuleGetFunction(&f, module, "vectorAdd");
     launch(f, 1, 5);
-    usleep(1000 * (unsigned)n);
+    wait_for_the_end();
     cuCtxDestroy_v2(second);
   } else if (!strcmp(mode, "busyterm")) { /* dies after n milliseconds while others launch */
     pthread_t t[4];

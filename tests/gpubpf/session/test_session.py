@@ -94,12 +94,14 @@ def measure(command: list[str], **options: Any) -> dict[str, Any]:
     return fake_tool.result(session) | {"said": said}
 
 
-def measure_until_launched(command: list[str]) -> dict[str, Any]:
-    """Measure a command until it has launched a kernel; then it goes on."""
+def measure_until_launched(command: list[str], afterwards: Path) -> dict[str, Any]:
+    """Measure a command until it has launched a kernel. It goes on when the file `afterwards` is there, after the measurement."""
+    command = ["env", f"AFTERWARDS={afterwards}", *command]
     with fake_tool.session(command, note=lambda text: None, complain=lambda text: None) as session:
         for _ in session.intervals(0.05):
             if any(kernel.launches for kernel in session.kernels()):
                 session._stop()
+                afterwards.touch()
                 break
     return fake_tool.result(session)
 
@@ -402,14 +404,16 @@ def test_wrong_parameters_are_the_drivers_to_refuse(target: Path, capfd: pytest.
     assert capfd.readouterr().out == "1\nlaunched 1\n"
 
 
-def test_the_last_reading_does_not_end_a_capture(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = measure_until_launched([str(target), "longcapture", "1000"])
+def test_the_last_reading_does_not_end_a_capture(
+    target: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = measure_until_launched([str(target), "longcapture"], tmp_path / "afterwards")
     assert capfd.readouterr().out == "captured 0\nlaunched 1\n"
     assert counted(found) == (1, 1, 1) and found["summary"]["lost"] == 0
 
 
-def test_a_context_that_goes_after_the_measurement_is_left_alone(target: Path) -> None:
-    found = measure_until_launched([str(target), "destroylater", "1000"])
+def test_a_context_that_goes_after_the_measurement_is_left_alone(target: Path, tmp_path: Path) -> None:
+    found = measure_until_launched([str(target), "destroylater"], tmp_path / "afterwards")
     assert found["status"] == 0
     assert counted(found) == (1, 1, 1) and found["summary"]["lost"] == 0
 
