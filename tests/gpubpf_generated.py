@@ -555,10 +555,9 @@ class Generator:
             kind, TABLE_KEY
         )
         inner = rng.choice((1, 2, 4, 8))
-        code: Code | None = []
         if kind == "reserve":
             self.clobber(state)
-            code = [*load_map(1, "ring"), movi(2, self.record), movi(3, 0), call(RESERVE)]
+            code: Code | None = [*load_map(1, "ring"), movi(2, self.record), movi(3, 0), call(RESERVE)]
             body = [mov(7, 0)]
             for _ in range(rng.randrange(1, 4)):
                 inner = rng.choice((1, 2, 4, 8))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -155,13 +156,18 @@ def measured(tool: str, app: Path, tmp_path: Path, *arguments: str) -> list[dict
     return records
 
 
-def test_each_function_is_counted(app: Path, tmp_path: Path) -> None:
-    names = ("Square::area", "Circle::area", "Pair::area", "Shape::grow", "Circle::grow", "Pair::grow")
-    records = measured("gpucount", app, tmp_path, *(f"func:use:*{name}*" for name in names))
-    threads: Counter[str] = Counter()
+def calls(names: Iterable[str], records: list[dict]) -> Counter[str]:
+    """By function: the lanes that called it."""
+    found: Counter[str] = Counter()
     for record in records:
         if record["type"] == "count":
-            threads[next(name for name in names if name in record["spec"])] += record["threads"]
+            found[next(name for name in names if name in record["spec"])] += record["threads"]
+    return found
+
+
+def test_each_function_is_counted(app: Path, tmp_path: Path) -> None:
+    names = ("Square::area", "Circle::area", "Pair::area", "Shape::grow", "Circle::grow", "Pair::grow")
+    threads = calls(names, measured("gpucount", app, tmp_path, *(f"func:use:*{name}*" for name in names)))
     assert threads == dict(zip(names, (128, 128, 64, 128, 128, 64), strict=True))
 
 
@@ -190,6 +196,42 @@ def test_other_tools(tool: str, app: Path, tmp_path: Path) -> None:
         assert {r["exits"] for r in records if r["type"] == "kernel"} == {192}
 
 
+TIMED = APP.replace(
+    "use<<<2, 96>>>(shapes, areas);",
+    """cudaEvent_t begin, end;
+    cudaEventCreate(&begin), cudaEventCreate(&end);
+    cudaEventRecord(begin);
+    use<<<2, 96>>>(shapes, areas);
+    cudaEventRecord(end);
+    cudaEventSynchronize(end);
+    float ms;
+    cudaEventElapsedTime(&ms, begin, end);
+    printf("%.0f ns\\n", ms * 1e6);""",
+)
+
+
+@pytest.mark.every(4)
+def test_the_comparisons_take_no_time_on_the_virtual_clock(tmp_path: Path) -> None:
+    app = gpubpf_cuda.build(TIMED, tmp_path / "app", "-arch=sm_80")
+    printed = set()
+    tool = [
+        REPOSITORY / "tools/kernelretsnoop.py",
+        "--device",
+        "sim",
+        "--clock",
+        "virtual",
+        "-o",
+        "/dev/null",
+    ]
+    for command in (["-m", "cudasim", "--clock", "virtual"], tool):
+        done = subprocess.run(
+            [sys.executable, *command, "--", app], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 7 and " ns\nright\n" in done.stdout, done.stderr
+        printed.add(done.stdout)
+    assert len(printed) == 1
+
+
 @pytest.mark.every(4)
 def test_sampled_blocks(app: Path, tmp_path: Path) -> None:
     measured("memtrace", app, tmp_path, "--sample-blocks", "1/2")
@@ -204,10 +246,6 @@ def pointers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_functions_that_are_called_by_pointers(pointers: Path, tmp_path: Path) -> None:
     names = ("add", "sub", "mul", "twice", "swapped", "summed")
     records = measured("gpucount", pointers, tmp_path, *(f"func:*:*{name}*" for name in names))
-    threads: Counter[str] = Counter()
-    for record in records:
-        if record["type"] == "count":
-            threads[next(name for name in names if name in record["spec"])] += record["threads"]
     assert records[-1]["launches_instrumented"] == 4
     called = {
         "add": sum((t + 5) % 3 == 0 for t in range(64)) + sum(t % 3 == 2 for t in range(64)),
@@ -217,7 +255,7 @@ def test_functions_that_are_called_by_pointers(pointers: Path, tmp_path: Path) -
         "swapped": sum((t + 5) % 3 == 1 for t in range(64)) + 21,
         "summed": sum((t + 5) % 3 == 2 for t in range(64)),
     }
-    assert threads == called
+    assert calls(names, records) == called
 
 
 @pytest.mark.every(8)

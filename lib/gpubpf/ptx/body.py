@@ -959,7 +959,7 @@ class Body:
         return [Open(), *setup, dataclasses.replace(call, operands=operands), *after, Close()]
 
     def _indirect_call(self, call: IndirectCall) -> list[Statement]:
-        """Return a call through a register: calls of all functions that it can reach, of which a lane executes one.
+        """Return a call through a register as direct calls of all functions that it can reach. Each lane executes one of them.
 
         A lane with an address that is in no table of this module, but perhaps of another one, calls through the register. Others
         must not: a GPU would look for the module's variables and constants where those of the copy are.
@@ -967,14 +967,13 @@ class Body:
         done = self._label("called")
         differs = self._added(_DIFFERS, "pred")
         out: list[Statement] = []
-        for name, entry in sorted(self.plan.graph.targets(self.function.name, call.shape).items()):
+        for name in sorted(self.plan.graph.targets(self.function.name, call.shape)):
             over = self._label("other")
-            if entry is not None:
-                address = self._function(name, out)
-            else:
-                address = f"%gpubpf_0address{self.addresses}"
+            address = self._function(name, out)
+            if name not in self.plan.graph.entries:  # the name of the copy
+                name_of_copy, address = address, f"%gpubpf_0address{self.addresses}"
                 self.addresses += 1
-                out.append(text(f"mov.b64 {address}, {self.plan.new_name(name, self.variant)};"))
+                out.append(text(f"mov.b64 {address}, {name_of_copy};"))
             out.append(text(f"setp.ne.b64 {differs}, {address}, {call.register};"))
             out += [text(f"@{differs} bra {over};"), *self.tally, *self._scope_of(call, name)]
             out += [text(f"bra {done};"), Label(over), *self.tally]

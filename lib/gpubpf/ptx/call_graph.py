@@ -102,7 +102,7 @@ class CallGraph:
         self._references: dict[str, References] = {}  # without those of the copy
         self._of: dict[str, References] = {}
         self._own: dict[str, frozenset[str]] = {}
-        self._reach: dict[tuple[frozenset[str], Shape], Mapping[str, Entry | None] | str] = {}
+        self._reach: dict[tuple[frozenset[str], Shape], frozenset[str] | str] = {}
 
     def resolve(self, name: str) -> str:
         """Return the function that an alias stands for; any other name unchanged."""
@@ -125,16 +125,15 @@ class CallGraph:
 
     def _with_targets(self, name: str, found: References) -> References:
         own = self.own(name)
-        known = found.taken & self.entries.keys()
         reached = [self._reached(own, shape) for shape in found.shapes]
-        followed = [targets for targets in reached if not isinstance(targets, str)]
-        tables = {entry.table for targets in followed for entry in targets.values() if entry is not None}
+        followed = frozenset[str]().union(*(targets for targets in reached if not isinstance(targets, str)))
+        in_tables = (found.taken | followed) & self.entries.keys()
         return dataclasses.replace(
             found,
-            calls=found.calls.union(own, *followed),
-            variables=found.variables | tables | {self.entries[function].table for function in known},
-            indirect=found.indirect or len(followed) < len(reached),
-            taken=found.taken - known - own,
+            calls=found.calls | own | followed,
+            variables=found.variables | {self.entries[function].table for function in in_tables},
+            indirect=found.indirect or any(isinstance(targets, str) for targets in reached),
+            taken=found.taken - in_tables - own,
         )
 
     def own(self, name: str) -> frozenset[str]:
@@ -144,11 +143,8 @@ class CallGraph:
             self._own[name] = staying(body, self._found(name).taken - self.entries.keys())
         return self._own[name]
 
-    def targets(self, name: str, shape: Shape) -> Mapping[str, Entry | None]:
-        """Return the functions that a call of this shape through a register in function `name` can reach.
-
-        Each has the entry of a table with its address; None if the copy knows the address of its own copy only. Raises PtxError.
-        """
+    def targets(self, name: str, shape: Shape) -> frozenset[str]:
+        """Return the functions that a call of this shape through a register in function `name` can reach. Raises PtxError."""
         reached = self._reached(self.own(name), shape)
         assert not isinstance(reached, str)  # otherwise, checks.py has refused the kernel
         return reached
@@ -165,13 +161,13 @@ class CallGraph:
                     return f"{variable} has the address of {names.demangle(held).short}"
         return ""
 
-    def _reached(self, own: frozenset[str], shape: Shape) -> Mapping[str, Entry | None] | str:
+    def _reached(self, own: frozenset[str], shape: Shape) -> frozenset[str] | str:
         """Return the functions that a call can reach; or why that is not known. own: of the function that calls."""
         if (own, shape) not in self._reach:
             self._reach[own, shape] = self._find_reached(own, shape)
         return self._reach[own, shape]
 
-    def _find_reached(self, own: frozenset[str], shape: Shape) -> Mapping[str, Entry | None] | str:
+    def _find_reached(self, own: frozenset[str], shape: Shape) -> frozenset[str] | str:
         if PARTIAL in self.module.functions:
             return "it may reach code without PTX"
         holders, calls = self._addresses
@@ -181,8 +177,7 @@ class CallGraph:
             return f"{holders[others[0]]} the address of {names.demangle(others[0]).short}"
         if unusual := [one for one in self.entries if shapes[one] is None]:
             return f"{names.demangle(unusual[0]).short} takes its parameters in registers"
-        found: dict[str, Entry | None] = {one: None for one in own if shapes[one] == shape}
-        found |= {one: entry for one, entry in self.entries.items() if shapes[one] == shape}
+        found = frozenset(one for one in own | self.entries.keys() if shapes[one] == shape)
         if len(found) > MAX_TARGETS or calls[shape] * len(found) > MAX_CALLS:
             return f"it may reach {len(found)} functions, in {calls[shape]} places"
         return found or "no constant table has a function for it"

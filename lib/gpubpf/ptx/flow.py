@@ -327,7 +327,7 @@ class Flow:
                     position = self.targets[found[-1]][0]
                 elif (
                     plain == limit
-                    or statement.opcode not in _PLAIN
+                    or statement.opcode not in PLAIN
                     or self.scope[position] != self.scope[after]
                 ):
                     return None
@@ -339,7 +339,8 @@ class Flow:
         return None
 
 
-_PLAIN = frozenset(
+# Opcodes that only compute with registers.
+PLAIN = frozenset(
     "abs add and bfe bfi cvt cvta div fma lop3 mad max min mov mul neg not or popc rem selp set setp shl shr shf sub xor".split()
 )
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .constants import is_constant
-from .flow import callee, find_initializer_names, find_names
+from .flow import PLAIN, callee, find_initializer_names, find_names
 from .module import (
     Close,
     Directive,
@@ -39,15 +39,11 @@ from .tokens import parse_integer
 # Virtual tables, and those of objects under construction (Itanium C++ ABI 5.1.4.1 and 5.1.4.4). With -rdc, nvcc puts the name of the
 # file before those of classes in anonymous namespaces.
 _TABLE = re.compile(r"(?:__nv_static_[0-9]{1,5}_\w*_)?_ZT[VC]")
-# What may be in the scope of a call, besides the passing of its arguments and result: nvcc computes arguments there.
-_COMPUTING = frozenset(
-    "abs add and bfe bfi cvt cvta div fma lop3 mad max min mov mul neg not or popc prmt rem selp set setp shf shl shr sub xor".split()
-)
 # A text that declares this function is not all code of its module: a call may reach functions that it does not have.
 PARTIAL = "gpubpf_partial"
-# A call is not followed if more functions than this have its shape: the copy compares with one after the other.
+# A call is followed if at most this many functions have its shape: the copy compares the address with that of each,
 MAX_TARGETS = 64
-# Nor if all calls of its shape would together become more calls than this.
+# and if all calls of this shape together become at most this many calls.
 MAX_CALLS = 4000
 
 _MOST_PASSES = 64  # over a body, to follow addresses
@@ -102,7 +98,10 @@ def indirect_calls(body: Sequence[Statement]) -> dict[int, IndirectCall]:
 
 
 def _call_in(body: Sequence[Statement], begin: int, end: int) -> IndirectCall | None:
-    """Return the call through a register in a scope; None if there is none, or anything that may not be repeated."""
+    """Return the call through a register in a scope; None if there is none, or if the scope has what must not be repeated.
+
+    nvcc also computes arguments there, in unrolled loops.
+    """
     call: int | None = None
     prototypes: dict[str, str] = {}
     declared: set[str] = set()
@@ -116,10 +115,10 @@ def _call_in(body: Sequence[Statement], begin: int, end: int) -> IndirectCall | 
                 call = index
             case PtxInstruction(opcode=opcode, modifiers=modifiers, operands=operands, predicate=None):
                 passing = opcode in ("ld", "st") and modifiers[:1] == ("param",)
-                if not passing and opcode not in _COMPUTING:
+                if not passing and opcode not in PLAIN:
                     return None
                 if call is None and opcode != "st":
-                    written.update(re.findall(r"[%\w$]+", str(operands[0])) if operands else ())
+                    written.update(find_names(operands[:1]))
             case Label(name=label):
                 pass
             case Directive(name="callprototype", text=text):
@@ -135,13 +134,7 @@ def _call_in(body: Sequence[Statement], begin: int, end: int) -> IndirectCall | 
     instruction = body[call]
     assert isinstance(instruction, PtxInstruction)
     names = [operand.name for operand in instruction.operands if isinstance(operand, Name)]
-    passed = {
-        item.name
-        for o in instruction.operands
-        if isinstance(o, Group)
-        for item in o.items
-        if isinstance(item, Name)
-    }
+    passed = set(find_names(operand for operand in instruction.operands if isinstance(operand, Group)))
     if len(names) != 2 or not names[0].startswith("%") or len(prototypes) != 1:
         return None
     if names[0] in written | declared or not passed <= declared:
@@ -216,9 +209,9 @@ def is_fixed(module: Module, variable: Variable) -> bool:
 
 
 def staying(body: Sequence[Statement], functions: Collection[str]) -> frozenset[str]:
-    """Return those of `functions`, whose addresses a body takes, whose addresses stay in the thread.
+    """Return those of `functions` whose addresses stay in the thread. A body takes all their addresses.
 
-    Many are judged together: if one of them leaves, all do.
+    Of many functions, none is returned if the address of one leaves.
     """
     if _stay(body, functions):
         return frozenset(functions)

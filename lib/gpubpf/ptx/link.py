@@ -71,17 +71,17 @@ def link(
     if complete:
         _all_defined(inputs, modules, definitions)
     if len(inputs) == 1 and not overridden:
-        return marked(inputs[0].text, partial)  # otherwise unchanged, with lines and comments
+        return _marked(inputs[0].text, partial)  # otherwise unchanged, with lines and comments
     items = tuple(_items(modules, definitions))
     # sm_90a has the instructions of sm_90 and more; sm_100a those of sm_100f.
     newest = max(modules, key=lambda m: (m.architecture, m.sm.endswith("a"), m.sm.endswith("f")))
     # With `debug`, ptxas requires the sections that are dropped.
     options = dict.fromkeys(word for module in modules for word in module.target[1:] if word != "debug")
     version = max(module.version for module in modules)
-    return marked(render(Module(version, (newest.sm, *options), newest.address_size, items)), partial)
+    return _marked(render(Module(version, (newest.sm, *options), newest.address_size, items)), partial)
 
 
-def marked(text: str, partial: bool) -> str:
+def _marked(text: str, partial: bool) -> str:
     """Return PTX that says, if it is `partial`, that it is not all code of its module: then no call through a register is followed."""
     return f"{text}\n.extern .func {PARTIAL} ();\n" if partial else text
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from gpubpf.images import device_link, fatbin
 from gpubpf.images.device_link import LTO
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.ptx import parser
+from gpubpf.ptx.indirect import PARTIAL
 
 needs_ptxas = pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
 CC = (9, 0)
@@ -47,6 +50,24 @@ def test_parts_are_found_by_what_they_need() -> None:
     chosen = device_link.choose(module, CC)
     assert entries(chosen) == ["first"] and isinstance(chosen, FatbinImage)
     assert parser.parse(chosen.text).functions["helper"].defined
+
+
+def test_text_that_is_not_all_code_of_its_module_says_so() -> None:
+    """Then no call through a register is followed: code that is missing may have functions for it."""
+
+    def is_partial(images: Sequence[FatbinImage]) -> bool:
+        chosen = device_link.choose(images, CC)
+        assert isinstance(chosen, FatbinImage), chosen
+        return PARTIAL in parser.parse(chosen.text).functions
+
+    used = [part(3, KERNEL.replace("NAME", "first")), part(4, HELPER)]
+    unused = part(5, ".visible .func unused() { ret; }\n")
+    (alone,), (with_rest,) = device_link.modules(used), device_link.modules([*used, unused])
+    assert not is_partial(alone) and is_partial(with_rest)
+    exact = [replace(image, module=1, part=k + 1) for k, image in enumerate((*used, unused))]
+    assert not is_partial(exact)  # as the agent sends them
+    without_ptx = FatbinImage("elf", 90, "", (1, 7), "", 0, "", 1, True, b"", part=4)
+    assert is_partial([*exact, without_ptx])
 
 
 def test_the_smallest_limit_of_registers() -> None:
