@@ -254,6 +254,7 @@ def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
     assert done.stderr.startswith(f"{tool}: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "words",
     [

@@ -33,7 +33,7 @@ def test_an_example_alone(name: str, built: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"{name}: PASSED"]), done.stderr
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.skipif(not AGENT.exists(), reason="the agent is not built (script/setup)")
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: f"{answer[1]} {answer[2]}".strip())
 def test_a_known_answer(answer: tuple, built: Path, tmp_path: Path) -> None:

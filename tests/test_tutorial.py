@@ -50,7 +50,7 @@ def test_the_page_has_its_examples() -> None:
             assert any(command.startswith(tool) and command.endswith(end) for command in commands)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("command, shown", EXAMPLES, ids=[command for command, _ in EXAMPLES])
 def test_an_example(command: str, shown: list[str], where: Path) -> None:
     tool, *arguments = shlex.split(command)

@@ -417,7 +417,7 @@ def device() -> Device:
     return Device(head + "\n".join(kernel(NAMES[text], text, types) for text, (types, *_) in CASES.items()))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("group", GROUPS)
 def test_instructions(device: Device, group: str) -> None:
     wrong = [said for text in CASES if group_of(text) == group and (said := differs(device, text))]

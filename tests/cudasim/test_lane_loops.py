@@ -81,7 +81,7 @@ def test_lanes_are_together_in_a_loop_that_asks_which_are() -> None:
     assert result(TOGETHER, 32) == [sum(32 - turn for turn in range(lane + 1)) for lane in range(32)]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("meeting", ["", "bar.sync 0;"])
 def test_the_search_for_loops_needs_little_memory(meeting: str) -> None:
     """Each of the 3,000 loops contains all that follow. If each was kept, the search alone would take 500 MB."""

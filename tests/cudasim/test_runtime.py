@@ -15,6 +15,7 @@ from gpubpf import __version__
 HOSTILE = pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostile"])
 
 
+@pytest.mark.every(2)
 @HOSTILE
 @pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads", "ipc", "pools"])
 def test_program(name: str, hostile: bool) -> None:

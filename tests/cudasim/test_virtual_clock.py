@@ -226,7 +226,7 @@ def communicated(seed: int | None) -> str:
     return str(found)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
 def test_threads_communicate_in_the_order_of_time() -> None:
     expected = communicated(None)

@@ -188,7 +188,7 @@ UNOPTIMIZED = ("calls", "switches", "spins")
 WAITING = {"reduce", "earlyReturnThenBarrier", "shuffles", "groups", "nbody", "gridSync"}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("options", [(), ("-G",)], ids=["optimized", "debug"])
 def test_compiled_kernels_take_the_time_of_the_original(options: tuple[str, ...]) -> None:

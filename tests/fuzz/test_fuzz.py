@@ -41,7 +41,7 @@ def test_inputs_that_were_read_wrongly(target: Target) -> None:
         check(target, data)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_changed_inputs(target: Target) -> None:
     seeds = [*target.seeds(), *target.kept]
     chance = random.Random(os.environ.get("GPUBPF_FUZZ_SEED", "1"))

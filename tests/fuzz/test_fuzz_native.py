@@ -19,7 +19,7 @@ from fuzz.native_targets import NativeTarget
 RUNS = 10 * int(os.environ.get("GPUBPF_FUZZ_RUNS", "400"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.without_driver
 @pytest.mark.parametrize("native", native_targets.TARGETS.values(), ids=native_targets.TARGETS.keys())
 def test_changed_inputs(native: NativeTarget, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def wait_until_detached(pid: int, files: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_launches_are_counted_each_time_a_tool_comes(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -117,7 +117,7 @@ def test_results_come_if_the_process_ends_by_exit_without_handlers(tmp_path: Pat
         assert launches(records) == LAUNCHES
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("tool", ["kernelretsnoop", "memtrace"])
 def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:
     """In the middle of its life, a process gives what its kernels give from the beginning."""
@@ -401,7 +401,7 @@ def test_an_object_in_every_process_of_the_machine(tmp_path: Path) -> None:
     assert of_object(records) == {"hip-serves": {64: 18 * 64, 256: 6 * 4096}, "hip-vectoradd": {256: 1024}}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_tools_come_and_go_and_are_killed(tmp_path: Path, gpu: str) -> None:
     """Threads launch all the time and check each result. Nothing of the tools stays in the process."""
@@ -431,7 +431,7 @@ def test_tools_come_and_go_and_are_killed(tmp_path: Path, gpu: str) -> None:
     assert output.startswith("right ") and process.returncode == 0
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("how", ["add", "store", "cas", "signal"])
 def test_programs_that_write_packets_themselves(tmp_path: Path, how: str) -> None:
     """Without HIP. Others take no place where the write index is stored. There, the first launch is not seen."""

@@ -1065,7 +1065,7 @@ def matches(f: Format, got: int, expected: object, ulps: float) -> bool:
     return abs(f.value(got) - Fraction(expected)) <= ulps * ulp + Fraction(1, 1 << 50) * (f.bits < 64)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("gpu", "name"), list(choices()))
 def test_instruction(engines: Callable[[str], Engine], gpu: str, name: str) -> None:
     """The instruction's result in each work-item: edges, like sizes, random bits."""

@@ -26,7 +26,7 @@ def table(gpu: str) -> str:
     return (SOURCE / "src" / "isa" / f"{gpu}.inc").read_text()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_table_is_what_llvm_knows(gpu: str) -> None:
     command = ["python3", SOURCE / "generate.py", gpu]
@@ -169,7 +169,7 @@ def test_forms_of_cdna2(tmp_path_factory: pytest.TempPathFactory) -> None:
     started.close()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_code_of_rocrand(engine: Engine, tmp_path: Path) -> None:
     if not ROCRAND.exists():
         pytest.skip("librocrand is not installed (librocrand1)")

@@ -33,7 +33,7 @@ def test_a_kernel_that_fails_has_no_exits(tmp_path: Path) -> None:
     assert "ended while a kernel was running or had failed; results may be incomplete" in done.stderr
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_times_are_between_those_that_threads_read(tmp_path: Path, gpu: str) -> None:
     """On the virtual clock, where each instruction of a wave takes 1 ns: known to a few instructions."""
@@ -65,7 +65,7 @@ def test_times_are_between_those_that_threads_read(tmp_path: Path, gpu: str) -> 
     assert all(one["lane"] == n % 192 % WAVE[gpu] for n, one in staged.items())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_report(tmp_path: Path, gpu: str) -> None:
     """Every second lane is late, on both clocks: as single records, and added up on the GPU."""
@@ -89,7 +89,7 @@ def test_report(tmp_path: Path, gpu: str) -> None:
         assert summary["lost"] == 0
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("tool", ["kernelretsnoop", "threadhist"])
 def test_a_cuda_and_a_hip_process(tmp_path: Path, tool: str) -> None:
     """One command, one table; every device record has its vendor."""
@@ -127,7 +127,7 @@ def test_text(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("clock", ["virtual", "real"])
 def test_results_stay(tmp_path: Path, gpu: str, clock: str) -> None:
@@ -144,7 +144,7 @@ def test_results_stay(tmp_path: Path, gpu: str, clock: str) -> None:
     }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     "name", ["kernels", "streams", "cooperative", "devices", "output", "forks", "modules", "primitives"]
 )

@@ -39,7 +39,7 @@ def test_a_kernel_whose_failure_ends_the_program_does_not_run_any_more(tmp_path:
     assert launch["kernel"] == "readOutside" and (launch["running"], launch["end_ns"]) == (False, None)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_parts_of_the_latency(tmp_path: Path, gpu: str) -> None:
     """On the virtual clock: what each kernel waited for, and until when; how long copies and kernels lasted."""
@@ -83,6 +83,7 @@ def test_parts_of_the_latency(tmp_path: Path, gpu: str) -> None:
     assert not {op["op"] for op in of_type(records, "op")} & {"event"}  # signals are not the program's events
 
 
+@pytest.mark.every(2)
 def test_kernels_without_a_probe_are_timed_by_rocr(tmp_path: Path) -> None:
     """What a launch waited for is known, although only the launch has a probe."""
     app = program("latency")
@@ -147,7 +148,7 @@ def test_many_threads(tmp_path: Path) -> None:
     assert sum(int(row[3]) for row in rows) == 1600
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_one_table_for_both_vendors(tmp_path: Path) -> None:
     hipsim_device.libraries()
     cudasim_device.libraries()

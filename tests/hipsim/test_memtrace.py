@@ -39,7 +39,7 @@ KINDS = {
 }
 
 
-@pytest.mark.every(9)
+@pytest.mark.every(18)
 @pytest.mark.parametrize("rows", [1, 4, 8], ids=["one-row", "rows-of-a-quarter", "rows-of-an-eighth"])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
@@ -66,7 +66,7 @@ def test_requests_of_every_kind(tmp_path: Path, gpu: str, rows: int) -> None:
         assert (found["vendor"], found["wave"]) == ("amd", lanes)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_results_stay_and_every_launch_is_measured(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -121,7 +121,7 @@ def said(output: str) -> dict[str, str]:
     return dict(line.split() for line in output.splitlines())
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_bytes_of_allocations_and_footprints(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -154,6 +154,7 @@ def test_another_process_may_touch_what_was_exported(tmp_path: Path) -> None:
     assert "never touched by kernels: 1 allocation of device memory, 77 bytes\n" in out.read_text()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx1030"])
 def test_bytes_of_accesses_that_are_not_aligned(tmp_path: Path, gpu: str) -> None:
     """An access may begin in one word of 64 bytes in the table of touched memory and end in the next, in any kind of request."""
@@ -227,7 +228,7 @@ def test_blocks_that_wait_for_each_other(tmp_path: Path) -> None:
         assert records[-1]["not_instrumented"] == reasons
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_blocks_that_wait_for_each_other_in_wgp_mode(tmp_path: Path) -> None:
     """Blocks of 10 waves on 4 pairs of compute units. With 128 VGPRs, 32 waves fit on a pair, which are 3 blocks. The copy has more
     VGPRs, so only 2 blocks fit. On a single compute unit, one block of either fits."""

@@ -78,7 +78,7 @@ def _check(lines: list[dict[str, Any]], times: int = 1) -> None:
     assert lines == known
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", ["gfx906", "gfx90a", "gfx1030"])
 def test_known_answers(tmp_path: Path, gpu: str) -> None:
     done = run([_program(gpu=gpu)], HIPSIM_GPU=gpu, GPUBPF_MAPS=f"{tmp_path}/maps.%p.json")

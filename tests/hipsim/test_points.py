@@ -104,7 +104,7 @@ def measured(
     return json.loads((place / "found.json").read_text())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_blocks_begin_and_end_once(tmp_path: Path, gpu: str) -> None:
     """20 launches in four streams, with 4 blocks each. A block ends after all of its threads, whichever way they went."""
@@ -118,7 +118,7 @@ def test_blocks_begin_and_end_once(tmp_path: Path, gpu: str) -> None:
     assert without_exits["counts"][0][1:3] == [80, 0]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_barriers(tmp_path: Path, gpu: str) -> None:
     """Each thread arrives at each barrier and leaves it; a lane that is off does not, and a wave may have none."""
@@ -132,7 +132,7 @@ def test_barriers(tmp_path: Path, gpu: str) -> None:
     assert alone["counts"][0][3:6] == [0, 0, 3 * 2 * 4 * 256]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_how_long_waves_wait_at_a_barrier(tmp_path: Path, gpu: str) -> None:
     """On the virtual clock: each wave arrives one step after the one before it, and the last one waits for nobody."""

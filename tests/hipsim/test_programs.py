@@ -33,7 +33,7 @@ def output(
     return done.stdout
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_kernels(setting: str) -> None:
     assert output("kernels", **SETTINGS[setting]).split() == KERNELS
@@ -46,7 +46,7 @@ def test_kernels_on_gfx90a(setting: str) -> None:
     assert output("kernels", gpu="gfx90a", **SETTINGS[setting]).split() == KERNELS
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_matrix_products() -> None:
     """Sums of small integers, which are exact."""
     done = output("matrix", options=("-ffp-contract=off", "-munsafe-fp-atomics"), gpu="gfx90a")
@@ -114,7 +114,7 @@ RUNS += [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("gpu", "name"), RUNS)
 def test_rocrand(gpu: str, name: str) -> None:
     library("rocrand")
@@ -149,6 +149,7 @@ def test_rocsparse(gpu: str, setting: str) -> None:
     assert done.split() == ["product", "transposed", "solution", "factors"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_lanes_in_different_kinds_of_memory(gpu: str) -> None:
     assert output("generic", gpu=gpu) == "ok\n"

@@ -62,6 +62,7 @@ def test_values_and_events(tmp_path: Path) -> None:
     assert (event["block"], event["thread"], event["text"]) == ([3, 0, 0], [231, 0, 0], "39 3 vectorAdd")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("gpu", LANES)
 def test_arguments_of_kernels(tmp_path: Path, gpu: str) -> None:
     names = ", ".join(["args", *(f"arg{n}" for n in range(11))])
@@ -94,7 +95,7 @@ def test_instructions_are_counted_with_their_lanes(tmp_path: Path, gpu: str) -> 
     assert records[-1]["not_probed"] == {"s_endpgm": 1}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", ["gfx906", "gfx90a", "gfx1030"])
 def test_branches_are_counted_with_the_lanes_that_take_them(tmp_path: Path, gpu: str) -> None:
     """The only branch skips the sum in 24 threads, which are all in the last wave but those with a sum."""
@@ -114,7 +115,7 @@ LACKING = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("spec", LACKING)
 def test_points_that_amd_gpus_lack_are_said(tmp_path: Path, spec: str) -> None:
     point = LACKING[spec]

@@ -48,7 +48,7 @@ def kernels(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {record["kernel"]: record for record in records if record["type"] == "kernel"}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("hostile", ["0", "1"])
 def test_every_thread_is_counted_and_results_stay(tmp_path: Path, gpu: str, hostile: str) -> None:
@@ -114,7 +114,7 @@ def test_no_kernel_matches(tmp_path: Path) -> None:
     assert "no kernel matches" in done.stderr.replace("\n", " "), done.stderr
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     "name",
     ["kernels", "streams", "cooperative", "devices", "output", "generic", "forks", "modules", "compiled"],

@@ -80,7 +80,7 @@ def measured(tool: str, out: Path, app: Path, *arguments: str) -> list[dict[str,
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_sums_under_memtrace(app: Path, tmp_path: Path) -> None:
     """So many places that memtrace's programs are functions, which the kernel calls."""
     records = measured("memtrace", tmp_path / "records", app)

@@ -80,7 +80,7 @@ def test_the_notice_names_kernel_and_place(app: tuple[str, bool], kernel: str, e
     assert (fault["address"] is None) == (kernel != "stray")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tool", ["launchlate", "kernelretsnoop", "memtrace"])
 def test_every_tool_says_it_once(app: tuple[str, bool], tool: str) -> None:
     path, has_lines = app

@@ -53,7 +53,7 @@ int main() {
 SUM = 3 * sum(i * i for i in range(1, 64, 2))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tool", ["threadhist", "memtrace"])
 def test_only_who_calls_by_a_variable_is_refused(tool: str, tmp_path: Path) -> None:
     app, out = gpubpf_cuda.build(PROGRAM, tmp_path / "app"), tmp_path / "out"

@@ -49,7 +49,7 @@ def app(tmp_path_factory):
     return gpubpf_specs.build(tmp_path_factory.mktemp("app"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_every_point_counts_what_is_known(app, tmp_path):
     specs = [spec for spec, _, _ in ANSWERS]
     found = gpubpf_specs.measured("gpucount", tmp_path / "out", app, *specs, *gpubpf_specs.NEVER)

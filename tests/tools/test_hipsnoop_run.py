@@ -525,7 +525,7 @@ def test_a_library_from_anywhere_is_said_to_have_had_its_probes_late(tmp_path: P
     assert all("late" not in one for one in found["summary"][0]["libraries"] if one is not late)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_timeline_trace_and_csv(program: Path, tmp_path: Path) -> None:
     command = (program, "-n", 2, "hipLaunchKernel", "hipDeviceSynchronize")
     text = run("--timeline", "--trace", tmp_path / "trace", command=command).stdout

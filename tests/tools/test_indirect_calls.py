@@ -165,6 +165,7 @@ def calls(names: Iterable[str], records: list[dict]) -> Counter[str]:
     return found
 
 
+@pytest.mark.every(2)
 def test_each_function_is_counted(app: Path, tmp_path: Path) -> None:
     names = ("Square::area", "Circle::area", "Pair::area", "Shape::grow", "Circle::grow", "Pair::grow")
     threads = calls(names, measured("gpucount", app, tmp_path, *(f"func:use:*{name}*" for name in names)))
@@ -183,7 +184,7 @@ def test_work_inside_the_functions_is_counted(app: Path, tmp_path: Path) -> None
     assert work == {i: 1 + (1, 2, 3)[i % 3] for i in range(192)}
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("tool", ["kernelretsnoop", "launchlate", "memtrace"])
 def test_other_tools(tool: str, app: Path, tmp_path: Path) -> None:
     records = measured(tool, app, tmp_path)
@@ -232,7 +233,7 @@ def test_the_comparisons_take_no_time_on_the_virtual_clock(tmp_path: Path) -> No
     assert len(printed) == 1
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_sampled_blocks(app: Path, tmp_path: Path) -> None:
     measured("memtrace", app, tmp_path, "--sample-blocks", "1/2")
 

@@ -150,6 +150,7 @@ def test_a_choice_of_no_thread_is_said(app):
     assert "note: no thread that left a kernel matches --block and --thread\n" in done.stderr
 
 
+@pytest.mark.every(2)
 def test_every_way_out_of_every_shape(app, tmp_path):
     out = tmp_path / "out"
     whats = ("out", "cube", "single", "even", "cooperative", "graph")

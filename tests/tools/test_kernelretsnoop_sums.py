@@ -34,7 +34,7 @@ int main() {
 BLOCKS = 50 * 20 * 20
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("choice", [(), ("--block", "*,*,1:4")], ids=["all", "chosen"])
 def test_whole_warps_parts_of_warps_and_many_blocks(choice: tuple[str, ...], tmp_path: Path) -> None:
     app = gpubpf_cuda.build(PROGRAM, tmp_path / "app")

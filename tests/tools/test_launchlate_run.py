@@ -319,7 +319,7 @@ def test_copies_beside_kernels(app):
     assert "\ncopies: 2.00 ms; kernels ran for 50 % of it (1.00 ms)\n" in done.stdout
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("clock", ["virtual", "real"])
 def test_the_overlap_of_several_streams_is_that_of_the_timeline(clock, tmp_path):
     """4 streams with a copy each, and one more; 100 launches in each keep streams busy at the same time."""

@@ -135,6 +135,7 @@ def test_idle_lanes(program: str) -> None:
         assert "take part on average" not in told(program, innocent)
 
 
+@pytest.mark.every(2)
 def test_bank_conflicts_of_changing_strides(program: str) -> None:
     text = told(program, "conflicting")
     assert (
@@ -144,7 +145,7 @@ def test_bank_conflicts_of_changing_strides(program: str) -> None:
     assert "bank conflicts" not in told(program, "sequential")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("addresses", "share"), [(1, "100 %"), (32, "3.1 %"), (256, "0.4 %")])
 def test_hot_addresses(program: str, addresses: int, share: str) -> None:
     found = site(program, "atomic", "hot", str(addresses))

@@ -77,6 +77,7 @@ def requests() -> list[list[int | None]]:
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("options", [("--no-allocations",), ()], ids=["no-allocations", "touched-bytes"])
 def test_numbers_are_those_of_the_model(options: tuple[str, ...], tmp_path: Path) -> None:
     program = gpubpf_cuda.build(SOURCE, tmp_path / "alike")

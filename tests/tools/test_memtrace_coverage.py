@@ -177,6 +177,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("hostile", (False, True))
 def test_each_byte_of_every_pattern(app, tmp_path, hostile):
     records = traced(tmp_path, "--", app, "patterns", hostile=hostile)

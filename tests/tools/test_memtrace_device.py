@@ -134,7 +134,7 @@ def tiles(width, gaps=GAPS, steps=(0, 1)):
     return found * 2
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [(("--no-allocations",), ()), ((), ()), (("--granule", "4"), ((0, 64), (1,)))],
@@ -160,7 +160,7 @@ def test_tiles_of_16(program, tmp_path, options, chosen):
         assert sorted((r["read_bytes"], r["written_bytes"]) for r in rooms) == sorted(touched)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("options", "row"),
     [((), 32), (("--no-allocations",), 16), (("--block", "0:99"), 8), (("--no-allocations",), 4)],
@@ -180,6 +180,7 @@ def test_requests_of_every_kind(program, tmp_path, options, row):
         assert found["patterns"] == model.patterns(width, taken, row), name
 
 
+@pytest.mark.every(2)
 def test_one_stride(program, tmp_path):
     strides = dict(zip(KINDS, (2, 3, -3, 5, 7, 31, 33, -1, 9, 2, 3, -8), strict=True))
     tables = {}

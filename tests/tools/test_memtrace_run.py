@@ -78,7 +78,7 @@ def memory(tmp_path_factory):
     return str(gpubpf_cuda.build(REPOSITORY / "examples" / "memory.cu", program, *flags))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_the_known_answers(memory, tmp_path, clock):
     records, said = traced(tmp_path, "--", memory, clock=clock)
@@ -101,7 +101,7 @@ def test_the_known_answers(memory, tmp_path, clock):
     assert summary["lost"] == 0 and summary["not_probed"] == {}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kernel", TOUCHED)
 def test_what_is_touched_of_allocations(memory, tmp_path, kernel):
     records, _ = traced(tmp_path, "--", memory, kernel)

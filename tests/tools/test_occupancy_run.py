@@ -76,7 +76,7 @@ def measure(
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")], err
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("second", [False, True], ids=["the copy", "a second copy"])
 def test_limited_copies_are_launched_where_the_others_do_not_fit(
     program: Path,
@@ -100,7 +100,7 @@ def test_limited_copies_are_launched_where_the_others_do_not_fit(
     assert records[-1]["launches_instrumented"] == 200 and not records[-1]["not_instrumented"]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_what_does_not_fit_even_so_is_explained(
     program: Path,
     capfd: pytest.CaptureFixture[str],

@@ -44,7 +44,7 @@ def test_a_warp_that_exits_whole_costs_little(arch: str, tmp_path: Path) -> None
     assert registers(said)["k"] <= 24
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("arch", probe_costs.TARGETS)
 def test_a_request_of_contiguous_lanes_costs_little(arch: str, tmp_path: Path) -> None:
     nvdisasm()
@@ -59,7 +59,7 @@ def test_a_request_of_contiguous_lanes_costs_little(arch: str, tmp_path: Path) -
         assert executed[0] <= most + 14  # with what is done once, where the kernel begins
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("arch", probe_costs.TARGETS)
 @pytest.mark.parametrize("unit", ["block", "warp"])
 def test_probes_cost_nothing_in_blocks_that_are_not_chosen(arch: str, unit: Unit, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def measured(tool: str, app: Path, out: Path, *arguments: str) -> list[dict[str,
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.every(2)
 def test_requests_by_line(app: Path, tmp_path: Path) -> None:
     found: Counter[tuple[str, str | None, str]] = Counter()
     numbers = Counter()
@@ -119,6 +120,7 @@ def test_every_access_has_its_line(app: Path, tmp_path: Path) -> None:
     assert found == wanted
 
 
+@pytest.mark.every(2)
 def test_events_and_keys_have_their_line(app: Path, tmp_path: Path) -> None:
     events = measured("gputrace", app, tmp_path / "out", 'store:same "%s", source')
     found = Counter(record["source"] for record in events if record["type"] == "event")

@@ -23,7 +23,7 @@ pytestmark = [
 ALONE = "the programs were checked by gpubpf's verifier alone; that of the Linux kernel requires root"
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("tool", "arguments", "right"),
     [

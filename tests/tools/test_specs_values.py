@@ -241,7 +241,7 @@ int main() {
 """
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_halves_that_are_stored_as_integers(tmp_path: Path) -> None:
     """nvcc stores all of them as u16 or u32: what computes them shows what they are. (Below sm_80, it computes bf16 with integers.)"""
     app = gpubpf_cuda.build(HALVES, tmp_path / "halves", "-lineinfo", "-arch=sm_80")

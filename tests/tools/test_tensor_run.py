@@ -151,6 +151,7 @@ def test_results_are_right(alone: str) -> None:
     assert alone.count(" 0 wrong") == alone.count("wrong") == 4
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", ["threadhist", "kernelretsnoop", "memtrace"])
 def test_results_do_not_change(program: Path, alone: str, tool: str, tmp_path: Path) -> None:
     out = tmp_path / "records"

@@ -278,7 +278,7 @@ def test_timestamps_are_on_the_clock_of_the_records(app, monkeypatch):
     assert 0 < kernel["ts_ns"] - attached["ts_ns"] <= found[-1]["duration_ns"]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("how", ["stray", "assert"])
 def test_a_context_that_failed_is_not_a_process_that_ended(tmp_path, how):
     faults = REPOSITORY / "tests" / "cudasim" / "programs" / "faults.cu"

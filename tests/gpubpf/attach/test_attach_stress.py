@@ -203,7 +203,7 @@ def attached(program: Target, still: bool) -> tuple[int, list[int], dict[str, An
     return start, count, found
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_attached_and_detached_again_and_again(launching: Path) -> None:
     """In one tool process, so that what it leaks adds up; every fourth time with the program standing still at both ends, for exact
     counts."""

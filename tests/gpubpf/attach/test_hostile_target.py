@@ -103,7 +103,7 @@ def ends(process: subprocess.Popen[str]) -> str:
 # --- what goes on ---
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "kind",
     [

@@ -371,7 +371,7 @@ int main() {
 OF_HIPCC = {"hipLaunchKernel": {SAXPY, REDUCE, "hidden(int*)", PLAIN}}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @needs_bpf
 @needs_uprobes
 @pytest.mark.skipif(not shutil.which("hipcc"), reason="needs hipcc")

@@ -109,7 +109,7 @@ def device(gpu: str, built: Path, program: Program, tmp_path: Path) -> Iterator[
     made.engine.close()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", [one[0] for one in RUNS if one[0] != "none"])
 def test_kernels_compute_the_same(device: Device, room: None, name: str) -> None:
     plain, _ = device.run(name, None)

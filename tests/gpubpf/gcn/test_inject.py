@@ -610,7 +610,7 @@ def test_a_kernel_that_is_too_large_is_refused(tmp_path: Path, program: Program)
     assert made.refusals == {"far": "it is larger than a branch reaches"} and made.image
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_a_damaged_code_object_is_an_error(built: Path, program: Program) -> None:
     whole = built.read_bytes()
     generator = np.random.default_rng(5)

@@ -120,7 +120,7 @@ def test_each_thread_arrives_and_leaves(gpu: str, built: Path, room: None, tmp_p
     assert (tallies(gpu, built, tmp_path, "indexed", BARRIERS) == 3).all()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", [name for name, *_ in RUNS if name not in ("none", "reversed")])
 def test_threads_enter_as_many_blocks_as_are_counted(
     gpu: str, built: Path, room: None, tmp_path: Path, name: str

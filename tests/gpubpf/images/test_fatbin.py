@@ -88,7 +88,7 @@ def oracle(path: Path) -> list[tuple[str, str, str, str]]:
     return images
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @needs_nvcc
 @pytest.mark.skipif(CUOBJDUMP is None, reason="needs cuobjdump (PyPI: nvidia-cuda-cuobjdump)")
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def disassembled(cubin: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
 def test_only_functions_of_probes_lose_their_yield(arch: str, tmp_path: Path) -> None:
     cubin, _ = assembled(PTX, arch, tmp_path)

@@ -202,7 +202,7 @@ def amd(request, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_same_as_interpreter_on_amd_gpus(amd, kind, seed):
     rng = random.Random(f"amd {kind} {seed}")
     body = [one for _ in range(24) for one in CLASSES[kind](rng)]

@@ -182,7 +182,7 @@ def typed(shape: str, kind: str, sm: str) -> str:
     return KERNEL.format(head=HEAD.replace("8.3", "8.7").replace("sm_80", sm), lines=lines)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("sm", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
     "shape, kind", [(s, k) for s in SHAPES for k in ("f32", "f64") if (s, k) != ("quotient", "f64")]

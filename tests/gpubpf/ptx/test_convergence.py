@@ -128,7 +128,7 @@ def waits_before(code: list[str], wanted: re.Pattern[str]) -> list[int]:
     return found
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("kind", ["time", "ring"])
 def test_no_lane_waits_before_its_clock(arch: str, kind: str, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def statements(text: str, kernel: str) -> list[object]:
 # --- acceptance by ptxas ----------------------------------------------------------------------------
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("variant", OPTIONS)
 @pytest.mark.parametrize("work", ["instructions", "loads"])
 def test_ptxas_accepts_the_corpus(corpus: dict[str, Module], variant: str, work: str, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def reports(ptx: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("options", [[], ["-G"]], ids=["optimized", "debug"])
 def test_kernels_run_as_before_and_are_counted(options: list[str], tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")

@@ -595,7 +595,7 @@ def counter(point: str, name: str, field: str = "") -> Fragment:
     return Fragment(name, text, tuple(arguments))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("options", [(), ("-G",)], ids=["optimized", "debug"])
 def test_compiled_kernels_run_as_before_and_every_access_is_seen(options: tuple[str, ...]) -> None:

@@ -649,13 +649,13 @@ def random_program(rng: random.Random, looped: bool = False) -> Code:
     return [*code, *found, *test, *use(x), *END]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_what_the_gate_accepts_does_no_harm(seed: int):
     harmless(random.Random(seed), False)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("seed", range(10))
 def test_what_holds_in_all_turns_of_a_loop_does_no_harm(seed: int, monkeypatch: pytest.MonkeyPatch):
     """The gate follows two turns, and takes the others for one."""
