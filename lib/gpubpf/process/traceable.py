@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpubpf.errors import OUT_OF_FILES, TOO_MANY_FILES, SessionError, out_of_files
 from gpubpf.process import privileges
-from gpubpf.process.ptrace import ThreadEnded, TraceRefused
+from gpubpf.process.ptrace import ThreadEnded, TraceRefused, threads_of
 from gpubpf.process.users import User
 
 _EXITING = 4  # PF_EXITING
@@ -33,6 +33,16 @@ def started(pid: int) -> float:
         ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
         return ticks / os.sysconf("SC_CLK_TCK")
     return 0.0
+
+
+def children(pid: int) -> set[int]:
+    """Return the pids of a process's children; none if it has ended."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError, ThreadEnded):
+        for tid in threads_of(pid):
+            with contextlib.suppress(OSError):
+                found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split()))
+    return found
 
 
 class RefusedForNow(SessionError):

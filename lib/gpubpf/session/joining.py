@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus, Vendor
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import address_space, ptrace, traceable
+from gpubpf.process import address_space, traceable
 from gpubpf.session.device import Device
 from gpubpf.session.reasons import (
     BUSY,
@@ -324,21 +324,12 @@ def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
     found: dict[int, str] = {}
     queue = deque(known)
     while queue and len(known) < DESCENDANTS:
-        for child in _children(queue.popleft()) - known:
+        for child in traceable.children(queue.popleft()) - known:
             known.add(child)
             queue.append(child)
             if own := _drivers(child) - bases:
                 bases |= own
                 found[child] = traceable.comm(child)
-    return found
-
-
-def _children(pid: int) -> set[int]:
-    found: set[int] = set()
-    with contextlib.suppress(OSError, ptrace.ThreadEnded):
-        for tid in ptrace.threads_of(pid):
-            with contextlib.suppress(OSError):
-                found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split()))
     return found
 
 

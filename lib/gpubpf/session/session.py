@@ -13,6 +13,7 @@ agent into running processes (joining.py; docs/attach.md). One thread serves all
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import selectors
@@ -28,7 +29,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.process import libc, privileges, traceable
-from gpubpf.session import joining, readout, reasons, summary
+from gpubpf.session import joining, readout, reasons, summary, translating
 from gpubpf.session.budget import Budget
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
 from gpubpf.session.joining import Joining
@@ -118,6 +119,7 @@ class Session:
         self._tick_interval = TICK
         self._next_tick = 0.0  # time.monotonic
         self._watcher: MachineWatcher | None = None
+        self._shown = contextlib.ExitStack()  # what the progress line shows besides the tool's own work
         self._child: subprocess.Popen[bytes] | None = None
         self._returncode: int | None = None
         self._noted_descendants: set[int] = set()  # pids of untraced children already reported to the user
@@ -138,6 +140,7 @@ class Session:
             self._signals.catch()
             self._start()
         except BaseException:
+            self._shown.close()
             self._signals.close()
             self._server.close()
             raise
@@ -152,6 +155,9 @@ class Session:
             self._pidfd = os.pidfd_open(self._child.pid)
         raise_file_limit()  # after the command has started, so that it keeps its own limit
         self._server.start()
+        if self.device.kind == "sim":
+            traced = self._measurement.active
+            self._shown.enter_context(translating.shown(lambda: [p.pid for p in traced()]))
         if self.targets.pids:
             # Attach before the warm-up starts. Otherwise its imports would make the attaching threads wait for Python's lock.
             self._join_all(tuple(dict.fromkeys(self.targets.pids)))
@@ -295,6 +301,7 @@ class Session:
                 self._measurement.lock.wait(left)
 
     def _close(self) -> None:
+        self._shown.close()
         self._server.close()
         for process in self._measurement.processes:
             process.close_host()

@@ -126,6 +126,11 @@ def enable(tool: str) -> None:
         os.register_at_fork(after_in_child=_disable)  # only the parent has the thread
 
 
+def is_enabled() -> bool:
+    """Return whether work is shown."""
+    return _line is not None
+
+
 @contextlib.contextmanager
 def work(what: str, total: int = 0) -> Iterator[Task]:
     """Show this work on the line while the context lasts. Any thread may call this."""

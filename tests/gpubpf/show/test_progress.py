@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import gpubpf_examples
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 BEGIN = f"import sys, time; sys.path.insert(0, {str(REPOSITORY / 'lib')!r})\n"
 BEGIN += "from gpubpf.show import notices, output, progress\nprogress.DELAY, progress.PERIOD = 0.2, 0.02\n"
@@ -154,3 +156,22 @@ def test_a_tool_that_instruments_many_kernels(terminal: bool, tmp_path: Path) ->
     seen, _ = run([*tool, "--ptx", str(tmp_path / "many.ptx")], terminal)
     assert bool(re.search(r"memtrace: instrumenting kernels [1-9][0-9]* of 250, \d+ s", seen)) == terminal
     assert screen(seen) == [""] and (tmp_path / "out").stat().st_size > len(text)
+
+
+def test_kernels_that_the_embedded_device_translates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "gcc"
+    compiler.write_text('#!/bin/sh\nsleep 2\nexec gcc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CUDASIM_CC_COMPILER", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tool = [
+        sys.executable,
+        str(REPOSITORY / "tools/threadhist.py"),
+        "--device",
+        "sim",
+        "-o",
+        str(tmp_path / "out"),
+    ]
+    seen, _ = run([*tool, "--", str(gpubpf_examples.build() / "vectoradd")], terminal=True)
+    assert "threadhist: translating kernels for the embedded device, 1 s" in seen
+    assert re.fullmatch(r"threadhist: note: attached to \d+ \(vectoradd\)\n", "\n".join(screen(seen)))
