@@ -17,7 +17,7 @@ import numpy as np
 
 from conformance.driver import Driver, DriverError, Job
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome
-from conformance.tools import TOOLS, Watched, under
+from conformance.tools import TOOLS, Record, Watched, under
 
 URL = "https://github.com/vosen/ZLUDA"
 COMMIT = "8a7931be87d758835776f54ea2e33d30621c74ce"
@@ -26,6 +26,12 @@ WARPS = 64  # threads of a `test_ptx_warp!`
 AT_ONCE = 16  # kernels of one process under a tool
 LIMIT = 300.0  # seconds for such a process
 EXITS = {"threadhist": "runs", "kernelretsnoop": "exits"}  # the field that has the number of threads
+# What else is asked of kernels. Each thread leaves once; the second specification of gpucount has a probe at each instruction.
+SPECS = {
+    "gpucount": ("exit:*", "instruction:*"),
+    "gpudist": ("-C", "exit:*:instructions:u64:work, kernel"),
+    "gputrace": ("exit:*",),
+}
 
 _TEST = re.compile(r"^test_ptx(_warp|_with_32)?!\(\s*(\w+)\s*,(.*?)\n?\);", re.MULTILINE | re.DOTALL)
 _TYPES = {"f32": "f4", "f64": "f8", "f16": "f2"} | {
@@ -117,7 +123,7 @@ def run(directory: Path, jobs: int) -> Iterator[Outcome]:
         still = processes.map(alone, newer)
         chosen = [n if o.verdict == SAME else case for case, n, o in zip(good, newer, still, strict=True)]
         parts = [chosen[at : at + AT_ONCE] for at in range(0, len(chosen), AT_ONCE)]
-        work = [(tool, part) for tool in TOOLS for part in parts]
+        work = [(tool, part) for tool in (*TOOLS, *SPECS) for part in parts]
         for found in processes.map(watch, *zip(*work, strict=True)):
             yield from found
 
@@ -143,7 +149,7 @@ def watch(tool: str, given: Sequence[Case]) -> list[Outcome]:
         jobs, results = Path(place) / "jobs.json", Path(place) / "results.json"
         jobs.write_text(json.dumps([case.job.to_json() for case in given]))
         command = [sys.executable, "-m", "conformance.driver", str(jobs), str(results)]
-        watched = under(tool, command, LIMIT)
+        watched = under(tool, command, LIMIT, more=SPECS.get(tool, ()))
         if not results.exists():
             return [Outcome(case.name, tool, DIFFERENT, watched.said[-300:]) for case in given]
         found = json.loads(results.read_text())
@@ -156,13 +162,26 @@ def _watched(tool: str, watched: Watched, case: Case, result: str) -> Outcome:
     outcome = case.outcome(tool, bytes.fromhex(result))
     if outcome.verdict != SAME:
         return outcome
-    records = [r for r in watched.records if r["type"] == "kernel" and r["mangled"] == case.name]
+    records = [
+        r for r in watched.records if r.get("mangled", r.get("kernel")) == case.name
+    ]  # events have the name only
     if not records:
         return Outcome(case.name, tool, REFUSED, "not instrumented; the output is the same")
-    expected = {"count" if tool == "launchlate" else "launches": 1}
-    if tool in EXITS:
-        expected[EXITS[tool]] = case.threads
+    if tool in SPECS:
+        expected, found = {"exits": case.threads}, {"exits": _exits(tool, records)}
+    else:
+        expected = {"count" if tool == "launchlate" else "launches": 1}
+        if tool in EXITS:
+            expected[EXITS[tool]] = case.threads
+        found = {field: sum(r[field] for r in records) for field in expected}
     for field, number in expected.items():
-        if (count := sum(r[field] for r in records)) != number:
-            return Outcome(case.name, tool, DIFFERENT, f"{field}: {count}, expected {number}")
+        if found[field] != number:
+            return Outcome(case.name, tool, DIFFERENT, f"{field}: {found[field]}, expected {number}")
     return outcome
+
+
+def _exits(tool: str, records: Sequence[Record]) -> int:
+    """Return how many threads left a kernel, by the records of a tool of `SPECS`."""
+    if tool == "gpucount":
+        return sum(r["threads"] for r in records if r["spec"] == SPECS[tool][0])
+    return sum(r["count"] for r in records) if tool == "gpudist" else len(records)

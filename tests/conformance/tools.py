@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 Record = Mapping[str, Any]
-_KEPT = tuple(f'{{"type":"{kind}"' for kind in ("api", "kernel", "summary"))
+_KEPT = tuple(f'{{"type":"{kind}"' for kind in ("api", "kernel", "count", "dist", "event", "summary"))
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,19 @@ class Watched:
 
 
 def under(
-    tool: str, command: Sequence[str], limit: float, place: Path | None = None, api: Api = APIS["cuda"]
+    tool: str,
+    command: Sequence[str],
+    limit: float,
+    place: Path | None = None,
+    api: Api = APIS["cuda"],
+    more: Sequence[str] = (),
 ) -> Watched:
-    """Run a command under a tool on the device of an API, for `limit` seconds at most, in the directory `place`."""
+    """Run a command under a tool on the device of an API, for `limit` seconds at most, in the directory `place`.
+
+    more: further arguments of the tool."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "records.json"
-        options = [*api.choice(tool), "--json", "-o", str(output)]
+        options = [*api.choice(tool), "--json", "-o", str(output), *more]
         whole = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *options, "--", *command]
         began = time.monotonic()
         printed, said, status = finished(whole, limit, place)

@@ -160,7 +160,7 @@ def conversation_seeds() -> Iterable[bytes]:
         _step(Message.FOUND, frames[Message.FOUND]),
         _step(Message.READY, frames[Message.READY]),
         _step(Message.REFUSED, frames[Message.NAME]),
-        _step(Message.NO_ROOM, struct.pack("<IIQQ", 1, 32, 4, 2)),
+        _step(Message.NO_ROOM, struct.pack("<IIQQII", 1, 32, 4, 2, 40, 32)),
         _step(
             Message.KERNEL_FAILED,
             struct.pack("<4I5sI4s7IQ", 0, 700, 1, 5, b"name1", 4, b"a.cu", 8, *range(6), 64),

@@ -426,21 +426,24 @@ class NoRoom:
     """A launch ran the original kernel because no copy fits: the first such launch of the kernel in `slot`.
 
     needed, allowed: blocks that must be resident at once, and those of a copy that can be; allowed is None if the driver does not say.
+    registers, original: registers of a thread in this copy, and in the original; 0 if the driver does not say.
     """
 
     slot: int
     threads: int  # of a block
     needed: int
     allowed: int | None
+    registers: int
+    original: int
 
 
 def no_room(payload: bytes) -> NoRoom:
     """Decode NO_ROOM."""
     r = PayloadReader(payload)
-    slot, threads, needed, allowed = r.u32(), r.u32(), r.u64(), r.u64()
+    slot, threads, needed, allowed, registers, original = r.u32(), r.u32(), r.u64(), r.u64(), r.u32(), r.u32()
     if slot >= SLOTS:
         raise Malformed("a kernel number out of range")
-    return NoRoom(slot, threads, needed, None if allowed == NO_RECORD else allowed)
+    return NoRoom(slot, threads, needed, None if allowed == NO_RECORD else allowed, registers, original)
 
 
 @dataclass(frozen=True)

@@ -119,11 +119,18 @@ def no_room(mangled: str, lacking: NoRoom) -> str:
     if lacking.allowed is None:
         why = f"its blocks may wait for each other, and the driver does not say how many of {threads} fit"
     elif lacking.needed == 1:
-        why = f"a block of {threads} needs more registers with the probe than a multiprocessor has"
+        why = f"a block of {threads} needs more registers with the probe than a multiprocessor has{_registers(lacking)}"
         instead = "launch smaller blocks"
     else:
         why = (
             f"its blocks may wait for each other, so {lacking.needed:,} blocks of {threads} must fit at once;"
-            f" with the probe, {lacking.allowed:,} do"
+            f" with the probe, {lacking.allowed:,} do{_registers(lacking)}"
         )
     return f"{kernel}: launches run the original (occupancy): {why}; to measure it, {instead}"
+
+
+def _registers(lacking: NoRoom) -> str:
+    """Return how many registers the probe costs, in brackets, if this is known and the copy has more than the original."""
+    if not 0 < lacking.original < lacking.registers:
+        return ""
+    return f" ({lacking.registers:,} registers a thread, {lacking.original:,} without it)"

@@ -46,14 +46,26 @@ static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t
     return uint64_t(n) * multiprocessors;
 }
 
-// Tells the tool once why the launches of a kernel run the original.
-static void tell_no_room(const Copy &copy, uint32_t threads, uint64_t needed, uint64_t allowed) {
+// Returns how many registers a thread of this function has; 0 if the driver does not say.
+static uint32_t registers(CUfunction function) {
+    int n = 0;
+    const bool said = function && driver.cuFuncGetAttribute &&
+                      driver.cuFuncGetAttribute(&n, CU_FUNC_ATTRIBUTE_NUM_REGS, function) == CUDA_SUCCESS;
+    return said && n > 0 ? n : 0;
+}
+
+// Tells the tool once why the launches of a kernel run the original. `tried`: the copy that does not fit.
+static void tell_no_room(const Copy &copy, CUfunction tried, uint32_t threads, uint64_t needed,
+                         uint64_t allowed) {
     if (copy.kernel->told_no_room.exchange(true)) return;
+    DriverScope scope;
     Writer w;
     agent.send(Message::NoRoom, w.u32(copy.kernel->slot_index)
                                     .u32(threads)
                                     .u64(needed)
-                                    .u64(allowed == kNotSaid ? kNoRecord : allowed));
+                                    .u64(allowed == kNotSaid ? kNoRecord : allowed)
+                                    .u32(registers(tried))
+                                    .u32(registers(copy.original)));
 }
 
 // Finds the copy's function that can be launched in this shape, or returns why there is none. Kernels whose blocks wait
@@ -85,7 +97,9 @@ static Reason find_room(Copy &copy, const LaunchShape &shape, uint64_t blocks, C
     const auto suits = [&](uint64_t resident) { return resident != kNotSaid && resident >= needed; };
     function = suits(o->copy) ? copy.function : suits(o->limited) ? copy.limited : nullptr;
     if (function) return kNoReason;
-    tell_no_room(copy, threads, needed, o->limited && o->limited != kNotSaid ? o->limited : o->copy);
+    const bool limited = o->limited && o->limited != kNotSaid;
+    tell_no_room(copy, limited ? copy.limited : copy.function, threads, needed,
+                 limited ? o->limited : o->copy);
     return kOccupancy;
 }
 
