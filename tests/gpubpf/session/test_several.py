@@ -30,7 +30,7 @@ from gpubpf.attach import loading
 from gpubpf.errors import out_of_files
 from gpubpf.images.instrument import Sidecar
 from gpubpf.process import traceable
-from gpubpf.session import device, joining, reasons
+from gpubpf.session import device, reasons
 from gpubpf.session.measurement import Listener, Plan, Targets
 from gpubpf.session.reasons import REACHED_LATE, UNHOOKED
 from gpubpf.session.server import Server
@@ -259,7 +259,7 @@ def test_a_command_that_becomes_another_program_remains_one_process(built: Path)
 def test_a_process_that_is_gone_has_no_children() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert joining._children(gone.pid) == set()
+    assert traceable.children(gone.pid) == set()
 
 
 def test_children_that_are_not_followed_are_said(built: Path, start: Callable[..., Program]) -> None:
