@@ -82,6 +82,18 @@ size_t memory() {
     return static_cast<size_t>(number);
 }
 
+// Returns ns; UINT64_MAX: never.
+uint64_t optimize_after() {
+    const char *name = "CUDASIM_OPTIMIZE_AFTER";
+    if (!set(name)) return 5'000'000'000;
+    const char *text = getenv(name);
+    if (strcmp(text, "never") == 0) return UINT64_MAX;
+    long seconds = digits(&text);
+    if (seconds < 0 || seconds > 1'000'000 || *text != '\0')
+        wrong(name, "set it to seconds such as 5, or to never");
+    return static_cast<uint64_t>(seconds) * 1'000'000'000;
+}
+
 Config read() {
     Config config{};
     config.devices = devices();
@@ -90,6 +102,7 @@ Config read() {
     compute_capability(config);
     config.memory = memory();
     config.queue = queue();
+    config.optimize_after = optimize_after();
     config.hostile = flag("CUDASIM_HOSTILE");
     config.hide_variables = flag("CUDASIM_HIDE_VARIABLES");
     const char *seed = getenv("CUDASIM_SEED");

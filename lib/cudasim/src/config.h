@@ -15,8 +15,10 @@ struct Config {
     bool hostile;   // CUDASIM_HOSTILE=1
     bool
         hide_variables;  // CUDASIM_HIDE_VARIABLES=1: cuModuleGetGlobal does not find variables that nvcc never registers
-    int queue;           // CUDASIM_QUEUE: operations that a stream can hold before a call waits; default 1024
-    uint64_t seed;       // CUDASIM_SEED
+    int queue;      // CUDASIM_QUEUE: operations that a stream can hold before a call waits; default 1024
+    uint64_t seed;  // CUDASIM_SEED
+    uint64_t
+        optimize_after;  // CUDASIM_OPTIMIZE_AFTER: ns that a kernel's grids take until its code is compiled again
     bool virtual_clock;  // CUDASIM_CLOCK=virtual
     bool
         eager_loading;  // CUDA_MODULE_LOADING=EAGER: kernels are loaded with their modules, not at their first use

@@ -21,7 +21,7 @@ from gpubpf.ptx.module import (
 )
 
 from . import counts
-from .compiler import PROBED
+from .compiler import LEVELS, PROBED
 from .function import SLOT, FunctionCode, kernel_parameters
 from .liveness import estimated_registers
 from .outline import PREFIX, outline
@@ -30,8 +30,8 @@ from .scope import Storage
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
 # A module with more lines of C is compiled in parts, each when a kernel that needs it is launched; and how many lines a part has. The
-# compiler takes 0.1 s even for an empty file.
-SPLIT_LINES, PART_LINES = 3_000, 800
+# compiler takes 0.1 s even for an empty file. Only parts can be compiled again at a higher level (optimize.py).
+SPLIT_LINES, PART_LINES = LEVELS[0][0], 800
 # Limits in bytes: of an initialised variable, shared memory, local memory, parameters. They are above those of any device.
 MOST_INITIAL = 1 << 28
 MOST_SHARED, MOST_LOCAL, MOST_PARAMETERS = 1 << 24, 512 << 10, 1 << 15

@@ -11,11 +11,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "config.h"
 #include "embedded/cache.h"
 #include "embedded/sha256.h"
 #include "engine/internal.h"
 
 namespace cudasim {
+
+constexpr const char *kOptimized = ".optimized.so";  // what a part is called that was compiled again
+constexpr uint64_t kLookPeriod = 500'000'000;        // ns between two looks for what is being compiled
 
 LoadedImage::~LoadedImage() {
     for (void *handle : handles_) dlclose(handle);
@@ -86,11 +90,15 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
     image->handles_.push_back(handle);
     image->key_ = key;
     image->translator_ = translator_key();
-    image->code_.assign(raw->nfunctions, nullptr);
+    image->tables_.emplace_back(raw->nfunctions, nullptr);
+    image->code_ = image->tables_.back().data();
     image->prepared_ = std::vector<std::atomic<bool>>(raw->nkernels);
+    image->ran_ = std::vector<std::atomic<uint64_t>>(raw->nkernels);
     image->raw = raw;
     image->read_source_lines(ptx);
-    if (dlsym(handle, "cudasim_part") != nullptr && !image->add_code(handle, nullptr, error)) return nullptr;
+    if (dlsym(handle, "cudasim_part") != nullptr &&
+        !image->add_code(handle, nullptr, image->tables_.back(), error))
+        return nullptr;
     image->ptx_version = static_cast<int>(raw->ptx_version);
     image->target = static_cast<int>(raw->target);
     image->virtual_clock = raw->virtual_clock != 0;
@@ -134,7 +142,9 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
     return image;
 }
 
-bool LoadedImage::add_code(void *handle, const cs_portable *shared, TranslateError &error) const {
+// Enters the code of a part that was loaded in a table.
+bool LoadedImage::add_code(void *handle, const cs_portable *shared, std::vector<Code> &table,
+                           TranslateError &error) const {
     const auto *part = static_cast<const cs_part *>(dlsym(handle, "cudasim_part"));
     const uint32_t nplaces = shared ? shared->nplaces : 0;
     if (part == nullptr || part->abi != CS_ABI || part->nplaces != nplaces) {
@@ -143,11 +153,11 @@ bool LoadedImage::add_code(void *handle, const cs_portable *shared, TranslateErr
     }
     if (shared) {
         std::copy_n(shared->places, nplaces, part->places);
-        code_[shared->function] = part->functions[0].run;
+        table[shared->function] = part->functions[0].run;
         return true;
     }
     for (uint32_t k = 0; k < part->nfunctions; k++)
-        code_[part->functions[k].function] = part->functions[k].run;
+        table[part->functions[k].function] = part->functions[k].run;
     return true;
 }
 
@@ -232,8 +242,9 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
     for (uint32_t k = 0; k < kernel.nparts; k++) {
         const uint32_t part = kernel.parts[k];
         if (parts_.count(part)) continue;
-        if (std::optional<std::string> object = embedded::read_cached(part_name(part, ".so")))
-            objects[part] = std::move(*object);
+        std::optional<std::string> object = embedded::read_cached(part_name(part, kOptimized));
+        if (!object) object = embedded::read_cached(part_name(part, ".so"));
+        if (object) objects[part] = std::move(*object);
         else missing.push_back(part);
     }
     if (!missing.empty() && !compile(missing, objects, error)) return false;
@@ -245,11 +256,60 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
             return false;
         }
         handles_.push_back(handle);
-        if (!add_code(handle, portable(part), error)) return false;
+        if (!add_code(handle, portable(part), tables_.back(), error)) return false;
         parts_.insert(part);
     }
     prepared_[index].store(true, std::memory_order_release);
     return true;
+}
+
+void LoadedImage::ran(uint32_t index, uint64_t ns) const {
+    const uint64_t enough = config().optimize_after,
+                   before = ran_[index].fetch_add(ns, std::memory_order_relaxed);
+    if (enough != UINT64_MAX && before <= enough && before + ns > enough) optimize(index);
+    else if (nanoseconds(CLOCK_MONOTONIC) >= next_look_.load(std::memory_order_relaxed)) use_optimized();
+}
+
+// Has the parts of a kernel compiled again, into the cache. The process that does so is not a child of this one, and may outlive it.
+void LoadedImage::optimize(uint32_t index) const {
+    if (translation_key(ptx_, virtual_clock) != key_) return;  // no parts, or the translator has been updated
+    if (!embedded::variable("CUDASIM_COUNT").empty()) return;  // each object has its own counts
+    const cs_kernel &kernel = raw->kernels[index];
+    std::vector<std::string> words = {"--optimize"};
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (uint32_t k = 0; k < kernel.nparts; k++)
+            if (embedded::read_cached(part_name(kernel.parts[k], ".c")) &&
+                !embedded::read_cached(part_name(kernel.parts[k], kOptimized)) &&
+                awaited_.insert(kernel.parts[k]).second)
+                for (const char *suffix : {".c", kOptimized})
+                    words.push_back(embedded::cached_path(part_name(kernel.parts[k], suffix)));
+    }
+    if (words.size() == 1) return;
+    std::string log;
+    const embedded::ScratchDirectory scratch;
+    if (run_translator(words, scratch.path(), log) == 0)
+        next_look_ = nanoseconds(CLOCK_MONOTONIC) + kLookPeriod;
+}
+
+// Loads what has been compiled again. Grids that run go on with the code that they began with.
+void LoadedImage::use_optimized() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const std::set<uint32_t> awaited = awaited_;
+    for (const uint32_t part : awaited) {
+        const std::optional<std::string> object = embedded::read_cached(part_name(part, kOptimized));
+        if (!object) continue;
+        awaited_.erase(part);
+        void *handle = load_object(*object, part_name(part, kOptimized), portable(part) != nullptr);
+        if (handle == nullptr) continue;
+        handles_.push_back(handle);
+        TranslateError ignored;
+        std::vector<Code> table = tables_.back();
+        if (!add_code(handle, portable(part), table, ignored)) continue;
+        tables_.push_back(std::move(table));
+        code_.store(tables_.back().data(), std::memory_order_release);
+    }
+    next_look_ = awaited_.empty() ? UINT64_MAX : nanoseconds(CLOCK_MONOTONIC) + kLookPeriod;
 }
 
 // Reads .file and .loc (PTX ISA 11.5). A function has no line information until its first .loc.

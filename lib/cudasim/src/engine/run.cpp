@@ -404,6 +404,7 @@ Fault run_grid(const LaunchDescription &launch, uint64_t *duration_ns, std::vect
     }
     std::unique_ptr<Grid> grid = make_grid(launch, image);
     Grid &g = *grid;
+    const uint64_t start = nanoseconds(CLOCK_MONOTONIC);
     std::unique_lock<std::mutex> lock(p.mutex);
     p.statistics.grids++;
     if (g.kernel->ordered) {
@@ -436,6 +437,7 @@ Fault run_grid(const LaunchDescription &launch, uint64_t *duration_ns, std::vect
     if (shared) p.grids.remove(&g);
     keep_idle_blocks(p, g);
     lock.unlock();
+    image.ran(launch.kernel, nanoseconds(CLOCK_MONOTONIC) - start);
     if (duration_ns && g.image->virtual_clock) {
         const uint64_t end = g.fault.code ? g.fault_end : g.end;
         *duration_ns = end > launch.start_ns ? end - launch.start_ns : 0;
