@@ -62,6 +62,7 @@ def seconds(checkout: Path, way: str, command: Sequence[str], place: Path | None
         how = ["-m", "cudasim.launcher"] if way == ALONE else tool
         environment = {k: v for k, v in os.environ.items() if not k.startswith("CUDASIM_")}
         environment["PYTHONPATH"] = str(checkout / "lib")
+        environment["CUDASIM_OPTIMIZE_AFTER"] = "never"  # what is measured would depend on earlier runs
         whole = [sys.executable, *how, "--", *TIMED, str(file), *command]
         status = finished(whole, LIMIT, place, environment)[2]
         return total(file.read_text()) if status == 0 else None
@@ -75,10 +76,10 @@ def total(times: str) -> float:
 
 
 def measure(
-    name: str, way: str, both: Sequence[Path], command: Sequence[str], place: Path | None, runs: int
+    name: str, way: str, checkouts: Sequence[Path], command: Sequence[str], place: Path | None, runs: int
 ) -> Row | None:
     """Run a program in one way, in turn with each checkout, of which the last is this one. Return None if a run of that fails."""
-    rounds = [[seconds(checkout, way, command, place) for checkout in both] for _ in range(runs + 1)][1:]
+    rounds = [[seconds(checkout, way, command, place) for checkout in checkouts] for _ in range(runs + 1)][1:]
     *before, after = ([s for s in column if s is not None] for column in zip(*rounds, strict=True))
     if len(after) < runs:
         return None

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 LIMIT = 1 << 30  # bytes, over all stages
 _STAGE = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
-TEMPORARY = ".part-"  # prefix of files that are still being written
+_TEMPORARY = ".part-"  # prefix of files that are still being written
 _MARK = b"gpubpf cache 1.\n"
 _DIGEST = hashlib.sha256().digest_size
 _BEGAN = time.time()
@@ -104,7 +104,7 @@ class Cache:
                 ):  # before all of a large file is read
                     return None
                 content = file.read(size)
-                if file.read(_DIGEST) != _digest(f"{stage}/{key}", content):
+                if file.read(_DIGEST) != _digest(stage, key, content):
                     return None
                 with contextlib.suppress(OSError):
                     os.utime(descriptor)  # mark as used: the sweep removes the longest unused first
@@ -119,9 +119,9 @@ class Cache:
         temporary = ""
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+            descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
             with open(descriptor, "wb") as file:
-                for part in (data, _digest(f"{stage}/{key}", data), _MARK):
+                for part in (data, _digest(stage, key, data), _MARK):
                     file.write(part)
             if not path.is_symlink() and path.is_dir():  # a file cannot replace a directory
                 shutil.rmtree(path, ignore_errors=True)
@@ -178,19 +178,8 @@ class Cache:
                             yield status.st_mtime, status.st_size, file.path
 
 
-def sealed(name: str, content: bytes) -> bytes:
-    """Return what a file of an embedded device's cache holds: the content, the digest of name and content, and the mark."""
-    return content + _digest(name, content) + _MARK
-
-
-def content(name: str, data: bytes) -> bytes | None:
-    """Return the content of such a file; None if it is damaged, or was stored under another name."""
-    found = data[: -_DIGEST - len(_MARK)]
-    return found if data == sealed(name, found) else None
-
-
-def _digest(name: str, content: bytes) -> bytes:
-    digest = hashlib.sha256(f"{name}\0".encode())
+def _digest(stage: str, key: str, content: bytes) -> bytes:
+    digest = hashlib.sha256(f"{stage}/{key}\0".encode())
     digest.update(content)
     return digest.digest()
 

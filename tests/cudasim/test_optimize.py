@@ -1,64 +1,53 @@
-"""Code that runs for long is compiled again, in the background. The program and later runs use the result, if it is undamaged."""
+"""What ran for a long time is compiled with more optimization in the next process, once; a damaged result is made again."""
 
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from cudasim_device import program, run
 
-NEW = "right, also with the new code\n"
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Path:
+    """A C compiler that writes down its options."""
+    script = tmp_path / "gcc"
+    script.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path / "log"}\nexec gcc "$@"\n')
+    script.chmod(0o755)
+    return script
 
 
-def launch(cache: Path, after: str, launches: int, hostile: bool = False) -> str:
-    done = run(
-        [program("long_running"), str(launches)],
-        hostile,
-        CUDASIM_CACHE=str(cache),
-        CUDASIM_OPTIMIZE_AFTER=after,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def files(cache: Path) -> dict[str, int]:
-    """The files of the cache by what their names end in, with their sizes."""
-    return {path.name.partition(".")[2]: path.stat().st_size for path in cache.iterdir()}
+def levels(compiler: Path, after: str, hostile: bool = False) -> list[str]:
+    """Run the program. Return the levels at which code was compiled; not those of the module, which has no code."""
+    log = compiler.with_name("log")
+    log.write_text("")
+    settings = {"CUDASIM_CACHE": str(compiler.with_name("cache")), "CUDASIM_CC_COMPILER": str(compiler)}
+    done = run([program("long_running")], hostile, **settings, CUDASIM_OPTIMIZE_AFTER=after)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
+    return [
+        next(word for word in line.split() if word.startswith("-O"))
+        for line in log.read_text().splitlines()
+        if "module.so" not in line
+    ]
 
 
 @pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostile"])
-def test_the_program_and_later_ones_use_the_new_code(tmp_path: Path, hostile: bool) -> None:
-    assert launch(tmp_path, "0", 10_000, hostile) == NEW
-    made = files(tmp_path)
-    assert made.keys() == {"so", "0.c", "0.so", "0.optimized.so"}
-    assert launch(tmp_path, "0", 20) == "right\n"  # it begins with that code, so no more is loaded
-    optimized = next(tmp_path.glob("*.optimized.so"))
-    plain = optimized.with_name(optimized.name.replace(".optimized", ""))
-    plain.unlink()
-    assert launch(tmp_path, "never", 2) == "right\n" and not plain.exists()
-    os.truncate(optimized, made["0.optimized.so"] // 2)
-    assert launch(tmp_path, "never", 2) == "right\n" and plain.exists()
+def test_the_next_process_compiles_with_more_optimization_once(compiler: Path, hostile: bool) -> None:
+    assert levels(compiler, "0", hostile) == ["-O1"]
+    assert levels(compiler, "0", hostile) == ["-O2"]
+    assert levels(compiler, "0", hostile) == []
+    assert levels(compiler, "60") == []
+    assert levels(compiler, "never") == []
+    (optimized,) = compiler.with_name("cache").glob("*.optimized.so")
+    os.truncate(optimized, optimized.stat().st_size // 2)
+    assert levels(compiler, "never") == []
+    assert levels(compiler, "60") == ["-O2"]
+    assert levels(compiler, "60") == []
 
 
-def test_the_process_that_compiles_may_outlive_the_program(tmp_path: Path) -> None:
-    assert launch(tmp_path, "0", 1) == "right\n"
-    until = time.monotonic() + 300
-    while "0.optimized.so" not in files(tmp_path):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert files(tmp_path).keys() == {"so", "0.c", "0.so", "0.optimized.so"}
-
-
-def test_short_programs_are_not_compiled_again(tmp_path: Path) -> None:
-    assert launch(tmp_path, "60", 5) == "right\n"
-    assert files(tmp_path).keys() == {"so", "0.c", "0.so"}
-
-
-def test_without_the_text_nothing_is_compiled_again(tmp_path: Path) -> None:
-    assert launch(tmp_path, "never", 1) == "right\n"
-    next(tmp_path.glob("*.0.c")).unlink()
-    assert launch(tmp_path, "0", 5) == "right\n"
-    assert files(tmp_path).keys() == {"so", "0.so"}
+@pytest.mark.parametrize("after", ["60", "never"])
+def test_what_ran_for_a_short_time_stays_as_it_is(compiler: Path, after: str) -> None:
+    assert levels(compiler, after) == ["-O1"]
+    assert levels(compiler, after) == []

@@ -114,10 +114,10 @@ def test_what_does_not_fit_even_so_is_explained(
     assert records[-1]["not_instrumented"] == {"occupancy": 200}
     for text in (
         r"together: launches run the original \(occupancy\): its blocks may wait for each other, so 16 blocks of [\d,]+ threads"
-        r" must fit at once; with the probe, 0 do \(\d+ registers a thread, \d+ without it\); to measure it,"
+        r" must fit at once; with the probe, 0 do \(\d+ registers per thread, \d+ without it\); to measure it,"
         r" launch fewer or smaller blocks",
         r"alone: launches run the original \(occupancy\): a block of [\d,]+ threads needs more registers with the probe than a"
-        r" multiprocessor has \(\d+ registers a thread, \d+ without it\); to measure it, launch smaller blocks",
+        r" multiprocessor has \(\d+ registers per thread, \d+ without it\); to measure it, launch smaller blocks",
     ):
         assert re.search(text, err), err
 

@@ -85,12 +85,12 @@ size_t memory() {
 // Returns ns; UINT64_MAX: never.
 uint64_t optimize_after() {
     const char *name = "CUDASIM_OPTIMIZE_AFTER";
-    if (!set(name)) return 5'000'000'000;
+    if (!set(name)) return 10'000'000'000;
     const char *text = getenv(name);
     if (strcmp(text, "never") == 0) return UINT64_MAX;
     long seconds = digits(&text);
     if (seconds < 0 || seconds > 1'000'000 || *text != '\0')
-        wrong(name, "set it to seconds such as 5, or to never");
+        wrong(name, "set it to a number of seconds such as 10, or to never");
     return static_cast<uint64_t>(seconds) * 1'000'000'000;
 }
 

@@ -17,9 +17,8 @@ struct Config {
         hide_variables;  // CUDASIM_HIDE_VARIABLES=1: cuModuleGetGlobal does not find variables that nvcc never registers
     int queue;      // CUDASIM_QUEUE: operations that a stream can hold before a call waits; default 1024
     uint64_t seed;  // CUDASIM_SEED
-    uint64_t
-        optimize_after;  // CUDASIM_OPTIMIZE_AFTER: ns that a kernel's grids take until its code is compiled again
-    bool virtual_clock;  // CUDASIM_CLOCK=virtual
+    uint64_t optimize_after;  // CUDASIM_OPTIMIZE_AFTER: ns; UINT64_MAX: never. See set_optimize_after()
+    bool virtual_clock;       // CUDASIM_CLOCK=virtual
     bool
         eager_loading;  // CUDA_MODULE_LOADING=EAGER: kernels are loaded with their modules, not at their first use
     bool

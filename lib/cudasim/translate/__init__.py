@@ -10,7 +10,7 @@ lane_loops.py  loops that lanes run one after another
 render.py      a function's blocks as a C function
 outline.py     probes that occur at many places
 program.py     the module: variables, call graph, descriptions
-compiler.py    the C compiler; optimize.py compiles again what runs for long
+compiler.py    the C compiler
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ Large modules are compiled in parts: OUT describes the module only. The C text o
 `python -m cudasim.translate --link|--check OUT NAME IN.ptx [NAME IN.ptx …]`: OUT is one PTX text, linked from several. With
 `--check`, names may remain undefined.
 
-`python -m cudasim.translate --optimize IN.c OUT [IN.c OUT ...]` returns at once; see optimize.py.
-
 The exit status is 0 for success, 1 for wrong usage, 2 for PTX that cannot be translated, 3 for a compiler that failed, 4 for texts
 that do not fit together. A failure prints one line on standard error.
 """
@@ -30,7 +28,6 @@ from gpubpf.ptx.parser import parse
 
 from .compiler import CompilerError, compile_c
 from .counts import Counting
-from .optimize import start
 from .program import TranslatedModule
 
 
@@ -76,8 +73,6 @@ def main(arguments: list[str]) -> int:
         match arguments[virtual:]:
             case ["--link" | "--check" as how, output, *words] if words and len(words) % 2 == 0:
                 _link(how == "--link", Path(output), words)
-            case ["--optimize", *words] if words and len(words) % 2 == 0:
-                start(words)
             case ["--count", directory, source, output]:
                 _translate(Path(source), Path(output), virtual, directory)
             case [source, output] if not source.endswith(".c"):
@@ -85,7 +80,7 @@ def main(arguments: list[str]) -> int:
             case [source, _, *_] if source.endswith(".c") and not virtual and len(arguments) % 2 == 0:
                 _compile(arguments)
             case _:
-                usage = "[--virtual] [--count DIRECTORY] IN.ptx OUT | [--optimize] IN.c OUT ... | --link|--check OUT NAME IN.ptx ..."
+                usage = "[--virtual] [--count DIRECTORY] IN.ptx OUT | IN.c OUT [IN.c OUT ...] | --link|--check OUT NAME IN.ptx ..."
                 print("usage: python -m cudasim.translate", usage, file=sys.stderr)
                 return 1
     except (CompilerError, OSError) as error:

@@ -30,8 +30,10 @@ LEVELS = ((1_500, "-O2"), (5_000, "-O1"), (120_000, "-Og"))
 # functions of probes with thousands of lines (5,000 take 3.2 s, or 1.4 s at -Og).
 PROBED = "/* with probes */\n"
 PROBED_LEVELS = ((3_000, "-O1"), (120_000, "-Og"))
-# The same for code that programs run for long (optimize.py). With 20,000 lines, -O2 takes a minute.
-OPTIMIZED_LEVELS = ((20_000, "-O2"), (120_000, "-O1"))
+# How the C of what ran for a long time in an earlier process begins (engine/image.cpp). It may take longer to compile.
+RUNS_LONG = "/* runs for a long time */\n"
+RUNS_LONG_LEVELS = ((5_000, "-O2"), (20_000, "-O1"), (120_000, "-Og"))
+MARKS = ((PROBED, PROBED_LEVELS), (RUNS_LONG, RUNS_LONG_LEVELS))
 _OF_LINKER = re.compile(r"\bld returned|linker command failed")
 
 
@@ -81,21 +83,17 @@ def _cause(log: str) -> str:
     return next(errors, lines[0] if lines else "")
 
 
-def level_of(text: str, optimized: bool = False) -> str:
-    """Return the level at which to compile a C text."""
-    lines = text.count("\n")
-    levels = OPTIMIZED_LEVELS if optimized else PROBED_LEVELS if text.startswith(PROBED) else LEVELS
-    return next((name for most, name in levels if lines <= most), "-O0")
-
-
-def compile_c(text: str, output: str, level: str = "") -> None:
-    """Compile `text` to the shared object `output`, which appears only when it is complete. `level`: by default `level_of`.
+def compile_c(text: str, output: str) -> None:
+    """Compile `text` to the shared object `output`, which appears only when it is complete.
 
     Raises CompilerError.
     """
+    lines = text.count("\n")
+    levels = next((known for mark, known in MARKS if text.startswith(mark)), LEVELS)
+    level = next((name for most, name in levels if lines <= most), "-O0")
     temporary = f"{output}.{os.getpid()}.tmp"
     arguments = [
-        *command(), *SEMANTICS, level or level_of(text), *machine_flags(), "-w", "-fPIC", "-shared", "-fvisibility=hidden",
+        *command(), *SEMANTICS, level, *machine_flags(), "-w", "-fPIC", "-shared", "-fvisibility=hidden",
         f"-I{SOURCES}", "-x", "c", "-", "-o", temporary, "-lm",
     ]  # fmt: skip
     try:

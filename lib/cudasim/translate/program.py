@@ -30,7 +30,7 @@ from .scope import Storage
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
 # A module with more lines of C is compiled in parts, each when a kernel that needs it is launched; and how many lines a part has. The
-# compiler takes 0.1 s even for an empty file. Only parts can be compiled again at a higher level (optimize.py).
+# compiler takes 0.1 s even for an empty file. Only parts are compiled at a higher level once they have run for a long time.
 SPLIT_LINES, PART_LINES = LEVELS[0][0], 800
 # Limits in bytes: of an initialised variable, shared memory, local memory, parameters. They are above those of any device.
 MOST_INITIAL = 1 << 28

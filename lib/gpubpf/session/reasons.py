@@ -133,4 +133,4 @@ def _registers(lacking: NoRoom) -> str:
     """Return how many registers the probe costs, in brackets, if this is known and the copy has more than the original."""
     if not 0 < lacking.original < lacking.registers:
         return ""
-    return f" ({lacking.registers:,} registers a thread, {lacking.original:,} without it)"
+    return f" ({lacking.registers:,} registers per thread, {lacking.original:,} without it)"

@@ -80,6 +80,7 @@ def test_an_unknown_clock_is_an_error(no_gpu: None, built: Path) -> None:
 CC = "set it to a compute capability such as 9.0"
 SIZE = "set it to a size of at least 1M, such as 16G"
 NUMBER = "set it to a number of devices from 0 to 64"
+SECONDS = "set it to a number of seconds such as 10, or to never"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ NUMBER = "set it to a number of devices from 0 to 64"
         ("CC", ["abc", "99.9", "9.", "9.0x", "-9", "9.10", "2.0"], CC),
         ("MEMORY", ["lots", "16T", "1K", "-1G", "nan", "16GB", "1e300"], SIZE),
         ("DEVICES", ["x", "-1", "65", "2x"], NUMBER),
+        ("OPTIMIZE_AFTER", ["x", "-1", "2.5", "2000000", "Never"], SECONDS),
     ],
 )
 def test_settings_of_the_embedded_device_are_checked(name: str, values: list[str], advice: str) -> None:
@@ -103,9 +105,13 @@ def test_settings_of_the_embedded_device_are_checked(name: str, values: list[str
 
     for value in values:
         assert said(value) == (2, f"cudasim: CUDASIM_{name} is {value!r}; {advice}\n")
-    for value in {"CC": ["", "8", "12.1"], "MEMORY": ["", "1048576", "2.5g"], "DEVICES": ["", "0", "64"]}[
-        name
-    ]:
+    right = {
+        "CC": ["", "8", "12.1"],
+        "MEMORY": ["", "1048576", "2.5g"],
+        "DEVICES": ["", "0", "64"],
+        "OPTIMIZE_AFTER": ["", "0", "60", "never"],
+    }
+    for value in right[name]:
         assert said(value) == (0, "")
 
 

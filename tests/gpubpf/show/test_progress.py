@@ -160,7 +160,7 @@ def test_a_tool_that_instruments_many_kernels(terminal: bool, tmp_path: Path) ->
 
 def test_kernels_that_the_embedded_device_translates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "gcc"
-    compiler.write_text('#!/bin/sh\nsleep 2\nexec gcc "$@"\n')
+    compiler.write_text('#!/bin/sh\nsleep 4\nexec gcc "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CUDASIM_CC_COMPILER", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -173,5 +173,5 @@ def test_kernels_that_the_embedded_device_translates(tmp_path: Path, monkeypatch
         str(tmp_path / "out"),
     ]
     seen, _ = run([*tool, "--", str(gpubpf_examples.build() / "vectoradd")], terminal=True)
-    assert "threadhist: translating kernels for the embedded device, 1 s" in seen
+    assert re.search("threadhist: translating kernels for the embedded device, [1-9] s", seen)
     assert re.fullmatch(r"threadhist: note: attached to \d+ \(vectoradd\)\n", "\n".join(screen(seen)))

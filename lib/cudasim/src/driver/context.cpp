@@ -287,6 +287,7 @@ CUresult cuInit(unsigned int flags) {
     self.starter = std::this_thread::get_id();
     lock.unlock();
     find_translator();
+    set_optimize_after(config().optimize_after);
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
     atexit(at_exit);
     usable = true;

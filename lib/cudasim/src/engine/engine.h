@@ -139,6 +139,10 @@ bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &
 // (-DCUDASIM_PYTHON=…, -DCUDASIM_PYTHONPATH=…) set them. To be called before the first translate().
 void set_translator(std::string python, std::string pythonpath);
 
+// Sets how long the grids of a kernel run, in ns, before later processes compile its code with more optimization. Without it, this
+// never happens.
+void set_optimize_after(uint64_t ns);
+
 // ---------------------------------------------------------------------------------------------------- launches
 
 // What a context provides to kernels. Any thread may call the functions, several at once. They get `self` as first

@@ -11,15 +11,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "config.h"
 #include "embedded/cache.h"
 #include "embedded/sha256.h"
 #include "engine/internal.h"
 
 namespace cudasim {
 
-constexpr const char *kOptimized = ".optimized.so";  // what a part is called that was compiled again
-constexpr uint64_t kLookPeriod = 500'000'000;        // ns between two looks for what is being compiled
+// Of a part: its C text, its code, and that code compiled with more optimization. A part has the last one, not the second, once
+// kSlow is in the cache.
+constexpr const char *kText = ".c", *kCode = ".so", *kOptimized = ".optimized.so", *kSlow = ".slow";
+// How a text begins that is to be compiled with more optimization (compiler.py).
+constexpr const char *kRunsLong = "/* runs for a long time */\n";
+static std::atomic<uint64_t> optimize_after{UINT64_MAX};
+
+void set_optimize_after(uint64_t ns) { optimize_after = ns; }
 
 LoadedImage::~LoadedImage() {
     for (void *handle : handles_) dlclose(handle);
@@ -90,15 +95,12 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
     image->handles_.push_back(handle);
     image->key_ = key;
     image->translator_ = translator_key();
-    image->tables_.emplace_back(raw->nfunctions, nullptr);
-    image->code_ = image->tables_.back().data();
+    image->code_.assign(raw->nfunctions, nullptr);
     image->prepared_ = std::vector<std::atomic<bool>>(raw->nkernels);
     image->ran_ = std::vector<std::atomic<uint64_t>>(raw->nkernels);
     image->raw = raw;
     image->read_source_lines(ptx);
-    if (dlsym(handle, "cudasim_part") != nullptr &&
-        !image->add_code(handle, nullptr, image->tables_.back(), error))
-        return nullptr;
+    if (dlsym(handle, "cudasim_part") != nullptr && !image->add_code(handle, nullptr, error)) return nullptr;
     image->ptx_version = static_cast<int>(raw->ptx_version);
     image->target = static_cast<int>(raw->target);
     image->virtual_clock = raw->virtual_clock != 0;
@@ -142,9 +144,7 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
     return image;
 }
 
-// Enters the code of a part that was loaded in a table.
-bool LoadedImage::add_code(void *handle, const cs_portable *shared, std::vector<Code> &table,
-                           TranslateError &error) const {
+bool LoadedImage::add_code(void *handle, const cs_portable *shared, TranslateError &error) const {
     const auto *part = static_cast<const cs_part *>(dlsym(handle, "cudasim_part"));
     const uint32_t nplaces = shared ? shared->nplaces : 0;
     if (part == nullptr || part->abi != CS_ABI || part->nplaces != nplaces) {
@@ -153,11 +153,11 @@ bool LoadedImage::add_code(void *handle, const cs_portable *shared, std::vector<
     }
     if (shared) {
         std::copy_n(shared->places, nplaces, part->places);
-        table[shared->function] = part->functions[0].run;
+        code_[shared->function] = part->functions[0].run;
         return true;
     }
     for (uint32_t k = 0; k < part->nfunctions; k++)
-        table[part->functions[k].function] = part->functions[k].run;
+        code_[part->functions[k].function] = part->functions[k].run;
     return true;
 }
 
@@ -185,21 +185,29 @@ std::string LoadedImage::part_name(uint32_t part, const char *suffix) const {
     return key_ + "." + std::to_string(part) + suffix;
 }
 
+std::set<uint32_t> LoadedImage::slow(const std::vector<uint32_t> &parts) const {
+    std::set<uint32_t> found;
+    if (optimize_after == UINT64_MAX) return found;
+    for (const uint32_t part : parts)
+        if (embedded::read_cached(part_name(part, kSlow))) found.insert(part);
+    return found;
+}
+
 void LoadedImage::keep_parts(std::vector<std::string> texts) const {
     for (uint32_t k = 0; k < texts.size(); k++)
-        if (!is_text_of(k, texts[k]) || !embedded::write_cached(part_name(k, ".c"), texts[k]))
+        if (!is_text_of(k, texts[k]) || !embedded::write_cached(part_name(k, kText), texts[k]))
             texts_[k] = std::move(texts[k]);
 }
 
 // Makes the shared objects of these parts, from their C texts, or from the PTX if the cache has lost a text.
-bool LoadedImage::compile(const std::vector<uint32_t> &parts, std::map<uint32_t, std::string> &objects,
-                          TranslateError &error) const {
+bool LoadedImage::compile(const std::vector<uint32_t> &parts, const std::set<uint32_t> &slow,
+                          std::map<uint32_t, std::string> &objects, TranslateError &error) const {
     // A translator that was updated meanwhile may divide the module in another way, and its results have another key.
     const bool current = translation_key(ptx_, virtual_clock) == key_;
     std::map<uint32_t, std::string> texts;
     for (const uint32_t part : parts) {
         if (const auto kept = texts_.find(part); kept != texts_.end()) texts[part] = kept->second;
-        else if (std::optional<std::string> text = embedded::read_cached(part_name(part, ".c")))
+        else if (std::optional<std::string> text = embedded::read_cached(part_name(part, kText)))
             texts[part] = std::move(*text);
     }
     if (texts.size() < parts.size()) {
@@ -214,11 +222,14 @@ bool LoadedImage::compile(const std::vector<uint32_t> &parts, std::map<uint32_t,
         keep_parts(std::move(made.parts));
     }
     std::string log;
-    std::map<uint32_t, std::string> compiled = compile_parts(texts, log);
+    std::map<uint32_t, std::string> given = texts;
+    for (auto &[part, text] : given)
+        if (slow.count(part)) text = kRunsLong + text;
+    std::map<uint32_t, std::string> compiled = compile_parts(given, log);
     const bool still_current = current && translation_key(ptx_, virtual_clock) == key_;
     for (auto &[part, object] : compiled) {
         if (still_current && is_text_of(part, texts[part]))
-            embedded::write_cached(part_name(part, ".so"), object);
+            embedded::write_cached(part_name(part, slow.count(part) ? kOptimized : kCode), object);
         objects[part] = std::move(object);
     }
     for (const uint32_t part : parts) {
@@ -239,24 +250,25 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
     std::lock_guard<std::mutex> lock(mutex_);
     std::map<uint32_t, std::string> objects;
     std::vector<uint32_t> missing;
+    const std::set<uint32_t> slow = this->slow({kernel.parts, kernel.parts + kernel.nparts});
+    const auto name = [&](uint32_t part) { return part_name(part, slow.count(part) ? kOptimized : kCode); };
     for (uint32_t k = 0; k < kernel.nparts; k++) {
         const uint32_t part = kernel.parts[k];
         if (parts_.count(part)) continue;
-        std::optional<std::string> object = embedded::read_cached(part_name(part, kOptimized));
-        if (!object) object = embedded::read_cached(part_name(part, ".so"));
-        if (object) objects[part] = std::move(*object);
+        if (std::optional<std::string> object = embedded::read_cached(name(part)))
+            objects[part] = std::move(*object);
         else missing.push_back(part);
     }
-    if (!missing.empty() && !compile(missing, objects, error)) return false;
+    if (!missing.empty() && !compile(missing, slow, objects, error)) return false;
     for (const auto &[part, object] : objects) {
-        void *handle = load_object(object, part_name(part, ".so"), portable(part) != nullptr);
+        void *handle = load_object(object, name(part), portable(part) != nullptr);
         if (handle == nullptr) {
             const char *why = dlerror();
             error = {300, why ? why : "a part of the translated module cannot be loaded"};
             return false;
         }
         handles_.push_back(handle);
-        if (!add_code(handle, portable(part), tables_.back(), error)) return false;
+        if (!add_code(handle, portable(part), error)) return false;
         parts_.insert(part);
     }
     prepared_[index].store(true, std::memory_order_release);
@@ -264,52 +276,12 @@ bool LoadedImage::prepare(uint32_t index, TranslateError &error) const {
 }
 
 void LoadedImage::ran(uint32_t index, uint64_t ns) const {
-    const uint64_t enough = config().optimize_after,
+    const uint64_t enough = optimize_after.load(std::memory_order_relaxed),
                    before = ran_[index].fetch_add(ns, std::memory_order_relaxed);
-    if (enough != UINT64_MAX && before <= enough && before + ns > enough) optimize(index);
-    else if (nanoseconds(CLOCK_MONOTONIC) >= next_look_.load(std::memory_order_relaxed)) use_optimized();
-}
-
-// Has the parts of a kernel compiled again, into the cache. The process that does so is not a child of this one, and may outlive it.
-void LoadedImage::optimize(uint32_t index) const {
-    if (translation_key(ptx_, virtual_clock) != key_) return;  // no parts, or the translator has been updated
-    if (!embedded::variable("CUDASIM_COUNT").empty()) return;  // each object has its own counts
+    if (enough == UINT64_MAX || before > enough || before + ns <= enough) return;
     const cs_kernel &kernel = raw->kernels[index];
-    std::vector<std::string> words = {"--optimize"};
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        for (uint32_t k = 0; k < kernel.nparts; k++)
-            if (embedded::read_cached(part_name(kernel.parts[k], ".c")) &&
-                !embedded::read_cached(part_name(kernel.parts[k], kOptimized)) &&
-                awaited_.insert(kernel.parts[k]).second)
-                for (const char *suffix : {".c", kOptimized})
-                    words.push_back(embedded::cached_path(part_name(kernel.parts[k], suffix)));
-    }
-    if (words.size() == 1) return;
-    std::string log;
-    const embedded::ScratchDirectory scratch;
-    if (run_translator(words, scratch.path(), log) == 0)
-        next_look_ = nanoseconds(CLOCK_MONOTONIC) + kLookPeriod;
-}
-
-// Loads what has been compiled again. Grids that run go on with the code that they began with.
-void LoadedImage::use_optimized() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const std::set<uint32_t> awaited = awaited_;
-    for (const uint32_t part : awaited) {
-        const std::optional<std::string> object = embedded::read_cached(part_name(part, kOptimized));
-        if (!object) continue;
-        awaited_.erase(part);
-        void *handle = load_object(*object, part_name(part, kOptimized), portable(part) != nullptr);
-        if (handle == nullptr) continue;
-        handles_.push_back(handle);
-        TranslateError ignored;
-        std::vector<Code> table = tables_.back();
-        if (!add_code(handle, portable(part), table, ignored)) continue;
-        tables_.push_back(std::move(table));
-        code_.store(tables_.back().data(), std::memory_order_release);
-    }
-    next_look_ = awaited_.empty() ? UINT64_MAX : nanoseconds(CLOCK_MONOTONIC) + kLookPeriod;
+    for (uint32_t k = 0; k < kernel.nparts; k++)
+        embedded::write_cached(part_name(kernel.parts[k], kSlow), "");
 }
 
 // Reads .file and .loc (PTX ISA 11.5). A function has no line information until its first .loc.

@@ -5,7 +5,6 @@
 #include <csetjmp>
 #include <cstdint>
 #include <ctime>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,37 +35,30 @@ class LoadedImage final : public Image {
     // Stores the C texts of all parts in the cache, and keeps those that cannot be stored.
     void keep_parts(std::vector<std::string> texts) const;
     bool prepare(uint32_t kernel, TranslateError &error) const override;
-    // Notes that a grid of a kernel ran. Where kernels run for long, their code is compiled again, with more optimization, in a
-    // process of its own. What is ready is used from the next grid on.
+    // Notes how long a grid of a kernel ran. The next process compiles with more optimization what ran for a long time.
     void ran(uint32_t kernel, uint64_t ns) const;
-    const Code *code() const {
-        return code_.load(std::memory_order_acquire);
-    }  // by function; null: not loaded
+    const Code *code() const { return code_.data(); }  // by function; null: not loaded
     const cs_image *raw = nullptr;
 
   private:
-    bool add_code(void *handle, const cs_portable *shared, std::vector<Code> &table,
-                  TranslateError &error) const;
-    void optimize(uint32_t kernel) const;
-    void use_optimized() const;
+    bool add_code(void *handle, const cs_portable *shared, TranslateError &error) const;
     bool is_text_of(uint32_t part, std::string_view text) const;
     const cs_portable *portable(uint32_t part) const;  // null for a part that belongs to this image
-    bool compile(const std::vector<uint32_t> &parts, std::map<uint32_t, std::string> &objects,
-                 TranslateError &error) const;
+    bool compile(const std::vector<uint32_t> &parts, const std::set<uint32_t> &slow,
+                 std::map<uint32_t, std::string> &objects, TranslateError &error) const;
     std::string part_name(uint32_t part, const char *suffix) const;
+    // Returns which of these parts ran for a long time in an earlier process.
+    std::set<uint32_t> slow(const std::vector<uint32_t> &parts) const;
 
     std::string key_, translator_;  // translation_key() and translator_key() of when it was loaded
     std::string ptx_;               // only if there are parts: what makes them again if the cache loses them
     mutable std::mutex mutex_;      // guards the members below
     mutable std::map<uint32_t, std::string> texts_;  // C of the parts that the cache does not have
     mutable std::vector<void *> handles_;
-    mutable std::list<std::vector<Code>> tables_;      // by function; grids that run may use an older table
-    mutable std::atomic<const Code *> code_{nullptr};  // the newest table
+    mutable std::vector<Code> code_;
     mutable std::set<uint32_t> parts_;                 // the parts that are loaded
     mutable std::vector<std::atomic<bool>> prepared_;  // by kernel
     mutable std::vector<std::atomic<uint64_t>> ran_;   // by kernel: ns that its grids took
-    mutable std::set<uint32_t> awaited_;               // the parts that are compiled again
-    mutable std::atomic<uint64_t> next_look_{UINT64_MAX};  // for these: CLOCK_MONOTONIC in ns
 };
 
 struct Windows {
@@ -221,9 +213,7 @@ std::string translation_key(std::string_view ptx, bool virtual_clock);
 
 // Returns what all translations depend on besides the PTX.
 std::string translator_key();
-// Runs the translator with these arguments, and waits for it. Returns its exit status. `log` gets what it wrote to standard error.
-int run_translator(const std::vector<std::string> &arguments, const std::string &temporary, std::string &log);
-// Translates PTX. Returns false and sets `error` if that fails.
+// Runs the translator. Returns false and sets `error` if it fails.
 bool run_translation(std::string_view ptx, bool virtual_clock, Translation &made, TranslateError &error);
 // Compiles the C texts of parts. Returns the shared objects; those that fail are missing, and `log` says why.
 std::map<uint32_t, std::string> compile_parts(const std::map<uint32_t, std::string> &texts, std::string &log);
