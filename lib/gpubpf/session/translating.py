@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from gpubpf.process import traceable
 from gpubpf.show import progress
@@ -50,6 +49,6 @@ def translates(pid: int) -> bool:
 
 
 def _is_translator(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return TRANSLATOR.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:8]
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return TRANSLATOR.encode() in file.read(8192).split(b"\0")[:8]
     return False

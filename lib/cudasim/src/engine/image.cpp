@@ -17,8 +17,8 @@
 
 namespace cudasim {
 
-// Of a part: its C text, its code, and that code compiled with more optimization. A part has the last one, not the second, once
-// kSlow is in the cache.
+// Suffixes of a part's files: its C text, its code, the code compiled with more optimization, and an empty file once the part has run
+// for a long time. With that, the optimized code is used.
 constexpr const char *kText = ".c", *kCode = ".so", *kOptimized = ".optimized.so", *kSlow = ".slow";
 // How a text begins that is to be compiled with more optimization (compiler.py).
 constexpr const char *kRunsLong = "/* runs for a long time */\n";
