@@ -17,7 +17,7 @@ from gpubpf.agent.definitions import RECORD_SIZE, Kind
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.calls import call_lines, cuda, hip, probes, timeline
 from gpubpf.calls import records as call_records
-from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.ebpf.maps import MapDefinition, storage_size
 from gpubpf.exits import exit_log, exits_text, lateness
 from gpubpf.launches import latency, latency_text
 from gpubpf.launches.launches import Launches, LoggedProcess
@@ -29,11 +29,14 @@ from gpubpf.memory.allocations import ALLOCATING, FREEING, Allocations
 from gpubpf.ptx.values import Site
 from gpubpf.session import operation_log
 from gpubpf.session.kernel_shapes import KernelShapes
-from gpubpf.session.results import ProcessLog, RingRecords
+from gpubpf.session.launch_shape import Shape
+from gpubpf.session.results import Instance, ProcessLog, RingRecords
+from gpubpf.show import cli
 from gpubpf.show.output import Output
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.perfetto import Trace
-from gpubpf.tools import kernelretsnoop
+from gpubpf.threads import thread_counts
+from gpubpf.tools import kernelretsnoop, threadhist
 
 SLOTS = 16
 MOST_RECORDS, LAUNCHES = 128, 3
@@ -205,6 +208,48 @@ def access_report(data: bytes) -> None:
     for heat in heatmaps.sources():
         heat.chart()
     list(log.loss_lines(log.losses(session) | {"faults": []}))
+
+
+# --- counts of threads -----------------------------------------------------------------------------------------
+
+SHAPES = [((1, 1, 1), (1, 1, 1)), ((2, 1, 1), (33, 1, 1)), ((1, 2, 1), (8, 4, 2)), ((3, 1, 2), (32, 1, 1))]
+
+
+def count_seeds() -> Iterable[bytes]:
+    """Each thread ran once or twice, and did as much work as its number says; other counts of warps."""
+    for which in range(len(SHAPES)):
+        counts = np.arange(2 * 256, dtype=np.uint64)
+        counts[::2] = 1 + which % 2
+        yield bytes([which, which]) + counts.tobytes()
+        yield bytes([which, 2 + which]) + np.full(512, (1 << 64) - 1, np.uint64).tobytes()
+
+
+@target(seeds=count_seeds)
+def thread_report(data: bytes) -> None:
+    """Report what threads counted, as threadhist does: text, JSON and CSV, of the whole run and of intervals."""
+    which, options = data[:2].ljust(2, b"\0")
+    grid, block = SHAPES[which % len(SHAPES)]
+    shape, maps = Shape(grid, block), definitions(threadhist.PROGRAM)
+    intervals, by_warp = bool(options & 1), bool(options & 2)
+    chosen = ((0, 0), *EVERY[1:]) if options & 4 else EVERY
+    reader = thread_counts.Reader(chosen, EVERY, intervals, by_warp=by_warp)
+    look = (["--json"], ["--csv"], ["-v"], ["--top", "3"])[options >> 3 & 3]
+    by = ("thread", "lane", "warp", "block")[options >> 5 & 3]
+    args = cli.parse(threadhist.build_parser(), ["--by", by, *look, "--", "true"])
+    results = cli.ResultWriter(args, Output("/dev/null"), lambda: 1)
+    units = {"tallies": shape.threads, "together": shape.blocks * shape.warps}
+    rest = data[2:]
+    for launches in (1, 2):
+        instances = {}
+        for name, capacity in units.items():
+            size = storage_size(maps[name], capacity)
+            raw, rest = rest[:size].ljust(size, b"\0"), rest[size:]
+            owner = (7, "app", 0, NAMES[0], grid, block, launches)
+            instances[name] = [Instance(*owner, maps[name], raw, capacity, None, None)]
+        session = SimpleNamespace(
+            instances=lambda name, now=instances: now.get(name, ()), stopped=launches == 2
+        )
+        threadhist.report(reader.read(session), OwnerColumns(), args, results)
 
 
 # --- calls of the driver or runtime, whose arguments and names the program chooses -----------------------------
