@@ -78,7 +78,7 @@ def total(times: str) -> float:
 def measure(
     name: str, way: str, checkouts: Sequence[Path], command: Sequence[str], place: Path | None, runs: int
 ) -> Row | None:
-    """Run a program in one way, in turn with each checkout, of which the last is this one. Return None if a run of that fails."""
+    """Run a program in one way with each checkout in turn; the last one is this commit. Return None if it fails with this commit."""
     rounds = [[seconds(checkout, way, command, place) for checkout in checkouts] for _ in range(runs + 1)][1:]
     *before, after = ([s for s in column if s is not None] for column in zip(*rounds, strict=True))
     if len(after) < runs:

@@ -98,9 +98,9 @@ def indirect_calls(body: Sequence[Statement]) -> dict[int, IndirectCall]:
 
 
 def _call_in(body: Sequence[Statement], begin: int, end: int) -> IndirectCall | None:
-    """Return the call through a register in a scope; None if there is none, or if the scope has what must not be repeated.
+    """Return the call through a register in a scope. Return None without one, or if the scope has instructions that are not `PLAIN`.
 
-    nvcc also computes arguments there, in unrolled loops.
+    Besides passing arguments, nvcc computes them there, in unrolled loops.
     """
     call: int | None = None
     prototypes: dict[str, str] = {}

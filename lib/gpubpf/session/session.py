@@ -139,6 +139,9 @@ class Session:
         try:
             self._signals.catch()
             self._start()
+            if self.device.kind == "sim":  # its thread begins with the capabilities that are left
+                traced = self._measurement.active
+                self._shown.enter_context(translating.shown(lambda: [p.pid for p in traced()]))
         except BaseException:
             self._shown.close()
             self._signals.close()
@@ -155,9 +158,6 @@ class Session:
             self._pidfd = os.pidfd_open(self._child.pid)
         raise_file_limit()  # after the command has started, so that it keeps its own limit
         self._server.start()
-        if self.device.kind == "sim":
-            traced = self._measurement.active
-            self._shown.enter_context(translating.shown(lambda: [p.pid for p in traced()]))
         if self.targets.pids:
             # Attach before the warm-up starts. Otherwise its imports would make the attaching threads wait for Python's lock.
             self._join_all(tuple(dict.fromkeys(self.targets.pids)))
