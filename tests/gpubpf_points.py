@@ -29,6 +29,7 @@ class Run:
             v.name: self.original.variable(v.name, np.uint8, (v.size,)) for v in self.injected.variables
         }
         if self.variables:
+            assert all(v.entry is None for v in self.injected.variables)
             table = self.device.variable(TABLE, np.uint64, (len(self.variables),))
             table[:] = [place.ctypes.data for place in self.variables.values()]
         self.maps: dict[str, Array] = {}

@@ -674,6 +674,12 @@ class BPF:
 
         return inject.inject(parsed, self.placements(kernels)).refusals
 
+    def late_refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
+        """Return the same for a process that has loaded the module before."""
+        from gpubpf.ptx import inject
+
+        return inject.inject(parsed, self.placements(kernels)).late_refusals
+
     def instrumented_ptx(
         self, image: FatbinImage, kernels: Sequence[str], target: Target
     ) -> tuple[str, Mapping[str, str]]:

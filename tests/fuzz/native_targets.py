@@ -87,8 +87,11 @@ def answer_seeds() -> Iterable[bytes]:
     yield b"W" + protocol.welcome(config, 1)[8:]
     fields = (protocol.BlockField(0, 16, 24), protocol.BlockField(1, 32, None))
     layout = protocol.KernelLayout("kernel", [8, 4], 16, bytes(64), fields, pid_tgid=40, kernel=48)
-    slot = protocol.VariableSlot("variable", 0, True, ("kernel",))
-    sidecar = protocol.sidecar(7, 100, [layout], {"other": "a reason"}, [slot])
+    slots = [
+        protocol.VariableSlot("variable", 0, True, ("kernel",)),
+        protocol.VariableSlot("table", 1, False, (), 8, "a reason"),
+    ]
+    sidecar = protocol.sidecar(7, 100, [layout], {"other": "a reason"}, slots)
     yield b"S" + sidecar[12:]
     yield b"S" + struct.pack("<Q", 1 << 30) + sidecar[20:]  # a file that is much smaller
     yield b"M" + struct.pack("<IQ", 1, 4096)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_cuda
+import gpubpf_specs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = gpubpf_cuda.needs_cuda
@@ -132,6 +134,67 @@ int main() {
     by_choice<<<1, 64>>>(out, 20);
     if (cudaDeviceSynchronize()) return 8;
     for (int t = 0; t < 64; t++) if (out[t] != (t > 20 ? 200 * t + 40 : 2000 + t)) return 4;
+    puts("right");
+    return 7;
+}
+"""
+
+
+# The functions are only in variables that the program can change. A kernel swaps two entries, and the host two others.
+CHANGED = r"""
+#include <cstdio>
+#include <unistd.h>
+#include <utility>
+typedef int (*Function)(int, int);
+__device__ __noinline__ int add(int a, int b) { return a + b; }
+__device__ __noinline__ int sub(int a, int b) { return a - b; }
+__device__ __noinline__ int mul(int a, int b) { return a * b; }
+__device__ __noinline__ int less(int a, int b) { return a < b; }
+__device__ Function table[] = {add, sub, mul};
+__constant__ Function constant[] = {mul, add};
+static __device__ const Function hidden[] = {sub, mul};
+__managed__ Function managed[] = {sub, less};
+struct Named { const char *name; Function function; };
+__device__ Named named[] = {{"less", less}, {"add", add}};
+__device__ Function one = less;
+__global__ void use(int *out, Function given, int i) {
+    int t = threadIdx.x;
+    int sum = table[(t + i) % 3](t, 7) + 2 * constant[t % 2](t, 7) + 3 * hidden[t % 2](t, 7);
+    out[t] = sum + 5 * managed[t % 2](t, 7) + 7 * named[t % 2].function(t, 7) + 11 * given(t, 7);
+}
+__global__ void swap() {
+    Function first = table[0];
+    table[0] = table[1];
+    table[1] = first;
+}
+int wanted(int which, int a, int b) {
+    return which == 0 ? a + b : which == 1 ? a - b : which == 2 ? a * b : a < b;
+}
+int wrong(const int *out, const int *table, int i) {
+    if (cudaDeviceSynchronize()) return 8;
+    for (int t = 0; t < 64; t++) {
+        int sum = wanted(table[(t + i) % 3], t, 7) + 2 * wanted(t % 2 ? 0 : 2, t, 7);
+        sum += 3 * wanted(t % 2 ? 2 : 1, t, 7) + 5 * wanted(t % 2 ? 3 : 1, t, 7);
+        if (out[t] != sum + 7 * wanted(t % 2 ? 0 : 3, t, 7) + 11 * wanted(3, t, 7)) return 1;
+    }
+    return 0;
+}
+int main(int arguments, char **) {
+    int *out;
+    if (cudaMallocManaged(&out, 64 * sizeof *out)) return 9;
+    Function read[3], given;
+    cudaMemcpyFromSymbol(&given, one, sizeof given);
+    cudaMemcpyFromSymbol(read, table, sizeof read);
+    std::swap(read[0], read[2]);
+    cudaMemcpyToSymbol(table, read, sizeof read);
+    int now[] = {2, 1, 0};
+    for (int i = 0; i < (arguments > 1 ? 1000000 : 4); i++) {
+        use<<<1, 64>>>(out, given, i);
+        if (int why = wrong(out, now, i)) return why;
+        swap<<<1, 1>>>();
+        std::swap(now[0], now[1]);
+        if (arguments > 1) puts("launched"), fflush(stdout), usleep(10000);
+    }
     puts("right");
     return 7;
 }
@@ -263,3 +326,49 @@ def test_functions_that_are_called_by_pointers(pointers: Path, tmp_path: Path) -
 @pytest.mark.parametrize("tool", ["threadhist", "kernelretsnoop", "launchlate", "memtrace"])
 def test_other_tools_with_pointers(tool: str, pointers: Path, tmp_path: Path) -> None:
     assert measured(tool, pointers, tmp_path)[-1]["launches_instrumented"] == 4
+
+
+@pytest.fixture(scope="module", params=["", "-rdc=true"], ids=["one text", "linked"])
+def changed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    flags = ["-lineinfo", "-arch=sm_80", *([request.param] if request.param else [])]
+    return gpubpf_cuda.build(CHANGED, tmp_path_factory.mktemp("changed") / "app", *flags)
+
+
+def test_functions_in_tables_that_the_program_changes(changed: Path, tmp_path: Path) -> None:
+    names = ("add", "sub", "mul", "less")
+    records = measured("gpucount", changed, tmp_path, *(f"func:use:*{name}*" for name in names))
+    table, called = [2, 1, 0], Counter[str]()
+    for i in range(4):
+        called.update(names[table[(t + i) % 3]] for t in range(64))
+        table[:2] = table[1], table[0]
+        # `constant`, `hidden`, `managed` and `named` call two functions in 32 lanes each, and `given` one in all.
+        called += Counter({"add": 2 * 32, "sub": 2 * 32, "mul": 2 * 32, "less": 2 * 32 + 64})
+    assert calls(names, records) == called
+
+
+@pytest.mark.every(8)
+@pytest.mark.parametrize("tool", ["threadhist", "kernelretsnoop", "launchlate", "memtrace"])
+def test_other_tools_with_tables_that_the_program_changes(tool: str, changed: Path, tmp_path: Path) -> None:
+    assert measured(tool, changed, tmp_path)[-1]["launches_instrumented"] == 8
+
+
+def test_tables_that_a_running_program_may_have_changed(changed: Path, tmp_path: Path) -> None:
+    """Kernels that call through them run the original. Others are measured."""
+    out = tmp_path / "out"
+    reason = "indirect call; the program may have changed "
+    command = [sys.executable, "-m", "cudasim.launcher", "--", str(changed), "again"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"launched\n"
+        threading.Thread(target=program.stdout.read, daemon=True).start()
+        options = ("--device", "sim", "-p", str(program.pid))
+        listed = gpubpf_specs.run("threadhist", *options, "--list", "--json")
+        done = gpubpf_specs.run("threadhist", *options, "--json", "-o", out, "-d", "1")
+        assert program.poll() is None
+        program.kill()
+    assert listed.returncode == done.returncode == 0, done.stderr
+    kernels = {k["kernel"]: k["reason"] for k in map(json.loads, listed.stdout.splitlines())}
+    assert kernels["swap"] is None and kernels["use"].startswith(reason)
+    end = json.loads(out.read_text().splitlines()[-1])
+    whys = set(end["not_instrumented"]) - {"before ready"}
+    assert len(whys) == 1 and whys.pop().startswith(reason)
+    assert end["launches_instrumented"] > 0

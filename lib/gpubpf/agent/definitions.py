@@ -27,7 +27,7 @@ from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 23  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 24  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map

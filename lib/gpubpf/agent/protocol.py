@@ -169,12 +169,16 @@ class KernelLayout:
 
 @dataclass(frozen=True)
 class VariableSlot:
-    """Slot `index` of the table of variables. kernels: those that need it; empty: all."""
+    """Slot `index` of the table of variables. kernels: those that need it; empty: all.
+
+    entry, refusal: as in `gpubpf.ptx.values.InjectedVariable`."""
 
     name: str
     index: int
     copied: bool
     kernels: tuple[str, ...] = ()
+    entry: int | None = None
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -693,7 +697,9 @@ def sidecar(
     parts += [_bytes(name.encode()) + _bytes(reason.encode()) for name, reason in refusals.items()]
     parts.append(struct.pack("<I", len(variables)))
     for v in variables:
-        parts.append(_bytes(v.name.encode()) + struct.pack("<III", v.index, v.copied, len(v.kernels)))
+        entry = NO_FIELD if v.entry is None else v.entry
+        parts.append(_bytes(v.name.encode()) + struct.pack("<III", v.index, v.copied, entry))
+        parts.append(_bytes(v.refusal.encode()) + struct.pack("<I", len(v.kernels)))
         parts += [_bytes(name.encode()) for name in v.kernels]
     return frame(Message.SIDECAR if ahead is None else Message.AHEAD, b"".join(parts))
 

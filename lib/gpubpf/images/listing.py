@@ -257,6 +257,9 @@ class Pipeline(Protocol):
     def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Check kernels with these programs, as a `Check` does."""
 
+    def late_refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
+        """Check kernels of a module that a process has loaded."""
+
     def instrumented_ptx(
         self, image: FatbinImage, kernels: Sequence[str], target: Target
     ) -> tuple[str, Mapping[str, str]]:
@@ -284,7 +287,8 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
                 out.line(f"// {file}: from the PTX for {image.arch}")
                 out.write(text if text.endswith("\n") else text + "\n")
             return status
-        kernels = matching(listed(sources, b.target(args), b.refusals, b.checked_code_object), args.kernel)
+        check = b.late_refusals if args.pid else b.refusals
+        kernels = matching(listed(sources, b.target(args), check, b.checked_code_object), args.kernel)
     except Error:
         if status:  # COMMAND failed, so return its status
             return status

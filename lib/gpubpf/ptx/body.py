@@ -24,7 +24,7 @@ from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
 from .flow import BRANCHES, LEAVING, Flow, callee, counted, find_names
-from .indirect import IndirectCall, direct, indirect_calls
+from .indirect import Entry, IndirectCall, direct, indirect_calls
 from .module import (
     Address,
     Close,
@@ -901,11 +901,13 @@ class Body:
             return False
         return True
 
-    def _load_address(self, name: str, loads: list[Statement], offset: int = 0) -> str:
-        """Return a register with the variable's address. Each use loads it again, since the table is in the constant bank."""
+    def _load_address(self, what: str | Entry, loads: list[Statement], offset: int = 0) -> str:
+        """Return a register with a variable's address, or with that of the function in an entry. Each use loads it again, since the
+        table of addresses is in the constant bank.
+        """
         register = f"%gpubpf_0address{self.addresses}"
         self.addresses += 1
-        loads.append(text(f"ld.const.b64 {register}, [{TABLE}+{self.variables.offset(name)}];"))
+        loads.append(text(f"ld.const.b64 {register}, [{TABLE}+{self.variables.offset(what)}];"))
         if offset:
             loads.append(text(f"add.s64 {register}, {register}, {offset};"))
         return register
@@ -914,10 +916,7 @@ class Body:
         """Return what holds the address of a function: a register with that of the original, or the name of the function's copy."""
         if name not in self.plan.graph.entries:
             return self.plan.new_name(name, self.variant)
-        entry = self.plan.graph.entries[name]
-        register = self._load_address(entry.table, loads)
-        loads.append(text(f"ld.global.nc.b64 {register}, [{register}+{entry.offset}];"))
-        return register
+        return self._load_address(self.plan.graph.entries[name], loads)
 
     # calls
 

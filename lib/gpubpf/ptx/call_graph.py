@@ -24,7 +24,7 @@ from .indirect import (
     Shape,
     entries,
     indirect_calls,
-    is_fixed,
+    is_table,
     shape_of,
     staying,
 )
@@ -39,6 +39,7 @@ class References:
     taken     functions whose addresses it takes
     unknown   opcodes
     shapes    of its other calls through registers, each with the number of calls
+    originals functions in tables whose original's address the copy needs
     """
 
     calls: frozenset[str]
@@ -47,6 +48,7 @@ class References:
     taken: frozenset[str]
     unknown: frozenset[str]
     shapes: Mapping[Shape, int] = dataclasses.field(default_factory=dict)
+    originals: frozenset[str] = frozenset()
 
 
 def references(function: Function, module: Module) -> References:
@@ -131,9 +133,9 @@ class CallGraph:
         return dataclasses.replace(
             found,
             calls=found.calls | own | followed,
-            variables=found.variables | {self.entries[function].table for function in in_tables},
             indirect=found.indirect or any(isinstance(targets, str) for targets in reached),
             taken=found.taken - in_tables - own,
+            originals=in_tables,
         )
 
     def own(self, name: str) -> frozenset[str]:
@@ -180,11 +182,11 @@ class CallGraph:
         found = frozenset(one for one in own | self.entries.keys() if shapes[one] == shape)
         if len(found) > MAX_TARGETS or calls[shape] * len(found) > MAX_CALLS:
             return f"it may reach {len(found)} functions, in {calls[shape]} places"
-        return found or "no constant table has a function for it"
+        return found or "no table has a function for it"
 
     @functools.cached_property
     def entries(self) -> Mapping[str, Entry]:
-        """An entry for each function that is in a table that never changes."""
+        """An entry for each function that is in a table."""
         return entries(self.module)
 
     @functools.cached_property
@@ -193,11 +195,11 @@ class CallGraph:
 
     @functools.cached_property
     def _addresses(self) -> tuple[Mapping[str, str], Counter[Shape]]:
-        """The functions whose addresses are not only in tables that never change, each with who has it; the calls of each shape."""
+        """The functions whose addresses are not only in tables, each with who has it; the calls of each shape."""
         functions = self.module.functions
         found: dict[str, str] = {}
         for variable in self.module.variables.values():
-            if not is_fixed(self.module, variable):
+            if not is_table(self.module, variable):
                 held = find_initializer_names(variable.initializer)
                 found |= dict.fromkeys(held, f"{variable.name} has")
         calls: Counter[Shape] = Counter()

@@ -2,13 +2,14 @@
 
 The register holds an address from a table: that of an object's class, which the compiler names `_ZTV…`, or a constant array of
 function pointers. The table is in the application's module, and holds the addresses of the original functions. So the copy compares
-the register with the entries of the tables, and calls the copy of the function whose entry it equals (body.py). It reads the entries
-when it runs, because nothing says them before.
+the register with the entries of the tables, and calls the copy of the function whose entry it equals (body.py). The agent reads the
+entries when it loads the copy, because nothing says them before.
 
     calls = indirect_calls(function.body)               # {21: IndirectCall(21, 29, 30, "%rd8", Shape(…))}
-    entries(module)                                     # {"_ZN5Shape4growEf": Entry("_ZTV5Shape", 24)}
+    entries(module)                                     # {"_ZN5Shape4growEf": Entry("_ZTV5Shape", 24, True)}
 
-These tables never change. Other variables with addresses of functions may, so that calls through those cannot be followed.
+Tables of classes, and constant arrays of functions, never change. The program may change any other variable. The agent can read such
+a table only if it loads the copy together with the module.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .constants import is_constant
-from .flow import PLAIN, callee, find_initializer_names, find_names
+from .flow import PLAIN, callee, find_names
 from .module import (
     Close,
     Directive,
     Function,
     Group,
+    Initializer,
     Label,
     Module,
     Name,
@@ -63,10 +65,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a table: the table's name, and the offset in bytes."""
+    """An entry of a table: the table's name, and the offset in bytes. fixed: the entry never changes."""
 
     table: str
     offset: int
+    fixed: bool
 
 
 @dataclass(frozen=True)
@@ -181,28 +184,37 @@ def shape_of(function: Function) -> Shape | None:
 
 
 def entries(module: Module) -> dict[str, Entry]:
-    """Return an entry for each function that is in a table that never changes."""
+    """Return an entry for each function that is in a table, preferably one that never changes."""
     found: dict[str, Entry] = {}
     for variable in module.variables.values():
-        if is_fixed(module, variable):
-            assert isinstance(variable.initializer, tuple)
-            for number, value in enumerate(variable.initializer):
-                if isinstance(value, Name) and not value.offset and value.name in module.functions:
-                    found.setdefault(value.name, Entry(variable.name, 8 * number))
+        if not is_table(module, variable):
+            continue
+        fixed = _is_fixed(module, variable)
+        for number, value in enumerate(_words(variable)):
+            if isinstance(value, Name) and not value.offset and value.name in module.functions:
+                entry = Entry(variable.name, 8 * number, fixed)
+                found[value.name] = max(found.get(value.name, entry), entry, key=lambda one: one.fixed)
     return found
 
 
-def is_fixed(module: Module, variable: Variable) -> bool:
-    """Return whether a variable is a table with addresses of functions that never changes.
+def is_table(module: Module, variable: Variable) -> bool:
+    """Return whether a variable has addresses of functions, in words of their own."""
+    if variable.space not in ("global", "const") or variable.vector != 1 or type_size(variable.type) != 8:
+        return False
+    return any(isinstance(value, Name) and value.name in module.functions for value in _words(variable))
+
+
+def _words(variable: Variable) -> tuple[Initializer, ...]:
+    value = variable.initializer
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
+def _is_fixed(module: Module, variable: Variable) -> bool:
+    """Return whether a table never changes.
 
     It is one of virtual functions, or a constant array of a function: code on the host can name any other variable. Linked code may
     define it several times, all alike, so its linkage does not matter.
     """
-    held = find_initializer_names(variable.initializer)
-    if not isinstance(variable.initializer, tuple) or not any(name in module.functions for name in held):
-        return False
-    if variable.space not in ("global", "const") or variable.vector != 1 or type_size(variable.type) != 8:
-        return False
     if _TABLE.match(variable.name):
         return True
     return variable.name.startswith("_ZZ") and is_constant(module, replace(variable, linkage=()))

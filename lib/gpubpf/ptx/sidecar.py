@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from gpubpf.lower.launch_block import align
 
@@ -13,6 +13,7 @@ from .call_graph import may_wait
 from .constants import is_constant
 from .emit import array
 from .flow import find_initializer_names
+from .indirect import Entry
 from .module import Directive, Function, Item, Module, Variable
 from .plan import InjectionPlan
 from .source import source_files
@@ -131,28 +132,32 @@ class SidecarModule:
         items.sort(key=_rank)
         target = tuple(t for t in module.target if t != "debug")  # it requires DWARF, which is left out
         made_module = Module(max(module.version, minimum_version), target, module.address_size, tuple(items))
-        variables = tuple(
-            InjectedVariable(name, index, v.space, v.size, name in copies, self._users(name))
-            for name, index in slots.items()
-            for v in (module.variables[name],)
-        )
-        return made_module, variables
+        return made_module, tuple(self._injected(what, index, copies) for what, index in slots.items())
 
-    def _users(self, variable: str) -> tuple[str, ...]:
-        """Return the instrumented kernels that use a variable of the table, directly or in called functions."""
+    def _injected(self, what: str | Entry, index: int, copies: Collection[str]) -> InjectedVariable:
+        name, entry = (what, None) if isinstance(what, str) else (what.table, what)
+        v = self.plan.module.variables[name]
+        made = InjectedVariable(name, index, v.space, v.size, name in copies, self._users(what))
+        if entry is None:
+            return made
+        return dataclasses.replace(made, copied=False, entry=entry.offset, fixed=entry.fixed)
+
+    def _users(self, what: str | Entry) -> tuple[str, ...]:
+        """Return the instrumented kernels that use a variable or an entry, directly or in called functions."""
         graph = self.plan.graph
-        return tuple(
-            kernel
-            for kernel in self.plan.placements
-            if any(variable in graph.of(function).variables for function in graph.reach(kernel))
-        )
+
+        def uses(function: str) -> bool:
+            used = graph.of(function)
+            return what in used.variables or any(graph.entries[name] == what for name in used.originals)
+
+        return tuple(k for k in self.plan.placements if any(uses(function) for function in graph.reach(k)))
 
     def _copies(self) -> frozenset[str]:
         """Return the variables of the table that may be copied, and the variables that their initializers point to."""
         found: set[str] = set()
         known: dict[str, bool] = {}
         for name in self.variables.slots:
-            if self._is_copyable(name, known, 0):
+            if isinstance(name, str) and self._is_copyable(name, known, 0):
                 found |= self._pointed_to(name)
         return frozenset(found)
 

@@ -1,10 +1,11 @@
-"""Number the probe sites and the variables' address slots while the functions of a module are rewritten."""
+"""Number the probe sites and the slots of addresses while the functions of a module are rewritten."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 
+from .indirect import Entry
 from .values import Site
 
 
@@ -35,12 +36,12 @@ class SiteTable:
 
 
 class VariableTable:
-    """The module-scope variables that rewritten functions use."""
+    """The module-scope variables that rewritten functions use, and the entries of tables with addresses of functions."""
 
     def __init__(self) -> None:
-        self.slots: dict[str, int] = {}  # by name: the index in the table of addresses
+        self.slots: dict[str | Entry, int] = {}  # by name or entry: the index in the table of addresses
         self.kept: set[str] = set()  # declared in the sidecar as in the original, such as shared memory
 
-    def offset(self, name: str) -> int:
-        """Return the offset in bytes of a variable's address in the table. Adds the variable if it is new."""
-        return 8 * self.slots.setdefault(name, len(self.slots))
+    def offset(self, what: str | Entry) -> int:
+        """Return the offset in bytes of a variable's or function's address in the table of addresses. Adds it if it is new."""
+        return 8 * self.slots.setdefault(what, len(self.slots))

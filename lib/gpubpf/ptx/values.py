@@ -120,7 +120,9 @@ class InjectedKernel:
 class InjectedVariable:
     """A variable of the application. Its address must be written to slot `index` of `gpubpf_variables`.
 
-    `copied`: the sidecar has a copy with the same name, for use if the driver does not find the original.
+    `copied`: the sidecar has a copy with the same name, for use if the driver does not find the original. `entry`: not the address is
+    written, but the function's address that the variable holds at this offset in bytes. If it is not `fixed`, that must be read before
+    the program can change it.
     """
 
     name: str
@@ -129,6 +131,13 @@ class InjectedVariable:
     size: int  # bytes; 0 if the length is unknown
     copied: bool
     kernels: tuple[str, ...] = ()  # the kernels that use it (mangled)
+    entry: int | None = None
+    fixed: bool = True
+
+    @property
+    def refusal(self) -> str:
+        """Why these kernels cannot be instrumented if the program has loaded the module before; "" if they can."""
+        return "" if self.fixed else f"indirect call; the program may have changed {self.name}"
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,11 @@ class Injected:
     variables: tuple[InjectedVariable, ...]
     refusals: dict[str, str]
     module: Module = dataclasses.field(repr=False)
+
+    @property
+    def late_refusals(self) -> dict[str, str]:
+        """The kernels that cannot be instrumented in a program that has loaded the module before, each with the reason."""
+        return {k: v.refusal for v in self.variables if v.refusal for k in v.kernels} | self.refusals
 
     def limited(self, limits: Mapping[str, int]) -> str:
         """Return `text` with a second copy of each kernel in `limits`, NAME$gpubpf_limited, limited to that many registers."""

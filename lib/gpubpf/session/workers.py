@@ -428,7 +428,10 @@ def _encode(
         )
         for kernel in sidecar.kernels
     ]
-    variables = [protocol.VariableSlot(v.name, v.index, v.copied, v.kernels) for v in sidecar.variables]
+    variables = [
+        protocol.VariableSlot(v.name, v.index, v.copied, v.kernels, v.entry, v.refusal)
+        for v in sidecar.variables
+    ]
     file = os.memfd_create("gpubpf-sidecar")
     with open(file, "wb", closefd=False) as out:
         out.write(sidecar.image)

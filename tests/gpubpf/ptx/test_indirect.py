@@ -11,7 +11,7 @@ from gpubpf.ptx.indirect import MAX_TARGETS, Entry, Shape, entries, indirect_cal
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.link import Input, link
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Injected, Placement
+from gpubpf.ptx.values import TABLE, Injected, Placement
 from gpubpf_fragments import log, tally
 from gpubpf_sass import assembled
 
@@ -52,17 +52,17 @@ def test_an_indirect_call_becomes_calls_of_the_copies(call: str, tmp_path: Path)
     assert made.register == "%rd2" and made.shape == Shape((), ((8, 8), (4, 4))) == shape_of(
         found.functions["f"]
     )
-    assert entries(found) == {"f": Entry("_ZTV1A", 16), "g": Entry("_ZTV1A", 24)}
+    assert entries(found) == {"f": Entry("_ZTV1A", 16, True), "g": Entry("_ZTV1A", 24, True)}
     assert CallGraph(found).reach("k") == {"k", "f", "g"}
     points = [Placement(log(p, p), p) for p in ("function_entry", "basic_block", "access", "entry", "exit")]
     injected = inject(found, {"k": points})
     assert not injected.refusals
     kernel = injected.text[injected.text.index(".entry k(") :]
-    # One comparison with each function's entry, and the call through the register if all differ.
+    # One comparison with each function's address, and the call through the register if all differ.
     assert kernel.count("setp.ne.b64 %gpubpf_0differs") == 2
-    assert [kernel.count(f", [%gpubpf_0address{n}+{16 + 8 * n}];") for n in (0, 1)] == [1, 1]
+    assert [kernel.count(f"%gpubpf_0address{n}, [{TABLE}+{8 * n}];") for n in (0, 1)] == [1, 1]
     assert kernel.count("%rd2, (p0, p1), t;") == 1
-    assert [variable.name for variable in injected.variables] == ["_ZTV1A"]
+    assert [(v.name, v.entry, v.fixed) for v in injected.variables] == [("_ZTV1A", n, True) for n in (16, 24)]
     assert not any(variable.copied for variable in injected.variables)
     assembled(injected.text, "sm_80", tmp_path)
 
@@ -88,10 +88,10 @@ def test_results_and_counts_of_an_indirect_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "body", "reason"),
     [
-        (F.format("f"), CALL.format("call"), "indirect call; no constant table has a function for it"),
+        (F.format("f"), CALL.format("call"), "indirect call; no table has a function for it"),
         (
-            TABLES.format(F.format("f") + F.format("g") + F.format("h")) + ".global .u64 v = h;",
-            "ld.global.u64 %rd2, [v];" + CALL.format("call"),
+            TABLES.format(F.format("f") + F.format("g") + F.format("h")) + ".global .v2 .u64 v = {h, h};",
+            CALL.format("call"),
             "indirect call; v has the address of h",
         ),
         (
@@ -159,7 +159,8 @@ def test_tables_of_anonymous_namespaces() -> None:
     tables = TABLES.format(F.format("f") + F.format("g"))
     named = tables.replace("_ZTV1A", "__nv_static_25__37d95081_4_b_cu_3ee392db__ZTVN12_GLOBAL__N_11AE")
     assert not instrumented(module(CALL.format("call"), named)).refusals
-    assert instrumented(module(CALL.format("call"), tables.replace("_ZTV1A", "table_ZTV1A"))).refusals
+    others = instrumented(module(CALL.format("call"), tables.replace("_ZTV1A", "table_ZTV1A"))).variables
+    assert [v.fixed for v in others] == [True, False]  # f is also in the other table
 
 
 def test_only_functions_of_the_same_shape_count() -> None:
@@ -288,16 +289,33 @@ def test_an_address_in_a_constant_table_is_that_of_the_original(tmp_path: Path) 
     table = ".global .align 8 .u64 _ZZ1kvE1t[2] = {f, g};"
     body = "st.global.u64 [%rd1], %rd3; ld.global.u64 %rd5, [_ZZ1kvE1t];"
     injected = instrumented(module(PICKS + body + CALL.format("call"), TWO + table))
-    assert not injected.refusals and [v.name for v in injected.variables] == ["_ZZ1kvE1t"]
+    # Its own address, and those of the functions
+    assert not injected.refusals and {v.name for v in injected.variables} == {"_ZZ1kvE1t"}
+    assert {(v.entry, v.fixed) for v in injected.variables} == {(None, True), (0, True), (8, True)}
     assert "mov.u64 %rd3, f;" not in injected.text and "mov.u64 %rd3, %gpubpf_0address" in injected.text
     assembled(injected.text, "sm_80", tmp_path)
     for changed in (
         "st.global.u64 [_ZZ1kvE1t], %rd5;",
         "mov.u64 %rd6, _ZZ1kvE1t; st.global.u64 [%rd1], %rd6;",
     ):
-        refusals = instrumented(module(PICKS + body + changed + CALL.format("call"), TWO + table)).refusals
-        assert refusals["k"].startswith("indirect call")
-    named = table.replace("_ZZ1kvE1t", "named")  # which the host can write
-    assert instrumented(
-        module("ld.global.u64 %rd2, [named];" + CALL.format("call"), TWO + named)
-    ).refusals == {"k": "indirect call; named has the address of f"}
+        injected = instrumented(module(PICKS + body + changed + CALL.format("call"), TWO + table))
+        assert {(v.entry, v.fixed) for v in injected.variables} == {(None, True), (0, False), (8, False)}
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        ".global .u64 named = f;",
+        ".const .u64 named[1] = {f};",
+        ".global .attribute(.managed) .u64 named = f;",
+    ],
+)
+def test_entries_that_the_program_may_change(variable: str) -> None:
+    """The agent reads them when it loads the copy with the module. Only kernels that need them depend on that."""
+    body = "ld.global.u64 %rd2, [%rd1];" + CALL.format("call")
+    other = ".visible .entry other(.param .u64 a) { .reg .b64 %rd<2>; mov.u64 %rd1, named; ret; }"
+    injected = instrumented(module(body, F.format("f") + variable) + other)
+    assert not injected.refusals
+    assert [(v.entry, v.fixed, v.kernels) for v in injected.variables if v.entry is not None] == [
+        (0, False, ("k",))
+    ]

@@ -178,15 +178,18 @@ def main(path: str) -> None:
     original, sidecar = device.load(render(application)), device.load(injected.text)
 
     places: dict[str, int] = {}
+    slots: list[bytes] = []
     for variable in injected.variables:
         place = device.variable(original, variable.name)
         if place is None and variable.copied:
             place = device.variable(sidecar, variable.name)
         assert place is not None, variable
         places[variable.name] = place
+        entry = variable.entry
+        slots.append(struct.pack("<Q", place) if entry is None else device.read(place + entry, 8))
     table = device.variable(sidecar, TABLE)
     assert table is not None
-    device.write(table, struct.pack(f"<{len(places)}Q", *places.values()))
+    device.write(table, b"".join(slots))
     variables = [(places[v.name], v.size) for v in injected.variables if not v.copied]
     found = {}
     for kernel, (grid, block, shared, parameters) in LAUNCHES.items():

@@ -86,9 +86,10 @@ void context_ready(Context *context, bool waits = true);
 // Gets the tool's answer, and installs the copies.
 void load_sidecar(Module *module, Context *context, bool waits = true);
 void retry_waiting();  // call this after a capture
-// Without `may_load`, it only uses a sidecar that was loaded ahead.
+// Without `may_load`, it only uses a sidecar that was loaded ahead. `fresh`: the program is waiting in the call that loads the module
+// or makes the context, so its variables have their initial values.
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
-                     bool may_load = true);
+                     bool may_load = true, bool fresh = false);
 // Whether a sidecar that was loaded ahead has a copy of a kernel of this name.
 bool is_loaded_ahead(const std::string &name);
 

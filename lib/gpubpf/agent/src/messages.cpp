@@ -111,12 +111,14 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         std::string name = reader.text();
         answer->refusals.emplace_back(std::move(name), reader.text());
     }
-    n = reader.count(16);
+    n = reader.count(24);
     for (uint32_t i = 0; i < n && reader.ok(); ++i) {
         Variable v;
         v.name = reader.text();
         v.index = reader.u32();
         v.copied = reader.u32() != 0;
+        v.entry = reader.u32();
+        v.refusal = reader.text();
         uint32_t kernels = reader.count(4);
         for (uint32_t k = 0; k < kernels; ++k) v.kernels.push_back(reader.text());
         answer->variables.push_back(std::move(v));

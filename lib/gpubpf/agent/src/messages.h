@@ -93,6 +93,10 @@ struct Variable {
     std::string name;
     uint32_t index = 0;
     bool copied = false;
+    uint32_t entry =
+        kNoField;  // the slot holds not its address, but the function's address at this offset in it
+    std::string
+        refusal;  // why the kernels cannot be instrumented if the program may have changed the entry; "": it cannot
     std::vector<std::string> kernels;  // kernels that need it
 };
 

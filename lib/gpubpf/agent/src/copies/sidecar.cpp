@@ -283,8 +283,8 @@ bool variable_address(const Module &module, const char *name, CUdeviceptr &addre
 }
 
 // Writes the table of variables. Sets `missing` to the kernels that need a variable which was not found, with
-// the reason.
-bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context,
+// the reason. `fresh`: the program has not had time to change its variables.
+bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context, bool fresh,
                     std::map<std::string, std::string> &missing) {
     if (answer.variables.empty()) return true;
     CUdeviceptr table = 0;
@@ -292,6 +292,7 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
     if (driver.cuModuleGetGlobal_v2(&table, &table_size, sidecar, kVariablesTable) != CUDA_SUCCESS)
         return false;
     std::vector<uint64_t> slots(table_size / 8);
+    std::vector<std::pair<CUdeviceptr, CUdeviceptr>> entries;  // from the program's table to the copy's
     for (const Variable &v : answer.variables) {
         CUdeviceptr address = 0;
         size_t size = 0;
@@ -305,14 +306,24 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
                                           CUDA_SUCCESS);
         if (v.index >= slots.size()) return false;
         slots[v.index] = address;
-        if (found) continue;
+        std::string why = found ? "" : "variable " + v.name;
+        if (found && v.entry != kNoField) {
+            if (v.entry + uint64_t(8) > size) return false;
+            entries.emplace_back(address + v.entry, table + v.index * uint64_t(8));
+            if (!fresh) why = v.refusal;
+        }
+        if (why.empty()) continue;
         if (v.kernels.empty())
-            for (const Layout &l : answer.kernels) missing.emplace(l.name, "variable " + v.name);
-        for (const std::string &k : v.kernels) missing.emplace(k, "variable " + v.name);
+            for (const Layout &l : answer.kernels) missing.emplace(l.name, why);
+        for (const std::string &k : v.kernels) missing.emplace(k, why);
     }
-    return driver.cuMemcpyHtoDAsync_v2(table, slots.data(), slots.size() * 8, context.stream) ==
-               CUDA_SUCCESS &&
-           wait_for(context.stream, 10000);
+    if (driver.cuMemcpyHtoDAsync_v2(table, slots.data(), slots.size() * 8, context.stream) != CUDA_SUCCESS)
+        return false;
+    for (const auto &[from, to] : entries)
+        if (!driver.cuMemcpyDtoDAsync_v2 ||
+            driver.cuMemcpyDtoDAsync_v2(to, from, 8, context.stream) != CUDA_SUCCESS)
+            return false;
+    return wait_for(context.stream, 10000);
 }
 
 // Returns the application's function in the current context, to compare the copy's occupancy with it.
@@ -360,7 +371,7 @@ using LoadModule = CUresult (*)(CUmodule *, const void *);
 using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
 
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
-                     bool may_load) {
+                     bool may_load, bool fresh) {
     Registry &r = registry();
     std::vector<Kernel *> kernels;
     struct Installing {  // the module is not unloaded while this exists
@@ -403,7 +414,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
     else if (!prepare_context(*context)) failed = "no memory for maps";
     else if (!idle && (result = load(&sidecar, answer->image.data())) != CUDA_SUCCESS)
         failed = "the driver rejects the copy";
-    else if (!fill_variables(*module, sidecar, *answer, *context, missing))
+    else if (!fill_variables(*module, sidecar, *answer, *context, fresh, missing))
         failed = "the copy cannot use the variables";
     if (!idle) {
         context->sidecars.push_back({module, sidecar, answer, std::vector<Copy *>(kernels.size())});
@@ -605,7 +616,8 @@ bool may_load_now(const Module &module, Context &context, const Answer &answer) 
 
 // Installs copies while nothing runs in the context. Some kernels end only after the program continues: if one is
 // running, the worker thread installs the copies later.
-void install_when_idle(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
+void install_when_idle(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
+                       bool fresh) {
     using Clock = std::chrono::steady_clock;
     constexpr auto kPatience = std::chrono::milliseconds(500), kPause = std::chrono::milliseconds(10000);
     const auto until = Clock::now() + kPatience;
@@ -615,7 +627,7 @@ void install_when_idle(Module *module, Context *context, const std::shared_ptr<c
     if (Clock::now().time_since_epoch().count() > context->busy_until.load()) {
         while (ms_left() > 0 && agent.live) {
             if (when_idle(*context, static_cast<uint32_t>(ms_left()),
-                          [&](LaunchesHeld &) { install_sidecar(module, context, answer); }))
+                          [&](LaunchesHeld &) { install_sidecar(module, context, answer, true, fresh); }))
                 return;
             usleep(500);  // another thread may hold launches
         }
@@ -638,8 +650,9 @@ void load_sidecar(Module *module, Context *context, bool waits) {
             return;
         }
     }
-    if (waits && !may_load_now(*module, *context, *answer)) install_when_idle(module, context, answer);
-    else install_sidecar(module, context, answer);
+    const bool fresh = waits && !module->preexisting;
+    if (waits && !may_load_now(*module, *context, *answer)) install_when_idle(module, context, answer, fresh);
+    else install_sidecar(module, context, answer, true, fresh);
 }
 
 void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {
