@@ -413,3 +413,26 @@ def test_memory_allocated_on_the_stack(virtual: bool) -> None:
     with pytest.raises(DeviceFault) as caught:
         device.launch("allocates", 1, 64, out, np.int32(64), stack=128)
     assert caught.value.code == 719
+
+
+def test_functions_of_different_modules_have_different_addresses() -> None:
+    """A function of another module cannot be called, instead of one of this module being taken for it."""
+    texts = [
+        f"{HEAD}.func f{n}() {{ ret; }}\n.visible .global .u64 table = f{n};\n"
+        ".visible .entry address(.param .u64 out) { .reg .b64 %rd<3>; ld.param.u64 %rd1, [out];"
+        f" mov.u64 %rd2, f{n}; st.u64 [%rd1], %rd2; ret; }}\n"
+        ".visible .entry calls(.param .u64 f) { .reg .b64 %rd<2>; ld.param.u64 %rd1, [f];"
+        " t: .callprototype _ (); call %rd1, (), t; ret; }"
+        for n in range(2)
+    ]
+    devices = [Device(text) for text in texts]
+    addresses = []
+    for device in devices:
+        out = Array(np.zeros(1, np.uint64))
+        device.launch("address", 1, 1, out)
+        assert out.host[0] == device.variable("table", np.uint64, (1,))[0]
+        addresses.append(int(out.host[0]))
+    assert addresses[0] != addresses[1]
+    devices[0].launch("calls", 1, 1, addresses[0])
+    with pytest.raises(DeviceFault, match="not a function of this module"):
+        devices[0].launch("calls", 1, 1, addresses[1])

@@ -72,19 +72,46 @@ def test_kernels_that_launch_kernels(tmp_path: Path) -> None:
         done = run([program], hostile, CUDASIM_CLOCK=clock)
         assert (done.returncode, done.stdout) == (0, NESTED)
         assert "kernel _Z5faultPi: illegal address 0x10" in done.stderr
-    tool = [
+    assert measured("threadhist", program, tmp_path, NESTED)["launches_instrumented"] == 6
+
+
+TOOLS = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
+
+
+def measured(tool: str, program: Path, tmp_path: Path, printed: str, *options: str) -> dict:
+    records = tmp_path / "records"
+    command = [
         sys.executable,
-        str(ROOT / "tools/threadhist.py"),
+        str(ROOT / f"tools/{tool}.py"),
         "--device",
         "sim",
         "--json",
         "-o",
-        str(tmp_path / "records"),
+        str(records),
     ]
-    done = subprocess.run([*tool, "--", str(program)], capture_output=True, text=True, timeout=120)
-    assert done.stdout == NESTED, done.stderr
-    summary = json.loads((tmp_path / "records").read_text().splitlines()[-1])
-    assert summary["not_instrumented"] == {"launches kernels (dynamic parallelism)": 6}
+    done = subprocess.run([*command, *options, "--", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, printed), done.stderr
+    summary = json.loads(records.read_text().splitlines()[-1])
+    assert not summary["not_instrumented"], summary
+    return summary
+
+
+@pytest.mark.parametrize(
+    "tool", [TOOLS[0], *(pytest.param(t, marks=pytest.mark.every(8)) for t in TOOLS[1:])]
+)
+def test_grids_that_kernels_launch_are_counted(tool: str, tmp_path: Path) -> None:
+    """Without the fault at the end, which would lose the counts."""
+    source = tmp_path / "nested.cu"
+    source.write_text((PROGRAMS / "nested.cu").read_text().replace("faulty<<<1, 1>>>();", ""))
+    flags = ["-std=c++17", "-rdc=true", "-arch=sm_80", "-lcudadevrt"]
+    program = gpubpf_cuda.build(source, tmp_path / "app", *flags)
+    printed = NESTED.replace("cudaErrorIllegalAddress", "cudaSuccess")
+    sampled = () if tool == "launchlate" else ("--sample-blocks", "1/2")
+    for options in ((), sampled):
+        summary = measured(tool, program, tmp_path, printed, *options)
+        # By `tree`, `order`, `sizes`, `errors` and `memory`.
+        assert summary["launches_by_kernels"] == 6 + 4 + 33 + 12 + 1
+        assert summary["launches_instrumented"] == 5 and not summary["lost"]
 
 
 def test_conditional_nodes(tmp_path: Path) -> None:
@@ -94,6 +121,7 @@ def test_conditional_nodes(tmp_path: Path) -> None:
     for clock, hostile in (("real", False), ("real", True), ("virtual", False)):
         done = run([program], hostile, CUDASIM_CLOCK=clock)
         assert (done.returncode, done.stdout, done.stderr) == (0, "conditions ok\n", "")
+    measured("threadhist", program, tmp_path, "conditions ok\n")
 
 
 def test_a_part_without_ptx(tmp_path: Path) -> None:

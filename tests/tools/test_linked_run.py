@@ -99,4 +99,4 @@ def test_a_kernel_that_launches_kernels(tmp_path: Path) -> None:
     )
     done = run("threadhist", "--list", "--json", app)
     listed = {record["kernel"]: record["reason"] for record in map(json.loads, done.stdout.splitlines())}
-    assert listed == {"child": None, "parent": "launches kernels (dynamic parallelism)"}
+    assert listed == {"child": None, "parent": None}

@@ -13,10 +13,9 @@
 extern "C" {
 #endif
 
-#define CS_ABI 18
+#define CS_ABI 19
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
-#define CS_CODE_BASE 0x00007c0de0000000ull /* function addresses: CS_CODE_BASE + 16 * (index + 1) */
 
 enum {
     CS_SWITCH = 0,
@@ -195,6 +194,7 @@ struct cs_warp {
     uint8_t *local; /* 32 × local_stride */
     const uint8_t *params;
     const uint64_t *vars; /* addresses of module variables */
+    uint64_t code_base;   /* a function's address is code_base + 16 * (index + 1) */
     const uint32_t *shared_offsets;
     uint64_t base, limit;              /* device region */
     uint64_t constants, constant_size; /* the part of it with constant variables */

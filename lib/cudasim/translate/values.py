@@ -267,7 +267,7 @@ class Values:
         if storage is None:
             if name in self.functions:
                 self.address_taken.add(self.functions[name])
-                return f"{0x7C0DE0000000 + 16 * (self.functions[name] + 1):#x}ull{plus}"
+                return f"w->code_base + {16 * (self.functions[name] + 1)}ull{plus}"
             raise PtxError(f"PTX line {self.instruction.line}: {name} is not declared")
         if storage.kind == "global":
             self.variables.add(storage.index)

@@ -24,6 +24,7 @@ from pathlib import Path
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
 from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
+from gpubpf.ptx.device_launches import GRIDS
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
@@ -371,6 +372,11 @@ CONTROL = Layout(
         Field("u64", "hooks_rare_ns", about="total time of rare work that may take long (SlowPath)"),
         Field("u64", "cupti_given", about="operations that CUPTI was to record"),
         Field("u64", "cupti_reported", about="how many of them CUPTI has reported"),
+        Field(
+            "u64",
+            "grids",
+            about="grids that instrumented kernels, and kernels launched by them, had launched when the maps were last read",
+        ),
     ),
     tail="Slot slots[kSlots];",
 )
@@ -730,6 +736,7 @@ _TEXTS = {
     "AMBIGUOUS": AMBIGUOUS,
     "ALREADY_CHANGED": ALREADY_CHANGED,
     "VARIABLES_TABLE": TABLE,
+    "GRIDS_VARIABLE": GRIDS,
 }
 
 

@@ -655,10 +655,12 @@ def sidecar(
     refusals: Mapping[str, str],
     variables: Sequence[VariableSlot],
     ahead: int | None = None,
+    launched: Sequence[tuple[str, str]] = (),
 ) -> bytes:
     """Return the answer to an image; the sidecar's own image goes with it as a file. Empty if no kernel matches.
 
-    ahead: nobody has asked for the sidecar yet; it is for contexts on GPUs of this compute capability."""
+    ahead: nobody has asked for the sidecar yet; it is for contexts on GPUs of this compute capability. launched: kernels that other
+    kernels launch, each with the name of its copy."""
     kernels = tuple(kernels)
     parts = [
         b"" if ahead is None else struct.pack("<I", ahead),
@@ -701,6 +703,8 @@ def sidecar(
         parts.append(_bytes(v.name.encode()) + struct.pack("<III", v.index, v.copied, entry))
         parts.append(_bytes(v.refusal.encode()) + struct.pack("<I", len(v.kernels)))
         parts += [_bytes(name.encode()) for name in v.kernels]
+    parts.append(struct.pack("<I", len(launched)))
+    parts += [_bytes(name.encode()) + _bytes(copy.encode()) for name, copy in launched]
     return frame(Message.SIDECAR if ahead is None else Message.AHEAD, b"".join(parts))
 
 
@@ -887,6 +891,11 @@ def cupti_operations(file: int) -> tuple[int, int]:
 def was_cut(file: int) -> bool:
     """Return whether the process closed the agent's file descriptors, and with them the connection to the tool."""
     return _control(file, "cut")[0] != 0
+
+
+def grids(file: int) -> int:
+    """Return how many grids instrumented kernels had launched when the maps were last read (dynamic parallelism)."""
+    return _control(file, "grids")[0]
 
 
 def _control(file: int, *names: str) -> list[int]:

@@ -28,6 +28,7 @@ from gpubpf.errors import AssembleError, ImageError
 from gpubpf.images import fatbin, yields
 from gpubpf.process import privileges
 from gpubpf.ptx.emit import FUNCTION
+from gpubpf.ptx.flow import DEVICE_RUNTIME
 
 GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is 7.5
 # Tegra GPUs. Their code does not run on desktop GPUs of the same major number, or vice versa (CUDA programming guide, "Binary
@@ -179,6 +180,9 @@ def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 # A cubin, its kernels' resources, advisories.
 _Made: TypeAlias = tuple[bytes, dict[str, KernelResources], tuple[str, ...]]
 
+# A declaration of a function of the device runtime, as render() writes it. Such a module must be linked with libcudadevrt.a.
+_OF_RUNTIME = re.compile(rb"^\.extern \.func (?:\([^)]*\) )?" + DEVICE_RUNTIME.pattern.encode(), re.MULTILINE)
+
 
 def _assemble(ptx: str, target: Target, options: tuple[str, ...], niceness: int = 0) -> _Made:
     """Return the result of the first assembler that supports the PTX version and the GPU, from the cache if possible.
@@ -232,7 +236,9 @@ def _run(
 ) -> _Made:
     """Return an assembler's result, from the cache if possible. Raises AssembleError. The cache also holds _REFUSALS."""
     store = cache.default()
-    key = cache.key(_version(), assembler.identity, arch, " ".join(options), ptx)
+    linked = device_runtime(assembler.path) if _OF_RUNTIME.search(ptx) else None
+    with_runtime = _identity(linked) if linked is not None else ""
+    key = cache.key(_version(), assembler.identity, with_runtime, arch, " ".join(options), ptx)
     kept = _unpack(store.get(_STAGE, key) or b"")
     if isinstance(kept, AssembleError):
         raise kept
@@ -248,6 +254,11 @@ def _run(
         raise
     store.put(_STAGE, key, _pack(made))
     return made
+
+
+def _identity(path: str) -> str:
+    status = os.stat(path)
+    return f"{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
 
 
 @functools.cache
@@ -326,8 +337,7 @@ class Ptxas:
     @functools.cached_property
     def identity(self) -> str:
         """A part of the cache key. It changes with the file. Running ptxas for its version each time would be slower."""
-        status = os.stat(self.path)
-        return f"ptxas {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
+        return f"ptxas {_identity(self.path)}"
 
     @property
     def release(self) -> str:
@@ -340,37 +350,72 @@ class Ptxas:
         return int(self.release.partition(".")[0] or 0)
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int = 0) -> _Made:
-        """Run ptxas without privileges, because the PTX is untrusted. Raises AssembleError."""
-        return privileges.run_unprivileged(lambda: self._run(ptx, arch, options, niceness), (self.path,))
+        """Run ptxas, and nvlink if needed, without privileges, because the PTX is untrusted. Raises AssembleError."""
+        linking = self._linking() if _OF_RUNTIME.search(ptx) else ()
+        return privileges.run_unprivileged(
+            lambda: self._run(ptx, arch, options, niceness, linking), (self.path, *linking)
+        )
 
-    def _run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int) -> _Made:
-        environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
+    def _linking(self) -> tuple[str, str]:
+        """Return the paths of nvlink and libcudadevrt.a of this ptxas. Raises AssembleError."""
+        nvlink = os.path.join(os.path.dirname(os.path.realpath(self.path)), "nvlink")
+        library = device_runtime(self.path)
+        if not _executable(nvlink) or library is None:
+            missing = "nvlink" if library is not None else "libcudadevrt.a"
+            raise TemporaryFailure(
+                f"needs device linking, and {missing} is missing beside {self.path}; install the CUDA toolkit"
+            )
+        return nvlink, library
+
+    def _run(
+        self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int, linking: tuple[str, ...]
+    ) -> _Made:
         with tempfile.TemporaryDirectory(prefix="gpubpf-") as directory:
             source, result = Path(directory, "module.ptx"), Path(directory, "module.cubin")
             source.write_bytes(ptx)
             # 0: on all CPUs. The code of each kernel is the same, but their order in the cubin may differ.
             threads = ["-split-compile=0"] if _numbers(self.release) >= _THREADS_SINCE else []
-            command = [self.path, "-v", f"-arch={arch}", *threads, *options, "-o", str(result), str(source)]
-            try:
-                done = subprocess.run(
-                    command,
-                    capture_output=True,
-                    env=environment,
-                    cwd=directory,
-                    timeout=_TIMEOUT,
-                    stdin=subprocess.DEVNULL,
-                    preexec_fn=functools.partial(_prepare, os.getpid(), niceness),
-                )
-            except subprocess.TimeoutExpired:
-                raise AssembleError(f"ptxas took more than {_TIMEOUT} s; leave this kernel out") from None
-            except OSError as error:
-                raise TemporaryFailure(
-                    f"cannot run {self.path}: {error.strerror}; install the CUDA toolkit"
-                ) from None
-            talk = done.stderr.decode("utf-8", "replace") + done.stdout.decode("utf-8", "replace")
-            if done.returncode != 0 or not result.exists():
-                raise _refusal(talk, done.returncode)
+            words = ["-v", f"-arch={arch}", *(["-c"] if linking else threads), *options, str(source)]
+            talk = _run_program([self.path, *words], result, niceness)
+            if linking:
+                nvlink, library = linking
+                linked = Path(directory, "linked.cubin")
+                _run_program([nvlink, f"-arch={arch}", str(result), library], linked, niceness)
+                result = linked
             return result.read_bytes(), parse_verbose(talk), parse_advisories(talk)
+
+
+def _run_program(command: list[str], result: Path, niceness: int) -> str:
+    """Run ptxas or nvlink, which writes the file `result`. Return what it prints. Raises AssembleError."""
+    name = os.path.basename(command[0])
+    try:
+        done = subprocess.run(
+            [*command, "-o", str(result)],
+            capture_output=True,
+            env={variable: value for variable, value in os.environ.items() if variable not in _WITHOUT},
+            cwd=result.parent,
+            timeout=_TIMEOUT,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=functools.partial(_prepare, os.getpid(), niceness),
+        )
+    except subprocess.TimeoutExpired:
+        raise AssembleError(f"{name} took more than {_TIMEOUT} s; leave this kernel out") from None
+    except OSError as error:
+        raise TemporaryFailure(
+            f"cannot run {command[0]}: {error.strerror}; install the CUDA toolkit"
+        ) from None
+    talk = done.stderr.decode("utf-8", "replace") + done.stdout.decode("utf-8", "replace")
+    if done.returncode != 0 or not result.exists():
+        raise _refusal(talk, done.returncode)
+    return talk
+
+
+def device_runtime(assembler: str) -> str | None:
+    """Return the path of libcudadevrt.a in the toolkit, or beside the packages from PyPI, of an assembler; None if it is missing."""
+    root = os.path.dirname(os.path.dirname(os.path.realpath(assembler)))
+    places = ("lib", "lib64", "targets/*/lib", "../cuda_runtime/lib")
+    found = (path for place in places for path in glob.glob(f"{root}/{place}/libcudadevrt.a"))
+    return next(found, None)
 
 
 def _prepare(parent: int, niceness: int) -> None:
@@ -462,8 +507,7 @@ class NvJitLink:
 
     @functools.cached_property
     def identity(self) -> str:
-        status = os.stat(self.path)
-        return f"nvJitLink {os.path.realpath(self.path)} {status.st_size} {status.st_mtime_ns}"
+        return f"nvJitLink {_identity(self.path)}"
 
     @functools.cached_property
     def release(self) -> str:
@@ -502,6 +546,14 @@ class NvJitLink:
             ptx_input = 2  # NVJITLINK_INPUT_PTX
             size = ctypes.c_size_t(len(ptx) + 1)  # including the terminating zero
             status = library.nvJitLinkAddData(handle, ptx_input, ctypes.c_char_p(ptx), size, b"module.ptx")
+            if status == 0 and _OF_RUNTIME.search(ptx):
+                runtime = device_runtime(self.path)
+                if runtime is None:
+                    raise TemporaryFailure(
+                        f"needs device linking, and libcudadevrt.a is missing beside {self.path}; install the CUDA toolkit"
+                    )
+                library_input = 6  # NVJITLINK_INPUT_LIBRARY
+                status = library.nvJitLinkAddFile(handle, library_input, os.fsencode(runtime))
             if status == 0:
                 status = library.nvJitLinkComplete(handle)
             if status != 0:

@@ -39,6 +39,7 @@ from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.ptx import contraction, flow, module, parser
 from gpubpf.ptx.call_graph import CallGraph
+from gpubpf.ptx.device_launches import launched_name
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.probe import DIVIDING, FREQUENT, SEEING_RESULTS
 from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, Placement, Site
@@ -132,6 +133,7 @@ class Sidecar:
     """The image that the agent loads. `image` is empty if no kernel matched, or if all were refused.
 
     `entries`: all kernels of the module (mangled). `refusals`: the reason for each matched kernel that is not in `kernels`.
+    `launched`: kernels that the image has a copy of for other kernels to launch, and the names of these copies.
     """
 
     image: bytes = field(default=b"", repr=False)
@@ -139,6 +141,7 @@ class Sidecar:
     refusals: Mapping[str, str] = field(default_factory=dict)
     variables: tuple[InjectedVariable, ...] = ()
     entries: tuple[str, ...] = ()
+    launched: tuple[tuple[str, str], ...] = ()
     # For `register_use`, which later computes how many registers the probes cost.
     original: str = field(default="", repr=False)
     text: str = field(default="", repr=False)
@@ -281,9 +284,10 @@ def _instrument(
     before = before or {}
     limits: dict[str, int] = {}
     frequent = not points.isdisjoint(FREQUENT)
-    if frequent:
+    if frequent or injected.launched:
         try:
-            before = _registers(parsed, injected.kernels, target, chosen.options, before)
+            known = injected.kernels.keys() | injected.launched
+            before = _registers(parsed, known, target, chosen.options, before)
         except TemporaryFailure as error:
             failures.append(error)
     if frequent or own:
@@ -331,6 +335,7 @@ def _instrument(
         refusals,
         injected.variables if injected.kernels else (),
         entries,
+        tuple((name, launched_name(name)) for name in injected.launched),
         module.render(trim(parsed, injected.kernels)) if injected.kernels else "",
         made if injected.kernels else "",
         options,
@@ -386,11 +391,13 @@ def _limits_of_copies(
     """
     if "maxrregcount" in options:
         return {}
-    return {
+    found = {
         name: limit_of_copy(before[name], frequent and not kernel.split)
         for name, kernel in injected.kernels.items()
         if name in before and not parsed.functions[name].mentions("setmaxnreg")
     }
+    # A kernel may launch as many threads as fit with the original's registers.
+    return found | {launched_name(name): before[name] for name in injected.launched if name in before}
 
 
 def _limits(
@@ -570,7 +577,8 @@ def trim(parsed: module.Module, kernels: Mapping[str, Any]) -> module.Module:
         elif name in parsed.functions and name not in functions:
             reached = graph.reach(name)
             functions |= reached
-            todo += (variable for function in reached for variable in graph.of(function).variables)
+            for used in map(graph.of, reached):
+                todo += used.variables | used.launched | {graph.entries[f].table for f in used.originals}
     kept = []
     for item in parsed.items:
         if isinstance(item, module.Function):
@@ -690,6 +698,7 @@ def unpack(data: bytes) -> Sidecar | None:
                 for variable in head["variables"]
             ),
             tuple(head["entries"]),
+            tuple((name, copy) for name, copy in head["launched"]),
             head["original"],
             head["text"],
             head["options"],

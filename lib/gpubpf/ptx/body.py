@@ -21,6 +21,7 @@ from .computation import Element, computation, is_chosen
 from .congruence import common_bits
 from .contraction import products_before
 from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
+from .device_launches import GRIDS, launched_name, launches_grid
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
 from .flow import BRANCHES, LEAVING, Flow, callee, counted, find_names
@@ -914,6 +915,8 @@ class Body:
 
     def _function(self, name: str, loads: list[Statement]) -> str:
         """Return what holds the address of a function: a register with that of the original, or the name of the function's copy."""
+        if name in self.plan.module.entries:
+            return launched_name(name)
         if name not in self.plan.graph.entries:
             return self.plan.new_name(name, self.variant)
         return self._load_address(self.plan.graph.entries[name], loads)
@@ -926,7 +929,7 @@ class Body:
         assert name is not None
         role = self.plan.role(name, self.variant)
         if role is None:
-            return [call]
+            return [call, *self._count_grid(call)] if launches_grid(call) else [call]
         at = next(i for i, o in enumerate(call.operands) if isinstance(o, Name))
         results = next((o.items for o in call.operands[:at] if isinstance(o, Group)), ())
         arguments = next((o.items for o in call.operands[at + 1 :] if isinstance(o, Group)), ())
@@ -990,6 +993,18 @@ class Body:
             elif not (name is not None and _is_prototype(statement)):
                 out += self._with_added(index)
         return out
+
+    def _count_grid(self, call: PtxInstruction) -> list[Statement]:
+        """Return what counts a grid after the call that launches it, if the call succeeded."""
+        result = next(operand for operand in call.operands if isinstance(operand, Group)).items[0]
+        assert isinstance(result, Name)
+        out: list[Statement] = [Open(), text(".reg .b32 %gpubpf_error;"), text(".reg .pred %gpubpf_started;")]
+        out.append(text(f"ld.param.b32 %gpubpf_error, [{result.name}];"))
+        out.append(text("setp.ne.b32 %gpubpf_started, 0, 0;"))
+        out.append(text(f"{guard(call)}setp.eq.b32 %gpubpf_started, %gpubpf_error, 0;"))
+        counter = self._load_address(GRIDS, out)
+        out.append(text(f"@%gpubpf_started red.global.add.u64 [{counter}], 1;"))
+        return [*out, Close()]
 
     def _hidden_arguments(
         self, arguments: tuple[Operand, ...], role: Role

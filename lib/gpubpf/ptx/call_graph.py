@@ -37,6 +37,7 @@ class References:
 
     indirect  it makes calls through registers that cannot be followed
     taken     functions whose addresses it takes
+    launched  kernels whose addresses it takes
     unknown   opcodes
     shapes    of its other calls through registers, each with the number of calls
     originals functions in tables whose original's address the copy needs
@@ -49,6 +50,7 @@ class References:
     unknown: frozenset[str]
     shapes: Mapping[Shape, int] = dataclasses.field(default_factory=dict)
     originals: frozenset[str] = frozenset()
+    launched: frozenset[str] = frozenset()
 
 
 def references(function: Function, module: Module) -> References:
@@ -57,6 +59,7 @@ def references(function: Function, module: Module) -> References:
     variables: set[str] = set()
     unknown: set[str] = set()
     taken: set[str] = set()
+    launched: set[str] = set()
     indirect = False
     body = function.body or ()
     followed = {found.call: found.shape for found in indirect_calls(body).values()}
@@ -81,6 +84,8 @@ def references(function: Function, module: Module) -> References:
                 continue
             if name in module.variables:
                 variables.add(name)
+            elif name in module.entries:
+                launched.add(name)
             elif name in module.functions:
                 taken.add(name)
     return References(
@@ -90,6 +95,7 @@ def references(function: Function, module: Module) -> References:
         frozenset(taken),
         frozenset(unknown),
         shapes,
+        launched=frozenset(launched),
     )
 
 
@@ -225,6 +231,21 @@ class CallGraph:
                 todo.append(self.resolve(name))
                 todo.extend(self.of(name).calls)
         return frozenset(seen)
+
+    def launched(self, kernel: str) -> frozenset[str]:
+        """Return the kernels that a kernel, or one that it launches, may launch. Raises PtxError."""
+        found: set[str] = set()
+        todo = [kernel]
+        while todo:
+            for function in self.reach(todo.pop()):
+                new = self.of(function).launched - found
+                found |= new
+                todo += new
+        return frozenset(found)
+
+    def runs(self, kernel: str) -> frozenset[str]:
+        """Return the functions that a kernel, and those that it may launch, may run, including all these kernels. Raises PtxError."""
+        return frozenset[str]().union(*(self.reach(one) for one in {kernel} | self.launched(kernel)))
 
     def leaving(self, functions: Iterable[str]) -> frozenset[str]:
         """Return those of `functions` in which a thread may execute `exit`, directly or in a called function."""

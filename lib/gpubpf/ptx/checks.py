@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from gpubpf import names
 from gpubpf.errors import Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
 
 from .call_graph import CallGraph
-from .flow import KERNEL_LAUNCHES, SYSTEM_FUNCTIONS
+from .device_launches import escaping
+from .flow import DEVICE_RUNTIME, SYSTEM_FUNCTIONS, find_initializer_names
 from .module import Function, Module, PtxInstruction, Variable
 from .values import PREFIX, parameter_layout
 
@@ -30,13 +32,31 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
     limit = 32764 if module.version >= (8, 1) else 4352
     if align(end, 8) + block.size > limit:
         raise Refusal("parameters too large")
-    for parameter in entry.parameters:
+    _check_code(module, graph, name)
+    for kernel in sorted(graph.launched(name)):
+        try:
+            _check_code(module, graph, kernel)
+            _check_launched(module, graph, name, kernel)
+        except Refusal as refusal:
+            raise Refusal(f"launches {names.demangle(kernel).short}; {refusal}") from None
+
+
+def _check_launched(module: Module, graph: CallGraph, name: str, kernel: str) -> None:
+    """Check that the copy of the kernel `name` launches only copies of the kernel `kernel`, not the original."""
+    for variable in module.variables.values():
+        if kernel in find_initializer_names(variable.initializer):
+            raise Refusal(f"{variable.name} has its address")
+    for function in graph.runs(name):
+        if escaping(module.functions[function].body or (), {kernel}):
+            raise Refusal("its address is passed on")
+
+
+def _check_code(module: Module, graph: CallGraph, name: str) -> None:
+    for parameter in module.entries[name].parameters:
         if parameter.type in _OPAQUE:
             raise Refusal(f"texture or surface reference {parameter.name}")
         _check_name(parameter.name)
     functions = sorted(graph.reach(name))
-    if any(KERNEL_LAUNCHES.match(f) for f in functions):
-        raise Refusal("launches kernels (dynamic parallelism)")
     variables = sorted({v for f in functions for v in graph.of(f).variables})
     for function in functions:
         if graph.of(function).indirect:
@@ -57,7 +77,8 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
 
 def _check_function(module: Module, function: Function, graph: CallGraph) -> None:
     meant = module.functions.get(graph.resolve(function.name))
-    if (meant is None or not meant.defined) and function.name not in SYSTEM_FUNCTIONS:
+    linked = function.name in SYSTEM_FUNCTIONS or DEVICE_RUNTIME.fullmatch(function.name) is not None
+    if (meant is None or not meant.defined) and not linked:
         raise Refusal(f"needs device linking: {function.name}")
     for statement in function.body or ():
         if isinstance(statement, Variable) and statement.space in ("global", "const"):

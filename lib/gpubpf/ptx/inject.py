@@ -73,7 +73,7 @@ def inject(
         done, failed = _add_kernels(sidecar, each)
         if not failed:
             made, variables = sidecar.finish(minimum_version)
-            return Injected(render(made), done, variables, refusals, made)
+            return Injected(render(made), done, variables, refusals, made, sidecar.launched)
         refusals |= failed  # start again without these kernels, so that they leave nothing in the module
         accepted = {name: placements for name, placements in accepted.items() if name not in failed}
 
@@ -90,6 +90,7 @@ def _add_kernels(
     for name in sidecar.plan.placements:
         try:
             sidecar.add_called(name)
+            sidecar.add_launched(name)
         except (Refusal, PtxError) as error:
             failed[name] = str(error)
     in_functions = sidecar.sites.count

@@ -100,7 +100,7 @@ class InjectionPlan:
             raise Error(f"no device program can be at {point!r}; use one of {', '.join(DEVICE_POINTS)}")
         # Kernels share functions, so all kernels count all kinds; ptxas drops counts that nothing reads.
         self.work = tuple(kind for kind in (*WORK, ADDED, SKIPPED) if kind in asked)
-        reached = {f for name in kernels for f in graph.reach(name)}
+        reached = {f for name in kernels for f in graph.runs(name)}
         self.functions = {f for f in reached if module.functions[f].kind == "func"}
         self.leaving = graph.leaving(self.functions)
         self.variants: list[tuple[Placement, ...]] = [()]

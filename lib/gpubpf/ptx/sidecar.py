@@ -11,8 +11,9 @@ from gpubpf.lower.launch_block import align
 from .body import Body
 from .call_graph import may_wait
 from .constants import is_constant
+from .device_launches import GRIDS, launched_name
 from .emit import array
-from .flow import find_initializer_names
+from .flow import GRID_LAUNCH, find_initializer_names
 from .indirect import Entry
 from .module import Directive, Function, Item, Module, Variable
 from .plan import InjectionPlan
@@ -38,6 +39,7 @@ class SidecarModule:
         self._rewritten: dict[str, Function] = {}  # by new name
         self._new_names: dict[str, set[str]] = {}  # by original name
         self._shared_exits: dict[str, int] = {}  # by new name
+        self.launched: tuple[str, ...] = ()  # kernels with a launched copy
 
     def add_called(self, kernel: str) -> None:
         """Add the functions that a kernel calls, directly or indirectly. Raises Refusal, PtxError."""
@@ -64,6 +66,18 @@ class SidecarModule:
     def _add(self, original: str, made: Function) -> None:
         self._rewritten[made.name] = made
         self._new_names.setdefault(original, set()).add(made.name)
+
+    def add_launched(self, kernel: str) -> None:
+        """Add the copies of the kernels that a kernel may launch, after the functions of all kernels. Raises Refusal, PtxError."""
+        plan = self.plan
+        for name in sorted(plan.graph.launched(kernel) - set(self.launched)):
+            for called in sorted(plan.graph.reach(name) - {name}):
+                self._add_function(called, 0)
+            function = plan.module.functions[name]
+            body = Body(plan, self.sites, self.variables, function, 0, ())
+            made = dataclasses.replace(function, name=launched_name(name), linkage=("visible",))
+            self._add(name, made.with_body(body.rewrite()))
+            self.launched += (name,)
 
     def add_kernel(self, name: str) -> InjectedKernel:
         """Add a kernel, after its called functions. Raises Refusal, PtxError."""
@@ -121,9 +135,9 @@ class SidecarModule:
             elif isinstance(item, Function):
                 for new in sorted(self._new_names.get(item.name, ())):
                     made = self._rewritten[new]
-                    if made.kind == "func" and new not in seen:
+                    if (made.kind == "func" or new == launched_name(item.name)) and new not in seen:
                         seen.add(new)
-                        # Declare all functions first: a definition may call a function that is defined later.
+                        # Declare them first: a definition may call a function, or launch a kernel, that is defined later.
                         items.append(made.with_body(None))
                     if item.defined:
                         items.append(made)
@@ -135,6 +149,8 @@ class SidecarModule:
         return made_module, tuple(self._injected(what, index, copies) for what, index in slots.items())
 
     def _injected(self, what: str | Entry, index: int, copies: Collection[str]) -> InjectedVariable:
+        if what == GRIDS:
+            return InjectedVariable(GRIDS, index, "global", 8, False, self._users(what))
         name, entry = (what, None) if isinstance(what, str) else (what.table, what)
         v = self.plan.module.variables[name]
         made = InjectedVariable(name, index, v.space, v.size, name in copies, self._users(what))
@@ -148,9 +164,11 @@ class SidecarModule:
 
         def uses(function: str) -> bool:
             used = graph.of(function)
+            if what == GRIDS:
+                return any(GRID_LAUNCH.fullmatch(name) for name in used.calls)
             return what in used.variables or any(graph.entries[name] == what for name in used.originals)
 
-        return tuple(k for k in self.plan.placements if any(uses(function) for function in graph.reach(k)))
+        return tuple(k for k in self.plan.placements if any(uses(function) for function in graph.runs(k)))
 
     def _copies(self) -> frozenset[str]:
         """Return the variables of the table that may be copied, and the variables that their initializers point to."""

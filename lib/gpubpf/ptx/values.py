@@ -144,7 +144,7 @@ class InjectedVariable:
 class Injected:
     """The instrumented module. `text` has no kernels if all were refused. `refusals`: reasons by mangled name.
 
-    `text` is the rendered `module`.
+    `text` is the rendered `module`. launched: the kernels that have a copy for other kernels to launch (device_launches.py).
     """
 
     text: str
@@ -152,6 +152,7 @@ class Injected:
     variables: tuple[InjectedVariable, ...]
     refusals: dict[str, str]
     module: Module = dataclasses.field(repr=False)
+    launched: tuple[str, ...] = ()
 
     @property
     def late_refusals(self) -> dict[str, str]:

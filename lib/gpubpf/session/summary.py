@@ -49,6 +49,8 @@ def summary(measurement: Measurement) -> dict[str, Any]:
         record["launches_unknown"] = unnamed  # launches of kernels whose name is unknown
     if graphs := sum(process.graph_launches_before() for process in measurement.all_processes()):
         record["graphs_before"] = graphs
+    if grids := sum(process.grids() for process in measurement.all_processes()):
+        record["launches_by_kernels"] = grids
     if faults := [
         fault_record(process.pid, process.comm, fault)
         for process in measurement.all_processes()

@@ -210,6 +210,7 @@ class TracedProcess:
     _final_graphs: int = 0
     _final_times: tuple[int, int] = (0, 0)
     _final_graphs_before: int = 0
+    _final_grids: int = 0
     _final_hook_calls: protocol.HookCalls = field(default_factory=protocol.HookCalls)
 
     @property
@@ -306,6 +307,11 @@ class TracedProcess:
                 if self.control is not None
                 else self._final_graphs_before
             )
+
+    def grids(self) -> int:
+        """See `protocol.grids`."""
+        with self._resource_lock:
+            return protocol.grids(self.control) if self.control is not None else self._final_grids
 
     def hook_calls(self) -> protocol.HookCalls:
         """See `protocol.hook_calls`."""
@@ -494,10 +500,10 @@ class TracedProcess:
         with self.send_lock:
             self.socket.close()
         last, graphs, times = self.counters(), self.graph_launches(), self.virtual_times()
-        before, hooks = self.graph_launches_before(), self.hook_calls()
+        before, hooks, grids = self.graph_launches_before(), self.hook_calls(), self.grids()
         with self._resource_lock:
             self._final_counters, self._final_graphs, self._final_times = last, graphs, times
-            self._final_graphs_before, self._final_hook_calls = before, hooks
+            self._final_graphs_before, self._final_hook_calls, self._final_grids = before, hooks, grids
             if self.control is not None:
                 os.close(self.control)
                 self.control = None

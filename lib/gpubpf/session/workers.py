@@ -436,7 +436,9 @@ def _encode(
     with open(file, "wb", closefd=False) as out:
         out.write(sidecar.image)
     size = len(sidecar.image) if layouts else 0
-    return protocol.sidecar(request, size, layouts, sidecar.refusals, variables, ahead), file
+    return protocol.sidecar(
+        request, size, layouts, sidecar.refusals, variables, ahead, sidecar.launched
+    ), file
 
 
 def _of_amd(kernel: AmdKernel | None) -> dict[str, Any]:

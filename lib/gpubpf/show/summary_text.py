@@ -18,6 +18,8 @@ LOST = "{} (a map was full, an update timed out, a kernel failed, or a program e
 def summary_lines(summary: Mapping[str, Any], lost: str = LOST) -> list[str]:
     """Return the last lines of a report from the fields of the `summary` record. lost: what to say about losses, with ``{}``."""
     lines = _coverage_lines(summary)
+    if grids := summary.get("launches_by_kernels"):
+        lines.append(f"launched by kernels: {table.count(grids, 'grid')}, not measured")
     if unknown := summary.get("launches_unknown"):
         lines.append(f"unknown kernels: {table.count(unknown, 'launch')} of kernels loaded before attaching")
     if unprobed := summary.get("not_probed"):

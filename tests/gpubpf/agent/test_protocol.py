@@ -235,7 +235,7 @@ def test_counts_of_the_whole_process() -> None:
         "hooks_long_ns",
         "hooks_rare_ns",
     ]
-    names += ["graphs", "graphs_before", "started_ns", "ended_ns", "cupti_given", "cupti_reported"]
+    names += ["graphs", "graphs_before", "started_ns", "ended_ns", "cupti_given", "cupti_reported", "grids"]
     for number, name in enumerate(names):
         os.pwrite(file, struct.pack("<Q", 1 << number), CONTROL.offset(name))
     os.pwrite(file, struct.pack("<I", 1), CONTROL.offset("cut"))

@@ -52,7 +52,12 @@ def test_generated_last_lines(rng: random.Random) -> None:
         "launches_instrumented": counted,
     }
     summary |= {"not_instrumented": left_out, "lost": some(), "overhead": overhead}
-    summary |= {"launches_unknown": some(), "graphs_before": some(), "not_probed": {"atom.x": 1, "y": some()}}
+    summary |= {
+        "launches_unknown": some(),
+        "graphs_before": some(),
+        "launches_by_kernels": some(),
+        "not_probed": {"atom.x": 1, "y": some()},
+    }
     summary |= {"launches_timed": rng.choice(({}, {"device": 1, "stamp": some()}, {"cupti": some()}))}
     unmeasured = {reason: some() for reason in missed}
     processes = {"measured": some(), "missed": missed, "unmeasured_ns": unmeasured}

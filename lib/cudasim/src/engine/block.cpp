@@ -26,6 +26,7 @@ void prepare(Warp &warp, Block &block) {
     w.local = warp.local.reserve(32ull * job.local_stride);
     w.params = job.parameters.data();
     w.vars = launch.variables;
+    w.code_base = launch.image->code_base;
     w.shared_offsets = job.kernel->shared_offsets;
     w.base = launch.environment->region_base;
     w.limit = launch.environment->region_size;

@@ -21,7 +21,7 @@ enum {
 };
 constexpr uint64_t kThreadsPerBlock = 1024;
 
-Job &job_of(cs_warp *w) { return *static_cast<Block *>(w->block)->job; }
+Job &job_of(const cs_warp *w) { return *static_cast<Block *>(w->block)->job; }
 uint32_t &last_error(cs_warp *w) { return reinterpret_cast<Warp *>(w)->last_error[w->lane]; }
 
 uint64_t allocate(cs_warp *w, uint64_t size) {
@@ -35,9 +35,10 @@ bool release(cs_warp *w, uint64_t address) {
 }
 
 // Returns the kernel at an address; null if no kernel is there.
-const cs_kernel *kernel_at(const cs_image *image, uint64_t address) {
-    const uint64_t index = (address - CS_CODE_BASE) / 16 - 1;
-    if (address % 16 || address <= CS_CODE_BASE || index >= image->nfunctions) return nullptr;
+const cs_kernel *kernel_at(const cs_warp *w, uint64_t address) {
+    const cs_image *image = job_of(w).image;
+    const uint64_t index = (address - w->code_base) / 16 - 1;
+    if (address % 16 || address <= w->code_base || index >= image->nfunctions) return nullptr;
     const char *name = image->functions[index].name;
     for (uint32_t k = 0; name != nullptr && k < image->nkernels; k++)
         if (strcmp(image->kernels[k].name, name) == 0) return &image->kernels[k];
@@ -62,7 +63,7 @@ uint32_t check(const cs_kernel &kernel, const NestedLaunch &launch, const Enviro
 // Returns memory for the parameters of a kernel; 0 if it cannot be launched.
 uint64_t parameter_buffer(cs_warp *w, const uint64_t *arguments) {
     Job &job = job_of(w);
-    const cs_kernel *kernel = kernel_at(job.image, arguments[0]);
+    const cs_kernel *kernel = kernel_at(w, arguments[0]);
     NestedLaunch launch;
     for (int k = 0; k < 3; k++) {
         launch.grid[k] = static_cast<uint32_t>(arguments[1 + k]);

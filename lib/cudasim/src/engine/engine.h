@@ -80,6 +80,7 @@ struct TranslateError {
 // A translated module. It is immutable, and shared by all contexts that load the same PTX.
 class Image {
   public:
+    Image();
     virtual ~Image() = default;
     const std::vector<Kernel> &kernels() const { return kernels_; }
     const std::vector<Variable> &variables() const { return variables_; }
@@ -101,6 +102,7 @@ class Image {
     int ptx_version = 0;
     int target = 0;
     bool virtual_clock = false;  // whether it was translated for the virtual clock
+    const uint64_t code_base;    // of the addresses of functions, see cs_warp; each image has its own
 
   protected:
     std::vector<Kernel> kernels_;

@@ -315,6 +315,14 @@ std::pair<std::string, uint32_t> Image::source_of(uint32_t ptx_line) const {
     return {file->second, found.line};
 }
 
+// Addresses of functions are in a range where programs rarely map anything: a MiB for each image, which has at most 65,535.
+static uint64_t next_code_base() {
+    static std::atomic<uint64_t> images;
+    return 0x7c0de0000000 + (images++ % (1 << 20) << 20);
+}
+
+Image::Image() : code_base(next_code_base()) {}
+
 int Image::find_kernel(std::string_view name) const {
     for (size_t k = 0; k < kernels_.size(); k++)
         if (kernels_[k].name == name) return static_cast<int>(k);
@@ -327,7 +335,7 @@ int Image::find_variable(std::string_view name) const {
     return -1;
 }
 
-uint64_t Image::function_address(uint32_t index) const { return CS_CODE_BASE + 16ull * (index + 1); }
+uint64_t Image::function_address(uint32_t index) const { return code_base + 16ull * (index + 1); }
 
 void Image::initialise(uint32_t index, const uint64_t *addresses, void *destination) const {
     const Variable &v = variables_[index];

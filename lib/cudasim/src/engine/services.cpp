@@ -335,8 +335,8 @@ void pop(cs_warp *w, uint32_t mask, uint32_t function) {
 
 uint32_t indirect(cs_warp *w, uint64_t address) {
     const cs_image *image = block_of(w).job->image;
-    const uint64_t index = (address - CS_CODE_BASE) / 16 - 1;
-    if (address % 16 || address <= CS_CODE_BASE || index >= image->nfunctions ||
+    const uint64_t index = (address - w->code_base) / 16 - 1;
+    if (address % 16 || address <= w->code_base || index >= image->nfunctions ||
         image->functions[index].entry_pc == CS_NO_PC)
         raise_fault(w, CS_FAULT_INVALID_PC, address, 0, 0,
                     "indirect call of an address that is not a function of this module");

@@ -293,9 +293,11 @@ void settings_changed(Kernel *kernel) {
 void mirror_attribute(const void *handle, CUfunction_attribute attribute, int value, const CUdevice *device) {
     const Function *f = registry().functions.find(handle);
     if (!f) return;
+    std::vector<std::pair<CUfunction, Context *>> launched;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         f->kernel->attributes[attribute] = value;
+        launched = f->kernel->launched;
     }
     DriverScope scope;
     const auto set = reinterpret_cast<CUresult (*)(CUfunction, CUfunction_attribute, int)>(
@@ -305,6 +307,13 @@ void mirror_attribute(const void *handle, CUfunction_attribute attribute, int va
             (!device || *device == c->context->device))
             for (CUfunction copy : c->functions())
                 if (set(copy, attribute, value) != CUDA_SUCCESS) c->withdrawn = true;
+    for (const auto &[copy, context] : launched)
+        if (!context->dead && (!f->context || f->context == context) &&
+            (!device || *device == context->device) && set(copy, attribute, value) != CUDA_SUCCESS) {
+            std::lock_guard<std::mutex> hold(context->memory);
+            for (Copy *c : context->copies)
+                if (c->kernel->module == f->kernel->module) c->withdrawn = true;
+        }
     settings_changed(f->kernel);
 }
 

@@ -123,6 +123,11 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         for (uint32_t k = 0; k < kernels; ++k) v.kernels.push_back(reader.text());
         answer->variables.push_back(std::move(v));
     }
+    n = reader.count(8);
+    for (uint32_t i = 0; i < n && reader.ok(); ++i) {
+        std::string name = reader.text();
+        answer->launched.emplace_back(std::move(name), reader.text());
+    }
     if (!reader.ok() || size > kImageLimit) return nullptr;
     if (image >= 0 && size) {
         struct stat st;

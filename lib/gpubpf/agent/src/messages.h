@@ -105,6 +105,8 @@ struct Answer {
     std::vector<Layout> kernels;
     std::vector<std::pair<std::string, std::string>> refusals;
     std::vector<Variable> variables;
+    std::vector<std::pair<std::string, std::string>>
+        launched;  // kernels that kernels launch, and the names of their copies
 };
 
 // Reads a Welcome up to its host programs. Returns false if it is not valid.

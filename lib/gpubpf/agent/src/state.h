@@ -97,7 +97,9 @@ struct Context : AttachmentObject {
     std::deque<CUdeviceptr> cells;  // unused cells of graphs; guarded by `memory`, like the next member
     std::vector<CUdeviceptr> cell_memory;
 
-    std::mutex memory;  // guards the members below; never held during a driver call
+    std::mutex memory;      // guards the members below; never held during a driver call
+    CUdeviceptr grids = 0;  // a u64: how many grids kernels have launched; 0: none does
+    uint64_t grids_counted = 0;
     std::vector<std::unique_ptr<Pool>> pools;
     std::vector<Copy *> copies;
     uint64_t wanted = 0;                  // largest request that did not fit, in bytes
@@ -168,6 +170,8 @@ struct Kernel : AttachmentObject {  // the application's kernel, in one module o
     std::map<int, int> attributes;          // set by the application; guarded by Registry::lock
     int cache_config = -1, shared_config = -1;
     std::atomic<uint32_t> settings{0};  // a hash of the three: with others, other numbers of blocks fit
+    std::vector<std::pair<CUfunction, Context *>>
+        launched;  // the copies that kernels launch; guarded by Registry::lock
 };
 
 struct Module : AttachmentObject {

@@ -151,6 +151,7 @@ struct Contents {
     uint64_t size = 0;                   // size of the file
     std::vector<Range> pools;            // their used parts, from the start of the file
     uint64_t largest = 0, launches = 0;  // offset and count of the largest words of Config::kept
+    uint64_t grids = UINT64_MAX;         // offset of the number of grids that kernels launched
     std::vector<uint64_t> rings;         // offsets of the records of each ring
     std::vector<std::pair<uint64_t, uint64_t>> whole;  // maps of the whole context: offset and size
     Table instance_table, map_table, ring_table;
@@ -204,6 +205,7 @@ Contents contents_of(Context &context, bool only_rings) {
         contents.add_pool(p->base, begin);
         contents.add_pool(p->base + end, used - end);
     }
+    if (!only_rings && context.grids) contents.grids = contents.offset_of(context.grids);
     if (!only_rings) {
         contents.launches = kept.slots;
         contents.largest = contents.add(kept.slots * 8);
@@ -242,6 +244,11 @@ bool fill(int fd, Context &context, const Contents &contents) {
     for (const Range &r : contents.pools)
         if (!copy_out(context, bytes + r.offset, r.base, r.size)) copied = false;
     if (!wait_for(context.stream, kCopyWait)) copied = false;
+    if (copied && contents.grids != UINT64_MAX) {
+        uint64_t grids;
+        memcpy(&grids, bytes + contents.grids, sizeof grids);
+        agent.control->grids.fetch_add(grids - std::exchange(context.grids_counted, grids));
+    }
     // After all else: an end that was copied before the start of its launch would seem to belong to another.
     auto *largest = reinterpret_cast<uint64_t *>(bytes + contents.largest);
     if (copied) copied = copy_largest(context, largest, 0, contents.launches, kCopyWait);

@@ -282,6 +282,17 @@ bool variable_address(const Module &module, const char *name, CUdeviceptr &addre
            driver.cuLibraryGetManaged(&address, &size, module.library, name) == CUDA_SUCCESS;
 }
 
+// Returns the address of the number of grids that kernels launch, or 0 if there is no memory for it. Call it with `busy` held and the
+// context current.
+CUdeviceptr grids_of(Context &context) {
+    if (!context.grids && add_pool(context, kMapAlignment)) {
+        std::lock_guard<std::mutex> hold(context.memory);
+        context.grids = context.pools.back()->base;
+        context.pools.back()->used = kMapAlignment;
+    }
+    return context.grids;
+}
+
 // Writes the table of variables. Sets `missing` to the kernels that need a variable which was not found, with
 // the reason. `fresh`: the program has not had time to change its variables.
 bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context, bool fresh,
@@ -296,8 +307,10 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
     for (const Variable &v : answer.variables) {
         CUdeviceptr address = 0;
         size_t size = 0;
-        bool found = variable_address(module, v.name.c_str(), address, size);
-        if (found && variable_found(context.serial, v.name, address, size)) {
+        const bool grids = v.name == kGridsVariable;
+        bool found =
+            grids ? (address = grids_of(context)) : variable_address(module, v.name.c_str(), address, size);
+        if (found && !grids && variable_found(context.serial, v.name, address, size)) {
             std::lock_guard<std::mutex> hold(registry().lock);
             module.variables.emplace_back(address,
                                           &context);  // the thread that unloads the module waits for this one
@@ -354,6 +367,25 @@ bool mirror_known_attributes(const std::map<int, int> &attributes, int cache, in
     auto set_shared = reinterpret_cast<SetConfig>(hooks[kHook_cuFuncSetSharedMemConfig].original);
     if (cache >= 0 && set_cache) set_cache(copy, cache);
     if (shared >= 0 && set_shared) set_shared(copy, shared);
+    return true;
+}
+
+// Gives the copies that kernels launch the attributes of the originals, now and from now on. Returns false if they do not fit.
+bool prepare_launched(Module &module, CUmodule sidecar, const Answer &answer, Context &context) {
+    using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
+    auto get_function = reinterpret_cast<GetFunction>(hooks[kHook_cuModuleGetFunction].original);
+    for (const auto &[name, copy_name] : answer.launched) {
+        CUfunction copy = nullptr;
+        if (get_function(&copy, sidecar, copy_name.c_str()) != CUDA_SUCCESS) return false;
+        {
+            std::lock_guard<std::mutex> hold(registry().lock);
+            auto &launched = registry().kernel(&module, name)->launched;
+            const std::pair<CUfunction, Context *> made{copy, &context};
+            if (std::find(launched.begin(), launched.end(), made) == launched.end()) launched.push_back(made);
+        }
+        if (driver.cuFuncLoad && driver.cuFuncLoad(copy) == CUDA_ERROR_NOT_SUPPORTED) return false;
+        if (!mirror_attributes(original_function(module, name.c_str()), copy)) return false;
+    }
     return true;
 }
 
@@ -416,6 +448,8 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         failed = "the driver rejects the copy";
     else if (!fill_variables(*module, sidecar, *answer, *context, fresh, missing))
         failed = "the copy cannot use the variables";
+    else if (!prepare_launched(*module, sidecar, *answer, *context))
+        failed = "the copy cannot launch kernels";
     if (!idle) {
         context->sidecars.push_back({module, sidecar, answer, std::vector<Copy *>(kernels.size())});
         idle = &context->sidecars.back();

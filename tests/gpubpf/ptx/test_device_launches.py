@@ -1,0 +1,126 @@
+"""Kernels that launch kernels: what their copies launch, and what is refused. tests/cudasim/test_rdc.py runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpubpf.images.assemble import Target, assemble, find_ptxas
+from gpubpf.ptx.device_launches import GRIDS, launched_name
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.parser import parse
+from gpubpf.ptx.values import Injected, Placement
+from gpubpf_fragments import log, tally
+
+needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="needs ptxas")
+
+HEAD = """.version 9.0
+.target sm_75
+.address_size 64
+.extern .func (.param .b64 r) cudaGetParameterBufferV2(.param .b64 f, .param .align 4 .b8 g[12], .param .align 4 .b8 b[12],
+  .param .b32 s);
+.extern .func (.param .b32 r) cudaLaunchDeviceV2(.param .b64 p, .param .b64 s);
+.global .u32 total;
+"""
+LAUNCH = """{{ .param .b64 param0; st.param.b64 [param0], {address};
+    .param .align 4 .b8 param1[12]; .param .align 4 .b8 param2[12]; .param .b32 param3; .param .b64 retval0;
+    call.uni (retval0), cudaGetParameterBufferV2, (param0, param1, param2, param3); ld.param.b64 %rd2, [retval0]; }}
+    {{ .param .b64 param0; st.param.b64 [param0], %rd2; .param .b64 param1; st.param.b64 [param1], 0;
+    .param .b32 retval0; call.uni (retval0), cudaLaunchDeviceV2, (param0, param1); ld.param.b32 %r1, [retval0]; }}
+"""
+REGISTERS = ".reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .pred %p<3>;"
+CHILD = f".visible .entry child(.param .u64 a) {{ {REGISTERS} red.global.add.u32 [total], 1; ret; }}\n"
+
+
+def parent(body: str, name: str = "parent") -> str:
+    return f".visible .entry {name}(.param .u64 a) {{ {REGISTERS} ld.param.u64 %rd1, [a];\n{body}\nret; }}\n"
+
+
+TAKES = "mov.u64 %rd3, child;" + LAUNCH.format(address="%rd3")
+
+
+def instrumented(text: str, *kernels: str) -> Injected:
+    found = parse(HEAD + text)
+    placements = [Placement(log("access", "access"), "access"), Placement(tally(), "exit", "instructions")]
+    return inject(found, dict.fromkeys(kernels or found.entries, placements))
+
+
+@needs_ptxas
+@pytest.mark.parametrize("cc", [(7, 5), (9, 0)])
+def test_a_launched_kernel_is_a_copy_without_probes(cc: tuple[int, int]) -> None:
+    again = parent(TAKES + TAKES.replace("child", "again"), "again")
+    made = instrumented(CHILD + again + parent(TAKES.replace("child", "again")), "parent")
+    assert not made.refusals and made.launched == ("again", "child")
+    assert list(made.kernels) == ["parent"]
+    for name in made.launched:
+        assert len(made.module.functions[launched_name(name)].parameters) == 1
+        code = made.text.split(f".entry {launched_name(name)}(")[-1].split("\n}\n")[0]
+        assert "gpubpf_launch," not in code and "[gpubpf_launch+" not in code
+    # `parent` launches once, `again` twice. The variable that `child` uses is that of the application.
+    assert made.text.count("red.global.add.u64 [%gpubpf_0address") == 1 + 2
+    users = {variable.name: variable.kernels for variable in made.variables}
+    assert users == {GRIDS: ("parent",), "total": ("parent",)}
+    cubin = assemble(made.text, Target("gpu", cc))
+    assert {"parent", launched_name("again"), launched_name("child")} <= set(cubin.functions)
+
+
+def test_launched_copies_keep_the_registers_of_the_originals() -> None:
+    made = instrumented(CHILD + parent(TAKES)).within({launched_name("child"): 12})
+    assert f".entry {launched_name('child')}(.param .u64 a)\n.maxnreg 12\n{{" in made.text
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("mov.u64 %rd3, child; st.global.u64 [%rd1], %rd3;", "its address is passed on"),
+        (TAKES + "add.s64 %rd4, %rd3, 8; st.global.u64 [%rd1], %rd4;", "its address is passed on"),
+        (
+            "mov.u64 %rd3, child; { .param .b64 param0; st.param.b64 [param0], %rd3; call other, (param0); }",
+            "its address is passed on",
+        ),
+        (
+            "mov.u64 %rd3, child; ld.global.u64 %rd4, [held];" + LAUNCH.format(address="%rd4"),
+            "held has its address",
+        ),
+        (TAKES.replace("child", "bad"), "indirect call; no table has a function for it"),
+        (TAKES.replace("child", "missing"), "needs device linking: elsewhere"),
+    ],
+    ids=[
+        "stored",
+        "computed with",
+        "passed to a function",
+        "in a variable",
+        "calls by pointers",
+        "calls another part",
+    ],
+)
+def test_launches_that_are_refused(body: str, reason: str) -> None:
+    others = (
+        ".func other(.param .b64 a) { ret; }\n.extern .func elsewhere();\n"
+        f".visible .entry bad(.param .u64 a) {{ {REGISTERS} ld.param.u64 %rd1, [a];"
+        " { t: .callprototype _ (); call %rd1, (), t; } ret; }\n"
+        ".visible .entry missing(.param .u64 a) { call elsewhere, (); ret; }\n"
+    )
+    held = ".global .u64 held = child;\n" if "held" in body else ""
+    made = instrumented(others + CHILD + held + parent(body), "parent")
+    name = "bad" if "bad" in body else "missing" if "missing" in body else "child"
+    assert made.refusals == {"parent": f"launches {name}; {reason}"}
+
+
+def test_addresses_may_be_chosen() -> None:
+    chosen = "mov.u64 %rd3, child; mov.u64 %rd4, parent; selp.b64 %rd5, %rd3, %rd4, %p1;"
+    made = instrumented(CHILD + parent(chosen + LAUNCH.format(address="%rd5")))
+    assert not made.refusals and made.launched == ("child", "parent")
+
+
+@needs_ptxas
+def test_a_missing_device_runtime_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gpubpf.errors import AssembleError
+    from gpubpf.images import assemble as module
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "device_runtime", lambda assembler: None)
+    text = instrumented(CHILD + parent(TAKES)).text
+    with pytest.raises(AssembleError, match=r"needs device linking, and libcudadevrt\.a is missing"):
+        assemble(text, Target("gpu", (8, 0)))
