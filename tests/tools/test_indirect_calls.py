@@ -153,14 +153,14 @@ __device__ __noinline__ int less(int a, int b) { return a < b; }
 __device__ Function table[] = {add, sub, mul};
 __constant__ Function constant[] = {mul, add};
 static __device__ const Function hidden[] = {sub, mul};
-__managed__ Function managed[] = {sub, less};
+__device__ Function more[] = {sub, less};
 struct Named { const char *name; Function function; };
 __device__ Named named[] = {{"less", less}, {"add", add}};
 __device__ Function one = less;
 __global__ void use(int *out, Function given, int i) {
     int t = threadIdx.x;
     int sum = table[(t + i) % 3](t, 7) + 2 * constant[t % 2](t, 7) + 3 * hidden[t % 2](t, 7);
-    out[t] = sum + 5 * managed[t % 2](t, 7) + 7 * named[t % 2].function(t, 7) + 11 * given(t, 7);
+    out[t] = sum + 5 * more[t % 2](t, 7) + 7 * named[t % 2].function(t, 7) + 11 * given(t, 7);
 }
 __global__ void swap() {
     Function first = table[0];
@@ -195,6 +195,41 @@ int main(int arguments, char **) {
         std::swap(now[0], now[1]);
         if (arguments > 1) puts("launched"), fflush(stdout), usleep(10000);
     }
+    puts("right");
+    return 7;
+}
+"""
+
+
+# Functions get the addresses of others: as arguments, in a struct, and through a recursive call. None is in a variable.
+CALLBACKS = r"""
+#include <cstdio>
+typedef int (*Function)(int, int);
+__device__ __noinline__ int add(int a, int b) { return a + b; }
+__device__ __noinline__ int mul(int a, int b) { return a * b; }
+__device__ __noinline__ int less(int a, int b) { return a < b; }
+__device__ __noinline__ int fold(Function f, const int *data, int n, int start) {
+    for (int i = 0; i < n; i++) start = f(start, data[i]);
+    return start;
+}
+struct Functor { int by; Function f; };
+__device__ __noinline__ int applied(Functor functor, int x) { return functor.f(x, functor.by); }
+__device__ __noinline__ int count(Function before, const int *data, int n) {  // of the elements before 3
+    return n == 0 ? 0 : before(data[0], 3) + count(before, data + 1, n - 1);
+}
+__global__ void use(int *out) {
+    int t = threadIdx.x, data[8];
+    for (int i = 0; i < 8; i++) data[(i + t) % 8] = i;
+    int folded = fold(t % 2 ? add : mul, data, 8, 1) + applied({3, t % 4 ? add : mul}, t);
+    out[t] = 1000 * folded + count(less, data, 8);
+}
+int main() {
+    int *out;
+    if (cudaMallocManaged(&out, 64 * sizeof *out)) return 9;
+    use<<<1, 64>>>(out);
+    if (cudaDeviceSynchronize()) return 8;
+    for (int t = 0; t < 64; t++)
+        if (out[t] != 1000 * ((t % 2 ? 29 : 0) + (t % 4 ? t + 3 : 3 * t)) + 3) return 1;
     puts("right");
     return 7;
 }
@@ -341,7 +376,7 @@ def test_functions_in_tables_that_the_program_changes(changed: Path, tmp_path: P
     for i in range(4):
         called.update(names[table[(t + i) % 3]] for t in range(64))
         table[:2] = table[1], table[0]
-        # `constant`, `hidden`, `managed` and `named` call two functions in 32 lanes each, and `given` one in all.
+        # `constant`, `hidden`, `more` and `named` call two functions in 32 lanes each, and `given` one in all.
         called += Counter({"add": 2 * 32, "sub": 2 * 32, "mul": 2 * 32, "less": 2 * 32 + 64})
     assert calls(names, records) == called
 
@@ -372,3 +407,13 @@ def test_tables_that_a_running_program_may_have_changed(changed: Path, tmp_path:
     whys = set(end["not_instrumented"]) - {"before ready"}
     assert len(whys) == 1 and whys.pop().startswith(reason)
     assert end["launches_instrumented"] > 0
+
+
+@pytest.mark.parametrize(
+    "flag", ["-lineinfo", *(pytest.param(f, marks=pytest.mark.every(4)) for f in ("-rdc=true", "-G"))]
+)
+def test_callbacks(flag: str, tmp_path: Path) -> None:
+    app = gpubpf_cuda.build(CALLBACKS, tmp_path / "app", "-arch=sm_80", flag)
+    names = ("add", "mul", "less")
+    records = measured("gpucount", app, tmp_path, *(f"func:use:*{name}*" for name in names))
+    assert calls(names, records) == {"add": 32 * 8 + 48, "mul": 32 * 8 + 16, "less": 64 * 8}

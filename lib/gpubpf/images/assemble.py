@@ -236,9 +236,8 @@ def _run(
 ) -> _Made:
     """Return an assembler's result, from the cache if possible. Raises AssembleError. The cache also holds _REFUSALS."""
     store = cache.default()
-    linked = device_runtime(assembler.path) if _OF_RUNTIME.search(ptx) else None
-    with_runtime = _identity(linked) if linked is not None else ""
-    key = cache.key(_version(), assembler.identity, with_runtime, arch, " ".join(options), ptx)
+    linking = " ".join(_identity(path) for path in assembler.linking()) if _OF_RUNTIME.search(ptx) else ""
+    key = cache.key(_version(), assembler.identity, linking, arch, " ".join(options), ptx)
     kept = _unpack(store.get(_STAGE, key) or b"")
     if isinstance(kept, AssembleError):
         raise kept
@@ -324,6 +323,7 @@ _SPILLS = re.compile(
 )
 _USED = re.compile(r"Used (\d{1,18}) registers")
 _ADVISORY = re.compile(r"\((C75\d\d)\) (.*)")
+_NOT_LINKED = re.compile(r"[Uu]ndefined reference to '([^']*)'")  # of nvlink
 _THREADS_SINCE = (12, 8)  # the first release whose ptxas compiles kernels on all CPUs
 _AMOUNT = re.compile(r"(\d{1,18}) bytes (cumulative stack size|smem|cmem)")
 
@@ -351,21 +351,18 @@ class Ptxas:
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int = 0) -> _Made:
         """Run ptxas, and nvlink if needed, without privileges, because the PTX is untrusted. Raises AssembleError."""
-        linking = self._linking() if _OF_RUNTIME.search(ptx) else ()
+        linking = self.linking() if _OF_RUNTIME.search(ptx) else ()
         return privileges.run_unprivileged(
             lambda: self._run(ptx, arch, options, niceness, linking), (self.path, *linking)
         )
 
-    def _linking(self) -> tuple[str, str]:
-        """Return the paths of nvlink and libcudadevrt.a of this ptxas. Raises AssembleError."""
-        nvlink = os.path.join(os.path.dirname(os.path.realpath(self.path)), "nvlink")
-        library = device_runtime(self.path)
-        if not _executable(nvlink) or library is None:
-            missing = "nvlink" if library is not None else "libcudadevrt.a"
-            raise TemporaryFailure(
-                f"needs device linking, and {missing} is missing beside {self.path}; install the CUDA toolkit"
-            )
-        return nvlink, library
+    def linking(self) -> tuple[str, ...]:
+        """Return the paths of nvlink and libcudadevrt.a. Raises AssembleError."""
+        beside = os.path.join(os.path.dirname(os.path.realpath(self.path)), "nvlink")
+        nvlink = beside if _executable(beside) else shutil.which("nvlink")
+        if nvlink is None:
+            raise TemporaryFailure("needs device linking, and nvlink is missing; install the CUDA toolkit")
+        return nvlink, device_runtime(self.path)
 
     def _run(
         self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int, linking: tuple[str, ...]
@@ -405,17 +402,23 @@ def _run_program(command: list[str], result: Path, niceness: int) -> str:
             f"cannot run {command[0]}: {error.strerror}; install the CUDA toolkit"
         ) from None
     talk = done.stderr.decode("utf-8", "replace") + done.stdout.decode("utf-8", "replace")
-    if done.returncode != 0 or not result.exists():
-        raise _refusal(talk, done.returncode)
-    return talk
+    if done.returncode == 0 and result.exists():
+        return talk
+    if name == "nvlink" and (found := _NOT_LINKED.search(talk)) is not None:
+        raise AssembleError(f"needs device linking: {found[1]}")
+    raise _refusal(talk, done.returncode)
 
 
-def device_runtime(assembler: str) -> str | None:
-    """Return the path of libcudadevrt.a in the toolkit, or beside the packages from PyPI, of an assembler; None if it is missing."""
-    root = os.path.dirname(os.path.dirname(os.path.realpath(assembler)))
-    places = ("lib", "lib64", "targets/*/lib", "../cuda_runtime/lib")
-    found = (path for place in places for path in glob.glob(f"{root}/{place}/libcudadevrt.a"))
-    return next(found, None)
+def device_runtime(assembler: str) -> str:
+    """Return the path of libcudadevrt.a, preferably of the assembler's own toolkit or packages. Raises AssembleError."""
+    own = os.path.dirname(os.path.dirname(os.path.realpath(assembler)))
+    homes = [home for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
+    homes += ["/usr/local/cuda", *sorted(glob.glob("/usr/local/cuda-*"), key=_version_in_path, reverse=True)]
+    for root in (own, *homes):
+        for place in ("lib", "lib64", "targets/*/lib", "../cuda_runtime/lib"):
+            for path in glob.glob(f"{root}/{place}/libcudadevrt.a"):
+                return path
+    raise TemporaryFailure("needs device linking, and libcudadevrt.a is missing; install the CUDA toolkit")
 
 
 def _prepare(parent: int, niceness: int) -> None:
@@ -522,6 +525,10 @@ class NvJitLink:
         """The CUDA version of this library, such as 12; 0 if unknown."""
         return int(self.release.partition(".")[0])
 
+    def linking(self) -> tuple[str, ...]:
+        """Return the path of libcudadevrt.a. Raises AssembleError."""
+        return (device_runtime(self.path),)
+
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int = 0) -> _Made:
         """Assemble in this process, whatever the `niceness`. Raises AssembleError."""
         try:
@@ -547,12 +554,8 @@ class NvJitLink:
             size = ctypes.c_size_t(len(ptx) + 1)  # including the terminating zero
             status = library.nvJitLinkAddData(handle, ptx_input, ctypes.c_char_p(ptx), size, b"module.ptx")
             if status == 0 and _OF_RUNTIME.search(ptx):
-                runtime = device_runtime(self.path)
-                if runtime is None:
-                    raise TemporaryFailure(
-                        f"needs device linking, and libcudadevrt.a is missing beside {self.path}; install the CUDA toolkit"
-                    )
                 library_input = 6  # NVJITLINK_INPUT_LIBRARY
+                (runtime,) = self.linking()
                 status = library.nvJitLinkAddFile(handle, library_input, os.fsencode(runtime))
             if status == 0:
                 status = library.nvJitLinkComplete(handle)

@@ -290,9 +290,12 @@ def _instrument(
             before = _registers(parsed, known, target, chosen.options, before)
         except TemporaryFailure as error:
             failures.append(error)
+    # A kernel may launch as many threads as fit with the original's registers.
+    launched = {launched_name(name): before[name] for name in injected.launched if name in before}
+    limits = dict(launched)
     if frequent or own:
-        limits = _limits_of_copies(parsed, injected, chosen.options, before, frequent)
-        injected = injected.within(limits)
+        limits |= _limits_of_copies(parsed, injected, chosen.options, before, frequent)
+    injected = injected.within(limits)
     made, limited = injected.text, frozenset[str]()
     while injected.kernels:
         try:
@@ -309,9 +312,9 @@ def _instrument(
             break
         except AssembleError as error:
             guilty = _rejected(parsed, kernels, injected, target, chosen.options)
-            if not guilty and not limits:
+            if not guilty and limits == launched:
                 guilty = dict.fromkeys(injected.kernels, error)
-            limits = limits if guilty else {}  # perhaps ptxas cannot use so few registers
+            limits = limits if guilty else launched  # perhaps ptxas cannot use so few registers
             failures += [error, *guilty.values()]
             refusals |= {name: str(failure) for name, failure in guilty.items()}
             kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
@@ -391,13 +394,11 @@ def _limits_of_copies(
     """
     if "maxrregcount" in options:
         return {}
-    found = {
+    return {
         name: limit_of_copy(before[name], frequent and not kernel.split)
         for name, kernel in injected.kernels.items()
         if name in before and not parsed.functions[name].mentions("setmaxnreg")
     }
-    # A kernel may launch as many threads as fit with the original's registers.
-    return found | {launched_name(name): before[name] for name in injected.launched if name in before}
 
 
 def _limits(

@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpubpf import names
 
+from .address_flow import Parameter, passes
 from .flow import OPCODES, Flow, callee, find_initializer_names, find_names
 from .indirect import (
     MAX_CALLS,
     MAX_TARGETS,
+    MOST_APART,
     PARTIAL,
     Entry,
     Shape,
@@ -26,7 +28,6 @@ from .indirect import (
     indirect_calls,
     is_table,
     shape_of,
-    staying,
 )
 from .module import Function, Module, PtxInstruction, Variable
 
@@ -145,11 +146,34 @@ class CallGraph:
         )
 
     def own(self, name: str) -> frozenset[str]:
-        """Return the functions whose addresses function `name` takes that are in no table, and stay in the thread. Raises PtxError."""
+        """Return the functions whose addresses function `name` takes that are in no table, and stay in the thread. Raises PtxError.
+
+        Of many functions, none is returned if the address of one leaves.
+        """
         if name not in self._own:
-            body = self.module.functions[name].body or ()
-            self._own[name] = staying(body, self._found(name).taken - self.entries.keys())
+            taken = frozenset(self._found(name).taken - self.entries.keys())
+            apart = taken if len(taken) <= MOST_APART else ()
+            if self.stays(name, taken) is None:
+                taken = frozenset(one for one in apart if self.stays(name, {one}) is not None)
+            self._own[name] = taken
         return self._own[name]
+
+    def stays(self, name: str, addresses: Collection[str]) -> bool | None:
+        """Return whether function `name` passes addresses that it takes as arguments; None if they may leave the thread."""
+        functions = self.module.functions
+        places: list[tuple[str, Collection[str], Collection[Parameter]]] = [(name, addresses, ())]
+        seen: set[Parameter] = set()
+        for function, taken, parameters in places:  # which grows
+            found = passes(functions[function], taken, parameters)
+            if found is None:
+                return None
+            for parameter in found - seen:
+                called = functions.get(self.resolve(parameter.function))
+                if called is None or not called.defined or parameter.number >= len(called.parameters):
+                    return None
+                places.append((called.name, (), (parameter,)))
+            seen |= found
+        return len(places) > 1
 
     def targets(self, name: str, shape: Shape) -> frozenset[str]:
         """Return the functions that a call of this shape through a register in function `name` can reach. Raises PtxError."""
@@ -185,7 +209,7 @@ class CallGraph:
             return f"{holders[others[0]]} the address of {names.demangle(others[0]).short}"
         if unusual := [one for one in self.entries if shapes[one] is None]:
             return f"{names.demangle(unusual[0]).short} takes its parameters in registers"
-        found = frozenset(one for one in own | self.entries.keys() if shapes[one] == shape)
+        found = frozenset(one for one in own | self._passed | self.entries.keys() if shapes[one] == shape)
         if len(found) > MAX_TARGETS or calls[shape] * len(found) > MAX_CALLS:
             return f"it may reach {len(found)} functions, in {calls[shape]} places"
         return found or "no table has a function for it"
@@ -194,6 +218,14 @@ class CallGraph:
     def entries(self) -> Mapping[str, Entry]:
         """An entry for each function that is in a table."""
         return entries(self.module)
+
+    @functools.cached_property
+    def _passed(self) -> frozenset[str]:
+        """The functions whose addresses a function of the module may pass to another one."""
+        own = {name: self.own(name) for name in self.module.functions}
+        return frozenset[str]().union(
+            *(found for name, found in own.items() if found and self.stays(name, found))
+        )
 
     @functools.cached_property
     def _shapes(self) -> Mapping[str, Shape | None]:
@@ -218,7 +250,8 @@ class CallGraph:
                 if isinstance(statement, Variable):
                     held = find_initializer_names(statement.initializer)
                     found |= dict.fromkeys(held, f"{statement.name} has")
-        return {name: holder for name, holder in found.items() if name in functions}, calls
+        of_functions = {n: who for n, who in found.items() if n in functions and functions[n].kind == "func"}
+        return of_functions, calls
 
     def reach(self, root: str) -> frozenset[str]:
         """Return the functions that a kernel may run, including itself, aliases and their targets. Raises PtxError."""

@@ -6,9 +6,10 @@ from gpubpf import names
 from gpubpf.errors import Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
 
+from .address_flow import Parameter
 from .call_graph import CallGraph
-from .device_launches import escaping
-from .flow import DEVICE_RUNTIME, SYSTEM_FUNCTIONS, find_initializer_names
+from .device_launches import kernels_passed
+from .flow import DEVICE_RUNTIME, GRID_BUFFER, SYSTEM_FUNCTIONS
 from .module import Function, Module, PtxInstruction, Variable
 from .values import PREFIX, parameter_layout
 
@@ -36,19 +37,31 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
     for kernel in sorted(graph.launched(name)):
         try:
             _check_code(module, graph, kernel)
-            _check_launched(module, graph, name, kernel)
+            _check_address(graph, name, kernel)
         except Refusal as refusal:
             raise Refusal(f"launches {names.demangle(kernel).short}; {refusal}") from None
+    _check_launches(module, graph, name)
 
 
-def _check_launched(module: Module, graph: CallGraph, name: str, kernel: str) -> None:
-    """Check that the copy of the kernel `name` launches only copies of the kernel `kernel`, not the original."""
-    for variable in module.variables.values():
-        if kernel in find_initializer_names(variable.initializer):
-            raise Refusal(f"{variable.name} has its address")
+def _check_address(graph: CallGraph, name: str, launched: str) -> None:
+    """Check that the copy of the kernel `name` keeps to itself the address of its copy of the kernel `launched`."""
     for function in graph.runs(name):
-        if escaping(module.functions[function].body or (), {kernel}):
+        if launched in graph.of(function).launched and graph.stays(function, {launched}) is None:
             raise Refusal("its address is passed on")
+
+
+def _check_launches(module: Module, graph: CallGraph, name: str) -> None:
+    """Check that the copy of the kernel `name` launches only copies, not kernels of the program whose address it reads somewhere."""
+    runs = graph.runs(name)
+    todo = [Parameter(function, 0) for function in runs if GRID_BUFFER.fullmatch(function)]
+    for to in todo:  # which grows
+        for function in runs:
+            if to.function not in graph.of(function).calls:
+                continue
+            found = kernels_passed(module.functions[function], module.entries, to.function, to.number)
+            if found is None:
+                raise Refusal("launches kernels through pointers")
+            todo += found - set(todo)
 
 
 def _check_code(module: Module, graph: CallGraph, name: str) -> None:

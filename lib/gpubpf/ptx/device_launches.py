@@ -6,19 +6,19 @@ other kernel without probes, under the name `launched_name`. The copy counts the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from .flow import GRID_LAUNCH, KERNEL_LAUNCHES, callee, find_names
-from .module import Name, Open, PtxInstruction, Statement
-from .values import PREFIX
+from .address_flow import Parameter
+from .flow import GRID_LAUNCH, callee, find_names
+from .module import Address, Close, Function, Group, Name, Open, Operand, PtxInstruction
+from .values import LAUNCHED, PREFIX
 
 GRIDS = f"{PREFIX}_grids"  # in the table of addresses: that of the number of grids
-_LAUNCHED = f"${PREFIX}_launched"
 
 
 def launched_name(kernel: str) -> str:
     """Return the name of a kernel's copy that other kernels launch."""
-    return kernel + _LAUNCHED
+    return kernel + LAUNCHED
 
 
 def launches_grid(call: PtxInstruction) -> bool:
@@ -26,35 +26,56 @@ def launches_grid(call: PtxInstruction) -> bool:
     return GRID_LAUNCH.fullmatch(callee(call) or "") is not None
 
 
-def escaping(body: Sequence[Statement], kernels: Collection[str]) -> bool:
-    """Return whether a body does more with the addresses of `kernels` than pass them to the functions that launch kernels.
+def kernels_passed(
+    function: Function, kernels: Collection[str], to: str, number: int
+) -> frozenset[Parameter] | None:
+    """Return the function's own parameters that it passes to the function `to` as argument `number`.
 
-    This is conservative: addresses are followed through registers regardless of order.
+    Besides these, it passes addresses of `kernels` that it takes. Return None if it may pass another address.
     """
-    held = set(kernels)
-    before = 0
-    while before != len(held):
-        before = len(held)
-        passed: set[str] = set()  # parameters of the call in this scope that hold an address
-        for statement in body:
-            if isinstance(statement, Open):
-                passed = set()
-            if not isinstance(statement, PtxInstruction):
-                continue
-            opcode, operands = statement.opcode, statement.operands
-            first, read = set(find_names(operands[:1])), set(find_names(operands[1:]))
-            if opcode == "call":
-                target = callee(statement) or ""
-                used = (first | read) - {target}
-                if used & held or (used & passed and not KERNEL_LAUNCHES.match(target)):
-                    return True
-            elif opcode == "st" and first & held:
-                return True
-            elif read & held:
-                if opcode == "st" and "param" in statement.modifiers:
-                    passed |= first
-                elif opcode in ("mov", "selp") and isinstance(operands[0], Name):
-                    held |= first
-                else:
-                    return True
-    return False
+    definitions: dict[str, list[PtxInstruction]] = {}
+    given: list[Operand] = []
+    scopes: list[dict[str, list[Operand]]] = [{}]  # parameters of calls, with what is stored in them
+    for statement in function.body or ():
+        if isinstance(statement, Open):
+            scopes.append({})
+        elif isinstance(statement, Close) and len(scopes) > 1:
+            scopes.pop()
+        elif not isinstance(statement, PtxInstruction):
+            continue
+        elif statement.opcode == "st":
+            address, *values = statement.operands
+            if isinstance(address, Address) and "param" in statement.modifiers and not address.offset:
+                scopes[-1].setdefault(address.base or "", []).extend(values)
+        elif statement.opcode == "call" and callee(statement) == to:
+            groups = [operand for operand in statement.operands if isinstance(operand, Group)]
+            argument = groups[-1].items[number] if groups and len(groups[-1].items) > number else None
+            if not isinstance(argument, Name):
+                return None
+            stored = [value for scope in scopes for value in scope.get(argument.name, ())]
+            given += stored or [argument]
+        elif statement.opcode != "call":
+            for name in find_names(statement.operands[:1]):
+                definitions.setdefault(name, []).append(statement)
+    numbers = {v.name: n for n, v in enumerate(function.parameters) if function.kind == "func"}
+    found: set[Parameter] = set()
+    seen: set[str] = set()
+    for value in given:  # which grows
+        if not isinstance(value, Name) or value.offset:
+            return None
+        if value.name in kernels or value.name in seen:
+            continue
+        seen.add(value.name)
+        for definition in definitions.get(value.name, [None]):
+            match definition:
+                case PtxInstruction(opcode="mov", operands=(_, source)):
+                    given.append(source)
+                case PtxInstruction(opcode="selp", operands=(_, first, second, _)):
+                    given += [first, second]
+                case PtxInstruction(opcode="ld", operands=(_, Address(base=str(base), offset=0))) if (
+                    base in numbers
+                ):
+                    found.add(Parameter(function.name, numbers[base]))
+                case _:
+                    return None
+    return frozenset(found)

@@ -52,6 +52,7 @@ SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__as
 # Functions of the device runtime (libcudadevrt.a), and those of them with which kernels launch kernels (dynamic parallelism).
 DEVICE_RUNTIME = re.compile(r"(?:__cudaCDP2|cuda)[A-Z]\w*")
 KERNEL_LAUNCHES = re.compile(r"(?:__cudaCDP2|cuda)(?:GetParameterBuffer|LaunchDevice)")
+GRID_BUFFER = re.compile(r"(?:__cudaCDP2|cuda)GetParameterBuffer\w*")
 GRID_LAUNCH = re.compile(r"(?:__cudaCDP2|cuda)LaunchDevice\w*")
 
 LEAVING = frozenset({"ret", "exit"})

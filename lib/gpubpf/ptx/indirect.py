@@ -15,11 +15,11 @@ a table only if it loads the copy together with the module.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .constants import is_constant
-from .flow import PLAIN, callee, find_names
+from .flow import PLAIN, find_names
 from .module import (
     Close,
     Directive,
@@ -30,7 +30,6 @@ from .module import (
     Module,
     Name,
     Open,
-    Operand,
     PtxInstruction,
     Statement,
     Variable,
@@ -48,8 +47,7 @@ MAX_TARGETS = 64
 # and if all calls of this shape together become at most this many calls.
 MAX_CALLS = 4000
 
-_MOST_PASSES = 64  # over a body, to follow addresses
-_MOST_APART = 16  # functions of a body whose addresses are followed one by one
+MOST_APART = 16  # functions of a body whose addresses are followed one by one
 
 _PROTOTYPE = re.compile(r"\.callprototype\s*(?:\(([^()]*)\))?\s*_\s*(?:\(([^()]*)\))?\s*;")
 _PARAMETER = re.compile(r"\s*\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+_\s*(?:\[\s*(\w+)\s*\])?\s*")
@@ -191,7 +189,7 @@ def entries(module: Module) -> dict[str, Entry]:
             continue
         fixed = _is_fixed(module, variable)
         for number, value in enumerate(_words(variable)):
-            if isinstance(value, Name) and not value.offset and value.name in module.functions:
+            if isinstance(value, Name) and not value.offset and _is_function(module, value.name):
                 entry = Entry(variable.name, 8 * number, fixed)
                 found[value.name] = max(found.get(value.name, entry), entry, key=lambda one: one.fixed)
     return found
@@ -201,7 +199,14 @@ def is_table(module: Module, variable: Variable) -> bool:
     """Return whether a variable has addresses of functions, in words of their own."""
     if variable.space not in ("global", "const") or variable.vector != 1 or type_size(variable.type) != 8:
         return False
-    return any(isinstance(value, Name) and value.name in module.functions for value in _words(variable))
+    if "managed" in variable.attributes:  # one for all contexts, so that it is not new in a new context
+        return False
+    return any(isinstance(value, Name) and _is_function(module, value.name) for value in _words(variable))
+
+
+def _is_function(module: Module, name: str) -> bool:
+    """Return whether a name is that of a function, not of a kernel: calls do not reach kernels."""
+    return name in module.functions and module.functions[name].kind == "func"
 
 
 def _words(variable: Variable) -> tuple[Initializer, ...]:
@@ -218,65 +223,6 @@ def _is_fixed(module: Module, variable: Variable) -> bool:
     if _TABLE.match(variable.name):
         return True
     return variable.name.startswith("_ZZ") and is_constant(module, replace(variable, linkage=()))
-
-
-def staying(body: Sequence[Statement], functions: Collection[str]) -> frozenset[str]:
-    """Return those of `functions` whose addresses stay in the thread. A body takes all their addresses.
-
-    Of many functions, none is returned if the address of one leaves.
-    """
-    if _stay(body, functions):
-        return frozenset(functions)
-    return frozenset(one for one in functions if len(functions) <= _MOST_APART and _stay(body, [one]))
-
-
-def _stay(body: Sequence[Statement], functions: Collection[str]) -> bool:
-    """Return whether the addresses of `functions` stay in the thread: in registers and local memory, until a call.
-
-    This is conservative: addresses are followed through registers regardless of order, and through all local memory.
-    """
-    held = set(functions)
-    # Local variables, and registers with their addresses.
-    places = {s.name for s in body if isinstance(s, Variable) and s.space == "local"}
-    in_memory = escape = False
-    before = -1
-    instructions = [statement for statement in body if isinstance(statement, PtxInstruction)]
-    for _ in range(_MOST_PASSES):
-        if before == len(held) + len(places) + in_memory:
-            return not (in_memory and escape)
-        before = len(held) + len(places) + in_memory
-        for instruction in instructions:
-            opcode, operands = instruction.opcode, instruction.operands
-            local = "local" in instruction.modifiers
-            first, read = _bases(operands[:1]), _bases(operands[1:])
-            if opcode == "call":
-                passed = (first | read) - {callee(instruction)}
-                escape |= not places.isdisjoint(passed)
-                if not held.isdisjoint(passed):
-                    return False
-            elif opcode == "ld":
-                if not held.isdisjoint(read):
-                    return False
-                held |= first if local and in_memory else set()
-            elif opcode == "st":
-                if (not held.isdisjoint(read) and not local) or not held.isdisjoint(first):
-                    return False
-                in_memory |= not held.isdisjoint(read)
-                escape |= not places.isdisjoint(read)
-            else:
-                if not places.isdisjoint(read):
-                    places |= first
-                    escape |= opcode not in ("mov", "add", "sub", "mad", "selp")
-                if not held.isdisjoint(read):
-                    if opcode not in ("mov", "selp"):
-                        return False
-                    held |= first
-    return False
-
-
-def _bases(operands: Sequence[Operand]) -> set[str]:
-    """Return the names in operands; of an element of a vector register, the register."""
-    return {name.partition(".")[0] if name.startswith("%") else name for name in find_names(operands)}
 
 
 def direct(call: PtxInstruction, name: str) -> PtxInstruction:

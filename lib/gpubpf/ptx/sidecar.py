@@ -138,7 +138,8 @@ class SidecarModule:
                     if (made.kind == "func" or new == launched_name(item.name)) and new not in seen:
                         seen.add(new)
                         # Declare them first: a definition may call a function, or launch a kernel, that is defined later.
-                        items.append(made.with_body(None))
+                        # ptxas accepts no directives such as .maxntid in the declaration of a kernel.
+                        items.append(dataclasses.replace(made, directives=()).with_body(None))
                     if item.defined:
                         items.append(made)
             elif _is_kept(item, self._new_names):

@@ -19,6 +19,14 @@ TABLE = "gpubpf_variables"
 LAUNCH = "gpubpf_launch"
 PREFIX = "gpubpf"
 LIMITED = "$gpubpf_limited"  # suffix of the name of a copy that is limited to fewer registers
+LAUNCHED = "$gpubpf_launched"  # suffix of the name of a copy that other kernels launch (device_launches.py)
+
+
+def original_name(copy: str) -> str:
+    """Return the name of the kernel that a copy in a sidecar was made of."""
+    return copy.removesuffix(LIMITED).removesuffix(LAUNCHED)
+
+
 WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 
 
@@ -171,7 +179,7 @@ class Injected:
         """Return the same with each kernel in `limits` limited to that many registers, unless it has a limit of its own."""
         items = [
             _limit(item, limits[item.name])
-            if isinstance(item, Function) and item.name in limits and not _limits(item)
+            if isinstance(item, Function) and item.defined and item.name in limits and not _limits(item)
             else item
             for item in self.module.items
         ]

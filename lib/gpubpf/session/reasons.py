@@ -10,7 +10,7 @@ from typing import Any
 
 from gpubpf.agent.definitions import Reason
 from gpubpf.agent.protocol import REASON_NAMES, KernelFault, NoRoom
-from gpubpf.ptx.values import LIMITED
+from gpubpf.ptx.values import original_name
 from gpubpf.show import table
 
 # --- why a launch is not counted: keys of `not_instrumented` -------------------------------------------------------
@@ -80,7 +80,7 @@ def kernel_failed(label: str, fault: KernelFault) -> str:
     where = f" at {_source(fault)}" if fault.source else ""
     accessed = f", address {fault.address:#x}" if fault.address is not None else ""
     block, thread = (f"({','.join(map(str, index))})" for index in (fault.block, fault.thread))
-    kernel = names.demangle(fault.kernel.removesuffix(LIMITED)).full
+    kernel = names.demangle(original_name(fault.kernel)).full
     return f"{label}: kernel {kernel} failed{where}: {error}{accessed}, block {block}, thread {thread}"
 
 
@@ -94,9 +94,7 @@ def fault_record(pid: int, comm: str, fault: KernelFault) -> dict[str, Any]:
         "comm": comm,
         "gpu": fault.gpu,
         "error": fault.error,
-        "kernel": names.demangle(fault.kernel.removesuffix(LIMITED)).short
-        if fault.kernel is not None
-        else None,
+        "kernel": names.demangle(original_name(fault.kernel)).short if fault.kernel is not None else None,
         "source": _source(fault),
         "block": fault.block if known else None,
         "thread": fault.thread if known else None,

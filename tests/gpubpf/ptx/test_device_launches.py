@@ -70,42 +70,87 @@ def test_launched_copies_keep_the_registers_of_the_originals() -> None:
     assert f".entry {launched_name('child')}(.param .u64 a)\n.maxnreg 12\n{{" in made.text
 
 
+OTHERS = (
+    ".func other(.param .b64 a) { .reg .b64 %rd<3>; ld.param.u64 %rd1, [a]; st.u64 [%rd1], %rd1; ret; }\n"
+    ".func (.param .b64 r) given() { .reg .b64 %rd<3>; mov.u64 %rd1, child; st.param.b64 [r], %rd1; ret; }\n"
+    ".extern .func elsewhere();\n.global .u64 held = child;\n"
+    f".visible .entry bad(.param .u64 a) {{ {REGISTERS} ld.param.u64 %rd1, [a];"
+    " { t: .callprototype _ (); call %rd1, (), t; } ret; }\n"
+    ".visible .entry missing(.param .u64 a) { call elsewhere, (); ret; }\n"
+)
+PASSED_ON = "launches child; its address is passed on"
+POINTERS = "launches kernels through pointers"
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("mov.u64 %rd3, child; st.global.u64 [%rd1], %rd3;", "its address is passed on"),
-        (TAKES + "add.s64 %rd4, %rd3, 8; st.global.u64 [%rd1], %rd4;", "its address is passed on"),
+        ("mov.u64 %rd3, child; st.global.u64 [%rd1], %rd3;", PASSED_ON),
+        (TAKES + "add.s64 %rd4, %rd3, 8; st.global.u64 [%rd1], %rd4;", PASSED_ON),
+        ("mov.u64 %rd3, child; { .param .b64 q; st.param.b64 [q], %rd3; call other, (q); }", PASSED_ON),
+        ("mov.u64 %rd3, child; { .param .b64 q; st.param.b64 [q], %rd3; { call other, (q); } }", PASSED_ON),
         (
-            "mov.u64 %rd3, child; { .param .b64 param0; st.param.b64 [param0], %rd3; call other, (param0); }",
-            "its address is passed on",
+            "mov.u64 %rd3, child; { .param .b64 q; st.param.b64 [q], %rd3; ld.param.b64 %rd4, [q]; }",
+            PASSED_ON,
         ),
-        (
-            "mov.u64 %rd3, child; ld.global.u64 %rd4, [held];" + LAUNCH.format(address="%rd4"),
-            "held has its address",
-        ),
-        (TAKES.replace("child", "bad"), "indirect call; no table has a function for it"),
-        (TAKES.replace("child", "missing"), "needs device linking: elsewhere"),
+        (".reg .v2 .b64 %v; mov.b64 %v.x, child; st.global.v2.b64 [%rd1], %v;", PASSED_ON),
+        ("{ .param .b64 q; call (q), given, (); ld.param.b64 %rd4, [q]; }", PASSED_ON),
+        ("ld.global.u64 %rd4, [held];" + LAUNCH.format(address="%rd4"), POINTERS),
+        (LAUNCH.format(address="%rd1"), POINTERS),
+        ("mov.u64 %rd3, child; selp.b64 %rd4, %rd3, %rd1, %p1;" + LAUNCH.format(address="%rd4"), POINTERS),
+        (TAKES + "ld.global.u64 %rd3, [held];", POINTERS),
+        (TAKES.replace("child", "bad"), "launches bad; indirect call; no table has a function for it"),
+        (TAKES.replace("child", "missing"), "launches missing; needs device linking: elsewhere"),
     ],
     ids=[
-        "stored",
-        "computed with",
-        "passed to a function",
-        "in a variable",
-        "calls by pointers",
-        "calls another part",
+        *("stored", "computed with", "passed to a function", "passed in a scope", "read back", "in a vector"),
+        *("a result", "in a variable", "a parameter", "perhaps another", "not only one"),
+        *("calls by pointers", "calls another part"),
     ],
 )
 def test_launches_that_are_refused(body: str, reason: str) -> None:
-    others = (
-        ".func other(.param .b64 a) { ret; }\n.extern .func elsewhere();\n"
-        f".visible .entry bad(.param .u64 a) {{ {REGISTERS} ld.param.u64 %rd1, [a];"
-        " { t: .callprototype _ (); call %rd1, (), t; } ret; }\n"
-        ".visible .entry missing(.param .u64 a) { call elsewhere, (); ret; }\n"
+    made = instrumented(OTHERS + CHILD + parent(body), "parent")
+    assert made.refusals == {"parent": reason}
+
+
+@needs_ptxas
+def test_launches_through_functions() -> None:
+    """nvcc -G wraps the functions of the device runtime."""
+    wrapper = (
+        ".func (.param .b64 r) buffer(.param .b64 f, .param .align 4 .b8 g[12], .param .align 4 .b8 b[12], .param .b32 s)"
+        f" {{ {REGISTERS} ld.param.u64 %rd3, [f]; {LAUNCH.format(address='%rd3').split('}')[0]} }}"
+        " st.param.b64 [r], %rd2; ret; }\n"
     )
-    held = ".global .u64 held = child;\n" if "held" in body else ""
-    made = instrumented(others + CHILD + held + parent(body), "parent")
-    name = "bad" if "bad" in body else "missing" if "missing" in body else "child"
-    assert made.refusals == {"parent": f"launches {name}; {reason}"}
+    body = TAKES.replace("cudaGetParameterBufferV2", "buffer")
+    made = instrumented(wrapper + CHILD + parent(body), "parent")
+    assert not made.refusals and made.launched == ("child",)
+    assert launched_name("child") in assemble(made.text, Target("gpu", (8, 0))).functions
+    other = parent(body.replace("mov.u64 %rd3, child;", "mov.u64 %rd3, %rd1;"))
+    assert instrumented(wrapper + CHILD + other, "parent").refusals == {"parent": POINTERS}
+
+
+@needs_ptxas
+@pytest.mark.parametrize("directive", ["", ".maxntid 128, 1, 1", ".minnctapersm 2 .maxntid 64, 1, 1"])
+def test_ptxas_accepts_limits_of_launched_copies(directive: str) -> None:
+    """A kernel is launched before its definition, so the copy declares it."""
+    child = CHILD.replace(") {", f") {directive} {{")
+    made = instrumented(parent(TAKES) + child, "parent").within({launched_name("child"): 24})
+    found = assemble(made.text, Target("gpu", (8, 0)))
+    assert found.functions[launched_name("child")].registers <= 24
+    assert made.text.count(".maxnreg 24") == ("minncta" not in directive)
+
+
+@needs_ptxas
+def test_calls_do_not_reach_kernels() -> None:
+    tables = ".global .u64 kernels[1] = {child}; .global .u64 mixed[2] = {f, child};\n"
+    call = (
+        "ld.global.u64 %rd2, [mixed]; { .param .b64 p0; st.param.b64 [p0], %rd1;"
+        " t: .callprototype ()_ (.param .b64 _); call %rd2, (p0), t; }"
+    )
+    made = instrumented(".func f(.param .b64 a) { ret; }\n" + CHILD + tables + parent(call))
+    assert not made.refusals and not made.launched
+    assert [(v.name, v.entry) for v in made.variables if v.entry is not None] == [("mixed", 0)]
+    assemble(made.text, Target("gpu", (8, 0)))
 
 
 def test_addresses_may_be_chosen() -> None:
@@ -120,7 +165,7 @@ def test_a_missing_device_runtime_is_said(monkeypatch: pytest.MonkeyPatch, tmp_p
     from gpubpf.images import assemble as module
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module, "device_runtime", lambda assembler: None)
+    monkeypatch.setattr(module.glob, "glob", lambda pattern: [])
     text = instrumented(CHILD + parent(TAKES)).text
     with pytest.raises(AssembleError, match=r"needs device linking, and libcudadevrt\.a is missing"):
         assemble(text, Target("gpu", (8, 0)))

@@ -95,6 +95,11 @@ def test_results_and_counts_of_an_indirect_call(tmp_path: Path) -> None:
             "indirect call; v has the address of h",
         ),
         (
+            F.format("f") + ".global .attribute(.managed) .u64 v = f;",
+            CALL.format("call"),
+            "indirect call; v has the address of f",
+        ),
+        (
             TABLES.format(F.format("f") + F.format("g") + F.format("h"))
             + ".func takes(.param .b64 x) { .reg .b64 %rd<3>; ld.param.u64 %rd2, [x]; mov.u64 %rd1, h;"
             " st.u64 [%rd2], %rd1; ret; }",
@@ -130,7 +135,7 @@ def test_results_and_counts_of_an_indirect_call(tmp_path: Path) -> None:
         ),
     ],
     ids=[
-        *("no table", "another variable", "another kernel", "another kernel's variable"),
+        *("no table", "another variable", "managed", "another kernel", "another kernel's variable"),
         *("parameters in registers", "leaves", "undefined", "too many"),
     ],
 )
@@ -223,8 +228,10 @@ def test_functions_that_call_each_other() -> None:
         PICKS,
         ".local .align 8 .b8 depot[16]; mov.u64 %rd5, depot; mov.u64 %rd3, f; st.local.u64 [%rd5], %rd3;"
         " mov.u64 %rd4, g; st.local.u64 [%rd5+8], %rd4; ld.local.u64 %rd2, [%rd5+8];",
+        ".local .align 8 .b8 depot[16]; mov.u64 %rd5, depot; cvta.local.u64 %rd6, %rd5; mov.u64 %rd3, f;"
+        " st.u64 [%rd6], %rd3; mov.u64 %rd4, g; st.u64 [%rd6+8], %rd4; add.u64 %rd7, %rd6, 8; ld.u64 %rd2, [%rd7];",
     ],
-    ids=["picked", "local array"],
+    ids=["picked", "local array", "generic addresses"],
 )
 def test_functions_whose_addresses_stay_in_the_thread(body: str, tmp_path: Path) -> None:
     text = module(body + CALL.format("call"), TWO)
@@ -245,19 +252,32 @@ def test_functions_whose_addresses_stay_in_the_thread(body: str, tmp_path: Path)
         "st.global.u64 [%rd1], %rd2;",
         "setp.eq.u64 %p1, %rd2, %rd1;",
         "add.s64 %rd4, %rd2, 8;",
-        "{ .param .b64 q; st.param.b64 [q], %rd3; call (q), f, (q, q); }",
+        "{ .param .b64 q; st.param.b64 [q], %rd3; call (q), %rd5, (q, q); }",
+        "{ .param .b64 q; st.param.b64 [q], %rd3; call keeps, (q); }",
+        "{ .param .b64 q; st.param.b64 [q], %rd3; call gives, (q); }",
+        "{ .param .b64 q; st.param.b64 [q], %rd3; call (q), returns, (q); }",
+        "{ .param .b64 q; st.param.b64 [q], %rd3; call vprintf, (q); }",
+        "{ .reg .b64 q; mov.b64 q, %rd3; call keeps, (q); }",
         ".local .b64 l; st.local.u64 [l], %rd3; ld.local.u64 %rd5, [l]; st.global.u64 [%rd1], %rd5;",
-        ".local .b64 l; st.local.u64 [l], %rd3; mov.u64 %rd5, l; cvta.local.u64 %rd6, %rd5; ld.u64 %rd7, [%rd6];",
+        ".local .b64 l; st.local.u64 [l], %rd3; mov.u64 %rd5, l; cvta.local.u64 %rd6, %rd5; ld.u64 %rd7, [%rd6];"
+        " st.global.u64 [%rd1], %rd7;",
         ".local .b64 l; st.local.u64 [l], %rd3; ld.volatile.local.u64 %rd5, [l]; st.global.u64 [%rd1], %rd5;",
         ".local .b64 l; st.local.u64 [l], %rd3; mov.u64 %rd5, l; { .param .b64 q; st.param.b64 [q], %rd5; call f, (q, q); }",
         ".reg .v2 .b64 %v; mov.b64 %v.x, %rd3; mov.b64 %rd5, %v.r; st.global.u64 [%rd1], %rd5;",
-        ".local .b64 l; st.local.v2.u64 [l], {%rd1, %rd3}; ld.local.v2.u64 {%rd5, %rd6}, [l]; st.global.u64 [%rd1], %rd5;",
+        ".local .b64 l; st.local.v2.u64 [l], {%rd1, %rd3}; ld.local.v2.u64 {%rd5, %rd6}, [l]; st.global.u64 [%rd1], %rd6;",
     ],
     ids=[
         "stored",
         "compared",
         "computed",
-        "passed",
+        *(
+            "passed to an unknown function",
+            "passed and kept",
+            "passed twice",
+            "returned",
+            "printed",
+            "in a register",
+        ),
         "through local memory",
         "generic",
         "volatile",
@@ -267,11 +287,41 @@ def test_functions_whose_addresses_stay_in_the_thread(body: str, tmp_path: Path)
     ],
 )
 def test_functions_whose_addresses_leave_the_thread(body: str) -> None:
-    refusals = instrumented(module(PICKS + body + CALL.format("call"), TWO)).refusals
+    """`keeps` stores its parameter, and `gives` passes it to `keeps`."""
+    others = (
+        ".func keeps(.param .b64 a) { .reg .b64 %r; ld.param.u64 %r, [a]; st.u64 [0], %r; ret; }\n"
+        ".func gives(.param .b64 a) { .reg .b64 %r; ld.param.u64 %r, [a];"
+        " { .param .b64 q; st.param.b64 [q], %r; call keeps, (q); } ret; }\n"
+        ".func (.param .b64 o) returns(.param .b64 a) { .reg .b64 %r; ld.param.u64 %r, [a];"
+        " st.param.b64 [o], %r; ret; }\n.extern .func vprintf(.param .b64 a);\n"
+    )
+    refusals = instrumented(module(PICKS + body + CALL.format("call"), TWO + others)).refusals
     assert refusals["k"] in (
         "indirect call; k passes on the address of f",
         "indirect call; k passes on the address of g",
     )
+
+
+def test_addresses_may_be_passed(tmp_path: Path) -> None:
+    """A function may call what it is given, or pass it on, also to itself."""
+    registers = ".reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .pred %p<2>;"
+    calls = CALL.format("call").replace("t:", "u:").replace(", t;", ", u;")
+    others = (
+        f".func apply(.param .b64 a, .param .b64 call) {{ {registers} ld.param.u64 %rd1, [a];"
+        f" ld.param.u64 %rd2, [call]; {calls} ret; }}\n"
+        f".func again(.param .b64 call, .param .b64 a) {{ {registers} ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [call];"
+        " { .param .b64 param0; st.param.b64 [param0], %rd2; .param .b64 param1; st.param.b64 [param1], %rd1;"
+        " call again, (param0, param1); call apply, (param1, param0); } ret; }\n"
+    )
+    body = """mov.u64 %rd3, f; { .param .b64 param0; st.param.b64 [param0], %rd3; .param .b64 param1; st.param.b64 [param1], %rd1;
+        call again, (param0, param1); }"""
+    injected = instrumented(module(body, TWO + others))
+    assert not injected.refusals and not injected.variables
+    # `apply` calls the copy of f, and not g, whose address nothing takes.
+    assert [injected.text.count(f" {name}, (p0, p1)") for name in "fg"] == [1, 0]
+    assembled(injected.text, "sm_80", tmp_path)
+    stored = instrumented(module(body + "st.global.u64 [%rd1], %rd3;", TWO + others))
+    assert stored.refusals == {"k": "indirect call; k passes on the address of f"}
 
 
 def test_each_address_is_followed_by_itself() -> None:
@@ -307,7 +357,7 @@ def test_an_address_in_a_constant_table_is_that_of_the_original(tmp_path: Path) 
     [
         ".global .u64 named = f;",
         ".const .u64 named[1] = {f};",
-        ".global .attribute(.managed) .u64 named = f;",
+        ".global .u64 named[2] = {0, f};",
     ],
 )
 def test_entries_that_the_program_may_change(variable: str) -> None:
@@ -317,5 +367,5 @@ def test_entries_that_the_program_may_change(variable: str) -> None:
     injected = instrumented(module(body, F.format("f") + variable) + other)
     assert not injected.refusals
     assert [(v.entry, v.fixed, v.kernels) for v in injected.variables if v.entry is not None] == [
-        (0, False, ("k",))
+        (8 * ("named[2]" in variable), False, ("k",))
     ]

@@ -81,15 +81,17 @@ int image_of(const void *image, uint64_t &size, uint32_t &linked);
 int image_of_file(const char *path, uint64_t &size, uint32_t &linked);
 // Call this after the application's own load.
 void image_loaded(Module *module, int image, uint64_t size, uint32_t linked);
+// Why the variables of a module have their initial values in a context: the program is still in the call that loads the module, or in
+// the one that makes the context. The latter holds only while Context::given is 1: another thread can get a primary context meanwhile.
+enum class Fresh { No, Module, Context };
 // Loads the sidecars of libraries into a new context. `waits`: it may wait for the tool.
-void context_ready(Context *context, bool waits = true);
+void context_ready(Context *context, bool waits = true, Fresh fresh = Fresh::No);
 // Gets the tool's answer, and installs the copies.
-void load_sidecar(Module *module, Context *context, bool waits = true);
+void load_sidecar(Module *module, Context *context, bool waits = true, Fresh fresh = Fresh::No);
 void retry_waiting();  // call this after a capture
-// Without `may_load`, it only uses a sidecar that was loaded ahead. `fresh`: the program is waiting in the call that loads the module
-// or makes the context, so its variables have their initial values.
+// Without `may_load`, it only uses a sidecar that was loaded ahead.
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
-                     bool may_load = true, bool fresh = false);
+                     bool may_load = true, Fresh fresh = Fresh::No);
 // Whether a sidecar that was loaded ahead has a copy of a kernel of this name.
 bool is_loaded_ahead(const std::string &name);
 

@@ -303,10 +303,14 @@ CUresult hook_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches,
 
 // --- contexts ---
 
-CUresult created(CUresult r, const HookCall &hook, CUcontext *context) {
+// `existed`: the driver had made it before this call.
+CUresult created(CUresult r, const HookCall &hook, CUcontext *context, bool existed = false) {
     if (hook && r == CUDA_SUCCESS && context)
         quietly([&] {
-            if (Context *c = registry().context(*context, true)) context_ready(c);
+            Context *c = registry().context(*context, true);
+            if (!c) return;
+            const bool first = c->given.fetch_add(1) == 0;
+            context_ready(c, true, first && !existed && !c->before ? Fresh::Context : Fresh::No);
         });
     return r;
 }
@@ -400,7 +404,7 @@ CUresult hook_cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     const bool before = hook.keeps_records() && primary_is_active(device);
     CUresult r = FORWARD(cuDevicePrimaryCtxRetain)(context, device);
     if (hook.keeps_records() && r == CUDA_SUCCESS) quietly([&] { retained(device, *context, before); });
-    return created(r, hook, context);
+    return created(r, hook, context, before || !hook.keeps_records());
 }
 
 // Returns the primary context of `device` if the application got it before the attachment. Its number of
@@ -527,7 +531,7 @@ CUresult hook_cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description,
         std::lock_guard<std::mutex> hold(registry().lock);
         registry().green_devices[*green] = device;
     });
-    return created(r, hook, primary ? &primary : nullptr);
+    return created(r, hook, primary ? &primary : nullptr, before);
 }
 
 // Returns -1 if it is unknown.

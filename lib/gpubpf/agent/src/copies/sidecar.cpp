@@ -187,7 +187,7 @@ bool lock_within(std::mutex &lock, uint32_t wait_ms) {
     return true;
 }
 
-bool add_pool(Context &context, uint64_t size) {
+bool add_pool(Context &context, uint64_t size, uint64_t used) {
     CUdeviceptr base = 0;
     if (driver.cuMemAlloc_v2(&base, size) != CUDA_SUCCESS) return false;
     if (!agent.config.memory_is_zero &&
@@ -197,6 +197,7 @@ bool add_pool(Context &context, uint64_t size) {
     auto pool = std::make_unique<Pool>();
     pool->base = base;
     pool->size = size;
+    pool->used = used;
     std::lock_guard<std::mutex> hold(context.memory);
     context.pools.push_back(std::move(pool));
     context.generation.fetch_add(1);
@@ -285,17 +286,16 @@ bool variable_address(const Module &module, const char *name, CUdeviceptr &addre
 // Returns the address of the number of grids that kernels launch, or 0 if there is no memory for it. Call it with `busy` held and the
 // context current.
 CUdeviceptr grids_of(Context &context) {
-    if (!context.grids && add_pool(context, kMapAlignment)) {
+    if (!context.grids && add_pool(context, kMapAlignment, kMapAlignment)) {
         std::lock_guard<std::mutex> hold(context.memory);
         context.grids = context.pools.back()->base;
-        context.pools.back()->used = kMapAlignment;
     }
     return context.grids;
 }
 
 // Writes the table of variables. Sets `missing` to the kernels that need a variable which was not found, with
-// the reason. `fresh`: the program has not had time to change its variables.
-bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context, bool fresh,
+// the reason.
+bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context, Fresh fresh,
                     std::map<std::string, std::string> &missing) {
     if (answer.variables.empty()) return true;
     CUdeviceptr table = 0;
@@ -304,6 +304,11 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
         return false;
     std::vector<uint64_t> slots(table_size / 8);
     std::vector<std::pair<CUdeviceptr, CUdeviceptr>> entries;  // from the program's table to the copy's
+    const auto add_missing = [&](const Variable &v, const std::string &why) {
+        if (v.kernels.empty())
+            for (const Layout &l : answer.kernels) missing.emplace(l.name, why);
+        for (const std::string &k : v.kernels) missing.emplace(k, why);
+    };
     for (const Variable &v : answer.variables) {
         CUdeviceptr address = 0;
         size_t size = 0;
@@ -323,12 +328,8 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
         if (found && v.entry != kNoField) {
             if (v.entry + uint64_t(8) > size) return false;
             entries.emplace_back(address + v.entry, table + v.index * uint64_t(8));
-            if (!fresh) why = v.refusal;
         }
-        if (why.empty()) continue;
-        if (v.kernels.empty())
-            for (const Layout &l : answer.kernels) missing.emplace(l.name, why);
-        for (const std::string &k : v.kernels) missing.emplace(k, why);
+        if (!why.empty()) add_missing(v, why);
     }
     if (driver.cuMemcpyHtoDAsync_v2(table, slots.data(), slots.size() * 8, context.stream) != CUDA_SUCCESS)
         return false;
@@ -336,7 +337,12 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
         if (!driver.cuMemcpyDtoDAsync_v2 ||
             driver.cuMemcpyDtoDAsync_v2(to, from, 8, context.stream) != CUDA_SUCCESS)
             return false;
-    return wait_for(context.stream, 10000);
+    if (!wait_for(context.stream, 10000)) return false;
+    // Now, because another thread could have changed the entries until they were copied.
+    if (fresh == Fresh::No || (fresh == Fresh::Context && context.given != 1))
+        for (const Variable &v : answer.variables)
+            if (!v.refusal.empty()) add_missing(v, v.refusal);
+    return true;
 }
 
 // Returns the application's function in the current context, to compare the copy's occupancy with it.
@@ -384,7 +390,9 @@ bool prepare_launched(Module &module, CUmodule sidecar, const Answer &answer, Co
             if (std::find(launched.begin(), launched.end(), made) == launched.end()) launched.push_back(made);
         }
         if (driver.cuFuncLoad && driver.cuFuncLoad(copy) == CUDA_ERROR_NOT_SUPPORTED) return false;
-        if (!mirror_attributes(original_function(module, name.c_str()), copy)) return false;
+        // Again, in case the program has set one meanwhile.
+        for (int times = 0; times < 2; ++times)
+            if (!mirror_attributes(original_function(module, name.c_str()), copy)) return false;
     }
     return true;
 }
@@ -403,7 +411,7 @@ using LoadModule = CUresult (*)(CUmodule *, const void *);
 using GetFunction = CUresult (*)(CUfunction *, CUmodule, const char *);
 
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
-                     bool may_load, bool fresh) {
+                     bool may_load, Fresh fresh) {
     Registry &r = registry();
     std::vector<Kernel *> kernels;
     struct Installing {  // the module is not unloaded while this exists
@@ -510,6 +518,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
             copy->context = context;
             copy->answer = answer;
             copy->layout = &layout;
+            copy->kernel = &k;
             made = idle->copies[i] = copy.release();
             std::lock_guard<std::mutex> hold(context->memory);
             context->copies.push_back(made);
@@ -651,7 +660,7 @@ bool may_load_now(const Module &module, Context &context, const Answer &answer) 
 // Installs copies while nothing runs in the context. Some kernels end only after the program continues: if one is
 // running, the worker thread installs the copies later.
 void install_when_idle(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
-                       bool fresh) {
+                       Fresh fresh) {
     using Clock = std::chrono::steady_clock;
     constexpr auto kPatience = std::chrono::milliseconds(500), kPause = std::chrono::milliseconds(10000);
     const auto until = Clock::now() + kPatience;
@@ -672,7 +681,7 @@ void install_when_idle(Module *module, Context *context, const std::shared_ptr<c
 
 }  // namespace
 
-void load_sidecar(Module *module, Context *context, bool waits) {
+void load_sidecar(Module *module, Context *context, bool waits, Fresh fresh) {
     SlowPath slow_path;
     if (module->ahead) return load_ahead(module, context);
     std::shared_ptr<const Answer> answer = answer_for(module, context, waits);
@@ -684,7 +693,6 @@ void load_sidecar(Module *module, Context *context, bool waits) {
             return;
         }
     }
-    const bool fresh = waits && !module->preexisting;
     if (waits && !may_load_now(*module, *context, *answer)) install_when_idle(module, context, answer, fresh);
     else install_sidecar(module, context, answer, true, fresh);
 }
@@ -708,10 +716,10 @@ void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {
         }
     }
     // If there are no contexts, context_ready() loads a library's sidecar later.
-    for (Context *c : contexts) load_sidecar(module, c);
+    for (Context *c : contexts) load_sidecar(module, c, true, Fresh::Module);
 }
 
-void context_ready(Context *context, bool waits) {
+void context_ready(Context *context, bool waits, Fresh fresh) {
     SlowPath slow_path;
     Registry &r = registry();
     // The log needs the GPU's clock even if nothing is instrumented.
@@ -729,7 +737,7 @@ void context_ready(Context *context, bool waits) {
         }
         if (!r.captures.load()) libraries.insert(libraries.end(), r.ahead.begin(), r.ahead.end());
     }
-    for (Module *m : libraries) load_sidecar(m, context, waits);
+    for (Module *m : libraries) load_sidecar(m, context, waits, m->preexisting ? Fresh::No : fresh);
 }
 
 constexpr uint32_t kAtOnce = 50;  // ms that the end of a capture waits for a suitable moment

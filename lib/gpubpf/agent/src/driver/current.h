@@ -72,6 +72,6 @@ extern const Lifetime drain_lifetime;
 bool lock_within(std::mutex &lock, uint32_t wait_ms);
 
 // Adds a zeroed pool to the context. Returns false if memory is short. The context must be current.
-bool add_pool(Context &context, uint64_t size);
+bool add_pool(Context &context, uint64_t size, uint64_t used = 0);
 
 }  // namespace gpubpf

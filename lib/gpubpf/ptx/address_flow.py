@@ -1,0 +1,289 @@
+"""Follow the addresses of functions and kernels through a function: may they leave the thread?
+
+    passes(function, {"add"})                          # frozenset({Parameter("fold", 0)}): it gives fold the address of add
+    passes(fold, (), {Parameter("fold", 0)})           # frozenset(): fold only calls what it is given
+    passes(keeps, (), {Parameter("keeps", 0)})         # None: it stores the address in global memory
+
+In the copy of a module, a function has another address than in the original. That makes no difference as long as the address stays in
+registers, local memory and parameters, and is only called.
+
+The analysis is conservative: it follows addresses through registers regardless of order. In local memory, it knows the place of an
+access if that is a constant offset in a variable. nvcc has one variable for all local objects of a function. An access at an offset
+that is computed may be to any place from the constant part of the offset on, but not before it: there its object begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpubpf.errors import PtxError
+
+from .flow import KERNEL_LAUNCHES, callee, find_names
+from .module import (
+    Address,
+    Close,
+    Function,
+    Group,
+    Immediate,
+    Name,
+    Open,
+    Operand,
+    PtxInstruction,
+    Variable,
+    Vector,
+    type_size,
+)
+from .tokens import parse_integer
+
+_WIDTH = 8  # bytes of an address
+_MOST_PASSES = 64  # over a body
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A place in a variable: an offset in bytes; not `exact`: from there on."""
+
+    variable: str
+    offset: int
+    exact: bool = True
+
+    def moved(self, offset: int) -> _Place | None:
+        """Return the place some bytes further; None if that may be before the beginning of an object."""
+        if self.exact:
+            return _Place(self.variable, self.offset + offset)
+        return self if offset >= 0 else None
+
+    def onwards(self) -> _Place:
+        """Return any place from this one on."""
+        return _Place(self.variable, self.offset, False)
+
+    def joined(self, other: _Place) -> _Place | None:
+        """Return a place that may be this one or the other one."""
+        if self == other or self.variable != other.variable:
+            return self if self == other else None
+        return _Place(self.variable, min(self.offset, other.offset), False)
+
+    def may_overlap(self, address: _Place, width: int) -> bool:
+        """Return whether an access of `width` bytes here may overlap the address of a function there."""
+        if self.variable != address.variable:
+            return False
+        before = self.exact and self.offset + width <= address.offset
+        after = address.exact and address.offset + _WIDTH <= self.offset
+        return not (before or after)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A place in a parameter of a function: the parameter's number, and the offset in bytes."""
+
+    function: str
+    number: int
+    offset: int = 0
+
+
+class _Leaves(Exception):
+    """An address may leave the thread."""
+
+
+def passes(
+    function: Function, addresses: Collection[str], parameters: Collection[Parameter] = ()
+) -> frozenset[Parameter] | None:
+    """Return where a function passes addresses that it takes, or that are in its `parameters`; None if they may leave the thread.
+
+    They stay in the thread while they are in registers, local memory and parameters, until a call of what they are the addresses of,
+    or a launch of a kernel.
+    """
+    try:
+        return _Addresses(function, addresses, parameters).follow()
+    except (_Leaves, PtxError):
+        return None
+
+
+class _Addresses:
+    """What holds the addresses in a function. All sets only grow, until a pass over the body adds nothing."""
+
+    def __init__(
+        self, function: Function, addresses: Collection[str], parameters: Collection[Parameter]
+    ) -> None:
+        self.function = function
+        self.given = {_Place(function.parameters[p.number].name, p.offset) for p in parameters}
+        self.own = {place.variable for place in self.given}
+        registers = {v.name for v in function.parameters if v.space == "reg"}
+        self.held = set(addresses) | (self.own & registers)
+        self.own -= registers
+        # Local variables, and registers with addresses in them. None: of any place.
+        self.places: dict[str, _Place | None] = {
+            s.name: _Place(s.name, 0)
+            for s in function.body or ()
+            if isinstance(s, Variable) and s.space == "local"
+        }
+        self.stored: set[_Place | None] = set()  # where addresses are in local memory
+        self.escaped: set[_Place | None] = set()  # places that code elsewhere may access, from there on
+        self.passed: list[
+            dict[str, set[int]]
+        ] = []  # in this scope and those around it: addresses in parameters of calls, by offset
+        self.found: set[Parameter] = set()
+
+    def follow(self) -> frozenset[Parameter]:
+        """Return where addresses are passed. Raises _Leaves."""
+        before: tuple[object, ...] = ()
+        for _ in range(_MOST_PASSES):
+            self.passed = [{}]
+            for statement in self.function.body or ():
+                if isinstance(statement, Open):
+                    self.passed.append({})
+                elif isinstance(statement, Close) and len(self.passed) > 1:
+                    self.passed.pop()
+                elif isinstance(statement, PtxInstruction):
+                    self._instruction(statement)
+            if any(_may_overlap(place, stored) for place in self.escaped for stored in self.stored):
+                raise _Leaves
+            now = (len(self.held), dict(self.places), len(self.stored))
+            if now == before:
+                return frozenset(self.found)
+            before = now
+        raise _Leaves
+
+    def _instruction(self, instruction: PtxInstruction) -> None:
+        match instruction.opcode:
+            case "call":
+                self._call(instruction)
+            case "ld":
+                self._load(instruction)
+            case "st":
+                self._store(instruction)
+            case _:
+                self._compute(instruction)
+
+    def _call(self, call: PtxInstruction) -> None:
+        target = callee(call) or ""
+        at = next((n for n, o in enumerate(call.operands) if isinstance(o, Name)), len(call.operands))
+        names = _names(call.operands) - {target}
+        self._escape(names)
+        groups = [operand for operand in call.operands[at + 1 :] if isinstance(operand, Group)]
+        given = {o.name: n for n, o in enumerate(groups[0].items if groups else ()) if isinstance(o, Name)}
+        if not (names - given.keys()).isdisjoint(self.held | self.own):
+            raise _Leaves
+        for name, number in given.items():
+            offsets = {0} if name in self.held else set()
+            offsets = offsets.union(*(scope.get(name, ()) for scope in self.passed))
+            if name in self.own or (offsets and target.startswith("%")):
+                raise _Leaves
+            if not KERNEL_LAUNCHES.match(target):
+                self.found |= {Parameter(target, number, offset) for offset in offsets}
+
+    def _load(self, load: PtxInstruction) -> None:
+        address = load.operands[1] if len(load.operands) == 2 else None
+        if not isinstance(address, Address) or address.base is None:
+            self._only_others(load.operands)
+            return
+        width = type_size(load.modifiers[-1])
+        offsets = range(0, width * len(_items(load.operands[0])), width)
+        if "param" in load.modifiers and address.base in self.own:
+            places = [_Place(address.base, address.offset + offset) for offset in offsets]
+            self._read(load.operands[0], places, width, self.given)
+        elif self._is_local(load, address):
+            place = self._place(address)
+            self._read(load.operands[0], [_moved(place, offset) for offset in offsets], width, self.stored)
+        else:
+            if any(address.base in scope for scope in self.passed):
+                raise _Leaves
+            self._only_others(load.operands[1:])
+
+    def _read(
+        self, to: Operand, places: Sequence[_Place | None], width: int, where: Collection[_Place | None]
+    ) -> None:
+        """Note the registers that may get an address, or a part of one, from memory that has addresses in these places."""
+        for item, place in zip(_items(to), places, strict=True):
+            for other in where:
+                exact = place is not None and other is not None and place.exact and other.exact
+                if not _may_overlap(place, other, width) and (exact or width != _WIDTH):
+                    continue
+                if exact and (place != other or width != _WIDTH):
+                    raise _Leaves  # a part of the address
+                self.held |= _names([item])
+
+    def _store(self, store: PtxInstruction) -> None:
+        address, *values = store.operands
+        self._escape(_names(values))
+        if not isinstance(address, Address) or not _names([address]).isdisjoint(self.held):
+            self._only_others(store.operands)
+            return
+        width = type_size(store.modifiers[-1])
+        for number, item in enumerate(item for value in values for item in _items(value)):
+            if _names([item]).isdisjoint(self.held):
+                continue
+            if width != _WIDTH:
+                raise _Leaves
+            if "param" in store.modifiers and address.base not in {v.name for v in self.function.returns}:
+                self.passed[-1].setdefault(address.base or "", set()).add(address.offset + number * width)
+            elif self._is_local(store, address):
+                self.stored.add(_moved(self._place(address), number * width))
+            else:
+                raise _Leaves
+
+    def _compute(self, instruction: PtxInstruction) -> None:
+        opcode, operands = instruction.opcode, instruction.operands
+        to, read = _names(operands[:1]), _names(operands[1:])
+        if not read.isdisjoint(self.own):
+            raise _Leaves  # the address of a parameter
+        if not read.isdisjoint(self.places):
+            place = self._result(instruction)
+            for name in to:
+                known = self.places.get(name, place)
+                self.places[name] = known.joined(place) if known is not None and place is not None else None
+            if opcode not in ("mov", "add", "sub", "mad", "selp", "cvta"):
+                self._escape(read)
+        if not read.isdisjoint(self.held):
+            if opcode not in ("mov", "selp"):
+                raise _Leaves
+            self.held |= to
+
+    def _result(self, instruction: PtxInstruction) -> _Place | None:
+        """Return the place whose address an instruction computes from one."""
+        match instruction.opcode, instruction.operands[1:]:
+            case "mov" | "cvta", (Name(name=name, offset=offset),):
+                return _moved(self.places.get(name), offset)
+            case "add", (Name(name=name, offset=0), Immediate(text=number)):
+                return _moved(self.places.get(name), parse_integer(number))
+            case "add", (Name(name=one, offset=0), Name(name=other, offset=0)):
+                bases = [self.places[name] for name in (one, other) if name in self.places]
+                return bases[0].onwards() if len(bases) == 1 and bases[0] is not None else None
+            case "mad", (_, _, Name(name=name, offset=0)) if name in self.places:
+                base = self.places[name]
+                return base.onwards() if base is not None else None
+        return None
+
+    def _escape(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self.places:
+                place = self.places[name]
+                self.escaped.add(place.onwards() if place is not None else None)
+
+    def _is_local(self, access: PtxInstruction, address: Address) -> bool:
+        return "local" in access.modifiers or address.base in self.places
+
+    def _place(self, address: Address) -> _Place | None:
+        return _moved(self.places.get(address.base or ""), address.offset)
+
+    def _only_others(self, operands: Iterable[Operand]) -> None:
+        if not _names(operands).isdisjoint(self.held | self.own):
+            raise _Leaves
+
+
+def _moved(place: _Place | None, offset: int) -> _Place | None:
+    return None if place is None else place.moved(offset)
+
+
+def _may_overlap(place: _Place | None, address: _Place | None, width: int = _WIDTH) -> bool:
+    return place is None or address is None or place.may_overlap(address, width)
+
+
+def _items(operand: Operand) -> tuple[Operand, ...]:
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+def _names(operands: Iterable[Operand]) -> set[str]:
+    """Return the names in operands; of an element of a vector register, the register."""
+    return {name.partition(".")[0] if name.startswith("%") else name for name in find_names(operands)}
