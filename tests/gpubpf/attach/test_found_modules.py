@@ -145,7 +145,9 @@ def test_who_launches_when_probes_are_live_is_measured_from_the_first_launch(
     )
     check(seen, "add")
     assert seen.summary["launches_instrumented"] == seen.summary["launches_seen"] == 100
-    assert [record.get("waiting") for record in seen.attached] == [None]
+    # On a busy machine, copies may take longer than the tool waits for them: it says so, and again when they are ready.
+    *early, last = (record.get("waiting") for record in seen.attached)
+    assert last is None and all(early) and len(early) <= 1
 
 
 @pytest.mark.parametrize("kernels", [(), ("--kernel", "add")])
