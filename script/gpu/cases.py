@@ -1,4 +1,6 @@
-"""Programs out of the ordinary, each with one question: other CUDA runtimes, setmaxnreg, device printf and limits, two contexts."""
+"""Programs out of the ordinary, each with one question: other CUDA runtimes, setmaxnreg, device printf and limits, two contexts,
+function pointers, and kernels that launch kernels.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,8 @@ def parts(machine: Machine) -> list[Part]:
             Part(f"printf and limits under {tool}", functools.partial(printing, machine, tool), 5, 40)
         )
     found.append(Part("two contexts", functools.partial(contexts, machine), 5, 40))
+    for tool in ("threadhist", "memtrace"):
+        found.append(Part(f"pointers under {tool}", functools.partial(pointers, machine, tool), 5, 40))
     # The last: should a warp group get no registers, its kernel does not end, and is killed with its process.
     found.append(Part("setmaxnreg under memtrace", functools.partial(setmaxnreg, machine), 15, 60))
     return found
@@ -176,4 +180,24 @@ def contexts(machine: Machine) -> Result:
         result["wrong"] = (
             f"counted {result['answer'] or 'nothing'}; right are 23 launches of 32 threads and 17 of 64"
         )
+    return result
+
+
+def pointers(machine: Machine, tool: str) -> Result:
+    """Check that calls through pointers reach the copies of functions, and that copies launch copies of kernels."""
+    plain, said, records = traced(machine, tool, "", "programs/pointers")
+    summary = summary_of(records)
+    counted, grids = summary.get("launches_instrumented"), summary.get("launches_by_kernels")
+    result: Result = {
+        "question": "do copies call through pointers that the program changes, call back, and launch kernels?",
+        "believed": "yes: a table's entries are noted when the program loads the module, and copies are linked with libcudadevrt.a",
+        "answer": f"{said.strip()}; {counted} of 3 launches are instrumented, whose kernels launch {grids} grids, of 30",
+        "agrees": said == plain and (counted, grids) == (3, 30),
+        "not_instrumented": summary.get("not_instrumented"),
+        "wrong": "",
+    }
+    if said != plain:
+        result["wrong"] = f"the program prints {said.strip()!r} under {tool}, alone {plain.strip()!r}"
+    elif not result["agrees"]:
+        result["wrong"] = f"{result['answer']}: {result['not_instrumented']}"
     return result

@@ -13,6 +13,7 @@ from pathlib import Path
 from gpu import probes
 from gpu.machine import AGENT, PACKED, PACKED_CUPTI, PLACE, PYTHON, ROOT, Failure, commit, sources
 from gpubpf.errors import Error
+from gpubpf.images.assemble import device_runtime
 
 PACKAGES = ("argcomplete", "cxxfilt", "lz4", "tabulate", "zstandard")  # beside NumPy, which is PyTorch's
 OLDER_PTXAS = "nvidia-cuda-nvcc-cu12==12.9.*"  # for PyTorch and Triton on drivers of CUDA 12
@@ -31,6 +32,7 @@ LIMIT = 50 * 2**20
 PROGRAMS = Path(__file__).parent / "programs"
 HOPPER = "-gencode arch=compute_90a,code=[sm_90a,compute_90a]"
 FLAGS = {"specialised": HOPPER}  # of programs that need a GPU of their own
+MORE_FLAGS = {"pointers": "-rdc=true -lcudadevrt"}  # of kernels that launch kernels
 LIBRARY = "g++ -std=c++17 -O2 -Wall -Wextra -Werror -shared -fPIC -static-libstdc++ -static-libgcc".split()
 
 
@@ -46,7 +48,9 @@ def pack() -> None:
             shutil.unpack_archive(wheel, top / "site", "zip")
         for tests in [path for path in (top / "site").rglob("tests") if path.is_dir()]:
             shutil.rmtree(tests)
-        copy(toolkit / "bin/ptxas", top / "bin/ptxas")
+        for name in ("ptxas", "nvlink"):
+            copy(toolkit / "bin" / name, top / "bin" / name)
+        copy(Path(device_runtime(str(toolkit / "bin/ptxas"))), top / "lib/libcudadevrt.a")
         copy(older_ptxas(Path(scratch, "nvcc")), top / "bin12/ptxas")
         copy(runtime(toolkit), top / "lib/libcudart.so.13")
         for library in AGENT.glob("*.so"):
@@ -99,6 +103,7 @@ def build(top: Path, scratch: Path, flags: str = "") -> None:
                 "-cudart",
                 "shared",
                 *FLAGS.get(source.stem, flags).split(),
+                *MORE_FLAGS.get(source.stem, "").split(),
                 "-o",
                 str(out),
                 str(source),

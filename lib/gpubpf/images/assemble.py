@@ -361,7 +361,7 @@ class Ptxas:
         beside = os.path.join(os.path.dirname(os.path.realpath(self.path)), "nvlink")
         nvlink = beside if _executable(beside) else shutil.which("nvlink")
         if nvlink is None:
-            raise TemporaryFailure("needs device linking, and nvlink is missing; install the CUDA toolkit")
+            raise _CannotLoad("needs device linking, and nvlink is missing; install the CUDA toolkit")
         return nvlink, device_runtime(self.path)
 
     def _run(
@@ -404,9 +404,11 @@ def _run_program(command: list[str], result: Path, niceness: int) -> str:
     talk = done.stderr.decode("utf-8", "replace") + done.stdout.decode("utf-8", "replace")
     if done.returncode == 0 and result.exists():
         return talk
-    if name == "nvlink" and (found := _NOT_LINKED.search(talk)) is not None:
-        raise AssembleError(f"needs device linking: {found[1]}")
-    raise _refusal(talk, done.returncode)
+    if name != "nvlink":
+        raise _refusal(talk, done.returncode)
+    found = _NOT_LINKED.search(talk)
+    said = found[1] if found is not None else " ".join(talk.split())[:200] or f"status {done.returncode}"
+    raise AssembleError(f"needs device linking: {said}")
 
 
 def device_runtime(assembler: str) -> str:
@@ -418,7 +420,7 @@ def device_runtime(assembler: str) -> str:
         for place in ("lib", "lib64", "targets/*/lib", "../cuda_runtime/lib"):
             for path in glob.glob(f"{root}/{place}/libcudadevrt.a"):
                 return path
-    raise TemporaryFailure("needs device linking, and libcudadevrt.a is missing; install the CUDA toolkit")
+    raise _CannotLoad("needs device linking, and libcudadevrt.a is missing; install the CUDA toolkit")
 
 
 def _prepare(parent: int, niceness: int) -> None:

@@ -122,7 +122,8 @@ class _Addresses:
         self.escaped: set[_Place | None] = set()  # places that code elsewhere may access, from there on
         self.passed: list[
             dict[str, set[int]]
-        ] = []  # in this scope and those around it: addresses in parameters of calls, by offset
+        ] = []  # by scope: parameters of calls, and the offsets of addresses in them
+        self.bases: set[str] = set()  # what addresses are stored through
         self.found: set[Parameter] = set()
 
     def follow(self) -> frozenset[Parameter]:
@@ -131,16 +132,23 @@ class _Addresses:
         for _ in range(_MOST_PASSES):
             self.passed = [{}]
             for statement in self.function.body or ():
-                if isinstance(statement, Open):
+                if isinstance(statement, Variable) and statement.space == "param":
+                    self.passed[-1][statement.name] = set()
+                elif isinstance(statement, Open):
                     self.passed.append({})
                 elif isinstance(statement, Close) and len(self.passed) > 1:
                     self.passed.pop()
                 elif isinstance(statement, PtxInstruction):
                     self._instruction(statement)
-            if any(_may_overlap(place, stored) for place in self.escaped for stored in self.stored):
+            if any(_exposes(place, stored) for place in self.escaped for stored in self.stored):
                 raise _Leaves
             now = (len(self.held), dict(self.places), len(self.stored))
             if now == before:
+                if (
+                    not self.bases <= self._surely_local()
+                    or {v.name for v in self.function.returns} & self.held
+                ):
+                    raise _Leaves
                 return frozenset(self.found)
             before = now
         raise _Leaves
@@ -162,16 +170,22 @@ class _Addresses:
         names = _names(call.operands) - {target}
         self._escape(names)
         groups = [operand for operand in call.operands[at + 1 :] if isinstance(operand, Group)]
-        given = {o.name: n for n, o in enumerate(groups[0].items if groups else ()) if isinstance(o, Name)}
-        if not (names - given.keys()).isdisjoint(self.held | self.own):
+        given = [(o.name, n) for n, o in enumerate(groups[0].items if groups else ()) if isinstance(o, Name)]
+        if not (names - {name for name, _ in given}).isdisjoint(self.held | self.own):
             raise _Leaves
-        for name, number in given.items():
-            offsets = {0} if name in self.held else set()
-            offsets = offsets.union(*(scope.get(name, ()) for scope in self.passed))
+        for name, number in given:
+            offsets = self._argument(name) | ({0} if name in self.held else set())
             if name in self.own or (offsets and target.startswith("%")):
                 raise _Leaves
             if not KERNEL_LAUNCHES.match(target):
                 self.found |= {Parameter(target, number, offset) for offset in offsets}
+
+    def _argument(self, name: str) -> set[int]:
+        """Return the offsets of addresses in a parameter of a call: of the innermost variable of this name."""
+        return next(
+            (scope[name] for scope in reversed(self.passed) if name in scope),
+            self.passed[0].setdefault(name, set()),
+        )
 
     def _load(self, load: PtxInstruction) -> None:
         address = load.operands[1] if len(load.operands) == 2 else None
@@ -185,20 +199,32 @@ class _Addresses:
             self._read(load.operands[0], places, width, self.given)
         elif self._is_local(load, address):
             place = self._place(address)
-            self._read(load.operands[0], [_moved(place, offset) for offset in offsets], width, self.stored)
+            moved = [_moved(place, offset) for offset in offsets]
+            self._read(load.operands[0], moved, width, self.stored, load.modifiers[-1] == "f64")
         else:
-            if any(address.base in scope for scope in self.passed):
+            if "param" in load.modifiers and self._argument(address.base):
                 raise _Leaves
             self._only_others(load.operands[1:])
 
     def _read(
-        self, to: Operand, places: Sequence[_Place | None], width: int, where: Collection[_Place | None]
+        self,
+        to: Operand,
+        places: Sequence[_Place | None],
+        width: int,
+        where: Collection[_Place | None],
+        number: bool = False,
     ) -> None:
-        """Note the registers that may get an address, or a part of one, from memory that has addresses in these places."""
+        """Note the registers that may get an address, or a part of one, from memory that has addresses in these places.
+
+        number: it is a floating-point number that is read there.
+        """
         for item, place in zip(_items(to), places, strict=True):
             for other in where:
                 exact = place is not None and other is not None and place.exact and other.exact
-                if not _may_overlap(place, other, width) and (exact or width != _WIDTH):
+                same = place is None or other is None or place.variable == other.variable
+                # An array of addresses may be read backwards.
+                backwards = same and not exact and width == _WIDTH and not number
+                if not (backwards or _may_overlap(place, other, width)):
                     continue
                 if exact and (place != other or width != _WIDTH):
                     raise _Leaves  # a part of the address
@@ -217,8 +243,9 @@ class _Addresses:
             if width != _WIDTH:
                 raise _Leaves
             if "param" in store.modifiers and address.base not in {v.name for v in self.function.returns}:
-                self.passed[-1].setdefault(address.base or "", set()).add(address.offset + number * width)
+                self._argument(address.base or "").add(address.offset + number * width)
             elif self._is_local(store, address):
+                self.bases.add(address.base or "")
                 self.stored.add(_moved(self._place(address), number * width))
             else:
                 raise _Leaves
@@ -236,6 +263,8 @@ class _Addresses:
             if opcode not in ("mov", "add", "sub", "mad", "selp", "cvta"):
                 self._escape(read)
         if not read.isdisjoint(self.held):
+            if _compares_with_null(instruction):
+                return
             if opcode not in ("mov", "selp"):
                 raise _Leaves
             self.held |= to
@@ -246,7 +275,9 @@ class _Addresses:
             case "mov" | "cvta", (Name(name=name, offset=offset),):
                 return _moved(self.places.get(name), offset)
             case "add", (Name(name=name, offset=0), Immediate(text=number)):
-                return _moved(self.places.get(name), parse_integer(number))
+                return _moved(
+                    self.places.get(name), (parse_integer(number) + (1 << 63)) % (1 << 64) - (1 << 63)
+                )
             case "add", (Name(name=one, offset=0), Name(name=other, offset=0)):
                 bases = [self.places[name] for name in (one, other) if name in self.places]
                 return bases[0].onwards() if len(bases) == 1 and bases[0] is not None else None
@@ -254,6 +285,24 @@ class _Addresses:
                 base = self.places[name]
                 return base.onwards() if base is not None else None
         return None
+
+    def _surely_local(self) -> set[str]:
+        """Return the registers that hold nothing but addresses of local variables, and the names of these."""
+        variables = {
+            s.name for s in self.function.body or () if isinstance(s, Variable) and s.space == "local"
+        }
+        found = set(self.places)
+        while True:
+            mixed: set[str] = set()
+            for statement in self.function.body or ():
+                if isinstance(statement, PtxInstruction) and statement.opcode not in ("st", "call"):
+                    if not _keeps_local(statement, found):
+                        mixed |= found & _names(statement.operands[:1])
+                elif isinstance(statement, PtxInstruction) and statement.opcode == "call":
+                    mixed |= found & _names(statement.operands[:1])
+            if not mixed - variables:
+                return found
+            found -= mixed - variables
 
     def _escape(self, names: Iterable[str]) -> None:
         for name in names:
@@ -270,6 +319,43 @@ class _Addresses:
     def _only_others(self, operands: Iterable[Operand]) -> None:
         if not _names(operands).isdisjoint(self.held | self.own):
             raise _Leaves
+
+
+def _keeps_local(instruction: PtxInstruction, local: Collection[str]) -> bool:
+    """Return whether an instruction computes the address of a local variable from those in `local`."""
+    match instruction.opcode, instruction.operands[1:]:
+        case "mov" | "cvta", (Name(name=name),):
+            return name in local
+        case "add", (one, other):
+            return sum(isinstance(o, Name) and o.name in local for o in (one, other)) == 1
+        case "sub", (Name(name=name), _):
+            return name in local
+        case "mad", (_, _, Name(name=name)):
+            return name in local
+        case "selp", (Name(name=one), Name(name=other), _):
+            return one in local and other in local
+    return False
+
+
+def _compares_with_null(instruction: PtxInstruction) -> bool:
+    """Return whether an instruction asks whether there is an address. The answer is that of the original."""
+    if instruction.opcode != "setp" or instruction.modifiers[:1] not in (("eq",), ("ne",)):
+        return False
+    match instruction.operands:
+        case (_, Name(), Immediate(text=number)):
+            return parse_integer(number) == 0
+    return False
+
+
+def _exposes(escaped: _Place | None, stored: _Place | None) -> bool:
+    """Return whether code that gets the address of the place `escaped` may access an address that is stored in the other place.
+
+    It may if that is behind it, or if it ends there: `escaped` may be the end of an array.
+    """
+    if escaped is None or stored is None:
+        return True
+    ends = escaped.variable == stored.variable and stored.offset + _WIDTH == escaped.offset
+    return ends or escaped.onwards().may_overlap(stored, _WIDTH)
 
 
 def _moved(place: _Place | None, offset: int) -> _Place | None:

@@ -153,7 +153,7 @@ class CallGraph:
         if name not in self._own:
             taken = frozenset(self._found(name).taken - self.entries.keys())
             apart = taken if len(taken) <= MOST_APART else ()
-            if self.stays(name, taken) is None:
+            if taken and self.stays(name, taken) is None:
                 taken = frozenset(one for one in apart if self.stays(name, {one}) is not None)
             self._own[name] = taken
         return self._own[name]
@@ -180,6 +180,10 @@ class CallGraph:
         reached = self._reached(self.own(name), shape)
         assert not isinstance(reached, str)  # otherwise, checks.py has refused the kernel
         return reached
+
+    def through_registers(self, name: str) -> frozenset[str]:
+        """Return the functions that all calls through registers in function `name` can reach. Raises PtxError."""
+        return frozenset[str]().union(*(self.targets(name, shape) for shape in self._found(name).shapes))
 
     def obstacle(self, name: str) -> str:
         """Return why a call through a register in function `name` cannot be followed; "" if nothing more is known. Raises PtxError."""

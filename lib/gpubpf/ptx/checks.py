@@ -55,11 +55,12 @@ def _check_launches(module: Module, graph: CallGraph, name: str) -> None:
     runs = graph.runs(name)
     todo = [Parameter(function, 0) for function in runs if GRID_BUFFER.fullmatch(function)]
     for to in todo:  # which grows
+        called = {one for one in module.functions if graph.resolve(one) == graph.resolve(to.function)}
         for function in runs:
-            if to.function not in graph.of(function).calls:
+            if called.isdisjoint(graph.of(function).calls):
                 continue
-            found = kernels_passed(module.functions[function], module.entries, to.function, to.number)
-            if found is None:
+            found = kernels_passed(module.functions[function], module.entries, called, to.number)
+            if found is None or not called.isdisjoint(graph.through_registers(function)):
                 raise Refusal("launches kernels through pointers")
             todo += found - set(todo)
 

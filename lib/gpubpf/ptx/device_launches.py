@@ -27,9 +27,9 @@ def launches_grid(call: PtxInstruction) -> bool:
 
 
 def kernels_passed(
-    function: Function, kernels: Collection[str], to: str, number: int
+    function: Function, kernels: Collection[str], to: Collection[str], number: int
 ) -> frozenset[Parameter] | None:
-    """Return the function's own parameters that it passes to the function `to` as argument `number`.
+    """Return the function's own parameters that it passes to a function, whose names are `to`, as argument `number`.
 
     Besides these, it passes addresses of `kernels` that it takes. Return None if it may pass another address.
     """
@@ -47,14 +47,18 @@ def kernels_passed(
             address, *values = statement.operands
             if isinstance(address, Address) and "param" in statement.modifiers and not address.offset:
                 scopes[-1].setdefault(address.base or "", []).extend(values)
-        elif statement.opcode == "call" and callee(statement) == to:
+        elif statement.opcode == "call":
+            for name in find_names(statement.operands):
+                definitions.setdefault(name, []).append(statement)  # perhaps its result
+            if callee(statement) not in to:
+                continue
             groups = [operand for operand in statement.operands if isinstance(operand, Group)]
             argument = groups[-1].items[number] if groups and len(groups[-1].items) > number else None
             if not isinstance(argument, Name):
                 return None
             stored = [value for scope in scopes for value in scope.get(argument.name, ())]
             given += stored or [argument]
-        elif statement.opcode != "call":
+        else:
             for name in find_names(statement.operands[:1]):
                 definitions.setdefault(name, []).append(statement)
     numbers = {v.name: n for n, v in enumerate(function.parameters) if function.kind == "func"}
@@ -68,13 +72,15 @@ def kernels_passed(
         seen.add(value.name)
         for definition in definitions.get(value.name, [None]):
             match definition:
-                case PtxInstruction(opcode="mov", operands=(_, source)):
+                case PtxInstruction(opcode="mov", operands=(Name(), source)):
                     given.append(source)
-                case PtxInstruction(opcode="selp", operands=(_, first, second, _)):
+                case PtxInstruction(opcode="selp", operands=(Name(), first, second, _)):
                     given += [first, second]
-                case PtxInstruction(opcode="ld", operands=(_, Address(base=str(base), offset=0))) if (
-                    base in numbers
-                ):
+                case PtxInstruction(
+                    opcode="ld",
+                    modifiers=("param", "b64" | "u64" | "s64"),
+                    operands=(Name(), Address(base=str(base), offset=0)),
+                ) if base in numbers:
                     found.add(Parameter(function.name, numbers[base]))
                 case _:
                     return None

@@ -17,7 +17,7 @@ HEAD = """.version 9.0
 LOCAL = """.local .align 8 .b8 depot[64]; mov.u64 %rd1, depot; cvta.local.u64 %rd2, %rd1; mov.u64 %rd3, f;
     st.u64 [%rd2], %rd3; st.u32 [%rd2+8], 7; add.u64 %rd4, %rd2, 16; mul.wide.s32 %rd5, %r1, 4; add.s64 %rd6, %rd4, %rd5;
 """
-REGISTERS = ".reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .b16 %rs<5>; .reg .pred %p<2>;"
+REGISTERS = ".reg .f64 %fd<2>; .reg .b64 %rd<9>; .reg .b32 %r<9>; .reg .b16 %rs<5>; .reg .pred %p<2>;"
 
 
 def found(body: str, parameters: str = ".param .b64 out", *given: Parameter) -> frozenset[Parameter] | None:
@@ -33,8 +33,20 @@ def found(body: str, parameters: str = ".param .b64 out", *given: Parameter) -> 
         "st.u32 [%rd6], %r1; mad.wide.s32 %rd7, %r1, 4, %rd4; ld.u16 %rs1, [%rd7+4]; st.global.u16 [%rd8], %rs1;",
         "{ .param .b64 q; st.param.b64 [q], %rd4; call uses, (q); }",  # a function gets the array
         "add.u64 %rd7, %rd2, 0; ld.u64 %rd7, [%rd7]; { p: .callprototype _ (); call %rd7, (), p; }",
+        "setp.ne.s64 %p1, %rd3, 0; setp.eq.b64 %p1, %rd3, 0x0;",  # whether there is one
+        "ld.f64 %fd1, [%rd6]; st.global.f64 [%rd8], %fd1;",
+        "add.s64 %rd7, %rd4, 0xFFFFFFFFFFFFFFF8; ld.u32 %r2, [%rd7]; st.global.u32 [%rd8], %r2;",
     ],
-    ids=["a number", "an element", "half an element", "the array is passed", "called"],
+    ids=[
+        "a number",
+        "an element",
+        "half an element",
+        "the array is passed",
+        "called",
+        "null",
+        "floats",
+        "negative",
+    ],
 )
 def test_other_local_objects(body: str) -> None:
     assert found(LOCAL + body) == frozenset()
@@ -52,6 +64,14 @@ def test_other_local_objects(body: str) -> None:
         "{ .param .b64 q; st.param.b64 [q], %rd2; call uses, (q); }",
         "xor.b64 %rd7, %rd4, %rd5; ld.u32 %r2, [%rd7]; st.global.u32 [%rd8], %r2;",
         "st.u64 [%rd6], %rd3; ld.u32 %r2, [%rd4+12]; st.global.u32 [%rd8], %r2;",
+        "selp.b64 %rd7, %rd8, %rd4, %p1; st.u64 [%rd7], %rd3;",
+        "mov.u64 %rd7, %rd8; @%p1 mov.u64 %rd7, %rd4; st.u64 [%rd7], %rd3;",
+        "st.local.u64 [%rd8], %rd3;",  # a caller's variable
+        "alloca.u64 %rd7, 16; st.local.u64 [%rd7], %rd3; { .param .b64 q; st.param.b64 [q], %rd7; call uses, (q); }",
+        "st.u64 [%rd4], %rd3; add.u64 %rd7, %rd2, 24; { .param .b64 q; st.param.b64 [q], %rd7; call uses, (q); }",
+        "{ .param .b64 q; { st.param.b64 [q], %rd3; } call keeps, (q); ld.param.b64 %rd7, [q]; }",
+        "add.s64 %rd7, %rd4, 0xFFFFFFFFFFFFFFF4; ld.u32 %r2, [%rd7]; st.global.u32 [%rd8], %r2;",
+        "setp.ne.s64 %p1, %rd3, 1;",
     ],
     ids=[
         "stored",
@@ -63,6 +83,14 @@ def test_other_local_objects(body: str) -> None:
         "the struct is passed",
         "unknown",
         "in the array",
+        *(
+            "perhaps elsewhere",
+            "moved from elsewhere",
+            "another's local memory",
+            "alloca",
+            "the end of an array",
+        ),
+        *("read back", "a part before", "compared"),
     ],
 )
 def test_addresses_that_may_leave(body: str) -> None:
@@ -95,3 +123,10 @@ def test_loops_come_to_an_end() -> None:
     assert found(LOCAL + forwards) == frozenset()
     backwards = "again: add.s64 %rd4, %rd4, -4; ld.u32 %r2, [%rd4]; st.global.u32 [%rd8], %r2; bra again;"
     assert found(LOCAL + backwards) is None
+
+
+def test_arguments_and_results() -> None:
+    twice = "mov.u64 %rd3, f; { .param .b64 q; st.param.b64 [q], %rd3; call twice, (q, q); }"
+    assert found(twice) == {Parameter("twice", 0), Parameter("twice", 1)}
+    text = f"{HEAD}.func (.reg .b64 r) made() {{ mov.u64 r, f; ret; }}\n"
+    assert passes(parse(text).functions["made"], {"f"}) is None

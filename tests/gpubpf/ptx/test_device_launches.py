@@ -73,7 +73,7 @@ def test_launched_copies_keep_the_registers_of_the_originals() -> None:
 OTHERS = (
     ".func other(.param .b64 a) { .reg .b64 %rd<3>; ld.param.u64 %rd1, [a]; st.u64 [%rd1], %rd1; ret; }\n"
     ".func (.param .b64 r) given() { .reg .b64 %rd<3>; mov.u64 %rd1, child; st.param.b64 [r], %rd1; ret; }\n"
-    ".extern .func elsewhere();\n.global .u64 held = child;\n"
+    ".func (.reg .b64 r) unknown() { ret; }\n.extern .func elsewhere();\n.global .u64 held = child;\n"
     f".visible .entry bad(.param .u64 a) {{ {REGISTERS} ld.param.u64 %rd1, [a];"
     " { t: .callprototype _ (); call %rd1, (), t; } ret; }\n"
     ".visible .entry missing(.param .u64 a) { call elsewhere, (); ret; }\n"
@@ -99,12 +99,13 @@ POINTERS = "launches kernels through pointers"
         (LAUNCH.format(address="%rd1"), POINTERS),
         ("mov.u64 %rd3, child; selp.b64 %rd4, %rd3, %rd1, %p1;" + LAUNCH.format(address="%rd4"), POINTERS),
         (TAKES + "ld.global.u64 %rd3, [held];", POINTERS),
+        (TAKES + "{ .reg .b64 q; call (%rd3), unknown, (); }", PASSED_ON),
         (TAKES.replace("child", "bad"), "launches bad; indirect call; no table has a function for it"),
         (TAKES.replace("child", "missing"), "launches missing; needs device linking: elsewhere"),
     ],
     ids=[
         *("stored", "computed with", "passed to a function", "passed in a scope", "read back", "in a vector"),
-        *("a result", "in a variable", "a parameter", "perhaps another", "not only one"),
+        *("a result", "in a variable", "a parameter", "perhaps another", "not only one", "perhaps a result"),
         *("calls by pointers", "calls another part"),
     ],
 )
@@ -127,6 +128,23 @@ def test_launches_through_functions() -> None:
     assert launched_name("child") in assemble(made.text, Target("gpu", (8, 0))).functions
     other = parent(body.replace("mov.u64 %rd3, child;", "mov.u64 %rd3, %rd1;"))
     assert instrumented(wrapper + CHILD + other, "parent").refusals == {"parent": POINTERS}
+    alias = wrapper + ".alias another, buffer;\n" + CHILD
+    aliased = body.replace(" buffer,", " another,")
+    declared = wrapper.split("{")[0].replace("buffer", "another").rstrip() + ";\n"
+    assert not instrumented(declared + alias + parent(aliased), "parent").refusals
+    other = parent(aliased.replace("mov.u64 %rd3, child;", "mov.u64 %rd3, %rd1;"))
+    assert instrumented(declared + alias + other, "parent").refusals == {"parent": POINTERS}
+
+
+def test_launches_by_functions_that_are_called_by_pointers() -> None:
+    wrapper = f".func starts(.param .b64 f) {{ {REGISTERS} ld.param.u64 %rd3, [f]; {LAUNCH.format(address='%rd3')} ret; }}\n"
+    table = ".global .u64 table[1] = {starts}; .global .u64 held = child;\n"
+    call = (
+        "ld.global.u64 %rd4, [table]; ld.global.u64 %rd5, [held]; { .param .b64 p0; st.param.b64 [p0], %rd5;"
+        " t: .callprototype ()_ (.param .b64 _); call %rd4, (p0), t; }"
+    )
+    made = instrumented(wrapper + CHILD + table + parent(call), "parent")
+    assert made.refusals == {"parent": POINTERS}
 
 
 @needs_ptxas
@@ -157,6 +175,16 @@ def test_addresses_may_be_chosen() -> None:
     chosen = "mov.u64 %rd3, child; mov.u64 %rd4, parent; selp.b64 %rd5, %rd3, %rd4, %p1;"
     made = instrumented(CHILD + parent(chosen + LAUNCH.format(address="%rd5")))
     assert not made.refusals and made.launched == ("child", "parent")
+
+
+@needs_ptxas
+def test_a_function_that_the_device_runtime_lacks_is_said() -> None:
+    from gpubpf.errors import AssembleError
+
+    unknown = ".extern .func cudaSomethingElse();\n"
+    text = instrumented(unknown + CHILD + parent(TAKES + "call cudaSomethingElse, ();"), "parent").text
+    with pytest.raises(AssembleError, match=r"^needs device linking: cudaSomethingElse$"):
+        assemble(text, Target("gpu", (8, 0)))
 
 
 @needs_ptxas
