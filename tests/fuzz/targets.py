@@ -132,10 +132,44 @@ DONE: ret;
 }
 """
 
+# Calls through pointers from a variable, a local array and an argument, and a kernel that launches another one.
+POINTERS = b"""\
+.version 8.0
+.target sm_80
+.address_size 64
+.extern .func (.param .b64 r) cudaGetParameterBufferV2(.param .b64 f, .param .align 4 .b8 g[12], .param .align 4 .b8 b[12],
+ .param .b32 s);
+.extern .func (.param .b32 r) cudaLaunchDeviceV2(.param .b64 p, .param .b64 s);
+.func one(.param .b64 x) { ret; }
+.func two(.param .b64 x) { ret; }
+.global .align 8 .u64 table[2] = {one, two};
+.func apply(.param .b64 f, .param .b64 x) { .reg .b64 %rd<3>; ld.param.u64 %rd1, [f]; ld.param.u64 %rd2, [x];
+ { .param .b64 q; st.param.b64 [q], %rd2; p: .callprototype ()_ (.param .b64 _); call %rd1, (q), p; } ret; }
+.func other(.param .b64 x) { ret; }
+.visible .entry child(.param .u64 p) { ret; }
+.visible .entry parent(.param .u64 p, .param .u32 n)
+{
+ .local .align 8 .b8 depot[32]; .reg .b64 %rd<9>; .reg .b32 %r<5>; .reg .pred %p<2>;
+ ld.param.u64 %rd1, [p]; ld.param.u32 %r1, [n];
+ mul.wide.s32 %rd2, %r1, 8; mov.u64 %rd3, table; add.s64 %rd3, %rd3, %rd2; ld.global.u64 %rd4, [%rd3];
+ { .param .b64 q; st.param.b64 [q], %rd1; p: .callprototype ()_ (.param .b64 _); call %rd4, (q), p; }
+ mov.u64 %rd5, depot; mov.u64 %rd6, other; st.local.u64 [%rd5+8], %rd6; st.local.u32 [%rd5+16], %r1;
+ add.s64 %rd7, %rd5, %rd2; ld.local.u64 %rd6, [%rd5+8];
+ { .param .b64 q; st.param.b64 [q], %rd6; .param .b64 s; st.param.b64 [s], %rd1; call apply, (q, s); }
+ mov.u64 %rd8, child;
+ { .param .b64 a; st.param.b64 [a], %rd8; .param .align 4 .b8 b[12]; .param .align 4 .b8 c[12]; .param .b32 d;
+ .param .b64 r; call (r), cudaGetParameterBufferV2, (a, b, c, d); ld.param.b64 %rd2, [r]; }
+ { .param .b64 a; st.param.b64 [a], %rd2; .param .b64 b; st.param.b64 [b], 0; .param .b32 r;
+ call (r), cudaLaunchDeviceV2, (a, b); ld.param.b32 %r2, [r]; }
+ ret;
+}
+"""
+
 
 def ptx_seeds() -> Iterable[bytes]:
     return [
         PTX,
+        POINTERS,
         definitions.CLOCK_KERNEL.read_bytes(),
         PTX.replace(b"sm_80", b"sm_90a"),
         VIRTUAL,

@@ -192,7 +192,7 @@ class _Addresses:
         if not isinstance(address, Address) or address.base is None:
             self._only_others(load.operands)
             return
-        width = type_size(load.modifiers[-1])
+        width = _width_of(load)
         offsets = range(0, width * len(_items(load.operands[0])), width)
         if "param" in load.modifiers and address.base in self.own:
             places = [_Place(address.base, address.offset + offset) for offset in offsets]
@@ -231,12 +231,12 @@ class _Addresses:
                 self.held |= _names([item])
 
     def _store(self, store: PtxInstruction) -> None:
-        address, *values = store.operands
+        address, *values = store.operands or (None,)
         self._escape(_names(values))
         if not isinstance(address, Address) or not _names([address]).isdisjoint(self.held):
             self._only_others(store.operands)
             return
-        width = type_size(store.modifiers[-1])
+        width = _width_of(store)
         for number, item in enumerate(item for value in values for item in _items(value)):
             if _names([item]).isdisjoint(self.held):
                 continue
@@ -364,6 +364,11 @@ def _moved(place: _Place | None, offset: int) -> _Place | None:
 
 def _may_overlap(place: _Place | None, address: _Place | None, width: int = _WIDTH) -> bool:
     return place is None or address is None or place.may_overlap(address, width)
+
+
+def _width_of(access: PtxInstruction) -> int:
+    """Return the bytes of each element that a load or store accesses. Raises PtxError."""
+    return type_size(access.modifiers[-1] if access.modifiers else "")
 
 
 def _items(operand: Operand) -> tuple[Operand, ...]:

@@ -915,7 +915,7 @@ class Body:
 
     def _function(self, name: str, loads: list[Statement]) -> str:
         """Return what holds the address of a function: a register with that of the original, or the name of the function's copy."""
-        if name in self.plan.module.entries:
+        if self.plan.module.functions[name].kind == "entry":
             return launched_name(name)
         if name not in self.plan.graph.entries:
             return self.plan.new_name(name, self.variant)
@@ -996,8 +996,9 @@ class Body:
 
     def _count_grid(self, call: PtxInstruction) -> list[Statement]:
         """Return what counts a grid after the call that launches it, if the call succeeded."""
-        result = next(operand for operand in call.operands if isinstance(operand, Group)).items[0]
-        assert isinstance(result, Name)
+        results = call.operands[0].items if isinstance(call.operands[0], Group) else ()
+        if not isinstance(result := next(iter(results), None), Name):
+            raise Refusal("a launch of a kernel without its result")
         out: list[Statement] = [Open(), text(".reg .b32 %gpubpf_error;"), text(".reg .pred %gpubpf_started;")]
         out.append(text(f"ld.param.b32 %gpubpf_error, [{result.name}];"))
         out.append(text("setp.ne.b32 %gpubpf_started, 0, 0;"))

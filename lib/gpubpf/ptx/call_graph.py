@@ -85,10 +85,8 @@ def references(function: Function, module: Module) -> References:
                 continue
             if name in module.variables:
                 variables.add(name)
-            elif name in module.entries:
-                launched.add(name)
             elif name in module.functions:
-                taken.add(name)
+                (launched if module.functions[name].kind == "entry" else taken).add(name)
     return References(
         frozenset(calls),
         frozenset(variables),
@@ -111,6 +109,7 @@ class CallGraph:
         self._references: dict[str, References] = {}  # without those of the copy
         self._of: dict[str, References] = {}
         self._own: dict[str, frozenset[str]] = {}
+        self._reachable: dict[str, frozenset[str]] = {}
         self._reach: dict[tuple[frozenset[str], Shape], frozenset[str] | str] = {}
 
     def resolve(self, name: str) -> str:
@@ -259,6 +258,8 @@ class CallGraph:
 
     def reach(self, root: str) -> frozenset[str]:
         """Return the functions that a kernel may run, including itself, aliases and their targets. Raises PtxError."""
+        if root in self._reachable:
+            return self._reachable[root]
         seen: set[str] = set()
         todo = [root]
         while todo:
@@ -267,7 +268,8 @@ class CallGraph:
                 seen.add(name)
                 todo.append(self.resolve(name))
                 todo.extend(self.of(name).calls)
-        return frozenset(seen)
+        self._reachable[root] = frozenset(seen)
+        return self._reachable[root]
 
     def launched(self, kernel: str) -> frozenset[str]:
         """Return the kernels that a kernel, or one that it launches, may launch. Raises PtxError."""

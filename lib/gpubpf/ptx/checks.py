@@ -52,21 +52,21 @@ def _check_address(graph: CallGraph, name: str, launched: str) -> None:
 
 def _check_launches(module: Module, graph: CallGraph, name: str) -> None:
     """Check that the copy of the kernel `name` launches only copies, not kernels of the program whose address it reads somewhere."""
-    runs = graph.runs(name)
+    runs, kernels = graph.runs(name), module.entries
     todo = [Parameter(function, 0) for function in runs if GRID_BUFFER.fullmatch(function)]
     for to in todo:  # which grows
         called = {one for one in module.functions if graph.resolve(one) == graph.resolve(to.function)}
         for function in runs:
             if called.isdisjoint(graph.of(function).calls):
                 continue
-            found = kernels_passed(module.functions[function], module.entries, called, to.number)
+            found = kernels_passed(module.functions[function], kernels, called, to.number)
             if found is None or not called.isdisjoint(graph.through_registers(function)):
                 raise Refusal("launches kernels through pointers")
             todo += found - set(todo)
 
 
 def _check_code(module: Module, graph: CallGraph, name: str) -> None:
-    for parameter in module.entries[name].parameters:
+    for parameter in module.functions[name].parameters:
         if parameter.type in _OPAQUE:
             raise Refusal(f"texture or surface reference {parameter.name}")
         _check_name(parameter.name)

@@ -44,7 +44,7 @@ def kernels_passed(
         elif not isinstance(statement, PtxInstruction):
             continue
         elif statement.opcode == "st":
-            address, *values = statement.operands
+            address, *values = statement.operands or (None,)
             if isinstance(address, Address) and "param" in statement.modifiers and not address.offset:
                 scopes[-1].setdefault(address.base or "", []).extend(values)
         elif statement.opcode == "call":

@@ -71,6 +71,7 @@ def test_launched_copies_keep_the_registers_of_the_originals() -> None:
 
 
 OTHERS = (
+    ".extern .entry declared(.param .u64 a);\n"
     ".func other(.param .b64 a) { .reg .b64 %rd<3>; ld.param.u64 %rd1, [a]; st.u64 [%rd1], %rd1; ret; }\n"
     ".func (.param .b64 r) given() { .reg .b64 %rd<3>; mov.u64 %rd1, child; st.param.b64 [r], %rd1; ret; }\n"
     ".func (.reg .b64 r) unknown() { ret; }\n.extern .func elsewhere();\n.global .u64 held = child;\n"
@@ -102,11 +103,12 @@ POINTERS = "launches kernels through pointers"
         (TAKES + "{ .reg .b64 q; call (%rd3), unknown, (); }", PASSED_ON),
         (TAKES.replace("child", "bad"), "launches bad; indirect call; no table has a function for it"),
         (TAKES.replace("child", "missing"), "launches missing; needs device linking: elsewhere"),
+        (TAKES.replace("child", "declared"), "launches declared; needs device linking: declared"),
     ],
     ids=[
         *("stored", "computed with", "passed to a function", "passed in a scope", "read back", "in a vector"),
         *("a result", "in a variable", "a parameter", "perhaps another", "not only one", "perhaps a result"),
-        *("calls by pointers", "calls another part"),
+        *("calls by pointers", "calls another part", "of another part"),
     ],
 )
 def test_launches_that_are_refused(body: str, reason: str) -> None:

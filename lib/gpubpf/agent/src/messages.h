@@ -93,10 +93,10 @@ struct Variable {
     std::string name;
     uint32_t index = 0;
     bool copied = false;
-    uint32_t entry =
-        kNoField;  // the slot holds not its address, but the function's address at this offset in it
-    std::string
-        refusal;  // why the kernels cannot be instrumented if the program may have changed the entry; "": it cannot
+    // Unless kNoField: the slot holds not the variable's address, but the function's address at this offset in it.
+    uint32_t entry = kNoField;
+    // Why the kernels cannot be instrumented if the program may have changed that entry; "": it cannot.
+    std::string refusal;
     std::vector<std::string> kernels;  // kernels that need it
 };
 
@@ -105,8 +105,8 @@ struct Answer {
     std::vector<Layout> kernels;
     std::vector<std::pair<std::string, std::string>> refusals;
     std::vector<Variable> variables;
-    std::vector<std::pair<std::string, std::string>>
-        launched;  // kernels that kernels launch, and the names of their copies
+    // Kernels that kernels launch, and the names of their copies.
+    std::vector<std::pair<std::string, std::string>> launched;
 };
 
 // Reads a Welcome up to its host programs. Returns false if it is not valid.

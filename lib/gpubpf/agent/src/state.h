@@ -171,8 +171,8 @@ struct Kernel : AttachmentObject {  // the application's kernel, in one module o
     std::map<int, int> attributes;          // set by the application; guarded by Registry::lock
     int cache_config = -1, shared_config = -1;
     std::atomic<uint32_t> settings{0};  // a hash of the three: with others, other numbers of blocks fit
-    std::vector<std::pair<CUfunction, Context *>>
-        launched;  // the copies that kernels launch; guarded by Registry::lock
+    // The copies that kernels launch; guarded by Registry::lock.
+    std::vector<std::pair<CUfunction, Context *>> launched;
 };
 
 struct Module : AttachmentObject {

@@ -39,7 +39,7 @@ struct cudasim_fault_report {
   F(cuModuleGetLoadingMode, CUmoduleLoadingMode *)                                                                        \
   F(cuMemsetD8Async, CUdeviceptr, unsigned char, size_t, CUstream)                                                        \
   F(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, CUstream)                                                    \
-  F(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, size_t, CUstream)                                              \
+  F(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, size_t, CUstream)                                                          \
   F(cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr, size_t, CUstream)                                                     \
   F(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D *, CUstream)                                                                  \
   F(cuMemHostRegister_v2, void *, size_t, unsigned)                                                                       \
