@@ -282,7 +282,6 @@ def _instrument(
     image = b""
     options = chosen.options
     before = before or {}
-    limits: dict[str, int] = {}
     frequent = not points.isdisjoint(FREQUENT)
     if frequent or injected.launched:
         try:

@@ -112,17 +112,15 @@ class _Addresses:
         registers = {v.name for v in function.parameters if v.space == "reg"}
         self.held = set(addresses) | (self.own & registers)
         self.own -= registers
-        # Local variables, and registers with addresses in them. None: of any place.
-        self.places: dict[str, _Place | None] = {
-            s.name: _Place(s.name, 0)
-            for s in function.body or ()
-            if isinstance(s, Variable) and s.space == "local"
+        self.variables = {
+            s.name for s in function.body or () if isinstance(s, Variable) and s.space == "local"
         }
+        # Local variables, and registers with addresses in them. None: of any place.
+        self.places: dict[str, _Place | None] = {name: _Place(name, 0) for name in self.variables}
         self.stored: set[_Place | None] = set()  # where addresses are in local memory
         self.escaped: set[_Place | None] = set()  # places that code elsewhere may access, from there on
-        self.passed: list[
-            dict[str, set[int]]
-        ] = []  # by scope: parameters of calls, and the offsets of addresses in them
+        # By scope: parameters of calls, and the offsets of addresses in them.
+        self.passed: list[dict[str, set[int]]] = []
         self.bases: set[str] = set()  # what addresses are stored through
         self.found: set[Parameter] = set()
 
@@ -288,21 +286,14 @@ class _Addresses:
 
     def _surely_local(self) -> set[str]:
         """Return the registers that hold nothing but addresses of local variables, and the names of these."""
-        variables = {
-            s.name for s in self.function.body or () if isinstance(s, Variable) and s.space == "local"
-        }
+        writing = [s for s in self.function.body or () if isinstance(s, PtxInstruction) and s.opcode != "st"]
         found = set(self.places)
         while True:
-            mixed: set[str] = set()
-            for statement in self.function.body or ():
-                if isinstance(statement, PtxInstruction) and statement.opcode not in ("st", "call"):
-                    if not _keeps_local(statement, found):
-                        mixed |= found & _names(statement.operands[:1])
-                elif isinstance(statement, PtxInstruction) and statement.opcode == "call":
-                    mixed |= found & _names(statement.operands[:1])
-            if not mixed - variables:
+            written = [_names(s.operands[:1]) for s in writing if not _keeps_local(s, found)]
+            mixed = found.intersection(set[str]().union(*written)) - self.variables
+            if not mixed:
                 return found
-            found -= mixed - variables
+            found -= mixed
 
     def _escape(self, names: Iterable[str]) -> None:
         for name in names:

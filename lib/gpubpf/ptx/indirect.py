@@ -1,9 +1,10 @@
 """Find the functions that a call through a register can reach, so that the copy of a kernel can call its own copies of them.
 
-The register holds an address from a table: that of an object's class, which the compiler names `_ZTV…`, or a constant array of
+The register holds an address from a table: that of an object's class, which the compiler names `_ZTV…`, or another variable with
 function pointers. The table is in the application's module, and holds the addresses of the original functions. So the copy compares
 the register with the entries of the tables, and calls the copy of the function whose entry it equals (body.py). The agent reads the
-entries when it loads the copy, because nothing says them before.
+entries when it loads the copy, because the PTX does not say them. Or the register holds an address that a kernel takes and passes on;
+address_flow.py follows these.
 
     calls = indirect_calls(function.body)               # {21: IndirectCall(21, 29, 30, "%rd8", Shape(…))}
     entries(module)                                     # {"_ZN5Shape4growEf": Entry("_ZTV5Shape", 24, True)}
