@@ -248,7 +248,7 @@ class CallGraph:
             used = self._found(name)
             calls.update(used.shapes)
             if escaping := used.taken - self.own(name) - self.entries.keys():
-                found |= dict.fromkeys(escaping, f"{names.demangle(name).short} passes on")
+                found |= dict.fromkeys(sorted(escaping), f"{names.demangle(name).short} passes on")
             for statement in function.body or ():
                 if isinstance(statement, Variable):
                     held = find_initializer_names(statement.initializer)
