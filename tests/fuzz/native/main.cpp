@@ -1,5 +1,5 @@
-// Runs a target without libFuzzer: main RUNS FILE… runs it on the files, and on RUNS changed copies of them. The changes are the same
-// in each run. The input under way is in the file that $FUZZ_INPUT names, if the target ends the process.
+// Runs a target without libFuzzer: main RUNS SEED FILE… runs it on the files, and on RUNS changed copies of them. SEED chooses the
+// changes. The input under way is in the file that $FUZZ_INPUT names, if the target ends the process.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -32,12 +32,12 @@ static void run(const Bytes &input) {
 int main(int count, char **arguments) {
     __sanitizer_set_death_callback(keep_input);
     std::vector<Bytes> inputs;
-    for (int i = 2; i < count; i++) {
+    for (int i = 3; i < count; i++) {
         std::ifstream file(arguments[i], std::ios::binary);
         inputs.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
         run(inputs.back());
     }
-    std::mt19937 random(1);
+    std::mt19937 random(atoi(arguments[2]));
     auto below = [&](size_t limit) { return limit ? random() % limit : 0; };
     for (int left = inputs.empty() ? 0 : atoi(arguments[1]); left > 0; left--) {
         Bytes made = inputs[below(inputs.size())];
