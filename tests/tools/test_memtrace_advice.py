@@ -78,6 +78,14 @@ __global__ void straight(int *out) {
     int x = blockIdx.x * 16 + threadIdx.x, y = blockIdx.y * 16 + threadIdx.y;
     out[y * SIDE + x] = x ^ y;
 }
+__global__ void scattered(const int *in, int *out) {     // the order of the bits is reversed: no two lanes in one sector
+    int at = blockIdx.x * BLOCK + threadIdx.x;
+    out[at] = in[__brev(at) >> 19];
+}
+__global__ void rows_of_four(int *out) {                 // rows of 4 threads: half of each sector, and no common stride
+    int x = threadIdx.x, y = threadIdx.y;
+    out[y * y * 8 + x] = x ^ y;
+}
 int main(int argc, char **argv) {
     int *in, *out;
     cudaMalloc(&in, 64 * BLOCK * 4), cudaMalloc(&out, SIDE * SIDE * 4);
@@ -92,6 +100,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 2 && !strcmp(which, "privatised"); i++) privatised<<<64, BLOCK>>>(out);
     if (!strcmp(which, "swapped")) swapped<<<tiles, tile>>>(out);
     if (!strcmp(which, "straight")) straight<<<tiles, tile>>>(out);
+    if (!strcmp(which, "scattered")) scattered<<<64, BLOCK>>>(in, out);
+    if (!strcmp(which, "rows_of_four")) rows_of_four<<<1, dim3(4, 64)>>>(out);
     if (argc > 3) {
         int *back = (int *)malloc(SIDE * SIDE * 4);
         if (cudaMemcpy(back, out, SIDE * SIDE * 4, cudaMemcpyDeviceToHost)) return 2;
@@ -178,6 +188,15 @@ def test_strides_along_the_rows_of_a_block(program: str) -> None:
     assert (found["pattern"], found["patterns"]) == ("stride 256", {"stride": 2048})
     assert "stride 256: neighbouring lanes are 1,024 bytes apart" in told(program, "swapped")
     assert site(program, "store", "straight")["pattern"] == "unit"
+
+
+def test_scattered_addresses(program: str) -> None:
+    assert site(program, "load", "scattered")["pattern"] == "gather"
+    assert "loads from scattered addresses: 4 of every 32 bytes moved are used; sort the indices" in told(
+        program, "scattered"
+    )
+    assert site(program, "store", "rows_of_four")["pattern"] == "gather"
+    assert "scattered" not in told(program, "rows_of_four")
 
 
 def test_what_the_host_copies_back_is_read(program: str) -> None:

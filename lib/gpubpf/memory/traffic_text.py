@@ -14,7 +14,7 @@ from typing import Any
 
 from gpubpf import names
 from gpubpf.memory.sampled_part import SampledPart
-from gpubpf.memory.traffic import BANKS, SHIFTED, KernelTraffic, SiteTraffic
+from gpubpf.memory.traffic import BANKS, GATHER, SHIFTED, KernelTraffic, SiteTraffic
 from gpubpf.memory.updates import Updates
 from gpubpf.session.kernel_shapes import file_names
 from gpubpf.show import kernel_names, table
@@ -30,6 +30,11 @@ _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
 _MANY_UPDATES = 32  # updates of one address from which on the report mentions them
 _SHIFTED = 1.05  # ratio from which on the report mentions accesses that start inside a sector
+_SCATTERED = 0.25  # share of the moved bytes that are used, up to which gathered lanes get advice; rows of a small tile use more
+_GATHERED = {
+    "load": "load whole rows and pick in shared memory",
+    "store": "collect in shared memory and store whole rows",
+}
 # Atomics, also AMD's, that lanes cannot do for each other.
 _EXCHANGES = re.compile("cas|exch|swap|cmpst|wrxchg")
 _FEW_ADDRESSES = 1024  # addresses that fit in shared memory along with other data
@@ -365,15 +370,19 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
         return None
     if first.space == "local":
         return f"{begin} local memory at offsets that differ by lane: index the array with constants, or keep it in shared memory"
+    used = sum(site.bytes for site in sites) / sum(site.sectors for site in sites)
+    moved = f"{used:.0f} of every {first.warp.sector} bytes moved are used"
     if first.stride is not None and abs(first.stride) > 1 and first.pattern.startswith("stride"):
-        used = sum(site.bytes for site in sites) / sum(site.sectors for site in sites)
         steps = " or ".join(
             f"{abs(first.stride) * width:,}" for width in sorted({site.width for site in sites})
         )
         return (
-            f"{begin} memory with stride {first.stride}: neighbouring lanes are {steps} bytes apart, so {used:.0f} of every"
-            f" {first.warp.sector} bytes moved are used; let neighbouring lanes access neighbouring elements"
+            f"{begin} memory with stride {first.stride}: neighbouring lanes are {steps} bytes apart, so {moved}; let"
+            " neighbouring lanes access neighbouring elements"
         )
+    gathered = 2 * sum(site.patterns[GATHER] for site in sites) > sum(site.requests for site in sites)
+    if gathered and first.site.kind in _GATHERED and used <= first.warp.sector * _SCATTERED:
+        return f"{begin} scattered addresses: {moved}; sort the indices, or {_GATHERED[first.site.kind]}"
     # Of the neighbours that a stencil loads, some are aligned; then the others cannot be.
     if first.pattern == "unit" and all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites):
         sector = f"{first.warp.sector}-byte sector: align the array, or pad its rows"
