@@ -29,6 +29,9 @@ _OF_RUNTIME = "__amd_rocclr_"
 # What the names of static kernels and variables have in addition in code that is linked on the device. nvcc puts a module's name
 # before them, with its length; clang appends a digest.
 _NVCC_STATIC = re.compile(r"__nv_static_([0-9]{1,5})_")
+_NVCC_MODULE = re.compile(
+    _NVCC_STATIC.pattern + r"_[0-9a-f]+_([0-9]{1,5})_"
+)  # and the length of a file's name
 _CLANG_STATIC = re.compile(r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z")
 _LONGEST = 1 << 16  # bytes of a mangled name
 # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
@@ -66,6 +69,13 @@ def _without_module(mangled: str) -> str:
         if mangled[end : end + 1] == "_" and len(mangled) > end + 1:
             return mangled[end + 1 :]
     return _CLANG_STATIC.sub("", mangled)
+
+
+def file_of_static(mangled: str) -> str:
+    """Return the source file of a static name in code that nvcc's linker linked, such as "v.cu"; "" for other names."""
+    found = _NVCC_MODULE.match(mangled)
+    name = mangled[found.end() : found.end() + int(found[2])] if found else ""
+    return table.printable(".".join(name.rsplit("_", 1)))
 
 
 def demangle_all(mangled: Iterable[str]) -> list[KernelName]:

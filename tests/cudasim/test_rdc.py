@@ -121,7 +121,45 @@ def test_conditional_nodes(tmp_path: Path) -> None:
     for clock, hostile in (("real", False), ("real", True), ("virtual", False)):
         done = run([program], hostile, CUDASIM_CLOCK=clock)
         assert (done.returncode, done.stdout, done.stderr) == (0, "conditions ok\n", "")
-    measured("threadhist", program, tmp_path, "conditions ok\n")
+    assert measured("threadhist", program, tmp_path, "conditions ok\n")["graphs_unknown"] == 15
+
+
+ONLY_IN_BODIES = r"""
+__global__ void once(cudaGraphConditionalHandle handle, int *cell) { *cell = 1, cudaGraphSetConditional(handle, 0); }
+int main() {
+    int *cell, *other;
+    cudaGraph_t graph, body;
+    cudaGraphNode_t node;
+    cudaStream_t stream;
+    cudaGraphExec_t exec;
+    cudaMalloc(&cell, 4), cudaMalloc(&other, 4), cudaStreamCreate(&stream), cudaGraphCreate(&graph, 0);
+    cudaGraphConditionalHandle handle;
+    cudaGraphConditionalHandleCreate(&handle, graph, 1, cudaGraphCondAssignDefault);
+    cudaGraphNodeParams loop = {cudaGraphNodeTypeConditional};
+    loop.conditional.handle = handle, loop.conditional.type = cudaGraphCondTypeWhile, loop.conditional.size = 1;
+    cudaGraphAddNode(&node, graph, nullptr, nullptr, 0, &loop);
+    cudaStreamBeginCaptureToGraph(stream, loop.conditional.phGraph_out[0], 0, 0, 0, cudaStreamCaptureModeGlobal);
+    once<<<1, 1, 0, stream>>>(handle, cell);
+    cudaStreamEndCapture(stream, &body);
+    cudaGraphInstantiate(&exec, graph, 0), cudaGraphLaunch(exec, stream);
+    int host = 0;
+    cudaStreamSynchronize(stream), cudaMemcpy(&host, cell, 4, cudaMemcpyDeviceToHost);
+    return host != 1;
+}
+"""
+
+
+def test_kernels_only_in_bodies_of_conditional_nodes(tmp_path: Path) -> None:
+    """It is unknown whether they ran, and what they touched."""
+    (tmp_path / "app.cu").write_text(ONLY_IN_BODIES)
+    flags = ["-std=c++17", "-rdc=true", "-arch=sm_80", "-lcudadevrt"]
+    program = gpubpf_cuda.build(tmp_path / "app.cu", tmp_path / "app", *flags)
+    command = [sys.executable, str(ROOT / "tools/memtrace.py"), "--device", "sim", "--", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 0 and "how often the kernels of these graphs ran is unknown" in said
+    assert "kernels may have touched more" in said
+    assert "never touched" not in said and "no kernel was launched" not in said
 
 
 def test_a_part_without_ptx(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def test_static_names_of_code_that_is_linked_on_the_device(mangled: str, full: s
     assert (name.mangled, name.full, name.short) == (mangled, full, full.partition("(int")[0])
 
 
+def test_the_files_of_static_names() -> None:
+    assert names.file_of_static("__nv_static_25__36cc2ce6_4_v_cu_1cad6548__Z6hiddenPi") == "v.cu"
+    name = "__nv_static_32__bc9dad68_11_language_cu_weights__ZN6shapes5applyEPi"
+    assert names.file_of_static(name) == "language.cu"
+    for other in ("weights", "__nv_static_5_", "__nv_static_25__36cc2ce6_4_"):
+        assert names.file_of_static(other) == ""
+
+
 @pytest.mark.parametrize(
     "full, short",
     [

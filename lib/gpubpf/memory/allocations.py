@@ -245,7 +245,9 @@ class _LoggedAllocation:
         if kind == "variable":
             from gpubpf import names
 
-            call = f"variable {names.demangle(stack[0].symbol).full if stack else '(unknown)'}"
+            symbol = stack[0].symbol if stack else "(unknown)"
+            file = names.file_of_static(symbol)  # static variables of several files may have one name
+            call = f"variable {names.demangle(symbol).full}{file and f' ({file})'}"
             stack = ()
         return Allocation(
             log.process, log.pid, log.comm, log.gpus.get(self.context, 0), self.base, self.end - self.base, call, kind, stack,

@@ -134,6 +134,10 @@ class CoverageReport:
     partial: bool = False
 
 
+# Fields of the summary that tell of accesses that were not probed.
+_NOT_SEEN = ("not_probed", "launches_by_kernels", "graphs_before", "graphs_unknown")
+
+
 class Coverage:
     """Collects allocations and kernel names during a session, and joins them with the touched bytes.
 
@@ -162,7 +166,7 @@ class Coverage:
         unread = session.unread() if session.stopped else set()
         rows, rest = join(tables, self._allocations.all(), self._grain.shift, unread)
         who = {t.process: (t.pid, t.comm) for t in tables}
-        summary = {"not_probed": {}} | session.summary()
+        summary = session.summary()
         # HIP's own kernels are copies and fills by the host, which do not count.
         by_runtime = sum(
             k.launches - k.instrumented for k in session.kernels() if names.is_of_runtime(k.mangled)
@@ -177,7 +181,7 @@ class Coverage:
             bool(self._allocations.dropped or self._allocations.incomplete),
             self._some_threads
             or summary["launches_seen"] - by_runtime != summary["launches_instrumented"]
-            or bool(summary["not_probed"]),
+            or any(map(summary.get, _NOT_SEEN)),
         )
 
 

@@ -147,7 +147,8 @@ def allocation_lines(
         yield f"{more} with {table.count(left, 'byte')} untouched; -v shows them"
     for (pid, comm), touched in report.unallocated.items():
         yield from table.wrap(
-            f"{table.process(comm, pid)}: kernels touched {table.count(touched, 'byte')} outside of all known allocations"
+            f"{table.process(comm, pid)}: kernels touched {table.count(touched, 'byte')} outside of all known allocations,"
+            " perhaps on the device heap (malloc, new) or in memory of the runtime"
         )
     yield from _findings(report, granule)
     yield ""

@@ -273,11 +273,12 @@ class Session:
             from gpubpf.images.listing import no_match
 
             say = self._listener.complain if self.nothing_matched else self._measurement.note
-            launches, seen = self.summary()["launches_seen"], self._seen_names()
+            total, seen = self.summary(), self._seen_names()
+            launches = total["launches_seen"]
             unmatched = self.wanted if self.nothing_matched and launches else self._unmatched()
             if unmatched and (seen or launches):
                 say(no_match(unmatched, seen))
-            elif not launches:
+            elif not launches and not {"graphs_before", "graphs_unknown"} & total.keys():
                 when = " before the interrupt" if self._signals.interrupted else ""
                 if self.targets.pids:
                     when = " after the tool attached; it does not see what was launched before"
@@ -567,10 +568,7 @@ class Session:
                 f"{table.count(len(silent), 'process')} ended or continued before the tool could attach;"
                 f" {'their' if len(silent) > 1 else 'its'} launches are missing: {_named(silent)}"
             )
-        if graphs := sum(
-            process.graph_launches() - process.graph_launches_before()
-            for process in self._measurement.all_processes()
-        ):
+        if graphs := summary.graphs_unknown(self._measurement):
             self._measurement.note(
                 f"{table.count(graphs, 'launch')} of CUDA graphs that have conditional nodes,"
                 " or that kernels may launch: how often the kernels of these graphs ran is unknown"

@@ -49,6 +49,8 @@ def summary(measurement: Measurement) -> dict[str, Any]:
         record["launches_unknown"] = unnamed  # launches of kernels whose name is unknown
     if graphs := sum(process.graph_launches_before() for process in measurement.all_processes()):
         record["graphs_before"] = graphs
+    if graphs := graphs_unknown(measurement):
+        record["graphs_unknown"] = graphs
     if grids := sum(process.grids() for process in measurement.all_processes()):
         record["launches_by_kernels"] = grids
     if faults := [
@@ -73,6 +75,11 @@ def summary(measurement: Measurement) -> dict[str, Any]:
             r.function: {"runs": r.runs, "mean_ns": round(r.mean_ns)} for r in measurement.host.runs()
         }
     return record
+
+
+def graphs_unknown(measurement: Measurement) -> int:
+    """Return the launches of graphs for which it is unknown how often their kernels ran, except those of `graphs_before`."""
+    return sum(p.graph_launches() - p.graph_launches_before() for p in measurement.all_processes())
 
 
 def _measured(measurement: Measurement) -> tuple[int, int]:

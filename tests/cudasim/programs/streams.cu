@@ -117,6 +117,14 @@ int main() {
     FAILS(cudaEventElapsedTime(&milliseconds, before, untimed), cudaErrorInvalidResourceHandle);
     CHECK(cudaStreamSynchronize(second));
 
+    // a stream is idle when its last event is done
+    for (int i = 0; i < 300; i++) {
+        add<<<1, 1, 0, first>>>(cell, 1);
+        CHECK(cudaEventRecord(after, first));
+        CHECK(cudaEventSynchronize(after));
+        CHECK(cudaStreamQuery(first));
+    }
+
     // calls on the host, in order
     CHECK(cudaLaunchHostFunc(first, host_function, &three));
     CHECK(cudaStreamAddCallback(first, callback, &three, 0));

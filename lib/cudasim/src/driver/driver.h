@@ -162,6 +162,8 @@ struct Operation {
 struct EventState {  // one record of an event
     std::shared_ptr<Completion> completion = std::make_shared<Completion>();
     uint64_t time_ns = 0;  // valid once it is done
+    // Whether the completion is that of the stream's work: who waits for the event then finds the stream idle, too.
+    bool of_stream = false;
     Fence fence() const { return {completion}; }
     bool done() const { return completion->done(); }
 };

@@ -254,7 +254,7 @@ uint64_t execute(Context &context, const Operation &operation, uint64_t start) {
         case CU_GRAPH_NODE_TYPE_EVENT_RECORD: {
             EventState &state = *operation.recording;
             state.time_ns = virtual_clock() ? start : now_ns();
-            state.completion->finish(start);
+            if (!state.of_stream) state.completion->finish(start);
             break;
         }
         case CU_GRAPH_NODE_TYPE_WAIT_EVENT:

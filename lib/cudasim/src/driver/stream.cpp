@@ -349,9 +349,12 @@ CUresult record_event(const std::shared_ptr<Context> &context, const std::shared
         return CUDA_SUCCESS;
     }
     auto state = std::make_shared<EventState>();
+    state->of_stream = true;
     operation.recording = state;
     std::lock_guard event_lock(event->mutex);
-    if (CUresult status = submit(context, stream, std::move(operation))) return status;
+    Fence fence;
+    if (CUresult status = submit(context, stream, std::move(operation), &fence)) return status;
+    state->completion = fence.completion;
     event->last = state;
     event->captured_graph.reset();
     event->captured_dependencies.clear();
