@@ -35,6 +35,8 @@ _GATHERED = {
     "load": "load whole rows and pick in shared memory",
     "store": "collect in shared memory and store whole rows",
 }
+_MANY_LOADS = 1000  # requests from which on the report mentions loads of a loop that waits
+_POLLS = re.compile(r"ld\.(?:volatile|acquire|relaxed|mmio)\b")
 # Atomics, also AMD's, that lanes cannot do for each other.
 _EXCHANGES = re.compile("cas|exch|swap|cmpst|wrxchg")
 _FEW_ADDRESSES = 1024  # addresses that fit in shared memory along with other data
@@ -286,6 +288,7 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
             yield f"{shared[0].where} loses the most in shared memory: {_bank_conflicts(shared[0].sites)}"
     yield from _contention(rows)
     yield from _idle_lanes(kernel, rows)
+    yield from _polling(rows)
     if kernel.unknown:
         yield f"left out: {table.count(kernel.estimated(kernel.unknown), 'request')} at unknown sites"
 
@@ -334,6 +337,17 @@ def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[st
             f"{worst.where}: {lanes} of {kernel.warp.lanes} lanes take part on average, with idle lanes between them;"
             f" neighbouring threads would need fewer {kernel.warp.word}s"
         )
+
+
+def _polling(rows: Sequence[SiteGroup]) -> Iterator[str]:
+    """Yield a sentence about the place with most of the requests, if they may be those of a loop that waits for other threads."""
+    requests = sum(row.sum("requests") for row in rows)
+    for row in rows:
+        polls = all(site.pattern == "broadcast" and _POLLS.match(site.site.opcode) for site in row.sites)
+        if polls and row.sum("requests") >= max(_MANY_LOADS, requests / 2):
+            share = f"{100 * row.sum('requests') / requests:.0f} % of all requests"
+            opcode = ".".join(row.sites[0].site.opcode.split(".")[:2])
+            yield f"{row.where}: {share} are {opcode} of one address; perhaps a loop waits for other threads there"
 
 
 # --- advice ---

@@ -71,6 +71,30 @@ def test_shares_that_do_not_add_up_say_of_what_they_are():
     assert "(100 %)" not in "\n".join(traffic_text.lines(kernel(found({UNIT: 4}, accesses=128)), "k", True))
 
 
+def test_loads_of_loops_that_wait():
+    """Most of the requests, of one address each, with an opcode that sees what other threads store."""
+    other = found({UNIT: 500})
+
+    def said(one):
+        return [
+            s
+            for s in traffic_text.findings(kernel(one, other), traffic_text.group_sites([one, other]))
+            if "waits" in s
+        ]
+
+    spin = site(opcode="ld.acquire.gpu.u32")
+    (text,) = said(found({SINGLE: 4500}, at=spin))
+    assert text.endswith(
+        ": 90 % of all requests are ld.acquire of one address; perhaps a loop waits for other threads there"
+    )
+    assert said(found({BROADCAST: 4500}, at=site(opcode="ld.volatile.global.u32")))
+    assert (
+        not said(found({SINGLE: 4500}))
+        and not said(found({UNIT: 4500}, at=spin))
+        and not said(found({SINGLE: 400}, at=spin))
+    )
+
+
 def test_whole_warps_are_worked_out_from_the_width():
     one = found({UNIT: 10, SHIFTED: 4, BROADCAST: 2, SINGLE: 3})
     assert (one.requests, one.accesses, one.bytes) == (19, 16 * 32 + 3, 4 * (16 * 32 + 3))
