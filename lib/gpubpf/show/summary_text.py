@@ -12,6 +12,7 @@ from gpubpf.show import table
 # How launches without a probe are timed, by method.
 WITHOUT_PROBE = {"stamp": "timing events", "cupti": "CUPTI"}
 MOST_BUDGET_LINES = 10
+_REMEDIES = {"map too small": "; increase --map-memory"}  # for launches that are not counted, by reason
 LOST = "{} (a map was full, an update timed out, a kernel failed, or a program ended early)"
 
 
@@ -82,9 +83,9 @@ def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _reasons(counts: Mapping[str, int]) -> dict[str, str]:
-    """Return ``4 (map too small)`` by reason, the most frequent first."""
+    """Return ``4 (capture)`` by reason, the most frequent first, with what to do where that is short and certain."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return {reason: f"{number:,} ({reason})" for reason, number in ordered}
+    return {reason: f"{number:,} ({reason}{_REMEDIES.get(reason, '')})" for reason, number in ordered}
 
 
 def _budget_lines(budget: Mapping[str, Any]) -> list[str]:

@@ -407,7 +407,10 @@ def test_every_report_ends_with_what_was_not_seen():
         summary(launches_instrumented=20, not_instrumented={"capture": 1, "map too small": 4}, lost=7)
     )
     assert lines[0].startswith("counted 20 of 25 matching launches")
-    assert lines[1:3] == ["  not counted: 4 (map too small)", "  not counted: 1 (capture)"]
+    assert lines[1:3] == [
+        "  not counted: 4 (map too small; increase --map-memory)",
+        "  not counted: 1 (capture)",
+    ]
     events = summary(
         launches_instrumented=15,
         launches_timed={"device": 15, "stamp": 4},
