@@ -197,7 +197,7 @@ _TABLE = (
     # -EINVAL: a process knows only its own PID namespace, and helper 14 tells its number there.
     Helper(120, "bpf_get_ns_current_pid_tgid",
            (_number("device"), _number("inode"), _BUFFER, _size(8, 8)),
-           native=Use("constant", "-22")),
+           native=Use("error", "-22")),
     Helper(123, "bpf_get_current_ancestor_cgroup_id", (_number("level"),), native=_FUNCTION),
     Helper(125, "bpf_ktime_get_boot_ns", native=_FUNCTION, real_time=True, instead=_TIMER),
     Helper(160, "bpf_ktime_get_coarse_ns", native=_FUNCTION, real_time=True, instead=_TIMER),

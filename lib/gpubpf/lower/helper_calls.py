@@ -273,6 +273,16 @@ class HelperCalls(Emitter):
         function = self.value(f"inttoptr i64 {address} to ptr")
         return self.value(f"call i64 {function}({', '.join(arguments)})")
 
+    def error(self, call: CheckedCall, operand: str) -> str:
+        """Emit zeros for the buffers, which the kernel also clears when the helper fails. Return the error."""
+        for register, argument in enumerate(HELPERS[call.helper].arguments, 1):
+            if argument.kind is ArgumentKind.BUFFER:
+                kind, pointer = self.source(register, call)
+                for at in range(call.size):
+                    place = self.value(f"getelementptr i8, {kind} {pointer}, i64 {at}")
+                    self.emit(f"store i8 0, {kind} {place}")
+        return operand
+
     def maximum(self, call: CheckedCall, operand: str) -> str:
         helper = HELPERS[call.helper]
         pointer = self.memory(self.get(helper.register(ArgumentKind.CELL)))
@@ -327,7 +337,7 @@ LOWERINGS: Mapping[str, Callable[[HelperCalls, CheckedCall, str], str]] = {
     "submit": HelperCalls.submit,
     "discard": HelperCalls.discard,
     "function": HelperCalls.agent_function,
-    "constant": lambda lowering, call, operand: operand,
+    "error": HelperCalls.error,
     "argument": lambda lowering, call, operand: lowering.argument(operand, operand),
     "special": lambda lowering, call, operand: lowering.special(operand),
     "index": HelperCalls.index,

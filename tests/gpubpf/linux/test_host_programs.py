@@ -543,6 +543,34 @@ def test_an_array_of_the_program_does_not_overwrite_the_copy_of_its_context(
     assert memory.value == expected
 
 
+@needs_bpf
+@pytest.mark.parametrize(
+    "body",
+    [
+        "struct bpf_pidns_info id; long s = bpf_get_ns_current_pid_tgid(0, 0, &id, 8); *o = id.pid + id.tgid + s;",
+        "struct bpf_pidns_info id; bpf_get_ns_current_pid_tgid(0, 0, &id, 8); if (id.tgid == 7) *o = 1;",
+        "u64 id; bpf_get_ns_current_pid_tgid(0, 0, (void *)&id, 8); if (id < 8) ((char *)o)[id] = 1;",
+        "bpf_get_ns_current_pid_tgid(0, 0, (void *)o, 8);",
+    ],
+)
+def test_a_helper_that_fails_clears_its_buffer(stub: tuple[int, Callable[..., None]], body: str) -> None:
+    """Code that reads bytes which nothing wrote may do anything: compilers leave its end out."""
+    program = gpubpf_bcc.compiled(
+        text(
+            f"int key = 0; u64 *o = out.lookup(&key); if (!o) return 0; {body}",
+            "GPU_SHARED_ARRAY(out, u64, 1);",
+        )
+    )
+    with Host(program, (HostProbe("on_launch", "launch"),)) as running:
+        process = running.process()
+        process.attach(stub[0])
+        stub[1](1, 5, 2, 3, 4, 7)
+        expected = process.array("out").tolist()
+    memory = ctypes.c_uint64()
+    Agent(native_of(program), {"out": ctypes.addressof(memory)}, {})(1, 5, 2, 3, 4, 7)
+    assert [memory.value] == expected
+
+
 EDGES = (0, 1, 2, 63, 64, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 OPERATIONS = (b.ADD, b.SUB, b.MUL, b.OR, b.AND, b.XOR, b.LSH, b.RSH, b.ARSH, b.DIV, b.MOD)
 JUMPS = (b.JEQ, b.JGT, b.JGE, b.JSET, b.JNE, b.JSGT, b.JSGE, b.JLT, b.JLE, b.JSLT, b.JSLE)

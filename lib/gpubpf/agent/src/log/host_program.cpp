@@ -119,9 +119,9 @@ uint64_t uid_gid(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t) {
 
 uint64_t comm(uint64_t to, uint64_t size, uint64_t, uint64_t, uint64_t) {
     char name[16] = {};
-    if (prctl(PR_GET_NAME, name) != 0) return static_cast<uint64_t>(-22);
     auto *buffer = reinterpret_cast<char *>(to);
-    memset(buffer, 0, size);
+    memset(buffer, 0, size);  // also if it fails, as in the kernel
+    if (prctl(PR_GET_NAME, name) != 0) return static_cast<uint64_t>(-22);
     memcpy(buffer, name, size < sizeof name ? size : sizeof name);
     if (size) buffer[size - 1] = '\0';
     return 0;
