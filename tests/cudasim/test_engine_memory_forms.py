@@ -523,3 +523,39 @@ def test_a_bulk_copy_that_cannot_be_is_a_fault() -> None:
     with pytest.raises(DeviceFault) as caught:
         device().launch("outside", 1, 32, Array(NOISE), Array(np.zeros(4096, np.uint8)))
     assert caught.value.code == 700
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_variables_of_inner_blocks(virtual: bool) -> None:
+    """A variable is seen in the block that declares it, and hides one of the same name outside (PTX ISA 5.1 and 7.1)."""
+    text = """.version 8.0
+.target sm_80
+.address_size 64
+.global .u32 v = 1;
+.visible .entry k(.param .u64 out) {
+    .reg .b64 %rd<2>; .reg .b32 %r<9>;
+    ld.param.u64 %rd1, [out];
+    ld.global.u32 %r1, [v];
+    {   .shared .u32 v;
+        st.shared.u32 [v], 5;
+        {   .shared .u32 v;
+            st.shared.u32 [v], 6;
+            ld.shared.u32 %r3, [v]; }
+        ld.shared.u32 %r2, [v]; }
+    {   .local .u32 v;
+        st.local.u32 [v], 7;
+        ld.local.u32 %r4, [v]; }
+    {   .global .u32 v = 8;
+        ld.global.u32 %r5, [v]; }
+    {   .reg .b64 v;
+        mov.b64 v, 9;
+        cvt.u32.u64 %r6, v; }
+    ld.global.u32 %r7, [v];
+    st.global.v4.u32 [%rd1], {%r1, %r2, %r3, %r4};
+    st.global.v2.u32 [%rd1+16], {%r5, %r6};
+    st.global.u32 [%rd1+24], %r7;
+    ret;
+}"""
+    out = Array(np.zeros(7, np.uint32))
+    Device(text, virtual).launch("k", 1, 1, out)
+    assert out.host.tolist() == [1, 5, 6, 7, 8, 9, 1]

@@ -29,7 +29,7 @@ def counts(path: Path, sm: int) -> dict[str, int]:
     return {name: k.registers or 0 for name, k in fatbin.kernels(cubin.read()).items()}
 
 
-# NUM_REGS, the statuses of launches with 1,024 and 256 threads, and the resident blocks of 1,024 and 256.
+# NUM_REGS, MAX_THREADS_PER_BLOCK, the statuses of launches with 1,024 and 256 threads, and the resident blocks of 1,024 and 256.
 ASK = """
     cu = Driver()
     image = open(PATH, "rb").read()
@@ -43,7 +43,7 @@ ASK = """
             for block in (1024, 256)
         ]
         statuses = [cu.launch_status(kernel, where, block=block) for block in (1024, 256)]
-        print(cu.number("cuFuncGetAttribute", 4, kernel), *statuses, *resident)
+        print(*(cu.number("cuFuncGetAttribute", a, kernel) for a in (4, 0)), *statuses, *resident)
     cu.cuCtxSynchronize()
 """
 
@@ -54,11 +54,22 @@ def ask(path: Path, hostile: bool, limit: int = 0, cc: str = "9.0") -> list[list
     return [list(map(int, line.split())) for line in lines]
 
 
+def most_threads(registers: int, available: int = 65536) -> int:
+    return min(1024, available // ((registers * 32 + 255) // 256 * 256) // 4 * 4 * 32)
+
+
 def told(registers: int) -> list[int]:
     """What a driver tells about a kernel, by the rules of cuda_occupancy.h."""
     per_warp = (registers * 32 + 255) // 256 * 256
     fits = per_warp * 32 <= 65536
-    return [registers, 0 if fits else 701, 0, 65536 // per_warp // 32, 16384 // per_warp * 4 // 8]
+    return [
+        registers,
+        most_threads(registers),
+        0 if fits else 701,
+        0,
+        65536 // per_warp // 32,
+        16384 // per_warp * 4 // 8,
+    ]
 
 
 @pytest.mark.every(2)
@@ -86,7 +97,12 @@ def test_only_ptx_is_estimated(tmp_path: Path) -> None:
     path = build(tmp_path / "ptx.fatbin", PTX_75)
     estimate = ask(path, True)[0][0]
     assert 64 < estimate < 128
-    assert ask(path, False)[0] == [estimate, 0, *told(estimate)[2:]]  # an estimate does not refuse the block
+    assert ask(path, False)[0] == [
+        estimate,
+        most_threads(estimate, 65536 // 2 * 3),
+        0,
+        *told(estimate)[3:],
+    ]  # an estimate does not refuse the block
     assert ask(path, True)[0] == told(estimate)
 
 

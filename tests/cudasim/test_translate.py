@@ -17,6 +17,7 @@ from cudasim.translate.liveness import estimated_registers
 from cudasim.translate.program import SPLIT_LINES, TranslatedModule
 from gpubpf.errors import PtxError
 from gpubpf.ptx.parser import parse
+from gpubpf_sass import need
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 
@@ -479,3 +480,55 @@ def test_code_with_probes_is_compiled_at_a_lower_level(
         with pytest.raises(CompilerError):
             compile_c(text, str(tmp_path / "out.so"))
     assert seen == ["-O2", "-O1"]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "accepted"),
+    [
+        ("st.global.u32 [c], %r1", False),
+        ("st.u32 [c], %r1", False),
+        ("st.const.u32 [c], %r1", False),
+        ("st.const.u32 [%rd1], %r1", False),
+        ("atom.add.u32 %r1, [c], 1", False),
+        ("red.global.add.u32 [c], 1", False),
+        ("ld.global.u32 %r1, [c]", False),
+        ("ld.u32 %r1, [c]", False),
+        ("ld.const.u32 %r1, [g]", False),
+        ("ld.global.u32 %r1, [s]", False),
+        ("st.shared.u32 [g], %r1", False),
+        ("ld.const.u32 %r1, [c]", True),
+        ("ld.u32 %r1, [g]", True),
+        ("st.u32 [s], %r1", True),
+        ("atom.shared::cta.add.u32 %r1, [s], 1", True),
+        ("mov.u64 %rd1, c; st.global.u32 [%rd1], %r1", True),
+    ],
+)
+def test_the_space_of_an_instruction_is_that_of_its_variable(
+    instruction: str, accepted: bool, tmp_path: Path
+) -> None:
+    text = f""".version 8.0
+.target sm_80
+.address_size 64
+.const .u32 c; .global .u32 g; .shared .u32 s;
+.visible .entry k() {{ .reg .b32 %r<2>; .reg .b64 %rd<2>; {instruction}; ret; }}"""
+    (tmp_path / "k.ptx").write_text(text)
+    command = [need("ptxas"), "-arch=sm_80", "-o", tmp_path / "k.cubin", tmp_path / "k.ptx"]
+    assert (subprocess.run(command, capture_output=True).returncode == 0) == accepted
+    if accepted:
+        TranslatedModule(parse(text))
+    else:
+        with pytest.raises(PtxError, match="State space"):
+            TranslatedModule(parse(text))
+
+
+def test_values_that_live_within_a_block_count_as_registers() -> None:
+    def registers(values: int) -> int:
+        loads = "".join(f"ld.global.u32 %x{n}, [%a+{4 * n}];" for n in range(values))
+        stores = "".join(f"st.global.u32 [%a+{4 * n}], %x{values - 1 - n};" for n in range(values))
+        text = f""".version 8.0
+.target sm_75
+.address_size 64
+.visible .entry k(.param .u64 p) {{ .reg .b64 %a; .reg .b32 %x<{values}>; ld.param.u64 %a, [p]; {loads} {stores} ret; }}"""
+        return estimated_registers(TranslatedModule(parse(text)).codes["k"].blocks)
+
+    assert registers(8) <= 16 and 96 <= registers(96) <= 112

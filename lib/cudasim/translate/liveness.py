@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from .block import Block
 from .scope import Register
@@ -50,11 +50,38 @@ def mark_live(blocks: list[Block], results: Collection[Register]) -> None:
 
 
 def estimated_registers(blocks: list[Block]) -> int:
-    """Return an estimate of the 32-bit registers per thread: the most that are live between blocks, plus a few."""
+    """Return an estimate of the 32-bit registers per thread: the most that are live at once, plus a few, in steps of 8.
+
+    docs/tools/cudasim.md compares it with ptxas.
+    """
     free = _rematerializable(blocks)
-    kept = ({r for r in b.live_in if r.width} - free for b in blocks)
-    most = max(sum(max(1, (r.width + 3) // 4) for r in live) for live in kept)
-    return min(255, (most + 10 + 7) // 8 * 8)
+    most = max(_most_live(block, free) for block in blocks)
+    return min(255, (most + 4 + 7) // 8 * 8)
+
+
+def _most_live(block: Block, free: set[Register]) -> int:
+    """Return the most 32-bit registers that are live at once in a block, without those in `free`."""
+    live: set[Register] = set()
+    now = most = 0
+
+    def use(registers: Iterable[Register]) -> None:
+        nonlocal now, most
+        new = {r for r in registers if r.width} - free - live
+        live.update(new)
+        now += sum(_words(r) for r in new)
+        most = max(most, now)
+
+    use(block.live_out)
+    for code in (block.head, *reversed(block.codes)):
+        if code is not None:
+            now -= sum(_words(r) for r in code.defs & live)
+            live.difference_update(code.defs)
+            use(code.uses)
+    return most
+
+
+def _words(register: Register) -> int:
+    return (register.width + 3) // 4
 
 
 def computed_again(blocks: list[Block], kept: set[Register]) -> dict[Register, Code]:

@@ -26,7 +26,7 @@ from .function import SLOT, FunctionCode, kernel_parameters
 from .liveness import estimated_registers
 from .outline import PREFIX, outline
 from .render import render
-from .scope import Storage
+from .scope import Storage, key_of_lifted, lifted
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
 # A module with more lines of C is compiled in parts, each when a kernel that needs it is launched; and how many lines a part has. The
@@ -97,15 +97,21 @@ class TranslatedModule:
             self._variable(variable, variable.name)
         for function in self.module.functions.values():
             if function.defined:
-                for statement in function.body or ():
-                    if isinstance(statement, Variable) and statement.space in ("shared", "global", "const"):
-                        self._variable(statement, f"{function.name}\0{statement.name}")
+                for number, variable in enumerate(lifted(function.body or ())):
+                    self._variable(variable, key_of_lifted(function.name, number))
 
     def _variable(self, variable: Variable, key: str) -> None:
         if variable.space in ("global", "const"):
             if variable.type in ("texref", "surfref", "samplerref"):
                 return  # using it is an error, declaring it is not
-            self.scope[key] = Storage("global", key, len(self.variables), variable.size, variable.alignment)
+            self.scope[key] = Storage(
+                "global",
+                key,
+                len(self.variables),
+                variable.size,
+                variable.alignment,
+                variable.space == "const",
+            )
             self.variables.append(variable)
         elif variable.space == "shared":
             if variable.size > MOST_SHARED:

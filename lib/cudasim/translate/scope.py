@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.access import named_space
 from gpubpf.ptx.module import (
     Address,
     Close,
@@ -27,6 +27,7 @@ _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 # Instructions that take one address of any space; modifiers that name a space, or a form for which `memory.space_at` is asked.
 _GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "wmma"})
 _SPACES = frozenset({"global", "shared", "local", "const", "param", "async", "bulk"})
+_READING = frozenset({"ld", "ldu"})
 MOST_VECTORS = 4096  # in one declaration
 _BAD = re.compile(r"[^A-Za-z0-9_]")
 
@@ -53,6 +54,7 @@ class Storage:
     index: int
     size: int
     align: int
+    constant: bool = False  # .const
 
 
 @dataclass(slots=True)
@@ -64,6 +66,18 @@ class Scope:
     vectors: dict[str, Vector] = field(default_factory=dict)  # vector registers and their elements
     labels: dict[str, int] = field(default_factory=dict)  # name → label number
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # .branchtargets
+
+
+def lifted(statements: Iterable[Statement]) -> Iterator[Variable]:
+    """Yield the variables of a body whose storage belongs to the module, whatever block declares them."""
+    for statement in statements:
+        if isinstance(statement, Variable) and statement.space in ("shared", "global", "const"):
+            yield statement
+
+
+def key_of_lifted(function: str, number: int) -> str:
+    """Return the key of a function's `number`th lifted variable in the scope of the module. No name in PTX contains it."""
+    return f"{function}\0{number}"
 
 
 def c_name(name: str, suffix: str = "") -> str:
@@ -87,6 +101,7 @@ class Names:
         self.injected: set[int] = set()
         self.omitted: dict[int, int] = {}
         self._numbers = 0
+        self._lifted = 0  # variables of the module that were declared so far
         self._identifiers: set[str] = set()
 
     # -- declaring
@@ -119,7 +134,10 @@ class Names:
         elif variable.space == "param":
             self.declare_parameter(scope, variable)
         elif variable.space in ("shared", "global", "const"):
-            pass  # lifted to module scope by the layout
+            storage = self.module.get(key_of_lifted(self.function.name, self._lifted))
+            self._lifted += 1
+            if storage is not None:
+                scope.storages[variable.name] = storage
         else:
             raise PtxError(f"PTX line {variable.line}: .{variable.space} variables are not supported")
 
@@ -179,7 +197,7 @@ class Names:
             if (found := at.storages.get(name)) is not None:
                 return found
             at = at.parent
-        return self.module.get(f"{self.function.name}\0{name}") or self.module.get(name)
+        return self.module.get(name)
 
     def label(self, scope: Scope, name: str, line: int) -> int:
         at: Scope | None = scope
@@ -198,24 +216,28 @@ class Names:
         raise PtxError(f"PTX line {line}: {name} is not a list of branch targets")
 
     def in_named_space(self, scope: Scope, i: PtxInstruction) -> PtxInstruction:
-        """Return an instruction whose address names a variable with the variable's space, as ptxas takes it."""
+        """Return an instruction whose address names a variable with the variable's space, as ptxas takes it. Raises PtxError."""
         if i.opcode not in _GENERIC or not i.modifiers:
             return i
-        if not _SPACES.isdisjoint(m.split("::")[0] for m in i.modifiers):
-            return i
-
+        given = next((m for m in (m.split("::")[0] for m in i.modifiers) if m in _SPACES), "")
+        if given == "const" and i.opcode not in _READING:
+            raise PtxError(f"PTX line {i.line}: State space incorrect for instruction '{i.opcode}'")
         address = next((o for o in i.operands if isinstance(o, Address)), None)
         space = self.named_space(scope, address)
-        return replace(i, modifiers=(*i.modifiers[:-1], space, i.modifiers[-1])) if space else i
+        if given in ("async", "bulk") or not space:
+            return i
+        if space != (given or space) or (space == "const" and not given):
+            raise PtxError(f"PTX line {i.line}: State space mismatch between '{i.opcode}' and its address")
+        return i if given else replace(i, modifiers=(*i.modifiers[:-1], space, i.modifiers[-1]))
 
     def named_space(self, scope: Scope, address: Operand | None) -> str:
-        """Return the space of the variable that an address names; "" if it names none."""
-
-        def declared_in(name: str) -> str:
-            found = None if self.register(scope, name) is not None else self.storage(scope, name)
-            return found.kind if found is not None else ""
-
-        return named_space(address, declared_in) if isinstance(address, Address) else ""
+        """Return the space of the variable that an address names; "" if it names none, or a parameter."""
+        if not isinstance(address, Address) or address.base is None or self.register(scope, address.base):
+            return ""
+        found = self.storage(scope, address.base)
+        if found is None or found.kind in ("kernel", "frame"):
+            return ""
+        return "const" if found.constant else found.kind
 
     def vector(self, scope: Scope, operand: Operand) -> Operand:
         """Return the vector of a vector register's elements instead of the register; any other operand as it is."""

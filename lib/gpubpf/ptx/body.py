@@ -122,8 +122,7 @@ class Body:
         self.carry = live_carry(self.flow)
         self.products = products_before(self.flow, self.carry) if at(*DIVIDING) and not self.at_result else {}
         self.later = {index for products in self.products.values() for index in products}
-        self.local = {v.name for v in (*function.parameters, *function.returns)}
-        self.local.update(s.name for s in self.flow.body if isinstance(s, Variable) and s.count is None)
+        self.signature = {v.name for v in (*function.parameters, *function.returns)}
         self.addresses = 0
         self.alike = Alike()
         # Statements are identified by their index in the body.
@@ -693,7 +692,7 @@ class Body:
                 raise Refusal(f"PTX line {self.flow.body[index].line}: {operand} is not an address")
         if base is None:
             return [f"mov.b64 {into}, {offset};"]
-        if self._is_in_table(base):
+        if self._is_in_table(index, base):
             start = f"ld.const.b64 {into}, [{TABLE}+{self.variables.offset(base)}];"
         else:
             declared = self._declaration(index, base)
@@ -861,41 +860,46 @@ class Body:
         """Return the instruction, rewritten so that it accesses module variables through the table."""
         instruction = self.flow.instruction(index)
         loads: list[Statement] = []
-        operands = tuple(self._operand(o, loads) for o in instruction.operands)
+        operands = tuple(self._operand(index, o, loads) for o in instruction.operands)
         return [
             *loads,
             dataclasses.replace(instruction, modifiers=_modifiers(instruction), operands=operands),
         ]
 
-    def _operand(self, operand: Operand, loads: list[Statement]) -> Operand:
+    def _operand(self, index: int, operand: Operand, loads: list[Statement]) -> Operand:
         match operand:
             case Name():
-                if operand.name in self.plan.module.functions and operand.name not in self.local:
+                if operand.name in self.plan.module.functions and not self._is_hidden(index, operand.name):
                     if operand.offset:
                         raise Refusal(f"an address inside of {operand.name}")
                     return Name(self._function(operand.name, loads))
-                if not self._is_in_table(operand.name):
+                if not self._is_in_table(index, operand.name):
                     return operand
                 return Name(self._load_address(operand.name, loads, operand.offset))
             case Address():
-                coordinates = tuple(self._operand(o, loads) for o in operand.coordinates)
+                coordinates = tuple(self._operand(index, o, loads) for o in operand.coordinates)
                 base = operand.base
-                if base is not None and self._is_in_table(base):
+                if base is not None and self._is_in_table(index, base):
                     base = self._load_address(base, loads)
                 return dataclasses.replace(operand, base=base, coordinates=coordinates)
             case Vector():
-                return Vector(tuple(self._operand(o, loads) for o in operand.items))
+                return Vector(tuple(self._operand(index, o, loads) for o in operand.items))
             case Group():
-                return Group(tuple(self._operand(o, loads) for o in operand.items))
+                return Group(tuple(self._operand(index, o, loads) for o in operand.items))
             case Pair():
-                return Pair(self._operand(operand.first, loads), self._operand(operand.second, loads))
+                first, second = (self._operand(index, o, loads) for o in (operand.first, operand.second))
+                return Pair(first, second)
             case Not() | Immediate():
                 return operand
 
-    def _is_in_table(self, name: str) -> bool:
+    def _is_hidden(self, index: int, name: str) -> bool:
+        """Return whether a name of the module means something of the function at a statement."""
+        return name in self.signature or self._declaration(index, name) is not None
+
+    def _is_in_table(self, index: int, name: str) -> bool:
         """Return whether a name is a module variable that is accessed through the table. Note other module variables as kept."""
         variable = self.plan.module.variables.get(name)
-        if variable is None or name in self.local:
+        if variable is None or self._is_hidden(index, name):
             return False
         if variable.space not in ("global", "const"):
             self.variables.kept.add(name)

@@ -29,7 +29,7 @@ from .indirect import (
     is_table,
     shape_of,
 )
-from .module import Function, Module, PtxInstruction, Variable
+from .module import Close, Function, Module, Open, PtxInstruction, Variable
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,20 @@ def references(function: Function, module: Module) -> References:
     body = function.body or ()
     followed = {found.call: found.shape for found in indirect_calls(body).values()}
     shapes: Counter[Shape] = Counter()
-    local = {v.name for v in (*function.parameters, *function.returns)}
-    local.update(s.name for s in body if isinstance(s, Variable) and s.count is None)
+    scopes = [
+        {v.name for v in (*function.parameters, *function.returns)}
+    ]  # from the outermost block to that of the statement
+
+    def is_local(name: str) -> bool:
+        return any(name in declared for declared in scopes)
+
     for index, statement in enumerate(body):
+        if isinstance(statement, Open):
+            scopes.append(set())
+        elif isinstance(statement, Close):
+            scopes.pop()
+        elif isinstance(statement, Variable) and statement.count is None:
+            scopes[-1].add(statement.name)
         if not isinstance(statement, PtxInstruction):
             continue
         if statement.opcode not in OPCODES:
@@ -76,12 +87,12 @@ def references(function: Function, module: Module) -> References:
         if statement.opcode == "call":
             if index in followed:
                 shapes[followed[index]] += 1
-            elif target is None or target in local or target not in module.functions:
+            elif target is None or is_local(target) or target not in module.functions:
                 indirect = True
             else:
                 calls.add(target)
         for name in find_names(statement.operands):
-            if name in local or name == target:
+            if name == target or is_local(name):
                 continue
             if name in module.variables:
                 variables.add(name)

@@ -29,10 +29,9 @@ def common_bits(function: Function, variables: Collection[str] = ()) -> dict[str
 
     variables: the variables of the module, whose addresses are the same in all lanes.
     """
-    names = {
-        *variables,
-        *(s.name for s in function.body or () if isinstance(s, Variable) and s.space != "reg"),
-    }
+    declared = [s for s in function.body or () if isinstance(s, Variable)]
+    registers = {s.name for s in declared if s.space == "reg"}  # these may hide variables
+    names = {*variables, *(s.name for s in declared if s.space != "reg")} - registers
     found = dict.fromkeys(_UNIFORM_REGISTERS | names, UNIFORM)
     parameters = {p.name for p in function.parameters} if function.kind == "entry" else set()
     writes = _writes(function)

@@ -166,6 +166,16 @@ __global__ void variables(int *p)
     p[3] = calls_so_far++;
 }
 
+__device__ int hidden = 40;
+__global__ void hides(int *p)
+{
+    int local, shared;
+    asm volatile("{ .local .u32 hidden; st.local.u32 [hidden], 1; ld.local.u32 %0, [hidden]; }" : "=r"(local));
+    asm volatile("{ .shared .u32 hidden; st.shared.u32 [hidden], 2; ld.shared.u32 %0, [hidden]; }" : "=r"(shared));
+    hidden += local + shared;
+    p[0] = hidden;
+}
+
 __global__ void prints(int n)
 {
     printf("thread %d of %s: %s %f\n", threadIdx.x, "a literal", message, 1.5 * n);

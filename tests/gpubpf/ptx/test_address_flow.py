@@ -72,6 +72,7 @@ def test_other_local_objects(body: str) -> None:
         "{ .param .b64 q; { st.param.b64 [q], %rd3; } call keeps, (q); ld.param.b64 %rd7, [q]; }",
         "add.s64 %rd7, %rd4, 0xFFFFFFFFFFFFFFF4; ld.u32 %r2, [%rd7]; st.global.u32 [%rd8], %r2;",
         "setp.ne.s64 %p1, %rd3, 1;",
+        "{ .reg .b64 depot; mov.b64 depot, %rd8; st.u64 [depot], %rd3; }",
     ],
     ids=[
         "stored",
@@ -90,7 +91,7 @@ def test_other_local_objects(body: str) -> None:
             "alloca",
             "the end of an array",
         ),
-        *("read back", "a part before", "compared"),
+        *("read back", "a part before", "compared", "hidden"),
     ],
 )
 def test_addresses_that_may_leave(body: str) -> None:

@@ -45,6 +45,8 @@ def bits(body: str, name: str) -> int:
         ("mov.u32 %r1, 0; { .reg .b32 %r1; mov.u32 %r1, %tid.x; }", 0),
         ("mov.b64 {%r1, %r2}, 5;", 0),
         ("add.cc.u32 %r1, 1, 2;", 0),
+        (".reg .b32 tile; mov.u32 tile, %tid.x; mov.u32 %r1, tile;", 0),  # hides the variable
+        (".reg .b32 tile; mov.u32 tile, %tid.x; add.u32 tile, tile, 1; mov.u32 %r1, tile;", 0),
     ],
 )
 def test_of_one_register(body: str, expected: int) -> None:

@@ -44,6 +44,7 @@ LAUNCHES: dict[str, tuple[int, int, int, list[str | bytes]]] = {
     "_Z22earlyReturnThenBarrierPii": (1, 64, 0, ["ints", number(40)]),
     "_Z9histogramPKhi": (2, 32, 0, ["bytes", number(1000)]),
     "_Z9variablesPi": (1, 1, 0, ["ints"]),
+    "_Z5hidesPi": (1, 1, 0, ["ints"]),
     "_Z10localTablePii": (1, 4, 0, ["ints", number(9)]),
     "_Z8switchesPii": (1, 1, 0, ["ints", number(4)]),
     "_Z15exitsByAssemblyPii": (1, 4, 0, ["ints", number(3)]),

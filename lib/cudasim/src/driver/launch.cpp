@@ -72,10 +72,7 @@ CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &con
         (block.x != kernel.reqntid[0] || block.y != kernel.reqntid[1] || block.z != kernel.reqntid[2]))
         return CUDA_ERROR_INVALID_VALUE;
     if (block.count() > static_cast<uint64_t>(max_threads(function))) return CUDA_ERROR_INVALID_VALUE;
-    // With an estimated number of registers, the limit is strict in hostile mode only.
-    const bool strict = config().hostile || function.registers.known;
-    if (block_registers(function, static_cast<int>(block.count())) >
-        (strict ? kRegisters : kRegisters / 2 * 3))
+    if (block.count() > static_cast<uint64_t>(most_threads_to_launch(function)))
         return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
     size_t dynamic_limit = function.max_dynamic_shared >= 0 ? static_cast<size_t>(function.max_dynamic_shared)
                                                             : size_t{kSharedPerBlock};

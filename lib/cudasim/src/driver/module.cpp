@@ -162,7 +162,7 @@ CUresult find_global(const std::shared_ptr<Module> &module, const char *name, bo
 CUresult get_attribute(const Function &function, CUfunction_attribute attribute, int *value) {
     const cudasim::Kernel &kernel = function.kernel();
     switch (static_cast<int>(attribute)) {
-        case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = max_threads(function); break;
+        case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = most_threads_to_launch(function); break;
         case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = static_cast<int>(kernel.static_shared); break;
         case CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES: {
             uint64_t bytes = 0;
@@ -359,6 +359,14 @@ int max_threads(const Function &function) {
 int block_registers(const Function &function, int block) {
     const int warps = (block + 31) / 32;
     return registers_per_warp(function) * ((warps + kParts - 1) / kParts * kParts);
+}
+
+// With an estimated number of registers, the limit is strict in hostile mode only.
+int most_threads_to_launch(const Function &function) {
+    const bool strict = config().hostile || function.registers.known;
+    const int registers = strict ? kRegisters : kRegisters / 2 * 3;
+    const int warps = registers / registers_per_warp(function) / kParts * kParts;
+    return std::min(max_threads(function), warps * 32);
 }
 
 int occupancy(const Function &function, int block, size_t dynamic_shared) {
