@@ -167,7 +167,7 @@ def test_hot_addresses(program: str, addresses: int, share: str) -> None:
     if addresses == 256:  # 64 blocks that add up first would update an address more often
         assert "add up" not in text
     elif addresses > 1:
-        assert f"updates only {addresses} addresses 8,192 times: add up in shared memory" in text
+        assert f"updates only {addresses} addresses 8,192 times: combine those of a block" in text
     else:
         assert "reduce within the warp" in text
 
@@ -186,7 +186,8 @@ def test_more_addresses_than_there_is_room_for_are_unknown(program: str) -> None
 def test_strides_along_the_rows_of_a_block(program: str) -> None:
     found = site(program, "store", "swapped")
     assert (found["pattern"], found["patterns"]) == ("stride 256", {"stride": 2048})
-    assert "stride 256: neighbouring lanes are 1,024 bytes apart" in told(program, "swapped")
+    assert "stride 256: lanes next to each other in x are 1,024 bytes apart" in told(program, "swapped")
+    assert "each other in y are closer: swap x and y" in told(program, "swapped")
     assert site(program, "store", "straight")["pattern"] == "unit"
 
 

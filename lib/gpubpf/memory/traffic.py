@@ -114,6 +114,11 @@ class SiteTraffic:
         return found[0] if found else "unit" if self.space == "local" else "broadcast"
 
     @property
+    def mostly_strided(self) -> bool:
+        """Whether most requests of several lanes have a stride."""
+        return 4 * self.patterns[STRIDED] > 3 * (self.requests - self.patterns[SINGLE])
+
+    @property
     def of_one_lane(self) -> bool:
         """Whether only one lane took part in each request. Then `pattern` says nothing."""
         return self.accesses == self.requests
@@ -140,6 +145,13 @@ class SiteTraffic:
     def conflicts(self) -> int:
         """Turns that the banks of shared memory took beyond one per phase."""
         return max(0, self.ways - self.phases)
+
+    @property
+    def cost(self) -> int:
+        """What puts the worst first: wasted bytes. A turn of the banks counts as the bytes that it could move, and an update that
+        waits for another of the same request as a sector."""
+        waits = 0 if self.distinct is None else max(0, self.accesses - self.distinct)
+        return self.wasted + BANKS * self.conflicts + self.warp.sector * waits
 
     @property
     def moved(self) -> int:
@@ -235,8 +247,8 @@ class KernelTraffic:
         return sum(site.wasted for site in self.sites)
 
     @property
-    def conflicts(self) -> int:
-        return sum(site.conflicts for site in self.sites)
+    def cost(self) -> int:
+        return sum(site.cost for site in self.sites)
 
     def share(self, sites: Iterable[SiteTraffic]) -> float:
         """Return the share of these sites in the kernel's traffic, from 0 to 1.
@@ -301,7 +313,7 @@ class Traffic:
         self._sampled_before: dict[KernelKey, Sample] = {}
 
     def read(self, session: Session, since_last: bool) -> list[KernelTraffic]:
-        """Return the traffic of each kernel, most wasted bytes first. `since_last`: only since the last call.
+        """Return the traffic of each kernel, the worst first. `since_last`: only since the last call.
 
         Reads those of MAPS that the session's programs use."""
         arrays: dict[KernelKey, dict[str, dict[int, list[np.ndarray[Any, Any]]]]] = {}
@@ -347,9 +359,7 @@ class Traffic:
                         samples.get(key),
                     )
                 )
-        return sorted(
-            kernels, key=lambda kernel: (-kernel.wasted, -kernel.conflicts, -sum(kernel.moved.values()))
-        )
+        return sorted(kernels, key=lambda kernel: (-kernel.cost, -sum(kernel.moved.values())))
 
     def _sites(
         self, session: Session, instance: Instance, builds: Collection[int]

@@ -30,11 +30,15 @@ _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
 _MANY_UPDATES = 32  # updates of one address from which on the report mentions them
 _SHIFTED = 1.05  # ratio from which on the report mentions accesses that start inside a sector
+_LITTLE_WASTE = 0.05  # share of the moved bytes up to which the report does not mention wasted ones
 _SCATTERED = 0.25  # share of the moved bytes that are used, up to which gathered lanes get advice; rows of a small tile use more
 _GATHERED = {
     "load": "load whole rows and pick in shared memory",
     "store": "collect in shared memory and store whole rows",
 }
+_SHARED_SECTORS = (
+    0.75  # sectors of strided lanes, compared with separate rows, up to which rows of the block share sectors
+)
 _MANY_LOADS = 1000  # requests from which on the report mentions loads of a loop that waits
 _POLLS = re.compile(r"ld\.(?:volatile|acquire|relaxed|mmio)\b")
 # Atomics, also AMD's, that lanes cannot do for each other.
@@ -124,6 +128,9 @@ class SiteGroup:
         if first.of_one_lane:
             return "one lane"
         whole = first.space != "shared" and self.sum("sectors") == self.sum("least")
+        whole = (
+            whole and first.site.kind != "atomic"
+        )  # where lanes share addresses, that many sectors are a coincidence
         return "rows" if first.pattern == "gather" and whole else first.pattern
 
     def cells(self, share: float, mixed: bool = False) -> dict[str, str]:
@@ -214,7 +221,7 @@ def lines(
     yield ""
     said: dict[str, list[str]] = {}  # each advice with its places
     for where, sites in _advised(shown):
-        if text := advice(sites):
+        if text := advice(sites, kernel.sites):
             said.setdefault(text, []).append(where)
     for text, (place, *others) in said.items():
         yield from table.wrap(f"{place} {text}{_also(others)}")
@@ -235,7 +242,7 @@ def _table(rows: Sequence[dict[str, str]], lanes: int, verbose: bool, owners: Ma
 
 
 def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
-    """Return the rows of a kernel's table: most wasted bytes first, then most moved bytes."""
+    """Return the rows of a kernel's table: the worst first, then most moved bytes."""
     found: dict[tuple[Any, ...], list[SiteTraffic]] = {}
     for one in sites:
         place = (one.site.source, one.site.source_line) if one.site.source else one.site.number
@@ -245,14 +252,7 @@ def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
     for first, *more in found.values():
         where = f"{files[first.site.source]}:{first.site.source_line}" if first.site.source else first.where
         made.append(SiteGroup(where, (first, *more)))
-    return sorted(
-        made,
-        key=lambda row: (
-            -row.wasted - BANKS * row.sum("conflicts"),
-            -row.sum("moved"),
-            row.sites[0].site.number,
-        ),
-    )
+    return sorted(made, key=lambda row: (-row.sum("cost"), -row.sum("moved"), row.sites[0].site.number))
 
 
 def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:
@@ -277,15 +277,17 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
             why = ""
         space = "global and local memory: " if shared else ""
         yield f"{space}asked for {size(asked)}, moved {size(moved)}{why}"
-    if len(rows) > 1 and device and device[0].wasted:
-        whole = sum(row.wasted for row in device)
-        share = f"{100 * device[0].wasted / whole:.0f} % of {size(kernel.estimated(whole))}"
-        yield f"{device[0].where} wastes the most: {share}"
+    most = max(device, key=lambda row: row.wasted, default=None)
+    whole = sum(row.wasted for row in device)
+    if most is not None and len(rows) > 1 and whole > _LITTLE_WASTE * sum(row.sum("moved") for row in device):
+        share = f"{100 * most.wasted / whole:.0f} % of {size(kernel.estimated(whole))}"
+        yield f"{most.where} wastes the most: {share}"
     phases = sum(row.sum("phases") for row in shared)
     if phases and (times := f"{sum(row.sum('ways') for row in shared) / phases:.2f}") != "1.00":
         yield f"shared memory takes {times} times as long as without bank conflicts"
         if len(rows) > 1:
-            yield f"{shared[0].where} loses the most in shared memory: {_bank_conflicts(shared[0].sites)}"
+            worst = max(shared, key=lambda row: row.sum("conflicts"))
+            yield f"{worst.where} loses the most in shared memory: {_bank_conflicts(worst.sites)}"
     yield from _contention(rows)
     yield from _idle_lanes(kernel, rows)
     yield from _polling(rows)
@@ -329,6 +331,9 @@ def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:
 def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     """Yield a sentence about the place with the most idle lanes between active ones, if such lanes are a quarter of all lanes."""
     scattered = [row for row in rows if 2 * row.sum("gaps") > row.sum("requests") and not row.of_leaders]
+    scattered = [
+        row for row in scattered if row.sites[0].site.kind != "atomic"
+    ]  # the fewer lanes update, the better
     worst = max(scattered, key=lambda row: row.idle, default=None)
     requests = sum(site.requests for site in kernel.sites)
     if worst is not None and 4 * sum(row.idle for row in scattered) >= kernel.warp.lanes * requests:
@@ -362,8 +367,11 @@ def _also(places: Sequence[str]) -> str:
     return f" (also {', '.join(texts)})" if texts else ""
 
 
-def advice(sites: Sequence[SiteTraffic]) -> str | None:
-    """Return what the copies of one place do, and how to improve it; None if no advice is certain, or nothing is wasted."""
+def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> str | None:
+    """Return what the copies of one place do, and how to improve it; None if no advice is certain, or nothing is wasted.
+
+    others: the sites of the kernel, which may show that these load the neighbours of other elements.
+    """
     first = sites[0]
     begin = _DOES[first.site.kind]
     contention = max(site.contention for site in sites)
@@ -386,22 +394,42 @@ def advice(sites: Sequence[SiteTraffic]) -> str | None:
         return f"{begin} local memory at offsets that differ by lane: index the array with constants, or keep it in shared memory"
     used = sum(site.bytes for site in sites) / sum(site.sectors for site in sites)
     moved = f"{used:.0f} of every {first.warp.sector} bytes moved are used"
-    if first.stride is not None and abs(first.stride) > 1 and first.pattern.startswith("stride"):
+    strided = all(site.stride == first.stride and site.mostly_strided for site in sites)
+    if strided and first.stride is not None and abs(first.stride) > 1:
         steps = " or ".join(
             f"{abs(first.stride) * width:,}" for width in sorted({site.width for site in sites})
         )
-        return (
-            f"{begin} memory with stride {first.stride}: neighbouring lanes are {steps} bytes apart, so {moved}; let"
-            " neighbouring lanes access neighbouring elements"
-        )
+        what = f"{begin} memory with stride {first.stride}: lanes next to each other in x are {steps} bytes apart"
+        return f"{what}, so {moved}; {_stride_advice(sites, others)}"
     gathered = 2 * sum(site.patterns[GATHER] for site in sites) > sum(site.requests for site in sites)
     if gathered and first.site.kind in _GATHERED and used <= first.warp.sector * _SCATTERED:
         return f"{begin} scattered addresses: {moved}; sort the indices, or {_GATHERED[first.site.kind]}"
     # Of the neighbours that a stencil loads, some are aligned; then the others cannot be.
-    if first.pattern == "unit" and all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites):
+    aligned = first.site.kind == "load" and any(
+        _is_aligned_load(one) and one.width == first.width for one in others
+    )
+    starts_inside = all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites)
+    if first.pattern == "unit" and starts_inside and not aligned:
         sector = f"{first.warp.sector}-byte sector: align the array, or pad its rows"
         return f"{begin} neighbouring elements, but starts inside a {sector}"
     return None
+
+
+def _stride_advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic]) -> str:
+    if not all(map(_shares_sectors_in_y, sites)):
+        return "let them access neighbouring elements"
+    along_x = any(one.pattern == "unit" and one.space == "global" for one in others)  # as in a transpose
+    return f"those next to each other in y are closer: {'go through a tile in shared memory' if along_x else 'swap x and y'}"
+
+
+def _is_aligned_load(site: SiteTraffic) -> bool:
+    return site.site.kind == "load" and site.pattern == "unit" and not site.patterns[SHIFTED]
+
+
+def _shares_sectors_in_y(site: SiteTraffic) -> bool:
+    """Return whether strided lanes touch clearly fewer sectors than if each row of the block (along x) were alone."""
+    alone = site.accesses * min(1.0, abs(site.stride or 0) * site.width / site.warp.sector)
+    return site.sectors < _SHARED_SECTORS * alone
 
 
 def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
@@ -416,7 +444,7 @@ def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
     if most.hottest <= most.blocks:
         return None  # blocks that added up first would update the address as often
     few = "one address" if most.addresses == 1 else f"only {most.addresses:,} addresses"
-    return f"{begin} {few} {most.total:,} times: add up in shared memory or registers, then update once for each block"
+    return f"{begin} {few} {most.total:,} times: combine those of a block in shared memory or registers, then update once"
 
 
 def _advised(rows: Sequence[SiteGroup]) -> list[tuple[str, list[SiteTraffic]]]:

@@ -456,7 +456,11 @@ def test_what_moved_is_more_or_less_than_what_was_asked_for():
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (found({STRIDED: 1}, steps=32, squares=1024, sectors=32), "stride 8: neighbouring lanes are 32 bytes apart, so 4 of every 32"),
+        (found({STRIDED: 1}, steps=32, squares=1024, sectors=32), "stride 8: lanes next to each other in x are 32 bytes apart, so 4"),
+        (found({STRIDED: 8}, steps=8 * 1024, squares=8 * 1024**2, sectors=128), "each other in y are closer: swap x and y"),
+        (found({STRIDED: 7, GATHER: 1}, steps=7 * 1024, squares=7 * 1024**2, sectors=128), "swap x and y"),
+        (found({STRIDED: 8}, steps=8 * 1024, squares=8 * 1024**2, sectors=256), "let them access neighbouring elements"),
+        (found({STRIDED: 8}, steps=8 * 16, squares=8 * 16**2, sectors=128), "let them access neighbouring elements"),
         (found({STRIDED: 1}, steps=8, squares=64, sectors=8), "16 of every 32 bytes"),
         (found({PART + STRIDED: 1}, steps=8, squares=64, accesses=12, least=2, sectors=4), "12 of every 32 bytes"),
         (found({SHIFTED: 1}), "align"),
@@ -489,6 +493,33 @@ def test_advice_where_it_is_certain(one, said):
     assert said in text if said else text is None
 
 
+def test_neighbours_that_a_stencil_loads_are_not_misaligned():
+    """Those beside an element start inside a sector if the element does not. A store has no such neighbour."""
+    beside, element = found({SHIFTED: 4}), found({UNIT: 4})
+    assert "align" in str(traffic_text.advice([beside], [beside]))
+    assert traffic_text.advice([beside], [beside, element]) is None
+    store = found({SHIFTED: 4}, at=site(kind="store"))
+    assert "align" in str(traffic_text.advice([store], [store, element]))
+
+
+def test_x_and_y_are_not_swapped_in_a_transpose():
+    store = found({STRIDED: 8}, at=site(kind="store"), steps=8 * 1024, squares=8 * 1024**2, sectors=128)
+    load = found({UNIT: 8}, at=site(1))
+    assert "swap x and y" in str(traffic_text.advice([store], [store]))
+    assert "go through a tile in shared memory" in str(traffic_text.advice([store], [store, load]))
+
+
+def test_findings_are_not_about_little():
+    much, little = (found({STRIDED: 1}, steps=32, squares=1024, sectors=n) for n in (32, 5))
+    other = found({UNIT: 25})
+    assert any(
+        "wastes the most" in s
+        for s in traffic_text.findings(kernel(much, other), traffic_text.group_sites([much, other]))
+    )
+    text = list(traffic_text.findings(kernel(little, other), traffic_text.group_sites([little, other])))
+    assert not any("wastes" in sentence for sentence in text)
+
+
 def test_files_of_the_same_name_and_long_names_are_told_apart():
     names = (
         "/x/one/util.cuh",
@@ -509,7 +540,7 @@ def test_files_of_the_same_name_and_long_names_are_told_apart():
 def test_the_steps_of_several_widths_are_all_said():
     narrow = found({STRIDED: 1}, steps=8, squares=64, sectors=8)
     wide = found({STRIDED: 1}, at=site(1, width=8), steps=16, squares=256, sectors=16)
-    assert "neighbouring lanes are 8 or 16 bytes apart" in str(traffic_text.advice([narrow, wide]))
+    assert "lanes next to each other in x are 8 or 16 bytes apart" in str(traffic_text.advice([narrow, wide]))
 
 
 def test_a_ratio_of_one_is_no_finding():
@@ -657,14 +688,14 @@ def test_hot_addresses_cost_and_the_ratio_does_not_hide_it():
     assert "a request updates 4 addresses for 32 lanes; up to 8 lanes of a warp update the same" in text
     assert "32,000 updates of 32 addresses, the hottest 1,000 times (3.1 %)" in text
     assert rows[0].cells(1)["RATIO"] == ""
-    assert "updates only 32 addresses 32,000 times: add up in shared memory" in str(
+    assert "updates only 32 addresses 32,000 times: combine those of a block" in str(
         traffic_text.advice([some])
     )
     once = traffic.site_traffic(some.site, "global", cell({SINGLE: 2048}), Updates({0: 2048}))
     assert traffic_text.advice([once]) is None  # blocks may have added up already
     assert traffic_text.advice([updated(32, 1000, blocks=1000)]) is None  # each block once
     copies = [updated(32, 500, number, blocks=999) for number in range(2)]
-    assert "32,000 times: add up in shared memory" in str(traffic_text.advice(copies))
+    assert "32,000 times: combine those" in str(traffic_text.advice(copies))
     text = "\n".join(traffic_text.findings(kernel(many), traffic_text.group_sites([many])))
     assert "at once" not in text and "of 256 addresses, the hottest 125 times (0.4 %)" in text
     assert traffic_text.advice([updated(20_000, 40)]) is None
