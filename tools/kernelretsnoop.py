@@ -43,7 +43,7 @@ EXAMPLES = """examples:
 PROGRAM = r"""
 #include <gpubpf.h>
 
-#define LAUNCHES 8      /* the latest launches of a kernel and shape, which are kept apart: in slots */
+#define LAUNCHES 8      /* slots, which keep the latest launches of a kernel and shape apart; see slot_of */
 #define SHARDS 8        /* of the lateness, so that multiprocessors do not all wait for the same words */
 #define LINES 256       /* of 32 words: likewise for the warps that left together. A line for each multiprocessor */
 #define BINS 1024       /* of a histogram; each power of two has 32 */
@@ -63,6 +63,12 @@ GPU_KERNEL_ARRAY(lateness, struct late, SHARDS * GPU_LANES); /* [shard][lane] */
 GPU_RINGBUF(exits, struct record, 16384);
 GPU_KERNEL_ARRAY(groups, u64, 1024);             /* with sampling: cycles late, by lane and group of blocks: group << 5 | lane */
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
+
+/* Kernels that a loop launches in turn have numbers that are as far apart as there are kernels: these must not share a slot. */
+static inline int slot_of(u64 number) {
+    u32 low = number;
+    return (low ^ low >> 3) & (LAUNCHES - 1);
+}
 
 static inline struct late *late_of(u32 lane) {
     int here = gpu_sm() % SHARDS * GPU_LANES + (lane & (GPU_LANES - 1));
@@ -97,7 +103,7 @@ static inline void count_exit(void) {
 static inline struct round *round_of(u64 number) {
     int key = 0;
     struct block *block = blocks.lookup(&key);
-    return block ? &block->rounds[number & (LAUNCHES - 1)] : 0;
+    return block ? &block->rounds[slot_of(number)] : 0;
 }
 
 static inline void look(struct round *round, u64 number) {  /* in the first warp of a block: relates the clock to the timer */
@@ -113,7 +119,7 @@ static inline void look(struct round *round, u64 number) {  /* in the first warp
 static inline void leave(u64 *first, u64 number, u64 site, u64 now, gpu_mask leaving, int chosen, int sampled) {
     u64 launch = number << BITS, earlier = launch | (~now & CLOCK);
     u32 lane = gpu_lane();
-    int slot = number & (LAUNCHES - 1);
+    int slot = slot_of(number);
     struct rest *rest = rests.lookup(&slot);
     if (!rest)
         return;
@@ -167,7 +173,7 @@ int on_exit(struct gpu_exit *ctx) {
     int line = gpu_sm() % LINES * 32;
     u64 *counts = wholes.lookup(&line);          /* before the clock, so that ptxas can do it while the kernel's loads are under way */
     u64 now = gpu_clock(), number = ctx->launch; /* in this order: in a graph, the number is loaded from GPU memory */
-    int slot = number & (LAUNCHES - 1);
+    int slot = slot_of(number);
     u64 *first = firsts.lookup(&slot);
     gpu_mask leaving = gpu_active();
     if (first && !whole(leaving)) {
@@ -182,7 +188,7 @@ int on_exit(struct gpu_exit *ctx) {
 static inline int leave_chosen(int sampled, struct gpu_exit *ctx) {
     u64 now = gpu_clock(), number = ctx->launch;
     gpu_mask leaving = gpu_active();
-    int key = 0, slot = number & (LAUNCHES - 1);
+    int key = 0, slot = slot_of(number);
     struct gpu_filter *filtered = filter.lookup(&key);
     u64 *first = firsts.lookup(&slot);
     int chosen = filtered && gpu_selected(filtered);

@@ -61,7 +61,7 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
     # The mean lateness of a lane that is the latest of every warp is the mean time from first to last exits.
     regular = apart is not None and most >= ALWAYS * apart.mean
     late, early = _parted(lanes)
-    if late and (said := _late_lanes(late, early, apart, regular, word, source)):
+    if late and (said := _late_lanes(report, late, early, apart, regular, source)):
         return [said]
     if max(most, apart.above()[1] if apart else 0.0) < LEAST:
         return [f"{who} exit less than {LEAST} ns apart (mean; at most {duration(latest)})"]
@@ -102,11 +102,11 @@ def _parted(lanes: list[LaneReport]) -> tuple[list[LaneReport], list[LaneReport]
 
 
 def _late_lanes(
+    report: ExitReport,
     late: list[LaneReport],
     early: list[LaneReport],
     apart: Distribution | None,
     regular: bool,
-    word: str,
     source: Callable[[int], str | None],
 ) -> str | None:
     """Return ``in 1 of 16 warps, lane 13 exits 340 ns after the rest of its warp``; nothing if the others often are as late, or the
@@ -114,6 +114,7 @@ def _late_lanes(
 
     apart: the times from the first exit of a warp to its last; None: unknown. regular: a lane always is the latest.
     """
+    word = report.shape.warp_word
     before = float(np.mean([lane.late.mean for lane in early]))
     half = (before + min(lane.late.mean for lane in late)) / 2
     limit = min(half, max(lane.late.max for lane in early))
@@ -126,7 +127,8 @@ def _late_lanes(
     everywhere = counts == [lane.late.count for lane in late]
     # If first and last exits are apart in no other warps, all these lanes are late in the same ones.
     same = len(late) == 1 or everywhere or (apart is not None and {*counts} == {apart.above(limit)[0]})
-    few, when = (early, "before") if same and len(early) < len(late) else (late, "after")
+    usual = not everywhere and _end_with_others(report, max(counts) if same else None, min(means) - before)
+    few, when = (early, "before") if usual or (same and len(early) < len(late)) else (late, "after")
     who, several = _named(few)
     exits, rest = ("exit", "their") if several else ("exits", "its")
     low, high = duration(min(means) - before), duration(max(means) - before)
@@ -138,9 +140,32 @@ def _late_lanes(
     at = f", at {ways.pop()}" if len(ways) == 1 and when == "after" else ""
     said = f"{who} {exits} {time} {when} the rest of {rest} {word}{uneven}{at}"
     warps = max(lane.late.count for lane in (*early, *late))  # not every warp may have all lanes
+    if usual:
+        share = f"in {_range(counts)} of {table.count(warps, word)}{_which(report)}"
+        return f"{share}, {said}; the rest exits with other {word}s"
     if everywhere or same:
-        return said if everywhere else _share(counts[0], warps, word) + said
+        return said if everywhere else _share(counts[0], warps, word, _which(report)) + said
     return f"{said}, each in {_range(counts)} of {table.count(warps, word)}"
+
+
+def _end_with_others(report: ExitReport, times: int | None, late: float) -> bool:
+    """Return whether lanes that are late in so many warps end with other warps, or with blocks that have no such lanes: the rest of
+    their warp left early, as at a bounds check. None: they are late in an unknown number of warps."""
+    if 2 * report.left_early > report.parted.total():
+        return True
+    return (
+        times is not None
+        and times < report.block.count
+        and report.grid.count > 0
+        and report.grid.max < late / 2
+    )
+
+
+def _which(report: ExitReport) -> str:
+    """Return which warp of a block it is whose lanes exit apart; nothing if it is not always the same."""
+    (warp, times), *_ = [*report.parted.most_common(1), (0, 0)]
+    always = 0 < times >= ALWAYS * report.parted.total() and report.shape.warps > 1
+    return f" ({report.shape.warp_word} {warp} of a block)" if always else ""
 
 
 def _warps(report: ExitReport) -> list[str]:
@@ -202,9 +227,9 @@ def _uneven(mean: float, worst: float, after: str = "") -> str:
     return f" (mean; at most {duration(worst)}{after})" if worst > 1.1 * mean else ""
 
 
-def _share(times: int, of: int, noun: str) -> str:
+def _share(times: int, of: int, noun: str, which: str = "") -> str:
     """Return ``in 1 of 16 warps, `` at the beginning of a sentence; nothing if it is about all."""
-    return "" if times >= of else f"in {times:,} of {table.count(of, noun)}, "
+    return "" if times >= of else f"in {times:,} of {table.count(of, noun)}{which}, "
 
 
 def _range(numbers: Sequence[int]) -> str:

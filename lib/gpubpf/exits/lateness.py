@@ -31,6 +31,7 @@ from gpubpf.show.table import duration
 BINS = 1024
 LARGEST = 2**36 - 1  # larger values count as this
 NOWHERE = 0xFFFF  # stands for a site number that does not fit into 16 bits
+APART = 32  # cycles from the first to the last exit of a warp from which on its lanes exit apart
 ROUNDS = 8  # launches of one kernel and shape that the maps keep apart
 CLOCK_BITS = 36
 CLOCK_MASK = (1 << CLOCK_BITS) - 1
@@ -265,6 +266,8 @@ class Exits:
     grid, tail    of each complete launch, ns
     complete      the number of complete launches
     last_warp     how often a warp exited later than all others of its block
+    parted        how often the lanes of a warp exited apart, by the warp's number in its block
+    left_early    how often these lanes exited before those of other warps, and the rest of the warp with them
     last_block    how often a block finished later than all others of its grid
     alone         how much later, ns, summed by block
     sm            by multiprocessor: time from its last exit to the end of the launch (ns, summed), number of launches
@@ -280,6 +283,8 @@ class Exits:
     tail: BinnedValues = field(default_factory=BinnedValues)
     complete: int = 0
     last_warp: Counter[int] = field(default_factory=Counter)
+    parted: Counter[int] = field(default_factory=Counter)
+    left_early: int = 0
     last_block: Counter[int] = field(default_factory=Counter)
     alone: Counter[int] = field(default_factory=Counter)
     sm: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -300,6 +305,12 @@ class Exits:
         self.block.add(last - earliest, who)
         alone = ((latest == last[:, None]).sum(axis=1) == 1) & (last > earliest)
         self.last_warp.update(who[alone].tolist())
+        parted = there & (late > APART)
+        self.parted.update(np.nonzero(parted)[1].tolist())
+        # The last exits of warps whose lanes exit together, compared with those of the others.
+        whole = there & (2 * late < late.max(axis=1, initial=0)[:, None])
+        usual = np.where(whole, first + late, np.iinfo(np.int64).min).max(axis=1)
+        self.left_early += int((parted & (usual[:, None] > first + late // 2)).sum())
 
     def add_launch(self, block: np.ndarray, end: np.ndarray, sm: np.ndarray, error: float = 0.0) -> None:
         """Add a complete launch with at least one block: each block's number, last exit (ns) and multiprocessor."""
@@ -478,6 +489,8 @@ class ExitReport:
     complete: int
     lost: int
     last_warp: Counter[int]
+    parted: Counter[int]
+    left_early: int
     last_block: Counter[int]
     alone: Counter[int]
     sm: dict[int, tuple[float, int]]
@@ -556,6 +569,8 @@ class ExitReport:
             exits.complete,
             int(late.lost.sum()),
             exits.last_warp,
+            exits.parted,
+            exits.left_early,
             exits.last_block,
             exits.alone,
             exits.sm,

@@ -179,7 +179,9 @@ def test_times_that_are_shown_as_0_ns_are_no_finding() -> None:
     ]
     assert "the warps" not in said(both(shape, 32 * (thread < 32)))  # warp 0 of 64 blocks: 0.5 ns
     assert "in 1 of 64 blocks, the warps exit within 64 ns" in said(both(shape, 64 * (thread < 32)))
-    assert said(both(shape, 128 * (thread == 3))).startswith("in 1 of 128 warps, lane 3 exits 128 ns after")
+    assert said(both(shape, 128 * (thread == 3))).startswith(
+        "in 1 of 128 warps (warp 0 of a block), lane 3 exits 128 ns after"
+    )
 
 
 def test_lanes_that_are_late_in_different_numbers_of_warps() -> None:
@@ -249,12 +251,33 @@ def test_a_lane_that_is_late_in_few_warps(base: int) -> None:
     thread = np.arange(shape.threads)
     time = base * (thread % 32 >= 8)
     found = both(shape, time + 340 * (thread == 13), 4)
-    assert said(found).startswith("in 1 of 16 warps, lane 13 exits 3")
+    assert said(found).startswith("in 1 of 16 warps (warp 0 of a block), lane 13 exits 3")
     assert said(found).splitlines()[0].endswith(" ns after the rest of its warp, at scale.cu:17")
     found = both(shape, time + 340 * (thread // 32 % 4 == 1) * (thread % 32 >= 28))
-    assert said(found).startswith("in 4 of 16 warps, lanes 28 to 31 exit 3")
+    assert said(found).startswith("in 4 of 16 warps (warp 1 of a block), lanes 28 to 31 exit 3")
     found = both(shape, 340 * (thread // 32 == 2) * (thread % 32 != 5))
     assert said(found).startswith("in 1 of 16 warps, lane 5 exits 340 ns before the rest of its warp\n")
+
+
+def test_lanes_that_end_with_all_others_are_not_late() -> None:
+    """At a bounds check, most lanes of one warp leave early. The others take as long as all other warps."""
+    shape = Shape((4, 1, 1), (128, 1, 1))
+    thread = np.arange(shape.threads)
+    leaves = thread > 3 * 128 + 4
+    found = both(shape, 900 * ~leaves)
+    assert said(found).startswith(
+        "in 1 of 16 warps (warp 0 of a block), lanes 5 to 31 exit 900 ns before the rest of their warp;"
+    )
+    # Blocks that end at different times: the last one's other warps take as long as these lanes.
+    found = both(shape, 900 * (thread <= 3 * 128 + 100) + 500 * (thread // 128))
+    assert said(found).startswith(
+        "in 1 of 16 warps (warp 3 of a block), lanes 5 to 31 exit 900 ns before the rest of their warp;"
+    )
+    # The same lanes, in a block that ends later than the others.
+    found = both(shape, 900 * (thread // 128 == 3) * (thread % 128 < 5))
+    assert said(found).startswith(
+        "in 1 of 16 warps (warp 0 of a block), lanes 0 to 4 exit 900 ns after the rest of their warp"
+    )
 
 
 def test_lanes_that_are_late_in_different_warps() -> None:
