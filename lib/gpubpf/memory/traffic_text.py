@@ -273,6 +273,8 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
         why = f"; contiguous lanes would move {size(kernel.warp.sector * least)} ({total['ratio']:.2f}x)"
         if moved < asked:
             why = "; lanes share addresses"
+        elif 1 <= total["ratio"] < _SHIFTED and moved > _SHIFTED * asked:
+            why = "; requests of few lanes move whole sectors"
         elif total["ratio"] < 1:  # some lanes share addresses, others are few and move whole sectors
             why = ""
         space = "global and local memory: " if shared else ""
@@ -290,6 +292,7 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
             yield f"{worst.where} loses the most in shared memory: {_bank_conflicts(worst.sites)}"
     yield from _contention(rows)
     yield from _idle_lanes(kernel, rows)
+    yield from _one_lane(rows)
     yield from _polling(rows)
     if kernel.unknown:
         yield f"left out: {table.count(kernel.estimated(kernel.unknown), 'request')} at unknown sites"
@@ -314,7 +317,7 @@ def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:
     waiting = max(atomics, key=lambda row: row.sum("accesses") - row.sum("distinct"), default=None)
     counted = [(row, row.updates) for row in atomics]
     hot, most = max(counted, key=lambda pair: pair[1].hottest if pair[1] else 0, default=(None, None))
-    if waiting is not None and waiting.contention > 1:
+    if waiting is not None and waiting.sum("distinct") < (1 - _LITTLE_WASTE) * waiting.sum("accesses"):
         addresses, lanes = (
             f"{mean:.1f}".removesuffix(".0") for mean in (waiting.distinct or 0, waiting.lanes)
         )
@@ -344,12 +347,30 @@ def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[st
         )
 
 
+def _one_lane(rows: Sequence[SiteGroup]) -> Iterator[str]:
+    """Yield a sentence about the place with most requests of one lane, if such requests are most of all. One thread may wait
+    for others, or add for others, but not so often."""
+    alone = [
+        row
+        for row in rows
+        if row.sites[0].of_one_lane and row.sites[0].site.kind != "atomic" and not _may_poll(row)
+    ]
+    requests, of_one = (sum(row.sum("requests") for row in some) for some in (rows, alone))
+    if of_one >= max(_MANY_LOADS, requests / 2):
+        most = max(alone, key=lambda row: row.sum("requests"))
+        share = f"{100 * of_one / requests:.0f} % of all requests"
+        yield f"{most.where}: {share} are by one lane alone; let the lanes of a {most.sites[0].warp.word} share the work"
+
+
+def _may_poll(row: SiteGroup) -> bool:
+    return all(site.pattern == "broadcast" and _POLLS.match(site.site.opcode) for site in row.sites)
+
+
 def _polling(rows: Sequence[SiteGroup]) -> Iterator[str]:
     """Yield a sentence about the place with most of the requests, if they may be those of a loop that waits for other threads."""
     requests = sum(row.sum("requests") for row in rows)
     for row in rows:
-        polls = all(site.pattern == "broadcast" and _POLLS.match(site.site.opcode) for site in row.sites)
-        if polls and row.sum("requests") >= max(_MANY_LOADS, requests / 2):
+        if _may_poll(row) and row.sum("requests") >= max(_MANY_LOADS, requests / 2):
             share = f"{100 * row.sum('requests') / requests:.0f} % of all requests"
             opcode = ".".join(row.sites[0].site.opcode.split(".")[:2])
             yield f"{row.where}: {share} are {opcode} of one address; perhaps a loop waits for other threads there"
@@ -410,8 +431,8 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
     )
     starts_inside = all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites)
     if first.pattern == "unit" and starts_inside and not aligned:
-        sector = f"{first.warp.sector}-byte sector: align the array, or pad its rows"
-        return f"{begin} neighbouring elements, but starts inside a {sector}"
+        start = f"{first.warp.word}s start inside a {first.warp.sector}-byte sector: align the array, its rows and the blocks"
+        return f"{begin} neighbouring elements, but {start}"
     return None
 
 

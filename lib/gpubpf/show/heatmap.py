@@ -222,6 +222,7 @@ class _NamedHeat:
             ("reads", "writes"),
             tuple(rows),
             caption,
+            binary=True,
         )
 
 

@@ -56,7 +56,7 @@ def shorten(full: str) -> str:
 def fitted(texts: Iterable[str], width: int) -> dict[str, str]:
     """Return each of some printable names as it is shown in `width` columns. Different names look different.
 
-    If a name is too long, it and the names that differ from it in types and arguments only lose what does not tell them
+    If a name is too long, it and the names that differ from it in namespaces, types and arguments lose what does not tell them
     apart: the return type, then parameters, template arguments that all of them have, namespaces, and other arguments. If that
     is not enough, long arguments are shortened in the same way. Then the name in front of them is cut, or else the whole loses
     its middle. Those that would then look the same show the part where they differ, or end with a hash.
@@ -66,7 +66,7 @@ def fitted(texts: Iterable[str], width: int) -> dict[str, str]:
         return shown
     alike: dict[str, list[str]] = {}
     for text in shown:
-        alike.setdefault("".join(_named(text).texts), []).append(text)
+        alike.setdefault("".join(_last_part(_named(text)).texts), []).append(text)
     labels = dict(shown)
     for some in alike.values():
         fewer = _by_steps(some, width, _DROPS)

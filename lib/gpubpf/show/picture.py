@@ -7,6 +7,7 @@ Matplotlib is loaded only here, as it takes a while.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ PLAIN = 3.0  # inches of a chart with one band
 DOTS_PER_INCH = 120
 # From yellow to dark blue: as steady without colours, and for those who do not see all of them.
 SCALE = "cividis_r"
+MARGIN = 0.01  # of the span, beside the first and the last mark
 FEW = 60  # columns; fewer are drawn as marks, because a column may be narrower than a pixel of a screen
 _FIGURE: Any = {
     "svg.fonttype": "none",  # text stays text
@@ -60,6 +62,7 @@ class Chart:
     counted   what the scale says
     series    names of the parts that are drawn side by side; one: no name is drawn
     caption   what the chart leaves out; may be empty
+    binary    places are numbers of bytes, so that marks belong at powers of two
     """
 
     title: str
@@ -71,6 +74,7 @@ class Chart:
     series: tuple[str, ...]
     bands: tuple[Rows, ...]
     caption: str = ""
+    binary: bool = False
 
     @property
     def height(self) -> float:
@@ -137,7 +141,7 @@ def _figure(charts: Sequence[Chart]) -> Any:
 
 def _draw(part: SubFigure, chart: Chart) -> None:
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator
+    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MultipleLocator
 
     most = max((int(band.counts.max(initial=0)) for band in chart.bands), default=0)
     norm = LogNorm(1, max(most, 2))
@@ -156,6 +160,8 @@ def _draw(part: SubFigure, chart: Chart) -> None:
             drawn = _band(one, band.counts[:, :, number], chart.span, band.first, band.last, norm)
             one.yaxis.set_major_formatter(FuncFormatter(lambda value, _: chart.place(value)))
             one.set_ylim(band.last, band.first)
+            if chart.binary:
+                one.yaxis.set_major_locator(MultipleLocator(_binary_step(band.last - band.first)))
             if len(chart.bands) > 1:
                 one.set_yticks([band.first, band.last])
         if band.label:
@@ -165,7 +171,7 @@ def _draw(part: SubFigure, chart: Chart) -> None:
         axes[0][number].annotate(name, (0.5, 1), xycoords="axes fraction", **above)
     unit, size = _unit(chart.span)
     for one in axes[-1]:
-        one.set_xlim(0, max(chart.span, 1))
+        one.set_xlim(-MARGIN * chart.span, max((1 + MARGIN) * chart.span, 1))
         one.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g} {unit}"))
         one.set_xlabel(chart.time)
     if chart.places:
@@ -182,6 +188,11 @@ def _draw(part: SubFigure, chart: Chart) -> None:
         part.supxlabel(chart.caption, x=0.01, ha="left", fontsize=9)
 
 
+def _binary_step(length: float) -> float:
+    """Return the power of two that divides a length into 3 to 6 steps."""
+    return 2.0 ** math.ceil(math.log2(max(length, 1) / 6))
+
+
 def _band(one: Axes, counts: np.ndarray, span: int, first: float, last: float, norm: Any) -> Any:
     """Draw counts [rows, columns]; return what a scale can be made of."""
     rows, columns = counts.shape
@@ -191,9 +202,17 @@ def _band(one: Axes, counts: np.ndarray, span: int, first: float, last: float, n
         row, column = row[order], column[order]
         x = (column + 0.5) * span / columns
         y = first + (row + 0.5) * (last - first) / rows
-        size = min(36.0, max(4.0, (72 * PLAIN / rows) ** 2))
+        size = min(36.0, max(16.0, (72 * PLAIN / rows) ** 2))
         return one.scatter(
-            x, y, size, counts[row, column], marker="s", cmap=SCALE, norm=norm, linewidths=0, rasterized=True
+            x,
+            y,
+            size,
+            counts[row, column],
+            marker="s",
+            cmap=SCALE,
+            norm=norm,
+            linewidths=0,
+            rasterized=True,
         )
     shown = np.ma.masked_equal(counts, 0)
     return one.imshow(

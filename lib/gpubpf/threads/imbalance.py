@@ -148,11 +148,11 @@ def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
     return said
 
 
-def findings(found: Groups, what: str) -> list[str]:
+def findings(found: Groups, what: str, sampled: bool = False) -> list[str]:
     """Return up to three sentences about which threads or groups do more or less than the others.
 
     For threads, they name blocks, lanes or warps if these account for nearly all of the difference. For other groups, they name the
-    groups themselves. `what`: the unit of work in the plural.
+    groups themselves. `what`: the unit of work in the plural. sampled: there may be others that were not measured.
     """
     by, work = found.shape.word(found.by), found.work.astype(np.float64)
     if len(work) and not found.runs.any():
@@ -173,7 +173,8 @@ def findings(found: Groups, what: str) -> list[str]:
     more = float(work.max()) / float(work.mean()) - 1
     even = f"the work is even: the busiest {by} did {_percent(more)} more than the mean"
     if not more:
-        return [f"the work is even: every {by} did the same ({counted(int(found.work[0]), what)})"]
+        who = f"every {'sampled ' if sampled else ''}{by}"
+        return [f"the work is even: {who} did the same ({counted(int(found.work[0]), what)})"]
     if not far.any():
         return [even]
     if 2 * len(others) < len(each):  # most groups are far off: name the two extremes

@@ -274,7 +274,7 @@ def _section(
         f"grid {grid}, block {block_dim}; {owners.name(instance)}",
         f"{table.count(counts.launches, 'launch')}, {table.count(counts.wanted, f'{selected}thread')}",
         *_of_sample(counts, len(threads), what),
-        *imbalance.findings(groups, what),
+        *imbalance.findings(groups, what, sampled=counts.sampled is not None),
     ]
     if groups.mean:
         if instance.waits and what in OF_LOOPS and imbalance.is_uneven(groups):

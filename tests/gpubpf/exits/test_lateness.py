@@ -256,7 +256,9 @@ def test_a_lane_that_is_late_in_few_warps(base: int) -> None:
     found = both(shape, time + 340 * (thread // 32 % 4 == 1) * (thread % 32 >= 28))
     assert said(found).startswith("in 4 of 16 warps (warp 1 of a block), lanes 28 to 31 exit 3")
     found = both(shape, 340 * (thread // 32 == 2) * (thread % 32 != 5))
-    assert said(found).startswith("in 1 of 16 warps, lane 5 exits 340 ns before the rest of its warp\n")
+    assert said(found).startswith(
+        "in 1 of 16 warps (warp 2 of a block), lane 5 exits 340 ns before the rest of its warp\n"
+    )
 
 
 def test_lanes_that_end_with_all_others_are_not_late() -> None:

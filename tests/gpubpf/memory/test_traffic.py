@@ -509,6 +509,23 @@ def test_x_and_y_are_not_swapped_in_a_transpose():
     assert "go through a tile in shared memory" in str(traffic_text.advice([store], [store, load]))
 
 
+def test_one_lane_that_works_for_all():
+    other = found({UNIT: 300})
+
+    def said(one):
+        rows = traffic_text.group_sites([one, other])
+        return [s for s in traffic_text.findings(kernel(one, other), rows) if "one lane alone" in s]
+
+    (sentence,) = said(found({SINGLE: 2700}, at=site(1)))
+    assert (
+        sentence
+        == "app.cu:12: 90 % of all requests are by one lane alone; let the lanes of a warp share the work"
+    )
+    assert not said(found({SINGLE: 900}, at=site(1)))  # perhaps one for each block
+    assert not said(found({SINGLE: 2700}, at=site(1, kind="atomic", opcode="atom.global.add.u32")))
+    assert not said(found({SINGLE: 2700}, at=site(1, opcode="ld.volatile.global.u32")))  # waits for others
+
+
 def test_findings_are_not_about_little():
     much, little = (found({STRIDED: 1}, steps=32, squares=1024, sectors=n) for n in (32, 5))
     other = found({UNIT: 25})
@@ -580,8 +597,8 @@ def test_the_same_advice_is_given_once():
     text = " ".join(" ".join(traffic_text.lines(kernel(shifted, stored, *others), "k", False)).split())
     assert text.count("32-byte sector") == 2
     assert "app.cu:12 loads from neighbouring elements" in text
-    assert "pad its rows (also app.cu:14, 17, other.cu:12, PTX line 40)" in text
-    assert text.rstrip().endswith("pad its rows")
+    assert "and the blocks (also app.cu:14, 17, other.cu:12, PTX line 40)" in text
+    assert text.rstrip().endswith("and the blocks")
 
 
 def test_lanes_have_local_memory_of_their_own():

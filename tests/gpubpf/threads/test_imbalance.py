@@ -12,8 +12,8 @@ def tally(shape, work):
     return np.full(shape.threads, 3, dtype=np.uint64), np.asarray(work, dtype=np.uint64).ravel()
 
 
-def said(shape, work):
-    return findings(group(shape, *tally(shape, work)), "stores")
+def said(shape, work, sampled=False):
+    return findings(group(shape, *tally(shape, work)), "stores", sampled)
 
 
 def test_coordinates_count_x_fastest():
@@ -136,6 +136,7 @@ def test_threads_of_a_kernel_that_failed_did_not_finish():
 def test_even_work_is_called_even():
     shape = Shape((1, 1, 1), (5, 1, 1))
     assert said(shape, [7] * 5) == ["the work is even: every thread did the same (7 stores)"]
+    assert "every sampled thread did" in said(shape, [7] * 5, sampled=True)[0]
     assert "even" in said(shape, [200001] * 3 + [200000] * 2)[0]
     assert said(shape, [0] * 5) == ["no thread did any stores"]
     assert said(Shape((1, 1, 1), (1, 1, 1)), [9]) == []  # nothing to compare it with
