@@ -51,6 +51,7 @@ PROGRAM = r"""
 GPU_SITE_ARRAY(global_cells, struct gpu_traffic);  /* global and constant memory */
 GPU_SITE_ARRAY(local_cells, struct gpu_traffic);
 GPU_SITE_ARRAY(shared_cells, struct gpu_shared_traffic);
+GPU_SITE_ARRAY(image_cells, struct gpu_image_traffic);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
 enum kind { PLAIN, BYTES, COPIED, UPDATED };     /* BYTES: of --granule 1; the width of copies varies; atomics update */
@@ -103,6 +104,12 @@ static inline int in_shared(gpu_mask lanes, struct gpu_access *ctx, int kind) {
     return cell ? gpu_add_shared_request(cell, &request) : 0;
 }
 
+static inline int in_image(gpu_mask lanes, struct gpu_access *ctx) {
+    int site = ctx->site;
+    struct gpu_image_traffic *cell = image_cells.lookup(&site);
+    return cell ? gpu_add_image_request(cell, lanes) : 0;
+}
+
 int on_global(struct gpu_access *ctx) { return in_global(0, ctx, PLAIN); }
 int on_copied(struct gpu_access *ctx) { return in_global(0, ctx, COPIED); }
 int on_updated(struct gpu_access *ctx) { return in_global(0, ctx, UPDATED); }
@@ -117,6 +124,7 @@ int on_owned_updated(struct gpu_access *ctx) { return in_covered(0, ctx, UPDATED
 int on_local(struct gpu_access *ctx) { return in_local(0, ctx); }
 int on_shared(struct gpu_access *ctx) { return in_shared(0, ctx, PLAIN); }
 int on_shared_updated(struct gpu_access *ctx) { return in_shared(0, ctx, UPDATED); }
+int on_image(struct gpu_access *ctx) { return in_image(0, ctx); }
 
 /* With --block or --thread: the chosen lanes; 0 in lanes that are not chosen. */
 static inline gpu_mask chosen(void) {
@@ -143,6 +151,7 @@ int on_chosen_owned_updated(struct gpu_access *ctx) { return CHOSEN(in_covered, 
 int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
 int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, PLAIN); }
 int on_chosen_shared_updated(struct gpu_access *ctx) { return CHOSEN(in_shared, UPDATED); }
+int on_chosen_image(struct gpu_access *ctx) { return CHOSEN(in_image); }
 
 /* Bulk copies, in all of these cases. */
 int on_bulk(struct gpu_access *ctx) {
@@ -239,6 +248,7 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
         args.kernel, f"on_{which}shared", kinds=(*moves, "async"), spaces=("shared",), alike=alike
     )
     b.attach_gpu_access(args.kernel, f"on_{which}shared_updated", kinds=("atomic",), spaces=("shared",))
+    b.attach_gpu_access(args.kernel, f"on_{which}image", spaces=("texture", "surface"))
 
 
 def grain_of(b: BPF, args: argparse.Namespace) -> Grain | None:

@@ -37,6 +37,7 @@ int bad(struct gpu_exit *ctx) {
     return 0;
 }
 int host(struct pt_regs *ctx) { return 0; }
+int touches(struct gpu_access *ctx) { cells.increment(ctx->address & 7); return 0; }
 """
 
 
@@ -87,6 +88,10 @@ def test_what_cannot_be_attached():
             "a kind of memory access with a value cannot be 'async'; use one of: load, store, atomic",
         ),
         (lambda: b.attach_gpu_access(spaces=("global", "param")), "a memory space cannot be 'param'"),
+        (
+            lambda: b.attach_gpu_access(fn_name="touches", spaces=("global", "texture")),
+            "touches reads ctx->address, which accesses to textures and surfaces lack",
+        ),
         (lambda: b["missing"], "no map missing"),
         (lambda: b["cells"].set(b""), "is not a parameter"),
         (lambda: b.trace(argparse.Namespace()), "nothing is attached"),

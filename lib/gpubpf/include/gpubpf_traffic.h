@@ -46,6 +46,10 @@ struct gpu_shared_traffic {         /* of shared memory */
     u64 ways_max;
 };
 
+struct gpu_image_traffic {          /* of textures and surfaces, whose addresses are unknown */
+    u64 requests, accesses;
+};
+
 /* A lane's part of a request. */
 struct gpu_request {
     u64 address, width;
@@ -398,6 +402,16 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
         GPUBPF_COUNT(cell->addresses, addresses);
     if (varies || (GPUBPF_BRANCHES && banked && part))
         GPUBPF_COUNT(cell->bytes, asked);
+    return 0;
+}
+
+/* Adds a request of a texture or surface by these lanes; 0: all lanes that run this. Returns 0. */
+static inline int gpu_add_image_request(struct gpu_image_traffic *cell, gpu_mask lanes) {
+    gpu_mask active = lanes ?: gpu_active();
+    if (gpu_first(active)) {
+        GPUBPF_COUNT(cell->requests, 1);
+        GPUBPF_COUNT(cell->accesses, gpu_popcount(active));
+    }
     return 0;
 }
 

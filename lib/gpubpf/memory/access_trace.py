@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf.ebpf.bytecode import KINDS, SPACES
+from gpubpf.ebpf.bytecode import IMAGE_SPACES, KINDS, SPACES
 from gpubpf.memory import access_text
 from gpubpf.memory.access_log import AccessLog
 from gpubpf.show import cli, picture
@@ -99,6 +99,7 @@ int on_record(struct gpu_access *ctx) { return put(WHAT(ctx)); }
 int on_timed_record(struct gpu_access *ctx) { return put_timed(WHAT(ctx)); }
 int on_chosen_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put(WHAT(ctx)) : 0; }
 int on_chosen_timed_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put_timed(WHAT(ctx)) : 0; }
+int on_image(struct gpu_access *ctx) { return 0; }   /* textures and surfaces have no address, but get numbers as in the tables */
 """
 HEATMAP_SPACES = ("global", "const")  # in these spaces, an address identifies a byte of device memory
 MOST_HEATMAPS = 16  # maximum pairs of process and GPU that get a heatmap
@@ -176,6 +177,8 @@ def attach(args: argparse.Namespace, timed: bool) -> BPF:
         fn_name=f"on{'_chosen' if chosen else ''}{'_timed' if timed else ''}_record",
         spaces=HEATMAP_SPACES if only_heatmap else SPACES,
     )
+    if not only_heatmap:
+        b.attach_gpu_access(kernel=args.kernel, fn_name="on_image", spaces=IMAGE_SPACES)
     return b
 
 

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from gpubpf import names
 from gpubpf.agent.definitions import Vendor
 from gpubpf.memory.granularity import Grain
+from gpubpf.memory.traffic import IMAGES
 
 if TYPE_CHECKING:
     from gpubpf.memory.allocations import Allocation
@@ -124,6 +125,7 @@ class CoverageReport:
     full         the table had no room for some pages
     incomplete   allocations may be missing
     partial      kernels may have touched more, in launches, threads or accesses that were not probed
+    images       kernels accessed textures or surfaces, so they may have touched more at addresses that are unknown
     """
 
     allocations: list[AllocationCoverage]
@@ -132,6 +134,7 @@ class CoverageReport:
     full: bool
     incomplete: bool
     partial: bool = False
+    images: bool = False
 
 
 # Fields of the summary that tell of accesses that were not probed.
@@ -182,6 +185,7 @@ class Coverage:
             self._some_threads
             or summary["launches_seen"] - by_runtime != summary["launches_instrumented"]
             or any(map(summary.get, _NOT_SEEN)),
+            session.has_map(IMAGES) and any(i.array["requests"].any() for i in session.instances(IMAGES)),
         )
 
 

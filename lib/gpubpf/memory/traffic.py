@@ -5,7 +5,8 @@
         for site in kernel.sites:
             site.sectors, site.least, site.pattern
 
-The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`. A cell counts requests by pattern: first
+The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`, `image_cells` (textures and surfaces,
+where only requests and lanes are known). Another cell counts requests by pattern: first
 those of all lanes of a warp and of single lanes; from index PART on, all others. For the former, the numbers that follow from the
 width are derived here rather than on the device. docs/memory.md defines all numbers.
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
+from gpubpf.ebpf.bytecode import IMAGE_SPACES
 from gpubpf.ebpf.maps import SAMPLED
 from gpubpf.memory.sampled_part import SUMS, SampledPart
 from gpubpf.memory.updates import Updates, read_updates
@@ -39,20 +41,42 @@ if TYPE_CHECKING:
     Cells = Mapping[str, np.ndarray[Any, Any]]
     KernelKey = tuple[int, int, str]  # process, GPU, kernel
 
-MAPS = {"global_cells": "global", "local_cells": "local", "shared_cells": "shared"}
+IMAGES = "image_cells"
+# The spaces whose accesses a map counts; the first one also stands for those that are only known at run time.
+MAPS = {
+    "global_cells": ("global", "const"),
+    "local_cells": ("local",),
+    "shared_cells": ("shared",),
+    IMAGES: IMAGE_SPACES,
+}
 UPDATED = "global_cells"  # the map of sites whose updates gpubpf_updates.h counts by address
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
 MOST_GROUPS = 32  # maximum groups of sampled blocks or warps: more would hardly improve the standard errors
 SMALL_COPY = 16  # bytes of a bulk copy that each lane of a warp makes: the device counts larger ones, and PTX wants a multiple of 16
 BANKS = 128  # bytes that all banks of shared memory deliver in one turn
 _MODULUS = 1 << 64
+# The JSON fields of a site that follow from addresses.
+_BY_ADDRESS = (
+    *(
+        "sectors",
+        "sectors_least",
+        "ratio",
+        "pattern",
+        "patterns",
+        "strides",
+        "gaps",
+        "bank_ways",
+        "contention_max",
+    ),
+    *("share", "wasted_bytes"),
+)
 
 
 @dataclass(frozen=True)
 class SiteTraffic:
     """The accesses of one site in one memory space. A site whose generic addresses point to several spaces has one for each.
 
-    Sums over all requests, as docs/memory.md defines them:
+    Sums over all requests, as docs/memory.md defines them. What follows from addresses is 0 where `has_addresses` is false.
 
     accesses    active lanes
     bytes       bytes that the lanes asked for
@@ -92,6 +116,16 @@ class SiteTraffic:
     part: SampledPart | None = None
 
     @property
+    def has_addresses(self) -> bool:
+        """Whether the addresses are known, and with them the pattern, sectors and waste: not of textures and surfaces."""
+        return self.space not in IMAGE_SPACES
+
+    @property
+    def in_device_memory(self) -> bool:
+        """Whether the sectors are known: in global, local and constant memory."""
+        return self.has_addresses and self.space != "shared"
+
+    @property
     def ratio(self) -> float:
         """Sectors divided by the fewest possible sectors."""
         return self.sectors / self.least if self.least else 0.0
@@ -103,7 +137,9 @@ class SiteTraffic:
 
     @property
     def pattern(self) -> str:
-        """The pattern of all requests: `broadcast`, `unit`, `stride N`, `gather` or `mixed`."""
+        """The pattern of all requests: `broadcast`, `unit`, `stride N`, `gather` or `mixed`; `-` if it is unknown."""
+        if not self.has_addresses:
+            return "-"
         unit, shifted, broadcast, strided, gather, _ = self.patterns
         by_name = {"unit": unit + shifted, "broadcast": broadcast, "gather": gather}
         found = [name for name, requests in by_name.items() if requests]
@@ -173,8 +209,9 @@ class SiteTraffic:
         if self.phases:
             banks = {"mean": round(self.ways / self.phases, 6), "max": self.ways_max}
         patterns = {name: self.estimated(count) for name, count in self.requests_by_pattern.items()}
-        errors = {} if self.part is None else {"standard_error": self.part.errors()}
-        return {
+        errors = {} if self.part is None else self.part.errors()
+        unknown = () if self.has_addresses else _BY_ADDRESS
+        record = {
             "site": self.site.number,
             "op": self.site.kind,
             "space": self.space,
@@ -197,8 +234,11 @@ class SiteTraffic:
             "hot": self.updates.hottest if self.updates else None,
             "share": round(share, 6),
             "wasted_bytes": None if self.space == "shared" else self.estimated(self.wasted),
-            **errors,
+            **dict.fromkeys(unknown),
         }
+        return record | (
+            {"standard_error": errors | {name: None for name in errors if name in unknown}} if errors else {}
+        )
 
 
 @dataclass(frozen=True)
@@ -270,7 +310,7 @@ class KernelTraffic:
 
     def record(self) -> dict[str, Any]:
         """Return the fields of the kernel's JSON record: sums over global, local and constant memory."""
-        device = [site for site in self.sites if site.space != "shared"]
+        device = [site for site in self.sites if site.in_device_memory]
         sectors, least = sum(site.sectors for site in device), sum(site.least for site in device)
         before, after = self.registers
         sums = {
@@ -291,9 +331,10 @@ class KernelTraffic:
             "launches": self.launches,
             "sites": len(self.sites),
             **sums,
-            "shared_requests": self.estimated(
-                sum(site.requests for site in self.sites if site.space == "shared")
-            ),
+            **{
+                f"{space}_requests": self.estimated(sum(s.requests for s in self.sites if s.space == space))
+                for space in ("shared", *IMAGE_SPACES)
+            },
             "wasted_bytes": self.estimated(self.wasted),
             **sampled,
             "registers": {"before": before, "after": after}
@@ -548,15 +589,13 @@ def decode_cells(
     for name, cells in parts.items():
         if not cells:
             continue
-        requests = cells["requests"].sum(axis=1)
+        requests = cells["requests"].reshape(len(cells["requests"]), -1).sum(axis=1)
         for number in np.flatnonzero(requests).tolist():
             site = sites.get(number)
             if site is None:
                 unknown += int(requests[number])
                 continue
-            space = MAPS[name]
-            if space == "global" and site.space in ("global", "const"):
-                space = site.space
+            space = site.space if site.space in MAPS[name] else MAPS[name][0]
             cell = {field: values[number].tolist() for field, values in cells.items()}
             counted = (
                 updates.get(number) if updates and name == UPDATED and not cell["uncounted_max"] else None
@@ -575,6 +614,11 @@ def site_traffic(
 ) -> SiteTraffic:
     """Return the traffic of one site. The values in `cell` are integers, or lists of integers."""
     width, lanes = site.width, warp.lanes
+    if space in IMAGE_SPACES:
+        requests, accesses = cell["requests"], cell["accesses"]
+        return SiteTraffic(
+            site, space, requests, accesses, accesses * width, 0, 0, (0,) * PART, None, 0, warp=warp
+        )
     whole, part = cell["requests"][:PART], cell["requests"][PART:]
     unit, shifted, broadcast, strided, gather, single = whole
     full = unit + shifted + broadcast + strided + gather  # requests of all lanes

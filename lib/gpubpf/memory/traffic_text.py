@@ -27,6 +27,7 @@ WHERE = 20  # maximum characters of a place in a table
 HEADER = ("WHERE", "OP", "REQUESTS", "+-", "BYTES", "RATIO", "PATTERN", "LANES", "BANKS", "SHARE")
 LEFT = ("WHERE", "OP", "PATTERN")
 _OPS = {"load": "ld", "store": "st", "atomic": "atom", "async": "cp"}
+_GEOMETRY = re.compile(r"a?(?:[123]d(?:ms)?|cube)")
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
 _MANY_UPDATES = 32  # updates of one address from which on the report mentions them
 _SHIFTED = 1.05  # ratio from which on the report mentions accesses that start inside a sector
@@ -127,7 +128,7 @@ class SiteGroup:
         first = self.sites[0]
         if first.of_one_lane:
             return "one lane"
-        whole = first.space != "shared" and self.sum("sectors") == self.sum("least")
+        whole = first.in_device_memory and self.sum("sectors") == self.sum("least")
         whole = (
             whole and first.site.kind != "atomic"
         )  # where lanes share addresses, that many sectors are a coincidence
@@ -137,18 +138,30 @@ class SiteGroup:
         """Return the cells of the row, by column. `mixed`: the table has both kinds of shares (`KernelTraffic.share`)."""
         first, phases = self.sites[0], self.sum("phases")
         shared = first.space == "shared"
+        ratio = (
+            "-" if not first.has_addresses else "" if shared or self.shares_addresses else f"{self.ratio:.2f}"
+        )
+        part = f"{100 * share:.0f} %"
         return {
             "WHERE": self.where,
-            "OP": f"{_OPS[first.site.kind]}.{first.space}",
+            "OP": _operation(first),
             "REQUESTS": number(first.estimated(self.sum("requests"))),
             "+-": self.error,
             "BYTES": size(first.estimated(self.sum("bytes"))),
-            "RATIO": "" if shared or self.shares_addresses else f"{self.ratio:.2f}",
+            "RATIO": ratio,
             "PATTERN": self.pattern,
             "LANES": f"{self.lanes:.1f}".removesuffix(".0"),
             "BANKS": f"{self.sum('ways') / phases:.1f}".removesuffix(".0") if phases else "",
-            "SHARE": f"({100 * share:.0f} %)" if mixed and shared else f"{100 * share:.0f} %",
+            "SHARE": "-" if not first.has_addresses else f"({part})" if mixed and shared else part,
         }
+
+
+def _operation(site: SiteTraffic) -> str:
+    """Return the operation and the memory: `ld.global`; `tex.2d` for textures and surfaces."""
+    if site.has_addresses:
+        return f"{_OPS[site.site.kind]}.{site.space}"
+    name, *modifiers = site.site.opcode.split(".")
+    return ".".join((name, *(m for m in modifiers if _GEOMETRY.fullmatch(m))))
 
 
 def _updates(sites: Sequence[SiteTraffic]) -> Updates | None:
@@ -192,9 +205,10 @@ def _overview(kernels: Sequence[KernelTraffic], labels: Mapping[str, str], owner
         }
         row |= {"MOVED": size(kernel.warp.sector * total["sectors"])}
         ratio = total["ratio"]
-        rows.append(
-            row | {"RATIO": "" if ratio is None else f"{ratio:.2f}", "WASTED": size(total["wasted_bytes"])}
-        )
+        row |= {"RATIO": "" if ratio is None else f"{ratio:.2f}", "WASTED": size(total["wasted_bytes"])}
+        if kernel.sites and not any(site.has_addresses for site in kernel.sites):
+            row |= dict.fromkeys(("ASKED", "MOVED", "RATIO", "WASTED"), "-")
+        rows.append(row)
     return table.within(rows, left=("COMM", "KERNEL"), drop=("REQUESTS",))
 
 
@@ -216,8 +230,9 @@ def lines(
     yield from _table(cells, kernel.warp.lanes, verbose, owners.cells(kernel))
     if mixed:
         yield "SHARE in parentheses: of the time that shared memory takes"
-    if len(rows) > len(shown):
-        yield f"{table.count(len(rows) - len(shown), 'more place')} wasting less; -v shows them"
+    if left := rows[len(shown) :]:
+        less = " wasting less" if all(row.sites[0].has_addresses for row in left) else ""
+        yield f"{table.count(len(left), 'more place')}{less}; -v shows them"
     yield ""
     said: dict[str, list[str]] = {}  # each advice with its places
     for where, sites in _advised(shown):
@@ -242,17 +257,25 @@ def _table(rows: Sequence[dict[str, str]], lanes: int, verbose: bool, owners: Ma
 
 
 def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
-    """Return the rows of a kernel's table: the worst first, then most moved bytes."""
+    """Return the rows of a kernel's table: the worst first, then most moved bytes (of images: bytes in registers)."""
     found: dict[tuple[Any, ...], list[SiteTraffic]] = {}
     for one in sites:
         place = (one.site.source, one.site.source_line) if one.site.source else one.site.number
-        found.setdefault((place, one.site.kind, one.space, one.pattern, one.of_one_lane), []).append(one)
+        found.setdefault((place, _operation(one), one.pattern, one.of_one_lane), []).append(one)
     files = file_names({one.site.source for copies in found.values() for one in copies if one.site.source})
     made = []
     for first, *more in found.values():
         where = f"{files[first.site.source]}:{first.site.source_line}" if first.site.source else first.where
         made.append(SiteGroup(where, (first, *more)))
-    return sorted(made, key=lambda row: (-row.sum("cost"), -row.sum("moved"), row.sites[0].site.number))
+    moved = {True: "moved", False: "bytes"}
+    return sorted(
+        made,
+        key=lambda row: (
+            -row.sum("cost"),
+            -row.sum(moved[row.sites[0].has_addresses]),
+            row.sites[0].site.number,
+        ),
+    )
 
 
 def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:
@@ -267,7 +290,8 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     total = kernel.record()
     yield from _sample(kernel)
     shared = [row for row in rows if row.sites[0].space == "shared"]
-    device = [row for row in rows if row not in shared]
+    device = [row for row in rows if row.sites[0].in_device_memory]
+    images = [row for row in rows if not row.sites[0].has_addresses]
     if least := total["sectors_least"]:
         asked, moved = total["bytes"], kernel.warp.sector * total["sectors"]
         why = f"; contiguous lanes would move {size(kernel.warp.sector * least)} ({total['ratio']:.2f}x)"
@@ -277,13 +301,16 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
             why = "; requests of few lanes move whole sectors"
         elif total["ratio"] < 1:  # some lanes share addresses, others are few and move whole sectors
             why = ""
-        space = "global and local memory: " if shared else ""
+        space = "global and local memory: " if shared or images else ""
         yield f"{space}asked for {size(asked)}, moved {size(moved)}{why}"
     most = max(device, key=lambda row: row.wasted, default=None)
     whole = sum(row.wasted for row in device)
     if most is not None and len(rows) > 1 and whole > _LITTLE_WASTE * sum(row.sum("moved") for row in device):
         share = f"{100 * most.wasted / whole:.0f} % of {size(kernel.estimated(whole))}"
         yield f"{most.where} wastes the most: {share}"
+    if images:
+        asked = kernel.estimated(sum(row.sum("bytes") for row in images))
+        yield f"textures and surfaces: asked for {size(asked)}; addresses, and so sectors and waste, are unknown"
     phases = sum(row.sum("phases") for row in shared)
     if phases and (times := f"{sum(row.sum('ways') for row in shared) / phases:.2f}") != "1.00":
         yield f"shared memory takes {times} times as long as without bank conflicts"
@@ -305,7 +332,7 @@ def _sample(kernel: KernelTraffic) -> Iterator[str]:
     yield kernel.sample.sentence(
         kernel.warp.word if kernel.sample.sampling.unit == "warp" else kernel.sample.sampling.unit
     )
-    part = SampledPart.of([site.part for site in kernel.sites if site.space != "shared"])
+    part = SampledPart.of([site.part for site in kernel.sites if site.in_device_memory])
     if part is not None:
         sectors, ratio = part.estimate("sectors"), part.errors()["ratio"]
         yield f"about {sectors.text('sectors moved')}; ratio +- {'unknown' if ratio is None else f'{ratio:.2f}'}"

@@ -2,6 +2,7 @@
 
     accesses(instruction)       # ld.global.v4.f32 → (Access("load", "global", 16, Address("%rd4")),)
     unprobed(instruction)       # tex.2d.v4.f32… → "tex"
+    image_accesses(instruction) # tex.2d.v4.f32… → (Access("load", "texture", 16, …),)
 
 Covers PTX ISA 9.0, chapter 9.7 (ld … tcgen05). `flow.counted` defines loads, stores and atomics. A copy (cp.async, cp.async.bulk,
 cp.reduce.async.bulk) is two accesses: its source and its destination. Parameters do not count as memory, nor do mbarriers, which
@@ -38,7 +39,7 @@ class Access:
     """One memory access of each lane that executes an instruction with a true predicate.
 
     kind     one of bytecode.KINDS; "async" is either end of a copy
-    space    one of bytecode.SPACES, or "generic": the address space is known only at run time
+    space    one of bytecode.SPACES or IMAGE_SPACES, or "generic": the address space is known only at run time
     width    bytes per lane, all elements of a vector together; 0 if `size` gives them
     address  as written in the instruction: an address of the space, with 32 or 64 bits
     size     a register or number: the bytes per lane; for the source of a cp.async, the bytes read (the rest is filled with zeros)
@@ -83,7 +84,15 @@ _NO_DATA = frozenset(
     "applypriority createpolicy cp.async.mbarrier cp.async.bulk.prefetch discard fence mbarrier prefetch prefetchu suq "
     "tcgen05.commit txq".split()
 )
-# Instructions that cannot be probed, by the names that reports use.
+# Accesses to textures and surfaces: kind and space.
+OF_IMAGES = {
+    "tex": ("load", "texture"),
+    "tld4": ("load", "texture"),
+    "suld": ("load", "surface"),
+    "sust": ("store", "surface"),
+    "sured": ("atomic", "surface"),
+}
+# Instructions that cannot be probed, by the names that reports use. Programs that need no address may see those of OF_IMAGES.
 _UNPROBED = (
     "clusterlaunchcontrol.try_cancel cp.async.bulk.tensor cp.reduce.async.bulk.tensor suld sured sust tcgen05.alloc tcgen05.cp "
     "tcgen05.ld tcgen05.mma tcgen05.shift tcgen05.st tensormap.cp_fenceproxy tensormap.replace tex tld4 wgmma.mma_async".split()
@@ -136,6 +145,20 @@ def unprobed(instruction: PtxInstruction) -> str | None:
     bracketed = any(isinstance(o, Address) for o in instruction.operands)
     known = any(is_named(full, name) for name in _NO_DATA)
     return full if bracketed and not known and _read(instruction, _is_predicate) is None else None
+
+
+def image_accesses(instruction: PtxInstruction) -> tuple[Access, ...]:
+    """Return the access of an instruction to a texture or surface, whose address is unknown; () for other instructions.
+
+    The width is that of all elements in registers, which may differ from those in memory.
+    """
+    if instruction.opcode not in OF_IMAGES:
+        return ()
+    kind, space = OF_IMAGES[instruction.opcode]
+    modifiers = instruction.modifiers
+    end = next((n for n, m in enumerate(modifiers, 1) if TYPE.fullmatch(m)), 0)
+    width = _width(modifiers[:end])  # the type of the coordinates may follow
+    return (Access(kind, space, width, Address(None), reads=kind != "store", writes=kind != "load"),)
 
 
 def is_named(full: str, name: str) -> bool:

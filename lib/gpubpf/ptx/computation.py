@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 
 from gpubpf.ebpf.bytecode import FLOAT_OPERATIONS, TYPES
 
-from .access import TYPE, is_named
+from .access import OF_IMAGES, TYPE, is_named
 from .module import Address, Group, Immediate, Name, Not, Operand, Pair, PtxInstruction, Vector
 
 Element = Name | Immediate | Not  # a register, another name, a number, or a negated predicate
@@ -57,8 +57,7 @@ _WITHOUT_RESULT = frozenset(
 _OF_PREDICATE = ("isspacep", "istypep", "setp", "testp")  # return a predicate, whatever their type
 _OF_32_BITS = ("bfind", "clz", "fns", "match", "popc")  # return 32 bits
 _FLOATS = ("f16", "bf16", "f32", "f64")
-# Accesses to textures and surfaces, and how many coordinates they have. Vectors with more elements are filled up (PTX ISA 9.7.10).
-OF_IMAGES = ("tex", "tld4", "suld", "sust", "sured")
+# How many coordinates accesses to textures and surfaces have. Vectors with more elements are filled up (PTX ISA 9.7.10).
 _COORDINATES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 2, "a2d": 3, "cube": 3, "acube": 4, "2dms": 3, "a2dms": 4}
 _OPERATIONS = {name: name for name in FLOAT_OPERATIONS} | {"mad": "fma", "wmma": "mma"}
 

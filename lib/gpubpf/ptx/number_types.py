@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .computation import OF_IMAGES, computation
+from .access import OF_IMAGES
+from .computation import computation
 from .module import Immediate, Name, Operand, PtxInstruction, Statement, Variable, Vector
 
 _FLOATS = ("f16", "bf16", "f32")

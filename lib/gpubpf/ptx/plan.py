@@ -13,7 +13,7 @@ from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
 from gpubpf.errors import Error, Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
 
-from .access import Access, accesses, unprobed, without_operands
+from .access import OF_IMAGES, Access, accesses, image_accesses, unprobed, without_operands
 from .alike import count_unlike
 from .barriers import barrier
 from .call_graph import CallGraph
@@ -21,7 +21,7 @@ from .computation import Computation, asynchronous, computation, is_chosen
 from .cost import ADDED, SKIPPED
 from .emit import FUNCTION, WAITING, array, opcode_of, widened
 from .flow import BRANCHES, ENDING, find_names
-from .module import Function, Module, PtxInstruction, with_spaces
+from .module import Address, Function, Module, PtxInstruction, with_spaces
 from .operands import operands, without_value
 from .probe import FREQUENT, Filler, wants
 from .seldom import called, shortened
@@ -257,7 +257,7 @@ class InjectionPlan:
                 if (known := barrier(statement)) is not None:
                     places["barrier_arrive"] += known.arrives
                     places["barrier_leave"] += known.leaves
-                for access in accesses(statement, declared_in=spaces.get):
+                for access in (*accesses(statement, declared_in=spaces.get), *image_accesses(statement)):
                     of = without_operands(access)
                     found[of] += 1
                     values[of] += operands(statement) is not None
@@ -277,6 +277,23 @@ class InjectionPlan:
             found = [(opcode_of(one), computation(one)) for one in instructions]
             self._computations[name] = [(opcode, one) for opcode, one in found if one is not None]
         return self._computations[name]
+
+    def unprobed(self, kernel: str) -> dict[str, int]:
+        """Return the places in a kernel and the functions that it calls that no program sees, by opcode."""
+        placements = self.placements[kernel]
+        # An empty program sees nothing; it only gives the places their numbers.
+        seeing = [p for p in placements if p.point == "access" and p.fragment.arguments]
+        images = {o: Access(kind, space, 0, Address(None)) for o, (kind, space) in OF_IMAGES.items()}
+        seen = {o for o, access in images.items() if any(wants(p, access) for p in seeing)}
+        found: Counter[str] = Counter()
+        for point in {p.point for p in placements}:
+            of_point: Counter[str] = Counter()
+            for name in self.graph.reach(kernel):
+                of_point.update(self.contents(name).unprobed.get(point, {}))
+            for opcode in seen if point == "access" else ():
+                del of_point[opcode]
+            found |= of_point  # the maximum, since several points may miss the same places
+        return dict(sorted(found.items()))
 
     def may_leave(self, name: str) -> bool:
         """Return whether threads may leave the kernel during a call of this function."""

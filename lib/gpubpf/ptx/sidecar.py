@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Collection, Mapping
 
 from gpubpf.lower.launch_block import align
@@ -95,12 +94,6 @@ class SidecarModule:
         self._shared_exits[name] = body.exits.shared_exits
         layout, end = parameter_layout(function)
         run = {plan.new_name(f, variant) for f in reached - {name}} | {name}
-        unprobed: Counter[str] = Counter()
-        for point in {p.point for p in plan.placements[name]}:
-            of_point: Counter[str] = Counter()
-            for other in reached:
-                of_point.update(plan.contents(other).unprobed.get(point, {}))
-            unprobed |= of_point  # the maximum, since several points may miss the same places
         return InjectedKernel(
             layout,
             align(end, 8),
@@ -110,7 +103,7 @@ class SidecarModule:
             tuple(sorted({u for f in reached for u in plan.graph.of(f).unknown})),
             may_wait(function, plan.graph),
             self.sites.count,
-            dict(sorted(unprobed.items())),
+            plan.unprobed(name),
             is_split(plan, name),
         )
 

@@ -95,6 +95,22 @@ def test_no_finding_where_not_all_was_probed():
     assert any("may have touched more" in line for line in made)
 
 
+def test_no_finding_where_textures_were_read():
+    made = replace(
+        report(row(100, 0, 0, 0)), images=True, footprints=[Footprint(7, "app", 0, "bar", 10, 320)]
+    )
+    text = " ".join(" ".join(lines(made)).split())
+    assert "never touched" not in text
+    assert (
+        "kernels may have touched more: reads through textures, and accesses to surfaces, are not seen"
+        in text
+    )
+    said = list(coverage_text.footprint_lines(made, ()))
+    assert (
+        any(line.startswith("without textures and surfaces: ") for line in said) and max(map(len, said)) <= 80
+    )
+
+
 def test_many_places_and_long_names():
     stacks = [(frame(f"a::very::long::name::of::a::function::number::{n}"),) for n in range(30)]
     rows = [row(10**12 + n, 10**11, 10**10, 10**11 + n, stack) for n, stack in enumerate(stacks)]

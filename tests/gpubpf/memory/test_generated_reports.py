@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpubpf.agent.protocol import StackFrame
+from gpubpf.ebpf.bytecode import IMAGE_SPACES
 from gpubpf.memory import traffic
 from gpubpf.memory.access_log import Accesses, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
@@ -26,6 +27,7 @@ LOOKS = (
     *(("--footprint", "--granule", "32", "-v"), ("--no-allocations",), ("--granule", "4096")),
 )
 MOST = 2**34  # requests
+IMAGES = ("tex.level.a2d.v4.f32.f32", "tld4.r.2d.v4.f32.f32", "sured.b.add.1d.u32.trap")
 SUMS = (
     "accesses",
     "least",
@@ -45,10 +47,16 @@ ACCESS = np.dtype([("launch", "<u8"), ("site", "<u2"), ("how", "<u4"), ("address
 
 def site_traffic(rng: random.Random, place: int) -> traffic.SiteTraffic:
     kind = rng.choice(("load", "store", "atomic", "async"))
-    space = rng.choice(("global", "shared", "local", "const"))
-    width, opcode = rng.choice((0, 1, 4, 16)), "ld.global.f32"
+    space = rng.choice(("global", "shared", "local", "const", "texture", "surface"))
+    width = rng.choice((0, 1, 4, 16))
+    opcode = rng.choice(IMAGES) if space in IMAGE_SPACES else "ld.global.f32"
     source = rng.choice((None, *FILES))
     site = Site(place, "k", 40 + place, source, rng.choice((1, 99_999)), "access", opcode, kind, space, width)
+    if space in IMAGE_SPACES:
+        requests = number(rng, MOST) + 1
+        return traffic.site_traffic(
+            site, space, {"requests": requests, "accesses": requests * rng.randint(1, 32)}
+        )
     requests = [number(rng, MOST) if rare(rng) else 0 for _ in range(2 * PART)]
     requests[rng.randrange(PART, 2 * PART)] += 1
     if not width:  # a copy of as many bytes as a register says: never counted as a whole warp of one width
@@ -96,7 +104,7 @@ def test_a_generated_report(rng: random.Random) -> None:
         for one in kernels
     ]
     outside = {(pid, comm): number(rng) for pid, comm, _ in owned if rare(rng)}
-    flags = [rare(rng) for _ in range(3)]
+    flags = [rare(rng) for _ in range(4)]
     found = CoverageReport(allocations, outside, footprints, *flags)
     session = SimpleNamespace(has_map=lambda name: False)
     asked = rare(rng)

@@ -180,6 +180,43 @@ def test_pattern_of_single_lanes_alone():
     assert found({SINGLE: 9, GATHER: 1}, sectors=32).pattern == "gather"
 
 
+def test_of_textures_only_requests_and_lanes_are_known():
+    image = site(3, space="texture", opcode="tex.level.2d.v4.f32.f32", width=16)
+    cells = np.zeros((2, 4), [("requests", "<u8"), ("accesses", "<u8")])
+    cells["requests"][:, 3], cells["accesses"][:, 3], cells["requests"][0, 1] = (2, 5), (60, 160), 1
+    (one,) = traffic.Traffic().read(Session({"image_cells": [cells]}, {3: image}), since_last=False)
+    (found,) = one.sites
+    assert (found.space, found.requests, found.accesses, found.bytes, one.unknown) == (
+        *("texture", 7, 220),
+        *(16 * 220, 1),
+    )
+    record, total = found.record(one.share([found])), one.record()
+    unknown = ("sectors", "sectors_least", "ratio", "pattern", "patterns", "gaps", "contention_max", "share")
+    assert {record[name] for name in (*unknown, "wasted_bytes", "bank_ways", "strides")} == {None}
+    assert record["lanes_mean"] == round(220 / 7, 6)
+    assert (total["texture_requests"], total["surface_requests"], total["requests"]) == (7, 0, 0)
+    assert (total["bytes"], total["sectors"], total["ratio"]) == (0, 0, None)
+    (cell,) = (row.cells(0) for row in traffic_text.group_sites(one.sites))
+    assert (cell["OP"], cell["RATIO"], cell["PATTERN"], cell["SHARE"]) == ("tex.2d", "-", "-", "-")
+    assert any(
+        "addresses, and so sectors" in s
+        for s in traffic_text.findings(one, traffic_text.group_sites(one.sites))
+    )
+
+
+def test_textures_of_one_line_share_a_row_if_they_are_the_same_instruction():
+    def image(number, opcode, **more):
+        at = site(number, space="texture", opcode=opcode, **more)
+        return traffic.site_traffic(at, "texture", {"requests": 1, "accesses": 32})
+
+    rows = traffic_text.group_sites(
+        [image(0, "tex.2d.v4.f32.f32"), image(1, "tex.2d.v4.f32.s32"), image(2, "tld4.r.2d.v4.f32.f32")]
+    )
+    assert [(row.cells(0)["OP"], len(row.sites)) for row in rows] == [("tex.2d", 2), ("tld4.2d", 1)]
+    far = [image(n, "tex.3d.v4.f32.f32", line=n) for n in range(30)]
+    assert "6 more places; -v shows them" in list(traffic_text.lines(kernel(*far), "k", False))
+
+
 # --- cells ---
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.ptx.access import Access, accesses, unprobed
+from gpubpf.ptx.access import Access, accesses, image_accesses, unprobed
 from gpubpf.ptx.flow import counted
 from gpubpf.ptx.module import PtxInstruction, render
 from gpubpf.ptx.parser import parse
@@ -366,6 +366,42 @@ def test_what_is_not_known_is_named(text: str) -> None:
     instruction = parsed("sm_100a", text)
     assert accesses(instruction) == ()
     assert unprobed(instruction) == text.split()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [%rd1, {%r1}];", ("load", "texture", 16, True, False)),
+        (
+            "tex.level.2d.v2.f16x2.f32 {%r1, %r2}, [%rd1, {%f1, %f2}], %f3;",
+            ("load", "texture", 8, True, False),
+        ),
+        (
+            "tex.2d.v4.u32.f32 {%r1, %r2, %r3, %r4}|%p1, [%rd1, {%f1, %f2}];",
+            ("load", "texture", 16, True, False),
+        ),
+        (
+            "tld4.r.2d.v4.s32.f32 {%r1, %r2, %r3, %r4}, [%rd1, {%f1, %f2}];",
+            ("load", "texture", 16, True, False),
+        ),
+        ("suld.b.1d.v2.b8.trap {%h1, %h2}, [%rd1, {%r1}];", ("load", "surface", 2, True, False)),
+        (
+            "sust.p.2d.v4.b32.zero [%rd1, {%r1, %r2}], {%r1, %r2, %r3, %r4};",
+            ("store", "surface", 16, False, True),
+        ),
+        ("sured.b.add.2d.u64.clamp [%rd1, {%r1, %r2}], %rd2;", ("atomic", "surface", 8, True, True)),
+    ],
+)
+def test_accesses_to_textures_and_surfaces(text: str, expected: tuple[str, str, int, bool, bool]) -> None:
+    instruction = parsed("sm_80", text)
+    (found,) = image_accesses(instruction)
+    assert (found.kind, found.space, found.width, found.reads, found.writes) == expected
+    assert accesses(instruction) == () and unprobed(instruction) == text.partition(".")[0]
+
+
+def test_other_instructions_access_no_texture() -> None:
+    for text in ("ld.global.u32 %r1, [%rd1];", "txq.width.b32 %r1, [%rd1];", "add.u32 %r1, %r1, 1;"):
+        assert image_accesses(parsed("sm_80", text)) == ()
 
 
 def test_what_accesses_no_byte_is_no_access() -> None:

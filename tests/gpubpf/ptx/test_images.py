@@ -1,0 +1,94 @@
+"""Programs at accesses to textures and surfaces: which ones run there, what they are told, and what counts as not probed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpubpf.ebpf.bytecode import IMAGE_SPACES
+from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.ptx.inject import inject
+from gpubpf.ptx.parser import parse
+from gpubpf.ptx.values import Placement
+from gpubpf_points import HEAD
+from gpubpf_sass import assembled
+
+FIELDS = ("site", "width", "space", "kind", "active", "effect")
+COUNT = Fragment(
+    "count",
+    "{ .reg .b64 %rd1; mov.b64 %rd1, %gpubpf_site;"
+    + " ".join(f"mad.lo.u64 %rd1, %rd1, 31, %gpubpf_{field};" for field in FIELDS[1:])
+    + " red.global.add.u64 [%gpubpf_sums], %rd1; }",
+    (
+        Argument("sums", "b64", "map_base", "sums"),
+        *(Argument(field, "b64", "context", field=field) for field in FIELDS),
+    ),
+)
+NOTHING = Fragment("nothing", "{ }", ())
+KERNEL = f"""{HEAD}
+.visible .entry k(.param .u64 t) {{
+    .reg .b64 %rd<3>; .reg .f32 %f<9>; .reg .b32 %r<3>; .reg .pred %p<3>; .reg .v4.f32 %v;
+    ld.param.u64 %rd1, [t]; mov.u32 %r1, %laneid; setp.lt.u32 %p1, %r1, 8; mov.f32 %f8, 0f00000000;
+    tex.1d.v4.f32.s32 {{%f1, %f2, %f3, %f4}}, [%rd1, {{%r1}}];
+    @%p1 tld4.r.2d.v4.f32.f32 {{%f4, %f5, %f6, %f7}}, [%rd1, {{%f8, %f8}}];
+    add.f32 %f5, %f1, %f3; ld.global.f32 %f5, [%rd1];
+    suld.b.1d.v4.b32.trap %v, [%rd1, {{%r1}}]; mov.f32 %f6, %v.y;
+    sust.b.1d.v2.b32.trap [%rd1, {{%r1}}], {{%r1, %r1}};
+    sured.b.add.1d.u32.trap [%rd1, {{%r1}}], %r1;
+    ret; }}"""
+
+
+def images(*placements: Placement):
+    injected = inject(parse(KERNEL), {"k": placements})
+    assert not injected.refusals
+    return injected, injected.kernels["k"]
+
+
+def test_programs_of_these_spaces_are_told_what_the_kernel_uses(tmp_path: Path) -> None:
+    injected, kernel = images(Placement(COUNT, "access", spaces=IMAGE_SPACES))
+    # Of tex the first and third element are used; of tld4, %f4 by both, and %f5 and %f6 by others that overwrite them.
+    assert [(s.kind, s.space, s.width, s.effect, s.opcode.split(".")[0]) for s in kernel.sites] == [
+        *(("load", "texture", 12, 1, "tex"), ("load", "texture", 12, 1, "tld4")),
+        *(("load", "surface", 4, 1, "suld"), ("store", "surface", 8, 2, "sust")),
+        ("atomic", "surface", 4, 3, "sured"),
+    ]
+    assert kernel.unprobed == {}
+    assembled(injected.text, "sm_80", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("placement", "seen", "unprobed"),
+    [
+        (Placement(COUNT, "access"), ["ld"], {"tex", "tld4", "suld", "sust", "sured"}),
+        (
+            Placement(COUNT, "access", spaces=("global", "surface")),
+            ["ld", "suld", "sust", "sured"],
+            {"tex", "tld4"},
+        ),
+        (
+            Placement(COUNT, "access", kinds=("load",), spaces=("surface",)),
+            ["suld"],
+            {"tex", "tld4", "sust", "sured"},
+        ),
+        (
+            Placement(COUNT, "access", spaces=("texture",), alike=32),
+            ["tex", "tld4"],
+            {"suld", "sust", "sured"},
+        ),
+        (
+            Placement(NOTHING, "access", spaces=("texture",)),
+            ["tex", "tld4"],
+            {"tex", "tld4", "suld", "sust", "sured"},
+        ),
+        (Placement(COUNT, "value"), ["ld"], {"tex", "tld4", "suld", "sust", "sured"}),
+    ],
+    ids=["default", "mixed", "kinds", "alike", "empty", "values"],
+)
+def test_what_is_not_seen(placement: Placement, seen: list[str], unprobed: set[str]) -> None:
+    if placement.point == "value":
+        narrow = Fragment("narrow", "{ red.global.add.u32 [%gpubpf_sums], 1; }", COUNT.arguments[:1])
+        placement = Placement(narrow, "value")
+    _, kernel = images(placement)
+    assert [site.opcode.split(".")[0] for site in kernel.sites] == seen
+    assert kernel.unprobed == dict.fromkeys(sorted(unprobed), 1)
