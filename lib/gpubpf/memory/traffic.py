@@ -5,10 +5,10 @@
         for site in kernel.sites:
             site.sectors, site.least, site.pattern
 
-The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`, `image_cells` (textures and surfaces,
-where only requests and lanes are known). Another cell counts requests by pattern: first
-those of all lanes of a warp and of single lanes; from index PART on, all others. For the former, the numbers that follow from the
-width are derived here rather than on the device. docs/memory.md defines all numbers.
+The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`, `image_cells`. A cell counts requests by
+pattern: first those of all lanes of a warp and of single lanes; from index PART on, all others. For the former, the numbers that
+follow from the width are derived here rather than on the device. Of textures and surfaces (`image_cells`), only the numbers of
+requests and lanes are known. docs/memory.md defines all numbers.
 """
 
 from __future__ import annotations
@@ -56,19 +56,8 @@ SMALL_COPY = 16  # bytes of a bulk copy that each lane of a warp makes: the devi
 BANKS = 128  # bytes that all banks of shared memory deliver in one turn
 _MODULUS = 1 << 64
 # The JSON fields of a site that follow from addresses.
-_BY_ADDRESS = (
-    *(
-        "sectors",
-        "sectors_least",
-        "ratio",
-        "pattern",
-        "patterns",
-        "strides",
-        "gaps",
-        "bank_ways",
-        "contention_max",
-    ),
-    *("share", "wasted_bytes"),
+_BY_ADDRESS = tuple(
+    "sectors sectors_least ratio pattern patterns strides gaps bank_ways contention_max share wasted_bytes".split()
 )
 
 

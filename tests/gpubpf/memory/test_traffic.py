@@ -33,6 +33,7 @@ CELL = [("requests", "<u8", (2 * PART,))] + [
         "uncounted_max",
     )
 ]
+IMAGE = [("requests", "<u8"), ("accesses", "<u8")]
 BANKED = [("cell", CELL), ("phases", "<u8"), ("ways", "<u8"), ("ways_max", "<u8")]
 
 
@@ -182,7 +183,7 @@ def test_pattern_of_single_lanes_alone():
 
 def test_of_textures_only_requests_and_lanes_are_known():
     image = site(3, space="texture", opcode="tex.level.2d.v4.f32.f32", width=16)
-    cells = np.zeros((2, 4), [("requests", "<u8"), ("accesses", "<u8")])
+    cells = array(2, 4, IMAGE)
     cells["requests"][:, 3], cells["accesses"][:, 3], cells["requests"][0, 1] = (2, 5), (60, 160), 1
     (one,) = traffic.Traffic().read(Session({"image_cells": [cells]}, {3: image}), since_last=False)
     (found,) = one.sites
@@ -311,7 +312,12 @@ def test_nonsense_of_a_process_is_no_crash():
     for _ in range(50):
         maps = {
             name: [rng.integers(0, 256, 2 * 4 * np.dtype(dtype).itemsize, np.uint8).view(dtype).reshape(2, 4)]
-            for name, dtype in (("global_cells", CELL), ("local_cells", CELL), ("shared_cells", BANKED))
+            for name, dtype in (
+                ("global_cells", CELL),
+                ("local_cells", CELL),
+                ("shared_cells", BANKED),
+                ("image_cells", IMAGE),
+            )
         }
         if rng.random() < 0.5:
             for (cells,) in maps.values():
