@@ -10,6 +10,7 @@ from .block import Block
 from .scope import Register
 from .values import Code, c_type
 
+FEW = 5  # registers that a kernel needs beside its values
 MOST_STEPS = 24  # instructions to compute a value again where it is used
 # What the C of a value mentions that differs between lanes, or that is no value of its own; a lane's number and thread index vary only
 # with the lane.
@@ -50,13 +51,13 @@ def mark_live(blocks: list[Block], results: Collection[Register]) -> None:
 
 
 def estimated_registers(blocks: list[Block]) -> int:
-    """Return an estimate of the 32-bit registers per thread: the most that are live at once, plus a few, in steps of 8.
+    """Return an estimate of the 32-bit registers per thread: the most that are live at once, plus a few.
 
     docs/tools/cudasim.md compares it with ptxas.
     """
     free = _rematerializable(blocks)
     most = max(_most_live(block, free) for block in blocks)
-    return min(255, (most + 4 + 7) // 8 * 8)
+    return min(255, most + FEW)
 
 
 def _most_live(block: Block, free: set[Register]) -> int:

@@ -6,7 +6,8 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +75,18 @@ def frame_of(frame: StackFrame) -> str:
     return frame.symbol or f"{frame.address:#x}"
 
 
-def caller(stack: Sequence[StackFrame]) -> str:
-    """Return the caller of the driver: the innermost function of a host stack outside driver and runtime; "" if there is none."""
+def callers(stacks: Iterable[Sequence[StackFrame]]) -> dict[Sequence[StackFrame], str]:
+    """Return the `caller` of each host stack; with the address of the call where several would look the same."""
+    found = {stack: caller(stack) for stack in stacks}
+    often = Counter(found.values())
+    return {stack: caller(stack, exact=True) if often[name] > 1 else name for stack, name in found.items()}
+
+
+def caller(stack: Sequence[StackFrame], exact: bool = False) -> str:
+    """Return the caller of the driver: the innermost function of a host stack outside driver and runtime; "" if there is none.
+
+    exact: with the address of the call, as `frame_of` shows it.
+    """
     for frame in stack:
         file = os.path.basename(frame.file)
         if _LIBRARIES.match(file):
@@ -84,7 +95,9 @@ def caller(stack: Sequence[StackFrame]) -> str:
         name = found.name if found else names.demangle(frame.symbol).short
         if name and _RUNTIME.match(name):
             continue
-        return f"{name} ({file})" if name and file else name or frame_of(frame)
+        if exact or not name:
+            return frame_of(frame)
+        return f"{name} ({file})" if file else name
     return ""
 
 

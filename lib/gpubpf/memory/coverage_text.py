@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from gpubpf.agent.protocol import StackFrame
     from gpubpf.memory.traffic import KernelTraffic
 
+    _Places = Mapping[Sequence[StackFrame], str]  # the names of calls, by stack
+
 WIDTH = 80
 MOST_ROWS = 12  # maximum rows without -v
 TABLE_GRANULES = 48 << 20  # contiguous granules that certainly fit in the table of touched pages
 LARGEST_GRANULE = 1 << 20
+MOST_PLACES = 4  # maximum calls in a sentence
 _NO_ADDRESS = "reads through textures, and accesses to surfaces, are not seen by address"
 EXACT_BELOW = 10_000_000  # larger numbers are shown in millions, billions and so on
 
@@ -128,6 +132,7 @@ def allocation_lines(
     """Yield the table of allocations, most untouched bytes first, and the findings."""
     owners = (owners or OwnerColumns()).see(row.allocation for row in report.allocations)
     rows = _by_call_site([row for row in report.allocations if _is_shown(row)])
+    places = symbols.callers(row.stack for row in rows)
     if not rows and not report.unallocated:
         return
     yield "bytes of each allocation that kernels touched (host copies do not count)"
@@ -136,7 +141,8 @@ def allocation_lines(
     shown = rows if verbose else rows[:MOST_ROWS]
     if shown:
         yield ""
-        lines = _several_process_table(shown, owners) if owners.several else _one_process_table(shown)
+        made = _several_process_table(shown, places, owners) if owners.several else None
+        lines = made or _one_process_table(shown, places)
         yield lines[0]
         for line, row in zip(lines[1:], shown, strict=True):
             yield line
@@ -151,33 +157,36 @@ def allocation_lines(
             f"{table.process(comm, pid)}: kernels touched {table.count(touched, 'byte')} outside of all known allocations,"
             " perhaps on the device heap (malloc, new) or in memory of the runtime"
         )
-    yield from _findings(report, granule)
+    yield from _findings(report, places, granule)
     yield ""
 
 
-def _one_process_table(shown: Sequence[_CallSite]) -> list[str]:
+def _one_process_table(shown: Sequence[_CallSite], called: _Places) -> list[str]:
     """Return the table for one process, which has room for exact numbers."""
     several = any(row.count > 1 for row in shown)
     header = ["BYTES", "READ", "WRITTEN", "UNTOUCHED", *(["N"] if several else []), "CALL", "WHERE"]
-    room = WIDTH - 4 * 11 - (7 if several else 0)
-    places = [symbols.caller(row.stack) for row in shown]
+    numbers = [[_number(n) for n in (row.bytes, row.read, row.written, row.untouched)] for row in shown]
+    counts = [f"{row.count:,}" for row in shown] if several else []
+    widths = [max(map(len, column)) for column in zip(header, *numbers, strict=False)]
+    room = WIDTH - sum(width + 2 for width in widths) - (max(map(len, counts)) + 2 if several else 0)
+    places = [called[row.stack] for row in shown]
     beside = max((len(place) for place in places), default=0) + 2
     most = min(max((len(row.what) for row in shown), default=0), max(room // 2, room - beside))
     cells = []
-    for row, place in zip(shown, places, strict=True):
-        numbers = [_number(n) for n in (row.bytes, row.read, row.written, row.untouched)]
-        count = [f"{row.count:,}"] if several else []
-        cells.append([*numbers, *count, table.fit(row.what, most), table.fit(place, room - most - 2)])
+    for at, (row, place) in enumerate(zip(shown, places, strict=True)):
+        cells.append(
+            [*numbers[at], *counts[at : at + 1], table.fit(row.what, most), table.fit(place, room - most - 2)]
+        )
     return table.lines(header, cells, left=("CALL", "WHERE"))
 
 
-def _several_process_table(shown: Sequence[_CallSite], owners: OwnerColumns) -> list[str]:
+def _several_process_table(shown: Sequence[_CallSite], called: _Places, owners: OwnerColumns) -> list[str]:
     """Return the table for several processes or GPUs, whose columns leave room only for rounded sizes."""
     made = []
     for row in shown:
         sizes = {"BYTES": row.bytes, "READ": row.read, "WRITTEN": row.written, "UNTOUCHED": row.untouched}
         cells = {name: "?" if size is None else table.size(size) for name, size in sizes.items()}
-        place = {"N": f"{row.count:,}", "CALL": row.what, "WHERE": symbols.caller(row.stack) or "-"}
+        place = {"N": f"{row.count:,}", "CALL": row.what, "WHERE": called[row.stack] or "-"}
         made.append(owners.cells(row) | cells | place)
     drop = ("N",) if all(row.count == 1 for row in shown) else ()
     left = ("COMM", "CALL", "WHERE")
@@ -189,7 +198,7 @@ def _several_process_table(shown: Sequence[_CallSite], owners: OwnerColumns) -> 
     )
 
 
-def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
+def _findings(report: CoverageReport, called: _Places, granule: int) -> Iterator[str]:
     """Yield what is missing from the table and why, then the allocations that kernels certainly did not use."""
     if report.full:
         yield from table.wrap(
@@ -219,9 +228,18 @@ def _findings(report: CoverageReport, granule: int) -> Iterator[str]:
     ):
         if some:
             total = sum(row.allocation.bytes for row in some)
-            yield from table.wrap(
-                f"{what}: {table.count(len(some), 'allocation')} of device memory, {table.count(total, 'byte')}"
-            )
+            said = f"{what}: {table.count(len(some), 'allocation')} of device memory, {table.count(total, 'byte')}"
+            yield from table.wrap(said + _made_by(some, called))
+
+
+def _made_by(some: Iterable[AllocationCoverage], called: _Places) -> str:
+    """Return which calls made allocations, most bytes first, as the end of a sentence; nothing if these are unknown."""
+    made: Counter[str] = Counter()
+    for row in some:
+        made[called.get(row.allocation.stack, "")] += row.allocation.bytes
+    places = [table.fit(name, WIDTH // 2) for name, _ in made.most_common() if name]
+    more = f" and {table.count(len(places) - MOST_PLACES, 'more place')}" if len(places) > MOST_PLACES else ""
+    return f"; made by {', '.join(places[:MOST_PLACES])}{more}" if places else ""
 
 
 def _larger_granule(report: CoverageReport, granule: int) -> int:

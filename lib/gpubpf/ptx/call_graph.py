@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpubpf import names
+from gpubpf.errors import PtxError
 
 from .address_flow import Parameter, passes
 from .flow import OPCODES, Flow, callee, find_initializer_names, find_names
@@ -76,6 +77,8 @@ def references(function: Function, module: Module) -> References:
         if isinstance(statement, Open):
             scopes.append(set())
         elif isinstance(statement, Close):
+            if len(scopes) == 1:
+                raise PtxError(f"PTX line {statement.line}: a }} too many")
             scopes.pop()
         elif isinstance(statement, Variable) and statement.count is None:
             scopes[-1].add(statement.name)

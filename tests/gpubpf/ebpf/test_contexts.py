@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf import headers
-from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, KINDS, READS, RETURNS, SPACES, TYPES, WORK, WRITES
+from gpubpf.ebpf.bytecode import (
+    CONTEXTS,
+    HOST_POINTS,
+    IMAGE_SPACES,
+    KINDS,
+    READS,
+    RETURNS,
+    SPACES,
+    TYPES,
+    WORK,
+    WRITES,
+)
 from gpubpf.program import BPF
 from gpubpf.ptx import flow
 from gpubpf.ptx.parser import parse
@@ -45,7 +56,10 @@ def test_a_call_attaches_it_and_the_documentation_has_it(point):
 def test_kinds_spaces_types_and_effects_of_accesses():
     enums = dict(re.findall(r"enum gpu_(\w+) \{([^}]*)\}", _header()))
     assert tuple(w.strip().removeprefix("GPU_").lower() for w in enums["kind"].split(",")) == KINDS
-    assert tuple(w.strip().removeprefix("GPU_").lower() for w in enums["space"].split(",")) == SPACES
+    assert tuple(w.strip().removeprefix("GPU_").lower() for w in enums["space"].split(",")) == (
+        *SPACES,
+        *IMAGE_SPACES,
+    )
     assert tuple(w.strip().removeprefix("GPU_").lower() for w in enums["type"].split(",")) == TYPES
     assert dict(re.findall(r"GPU_(\w+) = (\d)", enums["effect"])) == {
         "READS": str(READS),

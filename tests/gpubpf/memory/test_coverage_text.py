@@ -10,6 +10,7 @@ import pytest
 
 from gpubpf.agent.definitions import Vendor
 from gpubpf.agent.protocol import StackFrame
+from gpubpf.images import symbols
 from gpubpf.memory import coverage_text
 from gpubpf.memory.allocations import Allocation
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
@@ -41,7 +42,8 @@ def lines(found: CoverageReport, granule: int = 1, verbose: bool = False) -> lis
 def cells(found: CoverageReport, **options) -> list[list[str]]:
     made = lines(found, **options)
     at = next(n for n, line in enumerate(made) if line.strip().startswith("BYTES"))
-    return [line.split() for line in made[at + 1 :] if line[:1] in " 0123456789?" and line.strip()]
+    rows = (line.split() for line in made[at + 1 :] if line[:1] in " 0123456789?")
+    return [row for row in rows if len(row) > 4]
 
 
 def test_the_most_untouched_first_and_those_of_one_place_together():
@@ -75,8 +77,9 @@ def test_variables_and_memory_of_the_host_only_where_they_were_touched():
 
 def test_findings():
     made = lines(report(row(100, 0, 0, 0), row(60, 0, 60, 60), row(5, 5, 0, 5), incomplete=True))
-    assert "never touched by kernels: 1 allocation of device memory, 100 bytes" in made
-    assert "written, but neither read nor copied: 1 allocation of device memory, 60 bytes" in made
+    text = " ".join(map(str.strip, made))
+    assert "never touched by kernels: 1 allocation of device memory, 100 bytes; made by my::allocate" in text
+    assert "written, but neither read nor copied: 1 allocation of device memory, 60 bytes; made by" in text
     assert any("some allocations are missing" in line for line in made)
     for copied in (True, None):  # the host reads it, or may do so in a graph
         (one,) = [row(60, 0, 60, 60)]
@@ -87,6 +90,20 @@ def test_findings():
     assert not any("never touched" in line for line in lines(report(one)))
     many = lines(report(*[row(6964, 0, 6964, 6964)] * 20))  # one column too many for a line
     assert "written, but neither read nor copied: 20 allocations of device memory, 139,280" in many
+    assert max(map(len, many)) <= 80
+
+
+def test_calls_that_would_look_the_same_show_their_addresses(monkeypatch):
+    monkeypatch.setattr(symbols, "lookup", lambda path, offset: symbols.FunctionOffset("main", offset))
+    stacks = [(StackFrame(0, offset, "/bin/app", ""),) for offset in (0x20, 0x40)]
+    assert list(symbols.callers(stacks).values()) == ["main+0x1f (app)", "main+0x3f (app)"]
+    assert list(symbols.callers(stacks[:1]).values()) == ["main (app)"]
+    made = lines(report(*[row(100, 0, 60, 60, stack) for stack in stacks], row(100, 0, 0, 0, stacks[1])))
+    assert "written, but neither read nor copied: 2 allocations" in " ".join(made)
+    assert (
+        "never touched by kernels: 1 allocation of device memory, 100 bytes; made by main+0x3f (app)"
+        in " ".join(map(str.strip, made))
+    )
 
 
 def test_no_finding_where_not_all_was_probed():
