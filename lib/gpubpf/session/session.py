@@ -37,7 +37,7 @@ from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
 from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, TRACED, UNHOOKED
 from gpubpf.session.server import Server
 from gpubpf.session.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
-from gpubpf.show import table
+from gpubpf.show import progress, table
 
 if TYPE_CHECKING:
     from gpubpf.ptx.values import Site
@@ -402,16 +402,17 @@ class Session:
                 over or (end is not None and time.monotonic() >= end) or (count is not None and done >= count)
             )
             if over:
-                self._stop()
-            else:
-                self._note_untraced_descendants()
-                self._drain(0.0, 0)
-            self._run_tick()
-            if over:
+                with progress.work("reading the results"):
+                    self._stop()
+                    self._run_tick()
                 self._tick = None
-            yield done
-            if over:
+                with progress.work("preparing the report"):
+                    yield done
                 return
+            self._note_untraced_descendants()
+            self._drain(0.0, 0)
+            self._run_tick()
+            yield done
 
     def _wait(self, until: float | None) -> bool:
         """Wait, calling the tick, until the command or all traced processes have ended, and return True.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from gpubpf.errors import Error
+from gpubpf.show import progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,9 +109,14 @@ def check(path: str) -> None:
 
 def write(path: str, heats: Sequence[Source]) -> None:
     """Write a picture with a chart for each of `heats`, but at most CHARTS. Raises Error if the file cannot be written."""
+    check(path)
+    with progress.work("drawing the picture"):
+        _write(path, heats)
+
+
+def _write(path: str, heats: Sequence[Source]) -> None:
     import matplotlib
 
-    check(path)
     charts = [heat.chart() for heat in sorted(heats, key=lambda heat: -heat.total)[:CHARTS]]
     matplotlib.rcdefaults()  # a file `matplotlibrc` in the working directory says nothing
     with matplotlib.rc_context(_FIGURE), warnings.catch_warnings():

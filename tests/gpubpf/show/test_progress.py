@@ -175,3 +175,24 @@ def test_kernels_that_the_embedded_device_translates(tmp_path: Path, monkeypatch
     seen, _ = run([*tool, "--", str(gpubpf_examples.build() / "vectoradd")], terminal=True)
     assert re.search("threadhist: translating kernels for the embedded device, [1-9] s", seen)
     assert re.fullmatch(r"threadhist: note: attached to \d+ \(vectoradd\)\n", "\n".join(screen(seen)))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_report_that_takes_long(terminal: bool) -> None:
+    """A tool that reads and prints results for longer than the delay; here, the delay is nothing."""
+    program = gpubpf_examples.build() / "exits"
+    code = f"""
+progress.DELAY, progress.PERIOD = 0.0, 0.001
+sys.path.insert(0, {str(REPOSITORY / "tools")!r})
+import kernelretsnoop
+from gpubpf.exits import exits_text
+shown = exits_text.lines
+def slow(*arguments, **options):
+    time.sleep(0.3)
+    return shown(*arguments, **options)
+exits_text.lines = slow
+sys.exit(kernelretsnoop.main(["--device", "sim", "--", {str(program)!r}]))
+"""
+    seen, out = run([sys.executable, "-c", BEGIN + code], terminal)
+    assert ("kernelretsnoop: preparing the report, 0 s" in seen) == terminal, seen
+    assert "when its threads exit" in out
