@@ -3,8 +3,9 @@
 A program reaches the value of map `grid` by addresses with an offset that it computes from its inputs. It bounds the offset in one of
 many ways, mostly so that the last byte of the value is just inside. It ends with stores of its registers to map `out`.
 
-The same instructions are a device program with arrays, and a host program with shared arrays. Some programs also use a hash and a
-ring buffer; those are device programs only.
+The same instructions are a device program with arrays, and a host program with shared arrays. Some programs also use a hash, a ring
+buffer, a map that has values for each launch, and printed text, and some use helpers for the lanes of a warp; those are device
+programs only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, BpfFunction, Instruction, Program
-from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.ebpf.maps import SHAPED, MapDefinition, prints_definition
 from gpubpf_asm import (
     END,
     Code,
@@ -37,10 +38,31 @@ from gpubpf_asm import (
 POINT, HOST_POINT = "barrier_leave", "operation"  # both have at least FIELDS fields of 8 bytes
 FIELDS = 5
 LOOKUP, UPDATE, DELETE, THREAD, MAXIMUM, LOG2, POPCOUNT = 1, 2, 3, 505, 607, 609, 615
+PRINT, GLOBAL_THREAD, LANE, MATCH, BALLOT, SHUFFLE, LANES_BELOW, FIRST, UNIFORM, ANY = (
+    6,
+    606,
+    602,
+    610,
+    611,
+    612,
+    616,
+    617,
+    619,
+    621,
+)
+# Those without arguments, with a number, and with lanes; and the most that some of them return in warps of 32 lanes.
+PLAIN_LANES, NUMBER_LANES = (
+    (LANE, 603, GLOBAL_THREAD, 608, LANES_BELOW, 618),
+    (MATCH, BALLOT, FIRST, UNIFORM, ANY),
+)
+FEW = {LANE: 31, FIRST: 1, UNIFORM: 1, ANY: 1}
+TEXTS = (b"%llu", b"%d %u\n", b"a%x-%%", b"x", b"%lld%lld%lld end", b"long text without numbers")
 EVENT_OUTPUT, OUTPUT, RESERVE, SUBMIT, DISCARD = 25, 130, 131, 132, 133
 TABLE_KEY, TABLE_VALUE = 8, 16  # bytes of a key and of a value of map `table`
-ONLY_ON_GPUS = (THREAD, MAXIMUM, LOG2, POPCOUNT)
-KEY, BYTES, XYZ, ROOM = -136, -144, -176, -200  # places on the stack that no slot has
+OF_LANES = (*PLAIN_LANES, *NUMBER_LANES, SHUFFLE)
+ONLY_ON_GPUS = (THREAD, MAXIMUM, LOG2, POPCOUNT, *OF_LANES)
+OWN_VALUE = 16  # bytes of a value of map `own`
+KEY, BYTES, XYZ, ROOM, TEXT = -136, -144, -176, -200, -240  # places on the stack that no slot has
 SLOTS = tuple(range(-64, 0, 8))
 REGISTERS = (0, 1, 2, 3, 4, 5)  # numbers; r6: the context, r7: a number or a counter, r8: `out`, r9: `grid`
 BINARY = (b.ADD, b.SUB, b.MUL, b.OR, b.AND, b.XOR, b.LSH, b.RSH, b.ARSH, b.DIV, b.MOD)
@@ -68,13 +90,15 @@ class State:
 
 @dataclass(frozen=True)
 class Generated:
-    """A program of both sides. `size`: bytes of a value of `grid`. `record`: bytes of a record of `ring`; 0 without hash and ring."""
+    """A program of both sides. `size`: bytes of a value of `grid`. `record`: bytes of a record of `ring`; 0 without it, a hash,
+    prints, and the map `own`, of the kind `own`."""
 
     code: tuple[Instruction, ...]
     size: int
     entries: int
     plain: bool
     record: int = 0
+    own: str = "kernel_array"
 
     def program(self, host: bool = False) -> tuple[Program, BpfFunction]:
         kind = "shared_array" if host else "array"
@@ -87,30 +111,40 @@ class Generated:
             maps += (
                 MapDefinition("table", "hash", TABLE_KEY, TABLE_VALUE, 4),
                 MapDefinition("ring", "ringbuf", 0, self.record, 1 << 16),
+                MapDefinition("own", self.own, 4, OWN_VALUE, 2),
+                prints_definition(),
             )
         function = BpfFunction("probe", HOST_POINT if host else POINT, self.code)
         return Program("", {"probe": function}, {m.name: m for m in maps}), function
 
+    def _calls(self, helpers: tuple[int, ...]) -> bool:
+        return any(i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in helpers for i in self.code)
+
     @property
     def only_on_gpus(self) -> bool:
-        return any(i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm in ONLY_ON_GPUS for i in self.code)
+        return bool(self.record) or self._calls(ONLY_ON_GPUS)
+
+    @property
+    def on_lanes(self) -> bool:
+        return self._calls(OF_LANES)
 
 
 class Generator:
     """Writes one program."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, collecting: bool = False) -> None:
         self.rng = rng
         self.size = rng.choice((8, 24, 32, 64, 96, 128, 256))
         self.entries = rng.choice((1, 1, 2, 5))
         self.subprograms: list[Code] = []
         self.kinds: list[bool] = []  # whether each subprogram takes an address of the stack
         self.inside_subprogram = False
-        self.on_gpu = rng.random() < 0.4  # uses helpers that only GPUs have
+        self.on_gpu = collecting or rng.random() < 0.4  # uses helpers that only GPUs have
         # Leaves out bounds that the kernel's verifier does not see: by divisions and by helpers that only GPUs have, and offsets of
         # addresses that are negative for a while.
         self.plain = rng.random() < 0.7
-        self.record = rng.choice((8, 16, 24)) if rng.random() < 0.25 else 0
+        self.record = rng.choice((8, 16, 24)) if collecting or rng.random() < 0.25 else 0
+        self.own = rng.choice([kind for kind in SHAPED if kind != "site_array"])
 
     def generate(self) -> Generated:
         rng = self.rng
@@ -141,7 +175,7 @@ class Generator:
                 if i.opcode == b.JMP | b.CALL and i.src and i.imm == _SUBPROGRAM + number:
                     code[at] = replace(i, imm=len(code) - at - 1)
             code += body
-        return Generated(tuple(code), self.size, self.entries, self.plain, self.record)
+        return Generated(tuple(code), self.size, self.entries, self.plain, self.record, self.own)
 
     # Numbers
 
@@ -329,6 +363,11 @@ class Generator:
             state.numbers -= {0, 1, 2, 3, 4, 5}
             state.numbers.add(7)
             return [mov(1, x), movi(7, 3), call(LOG2), mov(t, 0)]
+        few = [helper for helper, most in FEW.items() if most < n]
+        if self.on_gpu and not self.plain and not self.inside_subprogram and few and rng.random() < 0.3:
+            state.numbers -= {0, 1, 2, 3, 4, 5}
+            state.numbers.add(7)
+            return [mov(1, x), movi(7, 3), call(rng.choice(few)), mov(t, 0)]
         return [*first, *rng.choice(ways)()]
 
     def other(self, *taken: int) -> int | None:
@@ -480,7 +519,9 @@ class Generator:
 
     def helper(self, state: State) -> Code:
         rng = self.rng
-        kinds = ["update", "lookup", "param"] + (["thread", "max", "log2", "popcount"] if self.on_gpu else [])
+        kinds = ["update", "lookup", "param"] + (
+            ["thread", "max", "log2", "popcount", "lanes", "lanes", "shuffle"] if self.on_gpu else []
+        )
         kind = rng.choice(kinds)
         x = self.some(state)
         if kind == "param":
@@ -521,6 +562,14 @@ class Generator:
             code = [mov(2, x), mov(1, rng.choice((8, 9))), call(MAXIMUM)]
             self.clobber(state)
             return code
+        if kind == "shuffle":
+            lane = rng.choice(([movi(2, 0)], [mov(2, x)], *[[call(LANE), mov(2, 0)]] * 2))
+            self.clobber(state)
+            return [mov(7, x), *lane, mov(1, 7), call(SHUFFLE)]
+        if kind == "lanes":
+            code = [mov(1, x), call(rng.choice((*PLAIN_LANES, *NUMBER_LANES)))]
+            self.clobber(state)
+            return code
         code = [mov(1, x), call(LOG2 if kind == "log2" else POPCOUNT)]
         self.clobber(state)
         return code
@@ -549,7 +598,18 @@ class Generator:
     def collect(self, state: State) -> Code:
         """Use the hash or the ring buffer. The helper reads memory, or returns the address of some."""
         rng = self.rng
-        kinds = ("output", "event", "reserve", "lookup", "update", "delete")
+        kinds = (
+            "output",
+            "event",
+            "reserve",
+            "lookup",
+            "update",
+            "update",
+            "delete",
+            "print",
+            "print",
+            "own",
+        )
         kind = rng.choice((*kinds, "max") if self.on_gpu else kinds)
         size = {"output": self.record, "event": self.record, "update": TABLE_VALUE, "max": 8}.get(
             kind, TABLE_KEY
@@ -565,6 +625,28 @@ class Generator:
             body += [mov(1, 7), movi(2, 0), call(rng.choice((SUBMIT, DISCARD)))]
             state.numbers = {7}
             return [*code, jump(b.JEQ, 0, len(body), imm=0), *body, movi(7, 4)]
+        if kind == "print":
+            return self.printed(state)
+        if kind == "own":
+            x = self.some(state)
+            key = (
+                [mov(7, x), *self.bounded(state, 7, 2)]
+                if rng.random() < 0.5
+                else [mov(7, x), alu(b.AND, 7, imm=3)]
+            )
+            self.clobber(state)
+            state.numbers = {7}
+            code = [
+                *key,
+                store(10, KEY, 7, 4),
+                *load_map(1, "own"),
+                mov(2, 10),
+                alu(b.ADD, 2, imm=KEY),
+                call(LOOKUP),
+            ]
+            body = self.access(state, 0, inner * rng.randrange(OWN_VALUE // inner), inner, 0)
+            state.numbers = {7}
+            return [*code, jump(b.JEQ, 0, len(body), imm=0), *body]
         target = {"output": 2, "event": 4, "max": 1}.get(kind, 3)
         if (code := self.buffer(state, target, size, kind != "max")) is None:
             return []
@@ -590,6 +672,21 @@ class Generator:
             state.numbers = {7}
             code += [jump(b.JEQ, 0, len(body), imm=0), *body]
         return [*code, movi(7, 4)]
+
+    def printed(self, state: State) -> Code:
+        """Print a text with numbers, of which some may be left out."""
+        rng = self.rng
+        text = rng.choice(TEXTS) + b"\0"
+        words = [text[at : at + 8].ljust(8, b"\0") for at in range(0, len(text), 8)]
+        numbers = [self.some(state) for _ in range(3)]
+        code = [store(10, ROOM + 8 * k, number) for k, number in enumerate(numbers)]
+        for k, word in enumerate(words):
+            code += [*load64(7, int.from_bytes(word, "little")), store(10, TEXT + 8 * k, 7)]
+        code += [load(3 + k, 10, ROOM + 8 * k) for k in range(3)]
+        code += [mov(1, 10), alu(b.ADD, 1, imm=TEXT), movi(2, len(text)), call(PRINT), mov(7, 0)]
+        self.clobber(state)
+        state.numbers |= {7}
+        return code
 
     def call(self, state: State) -> Code:
         """Call a subprogram with two numbers and an address of a slot or of `grid`."""
@@ -647,11 +744,11 @@ class Generator:
             ]
             if depth < 2:
                 kinds += [
-                    (1, self.helper),
+                    (2 if self.on_gpu else 1, self.helper),
                     (2, lambda s: self.either(s, depth)),
                     (1, lambda s: self.loop(s, depth)),
                     (1, self.call),
-                    *([(4, self.collect)] if self.record else []),
+                    *([(12, self.collect)] if self.record else []),
                 ]
             code += rng.choices([one for _, one in kinds], [weight for weight, _ in kinds])[0](state)
         return code
@@ -725,11 +822,11 @@ class Generator:
         ]
 
 
-def generate(rng: random.Random) -> Generated:
-    """Return a program that the gate will probably accept."""
+def generate(rng: random.Random, collecting: bool = False) -> Generated:
+    """Return a program that the gate will probably accept. collecting: it may use every helper and map."""
     while True:
         try:
-            return Generator(rng).generate()
+            return Generator(rng, collecting).generate()
         except IndexError:  # no register has a number any more
             continue
 

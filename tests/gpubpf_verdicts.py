@@ -10,16 +10,23 @@ import itertools
 import random
 import re
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import hipsim_engine
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Program
+from gpubpf.ebpf.maps import MapDefinition, initial, record_stride
 from gpubpf.errors import VerifyError
 from gpubpf.lower import amdgcn, nvptx, x86
 from gpubpf.verify import kernel, rules
 from gpubpf.verify.values import Checked, CheckedAccess
-from gpubpf_generated import EDGES, FIELDS, POINT, ROOM, WIDE_EDGES, Generated, generate, mutate
+from gpubpf_generated import EDGES, FIELDS, POINT, WIDE_EDGES, Generated, generate, mutate
+from gpubpf_generated import ROOM as STACK_ROOM
 from gpubpf_guarded import (
+    APART,
+    COLLECTIVE,
+    LANES,
     AmdCode,
     Case,
     Harmful,
@@ -29,9 +36,14 @@ from gpubpf_guarded import (
     on_amd,
     on_device,
     on_host,
+    readable,
+    ring_results,
+    room_of,
+    values_of,
 )
 
 CASES = 8  # inputs of each program
+EMBEDDED, ALONE, HOST = "embedded device", "embedded device, apart", "x86-64"
 # How AMD's code runs: GPU, lanes of its waves, and whether each thread has a wave of its own. Each program runs in two of these ways.
 ON_AMD = (
     ("gfx906", 64, True),
@@ -90,7 +102,7 @@ def _facts(program: Program, function: BpfFunction) -> tuple[Checked, str]:
     for pc, i in enumerate(function.instructions):
         if i.cls == b.LDX and i.src == 6 and 0 <= i.offset < 8 * FIELDS:
             accesses.setdefault(((), pc), CheckedAccess("context", names[i.offset & ~7], i.offset & 7))
-    return Checked(function, accesses, {}, frozenset(), frozenset(), {}, 0, ROOM - 8), why
+    return Checked(function, accesses, {}, frozenset(), frozenset(), {}, 0, STACK_ROOM - 8), why
 
 
 def _difference(made: Generated, mutated: bool, checked: Checked, ours: str, kernels: str) -> str:
@@ -121,37 +133,72 @@ def _cases(made: Generated, program: Program, rng: random.Random) -> list[Case]:
     def content(size: int) -> bytes:
         return b"".join(word().to_bytes(8, "little") for _ in range(size // 8))
 
-    arrays = [m for m in program.maps.values() if m.kind in ("array", "param")]
+    def stored(m: MapDefinition) -> bytes:
+        return initial(m) if m.kind == "hash" else content(values_of(m) * m.value_size)
+
+    rings = {m.name: record_stride(m) for m in program.maps.values() if m.kind == "ringbuf"}
     return [
         Case(
             tuple(word() for _ in range(FIELDS)),
-            {m.name: content(m.value_size * m.max_entries) for m in arrays},
+            {m.name: stored(m) for m in program.maps.values() if m.kind != "ringbuf"},
             0,
+            rings,
         )
         for _ in range(CASES)
     ]
 
 
-class Batch:
-    """Programs of one seed. `counts` says what became of them."""
+@dataclass(frozen=True)
+class Expected:
+    """What the runs of a program must leave: None if that depends on which lanes run together. `kinds`: of its helpers."""
 
-    def __init__(self, seed: int, lowered: int = 1) -> None:
+    number: int
+    maps: Mapping[str, MapDefinition]
+    left: list[dict[str, bytes]] | None
+    kinds: frozenset[str] = frozenset()
+
+
+KINDS = {"hash": {2, 3}, "ring": {25, 130, 131}, "print": {6}, "lanes": LANES}
+
+
+def _interpreted(
+    made: Generated, program: Program, cases: Sequence[Case], apart: bool
+) -> tuple[list[dict[str, bytes]] | None, frozenset[int]]:
+    """Return what runs of a program leave, as `on_device` does if it is known, and the helpers that they call."""
+    runs = []
+    for row, case in enumerate(case for case in cases for _ in range(2)):
+        given = replace(case, thread=APART * row if apart else row)
+        runs.append(StrictInterpreter(program, made.code, given, room_of(row, apart)))
+        runs[-1].run()
+    called = frozenset[int]().union(*(run.called for run in runs))
+    left = [run.results() for run in runs]
+    for name, stride in cases[0].rings.items():
+        for number, group in enumerate([run] for run in runs) if apart else [(0, runs)]:
+            records = [record for run in group for record in run.records[name]]
+            left[number][name] = ring_results(
+                records, sum(run.lost[name] for run in group), stride, not apart
+            )
+    known = all(run.clear for run in runs) and (apart or not called & COLLECTIVE)
+    return left if known else None, called
+
+
+class Batch:
+    """Programs of one seed. `counts` says what became of them. collecting: all may use every helper and map."""
+
+    def __init__(self, seed: int, lowered: int = 1, collecting: bool = False) -> None:
         self.with_amd = hipsim_engine.missing() is None
-        self.rng, self.seed, self.lowered = random.Random(seed), seed, lowered
+        self.rng, self.seed, self.lowered, self.collecting = random.Random(seed), seed, lowered, collecting
         self.counts: Counter[str] = Counter()
         self.fragments: list[tuple[nvptx.Fragment, list[Case]]] = []
+        self.fragments_apart: list[tuple[nvptx.Fragment, list[Case]]] = []
         self.jobs: list[Job] = []
-        self.expected: list[
-            tuple[int, list[dict[str, bytes]]]
-        ] = []  # number of the program, and what each run leaves
-        self.expected_on_host: list[tuple[int, list[dict[str, bytes]]]] = []
+        self.expected: defaultdict[str, list[Expected]] = defaultdict(list)  # by where the programs run
         self.on_amd: defaultdict[str, list[tuple[AmdCode, list[Case]]]] = defaultdict(list)  # by GPU
-        self.expected_on_amd: defaultdict[str, list[tuple[int, list[dict[str, bytes]]]]] = defaultdict(list)
         self.ways_on_amd = itertools.cycle(ON_AMD)
 
     def add(self, number: int) -> None:
         """Generate the next program, ask the gates, and interpret it. One of `lowered` programs is also lowered."""
-        made = generate(self.rng)
+        made = generate(self.rng, self.collecting)
         mutated = bool(number % 2)
         if mutated:
             made = mutate(made, self.rng)
@@ -179,15 +226,12 @@ class Batch:
         if ours:
             return
         cases = _cases(made, program, self.rng)
-        expected = []
-        for number_, case in enumerate(cases):
-            for thread in (2 * number_, 2 * number_ + 1):
-                run = StrictInterpreter(program, made.code, Case(case.fields, case.maps, thread))
-                run.run()
-                expected.append(run.results())
+        left, called = _interpreted(made, program, cases, apart=False)
         self.counts["interpreted"] += 1
-        if number // 2 % self.lowered or made.record:
+        kinds = frozenset(kind for kind, helpers in KINDS.items() if called & helpers)
+        if number // 2 % self.lowered:
             return
+        expected = Expected(number, program.maps, left, kinds)
         try:
             fragment = nvptx.lower(program, checked)
         except VerifyError as error:
@@ -196,10 +240,18 @@ class Batch:
             self.counts["no PTX: the stack does not fit into registers"] += 1
         else:
             self.fragments.append((fragment, cases))
-            self.expected.append((number, expected))
+            self.expected[EMBEDDED].append(expected)
+            if made.record or made.on_lanes:
+                alone, _ = _interpreted(made, program, cases, apart=True)
+                self.fragments_apart.append((fragment, cases))
+                self.expected[ALONE].append(replace(expected, left=alone))
         if not made.only_on_gpus:
             self.jobs.append(Job(x86.lower(*made.program(host=True)), cases))
-            self.expected_on_host.append((number, expected))
+            self.expected[HOST].append(expected)
+        if (
+            made.record or made.on_lanes
+        ):  # the tests pass no thread numbers to AMD's code, and have no rings there
+            return
         for gpu, wave, apart in itertools.islice(self.ways_on_amd, 2 if self.with_amd else 0):
             lowered = amdgcn.lower(program, checked, wave)
             try:
@@ -210,22 +262,26 @@ class Batch:
                 self.counts["no AMD code: the stack does not fit into registers"] += 1
             else:
                 self.on_amd[gpu].append((code, cases))
-                self.expected_on_amd[gpu].append((number, expected))
+                self.expected[gpu].append(expected)
 
     def run(self) -> None:
         """Run what was lowered. Raises Defect, or what `on_device`, `on_host` and `on_amd` raise."""
-        for where, expected, found in (
-            ("embedded device", self.expected, on_device(self.fragments, POINT) if self.fragments else []),
-            ("x86-64", self.expected_on_host, on_host(self.jobs)),
-            *((gpu, self.expected_on_amd[gpu], on_amd(codes)) for gpu, codes in self.on_amd.items()),
+        for where, found in (
+            (EMBEDDED, on_device(self.fragments, POINT) if self.fragments else []),
+            (ALONE, on_device(self.fragments_apart, POINT, apart=True) if self.fragments_apart else []),
+            (HOST, on_host(self.jobs)),
+            *((gpu, on_amd(codes)) for gpu, codes in self.on_amd.items()),
         ):
-            for (number, wanted), got in zip(expected, found, strict=True):
-                if wanted != got:
-                    raise Defect(f"seed {self.seed}, program {number}: {where} computes something else")
+            for wanted, got in zip(self.expected.pop(where, []), found, strict=True):
+                if wanted.left is not None and wanted.left != [readable(wanted.maps, one) for one in got]:
+                    raise Defect(
+                        f"seed {self.seed}, program {wanted.number}: {where} computes something else"
+                    )
+                self.counts.update(f"run: {where}, {kind}" for kind in wanted.kinds)
+                self.counts[f"run: {where}, known"] += wanted.left is not None
             self.counts[f"run: {where}"] += len(found)
-        self.fragments, self.jobs, self.expected, self.expected_on_host = [], [], [], []
+        self.fragments, self.fragments_apart, self.jobs = [], [], []
         self.on_amd.clear()
-        self.expected_on_amd.clear()
 
 
 def main() -> None:
@@ -235,10 +291,13 @@ def main() -> None:
         "--seed", type=int, default=0, help="the first seed; 100 programs have one (default: 0)"
     )
     parser.add_argument("--lowered", type=int, default=1, help="lower and run one of so many (default: 1)")
+    parser.add_argument(
+        "--collecting", action="store_true", help="let all programs use hashes, rings, prints and lanes"
+    )
     arguments = parser.parse_args()
     counts: Counter[str] = Counter()
     for seed in range(arguments.seed, arguments.seed + -(-arguments.programs // 100)):
-        batch = Batch(seed, arguments.lowered)
+        batch = Batch(seed, arguments.lowered, arguments.collecting)
         try:
             for number in range(100):
                 batch.add(number)

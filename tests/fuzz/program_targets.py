@@ -16,7 +16,7 @@ from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.verify import rules
-from gpubpf_guarded import HELPERS, Case, Endless, StrictInterpreter
+from gpubpf_guarded import HELPERS, Case, Endless, StrictInterpreter, values_of
 
 VALUE_SIZE, ENTRIES, RECORD = 64, 2, 16
 MAX_STEPS = 2048  # longer programs are refused, so that more are tried
@@ -70,8 +70,7 @@ def generated_cases() -> list[Case]:
     """Inputs with numbers near the bounds of the values."""
     edges = (0, 1, -1, VALUE_SIZE - 8, VALUE_SIZE, 1 << 63, *generated.WIDE_EDGES)
     words = [edge & (1 << 64) - 1 for edge in edges]
-    arrays = [m for m in generated_maps().values() if m.kind in ("array", "param")]
-    sizes = {m.name: m.value_size * m.max_entries for m in arrays}
+    sizes = {m.name: m.value_size * values_of(m) for m in generated_maps().values() if values_of(m)}
     return [
         Case(
             tuple(words[(at + field) % len(words)] for field in range(generated.FIELDS)),

@@ -20,7 +20,7 @@ from gpubpf.verify.rules import check
 from gpubpf_asm import END, alu, load, lookup, mov, store
 from gpubpf_generated import POINT, Generated, generate, mutate
 from gpubpf_guarded import Case, Harmful, Job, StrictInterpreter, compile_for_amd, on_amd, on_device, on_host
-from gpubpf_verdicts import ON_AMD, ONLY_OURS, ONLY_THE_KERNEL, Batch
+from gpubpf_verdicts import ALONE, EMBEDDED, KINDS, ON_AMD, ONLY_OURS, ONLY_THE_KERNEL, Batch
 from hipsim_engine import missing
 
 TIMES = int(os.environ.get("GPUBPF_PROGRAMS", "1"))
@@ -39,6 +39,21 @@ def test_accepted_programs_stay_in_their_memory_and_compute_the_same(seed: int):
     if missing() is None:
         for gpu in {gpu for gpu, _, _ in ON_AMD}:
             assert batch.counts[f"run: {gpu}"] > 5
+
+
+@pytest.mark.parametrize("seed", range(4 * TIMES))
+@pytest.mark.every(4)
+def test_accepted_programs_collect_the_same(seed: int):
+    """Programs with hashes, rings, prints and lanes: in a warp that shares its rings, and each input alone in a warp."""
+    batch = Batch(1000 * int(os.environ["GPUBPF_DAY"]) + seed, lowered=2, collecting=True)
+    for number in range(50):
+        batch.add(number)
+    batch.run()
+    for kind in KINDS:
+        assert batch.counts[f"run: {EMBEDDED}, {kind}"] >= 2
+        assert batch.counts[f"run: {ALONE}, {kind}"] >= 2
+    assert batch.counts[f"run: {EMBEDDED}, known"] >= 3
+    assert batch.counts[f"run: {ALONE}, known"] >= 8
 
 
 def test_a_seed_decides_the_programs():
