@@ -549,6 +549,8 @@ def test_variables_of_inner_blocks(virtual: bool) -> None:
         ld.global.u32 %r5, [v]; }
     {   .reg .b64 v;
         mov.b64 v, 9;
+        {   .shared .u32 v;
+            st.shared.u32 [v], 4; }
         cvt.u32.u64 %r6, v; }
     ld.global.u32 %r7, [v];
     st.global.v4.u32 [%rd1], {%r1, %r2, %r3, %r4};

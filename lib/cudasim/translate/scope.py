@@ -173,22 +173,24 @@ class Names:
 
     def register(self, scope: Scope, name: str) -> Register | None:
         at: Scope | None = scope
-        numbered = _NUMBERED.match(name)
-        while at is not None:
-            if (found := at.registers.get(name)) is not None:
+        while at is not None and name not in at.storages:  # a variable hides registers of outer blocks
+            if (found := self._declared(at, name)) is not None:
                 return found
-            if numbered is not None:
-                # %r12 is register 12 of %r<N>; a prefix may itself end in digits
-                for cut in range(max(numbered.start(2), len(name) - 9), len(name)):
-                    declared = at.ranges.get(name[:cut])
-                    if (
-                        declared is not None
-                        and int(name[cut:]) < declared[0]
-                        and str(int(name[cut:])) == name[cut:]
-                    ):
-                        found = at.registers[name] = Register(self._identifier(name), declared[1])
-                        return found
             at = at.parent
+        return None
+
+    def _declared(self, scope: Scope, name: str) -> Register | None:
+        """Return the register of a name that a scope itself declares."""
+        if (found := scope.registers.get(name)) is not None:
+            return found
+        if not scope.ranges or (numbered := _NUMBERED.match(name)) is None:
+            return None
+        # %r12 is register 12 of %r<N>; a prefix may itself end in digits
+        for cut in range(max(numbered.start(2), len(name) - 9), len(name)):
+            declared = scope.ranges.get(name[:cut])
+            if declared is not None and int(name[cut:]) < declared[0] and str(int(name[cut:])) == name[cut:]:
+                found = scope.registers[name] = Register(self._identifier(name), declared[1])
+                return found
         return None
 
     def storage(self, scope: Scope, name: str) -> Storage | None:
@@ -247,7 +249,7 @@ class Names:
         while at is not None and isinstance(operand, Name) and not operand.offset:
             if operand.name in at.vectors:
                 return at.vectors[operand.name]
-            if operand.name in at.registers or operand.name in at.storages:
+            if operand.name in at.storages or self._declared(at, operand.name) is not None:
                 break
             at = at.parent
         return operand

@@ -83,7 +83,7 @@ def callers(stacks: Iterable[Sequence[StackFrame]]) -> dict[Sequence[StackFrame]
 
 
 def caller(stack: Sequence[StackFrame], exact: bool = False) -> str:
-    """Return the caller of the driver: the innermost function of a host stack outside driver and runtime; "" if there is none.
+    """Return the function that called the driver or its runtime, from a host stack; "" if there is none.
 
     exact: with the address of the call, as `frame_of` shows it.
     """

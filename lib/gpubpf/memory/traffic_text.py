@@ -37,9 +37,7 @@ _GATHERED = {
     "load": "load whole rows and pick in shared memory",
     "store": "collect in shared memory and store whole rows",
 }
-_SHARED_SECTORS = (
-    0.75  # sectors of strided lanes, compared with separate rows, up to which rows of the block share sectors
-)
+_SHARED_SECTORS = 0.75  # sectors of strided lanes, as a share of those that separate rows need; with fewer, rows share sectors
 _MANY_LOADS = 1000  # requests from which on the report mentions loads of a loop that waits
 _POLLS = re.compile(r"ld\.(?:volatile|acquire|relaxed|mmio)\b")
 # Atomics, also AMD's, that lanes cannot do for each other.
@@ -129,10 +127,9 @@ class SiteGroup:
         if first.of_one_lane:
             return "one lane"
         whole = first.in_device_memory and self.sum("sectors") == self.sum("least")
-        whole = (
-            whole and first.site.kind != "atomic"
-        )  # where lanes share addresses, that many sectors are a coincidence
-        return "rows" if first.pattern == "gather" and whole else first.pattern
+        # Where lanes update the same addresses, that many sectors are a coincidence.
+        rows = first.pattern == "gather" and whole and first.site.kind != "atomic"
+        return "rows" if rows else first.pattern
 
     def cells(self, share: float, mixed: bool = False) -> dict[str, str]:
         """Return the cells of the row, by column. `mixed`: the table has both kinds of shares (`KernelTraffic.share`)."""
@@ -267,15 +264,12 @@ def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
     for first, *more in found.values():
         where = f"{files[first.site.source]}:{first.site.source_line}" if first.site.source else first.where
         made.append(SiteGroup(where, (first, *more)))
-    moved = {True: "moved", False: "bytes"}
-    return sorted(
-        made,
-        key=lambda row: (
-            -row.sum("cost"),
-            -row.sum(moved[row.sites[0].has_addresses]),
-            row.sites[0].site.number,
-        ),
-    )
+
+    def order(row: SiteGroup) -> tuple[int, int, int]:
+        moved = row.sum("moved" if row.sites[0].has_addresses else "bytes")
+        return -row.sum("cost"), -moved, row.sites[0].site.number
+
+    return sorted(made, key=order)
 
 
 def _counts(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> str:

@@ -14,7 +14,6 @@ that is computed may be to any place from the constant part of the offset on, bu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -113,11 +112,9 @@ class _Addresses:
         registers = {v.name for v in function.parameters if v.space == "reg"}
         self.held = set(addresses) | (self.own & registers)
         self.own -= registers
-        declared = Counter(s.name for s in function.body or () if isinstance(s, Variable))
-        self.variables = {
-            s.name for s in function.body or () if isinstance(s, Variable) and s.space == "local"
-        }
-        if any(declared[name] > 1 for name in self.variables):
+        declared = [s for s in function.body or () if isinstance(s, Variable)]
+        self.variables = {s.name for s in declared if s.space == "local"}
+        if any(sum(s.declares(name) for s in declared) > 1 for name in self.variables):
             raise _Leaves  # the same name in another block would be taken for it
         # Local variables, and registers with addresses in them. None: of any place.
         self.places: dict[str, _Place | None] = {name: _Place(name, 0) for name in self.variables}

@@ -905,7 +905,8 @@ class Body:
 
     def _is_hidden(self, index: int, name: str) -> bool:
         """Return whether a name of the module means something of the function at a statement."""
-        return name in self.signature or self._declaration(index, name) is not None
+        declared = self._declaration(index, name)
+        return name in self.signature or (declared is not None and declared.declares(name))
 
     def _is_in_table(self, index: int, name: str) -> bool:
         """Return whether a name is a module variable that is accessed through the table. Note other module variables as kept."""

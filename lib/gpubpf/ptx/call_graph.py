@@ -66,22 +66,20 @@ def references(function: Function, module: Module) -> References:
     body = function.body or ()
     followed = {found.call: found.shape for found in indirect_calls(body).values()}
     shapes: Counter[Shape] = Counter()
-    scopes = [
-        {v.name for v in (*function.parameters, *function.returns)}
-    ]  # from the outermost block to that of the statement
+    scopes = [[*function.parameters, *function.returns]]  # from the outermost block to that of the statement
 
     def is_local(name: str) -> bool:
-        return any(name in declared for declared in scopes)
+        return any(variable.declares(name) for declared in scopes for variable in declared)
 
     for index, statement in enumerate(body):
         if isinstance(statement, Open):
-            scopes.append(set())
+            scopes.append([])
         elif isinstance(statement, Close):
             if len(scopes) == 1:
                 raise PtxError(f"PTX line {statement.line}: a }} too many")
             scopes.pop()
-        elif isinstance(statement, Variable) and statement.count is None:
-            scopes[-1].add(statement.name)
+        elif isinstance(statement, Variable):
+            scopes[-1].append(statement)
         if not isinstance(statement, PtxInstruction):
             continue
         if statement.opcode not in OPCODES:
@@ -90,16 +88,17 @@ def references(function: Function, module: Module) -> References:
         if statement.opcode == "call":
             if index in followed:
                 shapes[followed[index]] += 1
-            elif target is None or is_local(target) or target not in module.functions:
+            elif target is None or target not in module.functions or is_local(target):
                 indirect = True
             else:
                 calls.add(target)
         for name in find_names(statement.operands):
-            if name == target or is_local(name):
+            known = name in module.variables or name in module.functions
+            if not known or name == target or is_local(name):
                 continue
             if name in module.variables:
                 variables.add(name)
-            elif name in module.functions:
+            else:
                 (launched if module.functions[name].kind == "entry" else taken).add(name)
     return References(
         frozenset(calls),

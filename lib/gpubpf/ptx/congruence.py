@@ -30,8 +30,10 @@ def common_bits(function: Function, variables: Collection[str] = ()) -> dict[str
     variables: the variables of the module, whose addresses are the same in all lanes.
     """
     declared = [s for s in function.body or () if isinstance(s, Variable)]
-    registers = {s.name for s in declared if s.space == "reg"}  # these may hide variables
-    names = {*variables, *(s.name for s in declared if s.space != "reg")} - registers
+    names = {*variables, *(s.name for s in declared if s.space != "reg")}
+    registers = [s for s in declared if s.space == "reg"]  # these may hide variables
+    alike = [name for name in names if name.startswith(tuple(s.name for s in registers))]
+    names -= {name for name in alike if any(s.declares(name) for s in registers)}
     found = dict.fromkeys(_UNIFORM_REGISTERS | names, UNIFORM)
     parameters = {p.name for p in function.parameters} if function.kind == "entry" else set()
     writes = _writes(function)

@@ -281,6 +281,13 @@ class Variable:
         """The alignment in bytes; the natural alignment of the type if none is given."""
         return self.align or type_size(self.type) * self.vector
 
+    def declares(self, name: str) -> bool:
+        """Return whether this declares a name: `%r<9>` declares `%r8`, but not `%r`."""
+        if self.count is None:
+            return name == self.name
+        number = name.removeprefix(self.name) if name.startswith(self.name) else ""
+        return number.isdecimal() and str(int(number)) == number and int(number) < self.count
+
     def declaration(self) -> str:
         """Return the declaration without its linkage and `;`."""
         words = [f".{self.space}"]

@@ -73,6 +73,7 @@ def test_other_local_objects(body: str) -> None:
         "add.s64 %rd7, %rd4, 0xFFFFFFFFFFFFFFF4; ld.u32 %r2, [%rd7]; st.global.u32 [%rd8], %r2;",
         "setp.ne.s64 %p1, %rd3, 1;",
         "{ .reg .b64 depot; mov.b64 depot, %rd8; st.u64 [depot], %rd3; }",
+        ".local .b64 d1; { .reg .b64 d<3>; mov.b64 d1, %rd8; st.u64 [d1], %rd3; }",
     ],
     ids=[
         "stored",
@@ -91,7 +92,7 @@ def test_other_local_objects(body: str) -> None:
             "alloca",
             "the end of an array",
         ),
-        *("read back", "a part before", "compared", "hidden"),
+        *("read back", "a part before", "compared", "hidden", "hidden by a range"),
     ],
 )
 def test_addresses_that_may_leave(body: str) -> None:

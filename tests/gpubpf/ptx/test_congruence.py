@@ -9,7 +9,7 @@ import pytest
 from gpubpf.ptx.congruence import UNIFORM, common_bits
 from gpubpf.ptx.parser import parse
 
-HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n.shared .align 16 .b8 tile[64];\n"
+HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n.shared .align 16 .b8 tile[64];\n.shared .b32 tile2;\n"
 REGISTERS = ".reg .b32 %r<99>; .reg .b64 %rd<99>; .reg .pred %p<3>;"
 
 
@@ -46,6 +46,8 @@ def bits(body: str, name: str) -> int:
         ("mov.b64 {%r1, %r2}, 5;", 0),
         ("add.cc.u32 %r1, 1, 2;", 0),
         (".reg .b32 tile; mov.u32 tile, %tid.x; mov.u32 %r1, tile;", 0),  # hides the variable
+        (".reg .b32 tile<3>; mov.u32 tile2, %tid.x; mov.u32 %r1, tile2;", 0),
+        ("mov.u32 %r1, tile2;", UNIFORM),
         (".reg .b32 tile; mov.u32 tile, %tid.x; add.u32 tile, tile, 1; mov.u32 %r1, tile;", 0),
     ],
 )

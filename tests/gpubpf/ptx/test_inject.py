@@ -528,6 +528,19 @@ def test_refusals(before: str, body: str, reason: str) -> None:
     assert ".entry k" not in injected.text
 
 
+def test_ranges_of_registers_hide_names_of_the_module() -> None:
+    """`.reg .b64 f<3>` declares `f1`, which is not the function then."""
+    kernel = ".visible .entry {}() {{ .reg .b64 f<3>; {} ret; }}\n"
+    text = HEAD + ".func f1() { ret; }\n.func g() { ret; }\n"
+    text += kernel.format("moves", "mov.u64 f1, 7;") + kernel.format("takes", "mov.u64 f, 7;").replace(
+        "<3>", ""
+    )
+    text += kernel.format("calls", "{ proto: .callprototype _ (); mov.u64 f1, g; call f1, proto; }")
+    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    assert set(injected.kernels) == {"moves", "takes"}
+    assert injected.refusals["calls"].startswith("indirect call")
+
+
 def test_what_is_instrumented_is_not_instrumented_again(edges: Module) -> None:
     once = everywhere(edges, Placement(TALLY, "exit"))
     twice = everywhere(parse(once.text), Placement(TALLY, "exit"))

@@ -539,10 +539,8 @@ CUresult library_module(const std::shared_ptr<Library> &library, const std::shar
                         std::shared_ptr<Module> &module);
 // Removes the handles of a module and its functions.
 void remove_handles(const Module &module);
-int max_threads(const Function &function);             // per block, by its launch bounds
-int most_threads_to_launch(const Function &function);  // also by its registers
-// Returns the registers that the check of a launch counts for a block; at most kRegisters may be launched.
-int block_registers(const Function &function, int block);
+int max_threads(const Function &function);                                  // per block, by its launch bounds
+int most_threads_to_launch(const Function &function);                       // also by its registers
 int occupancy(const Function &function, int block, size_t dynamic_shared);  // blocks per multiprocessor
 CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy);
 // Checks that [address, address + bytes) lies in one allocation.

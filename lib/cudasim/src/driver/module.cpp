@@ -356,7 +356,7 @@ int max_threads(const Function &function) {
 
 // The rules are those of cuda_occupancy.h: a warp takes registers in units of 256, each part of a multiprocessor has its own
 // registers, and the check of a block counts its warps as a multiple of the parts.
-int block_registers(const Function &function, int block) {
+static int block_registers(const Function &function, int block) {
     const int warps = (block + 31) / 32;
     return registers_per_warp(function) * ((warps + kParts - 1) / kParts * kParts);
 }
