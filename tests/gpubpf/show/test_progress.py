@@ -194,5 +194,5 @@ exits_text.lines = slow
 sys.exit(kernelretsnoop.main(["--device", "sim", "--", {str(program)!r}]))
 """
     seen, out = run([sys.executable, "-c", BEGIN + code], terminal)
-    assert ("kernelretsnoop: preparing the report, 0 s" in seen) == terminal, seen
+    assert ("kernelretsnoop: preparing the report, " in seen) == terminal, seen
     assert "when its threads exit" in out
