@@ -186,9 +186,11 @@ progress.DELAY, progress.PERIOD = 0.0, 0.001
 sys.path.insert(0, {str(REPOSITORY / "tools")!r})
 import kernelretsnoop
 from gpubpf.exits import exits_text
+from gpubpf.session import translating
+translating.PERIOD = 0.01  # how long a translation before it may still be shown
 shown = exits_text.lines
 def slow(*arguments, **options):
-    time.sleep(0.3)
+    time.sleep(1)
     return shown(*arguments, **options)
 exits_text.lines = slow
 sys.exit(kernelretsnoop.main(["--device", "sim", "--", {str(program)!r}]))
