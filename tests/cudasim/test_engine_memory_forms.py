@@ -561,3 +561,63 @@ def test_variables_of_inner_blocks(virtual: bool) -> None:
     out = Array(np.zeros(7, np.uint32))
     Device(text, virtual).launch("k", 1, 1, out)
     assert out.host.tolist() == [1, 5, 6, 7, 8, 9, 1]
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize(
+    ("before", "body", "expected"),
+    [
+        # What a block declares later is not meant yet.
+        (
+            ".global .u32 v = 1;",
+            "{ ld.global.u32 %r1, [v]; .global .u32 v = 8; ld.global.u32 %r2, [v]; }",
+            [1, 8],
+        ),
+        ("", ".reg .b32 w; mov.u32 w, 3; { mov.u32 w, 5; .reg .b32 w; mov.u32 w, 6; } mov.u32 %r1, w;", [5]),
+        (
+            ".global .u32 v1 = 1;",
+            "ld.global.u32 %r1, [v1]; .reg .b32 v<3>; mov.u32 v1, 2; mov.u32 %r2, v1;",
+            [1, 2],
+        ),
+        (
+            ".global .u32 v = 1;",
+            "{ {.local .u32 a;} ld.global.u32 %r1, [v]; .shared .u32 v; st.shared.u32 [v], 2; }",
+            [1],
+        ),
+        # An initialiser means what is declared before it, in the same block or in one around it.
+        (
+            ".global .u32 v = 1;",
+            """{ .global .u64 p[2] = {0, v}; .global .u32 v = 5; .global .u64 q = generic(v);
+               ld.global.u64 %rd2, [p+8]; ld.global.u32 %r1, [%rd2]; ld.global.u64 %rd2, [q]; ld.u32 %r2, [%rd2]; }""",
+            [1, 5],
+        ),
+        (
+            ".func (.reg .u32 r) f() { .global .u32 v = 9; .global .u64 p = v; .reg .u64 a;"
+            " ld.global.u64 a, [p]; ld.global.u32 r, [a]; ret; } .global .u32 v = 1;",
+            "call (%r1), f;",
+            [9],
+        ),
+        # A parameter whose address is taken is in local memory (PTX ISA 9.7.9.4).
+        (
+            ".func (.reg .u32 r) f(.param .b64 v) { .reg .b64 a; mov.b64 a, v; ld.local.u32 r, [a];"
+            " st.local.u32 [a], 7; .reg .b32 b; ld.param.u32 b, [a]; add.u32 r, r, b; ret; }",
+            "{ .param .b64 q; st.param.b64 [q], 12; call (%r1), f, (q); }",
+            [19],
+        ),
+    ],
+)
+def test_what_a_name_means(before: str, body: str, expected: list[int], virtual: bool) -> None:
+    text = f""".version 8.0
+.target sm_80
+.address_size 64
+{before}
+.visible .entry k(.param .u64 out) {{
+    .reg .b64 %rd<3>; .reg .b32 %r<3>;
+    ld.param.u64 %rd1, [out];
+    {body}
+    st.global.v2.u32 [%rd1], {{%r1, %r2}};
+    ret;
+}}"""
+    out = Array(np.zeros(2, np.uint32))
+    Device(text, virtual).launch("k", 1, 1, out)
+    assert out.host.tolist()[: len(expected)] == expected

@@ -501,24 +501,91 @@ def test_code_with_probes_is_compiled_at_a_lower_level(
         ("st.u32 [s], %r1", True),
         ("atom.shared::cta.add.u32 %r1, [s], 1", True),
         ("mov.u64 %rd1, c; st.global.u32 [%rd1], %r1", True),
+        ("ld.global.u32 %r1, [p]", False),
+        ("st.global.u32 [p], %r1", False),
+        ("ld.u32 %r1, [p]", False),
+        ("ld.param.u32 %r1, [s]", False),
+        (".param .b32 q; ld.u32 %r1, [q]", False),
+        ("ld.param::entry.u32 %r1, [p]", True),
+        ("ldu.const.u32 %r1, [c]", False),
+        ("ldu.shared.u32 %r1, [%rd1]", False),
+        ("ldu.global.u32 %r1, [g]", True),
+        ("atom.local.add.u32 %r1, [%rd1], 1", False),
     ],
 )
 def test_the_space_of_an_instruction_is_that_of_its_variable(
     instruction: str, accepted: bool, tmp_path: Path
 ) -> None:
-    text = f""".version 8.0
+    text = f""".version 8.3
 .target sm_80
 .address_size 64
 .const .u32 c; .global .u32 g; .shared .u32 s;
-.visible .entry k() {{ .reg .b32 %r<2>; .reg .b64 %rd<2>; {instruction}; ret; }}"""
-    (tmp_path / "k.ptx").write_text(text)
-    command = [need("ptxas"), "-arch=sm_80", "-o", tmp_path / "k.cubin", tmp_path / "k.ptx"]
-    assert (subprocess.run(command, capture_output=True).returncode == 0) == accepted
+.visible .entry k(.param .u32 p) {{ .reg .b32 %r<2>; .reg .b64 %rd<2>; {instruction}; ret; }}"""
+    assert assembles(text, tmp_path) == accepted
     if accepted:
         TranslatedModule(parse(text))
     else:
         with pytest.raises(PtxError, match="State space"):
             TranslatedModule(parse(text))
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "name"),
+    [
+        ("", ".reg .b32 a; .reg .b64 a;", "a"),
+        ("", ".reg .b32 a; add.u32 a, a, a; .local .u32 a;", "a"),
+        ("", ".reg .b32 a1; .reg .b64 a<5>;", "a1"),
+        ("", ".reg .b64 a<5>; .reg .b32 a4;", "a4"),
+        ("", ".reg .b64 a<5>; .reg .b32 a<9>;", "a0"),
+        ("", ".reg .b32 a; a: ret;", "a"),
+        ("", "a: ret; .shared .u32 a;", "a"),
+        ("", "a: ret; a: ret;", "a"),
+        ("", "{ .param .b32 q; .param .b32 q; }", "q"),
+        ("", ".reg .b64 p;", "p"),
+        (".shared .u32 a; .global .u32 a;", "", "a"),
+        (".func a() { ret; } .func a() { ret; }", "", "a"),
+        (".extern .global .u32 a[]; .visible .global .u32 a[2]; .func f(); .func f() { ret; }", "", ""),
+        ("", ".reg .b64 a<5>; .reg .b32 a, a5; .reg .b32 a1<9>; { .reg .b32 a; a4: ret; }", ""),
+    ],
+)
+def test_a_block_declares_a_name_once(before: str, body: str, name: str, tmp_path: Path) -> None:
+    text = f""".version 8.0
+.target sm_80
+.address_size 64
+{before}
+.visible .entry k(.param .u32 p) {{ {body} ret; }}"""
+    assert assembles(text, tmp_path) == (not name)
+    if name:
+        with pytest.raises(PtxError, match=rf"{name} is (declared|defined) twice"):
+            TranslatedModule(parse(text))
+    else:
+        TranslatedModule(parse(text))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("st.param.u32 [p], %r1;", "Illegal to write to input parameter 'p'"),
+        ("{ .local .u32 v; .global .u64 a = v; }", "the initialiser names v"),
+        ("{ .reg .u32 v<2>; .global .u64 a = v1; }", "the initialiser names v1"),
+    ],
+)
+def test_what_ptxas_refuses_of_parameters_and_initialisers(body: str, message: str, tmp_path: Path) -> None:
+    text = f""".version 8.0
+.target sm_80
+.address_size 64
+.global .u32 v, v1;
+.visible .entry k(.param .u32 p) {{ .reg .b32 %r<2>; {body} ret; }}"""
+    assert not assembles(text, tmp_path)
+    with pytest.raises(PtxError, match=message):
+        TranslatedModule(parse(text))
+
+
+def assembles(text: str, directory: Path) -> bool:
+    """Return whether ptxas accepts PTX."""
+    (directory / "k.ptx").write_text(text)
+    command = [need("ptxas"), "-arch=sm_80", "-o", directory / "k.cubin", directory / "k.ptx"]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def test_values_that_live_within_a_block_count_as_registers() -> None:

@@ -108,12 +108,11 @@ class FunctionCode:
     # -- declarations
 
     def _declare(self) -> None:
-        root = self.names.root
         if self.kernel:
             for p, (at, size, align) in zip(
                 self.function.parameters, kernel_parameters(self.function), strict=True
             ):
-                root.storages[p.name] = Storage("kernel", p.name, at, size, align)
+                self.names.declare_kernel_parameter(p, at, size, align)
         else:
             self._formals(self.function.parameters, self.arguments)
             self._formals(self.function.returns, self.results)
@@ -134,7 +133,7 @@ class FunctionCode:
         self.args_size = max(self.args_size, offsets[-1])
         for p, offset in zip(formals, offsets, strict=False):
             if p.space != "reg":
-                out.append((self.names.declare_parameter(self.names.root, p), offset, p.size))
+                out.append((self.names.declare_parameter(p), offset, p.size))
                 continue
             self.names.declare(self.names.root, p)
             elements = [f"{p.name}.{e}" for e in "xyzw"[: p.vector]] if p.vector > 1 else [p.name]

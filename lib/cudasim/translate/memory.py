@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpubpf.errors import PtxError
 from gpubpf.ptx.module import Address, Immediate, Name, Operand, PtxInstruction, Vector
 
 from .arithmetic import emits
@@ -78,8 +79,8 @@ def _vector(i: PtxInstruction) -> int:
     return next((int(m[1:]) for m in i.modifiers if m in ("v2", "v4", "v8")), 1)
 
 
-def _parameter(v: Values, operand: Operand, space: str) -> str | None:
-    """Return a pointer for `[param+4]`; None if the address does not name a parameter."""
+def _parameter(v: Values, operand: Operand, space: str, how: str) -> str | None:
+    """Return a pointer for `[param+4]`; None if the address does not name a parameter. Raises PtxError."""
     if space not in ("param",) or not isinstance(operand, Address) or operand.base is None:
         return None
     if v.names.register(v.scope, operand.base) is not None:
@@ -88,6 +89,10 @@ def _parameter(v: Values, operand: Operand, space: str) -> str | None:
     if storage is None:
         return None
     if storage.kind == "kernel":
+        if how == "w":
+            raise PtxError(
+                f"PTX line {v.instruction.line}: Illegal to write to input parameter '{storage.name}'"
+            )
         return f"(w->params + {storage.index + operand.offset})"
     if storage.kind == "frame" and storage.name in v.local_parameters:
         offset = v.local_parameters[storage.name] + operand.offset
@@ -104,9 +109,11 @@ def _pointer(v: Values, i: PtxInstruction, operand: Operand, size: int, how: str
     space = space_of(i)
     v.code.memory = True
     v.code.alone = strong(i)
-    parameter = _parameter(v, operand, space)
+    parameter = _parameter(v, operand, space, how)
     if parameter is not None:
         return parameter, ""
+    if space == "param" and v.names.function.kind == "func":
+        space = "local"  # where a parameter is whose address mov takes (PTX ISA 9.7.9.4)
     return v.pointer(space, v.address(operand), size, how), v.line(space) + " "
 
 

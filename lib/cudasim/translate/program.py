@@ -26,7 +26,7 @@ from .function import SLOT, FunctionCode, kernel_parameters
 from .liveness import estimated_registers
 from .outline import PREFIX, outline
 from .render import render
-from .scope import Storage, key_of_lifted, lifted
+from .scope import Storage, lifted
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
 # A module with more lines of C is compiled in parts, each when a kernel that needs it is launched; and how many lines a part has. The
@@ -93,12 +93,13 @@ class TranslatedModule:
     # -- variables
 
     def _collect_variables(self) -> None:
+        _check_definitions(self.module)
         for variable in self.module.variables.values():
             self._variable(variable, variable.name)
         for function in self.module.functions.values():
             if function.defined:
-                for number, variable in enumerate(lifted(function.body or ())):
-                    self._variable(variable, key_of_lifted(function.name, number))
+                for key, variable in lifted(function):
+                    self._variable(variable, key)
 
     def _variable(self, variable: Variable, key: str) -> None:
         if variable.space in ("global", "const"):
@@ -216,8 +217,8 @@ class TranslatedModule:
                 self.refused[name] = str(error)
                 continue
             self.codes[name] = code
-            todo += code.callees
-            for index in code.values.address_taken:
+            todo += sorted(code.callees)
+            for index in sorted(code.values.address_taken):
                 self.taken.add(names[index])
                 todo.append(names[index])
         bad = set(self.refused)
@@ -584,6 +585,22 @@ def _part_table(rows: str, count: int, places: str) -> str:
         '__attribute__((visibility("default"))) const struct cs_part cudasim_part = '
         f"{{CS_ABI, {count}, code, {places}}};\n"
     )
+
+
+def _check_definitions(module: Module) -> None:
+    """Raises PtxError for a second definition of a name, as ptxas does."""
+    names: set[str] = set()
+    for item in module.items:
+        match item:
+            case Function(defined=True):
+                pass
+            case Variable() if "extern" not in item.linkage:
+                pass
+            case _:
+                continue
+        if item.name in names:
+            raise PtxError(f"PTX line {item.line}: {item.name} is defined twice")
+        names.add(item.name)
 
 
 def _check_cluster(function: Function) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from gpubpf.errors import PtxError
@@ -11,8 +12,11 @@ from gpubpf.ptx.module import (
     Address,
     Close,
     Function,
+    Generic,
     Group,
+    Initializer,
     Label,
+    Masked,
     Name,
     Open,
     Operand,
@@ -27,7 +31,14 @@ _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 # Instructions that take one address of any space; modifiers that name a space, or a form for which `memory.space_at` is asked.
 _GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "wmma"})
 _SPACES = frozenset({"global", "shared", "local", "const", "param", "async", "bulk"})
-_READING = frozenset({"ld", "ldu"})
+# The spaces that opcodes take, of those that take fewer.
+_TAKEN = {
+    "ldu": frozenset({"global"}),
+    "st": _SPACES - {"const"},
+    "atom": frozenset({"global", "shared"}),
+    "red": frozenset({"global", "shared", "async"}),
+}
+_SPACE_OF = {"kernel": "param", "frame": "param"}  # by kind of storage; the other kinds are spaces
 MOST_VECTORS = 4096  # in one declaration
 _BAD = re.compile(r"[^A-Za-z0-9_]")
 
@@ -58,7 +69,46 @@ class Storage:
 
 
 @dataclass(slots=True)
+class Declared:
+    """The names that a block declares, so that it declares none twice."""
+
+    names: set[str] = field(default_factory=set)
+    ranges: dict[str, int] = field(default_factory=dict)  # prefix → count
+
+    def add(self, variable: Variable) -> None:
+        """Raises PtxError if the block declares the name, or one of the range, already."""
+        taken: str | None
+        if variable.count is not None:
+            first = variable.name + "0"
+            taken = (
+                first if variable.name in self.ranges else next(filter(variable.declares, self.names), None)
+            )
+            self.ranges[variable.name] = variable.count
+        else:
+            taken = variable.name if self._holds(variable.name) else None
+            self.names.add(variable.name)
+        if taken is not None:
+            raise PtxError(f"PTX line {variable.line}: {taken} is declared twice in a block")
+
+    def add_label(self, label: Label) -> None:
+        """Raises PtxError if the block declares the name already."""
+        if self._holds(label.name):
+            raise PtxError(f"PTX line {label.line}: {label.name} is declared twice in a block")
+        self.names.add(label.name)
+
+    def _holds(self, name: str) -> bool:
+        return name in self.names or any(
+            number < self.ranges.get(prefix, 0) for prefix, number in _splits(name)
+        )
+
+
+@dataclass(slots=True)
 class Scope:
+    """The names that statements see: those of a block up to a declaration, then those of `parent`.
+
+    A block whose declarations follow other statements has several scopes, each with the one before as its parent.
+    """
+
     parent: Scope | None
     registers: dict[str, Register] = field(default_factory=dict)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # prefix → (count, width)
@@ -66,18 +116,74 @@ class Scope:
     vectors: dict[str, Vector] = field(default_factory=dict)  # vector registers and their elements
     labels: dict[str, int] = field(default_factory=dict)  # name → label number
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # .branchtargets
+    declared: Declared = field(default_factory=Declared)
+
+    def after(self) -> Scope:
+        """Return the scope of this block's next statements: what they declare, the statements before do not see."""
+        return Scope(self, labels=self.labels, tables=self.tables, declared=self.declared)
 
 
-def lifted(statements: Iterable[Statement]) -> Iterator[Variable]:
-    """Yield the variables of a body whose storage belongs to the module, whatever block declares them."""
-    for statement in statements:
-        if isinstance(statement, Variable) and statement.space in ("shared", "global", "const"):
-            yield statement
+def _splits(name: str) -> Iterator[tuple[str, int]]:
+    """Yield a name as prefix and number: `%r12` is register 12 of `%r<N>`, or 2 of `%r1<N>`."""
+    if (numbered := _NUMBERED.match(name)) is not None:
+        for cut in range(max(numbered.start(2), len(name) - 9), len(name)):
+            if name[cut] != "0" or cut == len(name) - 1:
+                yield name[:cut], int(name[cut:])
+
+
+def lifted(function: Function) -> Iterator[tuple[str, Variable]]:
+    """Yield the variables of a function whose storage belongs to the module, whatever block declares them.
+
+    Each comes with its key in the scope of the module, and its initialiser names others by their keys. Raises PtxError.
+    """
+    keys = (key_of_lifted(function.name, number) for number in itertools.count())
+    blocks: list[list[tuple[Variable, str]]] = [[(v, "") for v in (*function.parameters, *function.returns)]]
+    for statement in function.body or ():
+        if isinstance(statement, Open):
+            blocks.append([])
+        elif isinstance(statement, Close) and len(blocks) > 1:
+            blocks.pop()
+        elif isinstance(statement, Variable):
+            is_lifted = statement.space in ("shared", "global", "const")
+            key = next(keys) if is_lifted else ""
+            if is_lifted:
+                yield key, replace(statement, initializer=_with_keys(statement, blocks))
+            blocks[-1].append((statement, key))
 
 
 def key_of_lifted(function: str, number: int) -> str:
     """Return the key of a function's `number`th lifted variable in the scope of the module. No name in PTX contains it."""
     return f"{function}\0{number}"
+
+
+def _with_keys(variable: Variable, blocks: list[list[tuple[Variable, str]]]) -> Initializer | None:
+    """Return the initialiser of a function's variable with keys for the names of the function's other variables."""
+
+    def named(operand: Name) -> Name:
+        declared = ((v, key) for block in reversed(blocks) for v, key in block if v.declares(operand.name))
+        found, key = next(declared, (None, operand.name))
+        if found is not None and found.space not in ("global", "const"):
+            raise PtxError(
+                f"PTX line {variable.line}: the initialiser names {operand.name}, which is not in .global or .const"
+            )
+        return replace(operand, name=key)
+
+    def renamed(value: Initializer) -> Initializer:
+        match value:
+            case tuple():
+                return tuple(map(renamed, value))
+            case Generic():
+                return replace(value, operand=named(value.operand))
+            case Masked(operand=Name() as operand):
+                return replace(value, operand=named(operand))
+            case Masked(operand=Generic() as operand):
+                return replace(value, operand=replace(operand, operand=named(operand.operand)))
+            case Name():
+                return named(value)
+            case _:
+                return value
+
+    return renamed(variable.initializer) if variable.initializer is not None else None
 
 
 def c_name(name: str, suffix: str = "") -> str:
@@ -116,6 +222,8 @@ class Names:
         return found
 
     def declare(self, scope: Scope, variable: Variable) -> None:
+        """Declare a variable in a scope. Raises PtxError if its block declares the name already."""
+        scope.declared.add(variable)
         if variable.space == "reg":
             width = 0 if variable.type == "pred" else type_size(variable.type)
             if variable.vector > 1:
@@ -132,7 +240,7 @@ class Names:
             )
             self.local_size += variable.size
         elif variable.space == "param":
-            self.declare_parameter(scope, variable)
+            self._declare_parameter(scope, variable)
         elif variable.space in ("shared", "global", "const"):
             storage = self.module.get(key_of_lifted(self.function.name, self._lifted))
             self._lifted += 1
@@ -157,7 +265,17 @@ class Names:
                 elements.append(Name(f"{name}.{element}"))
             scope.vectors[name] = Vector(tuple(elements))
 
-    def declare_parameter(self, scope: Scope, variable: Variable) -> Storage:
+    def declare_parameter(self, variable: Variable) -> Storage:
+        """Declare a parameter of the function, or what it returns. Raises PtxError."""
+        self.root.declared.add(variable)
+        return self._declare_parameter(self.root, variable)
+
+    def declare_kernel_parameter(self, variable: Variable, offset: int, size: int, align: int) -> None:
+        """Declare a parameter of the kernel. Raises PtxError."""
+        self.root.declared.add(variable)
+        self.root.storages[variable.name] = Storage("kernel", variable.name, offset, size, align)
+
+    def _declare_parameter(self, scope: Scope, variable: Variable) -> Storage:
         found = Storage("frame", self._identifier("p_" + variable.name), 0, variable.size, variable.alignment)
         self.frame[found.name] = found
         scope.storages[variable.name] = found
@@ -183,13 +301,10 @@ class Names:
         """Return the register of a name that a scope itself declares."""
         if (found := scope.registers.get(name)) is not None:
             return found
-        if not scope.ranges or (numbered := _NUMBERED.match(name)) is None:
-            return None
-        # %r12 is register 12 of %r<N>; a prefix may itself end in digits
-        for cut in range(max(numbered.start(2), len(name) - 9), len(name)):
-            declared = scope.ranges.get(name[:cut])
-            if declared is not None and int(name[cut:]) < declared[0] and str(int(name[cut:])) == name[cut:]:
-                found = scope.registers[name] = Register(self._identifier(name), declared[1])
+        for prefix, number in _splits(name) if scope.ranges else ():
+            count, width = scope.ranges.get(prefix, (0, 0))
+            if number < count:
+                found = scope.registers[name] = Register(self._identifier(name), width)
                 return found
         return None
 
@@ -222,24 +337,24 @@ class Names:
         if i.opcode not in _GENERIC or not i.modifiers:
             return i
         given = next((m for m in (m.split("::")[0] for m in i.modifiers) if m in _SPACES), "")
-        if given == "const" and i.opcode not in _READING:
+        if given and given not in _TAKEN.get(i.opcode, _SPACES):
             raise PtxError(f"PTX line {i.line}: State space incorrect for instruction '{i.opcode}'")
         address = next((o for o in i.operands if isinstance(o, Address)), None)
         space = self.named_space(scope, address)
         if given in ("async", "bulk") or not space:
             return i
-        if space != (given or space) or (space == "const" and not given):
+        if space != (given or space) or (space in ("const", "param") and not given):
             raise PtxError(f"PTX line {i.line}: State space mismatch between '{i.opcode}' and its address")
         return i if given else replace(i, modifiers=(*i.modifiers[:-1], space, i.modifiers[-1]))
 
     def named_space(self, scope: Scope, address: Operand | None) -> str:
-        """Return the space of the variable that an address names; "" if it names none, or a parameter."""
+        """Return the space of the variable that an address names; "" if it names none."""
         if not isinstance(address, Address) or address.base is None or self.register(scope, address.base):
             return ""
         found = self.storage(scope, address.base)
-        if found is None or found.kind in ("kernel", "frame"):
+        if found is None:
             return ""
-        return "const" if found.constant else found.kind
+        return "const" if found.constant else _SPACE_OF.get(found.kind, found.kind)
 
     def vector(self, scope: Scope, operand: Operand) -> Operand:
         """Return the vector of a vector register's elements instead of the register; any other operand as it is."""
@@ -259,18 +374,27 @@ class Names:
     def flatten(self, body: tuple[Statement, ...]) -> None:
         """Collect statements with their scopes, declare variables, and number labels. Raises PtxError."""
         scope = self.root
+        outer: list[Scope] = []  # where each block that is open was opened
+        used = 0  # `statements` up to the last declaration of this block; -1 where others may have followed
         pending: Label | None = None
         depth = 0  # of marks around added statements
         for statement in body:
             if isinstance(statement, Open):
+                outer.append(scope)
                 scope = Scope(scope)
+                used = len(self.statements)
             elif isinstance(statement, Close):
-                if scope.parent is None:
+                if not outer:
                     raise PtxError(f"PTX line {statement.line}: a }} too many")
-                scope = scope.parent
+                scope = outer.pop()
+                used = -1
             elif isinstance(statement, Variable):
+                if used != len(self.statements):
+                    scope = scope.after()
+                    used = len(self.statements)
                 self.declare(scope, statement)
             elif isinstance(statement, Label):
+                scope.declared.add_label(statement)
                 scope.labels[statement.name] = self.labels
                 self.labels += 1
                 pending = statement

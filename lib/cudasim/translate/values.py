@@ -277,6 +277,8 @@ class Values:
             return f"w->shared_offsets[{storage.index}]{plus}"
         if storage.kind == "local":
             return f"w->lsp[l] + local_at_ + {storage.index}u{plus}"
+        if storage.name in self.local_parameters:
+            return f"w->lsp[l] + local_at_ + {self.local_parameters[storage.name]}u{plus}"
         if storage.kind == "kernel":
             return f"w->param_window + {storage.index}{plus}"
         raise self.unsupported(f"the address of {name}")

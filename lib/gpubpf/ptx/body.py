@@ -154,7 +154,6 @@ class Body:
         self.labels = self.exits.copied
         self.added_registers: dict[str, str] = {}  # added registers that outlive a scope: name → type
         self.has_vectors = any(isinstance(s, Variable) and _is_vector(s) for s in self.flow.body)
-        self.declared: dict[tuple[int, str], Variable | None] = {}
 
     @functools.cached_property
     def common_bits(self) -> dict[str, int]:
@@ -720,25 +719,10 @@ class Body:
         return [start, f"add.s64 {into}, {into}, {offset};"] if offset else [start]
 
     def _declaration(self, index: int, name: str) -> Variable | None:
-        """Return the declaration of a name in this body, or None. It may be a range of registers: `%r<9>` declares `%r8`."""
-        key = self.flow.scope[index], name
-        if key not in self.declared:
-            found = self.flow.declaration(index, name)
-            for end in range(len(name) - 1, max(len(name) - 10, 0), -1) if found is None else ():
-                if not name[end:].isdecimal():
-                    break
-                at = self.flow.declaration(index, name[:end])
-                statement = self.flow.body[at] if at is not None else None
-                if (
-                    isinstance(statement, Variable)
-                    and statement.count is not None
-                    and int(name[end:]) < statement.count
-                ):
-                    found = at
-                    break
-            statement = self.flow.body[found] if found is not None else None
-            self.declared[key] = statement if isinstance(statement, Variable) else None
-        return self.declared[key]
+        """Return the declaration that a name means at statement `index`; None if it is not in this body."""
+        found = self.flow.declaration(index, name)
+        statement = self.flow.body[found] if found is not None else None
+        return statement if isinstance(statement, Variable) else None
 
     def _in_elements(self, index: int, instruction: PtxInstruction) -> PtxInstruction:
         """Return an instruction that names the elements of vector registers: `{%v.x, %v.y}` for `%v`, and `%v.x` for `%v.r`."""
@@ -906,7 +890,7 @@ class Body:
     def _is_hidden(self, index: int, name: str) -> bool:
         """Return whether a name of the module means something of the function at a statement."""
         declared = self._declaration(index, name)
-        return name in self.signature or (declared is not None and declared.declares(name))
+        return name in self.signature or declared is not None
 
     def _is_in_table(self, index: int, name: str) -> bool:
         """Return whether a name is a module variable that is accessed through the table. Note other module variables as kept."""
@@ -1052,10 +1036,10 @@ class Body:
         original = function.returns[0] if function.returns else None
         given = results[0] if results else None
         if original is not None and isinstance(given, Name):
-            declared = self.flow.declaration(index, given.name)
-            statement = self.flow.body[declared] if declared is not None else None
-            if declared is not None and isinstance(statement, Variable) and statement.space == "param":
-                self.widened_results[declared] = widened(statement, role.work_offset, kinds)
+            at = self.flow.declaration(index, given.name)
+            declared = self._declaration(index, given.name)
+            if at is not None and declared is not None and declared.space == "param":
+                self.widened_results[at] = widened(declared, role.work_offset, kinds)
                 return given.name, [], []
         mine = dataclasses.replace(widened(original, role.work_offset, kinds), name="gpubpf_result")
         copied: list[Statement] = []

@@ -50,15 +50,13 @@ def _uses(function: Function, variable: str) -> set[str]:
     """
     flow = Flow(function.body or ())
 
-    def seen(index: int, operands: Iterable[Operand]) -> set[str | int]:
-        """Return the names in operands. Names declared in the body become the index of their declaration, since each call declares
-        its own parameters.
-        """
-        return {flow.declaration(index, n) or n for n in find_names(operands)}
+    def seen(index: int, operands: Iterable[Operand]) -> set[tuple[int | None, str]]:
+        """Return the names in operands, each with its declaration in the body, since each call declares its own parameters."""
+        return {(flow.declaration(index, n), n) for n in find_names(operands)}
 
-    tainted: set[str | int] = {variable}
+    tainted: set[tuple[int | None, str]] = {(None, variable)}
     uses: set[str] = set()
-    results = {r.name for r in function.returns}
+    results = {(None, r.name) for r in function.returns}
     grown = True
     passes = 0
     while grown:
@@ -70,7 +68,7 @@ def _uses(function: Function, variable: str) -> set[str]:
             opcode, operands = statement.opcode, statement.operands
             if tainted.isdisjoint(seen(index, operands)):
                 continue
-            new: set[str | int] = set()
+            new: set[tuple[int | None, str]] = set()
             if opcode in ("ld", "ldu") and "param" not in statement.modifiers:
                 uses.add("read")
             elif opcode == "call":

@@ -137,6 +137,8 @@ class Flow:
         self.parent: list[int] = [0]
         self._labels: dict[tuple[int, str], int] = {}
         self._declared: dict[tuple[int, str], int] = {}
+        self._ranges: dict[tuple[int, str], int] = {}  # by what precedes the numbers
+        self._meant: dict[tuple[int, str], tuple[int, ...]] = {}
         self._read_scopes()
         self.targets = {i: tuple(self._targets(i, s)) for i, s in self.instructions()}
         self.leaders = frozenset(label for labels in self.targets.values() for label in labels)
@@ -166,27 +168,44 @@ class Flow:
             elif isinstance(statement, Label):
                 self._labels[current, statement.name] = index
             elif isinstance(statement, Variable):
-                self._declared[current, statement.name] = index
+                declared = self._declared if statement.count is None else self._ranges
+                declared[current, statement.name] = index
 
-    def _lookup(self, table: dict[tuple[int, str], int], index: int, name: str) -> int | None:
-        scope = self.scope[index]
-        while (scope, name) not in table:
-            if scope == 0:
-                return None
+    def _scopes(self, scope: int) -> Iterator[int]:
+        """Yield a scope and those around it, from the inside out."""
+        while scope:
+            yield scope
             scope = self.parent[scope]
-        return table[scope, name]
+        yield 0
 
     def declaration(self, index: int, name: str) -> int | None:
-        """Return the index of the declaration of `name` that statement `index` sees; None if it is not in this body."""
-        return self._lookup(self._declared, index, name)
+        """Return the index of the declaration that `name` means at statement `index`; None if none before it does.
+
+        It may be a range of registers: `%r<9>` declares `%r8`.
+        """
+        key = self.scope[index], name
+        if key not in self._meant:
+            self._meant[key] = tuple(self._declarations(*key))
+        return next((at for at in self._meant[key] if at < index), None)
+
+    def _declarations(self, scope: int, name: str) -> Iterator[int]:
+        """Yield the declarations of a name in a scope and those around it, from the inside out."""
+        digits = len(name) - len(name.rstrip("0123456789"))
+        prefixes = [name[:-length] for length in range(1, min(digits, 9) + 1)] if self._ranges else []
+        for at in self._scopes(scope):
+            if (at, name) in self._declared:
+                yield self._declared[at, name]
+            for found in (self._ranges[at, prefix] for prefix in prefixes if (at, prefix) in self._ranges):
+                statement = self.body[found]
+                if isinstance(statement, Variable) and statement.declares(name):
+                    yield found
 
     def label(self, index: int, name: str) -> int:
         """Return the index of the label that `name` means at statement `index`. Raises PtxError."""
-        found = self._lookup(self._labels, index, name)
-        if found is None:
-            line = getattr(self.body[index], "line", 0)
-            raise PtxError(f"PTX line {line}: there is no label {name}")
-        return found
+        for scope in self._scopes(self.scope[index]):
+            if (scope, name) in self._labels:
+                return self._labels[scope, name]
+        raise PtxError(f"PTX line {getattr(self.body[index], 'line', 0)}: there is no label {name}")
 
     def table(self, index: int) -> int:
         """Return the index of the `.branchtargets` statement that the `brx` at statement `index` names. Raises PtxError."""

@@ -7,7 +7,7 @@ import pytest
 from gpubpf.errors import PtxError
 from gpubpf.ptx.call_graph import CallGraph, may_wait, references
 from gpubpf.ptx.flow import Flow, counted, find_names
-from gpubpf.ptx.module import Module, PtxInstruction
+from gpubpf.ptx.module import Module, PtxInstruction, Variable
 from gpubpf.ptx.parser import parse
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -91,6 +91,19 @@ def test_labels_are_local_to_their_scope() -> None:
     assert first < second
     with pytest.raises(PtxError, match="no label"):
         flow("{ L: } bra L;")
+
+
+def test_a_name_means_what_was_declared_before() -> None:
+    """The innermost declaration that precedes a statement; a range declares its registers (PTX ISA 5.1)."""
+    found = flow(
+        ".reg .b32 a; ret; { ret; .reg .b32 a; ret; { .reg .b32 b<3>; ret; } } ret; .reg .b64 b2; ret;"
+    )
+    at = [index for index, _ in found.instructions()]
+    declared = [index for index, statement in enumerate(found.body) if isinstance(statement, Variable)]
+    outer, inner, ranged, later = declared[-4:]
+    assert [found.declaration(index, "a") for index in at] == [outer, outer, inner, inner, outer, outer]
+    assert [found.declaration(index, "b2") for index in at] == [None, None, None, ranged, None, later]
+    assert {found.declaration(index, name) for index in at for name in ("b", "b3", "b02", "c")} == {None}
 
 
 def test_indexed_branches() -> None:

@@ -541,6 +541,18 @@ def test_ranges_of_registers_hide_names_of_the_module() -> None:
     assert injected.refusals["calls"].startswith("indirect call")
 
 
+def test_a_name_of_the_module_until_the_function_declares_it() -> None:
+    """The copy reads the module's variable through its table, and the block's own variable by its name."""
+    text = f"""{HEAD}.global .u32 v;
+.visible .entry k() {{ .reg .b32 %r<3>;
+    {{ ld.global.u32 %r1, [v]; .shared .u32 v; ld.shared.u32 %r2, [v]; }} ret; }}"""
+    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    assert injected.refusals == {}
+    assert [variable.name for variable in injected.variables] == ["v"]
+    assert "ld.shared.u32 %r2, [v];" in injected.text
+    assert "ld.global.u32 %r1, [v];" not in injected.text
+
+
 def test_what_is_instrumented_is_not_instrumented_again(edges: Module) -> None:
     once = everywhere(edges, Placement(TALLY, "exit"))
     twice = everywhere(parse(once.text), Placement(TALLY, "exit"))
