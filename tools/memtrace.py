@@ -51,7 +51,7 @@ PROGRAM = r"""
 GPU_SITE_ARRAY(global_cells, struct gpu_traffic);  /* global and constant memory */
 GPU_SITE_ARRAY(local_cells, struct gpu_traffic);
 GPU_SITE_ARRAY(shared_cells, struct gpu_shared_traffic);
-GPU_SITE_ARRAY(image_cells, struct gpu_image_traffic);
+GPU_SITE_ARRAY(unaddressed_cells, struct gpu_unaddressed_traffic);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
 enum kind { PLAIN, BYTES, COPIED, UPDATED };     /* BYTES: of --granule 1; the width of copies varies; atomics update */
@@ -104,10 +104,10 @@ static inline int in_shared(gpu_mask lanes, struct gpu_access *ctx, int kind) {
     return cell ? gpu_add_shared_request(cell, &request) : 0;
 }
 
-static inline int in_image(gpu_mask lanes, struct gpu_access *ctx) {
+static inline int in_unaddressed(gpu_mask lanes, struct gpu_access *ctx) {
     int site = ctx->site;
-    struct gpu_image_traffic *cell = image_cells.lookup(&site);
-    return cell ? gpu_add_image_request(cell, lanes) : 0;
+    struct gpu_unaddressed_traffic *cell = unaddressed_cells.lookup(&site);
+    return cell ? gpu_add_unaddressed_request(cell, lanes) : 0;
 }
 
 int on_global(struct gpu_access *ctx) { return in_global(0, ctx, PLAIN); }
@@ -124,7 +124,7 @@ int on_owned_updated(struct gpu_access *ctx) { return in_covered(0, ctx, UPDATED
 int on_local(struct gpu_access *ctx) { return in_local(0, ctx); }
 int on_shared(struct gpu_access *ctx) { return in_shared(0, ctx, PLAIN); }
 int on_shared_updated(struct gpu_access *ctx) { return in_shared(0, ctx, UPDATED); }
-int on_image(struct gpu_access *ctx) { return in_image(0, ctx); }
+int on_unaddressed(struct gpu_access *ctx) { return in_unaddressed(0, ctx); }
 
 /* With --block or --thread: the chosen lanes; 0 in lanes that are not chosen. */
 static inline gpu_mask chosen(void) {
@@ -151,7 +151,7 @@ int on_chosen_owned_updated(struct gpu_access *ctx) { return CHOSEN(in_covered, 
 int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
 int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, PLAIN); }
 int on_chosen_shared_updated(struct gpu_access *ctx) { return CHOSEN(in_shared, UPDATED); }
-int on_chosen_image(struct gpu_access *ctx) { return CHOSEN(in_image); }
+int on_chosen_unaddressed(struct gpu_access *ctx) { return CHOSEN(in_unaddressed); }
 
 /* Bulk copies, in all of these cases. */
 int on_bulk(struct gpu_access *ctx) {
@@ -227,6 +227,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def attach(b: BPF, args: argparse.Namespace) -> None:
     """Attach the programs that add up: one for each memory space, so that none carries code that it does not need."""
+    from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
+
     which = "chosen_" if cli.chooses_threads(args) else ""
     covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
     moves = ("load", "store")
@@ -248,7 +250,7 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
         args.kernel, f"on_{which}shared", kinds=(*moves, "async"), spaces=("shared",), alike=alike
     )
     b.attach_gpu_access(args.kernel, f"on_{which}shared_updated", kinds=("atomic",), spaces=("shared",))
-    b.attach_gpu_access(args.kernel, f"on_{which}image", spaces=("texture", "surface"))
+    b.attach_gpu_access(args.kernel, f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
 
 
 def grain_of(b: BPF, args: argparse.Namespace) -> Grain | None:

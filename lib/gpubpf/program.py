@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf.ebpf import filters, maps, sampling
-from gpubpf.ebpf.bytecode import HOST_POINTS, IMAGE_SPACES, KINDS, SPACES, VALUE_KINDS, WIDE, WORK, Program
+from gpubpf.ebpf.bytecode import (
+    HOST_POINTS,
+    KINDS,
+    SPACES,
+    UNADDRESSED_SPACES,
+    VALUE_KINDS,
+    WIDE,
+    WORK,
+    Program,
+)
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
 from gpubpf.lower import programs
@@ -243,8 +252,9 @@ class BPF:
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
 
-        kinds, spaces: the accesses to probe, from KINDS, and from SPACES and IMAGE_SPACES. Accesses to textures and surfaces have no
-        address; their width is that of the elements in registers that the kernel uses.
+        kinds, spaces: the accesses to probe, from KINDS, and from SPACES and UNADDRESSED_SPACES. Accesses to textures, surfaces and
+        tensors have no address. The width of the former two is that of the elements in registers that the kernel uses; that of a
+        bulk tensor copy is 0, and that of wgmma one of 128 parts of the matrices in shared memory.
         alike: what the program does stays the same if all addresses move by a multiple of this many bytes, or by any constant if they
         are equal modulo this number (a power of two; 0: it may change). Then it runs once for loads or stores that are known to differ
         this way; the sites of the others name its site as `like`.
@@ -254,12 +264,14 @@ class BPF:
             "access",
             _patterns(kernel),
             kinds=_selected(KINDS, kinds, "a kind of memory access"),
-            spaces=_selected((*SPACES, *IMAGE_SPACES), spaces, "a memory space"),
+            spaces=_selected((*SPACES, *UNADDRESSED_SPACES), spaces, "a memory space"),
             alike=alike,
         )
         reads = {argument.field for argument in self._fragment(probe).arguments}
-        if "address" in reads and set(IMAGE_SPACES) & set(probe.spaces):
-            raise UsageError(f"{fn_name} reads ctx->address, which accesses to textures and surfaces lack")
+        if "address" in reads and set(UNADDRESSED_SPACES) & set(probe.spaces):
+            raise UsageError(
+                f"{fn_name} reads ctx->address, which accesses to textures, surfaces and tensors lack"
+            )
         self._attach(probe)
 
     def attach_gpu_basic_block(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:

@@ -167,10 +167,10 @@ def test_the_text_says_what_is_unknown(app: Path, tmp_path: Path) -> None:
     said = " ".join(text.split())
     assert "textures and surfaces: asked for 512 B; addresses, and so sectors and waste, are unknown" in said
     assert (
-        "kernels may have touched more: reads through textures, and accesses to surfaces, are not seen"
+        "kernels may have touched more: accesses to textures and surfaces, and bulk tensor copies, are not seen"
         in said
     )
-    assert "without textures and surfaces: reads through textures" in said
+    assert "incomplete: accesses to textures and surfaces" in said
     assert not any(words in said for words in ("never touched", "neither read", "not probed"))
 
 

@@ -80,7 +80,11 @@ DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  
 # Memory accesses: in the order of enum gpu_kind and gpu_space in gpubpf.h, and the bits of enum gpu_effect.
 KINDS = ("load", "store", "atomic", "async")
 SPACES = ("global", "shared", "local", "const")
-IMAGE_SPACES = ("texture", "surface")  # behind SPACES in the enum; accesses there have no address
+UNADDRESSED_SPACES = (
+    "texture",
+    "surface",
+    "tensor",
+)  # behind SPACES in the enum; accesses there have no address
 READS, WRITES, RETURNS = 1, 2, 4
 # The types of values, in the order of enum gpu_type, and the kinds of accesses that have a value.
 TYPES = tuple("b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64 pred".split())

@@ -46,7 +46,7 @@ struct gpu_shared_traffic {         /* of shared memory */
     u64 ways_max;
 };
 
-struct gpu_image_traffic {          /* of textures and surfaces, whose addresses are unknown */
+struct gpu_unaddressed_traffic {          /* of textures, surfaces and tensors, whose addresses are unknown */
     u64 requests, accesses;
 };
 
@@ -405,8 +405,8 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
     return 0;
 }
 
-/* Adds a request of a texture or surface by these lanes; 0: all lanes that run this. Returns 0. */
-static inline int gpu_add_image_request(struct gpu_image_traffic *cell, gpu_mask lanes) {
+/* Adds a request of a texture, surface or tensor by these lanes; 0: all lanes that run this. Returns 0. */
+static inline int gpu_add_unaddressed_request(struct gpu_unaddressed_traffic *cell, gpu_mask lanes) {
     gpu_mask active = lanes ?: gpu_active();
     if (gpu_first(active)) {
         GPUBPF_COUNT(cell->requests, 1);

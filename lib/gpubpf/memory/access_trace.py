@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf.ebpf.bytecode import IMAGE_SPACES, KINDS, SPACES
+from gpubpf.ebpf.bytecode import KINDS, SPACES, UNADDRESSED_SPACES
 from gpubpf.memory import access_text
 from gpubpf.memory.access_log import AccessLog
 from gpubpf.show import cli, picture
@@ -99,7 +99,7 @@ int on_record(struct gpu_access *ctx) { return put(WHAT(ctx)); }
 int on_timed_record(struct gpu_access *ctx) { return put_timed(WHAT(ctx)); }
 int on_chosen_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put(WHAT(ctx)) : 0; }
 int on_chosen_timed_record(struct gpu_access *ctx) { return is_wanted(WHICH(ctx), ctx->site) ? put_timed(WHAT(ctx)) : 0; }
-int on_image(struct gpu_access *ctx) { return 0; }   /* textures and surfaces have no address, but get numbers as in the tables */
+int on_unaddressed(struct gpu_access *ctx) { return 0; }   /* these have no address, but get numbers as in the tables */
 """
 HEATMAP_SPACES = ("global", "const")  # in these spaces, an address identifies a byte of device memory
 MOST_HEATMAPS = 16  # maximum pairs of process and GPU that get a heatmap
@@ -178,7 +178,7 @@ def attach(args: argparse.Namespace, timed: bool) -> BPF:
         spaces=HEATMAP_SPACES if only_heatmap else SPACES,
     )
     if not only_heatmap:
-        b.attach_gpu_access(kernel=args.kernel, fn_name="on_image", spaces=IMAGE_SPACES)
+        b.attach_gpu_access(kernel=args.kernel, fn_name="on_unaddressed", spaces=UNADDRESSED_SPACES)
     return b
 
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from gpubpf import names
 from gpubpf.agent.definitions import Vendor
 from gpubpf.memory.granularity import Grain
-from gpubpf.memory.traffic import IMAGES
+from gpubpf.memory.traffic import UNADDRESSED, may_hide_bytes
 
 if TYPE_CHECKING:
     from gpubpf.memory.allocations import Allocation
@@ -125,7 +125,7 @@ class CoverageReport:
     full         the table had no room for some pages
     incomplete   allocations may be missing
     partial      kernels may have touched more, in launches, threads or accesses that were not probed
-    images       kernels accessed textures or surfaces, so they may have touched more at addresses that are unknown
+    hidden       kernels accessed textures or surfaces, or made bulk tensor copies: they may have touched more, at unknown addresses
     """
 
     allocations: list[AllocationCoverage]
@@ -134,7 +134,7 @@ class CoverageReport:
     full: bool
     incomplete: bool
     partial: bool = False
-    images: bool = False
+    hidden: bool = False
 
 
 # Fields of the summary that tell of accesses that were not probed.
@@ -185,8 +185,16 @@ class Coverage:
             self._some_threads
             or summary["launches_seen"] - by_runtime != summary["launches_instrumented"]
             or any(map(summary.get, _NOT_SEEN)),
-            session.has_map(IMAGES) and any(i.array["requests"].any() for i in session.instances(IMAGES)),
+            session.has_map(UNADDRESSED)
+            and any(_hides_bytes(session, instance) for instance in session.instances(UNADDRESSED)),
         )
+
+
+def _hides_bytes(session: Session, instance: Instance) -> bool:
+    """Return whether a kernel may have touched bytes at addresses that are unknown."""
+    sites = session.sites(instance.mangled, instance.pid, instance.build)
+    numbers = np.flatnonzero(instance.array["requests"].any(axis=0)).tolist()  # of all shards
+    return any(number not in sites or may_hide_bytes(sites[number]) for number in numbers)
 
 
 def read_pages(session: Session, owners: bool = False) -> list[TouchedPages]:

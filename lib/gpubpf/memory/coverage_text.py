@@ -27,7 +27,7 @@ MOST_ROWS = 12  # maximum rows without -v
 TABLE_GRANULES = 48 << 20  # contiguous granules that certainly fit in the table of touched pages
 LARGEST_GRANULE = 1 << 20
 MOST_PLACES = 4  # maximum calls in a sentence
-_NO_ADDRESS = "reads through textures, and accesses to surfaces, are not seen by address"
+_NO_ADDRESS = "accesses to textures and surfaces, and bulk tensor copies, are not seen by address"
 EXACT_BELOW = 10_000_000  # larger numbers are shown in millions, billions and so on
 
 
@@ -211,11 +211,11 @@ def _findings(report: CoverageReport, called: _Places, granule: int) -> Iterator
         )
     if report.partial:
         yield "kernels may have touched more: not every launch, thread and access was probed"
-    if report.images:
+    if report.hidden:
         yield from table.wrap(f"kernels may have touched more: {_NO_ADDRESS}")
     if report.incomplete:
         yield "some allocations are missing: there were too many calls to record"
-    if report.partial or report.images:
+    if report.partial or report.hidden:
         return
     known = [row for row in report.allocations if row.touched is not None and row.allocation.kind == "device"]
     # Kernels may have touched these before memtrace attached, or in another process.
@@ -278,8 +278,8 @@ def footprint_lines(
     yield f"footprint: memory that each kernel touched in all its launches, {sectors}"
     yield ""
     yield from table.within(rows, left=("COMM", "KERNEL"))
-    if report.images:
-        yield from table.wrap(f"without textures and surfaces: {_NO_ADDRESS}")
+    if report.hidden:
+        yield from table.wrap(f"incomplete: {_NO_ADDRESS}")
     if report.full:
         exact = f"; --granule {SECTOR} counts sectors as exactly" if granule < SECTOR else ""
         yield f"?: unknown, because the table was full{exact}"

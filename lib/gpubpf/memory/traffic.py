@@ -5,10 +5,10 @@
         for site in kernel.sites:
             site.sectors, site.least, site.pattern
 
-The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`, `image_cells`. A cell counts requests by
-pattern: first those of all lanes of a warp and of single lanes; from index PART on, all others. For the former, the numbers that
-follow from the width are derived here rather than on the device. Of textures and surfaces (`image_cells`), only the numbers of
-requests and lanes are known. docs/memory.md defines all numbers.
+The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`, `unaddressed_cells`. A cell counts
+requests by pattern: first those of all lanes of a warp and of single lanes; from index PART on, all others. For the former, the
+numbers that follow from the width are derived here rather than on the device. Of textures, surfaces and tensors
+(`unaddressed_cells`), only the numbers of requests and lanes are known. docs/memory.md defines all numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
-from gpubpf.ebpf.bytecode import IMAGE_SPACES
+from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
 from gpubpf.ebpf.maps import SAMPLED
 from gpubpf.memory.sampled_part import SUMS, SampledPart
 from gpubpf.memory.updates import Updates, read_updates
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     Cells = Mapping[str, np.ndarray[Any, Any]]
     KernelKey = tuple[int, int, str]  # process, GPU, kernel
 
-IMAGES = "image_cells"
+UNADDRESSED = "unaddressed_cells"
 # The spaces whose accesses a map counts; the first one also stands for those that are only known at run time.
 MAPS = {
     "global_cells": ("global", "const"),
     "local_cells": ("local",),
     "shared_cells": ("shared",),
-    IMAGES: IMAGE_SPACES,
+    UNADDRESSED: UNADDRESSED_SPACES,
 }
 UPDATED = "global_cells"  # the map of sites whose updates gpubpf_updates.h counts by address
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
@@ -56,6 +56,7 @@ SMALL_COPY = 16  # bytes of a bulk copy that each lane of a warp makes: the devi
 BANKS = 128  # bytes that all banks of shared memory deliver in one turn
 _MODULUS = 1 << 64
 # The JSON fields of a site that follow from addresses.
+_BY_WIDTH = ("width", "bytes")
 _BY_ADDRESS = tuple(
     "sectors sectors_least ratio pattern patterns strides gaps bank_ways contention_max share wasted_bytes".split()
 )
@@ -68,7 +69,7 @@ class SiteTraffic:
     Sums over all requests, as docs/memory.md defines them. What follows from addresses is 0 where `has_addresses` is false.
 
     accesses    active lanes
-    bytes       bytes that the lanes asked for
+    bytes       bytes that the lanes asked for; 0 where `has_bytes` is false
     sectors     sectors that the requests touched
     least       the fewest sectors that could hold so many bytes
     patterns    requests by pattern, indexed by UNIT … SINGLE
@@ -106,8 +107,13 @@ class SiteTraffic:
 
     @property
     def has_addresses(self) -> bool:
-        """Whether the addresses are known, and with them the pattern, sectors and waste: not of textures and surfaces."""
-        return self.space not in IMAGE_SPACES
+        """Whether the addresses are known, and with them the pattern, sectors and waste: not of textures, surfaces and tensors."""
+        return self.space not in UNADDRESSED_SPACES
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether the bytes are known: not of bulk tensor copies."""
+        return not _is_tensor_copy(self.site)
 
     @property
     def in_device_memory(self) -> bool:
@@ -199,7 +205,7 @@ class SiteTraffic:
             banks = {"mean": round(self.ways / self.phases, 6), "max": self.ways_max}
         patterns = {name: self.estimated(count) for name, count in self.requests_by_pattern.items()}
         errors = {} if self.part is None else self.part.errors()
-        unknown = () if self.has_addresses else _BY_ADDRESS
+        unknown = () if self.has_addresses else _BY_ADDRESS if self.has_bytes else (*_BY_ADDRESS, *_BY_WIDTH)
         record = {
             "site": self.site.number,
             "op": self.site.kind,
@@ -322,7 +328,7 @@ class KernelTraffic:
             **sums,
             **{
                 f"{space}_requests": self.estimated(sum(s.requests for s in self.sites if s.space == space))
-                for space in ("shared", *IMAGE_SPACES)
+                for space in ("shared", *UNADDRESSED_SPACES)
             },
             "wasted_bytes": self.estimated(self.wasted),
             **sampled,
@@ -603,7 +609,7 @@ def site_traffic(
 ) -> SiteTraffic:
     """Return the traffic of one site. The values in `cell` are integers, or lists of integers."""
     width, lanes = site.width, warp.lanes
-    if space in IMAGE_SPACES:
+    if space in UNADDRESSED_SPACES:
         requests, accesses = cell["requests"], cell["accesses"]
         return SiteTraffic(
             site, space, requests, accesses, accesses * width, 0, 0, (0,) * PART, None, 0, warp=warp
@@ -686,6 +692,15 @@ def common_stride(
         return None
     step, rest = divmod(mean, max(width, 1))
     return None if rest else step
+
+
+def _is_tensor_copy(site: Site) -> bool:
+    return site.space == "tensor" and site.kind == "async"
+
+
+def may_hide_bytes(site: Site) -> bool:
+    """Return whether a site whose addresses are unknown may touch allocations. wgmma only reads shared memory."""
+    return site.space in ("texture", "surface") or _is_tensor_copy(site)
 
 
 def _width(site: Site, bytes_: int, accesses: int) -> int:

@@ -124,7 +124,7 @@ class SiteGroup:
 
         It is `one lane` if only one lane took part in each request."""
         first = self.sites[0]
-        if first.of_one_lane:
+        if first.of_one_lane and first.has_addresses:
             return "one lane"
         whole = first.in_device_memory and self.sum("sectors") == self.sum("least")
         # Where lanes update the same addresses, that many sectors are a coincidence.
@@ -144,7 +144,7 @@ class SiteGroup:
             "OP": _operation(first),
             "REQUESTS": number(first.estimated(self.sum("requests"))),
             "+-": self.error,
-            "BYTES": size(first.estimated(self.sum("bytes"))),
+            "BYTES": size(first.estimated(self.sum("bytes"))) if first.has_bytes else "-",
             "RATIO": ratio,
             "PATTERN": self.pattern,
             "LANES": f"{self.lanes:.1f}".removesuffix(".0"),
@@ -154,11 +154,11 @@ class SiteGroup:
 
 
 def _operation(site: SiteTraffic) -> str:
-    """Return the operation and the memory: `ld.global`; `tex.2d` for textures and surfaces."""
-    if site.has_addresses:
-        return f"{_OPS[site.site.kind]}.{site.space}"
+    """Return the operation and the memory: `ld.global`; `tex.2d`, `cp.tensor.2d` and `wgmma` where the address is unknown."""
     name, *modifiers = site.site.opcode.split(".")
-    return ".".join((name, *(m for m in modifiers if _GEOMETRY.fullmatch(m))))
+    if site.has_addresses or not site.has_bytes:
+        name = f"{_OPS[site.site.kind]}.{site.space}"
+    return ".".join((name, *(m for m in modifiers if not site.has_addresses and _GEOMETRY.fullmatch(m))))
 
 
 def _updates(sites: Sequence[SiteTraffic]) -> Updates | None:
@@ -285,7 +285,8 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     yield from _sample(kernel)
     shared = [row for row in rows if row.sites[0].space == "shared"]
     device = [row for row in rows if row.sites[0].in_device_memory]
-    images = [row for row in rows if not row.sites[0].has_addresses]
+    images = [row for row in rows if row.sites[0].space in ("texture", "surface")]
+    tensors = [row for row in rows if row.sites[0].space == "tensor"]
     if least := total["sectors_least"]:
         asked, moved = total["bytes"], kernel.warp.sector * total["sectors"]
         why = f"; contiguous lanes would move {size(kernel.warp.sector * least)} ({total['ratio']:.2f}x)"
@@ -295,7 +296,7 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
             why = "; requests of few lanes move whole sectors"
         elif total["ratio"] < 1:  # some lanes share addresses, others are few and move whole sectors
             why = ""
-        space = "global and local memory: " if shared or images else ""
+        space = "global and local memory: " if shared or images or tensors else ""
         yield f"{space}asked for {size(asked)}, moved {size(moved)}{why}"
     most = max(device, key=lambda row: row.wasted, default=None)
     whole = sum(row.wasted for row in device)
@@ -305,6 +306,10 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     if images:
         asked = kernel.estimated(sum(row.sum("bytes") for row in images))
         yield f"textures and surfaces: asked for {size(asked)}; addresses, and so sectors and waste, are unknown"
+    if copies := sum(row.sum("requests") for row in tensors if not row.sites[0].has_bytes):
+        yield f"bulk tensor copies: {table.count(kernel.estimated(copies), 'request')}; addresses and bytes are unknown"
+    if asked := sum(row.sum("bytes") for row in tensors):
+        yield f"wgmma: asked for {size(kernel.estimated(asked))} of shared memory; bank conflicts are unknown"
     phases = sum(row.sum("phases") for row in shared)
     if phases and (times := f"{sum(row.sum('ways') for row in shared) / phases:.2f}") != "1.00":
         yield f"shared memory takes {times} times as long as without bank conflicts"
@@ -374,7 +379,10 @@ def _one_lane(rows: Sequence[SiteGroup]) -> Iterator[str]:
     alone = [
         row
         for row in rows
-        if row.sites[0].of_one_lane and row.sites[0].site.kind != "atomic" and not _may_poll(row)
+        if row.sites[0].of_one_lane
+        and row.sites[0].site.kind != "atomic"
+        and "bulk" not in row.sites[0].site.opcode  # one lane copies for all
+        and not _may_poll(row)
     ]
     requests, of_one = (sum(row.sum("requests") for row in some) for some in (rows, alone))
     if of_one >= max(_MANY_LOADS, requests / 2):

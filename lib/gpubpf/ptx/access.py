@@ -2,7 +2,7 @@
 
     accesses(instruction)       # ld.global.v4.f32 → (Access("load", "global", 16, Address("%rd4")),)
     unprobed(instruction)       # tex.2d.v4.f32… → "tex"
-    image_accesses(instruction) # tex.2d.v4.f32… → (Access("load", "texture", 16, …),)
+    unaddressed_accesses(instruction)   # the same: (Access("load", "texture", 16, …),)
 
 Covers PTX ISA 9.0, chapter 9.7 (ld … tcgen05). `flow.counted` defines loads, stores and atomics. A copy (cp.async, cp.async.bulk,
 cp.reduce.async.bulk) is two accesses: its source and its destination. Parameters do not count as memory, nor do mbarriers, which
@@ -39,8 +39,8 @@ class Access:
     """One memory access of each lane that executes an instruction with a true predicate.
 
     kind     one of bytecode.KINDS; "async" is either end of a copy
-    space    one of bytecode.SPACES or IMAGE_SPACES, or "generic": the address space is known only at run time
-    width    bytes per lane, all elements of a vector together; 0 if `size` gives them
+    space    one of bytecode.SPACES or UNADDRESSED_SPACES, or "generic": the address space is known only at run time
+    width    bytes per lane, all elements of a vector together; 0 if `size` gives them, or if they are unknown (tensor copies)
     address  as written in the instruction: an address of the space, with 32 or 64 bits
     size     a register or number: the bytes per lane; for the source of a cp.async, the bytes read (the rest is filled with zeros)
     unless   a predicate that disables the access (cp.async's ignore-src)
@@ -84,19 +84,25 @@ _NO_DATA = frozenset(
     "applypriority createpolicy cp.async.mbarrier cp.async.bulk.prefetch discard fence mbarrier prefetch prefetchu suq "
     "tcgen05.commit txq".split()
 )
-# Accesses to textures and surfaces: kind and space.
-OF_IMAGES = {
+# Instructions whose addresses are unknown, by the names that reports use: kind and space. Programs that need no address see them.
+UNADDRESSED = {
     "tex": ("load", "texture"),
     "tld4": ("load", "texture"),
     "suld": ("load", "surface"),
     "sust": ("store", "surface"),
     "sured": ("atomic", "surface"),
+    "cp.async.bulk.tensor": ("async", "tensor"),
+    "cp.reduce.async.bulk.tensor": ("async", "tensor"),
+    "wgmma.mma_async": ("load", "tensor"),
 }
-# Instructions that cannot be probed, by the names that reports use. Programs that need no address may see those of OF_IMAGES.
+_UNADDRESSED_OPCODES = frozenset(name.partition(".")[0] for name in UNADDRESSED)
+OF_IMAGES = frozenset(name for name, (_, space) in UNADDRESSED.items() if space != "tensor")
+# Instructions that no program sees.
 _UNPROBED = (
-    "clusterlaunchcontrol.try_cancel cp.async.bulk.tensor cp.reduce.async.bulk.tensor suld sured sust tcgen05.alloc tcgen05.cp "
-    "tcgen05.ld tcgen05.mma tcgen05.shift tcgen05.st tensormap.cp_fenceproxy tensormap.replace tex tld4 wgmma.mma_async".split()
+    "clusterlaunchcontrol.try_cancel tcgen05.alloc tcgen05.cp tcgen05.ld tcgen05.mma tcgen05.shift tcgen05.st "
+    "tensormap.cp_fenceproxy tensormap.replace".split()
 )
+_WGMMA_SHAPE = re.compile(r"m64n(\d+)k\d+")
 
 
 def _is_predicate(name: str) -> bool:
@@ -139,7 +145,7 @@ def named_space(address: Address, declared_in: Callable[[str], str | None]) -> s
 def unprobed(instruction: PtxInstruction) -> str | None:
     """Return the name of an instruction whose accesses cannot be probed because its form or address is unknown; else None."""
     full = ".".join((instruction.opcode, *instruction.modifiers))
-    for name in _UNPROBED:
+    for name in (*UNADDRESSED, *_UNPROBED):
         if is_named(full, name):
             return name
     bracketed = any(isinstance(o, Address) for o in instruction.operands)
@@ -147,18 +153,45 @@ def unprobed(instruction: PtxInstruction) -> str | None:
     return full if bracketed and not known and _read(instruction, _is_predicate) is None else None
 
 
-def image_accesses(instruction: PtxInstruction) -> tuple[Access, ...]:
-    """Return the access of an instruction to a texture or surface, whose address is unknown; () for other instructions.
+def unaddressed_accesses(instruction: PtxInstruction) -> tuple[Access, ...]:
+    """Return the access of an instruction to a texture, surface or tensor, whose address is unknown; () for other instructions.
 
-    The width is that of all elements in registers, which may differ from those in memory.
+    The width: of textures and surfaces, all elements in registers, which may differ from those in memory. Of wgmma, what each of the
+    128 lanes would read of the matrices in shared memory if they shared the work. Of a tensor copy 0, because it is unknown.
     """
-    if instruction.opcode not in OF_IMAGES:
+    if instruction.opcode not in _UNADDRESSED_OPCODES:
         return ()
-    kind, space = OF_IMAGES[instruction.opcode]
+    full = ".".join((instruction.opcode, *instruction.modifiers))
+    name = next((name for name in UNADDRESSED if is_named(full, name)), None)
+    if name is None:
+        return ()
+    kind, space = UNADDRESSED[name]
+    width = (
+        _width_of_image(instruction)
+        if space != "tensor"
+        else _width_of_wgmma(instruction)
+        if kind == "load"
+        else 0
+    )
+    return (Access(kind, space, width, Address(None), reads=kind != "store", writes=kind != "load"),)
+
+
+def _width_of_image(instruction: PtxInstruction) -> int:
     modifiers = instruction.modifiers
     end = next((n for n, m in enumerate(modifiers, 1) if TYPE.fullmatch(m)), 0)
-    width = _width(modifiers[:end])  # the type of the coordinates may follow
-    return (Access(kind, space, width, Address(None), reads=kind != "store", writes=kind != "load"),)
+    return _width(modifiers[:end])  # the type of the coordinates may follow
+
+
+def _width_of_wgmma(instruction: PtxInstruction) -> int:
+    """Return the bytes that a lane has of A, unless that is in registers, and of B. A row of A, or column of B, has 32 bytes.
+
+    A sparse A has every second element, so columns of B have 64 bytes.
+    """
+    columns = next(
+        (int(m[1]) for m in map(_WGMMA_SHAPE.fullmatch, instruction.modifiers) if m is not None), 0
+    )
+    in_shared = len(instruction.operands) > 1 and isinstance(instruction.operands[1], Name)
+    return (64 * 32 * in_shared + columns * (64 if "sp" in instruction.modifiers else 32)) // 128
 
 
 def is_named(full: str, name: str) -> bool:

@@ -18,7 +18,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
-from .access import Access, accesses, image_accesses, without_operands
+from .access import Access, accesses, unaddressed_accesses, without_operands
 from .congruence import common_bits
 from .exits import synchronizes
 from .flow import BRANCHES, ENDING, find_names
@@ -78,7 +78,7 @@ def count_unlike(function: Function, variables: Mapping[str, Variable], modulus:
             if isinstance(statement, Label | Open | Close):
                 alike.enter()
             continue
-        for access in (*accesses(statement, declared_in=spaces.get), *image_accesses(statement)):
+        for access in (*accesses(statement, declared_in=spaces.get), *unaddressed_accesses(statement)):
             if alike.find(statement, access, step_of(access, bits, modulus)) is None:
                 found[without_operands(access)] += 1
                 alike.add(statement, access, index)

@@ -12,7 +12,7 @@ from typing import Any
 from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, RETURNS, TYPES, WORK
 from gpubpf.errors import Refusal
 
-from .access import Access, accesses, image_accesses
+from .access import Access, accesses, unaddressed_accesses
 from .alike import Alike, step_of
 from .arguments import argument, returned
 from .barriers import Barrier, barrier
@@ -491,8 +491,8 @@ class Body:
     def _accessed(self, index: int) -> tuple[Access, ...]:
         """Return the accesses of an instruction."""
         instruction = self.flow.instruction(index)
-        if images := image_accesses(instruction):
-            return tuple(self._of_used_elements(index, access) for access in images)
+        if unaddressed := unaddressed_accesses(instruction):
+            return tuple(self._of_used_elements(index, access) for access in unaddressed)
         return accesses(
             instruction,
             lambda name: self._type(index, name) == "pred",
@@ -501,6 +501,8 @@ class Body:
 
     def _of_used_elements(self, index: int, access: Access) -> Access:
         """Return a load from a texture or surface with the width of the elements that the kernel uses: tex always names four."""
+        if access.space == "tensor":
+            return access
         found = computation(self._in_elements(index, self.flow.instruction(index)))
         if access.kind != "load" or found is None or not found.written:
             return access

@@ -13,7 +13,7 @@ from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
 from gpubpf.errors import Error, Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
 
-from .access import OF_IMAGES, Access, accesses, image_accesses, unprobed, without_operands
+from .access import UNADDRESSED, Access, accesses, unaddressed_accesses, unprobed, without_operands
 from .alike import count_unlike
 from .barriers import barrier
 from .call_graph import CallGraph
@@ -257,7 +257,10 @@ class InjectionPlan:
                 if (known := barrier(statement)) is not None:
                     places["barrier_arrive"] += known.arrives
                     places["barrier_leave"] += known.leaves
-                for access in (*accesses(statement, declared_in=spaces.get), *image_accesses(statement)):
+                for access in (
+                    *accesses(statement, declared_in=spaces.get),
+                    *unaddressed_accesses(statement),
+                ):
                     of = without_operands(access)
                     found[of] += 1
                     values[of] += operands(statement) is not None
@@ -283,8 +286,8 @@ class InjectionPlan:
         placements = self.placements[kernel]
         # An empty program sees nothing; it only gives the places their numbers.
         seeing = [p for p in placements if p.point == "access" and p.fragment.arguments]
-        images = {o: Access(kind, space, 0, Address(None)) for o, (kind, space) in OF_IMAGES.items()}
-        seen = {o for o, access in images.items() if any(wants(p, access) for p in seeing)}
+        known = {o: Access(kind, space, 0, Address(None)) for o, (kind, space) in UNADDRESSED.items()}
+        seen = {o for o, access in known.items() if any(wants(p, access) for p in seeing)}
         found: Counter[str] = Counter()
         for point in {p.point for p in placements}:
             of_point: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpubpf.ebpf.bytecode import IMAGE_SPACES, KINDS, READS, SPACES, WRITES
+from gpubpf.ebpf.bytecode import KINDS, READS, SPACES, UNADDRESSED_SPACES, WRITES
 from gpubpf.ebpf.maps import SHARDS_SHIFT
 from gpubpf.errors import Error
 from gpubpf.lower.launch_block import LaunchBlock, map_of
@@ -250,7 +250,7 @@ class Filler:
             lines += [line.replace("shared::any", self._shared) for line in _LOCATED]
             context |= {"address": "%gpubpf_0offset", "space": "%gpubpf_0space"}
         elif not generic:
-            context["space"] = str((*SPACES, *IMAGE_SPACES).index(access.space))
+            context["space"] = str((*SPACES, *UNADDRESSED_SPACES).index(access.space))
         lines += setup
         for placement in placements:
             elsewhere = _elsewhere(placement) if generic else ()
@@ -335,7 +335,7 @@ def wants(placement: Placement, access: Access) -> bool:
     if placement.kinds and access.kind not in placement.kinds:
         return False
     if not placement.spaces:
-        return access.space not in IMAGE_SPACES
+        return access.space not in UNADDRESSED_SPACES
     return access.space in placement.spaces or (
         access.space == "generic" and bool(_GENERIC.intersection(placement.spaces))
     )

@@ -11,12 +11,12 @@ from gpubpf.ebpf import headers
 from gpubpf.ebpf.bytecode import (
     CONTEXTS,
     HOST_POINTS,
-    IMAGE_SPACES,
     KINDS,
     READS,
     RETURNS,
     SPACES,
     TYPES,
+    UNADDRESSED_SPACES,
     WORK,
     WRITES,
 )
@@ -58,7 +58,7 @@ def test_kinds_spaces_types_and_effects_of_accesses():
     assert tuple(w.strip().removeprefix("GPU_").lower() for w in enums["kind"].split(",")) == KINDS
     assert tuple(w.strip().removeprefix("GPU_").lower() for w in enums["space"].split(",")) == (
         *SPACES,
-        *IMAGE_SPACES,
+        *UNADDRESSED_SPACES,
     )
     assert tuple(w.strip().removeprefix("GPU_").lower() for w in enums["type"].split(",")) == TYPES
     assert dict(re.findall(r"GPU_(\w+) = (\d)", enums["effect"])) == {

@@ -114,17 +114,18 @@ def test_no_finding_where_not_all_was_probed():
 
 def test_no_finding_where_textures_were_read():
     made = replace(
-        report(row(100, 0, 0, 0)), images=True, footprints=[Footprint(7, "app", 0, "bar", 10, 320)]
+        report(row(100, 0, 0, 0)), hidden=True, footprints=[Footprint(7, "app", 0, "bar", 10, 320)]
     )
     text = " ".join(" ".join(lines(made)).split())
     assert "never touched" not in text
     assert (
-        "kernels may have touched more: reads through textures, and accesses to surfaces, are not seen"
+        "kernels may have touched more: accesses to textures and surfaces, and bulk tensor copies, are not seen"
         in text
     )
     said = list(coverage_text.footprint_lines(made, ()))
     assert (
-        any(line.startswith("without textures and surfaces: ") for line in said) and max(map(len, said)) <= 80
+        any(line.startswith("incomplete: accesses to textures") for line in said)
+        and max(map(len, said)) <= 80
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpubpf.agent.protocol import StackFrame
-from gpubpf.ebpf.bytecode import IMAGE_SPACES
+from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
 from gpubpf.memory import traffic
 from gpubpf.memory.access_log import Accesses, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
@@ -28,6 +28,10 @@ LOOKS = (
 )
 MOST = 2**34  # requests
 IMAGES = ("tex.level.a2d.v4.f32.f32", "tld4.r.2d.v4.f32.f32", "sured.b.add.1d.u32.trap")
+TENSORS = {
+    "async": "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group",
+    "load": "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16",
+}
 SUMS = (
     "accesses",
     "least",
@@ -47,12 +51,21 @@ ACCESS = np.dtype([("launch", "<u8"), ("site", "<u2"), ("how", "<u4"), ("address
 
 def site_traffic(rng: random.Random, place: int) -> traffic.SiteTraffic:
     kind = rng.choice(("load", "store", "atomic", "async"))
-    space = rng.choice(("global", "shared", "local", "const", "texture", "surface"))
+    space = rng.choice(("global", "shared", "local", "const", "texture", "surface", "tensor"))
     width = rng.choice((0, 1, 4, 16))
-    opcode = rng.choice(IMAGES) if space in IMAGE_SPACES else "ld.global.f32"
+    if space == "tensor":
+        kind = rng.choice(tuple(TENSORS))
+        width = 18 if kind == "load" else 0
+    opcode = (
+        TENSORS[kind]
+        if space == "tensor"
+        else rng.choice(IMAGES)
+        if space in UNADDRESSED_SPACES
+        else "ld.global.f32"
+    )
     source = rng.choice((None, *FILES))
     site = Site(place, "k", 40 + place, source, rng.choice((1, 99_999)), "access", opcode, kind, space, width)
-    if space in IMAGE_SPACES:
+    if space in UNADDRESSED_SPACES:
         requests = number(rng, MOST) + 1
         return traffic.site_traffic(
             site, space, {"requests": requests, "accesses": requests * rng.randint(1, 32)}

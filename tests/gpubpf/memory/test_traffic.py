@@ -185,7 +185,7 @@ def test_of_textures_only_requests_and_lanes_are_known():
     image = site(3, space="texture", opcode="tex.level.2d.v4.f32.f32", width=16)
     cells = array(2, 4, IMAGE)
     cells["requests"][:, 3], cells["accesses"][:, 3], cells["requests"][0, 1] = (2, 5), (60, 160), 1
-    (one,) = traffic.Traffic().read(Session({"image_cells": [cells]}, {3: image}), since_last=False)
+    (one,) = traffic.Traffic().read(Session({"unaddressed_cells": [cells]}, {3: image}), since_last=False)
     (found,) = one.sites
     assert (found.space, found.requests, found.accesses, found.bytes, one.unknown) == (
         *("texture", 7, 220),
@@ -316,7 +316,7 @@ def test_nonsense_of_a_process_is_no_crash():
                 ("global_cells", CELL),
                 ("local_cells", CELL),
                 ("shared_cells", BANKED),
-                ("image_cells", IMAGE),
+                ("unaddressed_cells", IMAGE),
             )
         }
         if rng.random() < 0.5:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gpubpf.ptx.access import Access, accesses, image_accesses, unprobed
+from gpubpf.ptx.access import Access, accesses, unaddressed_accesses, unprobed
 from gpubpf.ptx.flow import counted
 from gpubpf.ptx.module import PtxInstruction, render
 from gpubpf.ptx.parser import parse
@@ -260,6 +261,9 @@ ret;
 """
 
 
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "s8": 8, "b1": 1}  # of wgmma
+
+
 def parsed(sm: str, text: str) -> PtxInstruction:
     (found, _) = (
         s for s in parse(module(sm, text)).functions["k"].body or () if isinstance(s, PtxInstruction)
@@ -394,14 +398,59 @@ def test_what_is_not_known_is_named(text: str) -> None:
 )
 def test_accesses_to_textures_and_surfaces(text: str, expected: tuple[str, str, int, bool, bool]) -> None:
     instruction = parsed("sm_80", text)
-    (found,) = image_accesses(instruction)
+    (found,) = unaddressed_accesses(instruction)
     assert (found.kind, found.space, found.width, found.reads, found.writes) == expected
     assert accesses(instruction) == () and unprobed(instruction) == text.partition(".")[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "width"),
+    [
+        # Bytes of A (64 rows of K) and B (K rows of N) in shared memory, divided by 128 threads. A may be in registers.
+        ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1}, %rd1, %rd2, 1, 1, 1, 0, 0;", 16 + 2),
+        ("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, 1, 1, 1, 0, 0;", 16 + 64),
+        (
+            "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {%f1}, {%r1, %r2, %r3, %r4}, %rd2, 1, 1, 1, 0;",
+            6,
+        ),
+        ("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%f1}, %rd1, %rd2, 1, 1, 1;", 16 + 2),
+        ("wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e5m2 {%f1}, %rd1, %rd2, 1, 1, 1;", 16 + 4),
+        ("wgmma.mma_async.sync.aligned.m64n16k256.s32.b1.b1.and.popc {%r1}, %rd1, %rd2, 1;", 16 + 4),
+        ("wgmma.mma_async.sp.sync.aligned.m64n8k64.s32.s8.u8 {%r1}, %rd1, %rd2, %r5, 0, %p1;", 16 + 4),
+    ],
+)
+def test_bytes_of_wgmma(text: str, width: int) -> None:
+    instruction = parsed("sm_90a", text)
+    (found,) = unaddressed_accesses(instruction)
+    assert (found.kind, found.space, found.reads, found.writes) == ("load", "tensor", True, False)
+    shape = re.search(r"m64n([0-9]+)k([0-9]+)\..32\.([a-z0-9]+)", text)
+    assert shape is not None
+    n, k, bits = int(shape[1]), int(shape[2]), BITS[shape[3]]
+    stored = 0 if text.count("{") > 1 else 64 * k // (2 if ".sp." in text else 1)
+    assert found.width == width == (stored + k * n) * bits / 8 / 128
+
+
+def test_tensor_copies_have_unknown_bytes() -> None:
+    for text in (
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];",
+        "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%rd1, {%r2}], [%r1];",
+        "cp.reduce.async.bulk.tensor.1d.global.shared::cta.add.bulk_group [%rd1, {%r2}], [%r1];",
+    ):
+        (found,) = unaddressed_accesses(parsed("sm_90", text))
+        assert (found.kind, found.space, found.width, found.reads, found.writes) == (
+            "async",
+            "tensor",
+            0,
+            True,
+            True,
+        )
+    prefetch = parsed("sm_90", "cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%rd1, {%r1}];")
+    assert unaddressed_accesses(prefetch) == () and unprobed(prefetch) is None
+
+
 def test_other_instructions_access_no_texture() -> None:
     for text in ("ld.global.u32 %r1, [%rd1];", "txq.width.b32 %r1, [%rd1];", "add.u32 %r1, %r1, 1;"):
-        assert image_accesses(parsed("sm_80", text)) == ()
+        assert unaddressed_accesses(parsed("sm_80", text)) == ()
 
 
 def test_what_accesses_no_byte_is_no_access() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.ebpf.bytecode import IMAGE_SPACES
+from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
@@ -46,7 +46,7 @@ def images(*placements: Placement):
 
 
 def test_programs_of_these_spaces_are_told_what_the_kernel_uses(tmp_path: Path) -> None:
-    injected, kernel = images(Placement(COUNT, "access", spaces=IMAGE_SPACES))
+    injected, kernel = images(Placement(COUNT, "access", spaces=UNADDRESSED_SPACES))
     # Of tex the first and third element are used; of tld4, %f4 by both, and %f5 and %f6 by others that overwrite them.
     assert [(s.kind, s.space, s.width, s.effect, s.opcode.split(".")[0]) for s in kernel.sites] == [
         *(("load", "texture", 12, 1, "tex"), ("load", "texture", 12, 1, "tld4")),
