@@ -297,7 +297,7 @@ def show_sums(
     elif results.csv:
         results.table(latency.CSV_COLUMNS, (latency.csv_row(record) for record in records))
     elif sums.groups:
-        results.out.lines(latency_text.report(sums, owners, args.streams, args.stacks))
+        results.out.lines(latency_text.report(sums, owners, args.streams, args.stacks, args.verbose))
 
 
 def show_summary(

@@ -102,7 +102,7 @@ def launch_report(data: bytes) -> None:
             sums.add(view, chosen, True)
             made = [kernel_record(group, bool(by), bool(by)) for group in sums.groups]
             json.dumps([latency.csv_row(record) for record in made] + [*made])
-            list(latency_text.report(sums, owners, bool(by), True))
+            list(latency_text.report(sums, owners, bool(by), True, True))
         launches.forget()
     json.dumps(losses.fields(launches.lost))
     trace.close()

@@ -77,10 +77,13 @@ def exactly(limit: int) -> str:
     return f"{limit} us" if limit < 1000 else f"{limit / 1000:,.15g} ms"
 
 
-def report(sums: LaunchSums, owners: OwnerColumns, streams: bool, stacks: bool) -> Iterator[str]:
+def report(
+    sums: LaunchSums, owners: OwnerColumns, streams: bool, stacks: bool, verbose: bool = False
+) -> Iterator[str]:
     """Yield the report of an interval: the finding, the table, what launches waited for, a histogram, advice."""
     yield from finding(sums)
     yield from kernel_table(sums, streams, owners)
+    yield from full_names(sums, _name_width(streams, owners)) if verbose else ()
     yield from wait_lines(sums, owners)
     yield from (clock_line(sums), "")
     yield from (*histogram(sums), "")
@@ -116,7 +119,7 @@ def kernel_table(sums: LaunchSums, by_stream: bool, owners: OwnerColumns | None 
     """Return a line for each group: the number of launches, their latency and its parts, and how long the kernels ran."""
     if owners is not None and owners.several:
         return _table_of_all(sums, by_stream, owners)
-    width = 8 if by_stream else 16
+    width = _name_width(by_stream, owners)
     stream = " STREAM " if by_stream else ""
     titles = ("P50", "P99", "MAX", "API", "WAIT", "OVERHEAD", "EXEC")
     lines = [f"{'':23}{'latency, us':>24}{'parts, mean us':>25}"]
@@ -128,10 +131,27 @@ def kernel_table(sums: LaunchSums, by_stream: bool, owners: OwnerColumns | None 
     return lines
 
 
+def _name_width(by_stream: bool, owners: OwnerColumns | None) -> int:
+    """Return how many columns the names of kernels have in the table."""
+    return 20 if owners is not None and owners.several else 8 if by_stream else 16
+
+
+def full_names(sums: LaunchSums, width: int) -> Iterator[str]:
+    """Yield the full names of kernels that the table shows in `width` columns, where these differ."""
+    shown = {
+        short: names.demangle(group.mangled).full
+        for group, short in zip(sums.groups, group_titles(sums, width), strict=True)
+        if group.mangled is not None
+    }
+    for short, full in shown.items():
+        if short != full:
+            yield from table.wrap(f"{short}: {full}", indent=2)
+
+
 def _table_of_all(sums: LaunchSums, by_stream: bool, owners: OwnerColumns) -> list[str]:
     """Return the same table for several processes or GPUs, whose columns leave less room."""
     rows = []
-    for group, name in zip(sums.groups, group_titles(sums, 20), strict=True):
+    for group, name in zip(sums.groups, group_titles(sums, _name_width(by_stream, owners)), strict=True):
         row = owners.cells(group) | {"KERNEL": name}
         row |= {"STREAM": group.stream_name} if by_stream else {}
         rows.append(row | {"COUNT": str(len(group))} | _group_cells(group))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -969,3 +970,17 @@ def test_timelines_and_traces_name_the_vendors_of_gpus(tmp_path: Path) -> None:
     trace.close()
     text = (tmp_path / "trace.json").read_text()
     assert "app (pid 1) on NVIDIA GPU 0" in text and "app (pid 2) on AMD GPU 0" in text
+
+
+def test_full_names_of_kernels_that_the_table_shortens() -> None:
+    """Each shortened name once, with the name that c++filt gives; other titles are no kernels."""
+    one = {"node": "", "waited": {}, "title": "graph"}
+    long, other = "_ZN9multigrid5relaxIfEEvPT_", "_ZN9multigrid5relaxIdEEvPT_"
+    groups = [SimpleNamespace(**one, mangled=mangled) for mangled in (long, other, "scale", None)]
+    said = list(latency_text.full_names(SimpleNamespace(groups=groups), 16))
+    names = latency_text.group_titles(SimpleNamespace(groups=groups), 16)
+    assert max(map(len, names)) <= 16 and len(set(names)) == 4
+    assert said == [
+        f"  {names[0]}: void multigrid::relax<float>(float*)",
+        f"  {names[1]}: void multigrid::relax<double>(double*)",
+    ]
