@@ -68,6 +68,20 @@ class Groups:
         outer: dict[str, int | Index] = {"block": index_of(block, self.shape.grid)}
         return outer | {self.by: index_of(own, self.shape.block_dim) if self.by == "thread" else own}
 
+    def alike(self) -> list[tuple[int, int]]:
+        """Return the first and last index of each span of neighbours, of the same block, that did the same."""
+        if not len(self):
+            return []
+        own = self.shape.block_size if self.by == "thread" else self.shape.warps if self.by == "warp" else 0
+        same = np.diff(self.numbers) == 1
+        if own:
+            same &= self.numbers[1:] % own != 0
+        for values in (self.threads, self.runs, self.work):
+            same &= values[1:] == values[:-1]
+        begins = np.flatnonzero(np.concatenate([[True], ~same]))
+        ends = np.concatenate([begins[1:], [len(self)]]) - 1
+        return list(zip(begins.tolist(), ends.tolist(), strict=True))
+
     def largest(self, top: int | None) -> np.ndarray:
         """Return the indices of the `top` groups with the most work, largest first. Without `top`: all, in grid order."""
         if top is None:

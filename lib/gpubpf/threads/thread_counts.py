@@ -294,13 +294,17 @@ def _section(
     yield ""
     if not groups.mean:
         return
-    order: Any = groups.largest(top)
     if len(groups) > SCREEN:
         yield from histogram.lines(histogram.log2_slots(groups.work), what, f"{counts.shape.word(by)}s")
         yield ""
-        if top is None:  # show the largest and the smallest
-            order = sorted({groups.work.argmax(), groups.work.argmin()}, key=lambda at: -int(groups.work[at]))
-    yield from _rows(groups, order, what, owners.cells(instance))
+    if top is not None:
+        spans = [(place, place) for place in groups.largest(top)]
+    elif len(groups) > SCREEN:  # show the largest and the smallest
+        ends = sorted({groups.work.argmax(), groups.work.argmin()}, key=lambda at: -int(groups.work[at]))
+        spans = [(place, place) for place in ends]
+    else:
+        spans = groups.alike()
+    yield from _rows(groups, spans, what, owners.cells(instance))
     yield ""
 
 
@@ -316,19 +320,21 @@ def _of_sample(counts: ThreadCounts, threads: int, what: str) -> list[str]:
     return [sample.sentence(word), f"about {total.text(what)}", *([missing] if missing else [])]
 
 
-def _rows(groups: Groups, order: Any, what: str, owner: dict[str, str]) -> list[str]:
-    """Return a row for each index in `order`: the group, its runs, its work, and its work as a share of the mean with a bar."""
+def _rows(groups: Groups, spans: Sequence[tuple[int, int]], what: str, owner: dict[str, str]) -> list[str]:
+    """Return a row for each span of alike groups: the first and last, runs and work of each, its share of the mean with a bar."""
     rows: list[dict[str, object]] = []
-    for place in order:
+    for place, last in spans:
         work = int(groups.work[place])
         row: dict[str, object] = {**owner, **groups.labels(place)}
+        if last != place:
+            row[groups.by.upper()] = f"{row[groups.by.upper()]}-{groups.labels(last)[groups.by.upper()]}"
         row |= {} if groups.by == "thread" else {"THREADS": groups.threads[place]}
         row |= {"RUNS": groups.runs[place], f"WORK ({what})": f"{work:,}"}
         rows.append(row | {"OF MEAN": f"{100 * work / groups.mean:.0f} %" if groups.mean else "-"})
     if not rows:
         return []
     made = table.cut_first(rows, ("COMM",), ("COMM",), ("THREADS", "RUNS"))
-    return table.with_bars(made, [float(groups.work[place]) for place in order], float(groups.work.max()))
+    return table.with_bars(made, [float(groups.work[place]) for place, _ in spans], float(groups.work.max()))
 
 
 # --- JSON and CSV ---

@@ -94,6 +94,23 @@ def test_the_largest_come_first_and_ties_in_order():
     assert len(groups.largest(1000)) == 100
 
 
+def test_neighbours_in_a_block_that_did_the_same_are_alike():
+    shape = Shape((2, 1, 1), (40, 1, 1))
+    work = np.repeat([3, 1, 3], [10, 20, 50])
+    assert group(shape, *tally(shape, work)).alike() == [(0, 9), (10, 29), (30, 39), (40, 79)]
+    selected = np.arange(80) % 40 < 35
+    assert group(shape, *tally(shape, work), "thread", selected).alike()[-2:] == [(30, 34), (35, 69)]
+    uneven = Shape((4, 1, 1), (40, 1, 1))  # warps of 32 and 8 threads
+    assert group(uneven, *tally(uneven, np.zeros(160)), "warp").alike() == [(n, n) for n in range(8)]
+    assert group(uneven, *tally(uneven, np.zeros(160)), "block").alike() == [(0, 3)]
+    runs = np.where(np.arange(160) % 32 < 16, 1, 2).astype(np.uint64)
+    assert group(Shape((1, 1, 1), (160, 1, 1)), runs, np.zeros(160, np.uint64), "lane").alike() == [
+        (0, 15),
+        (16, 31),
+    ]
+    assert group(shape, *tally(shape, work), "thread", np.zeros(80, bool)).alike() == []
+
+
 def test_imbalance_is_largest_over_mean():
     shape = Shape((1, 1, 1), (5, 1, 1))
     assert group(shape, *tally(shape, [4, 4, 4, 4, 3])).imbalance == pytest.approx(4 / 3.8)
