@@ -584,6 +584,11 @@ def test_variables_of_inner_blocks(virtual: bool) -> None:
             "{ {.local .u32 a;} ld.global.u32 %r1, [v]; .shared .u32 v; st.shared.u32 [v], 2; }",
             [1],
         ),
+        (
+            "",
+            "{ .reg .b32 %laneid, %pm<3>; mov.u32 %laneid, 5; mov.u32 %pm1, 6; mov.u32 %r1, %laneid; mov.u32 %r2, %pm1; }",
+            [5, 6],
+        ),
         # An initialiser means what is declared before it, in the same block or in one around it.
         (
             ".global .u32 v = 1;",

@@ -208,9 +208,13 @@ class Values:
             return f"!{self.src(operand.operand, 'pred')}"
         if not isinstance(operand, Name):
             raise self.unsupported(f"operand {operand}")
-        if operand.name.startswith("%") and (special := self.special(operand.name)) is not None:
+        found = self.names.register(self.scope, operand.name)  # it may have the name of a special register
+        if (
+            found is None
+            and operand.name.startswith("%")
+            and (special := self.special(operand.name)) is not None
+        ):
             return f"({c_type(width)}){special}"
-        found = self.names.register(self.scope, operand.name)
         if found is not None:
             if found in self.constants and found.width == width and not operand.offset:
                 return constant(self.constants[found].integer, width)

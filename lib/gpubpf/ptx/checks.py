@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gpubpf import names
 from gpubpf.errors import Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
@@ -13,6 +15,10 @@ from .flow import DEVICE_RUNTIME, GRID_BUFFER, SYSTEM_FUNCTIONS
 from .module import Function, Module, PtxInstruction, Variable
 from .values import PREFIX, parameter_layout
 
+# The special registers that probes read (PTX ISA 9.0, chapter 10).
+_SPECIAL = re.compile(
+    "%(n?tid|n?ctaid|laneid|warpid|smid|lanemask_[a-z]+|clock(64|_hi)?|globaltimer(_lo|_hi)?|dynamic_smem_size|total_smem_size)"
+)
 _OPAQUE = ("texref", "surfref", "samplerref")
 
 
@@ -108,5 +114,7 @@ def _check_function(module: Module, function: Function, graph: CallGraph) -> Non
 
 
 def _check_name(name: str) -> None:
+    if _SPECIAL.fullmatch(name):
+        raise Refusal(f"a variable has the name of the special register {name}")
     if name.lstrip("%").startswith(PREFIX):
         raise Refusal(f"the name {name} is reserved for gpubpf: this PTX is instrumented already")
