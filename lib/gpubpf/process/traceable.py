@@ -10,12 +10,13 @@ from pathlib import Path
 
 from gpubpf.errors import OUT_OF_FILES, TOO_MANY_FILES, SessionError, out_of_files
 from gpubpf.process import privileges
-from gpubpf.process.ptrace import ThreadEnded, TraceRefused, threads_of
+from gpubpf.process.ptrace import ThreadEnded, TraceRefused, parent, threads_of
 from gpubpf.process.users import User
 
 _EXITING = 4  # PF_EXITING
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 _STRICT_SECCOMP = 1
+_MOST_ANCESTORS = 1000
 
 
 def comm(pid: int) -> str:
@@ -33,6 +34,15 @@ def started(pid: int) -> float:
         ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
         return ticks / os.sysconf("SC_CLK_TCK")
     return 0.0
+
+
+def descends(pid: int, ancestor: int) -> bool:
+    """Return whether a process is a descendant of another one, as far as all in between still exist."""
+    for _ in range(_MOST_ANCESTORS):
+        pid = parent(pid)
+        if pid in (ancestor, 0):
+            return pid == ancestor
+    return False
 
 
 def children(pid: int) -> set[int]:

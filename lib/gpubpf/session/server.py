@@ -219,10 +219,12 @@ class Server:
             return False
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, _ = struct.unpack("3i", credentials)
-        if uid not in (self._measurement.user.uid if self._measurement.user else os.geteuid(), 0) or pid <= 0:
-            connection.close()
-        else:
+        expected = (self._measurement.user.uid if self._measurement.user else os.geteuid(), 0)
+        # Whatever the command starts may change its user.
+        if pid > 0 and (uid in expected or traceable.descends(pid, os.getpid())):
             self._admit(connection, pid)
+        else:
+            connection.close()
         return True
 
     def adopt(self, connection: socket.socket, pid: int, pidfd: int) -> TracedProcess | None:

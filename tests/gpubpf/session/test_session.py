@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import Sidecar
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.memory.allocations import Allocation, Allocations
+from gpubpf.process import traceable
 from gpubpf.ptx.values import InjectedVariable
 from gpubpf.session import device, tracing, workers
 from gpubpf.session.measurement import Follow
@@ -506,6 +508,31 @@ def test_another_users_program_is_traced(
     monkeypatch.setattr(agent, "LIBRARY", private / "agent.so")
     with pytest.raises(SessionError, match="nobody cannot read"):
         measure([str(target)])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
+def test_a_program_whose_command_changes_its_user_is_traced(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command runs as root, and starts the program as somebody else, as services do."""
+    monkeypatch.setattr(agent, "LIBRARY", Path(shutil.copy(agent.LIBRARY, target.parent)))
+    for parent in [target.parent, *list(target.parent.parents)[:3]]:
+        parent.chmod(parent.stat().st_mode | 0o755)
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(target)]
+    assert counted(measure(command)) == (23, 23, 23)
+    assert counted(measure(["sh", "-c", shlex.join(command) + "; true"])) == (23, 23, 23)
+
+
+def test_descendants(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    ) as shell:
+        assert shell.stdout is not None
+        inner = int(shell.stdout.readline())
+        assert traceable.descends(inner, shell.pid) and traceable.descends(inner, os.getpid())
+        assert not traceable.descends(shell.pid, inner) and not traceable.descends(shell.pid, shell.pid)
+        assert not traceable.descends(1, os.getpid()) and not traceable.descends(2**22 - 1, os.getpid())
+        os.kill(inner, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("mode", ["threads", "shapes", "destroy", "reload", "capture", "large", "_exit"])
