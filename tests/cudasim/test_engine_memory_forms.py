@@ -589,6 +589,12 @@ def test_variables_of_inner_blocks(virtual: bool) -> None:
             "{ .reg .b32 %laneid, %pm<3>; mov.u32 %laneid, 5; mov.u32 %pm1, 6; mov.u32 %r1, %laneid; mov.u32 %r2, %pm1; }",
             [5, 6],
         ),
+        # %r12 is register 12 of %r<N>, never 2 of %r1<N>.
+        (
+            "",
+            ".reg .b32 a<20>; mov.u32 a11, 1; { .reg .b32 a1<2>; mov.u32 a11, 5; } mov.u32 %r1, a11;",
+            [5],
+        ),
         # An initialiser means what is declared before it, in the same block or in one around it.
         (
             ".global .u32 v = 1;",

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from gpubpf.ptx.flow import callee, find_names
 from gpubpf.ptx.module import (
+    DIGITS,
     Address,
     Close,
     Directive,
@@ -58,11 +59,10 @@ class _Names:
                 return at.types[name]
             if name in at.others:
                 return "other"
-            stem = name.rstrip("0123456789")
-            for cut in range(max(len(stem), len(name) - 9), len(name)):
-                count, kind = at.ranges.get(name[:cut], (0, ""))
-                if int(name[cut:]) < count:
-                    return kind
+            stem = name.rstrip(DIGITS)
+            count, kind = at.ranges.get(stem, (0, ""))
+            if stem != name and int(name[len(stem) :][:9]) < count:
+                return kind
             at = at.parent
         return None
 

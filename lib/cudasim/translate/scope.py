@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import (
+    DIGITS,
     Address,
     Close,
     Function,
@@ -27,7 +28,6 @@ from gpubpf.ptx.module import (
     type_size,
 )
 
-_NUMBERED = re.compile(r"^(.*?)(\d+)$")
 # Instructions that take one address of any space; modifiers that name a space, or a form for which `memory.space_at` is asked.
 _GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "wmma"})
 _SPACES = frozenset({"global", "shared", "local", "const", "param", "async", "bulk"})
@@ -97,9 +97,8 @@ class Declared:
         self.names.add(label.name)
 
     def _holds(self, name: str) -> bool:
-        return name in self.names or any(
-            number < self.ranges.get(prefix, 0) for prefix, number in _splits(name)
-        )
+        prefix, number = _split(name)
+        return name in self.names or number < self.ranges.get(prefix, 0)
 
 
 @dataclass(slots=True)
@@ -123,12 +122,11 @@ class Scope:
         return Scope(self, labels=self.labels, tables=self.tables, declared=self.declared)
 
 
-def _splits(name: str) -> Iterator[tuple[str, int]]:
-    """Yield a name as prefix and number: `%r12` is register 12 of `%r<N>`, or 2 of `%r1<N>`."""
-    if (numbered := _NUMBERED.match(name)) is not None:
-        for cut in range(max(numbered.start(2), len(name) - 9), len(name)):
-            if name[cut] != "0" or cut == len(name) - 1:
-                yield name[:cut], int(name[cut:])
+def _split(name: str) -> tuple[str, int]:
+    """Return a name as prefix and number: `%r12` is register 12 of `%r<N>`. The number is above all others if there is none."""
+    prefix = name.rstrip(DIGITS)
+    number = name[len(prefix) :]
+    return prefix, int(number) if 0 < len(number) < 10 and str(int(number)) == number else 1 << 32
 
 
 def lifted(function: Function) -> Iterator[tuple[str, Variable]]:
@@ -301,12 +299,13 @@ class Names:
         """Return the register of a name that a scope itself declares."""
         if (found := scope.registers.get(name)) is not None:
             return found
-        for prefix, number in _splits(name) if scope.ranges else ():
-            count, width = scope.ranges.get(prefix, (0, 0))
-            if number < count:
-                found = scope.registers[name] = Register(self._identifier(name), width)
-                return found
-        return None
+        if not scope.ranges:
+            return None
+        prefix, number = _split(name)
+        count, width = scope.ranges.get(prefix, (0, 0))
+        if number < count:
+            found = scope.registers[name] = Register(self._identifier(name), width)
+        return found
 
     def storage(self, scope: Scope, name: str) -> Storage | None:
         at: Scope | None = scope

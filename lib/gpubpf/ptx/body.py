@@ -857,7 +857,9 @@ class Body:
         """Return the instruction, rewritten so that it accesses module variables through the table."""
         instruction = self.flow.instruction(index)
         loads: list[Statement] = []
-        operands = tuple(self._operand(index, o, loads) for o in instruction.operands)
+        operands = instruction.operands
+        if instruction.opcode not in ("bra", "brx"):  # a label may have the name of a variable or function
+            operands = tuple(self._operand(index, o, loads) for o in operands)
         return [
             *loads,
             dataclasses.replace(instruction, modifiers=_modifiers(instruction), operands=operands),

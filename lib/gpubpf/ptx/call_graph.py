@@ -92,7 +92,7 @@ def references(function: Function, module: Module) -> References:
                 indirect = True
             else:
                 calls.add(target)
-        for name in find_names(statement.operands):
+        for name in find_names(statement.operands) if statement.opcode not in ("bra", "brx") else ():
             known = name in module.variables or name in module.functions
             if not known or name == target or is_local(name):
                 continue

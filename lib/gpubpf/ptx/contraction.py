@@ -136,7 +136,7 @@ def products_before(flow: Flow, carry: Carry) -> Mapping[int, Sequence[int]]:
                 continue
             if _may_contract(instruction, "add", "sub") and index not in kept:
                 for name in find_names(instruction.operands[1:]):
-                    if name in waiting and _same_registers(flow, waiting[name], index):
+                    if name in waiting and flow.means_same(waiting[name], index):
                         found[index].append(waiting.pop(name))
             for name in find_names(instruction.operands[:1]):
                 for product in users.pop(name, ()):
@@ -166,9 +166,3 @@ def _may_contract(instruction: PtxInstruction, *opcodes: str) -> bool:
         and len(instruction.operands) == 3
         and isinstance(instruction.operands[0], Name)
     )
-
-
-def _same_registers(flow: Flow, product: int, use: int) -> bool:
-    """Return whether the names of a multiplication mean the same registers where its product is used."""
-    names = find_names(flow.instruction(product).operands)
-    return all(flow.declaration(product, name) == flow.declaration(use, name) for name in names)

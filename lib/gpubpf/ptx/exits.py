@@ -125,7 +125,8 @@ def _plan_direct_exits(
                 if path is None or flow.instruction(path[-1]).opcode not in leaving:
                     continue
                 bare = all(flow.instruction(i).opcode in ("bra", *LEAVING) for i in path)
-                if bare or flow.scope[start] == flow.scope[index]:  # names mean the same here
+                same = flow.scope[start] == flow.scope[index] and all(flow.means_same(i, index) for i in path)
+                if bare or same:
                     plan.direct_exits[index] = path, taken
                     gone |= {
                         (number, s) for s in block.successors if flow.blocks[s].instructions[0] == path[0]

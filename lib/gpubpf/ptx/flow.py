@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from gpubpf.errors import PtxError
 
 from .module import (
+    DIGITS,
     Address,
     Directive,
     Generic,
@@ -188,17 +189,21 @@ class Flow:
             self._meant[key] = tuple(self._declarations(*key))
         return next((at for at in self._meant[key] if at < index), None)
 
+    def means_same(self, index: int, elsewhere: int) -> bool:
+        """Return whether the names of the instruction at statement `index` mean the same at another statement."""
+        names = find_names(self.instruction(index).operands)
+        return all(self.declaration(index, name) == self.declaration(elsewhere, name) for name in names)
+
     def _declarations(self, scope: int, name: str) -> Iterator[int]:
         """Yield the declarations of a name in a scope and those around it, from the inside out."""
-        digits = len(name) - len(name.rstrip("0123456789"))
-        prefixes = [name[:-length] for length in range(1, min(digits, 9) + 1)] if self._ranges else []
+        prefix = name.rstrip(DIGITS)
         for at in self._scopes(scope):
             if (at, name) in self._declared:
                 yield self._declared[at, name]
-            for found in (self._ranges[at, prefix] for prefix in prefixes if (at, prefix) in self._ranges):
-                statement = self.body[found]
-                if isinstance(statement, Variable) and statement.declares(name):
-                    yield found
+            found = self._ranges.get((at, prefix))
+            statement = self.body[found] if found is not None else None
+            if found is not None and isinstance(statement, Variable) and statement.declares(name):
+                yield found
 
     def label(self, index: int, name: str) -> int:
         """Return the index of the label that `name` means at statement `index`. Raises PtxError."""
@@ -351,6 +356,7 @@ class Flow:
                     plain == limit
                     or statement.opcode not in PLAIN
                     or self.scope[position] != self.scope[after]
+                    or not self.means_same(position, after)
                 ):
                     return None
                 else:

@@ -22,6 +22,8 @@ from gpubpf.errors import PtxError
 
 from .tokens import parse_integer
 
+DIGITS = "0123456789"
+
 # --- operands --------------------------------------------------------------------------------------
 
 
@@ -282,11 +284,18 @@ class Variable:
         return self.align or type_size(self.type) * self.vector
 
     def declares(self, name: str) -> bool:
-        """Return whether this declares a name: `%r<9>` declares `%r8`, but not `%r`."""
+        """Return whether this declares a name: `%r<9>` declares `%r8`, but not `%r`. `%r1<9>` declares nothing, as for ptxas: `%r12`
+        is always register 12 of `%r<N>`.
+        """
         if self.count is None:
             return name == self.name
-        number = name.removeprefix(self.name) if name.startswith(self.name) else ""
-        return number.isdecimal() and str(int(number)) == number and int(number) < self.count
+        number = name[len(self.name) :]
+        return (
+            name.rstrip(DIGITS) == self.name != name
+            and len(number) < 10
+            and str(int(number)) == number
+            and int(number) < self.count
+        )
 
     def declaration(self) -> str:
         """Return the declaration without its linkage and `;`."""

@@ -104,6 +104,9 @@ def test_a_name_means_what_was_declared_before() -> None:
     assert [found.declaration(index, "a") for index in at] == [outer, outer, inner, inner, outer, outer]
     assert [found.declaration(index, "b2") for index in at] == [None, None, None, ranged, None, later]
     assert {found.declaration(index, name) for index in at for name in ("b", "b3", "b02", "c")} == {None}
+    nested = flow(".reg .b32 a<20>; { .reg .b32 a1<2>; ret; }")
+    (index,) = (index for index, _ in nested.instructions())
+    assert str(nested.body[nested.declaration(index, "a11") or 0]) == ".reg .b32 a<20>;"
 
 
 def test_indexed_branches() -> None:

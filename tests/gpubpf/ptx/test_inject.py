@@ -554,6 +554,33 @@ def test_a_name_of_the_module_until_the_function_declares_it() -> None:
     assert "ld.global.u32 %r1, [v];" not in injected.text
 
 
+NAMED = [
+    # A label has the name of a variable, a function or the kernel.
+    f"{{ {name}: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 3; @%p1 bra {name}; }}"
+    for name in ("v", "f", "k")
+] + [
+    "{ v: .branchtargets A, B; brx.idx %r2, v; A: mov.u32 %r1, 5; bra C; B: mov.u32 %r1, 6; C: }",
+    # The way to an exit passes a declaration: its names mean something else where the branch is.
+    ".reg .u32 x; mov.u32 x, 7; { L: add.u32 %r1, %r1, 1; setp.gt.u32 %p1, %r1, 3; @%p1 bra E; bar.sync 0;"
+    " add.u32 %r2, %r2, x; bra L; .reg .u64 x; E: mov.u64 x, 5; ret; }",
+    "{ @%p1 bra A; @%p2 bra A; A: mov.u32 %r2, 0; bra E; .reg .u64 x; E: mov.u64 x, 5; ret; }",
+    # %r12 is never a register of `%r1<9>`.
+    ".reg .b64 %r1<9>; mov.u32 %r12, 5; st.global.u32 [%rd1], %r12;",
+]
+
+
+@pytest.mark.parametrize("body", NAMED)
+def test_copies_of_code_with_confusing_names(body: str, tmp_path: Path) -> None:
+    text = f"""{HEAD}.global .u32 v; .func f() {{ ret; }}
+.visible .entry k(.param .u64 p) {{ .reg .pred %p<3>; .reg .b32 %r<20>; .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [p]; ld.global.v2.u32 {{%r1, %r2}}, [%rd1]; setp.eq.u32 %p1, %r1, 1; setp.eq.u32 %p2, %r1, 0;
+    {body} ld.global.u32 %r3, [v]; call f; st.global.v4.u32 [%rd1], {{%r1, %r2, %r3, %r12}}; ret; }}"""
+    assembled(text, "sm_90", tmp_path)
+    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    assert injected.refusals == {}
+    assembled(injected.text, "sm_90", tmp_path)
+
+
 def test_what_is_instrumented_is_not_instrumented_again(edges: Module) -> None:
     once = everywhere(edges, Placement(TALLY, "exit"))
     twice = everywhere(parse(once.text), Placement(TALLY, "exit"))
