@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
 
-from .flow import KERNEL_LAUNCHES, callee, find_names
+from .flow import KERNEL_LAUNCHES, Flow, callee, find_names
 from .module import (
     Address,
     Close,
@@ -116,6 +116,8 @@ class _Addresses:
         self.variables = {s.name for s in declared if s.space == "local"}
         if any(sum(s.declares(name) for s in declared) > 1 for name in self.variables):
             raise _Leaves  # the same name in another block would be taken for it
+        if self.variables and not self._always_means_them():
+            raise _Leaves
         # Local variables, and registers with addresses in them. None: of any place.
         self.places: dict[str, _Place | None] = {name: _Place(name, 0) for name in self.variables}
         self.stored: set[_Place | None] = set()  # where addresses are in local memory
@@ -124,6 +126,15 @@ class _Addresses:
         self.passed: list[dict[str, set[int]]] = []
         self.bases: set[str] = set()  # what addresses are stored through
         self.found: set[Parameter] = set()
+
+    def _always_means_them(self) -> bool:
+        """Return whether the names of local variables mean these wherever they are used, and nothing of the module."""
+        flow = Flow(self.function.body or ())
+        return not any(
+            name in self.variables and flow.declaration(index, name) is None
+            for index, instruction in flow.instructions()
+            for name in find_names(instruction.operands)
+        )
 
     def follow(self) -> frozenset[Parameter]:
         """Return where addresses are passed. Raises _Leaves."""
@@ -369,4 +380,4 @@ def _items(operand: Operand) -> tuple[Operand, ...]:
 
 def _names(operands: Iterable[Operand]) -> set[str]:
     """Return the names in operands; of an element of a vector register, the register."""
-    return {name.partition(".")[0] if name.startswith("%") else name for name in find_names(operands)}
+    return {name.partition(".")[0] for name in find_names(operands)}

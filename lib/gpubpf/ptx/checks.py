@@ -100,9 +100,12 @@ def _check_function(module: Module, function: Function, graph: CallGraph) -> Non
     linked = function.name in SYSTEM_FUNCTIONS or DEVICE_RUNTIME.fullmatch(function.name) is not None
     if (meant is None or not meant.defined) and not linked:
         raise Refusal(f"needs device linking: {function.name}")
+    signature = {variable.name for variable in (*function.parameters, *function.returns)}
     for statement in function.body or ():
         if isinstance(statement, Variable) and statement.space in ("global", "const"):
             raise Refusal(f"variable {statement.name} is declared in a function")
+        if isinstance(statement, Variable) and any(map(statement.declares, signature)):
+            raise Refusal(f"variable {statement.name} hides a parameter")  # which probes read there
         if isinstance(statement, Variable):
             _check_name(statement.name)
         if (

@@ -37,6 +37,9 @@ def is_constant(module: Module, variable: Variable) -> bool:
         if function.mentions(name):
             try:
                 uses |= _uses(function, name)
+                declared = (s.initializer for s in function.body or () if isinstance(s, Variable))
+                if any(name in find_initializer_names(initializer) for initializer in declared):
+                    return False
             except PtxError:  # assume the worst of a function that cannot be parsed
                 return False
     return uses <= ({"read", "system"} if private else {"system"})
@@ -51,8 +54,11 @@ def _uses(function: Function, variable: str) -> set[str]:
     flow = Flow(function.body or ())
 
     def seen(index: int, operands: Iterable[Operand]) -> set[tuple[int | None, str]]:
-        """Return the names in operands, each with its declaration in the body, since each call declares its own parameters."""
-        return {(flow.declaration(index, n), n) for n in find_names(operands)}
+        """Return the names in operands, each with its declaration in the body, since each call declares its own parameters.
+
+        An element of a vector register has the name of the register."""
+        names = {name.partition(".")[0] for name in find_names(operands)}
+        return {(flow.declaration(index, name), name) for name in names}
 
     tainted: set[tuple[int | None, str]] = {(None, variable)}
     uses: set[str] = set()

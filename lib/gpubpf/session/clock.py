@@ -217,10 +217,7 @@ class SmClock:
                 bottom, top = np.maximum(low[at], bottom + away), np.minimum(high[at], top + away)
                 agree = bottom <= top
                 low[at], high[at] = np.where(agree, bottom, low[at]), np.where(agree, top, high[at])
-        return Times(
-            np.rint((low + high) / 2).astype(np.int64) + base,
-            np.ceil((high - low) / 2 + 0.5).astype(np.int64),
-        )
+        return Times(_integers(np.rint((low + high) / 2)) + base, _integers(np.ceil((high - low) / 2 + 0.5)))
 
 
 @dataclass(frozen=True)
@@ -241,13 +238,21 @@ class _Window:
         return np.where(inside, low, -np.inf), np.where(inside, high, np.inf)
 
 
+def _integers(times: Reals) -> Integers:
+    """Return times as integers. Those beyond all limits, which only a false log gives, become the limits."""
+    return np.clip(np.nan_to_num(times), -(2.0**62), 2.0**62).astype(np.int64)
+
+
+_LONGEST_TICK = 1 << 40  # ns; no clock steps so far
+
+
 def estimated_tick(readings: Integers) -> int:
     """Return the resolution of a clock from its readings (ns). It is not too small if the true steps vary by less than half."""
     steps = np.diff(np.unique(readings.astype(np.int64))).view(np.uint64)  # they may be 2^63 or more
     if not len(steps):
         return 0
     least = int(steps.min())
-    return int(steps[steps <= least + least // 2].max())
+    return min(int(steps[steps <= least + least // 2].max()), _LONGEST_TICK)
 
 
 def _narrowest(brackets: list[Bracket]) -> list[Bracket]:

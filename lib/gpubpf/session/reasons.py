@@ -33,6 +33,7 @@ UNHOOKED = "cannot be hooked"
 FORBIDDEN = "cannot be traced"
 STOPPED = "stopped"
 OTHER_DEVICE = "another device"
+OTHER_USER = "another user"
 OUT_OF_FILES = "too many open files"
 UNREACHED = "not reached in time"
 TOO_LATE = "measurement over"
@@ -47,6 +48,7 @@ MISSED = (
     FORBIDDEN,
     STOPPED,
     OTHER_DEVICE,
+    OTHER_USER,
     OUT_OF_FILES,
     UNREACHED,
     TOO_LATE,

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 SEND_WAIT = 5.0  # seconds for an agent to receive a message
 WORKING_INTERVAL = 1.0  # seconds; an agent that waits to begin gives up after five without a message
+MOST_REFUSED = 1000  # processes of other users that count as missed
 LOG_INTERVAL = 0.01  # seconds between two readings of the logs
 
 
@@ -72,6 +73,7 @@ class Server:
         self._on_ready = on_ready
         self._closing = False
         self._numbers = itertools.count(1)
+        self._refused: set[int] = set()  # processes of other users
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
         self._settling: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # of `settle`
         self.socket_name = f"@gpubpf-{secrets.token_hex(12)}"
@@ -172,7 +174,7 @@ class Server:
             process.executed |= address_space.executed_another_program(process.pid)
         if process.control is not None and protocol.was_cut(process.control):
             self._measurement.note(
-                f"{process.label} closed all its file descriptors, including the agent's; its later launches are not counted"
+                f"{process.label} closed all its file descriptors, including the agent's; its later launches may not be counted"
             )
         elif process.executed and process.hooked and self._measurement.targets.pids:
             self._measurement.note(
@@ -223,8 +225,13 @@ class Server:
         # Whatever the command starts may change its user.
         if pid > 0 and (uid in expected or traceable.descends(pid, os.getpid())):
             self._admit(connection, pid)
-        else:
-            connection.close()
+            return True
+        connection.close()
+        if pid > 0 and pid not in self._refused and len(self._refused) < MOST_REFUSED:
+            self._refused.add(pid)
+            self._measurement.record_missed(
+                pid, traceable.comm(pid), reasons.OTHER_USER, traceable.started(pid)
+            )
         return True
 
     def adopt(self, connection: socket.socket, pid: int, pidfd: int) -> TracedProcess | None:

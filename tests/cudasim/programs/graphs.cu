@@ -70,7 +70,8 @@ static void by_hand() {
     parameters = kernel((void *)scale, by_ten);
     CHECK(cudaGraphAddKernelNode(&inner, child, nullptr, 0, &parameters));
     CHECK(cudaGraphAddChildGraphNode(&scaling, graph, &nothing, 1, child));
-    CHECK(cudaGraphAddMemcpyNode1D(&fetching, graph, &scaling, 1, host, cell, 2 * sizeof(int), cudaMemcpyDeviceToHost));
+    CHECK(cudaGraphAddMemcpyNode1D(&fetching, graph, &scaling, 1, host, cell, 2 * sizeof(int),
+                                   cudaMemcpyDeviceToHost));
 
     size_t count = 0, edges = 0;
     CHECK(cudaGraphGetNodes(graph, nullptr, &count));
@@ -86,7 +87,8 @@ static void by_hand() {
     cudaGraphNodeType type;
     CHECK(cudaGraphNodeGetType(scaling, &type));
     REQUIRE(type == cudaGraphNodeTypeGraph);
-    FAILS(cudaGraphAddDependencies(graph, &setting, &clearing, nullptr, 1), cudaErrorInvalidValue);  // is there
+    FAILS(cudaGraphAddDependencies(graph, &setting, &clearing, nullptr, 1),
+          cudaErrorInvalidValue);  // is there
     CHECK(cudaGraphAddDependencies(graph, &clearing, &calling, nullptr, 1));
     CHECK(cudaGraphRemoveDependencies(graph, &clearing, &calling, nullptr, 1));
     FAILS(cudaGraphRemoveDependencies(graph, &clearing, &calling, nullptr, 1), cudaErrorInvalidValue);
@@ -133,7 +135,8 @@ static void by_hand() {
     int hundred = 100;
     calls.userData = &hundred;
     CHECK(cudaGraphExecHostNodeSetParams(exec, calling, &calls));
-    CHECK(cudaGraphExecMemcpyNodeSetParams1D(exec, fetching, host + 2, cell, 2 * sizeof(int), cudaMemcpyDeviceToHost));
+    CHECK(cudaGraphExecMemcpyNodeSetParams1D(exec, fetching, host + 2, cell, 2 * sizeof(int),
+                                             cudaMemcpyDeviceToHost));
     called = 0;
     CHECK(cudaGraphLaunch(exec, first));
     CHECK(cudaStreamSynchronize(first));
@@ -384,21 +387,44 @@ static void symbols() {
     host[0] = 31;
     host[1] = 32;
     CHECK(cudaGraphCreate(&graph, 0));
-    CHECK(cudaGraphAddMemcpyNodeToSymbol(&in, graph, nullptr, 0, counter, host, sizeof(int), 0, cudaMemcpyHostToDevice));
-    CHECK(cudaGraphAddMemcpyNodeFromSymbol(&out, graph, &in, 1, host + 2, counter, sizeof(int), 0, cudaMemcpyDeviceToHost));
+    CHECK(cudaGraphAddMemcpyNodeToSymbol(&in, graph, nullptr, 0, counter, host, sizeof(int), 0,
+                                         cudaMemcpyHostToDevice));
+    CHECK(cudaGraphAddMemcpyNodeFromSymbol(&out, graph, &in, 1, host + 2, counter, sizeof(int), 0,
+                                           cudaMemcpyDeviceToHost));
     CHECK(cudaGraphInstantiate(&exec, graph, 0));
     CHECK(cudaGraphLaunch(exec, first));
     CHECK(cudaStreamSynchronize(first));
     REQUIRE(host[2] == 31);
-    CHECK(cudaGraphExecMemcpyNodeSetParamsToSymbol(exec, in, counter, host + 1, sizeof(int), 0, cudaMemcpyHostToDevice));
-    CHECK(cudaGraphExecMemcpyNodeSetParamsFromSymbol(exec, out, host + 3, counter, sizeof(int), 0, cudaMemcpyDeviceToHost));
+    CHECK(cudaGraphExecMemcpyNodeSetParamsToSymbol(exec, in, counter, host + 1, sizeof(int), 0,
+                                                   cudaMemcpyHostToDevice));
+    CHECK(cudaGraphExecMemcpyNodeSetParamsFromSymbol(exec, out, host + 3, counter, sizeof(int), 0,
+                                                     cudaMemcpyDeviceToHost));
     CHECK(cudaGraphLaunch(exec, first));
     CHECK(cudaStreamSynchronize(first));
     REQUIRE(host[2] == 31 && host[3] == 32);
-    FAILS(cudaGraphMemcpyNodeSetParamsToSymbol(in, counter, host, 8, 0, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+    FAILS(cudaGraphMemcpyNodeSetParamsToSymbol(in, counter, host, 8, 0, cudaMemcpyHostToDevice),
+          cudaErrorInvalidValue);
     CHECK(cudaGraphMemcpyNodeSetParamsFromSymbol(out, host, counter, sizeof(int), 0, cudaMemcpyDeviceToHost));
     CHECK(cudaGraphExecDestroy(exec));
     CHECK(cudaGraphDestroy(graph));
+}
+
+// A reset ends the captures of its streams, also of those that joined.
+void resets_during_captures() {
+    for (int mode = 0; mode < 3; mode++) {
+        cudaStream_t origin, joined;
+        cudaEvent_t event;
+        CHECK(cudaStreamCreate(&origin));
+        CHECK(cudaStreamCreate(&joined));
+        CHECK(cudaEventCreate(&event));
+        CHECK(cudaStreamBeginCapture(origin, static_cast<cudaStreamCaptureMode>(mode)));
+        CHECK(cudaEventRecord(event, origin));
+        CHECK(cudaStreamWaitEvent(joined, event, 0));
+        CHECK(cudaDeviceReset());
+        CHECK(cudaMalloc(&cell, sizeof(int)));
+        CHECK(cudaMemset(cell, 0, sizeof(int)));
+        CHECK(cudaDeviceSynchronize());
+    }
 }
 
 int main() {
@@ -412,6 +438,7 @@ int main() {
     captures();
     symbols();
     CHECK(cudaDeviceSynchronize());
+    resets_during_captures();
     puts("graphs ok");
     return 0;
 }

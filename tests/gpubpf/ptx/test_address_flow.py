@@ -12,6 +12,7 @@ HEAD = """.version 9.0
 .address_size 64
 .func f(.param .b64 x) { ret; }
 .func uses(.param .b64 x) { ret; }
+.global .u64 x;
 """
 # A struct of an address and a number, then an array, as nvcc puts local objects into one variable.
 LOCAL = """.local .align 8 .b8 depot[64]; mov.u64 %rd1, depot; cvta.local.u64 %rd2, %rd1; mov.u64 %rd3, f;
@@ -74,6 +75,10 @@ def test_other_local_objects(body: str) -> None:
         "setp.ne.s64 %p1, %rd3, 1;",
         "{ .reg .b64 depot; mov.b64 depot, %rd8; st.u64 [depot], %rd3; }",
         ".local .b64 d1; { .reg .b64 d<3>; mov.b64 d1, %rd8; st.u64 [d1], %rd3; }",
+        "{ .local .u64 x; st.local.u64 [x], 1; } st.u64 [x], %rd3;",
+        "{ st.u64 [x], %rd3; .local .u64 x; }",
+        ".reg .v2 .b64 vv; mov.b64 vv.x, %rd3; mov.b64 vv.y, 0; st.global.v2.b64 [%rd8], vv;",
+        ".reg .v2 .b64 vv; mov.b64 vv.x, %rd3; st.global.b64 [%rd8], vv.r;",
     ],
     ids=[
         "stored",
@@ -93,6 +98,7 @@ def test_other_local_objects(body: str) -> None:
             "the end of an array",
         ),
         *("read back", "a part before", "compared", "hidden", "hidden by a range"),
+        *("the module's, after", "the module's, before", "a vector", "an element of a vector"),
     ],
 )
 def test_addresses_that_may_leave(body: str) -> None:

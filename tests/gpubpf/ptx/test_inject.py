@@ -510,6 +510,7 @@ st.global.u32 [%rd1], %r1; ret; }}"""
             "the name %gpubpf_x is reserved for gpubpf: this PTX is instrumented already",
         ),
         ("", ".global .u32 v;", "variable v is declared in a function"),
+        ("", "{ .local .u64 p; ret; }", "variable p hides a parameter"),
         ("", ".reg .b32 %laneid;", "a variable has the name of the special register %laneid"),
         ("", "bra nowhere;", "PTX line 5: there is no label nowhere"),
         (

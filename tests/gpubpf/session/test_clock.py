@@ -145,8 +145,22 @@ def test_very_many_brackets_take_little_time() -> None:
     assert time.perf_counter() - begin < 30
 
 
+@pytest.mark.filterwarnings("error")
+def test_false_records_give_times_without_a_warning() -> None:
+    records = [1, 0, 1], [-1, -1, -1], [1, 2**63 - 1, 0]
+    assert len(SmClock(*records).gpu(*records).at) == 3
+
+
 @pytest.mark.parametrize(
-    ("readings", "tick"), [([0, 1024, 4096], 1024), ([0, 992, 2016], 1024), ([5], 0), ([], 0), ([3, 4, 9], 1)]
+    ("readings", "tick"),
+    [
+        ([0, 1024, 4096], 1024),
+        ([0, 992, 2016], 1024),
+        ([5], 0),
+        ([], 0),
+        ([3, 4, 9], 1),
+        ([-(2**63), 2**62], 1 << 40),
+    ],
 )
 def test_the_tick_is_estimated_from_what_was_read(readings: list[int], tick: int) -> None:
     assert estimated_tick(np.array(readings, np.int64)) == tick

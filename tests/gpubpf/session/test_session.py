@@ -386,7 +386,7 @@ def test_a_program_that_closes_every_file_does_not_wait_for_answers(target: Path
     assert time.monotonic() - start < 9  # the agent gives up a silent tool after 10 s
     assert found["status"] == 0
     assert (
-        "closed all its file descriptors, including the agent's; its later launches are not counted"
+        "closed all its file descriptors, including the agent's; its later launches may not be counted"
         in found["said"][0]
     )
 
@@ -521,6 +521,22 @@ def test_a_program_whose_command_changes_its_user_is_traced(
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(target)]
     assert counted(measure(command)) == (23, 23, 23)
     assert counted(measure(["sh", "-c", shlex.join(command) + "; true"])) == (23, 23, 23)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
+def test_a_daemon_of_another_user_counts_as_missed(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has left its parents, so anybody could have started it."""
+    monkeypatch.setattr(agent, "LIBRARY", Path(shutil.copy(agent.LIBRARY, target.parent)))
+    for parent in [target.parent, *list(target.parent.parents)[:3]]:
+        parent.chmod(parent.stat().st_mode | 0o755)
+    done = target.parent / "daemon-done"
+    done.unlink(missing_ok=True)
+    begin = f"while [ $(ps -o ppid= -p $PPID) != 1 ]; do sleep 0.1; done; {shlex.quote(str(target))}"
+    as_other = f"setpriv --reuid=65534 --regid=65534 --clear-groups sh -c {shlex.quote(begin)}"
+    daemon = f"({as_other}; touch {shlex.quote(str(done))}) >&- 2>&- &"
+    wait = f"while [ ! -e {shlex.quote(str(done))} ]; do sleep 0.1; done"
+    found = measure(["sh", "-c", f"sh -c {shlex.quote(daemon)}; {wait}"], wanted=())
+    assert found["summary"]["processes"]["missed"] == {"another user": 1}
 
 
 def test_descendants(tmp_path: Path) -> None:

@@ -65,7 +65,10 @@ void destroy_context(const std::shared_ptr<Context> &context) {
     tables().contexts.remove(context->handle);
     drop_context_modules(context.get());
     std::lock_guard lock(context->mutex);
-    for (const std::shared_ptr<Stream> &stream : context->streams) tables().streams.remove(stream->handle);
+    for (const std::shared_ptr<Stream> &stream : context->streams) {
+        abandon_capture(stream);
+        tables().streams.remove(stream->handle);
+    }
     for (const std::shared_ptr<Event> &event : tables().events.all())
         if (event->context.lock() == context) tables().events.remove(event->handle);
     for (const std::shared_ptr<Module> &module : context->modules) remove_handles(*module);

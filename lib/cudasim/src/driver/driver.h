@@ -486,6 +486,9 @@ CUresult check_unsafe_call();
 // capture is invalidated.
 CUresult check_not_capturing(const std::shared_ptr<Context> &context);
 
+// Removes a stream that is being destroyed from its capture, if it has one. If it is the capture's origin, the capture ends.
+// The caller holds the context's mutex.
+void abandon_capture(const std::shared_ptr<Stream> &stream);
 CUresult begin_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        CUstreamCaptureMode mode, const std::shared_ptr<Graph> &graph,
                        const std::vector<std::shared_ptr<GraphNode>> &dependencies);

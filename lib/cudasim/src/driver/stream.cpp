@@ -270,6 +270,15 @@ CUresult check_not_capturing(const std::shared_ptr<Context> &context) {
     return status;
 }
 
+void abandon_capture(const std::shared_ptr<Stream> &stream) {
+    if (std::shared_ptr<Capture> capture = stream->capture; capture && capture->origin == stream) {
+        capture->invalid = true;
+        leave_capture(capture);
+    } else if (capture) {
+        leave_capture(*capture, stream);
+    }
+}
+
 CUresult begin_capture(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                        CUstreamCaptureMode mode, const std::shared_ptr<Graph> &graph,
                        const std::vector<std::shared_ptr<GraphNode>> &dependencies) {
@@ -446,12 +455,7 @@ CUresult cuStreamDestroy(CUstream handle) {
     std::shared_ptr<Context> context = stream->context.lock();
     if (!context) return CUDA_ERROR_INVALID_HANDLE;
     std::lock_guard lock(context->mutex);
-    if (std::shared_ptr<Capture> capture = stream->capture; capture && capture->origin == stream) {
-        capture->invalid = true;
-        leave_capture(capture);
-    } else if (capture) {
-        leave_capture(*capture, stream);
-    }
+    abandon_capture(stream);
     tables().streams.remove(handle);
     auto &streams = context->streams;
     streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
