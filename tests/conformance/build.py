@@ -6,9 +6,13 @@ A list begins with the suite's address and commit, and with defaults for its pro
 
 directory: the program's directory in the checkout, where the compiler runs. `*` stands for the program's name.
 sources: patterns of the files to compile, from this directory.
-flags: the compiler's options. The list's own are in its `flags`; a program's are added. `$SUITE` is the checkout, `*` the name.
+flags: the compiler's options. The list's own are in its `flags`; a program's are added. `$SUITE` is the checkout, `*` the name,
+    `$CUDA` the directory of CUDA's headers.
+libraries: NVIDIA's libraries to link with, such as `nvrtc`. They and their headers are those of a package from PyPI, or of the
+    toolkit.
 modules: files that the program loads at run time, such as `a.fatbin`, each with its source.
-files: patterns of other files that the program opens. It runs in a directory with links to these.
+files: patterns of other files that the program opens. It runs in a directory with links to these. A path may begin with
+    `$CUDA/`, too.
 inputs: files that the program reads and the checkout does not have, each with the shell command that writes it.
 smaller: sizes (or seeds) that are fixed in the sources: words of these, and what takes their place in a copy, which is built.
     The list's own come first; a program's are added.
@@ -26,8 +30,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -43,6 +49,12 @@ from gpubpf.session.device import LIBRARIES
 LISTS = Path(__file__).parent
 BUILT = ROOT / "build" / "conformance"
 LIMIT = 600.0  # seconds for the compiler
+PACKAGES = {
+    "nvrtc": "nvidia-cuda-nvrtc",
+    "nvJitLink": "nvidia-nvjitlink",
+    "curand": "nvidia-curand",
+    "nvvm": "nvidia-nvvm",
+}  # on PyPI
 SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 
 
@@ -54,6 +66,7 @@ class Program:
     directory: str = "*"
     sources: str = "*.cu"
     flags: str = ""
+    libraries: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
     files: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -133,12 +146,13 @@ def built(
     args = shlex.split(program.args)
     command = [str(place / program.name), *(arg.replace("$SUITE", str(checkout)) for arg in args)]
     kept = place / "built.json"
-    if version and kept.exists() and (known := json.loads(kept.read_text()))["key"] == key:
-        return command, known["reason"]
+    if version and kept.exists() and json.loads(kept.read_text())["key"] == key:
+        return command, ""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     reason = _build(program, checkout, place, api)
-    kept.write_text(json.dumps({"key": key, "reason": reason}))
+    if not reason:  # what was missing may be there the next time
+        kept.write_text(json.dumps({"key": key}))
     return command, reason
 
 
@@ -164,7 +178,12 @@ def _build(program: Program, checkout: Path, place: Path, api: Api) -> str:
         return f"the sources do not have: {missing}"
     if not (sources := _matches(directory, program.sources)):
         return f"no {program.sources} in {program.directory}"
-    flags = [flag.replace("$SUITE", str(checkout)) for flag in shlex.split(program.flags)]
+    given = program.flags.replace("$SUITE", str(checkout))
+    flags = shlex.split(given.replace("$CUDA", str(_cuda_headers())) if "$CUDA" in given else given)
+    try:
+        flags += [flag for library in program.libraries.split() for flag in _library(library)]
+    except FileNotFoundError as error:
+        return str(error)
     used = [flag for flag in flags if flag.startswith("-l")]  # a linker takes from these what came before
     steps = [["-o", str(place / program.name), *sources, *used]]
     for name, source in program.modules.items():
@@ -179,14 +198,45 @@ def _build(program: Program, checkout: Path, place: Path, api: Api) -> str:
             return f"{api.compiler} takes longer than {LIMIT:.0f} s"
         if status != 0:
             return _error(errors + said, api)
-    for name in _matches(directory, program.files):
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).symlink_to(checkout / program.directory / name)
+    _link(program, directory, place)
     for name, command in program.inputs.items():
         (place / name).write_bytes(
             subprocess.run(command, shell=True, check=True, stdout=subprocess.PIPE).stdout
         )
     return ""
+
+
+def _library(name: str) -> list[str]:
+    """Return the compiler's options for one of NVIDIA's libraries. Raises FileNotFoundError if it is not here."""
+    packages = importlib.util.find_spec("nvidia")
+    places = [Path(path) for path in (packages and packages.submodule_search_locations) or ()]
+    places = [lib for place in places for lib in sorted(place.glob("cu*/lib"), reverse=True)]
+    headers = _cuda_headers()
+    places += [headers.parent / "lib", *(place / "nvvm" / "lib64" for place in headers.parents[:3])]
+    for lib in places:
+        for library in sorted(lib.glob(f"lib{name}.so*")):
+            linker = f"-rpath={lib},--as-needed"  # a program may use the headers only
+            return [f"-I{lib.parent / 'include'}", f"-L{lib}", "-Xlinker", linker, f"-l:{library.name}"]
+    raise FileNotFoundError(f"needs {name} (PyPI: {PACKAGES.get(name, name)})")
+
+
+def _link(program: Program, directory: Path, place: Path) -> None:
+    """Make links to the files that a program opens."""
+    wanted = shlex.split(program.files)
+    for name in _matches(directory, shlex.join(name for name in wanted if not name.startswith("$CUDA/"))):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).symlink_to(directory / name)
+    for name in wanted:
+        if name.startswith("$CUDA/"):
+            (place / Path(name).name).symlink_to(_cuda_headers() / name.removeprefix("$CUDA/"))
+
+
+def _cuda_headers() -> Path:
+    """Return the directory of CUDA's headers: nvcc says where it is."""
+    command = ["nvcc", "--dryrun", "-E", "-x", "cu", os.devnull]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    found = re.search(r'INCLUDES="-I([^"]+)"', said)
+    return Path(found[1] if found else "/usr/local/cuda/include").resolve()
 
 
 def _copy(directory: Path, copy: Path, words: Mapping[str, str]) -> str:

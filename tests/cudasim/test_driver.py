@@ -36,6 +36,10 @@ def test_everything_that_the_headers_declare_is_exported() -> None:
     driver, runtime = exported("libcuda.so.1"), exported("libcudart.so.13")
     assert generate.driver_names(Path(cuda_include()))[0] <= driver
     assert {f"{name}@@libcudart.so.13" for name in generate.runtime_names(Path(cuda_include()))} <= runtime
+    graphics = [generate.graphics_names(Path(cuda_include()), library) for library in ("cu", "cuda")]
+    assert {"cuGraphicsGLRegisterBuffer", "cuGLGetDevices_v2"} <= graphics[0] <= driver
+    assert "cudaGraphicsGLRegisterBuffer" in graphics[1]
+    assert {f"{name}@@libcudart.so.13" for name in graphics[1]} <= runtime
     for (
         name
     ) in "cuLaunchKernel cuLaunchKernel_ptsz cuMemcpyHtoD_v2_ptds cuCtxCreate_v2 cuGetProcAddress".split():
@@ -316,6 +320,29 @@ def test_library_kernels_and_variables() -> None:
         assert cu.status("cuFuncGetName", ctypes.byref(ctypes.c_char_p()), function) == 400
         """
     )
+
+
+def test_a_module_is_unloaded_when_the_kernels_of_its_context_have_ended() -> None:
+    """A kernel of another module may have the address of its variable, as the tools' copies of kernels have."""
+    text = run_python(
+        """
+        cu = Driver()
+        first = cu.module(HEADER + ".visible .global .u32 word;")
+        second = cu.module(HEADER + '''
+        .visible .entry count(.param .u64 where) {
+            .reg .b64 %a; .reg .b32 %i; .reg .pred %p;
+            ld.param.u64 %a, [where]; mov.u32 %i, 0;
+            again: st.volatile.global.u32 [%a], %i; add.u32 %i, %i, 1; setp.lt.u32 %p, %i, 2000000; @%p bra again;
+            ret;
+        }''')
+        address, size = ctypes.c_uint64(), ctypes.c_size_t()
+        cu.cuModuleGetGlobal_v2(ctypes.byref(address), ctypes.byref(size), first, b"word")
+        cu.launch(cu.function(second, "count"), ctypes.c_void_p(address.value))
+        cu.cuModuleUnload(first)
+        print(cu.status("cuStreamQuery", None), cu.status("cuCtxSynchronize"))
+        """
+    )
+    assert text.split() == ["0", "0"]
 
 
 def test_errors_have_names_and_words() -> None:

@@ -197,3 +197,61 @@ def test_code_for_link_time_optimisation_is_refused_by_name(tmp_path: Path) -> N
         """
     )
     assert "link-time optimised code (-dlto) without PTX" in text and text.splitlines()[-1] == "209"
+
+
+LAUNCHES = """.version 8.0
+.target sm_80
+.address_size 64
+.extern .func (.param .b64 result) cudaGetParameterBufferV2(.param .b64 kernel, .param .align 4 .b8 grid[12],
+    .param .align 4 .b8 block[12], .param .b32 shared);
+.extern .func (.param .b32 result) cudaLaunchDeviceV2(.param .b64 buffer, .param .b64 stream);
+.visible .entry inner(.param .u64 p) {
+    .reg .b64 %a; .reg .b32 %x;
+    ld.param.u64 %a, [p]; mov.u32 %x, %ctaid.x; atom.global.add.u32 %x, [%a], 1; ret;
+}
+.visible .entry outer(.param .u64 p) {
+    .reg .b64 %a, %b, %k; .reg .b32 %x;
+    .param .b64 kernel, buffer, stream, made; .param .b32 shared, status;
+    .param .align 4 .b8 grid[12]; .param .align 4 .b8 block[12];
+    ld.param.u64 %a, [p]; mov.u64 %k, inner;
+    st.param.b64 [kernel], %k; st.param.b32 [shared], 0;
+    st.param.b32 [grid], 3; st.param.b32 [grid+4], 1; st.param.b32 [grid+8], 1;
+    st.param.b32 [block], 5; st.param.b32 [block+4], 1; st.param.b32 [block+8], 1;
+    call.uni (made), cudaGetParameterBufferV2, (kernel, grid, block, shared);
+    ld.param.b64 %b, [made]; st.u64 [%b], %a;
+    st.param.b64 [buffer], %b; st.param.b64 [stream], 0;
+    call.uni (status), cudaLaunchDeviceV2, (buffer, stream);
+    ret;
+}
+"""
+
+
+def test_launches_from_kernels_that_the_driver_links(tmp_path: Path) -> None:
+    """As with libNVVM: PTX, and libcudadevrt.a, of which the device needs nothing."""
+    (tmp_path / "launches.ptx").write_text(LAUNCHES)
+    (tmp_path / "libcudadevrt.a").write_bytes(b"!<arch>\ncuda_device_runtime.o/ 0 ...")
+    (tmp_path / "other.a").write_bytes(b"!<arch>\nother.o/ 0 ...")
+    text = run_python(
+        f"""
+        os.chdir({str(tmp_path)!r})
+        cu = Driver()
+        link, image, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        cu.cuLinkCreate_v2(0, None, None, ctypes.byref(link))
+        cu.cuLinkAddFile_v2(link, 1, b"launches.ptx", 0, None, None)
+        cu.cuLinkAddFile_v2(link, 4, b"libcudadevrt.a", 0, None, None)
+        print(cu.status("cuLinkAddFile_v2", link, 4, b"other.a", 0, None, None))
+        cu.cuLinkComplete(link, ctypes.byref(image), ctypes.byref(size))
+        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        cu.cuModuleLoadData(ctypes.byref(module), image)
+        cu.cuModuleGetFunction(ctypes.byref(kernel), module, b"outer")
+        memory = ctypes.c_uint64()
+        cu.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(4))
+        cu.cuMemsetD32_v2(memory, 0, ctypes.c_size_t(1))
+        given = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
+        cu.cuLaunchKernel(kernel, 1, 1, 1, 2, 1, 1, 0, None, given, None)
+        found = ctypes.c_uint32()
+        cu.cuMemcpyDtoH_v2(ctypes.byref(found), memory, ctypes.c_size_t(4))
+        print(found.value)
+        """
+    )
+    assert text.split() == ["209", "30"]

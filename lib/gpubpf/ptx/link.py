@@ -17,7 +17,7 @@ from itertools import accumulate, chain
 
 from gpubpf.errors import Error
 
-from .flow import SYSTEM_FUNCTIONS, find_initializer_names
+from .flow import DEVICE_RUNTIME, SYSTEM_FUNCTIONS, find_initializer_names
 from .indirect import PARTIAL
 from .module import Directive, Function, Item, Module, Variable, render
 from .parser import parse
@@ -163,6 +163,8 @@ def _all_defined(inputs: Sequence[Input], modules: Sequence[Module], definitions
         for name, item in _named(module).items():
             if name in definitions or name in SYSTEM_FUNCTIONS:
                 continue
+            if isinstance(item, Function) and DEVICE_RUNTIME.fullmatch(name):
+                continue  # the embedded device has these itself
             if isinstance(item, Variable) and item.space == "shared":
                 continue  # dynamic shared memory: the launch defines it
             if isinstance(item, Function) and not _called(module, name):

@@ -38,6 +38,8 @@ _LINKAGE = {"visible", "extern", "weak", "common"}
 _LINE_DIRECTIVES = {"loc", "file"}  # end at the end of the line, not at `;`
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
 _DEEPEST = 16  # maximum nesting of braces or parentheses in an operand, expression or initializer
+# The rest of a list of decimal and octal numbers.
+_NUMBERS = re.compile(r"\s*+[0-9]++(?:\s*+,\s*+[0-9]++)*+\s*+\}")
 _LARGEST = 1 << 128  # maximum magnitude in a constant expression
 
 
@@ -313,6 +315,11 @@ def _check_depth(lexer: Lexer, depth: int) -> None:
 def _initializer(lexer: Lexer, depth: int = 0) -> Initializer:
     if lexer.accept("{"):
         _check_depth(lexer, depth)
+        if (numbers := lexer.match(_NUMBERS)) is not None:  # tables such as cuRAND's have 100,000
+            lexer.move(numbers.end())
+            texts = numbers.group()[:-1].replace(",", " ").split()
+            known = {text: Immediate(text) for text in set(texts)}
+            return tuple([known[text] for text in texts])
         items: list[Initializer] = []
         while not lexer.accept("}"):
             if items:

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -56,6 +57,13 @@ static void copies() {
     CHECK(cudaMemcpy2DArrayToArray(other, 0, 0, array, 0, 0, 32, 5));
     REQUIRE(contents(other, 8, 5) == all);
     FAILS(cudaMemcpy2DToArray(array, 8, 4, memory, pitch, 12, 2, cudaMemcpyDefault), cudaErrorInvalidValue);
+    // one row needs no pitch
+    CHECK(cudaMemcpy2DToArray(other, 4, 2, part.data(), 0, 12, 1, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy2DFromArray(found.data(), 0, other, 4, 2, 12, 1, cudaMemcpyDeviceToHost));
+    REQUIRE(std::equal(found.begin(), found.begin() + 3, part.begin()));
+    FAILS(cudaMemcpy2DToArray(other, 4, 2, part.data(), 0, 12, 2, cudaMemcpyHostToDevice), cudaErrorInvalidPitchValue);
+    FAILS(cudaMemcpy2DToArray(other, 4, 2, part.data(), 8, 12, 1, cudaMemcpyHostToDevice), cudaErrorInvalidPitchValue);
+    CHECK(cudaMemcpy2DArrayToArray(other, 0, 0, array, 0, 0, 32, 5));
 
     // a box, whose positions count elements in the array and bytes in memory
     cudaArray_t box;
@@ -293,6 +301,17 @@ static void objects() {
     cudaSurfaceObject_t surface;
     FAILS(cudaCreateSurfaceObject(&surface, &resource), cudaErrorInvalidValue);  // no cudaArraySurfaceLoadStore
 
+    // which levels of mipmapped arrays do not need
+    cudaMipmappedArray_t mipmapped;
+    CHECK(cudaMallocMipmappedArray(&mipmapped, &kFloat, make_cudaExtent(8, 4, 0), 2));
+    CHECK(cudaGetMipmappedArrayLevel(&resource.res.array.array, mipmapped, 1));
+    cudaArray_t small = array_of(make_cudaExtent(4, 2, 0), 0);
+    CHECK(cudaMemcpyToArray(small, 0, 0, all.data(), 32, cudaMemcpyHostToDevice));
+    turn<<<1, dim3(4, 2)>>>(surface_of(small), surface_of(resource.res.array.array), 4, 2);
+    REQUIRE((contents(resource.res.array.array, 4, 2) == std::vector<float>{7, 6, 5, 4, 3, 2, 1, 0}));
+    CHECK(cudaFreeMipmappedArray(mipmapped));
+    resource.res.array.array = array;
+
     // another format of the same size
     cudaResourceViewDesc view = {};
     view.format = cudaResViewFormatUnsignedChar4;
@@ -307,6 +326,8 @@ static void objects() {
     CHECK(cudaDestroyTextureObject(other));
     CHECK(cudaDestroyTextureObject(texture));
     FAILS(cudaDestroyTextureObject(texture), cudaErrorInvalidValue);
+    CHECK(cudaDestroyTextureObject(0));
+    CHECK(cudaDestroySurfaceObject(0));
     CHECK(cudaFreeArray(array));
 
     // the first of four channels as halves; the texture has one

@@ -78,6 +78,7 @@ int main() {
     wait_for<<<1, 1, 0, first>>>(flag);
     CHECK(cudaGetLastError());
     REQUIRE(cudaStreamQuery(first) == cudaErrorNotReady);
+    CHECK(cudaGetLastError());
     cudaGetLastError();
     set<<<1, 1, 0, second>>>(flag, 1);
     CHECK(cudaStreamSynchronize(first));
@@ -104,6 +105,7 @@ int main() {
     CHECK(cudaEventRecord(after, first));
     CHECK(cudaEventRecord(untimed, first));
     REQUIRE(cudaEventQuery(after) == cudaErrorNotReady);
+    CHECK(cudaGetLastError());
     cudaGetLastError();
     float milliseconds = -1;
     FAILS(cudaEventElapsedTime(&milliseconds, before, after), cudaErrorNotReady);

@@ -40,6 +40,23 @@ def one(text):
     return statement
 
 
+def test_long_and_short_lists_of_numbers():
+    """A list of decimal numbers is read at once. What follows it is read as after any other list, and on the right line."""
+    text = """.global .u8 a[4] = {1, 017
+        ,3,4 }; .global .u32 b[2][2] = {{1, 2}, {0x3, 4U}}, c[2] = { -5, 6 };
+        .global .f32 d[2] = {1, 2.5}, e[1] = {7};"""
+    module = parse(HEAD + text)
+    found = {name: variable.initializer for name, variable in module.variables.items()}
+    a, b, c, d, e = (
+        tuple(Immediate(n) for n in numbers.split()) for numbers in ("1 017 3 4", "1 2", "-5 6", "1 2.5", "7")
+    )
+    assert found == {"a": a, "b": (b, (Immediate("0x3"), Immediate("4U"))), "c": c, "d": d, "e": e}
+    assert [variable.line for variable in module.variables.values()] == [4, 5, 5, 6, 6]
+    for wrong in ("{1 2}", "{1, 2,}}", "{,}", "{1, 2", "{1, 2a}", "{08}}"):
+        with pytest.raises(PtxError):
+            parse(HEAD + f".global .u32 a[9] = {wrong};\n.global .u32 b;")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

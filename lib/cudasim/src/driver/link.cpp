@@ -35,6 +35,14 @@ CUresult report_failure(const Link &link, const std::string &problem, CUresult s
     return status;
 }
 
+// Whether an input is libcudadevrt.a: NVIDIA's code for launches from kernels, which this device has itself.
+bool is_device_runtime(CUjitInputType type, const void *data, size_t size) {
+    constexpr char kArchive[] = "!<arch>\n", kMember[] = "cuda_device_runtime";
+    return type == CU_JIT_INPUT_LIBRARY && size >= sizeof kArchive &&
+           memcmp(data, kArchive, strlen(kArchive)) == 0 &&
+           memmem(data, size, kMember, strlen(kMember)) != nullptr;
+}
+
 // Finds the PTX of an input that is a cubin or a fat binary.
 CUresult select_input_ptx(Link &link, CUjitInputType type, const void *data, std::string &text) {
     if (type != CU_JIT_INPUT_CUBIN && type != CU_JIT_INPUT_FATBINARY)
@@ -75,6 +83,7 @@ CUresult cuLinkAddData(CUlinkState handle, CUjitInputType type, void *data, size
     if (CUresult status = JitOptions(count, options, values).status()) return status;
     std::lock_guard lock(link->mutex);
     if (link->image) return CUDA_ERROR_INVALID_VALUE;  // completed
+    if (is_device_runtime(type, data, size)) return CUDA_SUCCESS;
     LinkInput input;
     input.name = name != nullptr && *name != '\0' ? name : "input " + std::to_string(link->inputs.size() + 1);
     if (type == CU_JIT_INPUT_PTX) {

@@ -417,6 +417,8 @@ CUresult cuModuleUnload(CUmodule handle) {
     if (CUresult status = check_unsafe_call()) return status;
     std::optional<ExclusiveContext> exclusive;
     if (CUresult status = prepare_load(context, exclusive)) return status;
+    if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
+    drain(*context);  // as an H200 does: kernels of other modules may use its variables
     unload(module);
     return CUDA_SUCCESS;
 }

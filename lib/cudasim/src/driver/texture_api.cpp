@@ -107,7 +107,8 @@ CUresult describe_resource(Texture &texture, const CUDA_RESOURCE_DESC &resource)
         case CU_RESOURCE_TYPE_ARRAY: {
             std::shared_ptr<Array> array = tables().arrays.get(resource.res.array.hArray);
             if (!array) return CUDA_ERROR_INVALID_HANDLE;
-            if (texture.surface && (array->described.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0)
+            // cuda-samples' bindlessTexture writes to levels of a mipmapped array that was created without the flag.
+            if (texture.surface && !array->part && (array->described.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0)
                 return CUDA_ERROR_INVALID_VALUE;
             describe_array(texture, *array);
             return CUDA_SUCCESS;
@@ -207,6 +208,8 @@ CUresult get_part(uint64_t handle, bool surface, Part TextureObject::*part, Part
 CUresult destroy(uint64_t handle, bool surface) {
     if (CUresult status = check_initialized()) return status;
     if (on_worker_thread()) return CUDA_ERROR_NOT_PERMITTED;
+    if (handle == 0)
+        return CUDA_SUCCESS;  // cuda-samples' volumeFiltering destroys a surface that it never made
     TextureObject object;
     if (!Objects::instance().describe(handle, surface, object)) return CUDA_ERROR_INVALID_VALUE;
     for (const std::shared_ptr<Context> &context : tables().contexts.all())

@@ -615,7 +615,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlag
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     ENSURE_CONTEXT();
-    return record_error(cu().EventQuery(event));
+    return record_query(cu().EventQuery(event));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {

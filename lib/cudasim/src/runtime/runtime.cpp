@@ -163,6 +163,10 @@ extern "C" __attribute__((visibility("hidden"))) int cudasim_stub(const char *fu
 
 cudaError_t record_error(CUresult status) { return record_error(static_cast<cudaError_t>(status)); }
 
+cudaError_t record_query(CUresult status) {
+    return status == CUDA_ERROR_NOT_READY ? cudaErrorNotReady : record_error(status);
+}
+
 cudaError_t ensure_driver() {
     Tables &tables = driver_tables();
     if (!tables.found) return tables.load_error;

@@ -127,6 +127,11 @@ cudaError_t copy_rows(const ArrayEnd &array, bool to_array, const void *memory, 
 ArrayEnd in_array(cudaArray_const_t array, size_t x, size_t y) { return {array, x, y, nullptr, 0}; }
 ArrayEnd in_memory(const void *memory, size_t pitch) { return {nullptr, 0, 0, memory, pitch}; }
 
+// Rows of an array need a pitch of their width at least. A single row needs none.
+bool pitch_fits(size_t pitch, size_t width, size_t height) {
+    return width <= pitch || (pitch == 0 && height == 1);
+}
+
 cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
                    cudaStream_t stream, bool cooperative) {
     ENSURE_CONTEXT();
@@ -276,27 +281,27 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 
 cudaError_t cudaMemcpy2DToArray(cudaArray_t to, size_t x, size_t y, const void *from, size_t pitch,
                                 size_t width, size_t height, enum cudaMemcpyKind kind) {
-    if (width > pitch) return record_error(cudaErrorInvalidPitchValue);
+    if (!pitch_fits(pitch, width, height)) return record_error(cudaErrorInvalidPitchValue);
     return copy_array(in_array(to, x, y), in_memory(from, pitch), width, height, kind, false, nullptr);
 }
 
 cudaError_t cudaMemcpy2DToArrayAsync(cudaArray_t to, size_t x, size_t y, const void *from, size_t pitch,
                                      size_t width, size_t height, enum cudaMemcpyKind kind,
                                      cudaStream_t stream) {
-    if (width > pitch) return record_error(cudaErrorInvalidPitchValue);
+    if (!pitch_fits(pitch, width, height)) return record_error(cudaErrorInvalidPitchValue);
     return copy_array(in_array(to, x, y), in_memory(from, pitch), width, height, kind, true, stream);
 }
 
 cudaError_t cudaMemcpy2DFromArray(void *to, size_t pitch, cudaArray_const_t from, size_t x, size_t y,
                                   size_t width, size_t height, enum cudaMemcpyKind kind) {
-    if (width > pitch) return record_error(cudaErrorInvalidPitchValue);
+    if (!pitch_fits(pitch, width, height)) return record_error(cudaErrorInvalidPitchValue);
     return copy_array(in_memory(to, pitch), in_array(from, x, y), width, height, kind, false, nullptr);
 }
 
 cudaError_t cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, cudaArray_const_t from, size_t x, size_t y,
                                        size_t width, size_t height, enum cudaMemcpyKind kind,
                                        cudaStream_t stream) {
-    if (width > pitch) return record_error(cudaErrorInvalidPitchValue);
+    if (!pitch_fits(pitch, width, height)) return record_error(cudaErrorInvalidPitchValue);
     return copy_array(in_memory(to, pitch), in_array(from, x, y), width, height, kind, true, stream);
 }
 
@@ -433,7 +438,7 @@ cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, struct cudaM
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     ENSURE_CONTEXT();
-    return record_error(cu().StreamQuery(stream));
+    return record_query(cu().StreamQuery(stream));
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
