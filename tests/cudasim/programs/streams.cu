@@ -79,7 +79,6 @@ int main() {
     CHECK(cudaGetLastError());
     REQUIRE(cudaStreamQuery(first) == cudaErrorNotReady);
     CHECK(cudaGetLastError());
-    cudaGetLastError();
     set<<<1, 1, 0, second>>>(flag, 1);
     CHECK(cudaStreamSynchronize(first));
     CHECK(cudaStreamQuery(first));
@@ -106,7 +105,6 @@ int main() {
     CHECK(cudaEventRecord(untimed, first));
     REQUIRE(cudaEventQuery(after) == cudaErrorNotReady);
     CHECK(cudaGetLastError());
-    cudaGetLastError();
     float milliseconds = -1;
     FAILS(cudaEventElapsedTime(&milliseconds, before, after), cudaErrorNotReady);
     CHECK(cudaStreamWaitEvent(second, untimed, 0));
