@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from gpubpf.ptx.flow import callee, find_names
 from gpubpf.ptx.module import (
-    DIGITS,
     Address,
     Close,
     Directive,
@@ -26,6 +25,7 @@ from gpubpf.ptx.module import (
     PtxInstruction,
     Statement,
     Variable,
+    numbered,
 )
 
 PREFIX = "cudasim$outlined"  # of the new functions' names
@@ -59,9 +59,9 @@ class _Names:
                 return at.types[name]
             if name in at.others:
                 return "other"
-            stem = name.rstrip(DIGITS)
-            count, kind = at.ranges.get(stem, (0, ""))
-            if stem != name and int(name[len(stem) :][:9]) < count:
+            prefix, number = numbered(name)
+            count, kind = at.ranges.get(prefix, (0, ""))
+            if 0 <= number < count:
                 return kind
             at = at.parent
         return None

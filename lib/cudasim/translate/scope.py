@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import (
-    DIGITS,
     Address,
     Close,
     Function,
@@ -25,6 +24,7 @@ from gpubpf.ptx.module import (
     Statement,
     Variable,
     Vector,
+    numbered,
     type_size,
 )
 
@@ -97,8 +97,8 @@ class Declared:
         self.names.add(label.name)
 
     def _holds(self, name: str) -> bool:
-        prefix, number = _split(name)
-        return name in self.names or number < self.ranges.get(prefix, 0)
+        prefix, number = numbered(name)
+        return name in self.names or 0 <= number < self.ranges.get(prefix, 0)
 
 
 @dataclass(slots=True)
@@ -120,13 +120,6 @@ class Scope:
     def after(self) -> Scope:
         """Return the scope of this block's next statements: what they declare, the statements before do not see."""
         return Scope(self, labels=self.labels, tables=self.tables, declared=self.declared)
-
-
-def _split(name: str) -> tuple[str, int]:
-    """Return a name as prefix and number: `%r12` is register 12 of `%r<N>`. The number is above all others if there is none."""
-    prefix = name.rstrip(DIGITS)
-    number = name[len(prefix) :]
-    return prefix, int(number) if 0 < len(number) < 10 and str(int(number)) == number else 1 << 32
 
 
 def lifted(function: Function) -> Iterator[tuple[str, Variable]]:
@@ -301,9 +294,9 @@ class Names:
             return found
         if not scope.ranges:
             return None
-        prefix, number = _split(name)
+        prefix, number = numbered(name)
         count, width = scope.ranges.get(prefix, (0, 0))
-        if number < count:
+        if 0 <= number < count:
             found = scope.registers[name] = Register(self._identifier(name), width)
         return found
 

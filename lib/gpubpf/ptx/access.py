@@ -166,13 +166,11 @@ def unaddressed_accesses(instruction: PtxInstruction) -> tuple[Access, ...]:
     if name is None:
         return ()
     kind, space = UNADDRESSED[name]
-    width = (
-        _width_of_image(instruction)
-        if space != "tensor"
-        else _width_of_wgmma(instruction)
-        if kind == "load"
-        else 0
-    )
+    width = 0
+    if space != "tensor":
+        width = _width_of_image(instruction)
+    elif kind == "load":
+        width = _width_of_wgmma(instruction)
     return (Access(kind, space, width, Address(None), reads=kind != "store", writes=kind != "load"),)
 
 

@@ -104,7 +104,9 @@ def _check_function(module: Module, function: Function, graph: CallGraph) -> Non
     for statement in function.body or ():
         if isinstance(statement, Variable) and statement.space in ("global", "const"):
             raise Refusal(f"variable {statement.name} is declared in a function")
-        if isinstance(statement, Variable) and any(map(statement.declares, signature)):
+        if isinstance(statement, Variable) and (
+            any(map(statement.declares, signature)) if statement.count else statement.name in signature
+        ):
             raise Refusal(f"variable {statement.name} hides a parameter")  # which probes read there
         if isinstance(statement, Variable):
             _check_name(statement.name)

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from gpubpf.errors import PtxError
 
 from .module import (
-    DIGITS,
     Address,
     Directive,
     Generic,
@@ -45,6 +44,7 @@ from .module import (
     Statement,
     Variable,
     Vector,
+    numbered,
 )
 from .module import Close as CloseScope
 
@@ -196,7 +196,7 @@ class Flow:
 
     def _declarations(self, scope: int, name: str) -> Iterator[int]:
         """Yield the declarations of a name in a scope and those around it, from the inside out."""
-        prefix = name.rstrip(DIGITS)
+        prefix = numbered(name)[0]
         for at in self._scopes(scope):
             if (at, name) in self._declared:
                 yield self._declared[at, name]

@@ -22,7 +22,15 @@ from gpubpf.errors import PtxError
 
 from .tokens import parse_integer
 
-DIGITS = "0123456789"
+_DIGITS = "0123456789"
+
+
+def numbered(name: str) -> tuple[str, int]:
+    """Return a name as what precedes its digits, and the number: `%r12` can only be register 12 of `%r<N>`. -1: it has none."""
+    prefix = name.rstrip(_DIGITS)
+    number = name[len(prefix) :]
+    return prefix, int(number) if 0 < len(number) < 10 and str(int(number)) == number else -1
+
 
 # --- operands --------------------------------------------------------------------------------------
 
@@ -289,13 +297,8 @@ class Variable:
         """
         if self.count is None:
             return name == self.name
-        number = name[len(self.name) :]
-        return (
-            name.rstrip(DIGITS) == self.name != name
-            and len(number) < 10
-            and str(int(number)) == number
-            and int(number) < self.count
-        )
+        prefix, number = numbered(name)
+        return prefix == self.name and 0 <= number < self.count
 
     def declaration(self) -> str:
         """Return the declaration without its linkage and `;`."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from .access import OF_IMAGES
 from .computation import computation
-from .module import DIGITS, Immediate, Name, Operand, PtxInstruction, Statement, Variable, Vector
+from .module import Immediate, Name, Operand, PtxInstruction, Statement, Variable, Vector, numbered
 
 _FLOATS = ("f16", "bf16", "f32")
 INTEGER = "integer"
@@ -78,7 +78,7 @@ class _Registers:
     def _set(self, name: str) -> str:
         if name not in self._next:
             self._next[name] = name
-            declared = self.declared.get(name) or self.declared.get(name.rstrip(DIGITS))
+            declared = self.declared.get(name) or self.declared.get(numbered(name)[0])
             self._types[name] = {declared} if declared else set()
         while (other := self._next[name]) != name:
             self._next[name] = self._next[other]

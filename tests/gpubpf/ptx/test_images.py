@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import Placement
 from gpubpf_points import HEAD
-from gpubpf_sass import assembled
+from gpubpf_sass import assembled, sass
 
 FIELDS = ("site", "width", "space", "kind", "active", "effect")
 COUNT = Fragment(
@@ -92,3 +93,23 @@ def test_what_is_not_seen(placement: Placement, seen: list[str], unprobed: set[s
     _, kernel = images(placement)
     assert [site.opcode.split(".")[0] for site in kernel.sites] == seen
     assert kernel.unprobed == dict.fromkeys(sorted(unprobed), 1)
+
+
+def test_probed_wgmma_stay_asynchronous(tmp_path: Path) -> None:
+    """ptxas only adds `warpgroup.arrive` between them, which waits for no multiplication."""
+    one = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;"
+    text = f""".version 8.3
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 p, .param .u64 a, .param .u64 b) {{ .reg .f32 %f<5>; .reg .b64 %rd<4>; .reg .pred %p<2>;
+    ld.param.u64 %rd3, [p]; ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b];
+    {" ".join(f"mov.f32 %f{n}, 0f00000000;" for n in range(1, 5))} wgmma.fence.sync.aligned; {4 * one}
+    wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
+    st.global.v4.f32 [%rd3], {{%f1, %f2, %f3, %f4}}; ret; }}"""
+    injected = inject(parse(text), {"k": [Placement(COUNT, "access", spaces=("tensor",))]})
+    assert [site.opcode.split(".")[0] for site in injected.kernels["k"].sites] == 4 * ["wgmma"]
+    cubin, _ = assembled(injected.text, "sm_90a", tmp_path)
+    order = re.findall(r"HGMMA|WARPGROUP\.\w+", "\n".join(sass(cubin)["k"]))
+    assert order.count("HGMMA") == 4
+    last = len(order) - order[::-1].index("HGMMA")
+    assert set(order[:last]) == {"HGMMA", "WARPGROUP.ARRIVE"}
