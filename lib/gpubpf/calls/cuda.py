@@ -594,6 +594,63 @@ other:
   cudaDestroyTextureObject
   cudaCreateSurfaceObject out=0
   cudaDestroySurfaceObject
+  cuEGLStreamConsumerAcquireFrame
+  cuEGLStreamConsumerConnect
+  cuEGLStreamConsumerConnectWithFlags
+  cuEGLStreamConsumerDisconnect
+  cuEGLStreamConsumerReleaseFrame
+  cuEGLStreamProducerConnect
+  cuEGLStreamProducerDisconnect
+  cuEGLStreamProducerPresentFrame
+  cuEGLStreamProducerReturnFrame
+  cuEventCreateFromEGLSync out=0
+  cuGLCtxCreate_v2
+  cuGLGetDevices_v2
+  cuGLInit
+  cuGLMapBufferObjectAsync_v2 stream=3
+  cuGLMapBufferObject_v2
+  cuGLRegisterBufferObject
+  cuGLSetBufferObjectMapFlags
+  cuGLUnmapBufferObject
+  cuGLUnmapBufferObjectAsync stream=1
+  cuGLUnregisterBufferObject
+  cuGraphicsEGLRegisterImage out=0
+  cuGraphicsGLRegisterBuffer out=0
+  cuGraphicsGLRegisterImage out=0
+  cuGraphicsResourceGetMappedEglFrame
+  cuGraphicsVDPAURegisterOutputSurface out=0
+  cuGraphicsVDPAURegisterVideoSurface out=0
+  cuVDPAUCtxCreate_v2
+  cuVDPAUGetDevice
+  cuWGLGetDevice
+  cudaEGLStreamConsumerAcquireFrame
+  cudaEGLStreamConsumerConnect
+  cudaEGLStreamConsumerConnectWithFlags
+  cudaEGLStreamConsumerDisconnect
+  cudaEGLStreamConsumerReleaseFrame
+  cudaEGLStreamProducerConnect
+  cudaEGLStreamProducerDisconnect
+  cudaEGLStreamProducerPresentFrame
+  cudaEGLStreamProducerReturnFrame
+  cudaEventCreateFromEGLSync out=0
+  cudaGLGetDevices
+  cudaGLMapBufferObject
+  cudaGLMapBufferObjectAsync stream=2
+  cudaGLRegisterBufferObject
+  cudaGLSetBufferObjectMapFlags
+  cudaGLSetGLDevice
+  cudaGLUnmapBufferObject
+  cudaGLUnmapBufferObjectAsync stream=1
+  cudaGLUnregisterBufferObject
+  cudaGraphicsEGLRegisterImage out=0
+  cudaGraphicsGLRegisterBuffer out=0
+  cudaGraphicsGLRegisterImage out=0
+  cudaGraphicsResourceGetMappedEglFrame
+  cudaGraphicsVDPAURegisterOutputSurface out=0
+  cudaGraphicsVDPAURegisterVideoSurface out=0
+  cudaVDPAUGetDevice
+  cudaVDPAUSetVDPAUDevice
+  cudaWGLGetDevice
 
 trivial:
   cuGetErrorString

@@ -42,7 +42,7 @@ def test_a_table_makes_sense(api: Api) -> None:
             assert {"kernel", "grid", "block", "shared", "stream"} <= set(function.places)
         if "count" in function.places:
             assert "bytes" in function.places
-    arrays.layouts(enumerate(api.functions), 1024 * 12)
+    arrays.layouts(enumerate(api.functions), 2048 * 12)  # CALL_FUNCTIONS
 
 
 @pytest.mark.parametrize("api", APIS)
