@@ -128,7 +128,7 @@ def test_a_generated_report(rng: random.Random) -> None:
         if not args.csv:
             covered = SimpleNamespace(report=lambda _: found)
             tool.report_coverage(covered, session, owners, args, results)
-        lines = check(page, args, verbose=110)  # all columns, with impossible numbers
+        lines = check(page, args, verbose=114)  # all columns, with impossible numbers
         if not args.json and not args.csv:
             assert sum(line.endswith(": memory traffic") for line in lines) >= min(len(kernels), 8)
 
