@@ -41,7 +41,7 @@ def test_a_warp_that_exits_whole_costs_little(arch: str, tmp_path: Path) -> None
         # Nothing waits for an answer from memory: additions and maxima whose old values nobody reads.
         assert len(way) - alone <= most and not any("ATOM" in line for line in way)
     assert access_paths.executed(after.read_bytes(), "k", (*probe_costs.OWN, *late), probe_costs.OPERATIONS)
-    assert registers(said)["k"] <= 24
+    assert registers(said)["k"] <= 25
 
 
 @pytest.mark.every(6)
