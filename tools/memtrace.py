@@ -280,6 +280,8 @@ def report(
     from gpubpf.memory import traffic_csv, traffic_text
 
     results.begin()
+    if not kernels and not args.interval and cli.chooses_threads(args):
+        cli.note(TOOL, "no thread that accessed memory matches --block and --thread")
     if results.json:
         for kernel in kernels:
             show_json(kernel, results)

@@ -277,6 +277,12 @@ int main(int argc, char **argv) {
 KINDS = "matmul scan histogram nbody stencil softmax reduce bitonic mixed bytes".split()
 
 
+def test_a_choice_of_no_thread_is_said(memory):
+    done = run("--block", 9999, "--", memory, "stride2")
+    assert "note: no thread that accessed memory matches --block and --thread\n" in done.stderr
+    assert "no memory access was counted\n" in done.stdout
+
+
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
     flags = ("-std=c++17", "-O2", "-lineinfo")
