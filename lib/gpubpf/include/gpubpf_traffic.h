@@ -417,18 +417,24 @@ static inline int gpu_add_unaddressed_request(struct gpu_unaddressed_traffic *ce
 
 /* Adds a request in global, constant or local memory to the cell of its site. Returns 0. */
 static inline int gpu_add_request(struct gpu_traffic *cell, struct gpu_request *request) {
-    if (!request->varies && !request->local && gpu_is_usual(request))
+    int plain = !request->varies && !request->local, asks = GPUBPF_BRANCHES && plain && !request->updates;
+    if (plain && gpu_is_usual(request))
         return gpu_add_usual(cell, request);
+    if (asks && gpu_uniform(request->address))   /* nearly as usual, and worth no call */
+        return gpubpf_add_broadcast(cell, request);
     gpu_seldom();
-    return gpubpf_add(cell, 0, request, 0);
+    return gpubpf_add(cell, 0, request, asks);
 }
 
 /* The same, for shared memory. */
 static inline int gpu_add_shared_request(struct gpu_shared_traffic *cell, struct gpu_request *request) {
-    if (request->width <= 16 && gpu_is_usual(request))
+    int plain = request->width <= 16, asks = GPUBPF_BRANCHES && plain && !request->updates;
+    if (plain && gpu_is_usual(request))
         return gpu_add_usual(&cell->cell, request);
+    if (asks && gpu_uniform(request->address))
+        return gpubpf_add_broadcast(&cell->cell, request);
     gpu_seldom();
-    return gpubpf_add(&cell->cell, cell, request, 0);
+    return gpubpf_add(&cell->cell, cell, request, asks);
 }
 
 #endif
