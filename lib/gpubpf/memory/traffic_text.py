@@ -382,7 +382,7 @@ def _one_lane(rows: Sequence[SiteGroup]) -> Iterator[str]:
         if row.sites[0].of_one_lane
         and row.sites[0].site.kind != "atomic"
         and "bulk" not in row.sites[0].site.opcode  # one lane copies for all
-        and not _may_poll(row)
+        and not _polls(row)  # what else such a line loads, it loads while it waits
     ]
     requests, of_one = (sum(row.sum("requests") for row in some) for some in (rows, alone))
     if of_one >= max(_MANY_LOADS, requests / 2):
@@ -391,17 +391,19 @@ def _one_lane(rows: Sequence[SiteGroup]) -> Iterator[str]:
         yield f"{most.where}: {share} are by one lane alone; let the lanes of a {most.sites[0].warp.word} share the work"
 
 
-def _may_poll(row: SiteGroup) -> bool:
-    return all(site.pattern == "broadcast" and _POLLS.match(site.site.opcode) for site in row.sites)
+def _polls(row: SiteGroup) -> list[SiteTraffic]:
+    """Return the sites of a place that may look again and again whether another thread has changed a value."""
+    return [site for site in row.sites if site.pattern == "broadcast" and _POLLS.match(site.site.opcode)]
 
 
 def _polling(rows: Sequence[SiteGroup]) -> Iterator[str]:
     """Yield a sentence about the place with most of the requests, if they may be those of a loop that waits for other threads."""
     requests = sum(row.sum("requests") for row in rows)
     for row in rows:
-        if _may_poll(row) and row.sum("requests") >= max(_MANY_LOADS, requests / 2):
-            share = f"{100 * row.sum('requests') / requests:.0f} % of all requests"
-            opcode = ".".join(row.sites[0].site.opcode.split(".")[:2])
+        polls = _polls(row)
+        if (polling := sum(site.requests for site in polls)) >= max(_MANY_LOADS, requests / 2):
+            share = f"{100 * polling / requests:.0f} % of all requests"
+            opcode = ".".join(polls[0].site.opcode.split(".")[:2])
             yield f"{row.where}: {share} are {opcode} of one address; perhaps a loop waits for other threads there"
 
 

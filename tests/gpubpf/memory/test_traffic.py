@@ -96,6 +96,22 @@ def test_loads_of_loops_that_wait():
     )
 
 
+def test_a_line_that_waits_may_also_load_something_else():
+    """`while (*flag < limit[0])` in one thread: the lanes of the warp have no work to share."""
+
+    def said(*sites):
+        rows = traffic_text.group_sites(sites)
+        assert len(rows) == 1
+        return [s for s in traffic_text.findings(kernel(*sites), rows) if "waits" in s or "alone" in s]
+
+    spin, limit = found({SINGLE: 6000}, at=site(opcode="ld.volatile.global.u32")), found({SINGLE: 6000})
+    (text,) = said(spin, limit)
+    assert ": 50 % of all requests are ld.volatile of one address; perhaps a loop waits" in text
+    assert not said(spin, found({SINGLE: 7000}))
+    (text,) = said(limit)
+    assert "by one lane alone" in text
+
+
 def test_whole_warps_are_worked_out_from_the_width():
     one = found({UNIT: 10, SHIFTED: 4, BROADCAST: 2, SINGLE: 3})
     assert (one.requests, one.accesses, one.bytes) == (19, 16 * 32 + 3, 4 * (16 * 32 + 3))
