@@ -49,6 +49,7 @@ MORE = """    add.s64 %rd3, %rd3, %rd4;
     st.volatile.global.u32 [%rd3], %r1;
 """
 STORES = 5  # of the kernel that tells what each further store costs
+VALUES = (20, 36, 64, 100)  # that live across the store of a crowded kernel
 OWN = ("store",)  # what the kernel itself does with memory
 # What paths are told by: operations on memory.
 OPERATIONS = (
@@ -78,6 +79,14 @@ of a graph. With sampling, these are the choice at the beginning of the kernel, 
 original's instructions.
 
     python3 benchmarks/probe_costs.py benchmarks/results/probe_costs.md
+"""
+CROWDED = """
+## Registers of kernels with many values
+
+A thread may use 32 registers without fewer warps. These kernels need more: so many values live across
+a store in a loop, and at the exit. The registers that the kernel has, and how many more its copy has,
+without a limit on them:
+
 """
 
 
@@ -146,7 +155,16 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as place:
         for found in probes():
             lines += [row for arch in TARGETS for row in rows(Path(place), arch, found)]
-    text = "\n".join(lines) + "\n"
+        table = [
+            f"| probes | GPU | {' | '.join(f'{values} values' for values in VALUES)} |",
+            f"|---|---|{'---|' * len(VALUES)}",
+        ]
+        for found in probes():
+            for arch in TARGETS:
+                both = (crowded_registers(Path(place), arch, found, values) for values in VALUES)
+                cells = [f"{before}{after - before:+}" for before, after in both]
+                table.append(f"| {found.label} | {arch} | {' | '.join(cells)} |")
+    text = "\n".join(lines) + "\n" + CROWDED + "\n".join(table) + "\n"
     print(text, end="")
     if file:
         file.write_text(f"{HEAD}\n{text}")
@@ -156,6 +174,27 @@ def main(arguments: list[str]) -> int:
 def kernel(arch: str, stores: int = 1) -> str:
     """Return the kernel in PTX, with so many stores."""
     return KERNEL.format(arch=arch, more=MORE * (stores - 1))
+
+
+def crowded(arch: str, values: int) -> str:
+    """Return a kernel in PTX that has so many values of 4 bytes in a loop with a store."""
+    kept = range(3, values + 3)
+    lines = [f"mul.lo.u32 %r{n}, %r1, {7 * n + 3};" for n in kept]
+    lines += ["mov.u32 %r2, 0;", "AGAIN:"]
+    lines += [f"xor.b32 %r{n}, %r{n}, %r{3 + (5 * n + 1) % values};" for n in kept]
+    lines += ["st.volatile.global.u32 [%rd3], %r3;", "add.s64 %rd3, %rd3, %rd4;", "add.u32 %r2, %r2, 1;"]
+    lines += ["setp.lt.u32 %p1, %r2, %r1;", "@%p1 bra AGAIN;"]
+    lines += [f"mad.lo.u32 %r1, %r1, 3, %r{n};" for n in kept]
+    text = kernel(arch).replace("%r<2>;", f"%r<{values + 3}>; .reg .pred %p<2>;")
+    return text.replace("    st.volatile", "\n".join(lines) + "\n    st.volatile")
+
+
+def crowded_registers(place: Path, arch: str, found: Probes, values: int) -> tuple[int, int]:
+    """Return the registers of a crowded kernel, and of its copy."""
+    plain = crowded(arch, values)
+    made = inject(parse(plain), found.bpf.placements(["k"]))
+    before, after = (registers(assembled(text, arch, place)[1])["k"] for text in (plain, made.text))
+    return before, after
 
 
 def rows(place: Path, arch: str, found: Probes) -> list[str]:

@@ -44,6 +44,16 @@ def test_a_warp_that_exits_whole_costs_little(arch: str, tmp_path: Path) -> None
     assert registers(said)["k"] <= 25
 
 
+@pytest.mark.every(3)
+@pytest.mark.parametrize("arch", probe_costs.TARGETS)
+def test_an_exit_takes_few_registers_from_a_kernel_with_many_values(arch: str, tmp_path: Path) -> None:
+    """Only there do more registers mean fewer warps."""
+    for found in probe_costs.probes():
+        if found.label in ("threadhist --work instructions", "kernelretsnoop", "launchlate"):
+            before, after = probe_costs.crowded_registers(tmp_path, arch, found, 36)
+            assert before >= 36 and after - before <= 8
+
+
 @pytest.mark.every(6)
 @pytest.mark.parametrize("arch", probe_costs.TARGETS)
 def test_a_request_of_contiguous_lanes_costs_little(arch: str, tmp_path: Path) -> None:
