@@ -83,9 +83,9 @@ original's instructions.
 CROWDED = """
 ## Registers of kernels with many values
 
-A thread may use 32 registers without fewer warps. These kernels need more: so many values live across
-a store in a loop, and at the exit. The registers that the kernel has, and how many more its copy has,
-without a limit on them:
+A thread may use 32 registers without fewer warps. From 36 values on, these kernels need more: so many
+values live across a store in a loop. `41+5`: the kernel has 41 registers, and its copy, without a
+limit on them, has 5 more.
 
 """
 
