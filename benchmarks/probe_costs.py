@@ -10,6 +10,7 @@ need not be idle.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from gpubpf.program import BPF  # noqa: E402
 from gpubpf.ptx.inject import inject  # noqa: E402
 from gpubpf.ptx.parser import parse  # noqa: E402
 from gpubpf.ptx.probe import FREQUENT  # noqa: E402
+from gpubpf.ptx.values import Injected  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
 from gpubpf.tools import kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
 from gpubpf_sass import assembled, registers, sass  # noqa: E402
@@ -84,8 +86,8 @@ CROWDED = """
 ## Registers of kernels with many values
 
 A thread may use 32 registers without fewer warps. From 36 values on, these kernels need more: so many
-values live across a store in a loop. `41+5`: the kernel has 41 registers, and its copy, without a
-limit on them, has 5 more.
+values live across a store in a loop. `41+5`: the kernel has 41 registers, and its copy 5 more. Copies
+have the limit that tools set. In parentheses: the bytes per thread that ptxas spills for it.
 
 """
 
@@ -161,8 +163,10 @@ def main(arguments: list[str]) -> int:
         ]
         for found in probes():
             for arch in TARGETS:
-                both = (crowded_registers(Path(place), arch, found, values) for values in VALUES)
-                cells = [f"{before}{after - before:+}" for before, after in both]
+                cells = []
+                for values in VALUES:
+                    before, after, spilled = crowded_registers(Path(place), arch, found, values)
+                    cells.append(f"{before}{after - before:+}" + (f" ({spilled})" if spilled else ""))
                 table.append(f"| {found.label} | {arch} | {' | '.join(cells)} |")
     text = "\n".join(lines) + "\n" + CROWDED + "\n".join(table) + "\n"
     print(text, end="")
@@ -189,12 +193,21 @@ def crowded(arch: str, values: int) -> str:
     return text.replace("    st.volatile", "\n".join(lines) + "\n    st.volatile")
 
 
-def crowded_registers(place: Path, arch: str, found: Probes, values: int) -> tuple[int, int]:
-    """Return the registers of a crowded kernel, and of its copy."""
+def crowded_registers(place: Path, arch: str, found: Probes, values: int) -> tuple[int, int, int]:
+    """Return the registers of a crowded kernel and of its copy, and the bytes per thread that the copy spills."""
     plain = crowded(arch, values)
-    made = inject(parse(plain), found.bpf.placements(["k"]))
-    before, after = (registers(assembled(text, arch, place)[1])["k"] for text in (plain, made.text))
-    return before, after
+    before = registers(assembled(plain, arch, place)[1])["k"]
+    said = assembled(limited_copy(plain, found, before).text, arch, place)[1]
+    spilled = re.search(r"(\d+) bytes spill stores", said)
+    return before, registers(said)["k"], int(spilled[1]) if spilled else 0
+
+
+def limited_copy(plain: str, found: Probes, before: int) -> Injected:
+    """Return the copy of a kernel that has `before` registers, with the limit that images/instrument.py sets."""
+    placements = found.bpf.placements(["k"])
+    made = inject(parse(plain), placements)
+    frequent = any(p.point in FREQUENT for p in placements["k"]) and not made.kernels["k"].split
+    return made.within({"k": limit_of_copy(before, frequent)})
 
 
 def rows(place: Path, arch: str, found: Probes) -> list[str]:
@@ -215,11 +228,8 @@ def costs(
     place: Path, arch: str, found: Probes, stores: int, paths: Sequence[Sequence[str]]
 ) -> list[tuple[int, int, list[int]]]:
     """Return registers, instructions, and those executed on each path, of the kernel without and with the probes."""
-    plain, placements = kernel(arch, stores), found.bpf.placements(["k"])
-    made = inject(parse(plain), placements)
-    frequent = any(placement.point in FREQUENT for placement in placements["k"])
-    used = registers(assembled(plain, arch, place)[1])["k"]
-    made = made.within({"k": limit_of_copy(used, frequent)})  # as images/instrument.py does
+    plain = kernel(arch, stores)
+    made = limited_copy(plain, found, registers(assembled(plain, arch, place)[1])["k"])
     result = []
     for text, wanted in ((plain, [OWN * stores] * len(paths)), (made.text, paths)):
         cubin, said = assembled(text, arch, place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -387,6 +388,16 @@ def test_an_event_that_was_never_recorded_holds_nobody_up(app):
 def test_behind_a_node_that_is_switched_off(app):
     first, last = of(trace([app, "off"], "-v")[1], "launch")
     assert last["start_ns"] == first["end_ns"] and last["wait_ns"] == first["exec_ns"]
+
+
+def test_launches_whose_start_is_unknown_have_no_wait(app):
+    """The first one waited for nothing, which is known, but says nothing about the others."""
+    (kernel,) = of(trace([app, "off"], "--no-graphs")[1], "kernel")
+    assert (kernel["count"], kernel["unknown"], kernel["latency_ns"], kernel["wait_ns"]) == (2, 2, None, None)
+    line = [*TOOL, "--no-graphs", "--", app, "off"]
+    done = subprocess.run(line, capture_output=True, text=True, env=os.environ | {"CUDASIM_CLOCK": "virtual"})
+    assert re.search(r"nap +2( +-){3} +\d+\.\d+( +-){3}\n", done.stdout)
+    assert "times are exact" not in done.stdout and "\n\n\n" not in done.stdout
 
 
 @needs_open_checkout

@@ -50,8 +50,20 @@ def test_an_exit_takes_few_registers_from_a_kernel_with_many_values(arch: str, t
     """Only there do more registers mean fewer warps."""
     for found in probe_costs.probes():
         if found.label in ("threadhist --work instructions", "kernelretsnoop", "launchlate"):
-            before, after = probe_costs.crowded_registers(tmp_path, arch, found, 36)
-            assert before >= 36 and after - before <= 8
+            before, after, spilled = probe_costs.crowded_registers(tmp_path, arch, found, 36)
+            assert before >= 36 and after - before <= 8 and not spilled
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("arch", probe_costs.TARGETS)
+@pytest.mark.parametrize("values", probe_costs.VALUES)
+def test_accesses_take_twelve_registers_from_a_kernel_with_many_values(
+    arch: str, values: int, tmp_path: Path
+) -> None:
+    for found in probe_costs.probes():
+        if found.repeated:
+            before, after, spilled = probe_costs.crowded_registers(tmp_path, arch, found, values)
+            assert after <= max(40, before + 12) and spilled <= 80
 
 
 @pytest.mark.every(6)

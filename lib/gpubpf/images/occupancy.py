@@ -16,6 +16,7 @@ _WARPS = 16  # per part
 _LARGEST_BLOCK = 1024  # threads
 MOST = 255  # registers per thread
 _CHEAP = 40  # registers per thread with which at least three quarters of the warps that a GPU can hold fit
+_MORE = 12  # registers per thread that a copy with many probes may have beyond those of the original
 
 
 def most_registers(kernel: Function, before: int, waits: bool) -> int:
@@ -35,11 +36,11 @@ def most_registers(kernel: Function, before: int, waits: bool) -> int:
 def limit_of_copy(before: int, frequent: bool) -> int:
     """Return the registers to which a copy is limited. before: the original's. frequent: there is a probe at each access, or the like.
 
-    With few probes, as many warps fit as of the original: ptxas uses more registers only because it may. With many, the limit is half
-    more than the original's, or _CHEAP, so that at least half of the warps fit. With a lower limit, ptxas would spill more registers.
+    With few probes, as many warps fit as of the original: ptxas uses more registers only because it may. With many, at least five
+    eighths of the warps fit. With a lower limit, ptxas would spill more registers.
     """
     if frequent:
-        return min(MOST, max(_CHEAP, _rounded(before + before // 2)))
+        return min(MOST, max(_CHEAP, before + _MORE))
     return _within(_warps(before))
 
 

@@ -85,8 +85,11 @@ def report(
     yield from kernel_table(sums, streams, owners)
     yield from full_names(sums, _name_width(streams, owners)) if verbose else ()
     yield from wait_lines(sums, owners)
-    yield from (clock_line(sums), "")
-    yield from (*histogram(sums), "")
+    if sums.slowest != NONE:
+        yield from (clock_line(sums), "")
+        yield from (*histogram(sums), "")
+    else:
+        yield ""
     if stacks:
         yield from stack_lines(sums)
     yield from graph_hint(sums)

@@ -148,8 +148,10 @@ class LaunchGroup:
         """Add launches, given by their indices in `view`."""
         columns, waits = view.columns, view.waits
         self.count += len(at)
+        timed = at[waits.latency[at] != NONE]
         for what, tally in self.times.items():
-            tally.add(getattr(waits, what)[at])
+            # The wait of a launch on an idle stream is known without its start: such waits alone would be a mean of nothing but zeros.
+            tally.add(getattr(waits, what)[timed if what == "wait" else at])
         self.errors.add(clock_errors(view, at))
         self.unknown += int((waits.latency[at] == NONE).sum())
         for n, name in enumerate(METHODS):

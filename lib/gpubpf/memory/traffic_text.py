@@ -7,6 +7,7 @@ for line in traffic_text.lines(kernel, "scale", verbose=False):
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -397,14 +398,22 @@ def _polls(row: SiteGroup) -> list[SiteTraffic]:
 
 
 def _polling(rows: Sequence[SiteGroup]) -> Iterator[str]:
-    """Yield a sentence about the place with most of the requests, if they may be those of a loop that waits for other threads."""
+    """Yield a sentence about the places with most of the requests, if they may be those of loops that wait for other threads."""
     requests = sum(row.sum("requests") for row in rows)
+    polling: Counter[str] = Counter()
+    opcodes: Counter[str] = Counter()
     for row in rows:
-        polls = _polls(row)
-        if (polling := sum(site.requests for site in polls)) >= max(_MANY_LOADS, requests / 2):
-            share = f"{100 * polling / requests:.0f} % of all requests"
-            opcode = ".".join(polls[0].site.opcode.split(".")[:2])
-            yield f"{row.where}: {share} are {opcode} of one address; perhaps a loop waits for other threads there"
+        for site in _polls(row):
+            polling[row.where] += site.requests
+            opcodes[".".join(site.site.opcode.split(".")[:2])] += site.requests
+    if polling.total() >= max(_MANY_LOADS, requests / 2):
+        share = f"{100 * polling.total() / requests:.0f} % of all requests"
+        places = [
+            where for n, (where, count) in enumerate(polling.most_common(4)) if not n or count >= _MANY_LOADS
+        ]
+        what = " or ".join(opcode for opcode, _ in opcodes.most_common(2))
+        loops = "loops wait" if len(places) > 1 else "a loop waits"
+        yield f"{places[0]}{_also(places[1:])}: {share} are {what} of one address; perhaps {loops} for other threads there"
 
 
 # --- advice ---

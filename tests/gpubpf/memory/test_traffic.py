@@ -96,6 +96,22 @@ def test_loads_of_loops_that_wait():
     )
 
 
+def test_several_places_that_wait_are_one_finding():
+    """Such as two `grid.sync()` on two lines."""
+    spins = [
+        found({SINGLE: count}, at=site(line=line, opcode="ld.acquire.gpu.u32"))
+        for line, count in ((8, 4000), (11, 5000), (20, 300))
+    ]
+    sites = [*spins, found({UNIT: 1000}, at=site(line=30))]
+    (text,) = [
+        s for s in traffic_text.findings(kernel(*sites), traffic_text.group_sites(sites)) if "wait" in s
+    ]
+    assert text == (
+        "app.cu:11 (also app.cu:8): 90 % of all requests are ld.acquire of one address;"
+        " perhaps loops wait for other threads there"
+    )
+
+
 def test_a_line_that_waits_may_also_load_something_else():
     """`while (*flag < limit[0])` in one thread: the lanes of the warp have no work to share."""
 
