@@ -250,8 +250,11 @@ def _table(rows: Sequence[dict[str, str]], lanes: int, verbose: bool, owners: Ma
         if all(row[name] == cell for row in rows) and not (verbose and name == "LANES")
     ]
     made = [{**owners, **{name: row[name] for name in HEADER if name not in empty}} for row in rows]
-    drop, cut = (("BYTES", "LANES", "SHARE"), ("WHERE", "COMM")) if not verbose else ((), ())
-    return table.within(made, left=("COMM", *LEFT), drop=drop, cut=cut)
+    left = ("COMM", *LEFT)
+    if not verbose:
+        return table.within(made, left, drop=("BYTES", "LANES", "SHARE"), cut=("WHERE", "COMM"))
+    shown = table.within(made, left, cut=())
+    return shown if max(map(len, shown)) <= table.WIDTH else table.within(made, left, cut=(), gap=1)
 
 
 def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
