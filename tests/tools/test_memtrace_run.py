@@ -283,6 +283,31 @@ def test_a_choice_of_no_thread_is_said(memory):
     assert "no memory access was counted\n" in done.stdout
 
 
+EMPTY = """
+__global__ void empty() {}
+__global__ void one(int *p) { p[threadIdx.x] = 1; }
+int main(int argc, char **) {
+    int *p;
+    cudaMalloc(&p, 256);
+    empty<<<2, 64>>>();
+    if (argc > 1) one<<<1, 64>>>(p);
+    return cudaDeviceSynchronize();
+}
+"""
+
+
+def test_kernels_that_access_no_memory(tmp_path):
+    program = gpubpf_cuda.build(EMPTY, tmp_path / "empty", "-lineinfo")
+    for more in ((), ("--no-allocations",), ("-e",), ("1",)):
+        done = run(*more, "--", program)
+        assert "counted 1 of 1 matching launches" in done.stdout, done.stdout
+    records, _ = traced(tmp_path, "--", program, "with another")
+    assert {kernel: [row["requests"] for row in rows] for kernel, rows in sites(records).items()} == {
+        "one": [2]
+    }
+    assert records[-1]["launches_instrumented"] == 2
+
+
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
     flags = ("-std=c++17", "-O2", "-lineinfo")

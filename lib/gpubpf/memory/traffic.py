@@ -584,7 +584,8 @@ def decode_cells(
     for name, cells in parts.items():
         if not cells:
             continue
-        requests = cells["requests"].reshape(len(cells["requests"]), -1).sum(axis=1)
+        counts = cells["requests"]
+        requests = counts.sum(axis=tuple(range(1, counts.ndim)))
         for number in np.flatnonzero(requests).tolist():
             site = sites.get(number)
             if site is None:
