@@ -93,12 +93,14 @@ def kernel_table(
     """Yield the table of kernels, with the gaps before their launches."""
     shown = rows if everything else rows[:MOST_ROWS]
     labels = names.labels(row.kernel.mangled for row in shown if row.kernel is not None)
+    failed = any(row.errors for row in shown)
     cells = [
         {
             "KERNEL": labels[row.kernel.mangled] if row.kernel is not None else row.name,
             "LAUNCHES": formatting.exact(row.times.count),
-            "TOTAL ms": formatting.ms(row.gaps.ns),
         }
+        | ({"ERRORS": formatting.exact(row.errors)} if failed else {})
+        | {"TOTAL ms": formatting.ms(row.gaps.ns)}
         | percentiles(row.gaps)
         | {"OFF-CPU": formatting.percent(row.gaps.off_ns, row.gaps.ns)}
         for row in shown
@@ -106,6 +108,8 @@ def kernel_table(
     if any(row.runs.count for row in shown):
         for cell, row in zip(cells, shown, strict=True):
             del cell["TOTAL ms"]
+            if failed:
+                del cell["P99"]
             cell |= {f"EXEC {key}": percentiles(row.runs)[key] for key in ("P50", "MAX")}
     yield from _table("gap since the thread's last launch, us", cells, shown, whose, "KERNEL")
     yield from _left_out(rows, shown, "kernel")

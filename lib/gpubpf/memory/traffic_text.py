@@ -15,7 +15,7 @@ from typing import Any
 
 from gpubpf import names
 from gpubpf.memory.sampled_part import SampledPart
-from gpubpf.memory.traffic import BANKS, GATHER, SHIFTED, KernelTraffic, SiteTraffic
+from gpubpf.memory.traffic import BANKS, GATHER, SHIFTED, UNIT, KernelTraffic, SiteTraffic
 from gpubpf.memory.updates import Updates
 from gpubpf.session.kernel_shapes import file_names
 from gpubpf.show import kernel_names, table
@@ -32,6 +32,7 @@ _GEOMETRY = re.compile(r"a?(?:[123]d(?:ms)?|cube)")
 _DOES = {"load": "loads from", "store": "stores to", "atomic": "updates", "async": "copies"}
 _MANY_UPDATES = 32  # updates of one address from which on the report mentions them
 _SHIFTED = 1.05  # ratio from which on the report mentions accesses that start inside a sector
+_LITTLE_TRAFFIC = 0.01  # share of a kernel's traffic below which loads and stores get no advice
 _LITTLE_WASTE = 0.05  # share of the moved bytes up to which the report does not mention wasted ones
 _SCATTERED = 0.25  # share of the moved bytes that are used, up to which gathered lanes get advice; rows of a small tile use more
 _GATHERED = {
@@ -232,13 +233,23 @@ def lines(
         less = " wasting less" if all(row.sites[0].has_addresses for row in left) else ""
         yield f"{table.count(len(left), 'more place')}{less}; -v shows them"
     yield ""
-    said: dict[str, list[str]] = {}  # each advice with its places
-    for where, sites in _advised(shown):
+    yield from _advice_lines(kernel, shown)
+
+
+def _advice_lines(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
+    """Yield each advice with its places, and an empty line if there is any. Loads and stores that hardly matter get none; atomics may
+    wait for each other, however few they are."""
+    said: dict[str, list[str]] = {}
+    matters: dict[str, float] = {}
+    for where, sites in _advised(rows):
         if text := advice(sites, kernel.sites):
             said.setdefault(text, []).append(where)
-    for text, (place, *others) in said.items():
+            share = 1.0 if sites[0].site.kind == "atomic" else kernel.share(sites)
+            matters[text] = matters.get(text, 0.0) + share
+    given = {text: places for text, places in said.items() if matters[text] >= _LITTLE_TRAFFIC}
+    for text, (place, *others) in given.items():
         yield from table.wrap(f"{place} {text}{_also(others)}")
-    if said:
+    if given:
         yield ""
 
 
@@ -254,7 +265,9 @@ def _table(rows: Sequence[dict[str, str]], lanes: int, verbose: bool, owners: Ma
     if not verbose:
         return table.within(made, left, drop=("BYTES", "LANES", "SHARE"), cut=("WHERE", "COMM"))
     shown = table.within(made, left, cut=())
-    return shown if max(map(len, shown)) <= table.WIDTH else table.within(made, left, cut=(), gap=1)
+    return (
+        shown if max(map(len, shown), default=0) <= table.WIDTH else table.within(made, left, cut=(), gap=1)
+    )
 
 
 def group_sites(sites: Iterable[SiteTraffic]) -> list[SiteGroup]:
@@ -302,11 +315,11 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
             why = ""
         space = "global and local memory: " if shared or images or tensors else ""
         yield f"{space}asked for {size(asked)}, moved {size(moved)}{why}"
-    most = max(device, key=lambda row: row.wasted, default=None)
-    whole = sum(row.wasted for row in device)
-    if most is not None and len(rows) > 1 and whole > _LITTLE_WASTE * sum(row.sum("moved") for row in device):
-        share = f"{100 * most.wasted / whole:.0f} % of {size(kernel.estimated(whole))}"
-        yield f"{most.where} wastes the most: {share}"
+    wasted = _by_place(device, "wasted")
+    whole = wasted.total()
+    if len(rows) > 1 and whole > _LITTLE_WASTE * sum(row.sum("moved") for row in device):
+        ((where, most),) = wasted.most_common(1)
+        yield f"{where} wastes the most: {100 * most / whole:.0f} % of {size(kernel.estimated(whole))}"
     if images:
         asked = kernel.estimated(sum(row.sum("bytes") for row in images))
         yield f"textures and surfaces: asked for {size(asked)}; addresses, and so sectors and waste, are unknown"
@@ -318,14 +331,24 @@ def findings(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     if phases and (times := f"{sum(row.sum('ways') for row in shared) / phases:.2f}") != "1.00":
         yield f"shared memory takes {times} times as long as without bank conflicts"
         if len(rows) > 1:
-            worst = max(shared, key=lambda row: row.sum("conflicts"))
-            yield f"{worst.where} loses the most in shared memory: {_bank_conflicts(worst.sites)}"
+            ((where, _),) = _by_place(shared, "conflicts").most_common(1)
+            there = [site for row in shared if row.where == where for site in row.sites]
+            worst = [site for site in there if site.conflicts] or there
+            yield f"{where} loses the most in shared memory: {_bank_conflicts(worst)}"
     yield from _contention(rows)
     yield from _idle_lanes(kernel, rows)
     yield from _one_lane(rows)
     yield from _polling(rows)
     if kernel.unknown:
         yield f"left out: {table.count(kernel.estimated(kernel.unknown), 'request')} at unknown sites"
+
+
+def _by_place(rows: Iterable[SiteGroup], field: str) -> Counter[str]:
+    """Return the sum of a field for each place, which may have several rows, such as loads and stores."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        found[row.where] += row.sum(field)
+    return found
 
 
 def _sample(kernel: KernelTraffic) -> Iterator[str]:
@@ -468,12 +491,8 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
     gathered = 2 * sum(site.patterns[GATHER] for site in sites) > sum(site.requests for site in sites)
     if gathered and first.site.kind in _GATHERED and used <= first.warp.sector * _SCATTERED:
         return f"{begin} scattered addresses: {moved}; sort the indices, or {_GATHERED[first.site.kind]}"
-    # Of the neighbours that a stencil loads, some are aligned; then the others cannot be.
-    aligned = first.site.kind == "load" and any(
-        _is_aligned_load(one) and one.width == first.width for one in others
-    )
     starts_inside = all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites)
-    if first.pattern == "unit" and starts_inside and not aligned:
+    if first.pattern == "unit" and starts_inside and not _loads_neighbours(first, others):
         start = f"{first.warp.word}s start inside a {first.warp.sector}-byte sector: align the array, its rows and the blocks"
         return f"{begin} neighbouring elements, but {start}"
     return None
@@ -486,8 +505,17 @@ def _stride_advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic]) 
     return f"those next to each other in y are closer: {'go through a tile in shared memory' if along_x else 'swap x and y'}"
 
 
-def _is_aligned_load(site: SiteTraffic) -> bool:
-    return site.site.kind == "load" and site.pattern == "unit" and not site.patterns[SHIFTED]
+def _loads_neighbours(site: SiteTraffic, others: Iterable[SiteTraffic]) -> bool:
+    """Return whether this may be a load of neighbours, as by a stencil or a convolution: not all of these can be aligned."""
+    if site.site.kind != "load":
+        return False
+    contiguous = [one for one in others if one.pattern == "unit" and one.space == "global"]
+    loads = [one for one in contiguous if one.site.kind == "load" and one.width == site.width]
+    if not all(one.patterns[SHIFTED] for one in loads):
+        return True
+    # The results are aligned, and so the array may be. It has several loads for each of them, or one in a loop.
+    results = sum(one.site.kind in ("store", "atomic") and not one.patterns[SHIFTED] for one in contiguous)
+    return bool(results) and (len(loads) > results or any(one.patterns[UNIT] for one in loads))
 
 
 def _shares_sectors_in_y(site: SiteTraffic) -> bool:

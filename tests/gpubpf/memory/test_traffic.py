@@ -577,6 +577,44 @@ def test_neighbours_that_a_stencil_loads_are_not_misaligned():
     assert "align" in str(traffic_text.advice([store], [store, element]))
 
 
+@pytest.mark.parametrize("kind", ["store", "atomic"])
+def test_neighbours_without_the_element_are_not_misaligned(kind):
+    """A gradient loads the elements on both sides of one, a convolution loads all in a loop. Results at aligned addresses show that
+    the arrays may be aligned."""
+    result = found({UNIT: 4}, at=site(2, kind=kind))
+    left, right = (found({SHIFTED: 4}, at=site(n)) for n in (0, 1))
+    assert traffic_text.advice([left, right], [left, right, result]) is None
+    loop = found({UNIT: 1, SHIFTED: 7})
+    assert traffic_text.advice([loop], [loop, result]) is None
+    # One load for each result, always inside a sector: the array is misaligned. So are rows that are not a multiple of a sector.
+    assert "align" in str(traffic_text.advice([left], [left, result]))
+    inside = found({UNIT: 1, SHIFTED: 7}, at=site(2, kind="store"))
+    assert "align" in str(traffic_text.advice([loop], [loop, inside]))
+
+
+def test_loads_that_hardly_matter_get_no_advice():
+    def said(much):
+        few = found({STRIDED: 1}, at=site(0), steps=128, squares=128**2, sectors=32)
+        sites = [few, found({UNIT: much}, at=site(1, kind="store", line=13))]
+        return "loads from memory with stride" in "\n".join(traffic_text.lines(kernel(*sites), "k", False))
+
+    assert said(100) and not said(10000)
+
+
+def test_a_line_that_loads_and_stores_wastes_as_one():
+    def wasteful(number, kind, line, sectors):
+        at = site(number, kind=kind, line=line)
+        return found({STRIDED: 10}, at=at, steps=1280, squares=163840, sectors=sectors)
+
+    sites = [wasteful(0, "load", 12, 200), wasteful(1, "store", 12, 200), wasteful(2, "load", 20, 320)]
+    (text,) = (
+        s
+        for s in traffic_text.findings(kernel(*sites), traffic_text.group_sites(sites))
+        if "wastes the most" in s
+    )
+    assert text.startswith("app.cu:12 wastes the most: 5")
+
+
 def test_x_and_y_are_not_swapped_in_a_transpose():
     store = found({STRIDED: 8}, at=site(kind="store"), steps=8 * 1024, squares=8 * 1024**2, sectors=128)
     load = found({UNIT: 8}, at=site(1))
