@@ -206,8 +206,8 @@ def limited_copy(plain: str, found: Probes, before: int) -> Injected:
     """Return the copy of a kernel that has `before` registers, with the limit that images/instrument.py sets."""
     placements = found.bpf.placements(["k"])
     made = inject(parse(plain), placements)
-    frequent = any(p.point in FREQUENT for p in placements["k"]) and not made.kernels["k"].split
-    return made.within({"k": limit_of_copy(before, frequent)})
+    lines = max((p.fragment.ptx.count("\n") + 1 for p in placements["k"] if p.point in FREQUENT), default=0)
+    return made.within({"k": limit_of_copy(before, 0 if made.kernels["k"].split else lines)})
 
 
 def rows(place: Path, arch: str, found: Probes) -> list[str]:

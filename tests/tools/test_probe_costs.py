@@ -63,7 +63,8 @@ def test_accesses_take_twelve_registers_from_a_kernel_with_many_values(
     for found in probe_costs.probes():
         if found.repeated:
             before, after, spilled = probe_costs.crowded_registers(tmp_path, arch, found, values)
-            assert after <= max(40, before + 12) and spilled <= 80
+            least = 32 if "--no-allocations" in found.label else 40
+            assert after <= max(least, before + 12) and spilled <= 80
 
 
 @pytest.mark.every(6)

@@ -270,7 +270,6 @@ def _instrument(
                 kernels.setdefault(name, []).append(placement)
     if not kernels:
         return Sidecar(entries=entries)
-    points = {attachment.point for attachment in attachments}
     try:
         parsed = rounded(parsed, text, kernels, target, chosen.options)
     except TemporaryFailure as error:
@@ -282,7 +281,7 @@ def _instrument(
     image = b""
     options = chosen.options
     before = before or {}
-    frequent = not points.isdisjoint(FREQUENT)
+    frequent = max((a.fragment.ptx.count("\n") + 1 for a in attachments if a.point in FREQUENT), default=0)
     if frequent or injected.launched:
         try:
             known = injected.kernels.keys() | injected.launched
@@ -384,7 +383,7 @@ def _registers(
 
 
 def _limits_of_copies(
-    parsed: module.Module, injected: Injected, options: str, before: Mapping[str, int], frequent: bool
+    parsed: module.Module, injected: Injected, options: str, before: Mapping[str, int], frequent: int
 ) -> dict[str, int]:
     """Return the register limits of copies, where the registers of the originals are known. frequent: as in `limit_of_copy`.
 
@@ -394,7 +393,7 @@ def _limits_of_copies(
     if "maxrregcount" in options:
         return {}
     return {
-        name: limit_of_copy(before[name], frequent and not kernel.split)
+        name: limit_of_copy(before[name], 0 if kernel.split else frequent)
         for name, kernel in injected.kernels.items()
         if name in before and not parsed.functions[name].mentions("setmaxnreg")
     }

@@ -8,6 +8,7 @@ less, so a limit may be stricter than necessary there.
 from __future__ import annotations
 
 from gpubpf.ptx.module import Function
+from gpubpf.ptx.plan import MAX_PROGRAM
 
 _PARTS = 4
 _UNIT = 8  # registers per thread
@@ -15,7 +16,8 @@ _REGISTERS = 16384 // 32  # per part and lane
 _WARPS = 16  # per part
 _LARGEST_BLOCK = 1024  # threads
 MOST = 255  # registers per thread
-_CHEAP = 40  # registers per thread with which at least three quarters of the warps that a GPU can hold fit
+_FREE = _REGISTERS // _WARPS  # registers per thread with which all warps that a GPU can hold fit
+_CHEAP = 40  # the same for at least three quarters of them
 _MORE = 12  # registers per thread that a copy with many probes may have beyond those of the original
 
 
@@ -33,14 +35,15 @@ def most_registers(kernel: Function, before: int, waits: bool) -> int:
     return max(before, _within(warps))
 
 
-def limit_of_copy(before: int, frequent: bool) -> int:
-    """Return the registers to which a copy is limited. before: the original's. frequent: there is a probe at each access, or the like.
+def limit_of_copy(before: int, frequent: int) -> int:
+    """Return the registers to which a copy is limited. before: the original's. frequent: lines of PTX of the longest program that has
+    a probe at each access, or the like; 0 if there is none.
 
     With few probes, as many warps fit as of the original: ptxas uses more registers only because it may. With many, at least five
-    eighths of the warps fit. With a lower limit, ptxas would spill more registers.
+    eighths of the warps fit. With a lower limit, ptxas would spill more registers, most of all for long programs.
     """
     if frequent:
-        return min(MOST, max(_CHEAP, before + _MORE))
+        return min(MOST, max(_CHEAP if frequent > MAX_PROGRAM else _FREE, before + _MORE))
     return _within(_warps(before))
 
 
