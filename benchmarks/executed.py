@@ -37,6 +37,7 @@ from gpubpf.ptx.parser import parse  # noqa: E402
 from gpubpf_sass import assembled, nvdisasm, registers  # noqa: E402
 
 TOOLS = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
+OPTIONS = {"kernelretsnoop": ("--clock", "real")}  # on the virtual clock, it records each exit as with -e
 TARGET = "sm_90"
 LIMIT = 120.0  # seconds for a program alone; five times as long under a tool
 OWN = "gpubpf_clock"  # a kernel of the tools, which is no part of the program
@@ -270,7 +271,7 @@ def measure(
         for tool in tools if alone.machine else ():
             with tempfile.TemporaryDirectory() as counts:
                 os.environ["CUDASIM_COUNT"] = counts
-                watched = under(tool, command, 5 * LIMIT, place)
+                watched = under(tool, command, 5 * LIMIT, place, more=OPTIONS.get(tool, ()))
                 summary = watched.summary if watched.status == 0 else {}
                 if not summary or summary["launches_instrumented"] != summary["launches_matched"]:
                     print(f"{name}: {tool}: not all launches were instrumented", file=sys.stderr)

@@ -63,8 +63,8 @@ def test_accesses_take_twelve_registers_from_a_kernel_with_many_values(
     for found in probe_costs.probes():
         if found.repeated:
             before, after, spilled = probe_costs.crowded_registers(tmp_path, arch, found, values)
-            least = 32 if "--no-allocations" in found.label else 40
-            assert after <= max(least, before + 12) and spilled <= 80
+            least, more, most = (32, 12, 64) if "--no-allocations" in found.label else (40, 19, 40)
+            assert after <= max(least, before + more) and spilled <= most
 
 
 @pytest.mark.every(6)

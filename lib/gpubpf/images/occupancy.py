@@ -18,7 +18,7 @@ _LARGEST_BLOCK = 1024  # threads
 MOST = 255  # registers per thread
 _FREE = _REGISTERS // _WARPS  # registers per thread with which all warps that a GPU can hold fit
 _CHEAP = 40  # the same for at least three quarters of them
-_MORE = 12  # registers per thread that a copy with many probes may have beyond those of the original
+_MORE = 12  # registers per thread that a copy with many probes may have beyond those of the original, rounded to _UNIT
 
 
 def most_registers(kernel: Function, before: int, waits: bool) -> int:
@@ -40,10 +40,12 @@ def limit_of_copy(before: int, frequent: int) -> int:
     a probe at each access, or the like; 0 if there is none.
 
     With few probes, as many warps fit as of the original: ptxas uses more registers only because it may. With many, at least five
-    eighths of the warps fit. With a lower limit, ptxas would spill more registers, most of all for long programs.
+    eighths of the warps fit. With a lower limit, ptxas would spill more registers, most of all for long programs: they get more.
     """
+    if frequent > MAX_PROGRAM:
+        return min(MOST, max(_CHEAP, _rounded(before + _MORE)))
     if frequent:
-        return min(MOST, max(_CHEAP if frequent > MAX_PROGRAM else _FREE, before + _MORE))
+        return min(MOST, max(_FREE, (before + _MORE) // _UNIT * _UNIT))
     return _within(_warps(before))
 
 
