@@ -43,6 +43,13 @@ class Sampling:
         return self.limit.to_bytes(4, "little") + self.seed.to_bytes(4, "little")
 
 
+def of_parameter(unit: Unit, given: bytes) -> Sampling:
+    """Return the sampling that these bytes of PARAMETER stand for."""
+    return Sampling(
+        unit, 2**32 // (int.from_bytes(given[:4], "little") + 1), int.from_bytes(given[4:8], "little")
+    )
+
+
 def share(params: Mapping[str, bytes]) -> float:
     """Return the share of blocks or warps that are chosen, from the bytes of all parameters; 1 without sampling."""
     given = params.get(PARAMETER)

@@ -2,7 +2,8 @@
 
 `COST` is a program that adds the counts up when a thread leaves the kernel. `body.py` puts `TALLY` where the count of the statements
 that follow begins, and `tallied` replaces it by an addition of their number. The number is that of the longest path through the added
-statements, without the parts that programs mark as seldom executed; loops count as one turn.
+statements, without the parts that programs mark as seldom executed; loops count as one turn. Each basic block of these parts adds its
+own number.
 
 With sampling, each thread counts what it would execute in a chosen block or warp (`ADDED`), and what in others (`SKIPPED`). So a
 launch tells what launches cost on average, whichever blocks it chose.
@@ -11,7 +12,7 @@ launch tells what launches cost on average, whichever blocks it chose.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from gpubpf.ebpf.maps import SPENT, SPENT_SHAPE
 from gpubpf.lower.fragment import Argument, Fragment
@@ -19,6 +20,7 @@ from gpubpf.lower.fragment import Argument, Fragment
 from .emit import add, text
 from .module import Directive, Function, Statement
 from .sampling import SKIPS
+from .seldom import blocks_of, reached
 
 # Kinds of work that no tool can ask for: added instructions; those of threads that sampling leaves out. Who asks for the second gets
 # the first, too, and the application's instructions.
@@ -48,7 +50,10 @@ def _cost(*counts: str) -> Fragment:
 COST = _cost("own", ADDED)
 SAMPLED_COST = _cost("own", ADDED, SKIPPED)
 
-_SELDOM = "//gpubpf seldom"
+_SELDOM, _OFTEN = (
+    "//gpubpf seldom",
+    "//gpubpf often",
+)  # behind which a block is seldom executed; the end of it
 # A comment; a label; a statement, which may contain braces. A brace between statements is skipped.
 _TOKEN = re.compile(r"//(?P<comment>[^\n]*)|(?P<label>[$\w]+):(?!:)|(?P<statement>[@.$%\w][^;]*);")
 _BRANCH = re.compile(r"(?P<guard>@!?%\w+\s+)?bra(?:\.uni)?\s+(?P<target>[$\w]+)$")
@@ -56,8 +61,16 @@ _CALL = re.compile(r"(?:@!?%\w+\s+)?call(?:\.uni)?\s+(?P<name>[$\w]+)")
 
 
 def remarked(fragment: Fragment, ptx: str) -> str:
-    """Return the text of a fragment with comments that tell `tallied` what it seldom executes."""
-    return f"{_SELDOM}\n{ptx}\n{_SELDOM} {' '.join(fragment.seldom)}" if fragment.seldom else ptx
+    """Return the text of a fragment with comments that tell `tallied` which basic blocks it seldom executes."""
+    if not fragment.seldom:
+        return ptx
+    blocks = blocks_of(ptx.splitlines()[1:-1])
+    often = reached(blocks, [0], fragment.seldom)
+    lines: list[str] = []
+    for n, block in enumerate(blocks):
+        head = bool(block.label)
+        lines += block.lines if n in often else (*block.lines[:head], _SELDOM, *block.lines[head:], _OFTEN)
+    return "\n".join(["{", *lines, "}"])
 
 
 def longest_path(added: str, functions: Mapping[str, int], skips: bool = False) -> int:
@@ -67,13 +80,11 @@ def longest_path(added: str, functions: Mapping[str, int], skips: bool = False) 
     """
     length = 0  # from here to the end
     after: dict[str, int] = {}  # the same from each label; a branch leads to the next label of its name
-    seldom: frozenset[str] = frozenset()
     for token in reversed(list(_TOKEN.finditer(added))):
         if (comment := token["comment"]) is not None:
-            if f"//{comment}".startswith(_SELDOM):
-                seldom = frozenset(f"//{comment}".removeprefix(_SELDOM).split())
+            length = 0 if f"//{comment}" == _SELDOM else length
         elif label := token["label"]:
-            length = after[label] = 0 if label in seldom else length
+            after[label] = length
         elif branch := _BRANCH.match(token["statement"]):
             there = after.get(branch["target"], 0)
             if branch["guard"] == f"@{SKIPS} ":
@@ -96,6 +107,23 @@ def lengths(programs: Iterable[Function]) -> dict[str, int]:
     }
 
 
+def _with_seldom_blocks(added: str, functions: Mapping[str, int], kinds: Collection[str]) -> str:
+    """Return added text with additions in place of the comments of `remarked`.
+
+    Only threads that sampling chooses execute these blocks, so that the sum is what all threads execute: it counts for both kinds.
+    """
+    lines: list[str] = []
+    start = 0
+    for line in added.split("\n"):
+        if line == _SELDOM:
+            start = len(lines)
+        elif line != _OFTEN:
+            lines.append(line)
+        elif length := longest_path("\n".join(lines[start:]), functions):
+            lines[start:start] = [add(kind, length + len(kinds)) for kind in kinds]
+    return "\n".join(lines)
+
+
 def tallied(
     statements: Iterable[Statement], functions: Mapping[str, int], kinds: Iterable[str]
 ) -> list[Statement]:
@@ -112,8 +140,7 @@ def tallied(
                 for kind in counts:
                     counts[kind] += longest_path(statement.text, functions, kind == SKIPPED)
                 if _SELDOM in statement.text:
-                    lines = statement.text.split("\n")
-                    statement = text("\n".join(line for line in lines if not line.startswith(_SELDOM)))
+                    statement = text(_with_seldom_blocks(statement.text, functions, counts))
             out.append(statement)
             continue
         if place is not None:

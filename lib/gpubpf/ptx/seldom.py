@@ -36,7 +36,7 @@ class Shortened:
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """A basic block: its label or "", its lines, the labels that it branches to, and whether it can fall through to the next block."""
 
     label: str
@@ -66,8 +66,8 @@ def shortened(fragment: Fragment, name: str) -> Shortened:
     """
     if not fragment.seldom:
         return called(fragment, name)
-    blocks = _blocks(fragment.ptx.strip().splitlines()[1:-1])
-    kept = _reached(blocks, [0], set(fragment.seldom))
+    blocks = blocks_of(fragment.ptx.strip().splitlines()[1:-1])
+    kept = reached(blocks, [0], set(fragment.seldom))
     decided = [line for block in _decided(blocks, kept, fragment.seldom) for line in block.lines]
     whole = called(replace(fragment, ptx="\n".join(["{", *decided, "}"])), name)
     lines: list[str] = []
@@ -90,16 +90,16 @@ def _call(fragment: Fragment, name: str) -> str:
     return "\n".join(["{", *lines, f"call {name}{arguments};", "}"])
 
 
-def _blocks(lines: Sequence[str]) -> list[_Block]:
+def blocks_of(lines: Sequence[str]) -> list[Block]:
     """Return the basic blocks. Labels and branches in nested scopes (inline assembly) are ignored."""
-    found: list[_Block] = []
+    found: list[Block] = []
     current: list[str] = []
     depth = 0
 
     def end(targets: tuple[str, ...] = (), falls: bool = True) -> None:
         if current:
             label = _LABEL.match(current[0])
-            found.append(_Block(label[1] if label else "", tuple(current), targets, falls))
+            found.append(Block(label[1] if label else "", tuple(current), targets, falls))
             current.clear()
 
     for line in lines:
@@ -113,7 +113,7 @@ def _blocks(lines: Sequence[str]) -> list[_Block]:
     return found
 
 
-def _reached(blocks: Sequence[_Block], start: Iterable[int], without: Collection[str] = ()) -> set[int]:
+def reached(blocks: Sequence[Block], start: Iterable[int], without: Collection[str] = ()) -> set[int]:
     """Return the numbers of the blocks that are reachable from `start` without entering a block with a label in `without`."""
     at = _numbers(blocks)
     seen: set[int] = set()
@@ -128,16 +128,16 @@ def _reached(blocks: Sequence[_Block], start: Iterable[int], without: Collection
     return seen
 
 
-def _numbers(blocks: Sequence[_Block]) -> dict[str, int]:
+def _numbers(blocks: Sequence[Block]) -> dict[str, int]:
     return {block.label: n for n, block in enumerate(blocks) if block.label}
 
 
-def _decided(blocks: Sequence[_Block], first: set[int], seldom: Collection[str]) -> list[_Block]:
+def _decided(blocks: Sequence[Block], first: set[int], seldom: Collection[str]) -> list[Block]:
     """Return the blocks for lanes that reach one of the labels: branches of the earlier blocks `first` lead nowhere else."""
     at = _numbers(blocks)
     goals = {at[label] for label in seldom}
-    later = _reached(blocks, goals)
-    leads = {n: bool(goals & _reached(blocks, [n])) for n in range(len(blocks))}
+    later = reached(blocks, goals)
+    leads = {n: bool(goals & reached(blocks, [n])) for n in range(len(blocks))}
     found = list(blocks)
     for n in first - later:
         block = blocks[n]
@@ -147,5 +147,5 @@ def _decided(blocks: Sequence[_Block], first: set[int], seldom: Collection[str])
             found[n] = replace(block, lines=block.lines[:-1], targets=())
         elif not leads.get(n + 1, False):
             found[n] = replace(block, lines=(*block.lines[:-1], f"bra {block.targets[0]};"), falls=False)
-    left = _reached(found, [0])
+    left = reached(found, [0])
     return [block for n, block in enumerate(found) if n in left]

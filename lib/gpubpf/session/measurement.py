@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import HostArgument, Place, Unit, Vendor
@@ -114,7 +114,7 @@ class Plan:
     definitions: the maps, in any order. params: the bytes of maps of kind "param".
     matches: return whether to trace a mangled kernel name; None: trace all kernels.
     wanted: the kernel patterns as the user typed them, for messages.
-    launches, sample, budget: see `--launch`, `--sample` and `--budget`.
+    launches, sample, budget: see `--launch`, `--sample` and `--budget`. sampled: the unit that `params` samples.
     map_memory: bytes per context.
     image_wait: seconds that a module load in a traced process waits for the sidecar.
     host: loaded host programs and shared arrays; the session detaches them at its end.
@@ -141,6 +141,7 @@ class Plan:
     amd_definitions: Sequence[MapDefinition] = ()
     owns_process: bool = False
     registers: bool = False
+    sampled: Literal["", "block", "warp"] = ""
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ class Measurement:
         self.several = targets.all_processes or len(set(targets.pids)) > 1
         self.user = users.command_user(targets.user)
         self.accesses = plan.accesses
+        self.sampled = plan.sampled
         self.amd = plan.amd
         self._registers_wait = SHOWN_REGISTERS_WAIT if plan.registers else REGISTERS_WAIT
         self._registers_until = 0.0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpubpf.ebpf import sampling
 from gpubpf.errors import Error, SessionError, UsageError
 from gpubpf.session import amd_device, device, joining
 from gpubpf.session.device import Device
@@ -139,6 +140,7 @@ def trace(
         amd_definitions=amd.definitions if amd else (),
         owns_process=getattr(args, "alone", False),
         registers=args.json or getattr(args, "verbose", False),
+        sampled="" if sampling.PARAMETER not in params else "block" if args.sample_blocks else "warp",
     )
     listener = Listener(note, lambda text: notices.complain(tool, text), attached, waiting, watching)
     return Session(targets, plan, SidecarBuilder(instrument, registers, lowered), listener, args.duration)

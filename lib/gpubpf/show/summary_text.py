@@ -19,6 +19,10 @@ LOST = "{} (a map was full, an update timed out, a kernel failed, or a program e
 def summary_lines(summary: Mapping[str, Any], lost: str = LOST) -> list[str]:
     """Return the last lines of a report from the fields of the `summary` record. lost: what to say about losses, with ``{}``."""
     lines = _coverage_lines(summary)
+    if sampling := summary.get("sampling"):
+        lines.append(
+            f"sampled: 1 in {sampling['one_in']:,} {sampling['unit']}s; --seed {sampling['seed']} makes the same choice"
+        )
     if grids := summary.get("launches_by_kernels"):
         lines.append(f"launched by kernels: {table.count(grids, 'grid')}, not measured")
     if unknown := summary.get("launches_unknown"):
@@ -95,7 +99,7 @@ def _budget_lines(budget: Mapping[str, Any]) -> list[str]:
     held = f"not held for {table.count(over, 'kernel')}" if over else "held"
     if any(kernel["held"] is None for kernel in kernels):
         held = f"{held}; unknown for some" if over else "unknown"
-    lines = [f"budget of {percent:g} %: {held}"] if kernels else []
+    lines = [f"budget of {percent:g} %: {held if kernels else 'no launch was measured'}"]
     ordered = sorted(kernels, key=lambda kernel: (kernel["held"] is not False, -kernel["launches"]))
     alike = Counter(kernel["kernel"] for kernel in {kernel["mangled"]: kernel for kernel in kernels}.values())
     for kernel in ordered[:MOST_BUDGET_LINES]:
@@ -114,7 +118,8 @@ def _spent(kernel: Mapping[str, Any], percent: float) -> str:
         return "; what they cost is unknown, because their counts were not read"
     without_rate = "only the first" if kernel["measured"] == 1 else "none at the end"
     rate = f"1 in {kernel['one_in']:,}" if kernel["one_in"] else without_rate
-    parts = [f" ({rate}; each adds about {cost:,.3g} %): {kernel['overhead_percent']:,.3g} % instructions"]
+    more = f"{_percent(kernel['overhead_percent'])} more instructions"
+    parts = [f" ({rate}; each adds about {_percent(cost)}): {more}"]
     if host:
         parts.append(f" and {host:,.2g} % of the time in hooks and readings")
     if kernel["held"] is False and host >= percent:
@@ -123,6 +128,11 @@ def _spent(kernel: Mapping[str, Any], percent: float) -> str:
         enough = math.ceil(cost * kernel["measured"] / (percent - host))
         parts.append(f"; about {table.count(enough, 'launch')} would hold the budget")
     return "".join(parts)
+
+
+def _percent(value: float) -> str:
+    """Return a percentage with three digits, or all of a large one."""
+    return f"{value:,.0f} %" if value >= 100 else f"{value:.3g} %"
 
 
 def _overhead_line(overhead: Mapping[str, Any]) -> str:

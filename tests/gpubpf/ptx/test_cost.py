@@ -136,17 +136,23 @@ def test_a_kernel_without_other_programs_counts_the_counting() -> None:
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_what_a_program_seldom_does_is_not_counted(inline: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_a_program_seldom_does_counts_where_it_does_it(
+    inline: bool, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not inline:
         monkeypatch.setattr(plan, "MAX_INLINE", 0)
         monkeypatch.setattr(plan, "MIN_FUNCTION", 0)
-    to_it = "setp.eq.u64 %q, %x, 1000;\n@%q bra $L__BB0_1;\n"
+    to_it = f"setp.{'ne' if taken else 'eq'}.u64 %q, %x, 1000;\n@%q bra $L__BB0_1;\n"
     found = []
     for count in (3, 300):
         rest = "bra $L__BB0_2;\n$L__BB0_1:\n" + "add.u64 %x, %x, 2;\n" * count + "$L__BB0_2:\n"
-        found.append(spent(Placement(program(12, to_it, rest, seldom=("$L__BB0_1",)), "access")))
-        assert "gpubpf seldom" not in Run(KERNEL, [Placement(COST, "exit", ADDED)]).injected.text
-    assert found[0] == found[1]
+        placements = [Placement(program(12, to_it, rest, seldom=("$L__BB0_1",)), "access")]
+        found.append(spent(*placements))
+        text = Run(KERNEL, [*placements, Placement(COST, "exit", ADDED)]).injected.text
+        assert "gpubpf seldom" not in text and "gpubpf often" not in text
+    runs = (spent(Placement(program(12), "access"))[1] - spent(Placement(program(0), "access"))[1]) // 12
+    assert found[1][1] - found[0][1] == taken * 297 * runs
 
 
 def test_a_program_that_became_a_function_counts(monkeypatch: pytest.MonkeyPatch) -> None:
