@@ -1130,11 +1130,7 @@ def test_no_report_is_made_of_the_embedded_device(tmp_path: Path) -> None:
 def test_a_question(name: str) -> None:
     (question,) = (question for question in questions.QUESTIONS if question.name == name)
     said = facts.ask(here(), question)
-    if name == "captured swap":  # the embedded device has no clusters
-        assert said["found"]["plain"]["after the update"] == 105 and said["found"]["plain"]["after that"] == 5
-        assert said["found"]["dependent launch"]["after setting nodes"] == 105
-    else:
-        assert said["agrees"] in (True, None), said
+    assert said["agrees"] in (True, None), said
 
 
 @needs_device

@@ -120,6 +120,7 @@ int harness_launch(void *module, const char *name, const uint32_t *grid, const u
     launch.parameters = parameters.data();
     memcpy(launch.grid, grid, sizeof launch.grid);
     memcpy(launch.block, block, sizeof launch.block);
+    memcpy(launch.cluster, kernel.cluster, sizeof launch.cluster);
     launch.dynamic_shared = shared;
     launch.stack_limit = stack;
     launch.hostile = hostile != 0;

@@ -345,8 +345,12 @@ def _integer_cases() -> None:
         "u32 u32 u32 u32",
         lambda a, b, c: c + sum(abs((a >> k & m >> 16) - (b >> k & m >> 16)) for k in (0, 16)) & m,
     )
-    case("mapa.u64 {}, {}, 0;", "u64 u64", lambda a: a)
-    case("getctarank.u64 {}, {};", "u32 u64", lambda a: 0)
+    case(
+        "mapa.shared::cluster.u32 {}, {}, {};",
+        "u32 u32 u32",
+        lambda a, b: a & 0xFFFFFF | min(b, 16) << 24,
+    )
+    case("getctarank.shared::cluster.u32 {}, {};", "u32 u32", lambda a: a >> 24)
     case("fns.b32 {}, {}, 0, 3;", "u32 u32", lambda a: ([k for k in range(32) if a >> k & 1] + [m] * 3)[2])
     case(
         "bmsk.clamp.b32 {}, {}, {};",

@@ -146,7 +146,7 @@ KERNELS = {
         @%p1 bra WAIT;
         mbarrier.init.shared::cta.b64 [bar], 1;
         mbarrier.arrive.expect_tx.shared::cta.b64 %rd7, [bar], 512;
-        mov.u32 %r10, 256; mov.u16 %h1, 1; mov.u16 %h2, 2; mov.b64 %rd9, 0;
+        mov.u32 %r10, 256; mov.u16 %h1, 1; mov.u16 %h2, 0; mov.b64 %rd9, 0;
         cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [tile], [%rd1], %r10, [bar];
         mbarrier.test_wait.shared::cta.b64 %p2, [bar], %rd7;
         selp.u32 %r11, 1, 0, %p2;

@@ -46,6 +46,42 @@ def test_bulk_tensor_copies(hostile: bool) -> None:
     assert "the tensor map does not fit this copy" in done.stderr
 
 
+def clusters() -> Path:
+    return program("clusters", "-arch=sm_90")
+
+
+@HOSTILE
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_clusters(hostile: bool, clock: str) -> None:
+    done = run([clusters()], hostile, CUDASIM_CLOCK=clock)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "clusters ok\n", "")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "illegal address 0x",  # an address in a block that the cluster does not have
+        "illegal address 0x",  # past the end of another block's memory
+        "shared memory of a block of the cluster that has exited: read of 4 bytes",
+        "barrier.cluster.arrive twice without barrier.cluster.wait",
+        "barrier.cluster.wait without barrier.cluster.arrive",
+        "unspecified launch failure",  # one block stops, and the other one waits for it
+        "misaligned address: read of 4 bytes",
+    ],
+)
+def test_faults_in_clusters(said: str, request: pytest.FixtureRequest) -> None:
+    number = request.node.callspec.indices["said"]
+    done = run([clusters(), str(number)])
+    assert done.returncode == 0, done.stdout
+    assert said in done.stderr and "block (0,0,0)" in done.stderr
+
+
+def test_clusters_below_compute_capability_9() -> None:
+    done = run([program("no_clusters", "-arch=sm_80")], CUDASIM_CC="8.0")
+    assert (done.returncode, done.stdout) == (0, "no_clusters ok\n")
+    assert "a cluster of several blocks below compute capability 9.0 is not supported" in done.stderr
+
+
 @pytest.mark.long
 @HOSTILE
 def test_two_devices_and_code_that_comes_and_goes(hostile: bool) -> None:

@@ -239,12 +239,13 @@ def test_a_kernel_that_calls_what_is_not_known_is_left_out_alone() -> None:
     assert program.refused["second"] == "PTX line 8: function gone is not defined in this module"
 
 
-def test_kernels_whose_clusters_have_several_blocks_are_refused() -> None:
-    """Each block is a cluster of its own here, so `__cluster_dims__(2)` would give wrong results."""
-    entry = ".visible .entry {}() .explicitcluster .reqnctapercluster {} {{ ret; }}\n"
-    program = TranslatedModule(parse(HEAD + entry.format("one", "1, 1, 1") + entry.format("two", "1, 2")))
+def test_kernels_whose_grids_count_clusters_are_refused() -> None:
+    entry = ".visible .entry {}() .explicitcluster .reqnctapercluster 1, 2 {} {{ ret; }}\n"
+    program = TranslatedModule(
+        parse(HEAD + entry.format("one", "") + entry.format("two", ".blocksareclusters"))
+    )
     assert list(program.codes) == ["one"]
-    assert "clusters of several blocks (.reqnctapercluster 1, 2, 1)" in program.refused["two"]
+    assert "does not support .blocksareclusters" in program.refused["two"]
 
 
 def test_what_is_no_ptx_is_an_error() -> None:

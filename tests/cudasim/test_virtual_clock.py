@@ -143,6 +143,45 @@ def test_a_barrier_waits_for_the_last(name: str) -> None:
     assert run(name) == ([arrival] * 64, [arrival + 3] * 64)
 
 
+CLUSTER = """.version 8.0\n.target sm_90\n.address_size 64
+.visible .entry {name}(.param .u64 out) .explicitcluster .reqnctapercluster 2 {{
+    .reg .pred %p<3>; .reg .b32 %r<4>; .reg .b64 %rd<4>;
+    mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.u32 %r3, %r2, 32, %r1;
+    ld.param.u64 %rd1, [out]; mad.wide.u32 %rd1, %r3, 8, %rd1;
+    setp.eq.u32 %p1, %r3, 40; setp.eq.u32 %p2, %r3, 5; {body}
+    barrier.cluster.wait; mov.u64 %rd3, %globaltimer; st.global.u64 [%rd1], %rd3; ret;
+}}"""  # 7 ns before the body
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        # The last thread to arrive is one of block 1. Thread 5 has other work until later.
+        (
+            "@%p1 nanosleep.u32 1000; barrier.cluster.arrive; @%p2 nanosleep.u32 3000;",
+            [1009 + 2 if t == 40 else 3000 + 11 if t == 5 else 1010 for t in range(64)],
+        ),
+        # It exits instead.
+        (
+            "@%p1 nanosleep.u32 1000; @%p1 ret; barrier.cluster.arrive;",
+            [0 if t == 40 else 1010 for t in range(64)],
+        ),
+        # Nobody waits for a thread that has arrived and exits later.
+        (
+            "barrier.cluster.arrive; @%p1 nanosleep.u32 1000; @%p1 ret; @%p2 nanosleep.u32 3000;",
+            [0 if t == 40 else 3000 + 12 if t == 5 else 12 for t in range(64)],
+        ),
+    ],
+    ids=["arrives", "exits", "arrives and exits"],
+)
+def test_the_barrier_of_a_cluster_waits_for_the_last_thread_of_its_blocks(
+    body: str, expected: list[int]
+) -> None:
+    out = Array(np.zeros(64, np.int64))
+    Device(CLUSTER.format(name="meet", body=body), virtual=True).launch("meet", 2, 32, out, start=START)
+    assert [max(0, time - START) for time in out.host.tolist()] == expected
+
+
 def test_a_barrier_of_a_warp_waits_for_its_members() -> None:
     times, _ = run("warp")
     assert times == [10] * 32 + [1011] * 16 + [10] * 16

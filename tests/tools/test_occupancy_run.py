@@ -128,7 +128,7 @@ __global__ void one(int *out) { out[blockIdx.x] = threadIdx.x + 1; }
 int main() {
     int *out, launched = 0;
     cudaMallocManaged(&out, 64);
-    for (int blocks = 1; blocks <= 2; blocks++) {
+    for (int blocks = 1; blocks <= 4; blocks++) {
         cudaLaunchAttribute attribute = {};
         attribute.id = cudaLaunchAttributeClusterDimension;
         attribute.val.clusterDim = {unsigned(blocks), 1, 1};
@@ -141,18 +141,16 @@ int main() {
 """
 
 
-def test_a_launch_with_clusters_that_the_device_lacks_failed(
+def test_a_launch_whose_clusters_do_not_divide_the_grid_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program = gpubpf_cuda.build(CLUSTERS, tmp_path / "clusters", "-arch=sm_90")
     assert threadhist.main(["--device", "sim", "--json", "--", str(program)]) == 0
     out, err = capfd.readouterr()
     summary = json.loads(out.splitlines()[-1])
-    assert "1 launched" in out and summary["launches_instrumented"] == 1
+    assert "3 launched" in out and summary["launches_instrumented"] == 3
     assert summary["not_instrumented"] == {"launch failed": 1}
-    assert re.findall("cudasim: .*", err) == [
-        "cudasim: a launch with clusters of several blocks is not supported"
-    ]
+    assert "occupancy" not in err
 
 
 SHARED = r"""

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 19
+#define CS_ABI 20
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 
@@ -57,6 +57,10 @@ enum {
     CS_FAULT_INVALID_PC = 718,
     CS_FAULT_LAUNCH_FAILED = 719
 };
+/* An address in the shared memory of a cluster: the rank of the block, and the offset in the block's shared memory. */
+#define CS_MOST_BLOCKS 16u /* of a cluster */
+#define CS_RANK_SHIFT 24
+#define CS_SHARED_OFFSET ((1u << CS_RANK_SHIFT) - 1)
 enum { CS_ROUND_NEAREST, CS_ROUND_DOWN, CS_ROUND_UP, CS_ROUND_ZERO }; /* values of MXCSR.RC */
 enum {
     CS_F_ADD,
@@ -117,7 +121,7 @@ enum { /* what a bulk tensor copy does */
        CS_TENSOR_XOR
 };
 struct cs_tensor_copy {   /* cp.async.bulk.tensor of one lane */
-    uint64_t map, shared; /* generic address of the tensor map; offset in shared memory */
+    uint64_t map, shared; /* generic address of the tensor map; address in the cluster's shared memory */
     uint32_t rank, operation;
     int32_t at[5];
 };
@@ -172,6 +176,11 @@ struct cs_services { /* called by generated code; those marked * do not return a
     uint64_t (*runtime)(struct cs_warp *w, uint32_t call,
                         const uint64_t *arguments); /* * the device runtime, for the current lane */
     uint32_t (*tensor_copy)(struct cs_warp *w, const struct cs_tensor_copy *copy); /* * bytes of the box */
+    void (*cluster_barrier)(struct cs_warp *w, uint32_t mask, uint32_t waits,
+                            uint32_t next_pc); /* * arrive, or wait; then call pick */
+    void *(*cluster_shared)(
+        struct cs_warp *w, uint64_t address, uint32_t size,
+        uint32_t access); /* * host address of an address in the cluster's shared memory */
 };
 
 struct cs_warp {
@@ -200,6 +209,10 @@ struct cs_warp {
     uint64_t constants, constant_size; /* the part of it with constant variables */
     uint64_t shared_window, local_window, param_window;
     uint32_t shared_size, local_size, local_stride, param_size;
+    /* Shared memory has `total_shared` bytes and begins at the address `shared_at` in the cluster. Only where that is 0, addresses
+     * below shared_size are offsets from `shared`. In the other blocks of a cluster, shared_size is 0. */
+    uint32_t total_shared, shared_at;
+    uint32_t cluster_nctaid[3], explicit_cluster;
     uint32_t ntid[3], ctaid[3], nctaid[3];
     uint32_t warpid, nwarpid, smid, nsmid, dynamic_shared;
     uint32_t hostile;           /* hostile mode: 1, else 0 */
@@ -244,6 +257,7 @@ struct cs_kernel {
     uint32_t
         ordered; /* virtual clock: its threads observe each other, so they must communicate in the order of time */
     uint32_t reqntid[3], maxntid[3], maxnreg;
+    uint32_t reqnctapercluster[3], maxclusterrank, explicit_cluster;
     const struct cs_param *params;
     const uint32_t *shared_offsets;
     uint32_t nvars;
@@ -292,6 +306,7 @@ struct cs_variable {
 struct cs_image {
     uint32_t abi, ptx_version, target, args_stride;
     uint32_t nkernels, nfunctions, nvariables, npcs;
+    uint32_t nshared; /* shared variables: the length of cs_kernel.shared_offsets */
     const struct cs_kernel *kernels;
     const struct cs_function *functions;
     const struct cs_variable *variables;

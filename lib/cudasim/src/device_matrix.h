@@ -194,8 +194,9 @@ FN __attribute__((noinline)) void cs_gather(W *w, u32 (*to)[32], u64 descriptor,
                 else if (!swizzle) at += byte / 16 * stride + byte % 16 + j % 8 * 16 + j / 8 * leading;
                 else at += byte / width * leading + byte % width + j % 8 * width + j / 8 * stride;
                 at ^= (at >> 7 & patterns[swizzle]) << 4;
-                if (at + size > w->shared_size)
-                    cs_access_fault(w, w->shared_window, w->shared_size, at, size, 'r', w->at);
+                if (at + size > w->total_shared)
+                    cs_access_fault(w, w->shared_window + w->shared_at, w->total_shared, at, size, 'r',
+                                    w->at);
                 x |= turned ? (u32)LD(u16, w->shared + at) << 16 * i : LD(u32, w->shared + at);
             }
             to[r][l] = x;

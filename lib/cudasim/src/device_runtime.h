@@ -198,6 +198,17 @@ FN __attribute__((noinline, cold)) void cs_access_fault(W *w, u64 window, u64 si
     w->api->fault(w, a >= size || a + n > size ? CS_FAULT_ILLEGAL_ADDRESS : CS_FAULT_MISALIGNED, window + a,
                   n, access);
 }
+/* What the other blocks of a cluster access, and faults: see cs_warp.shared_size. */
+FN __attribute__((noinline, cold)) void *cs_shared_of_cluster(W *w, u64 a, u32 n, u32 access, u64 at) {
+    const u64 own = a - w->shared_at;
+    if (own < w->total_shared && own + n <= w->total_shared && !(a & (n - 1))) return w->shared + own;
+    w->at = at;
+    return w->api->cluster_shared(w, a, n, access);
+}
+/* The same address in the shared memory of another block. There is none for a rank that is too large. */
+INL u32 cs_map_to_rank(u64 a, u32 rank) {
+    return ((u32)a & CS_SHARED_OFFSET) | (rank < CS_MOST_BLOCKS ? rank : CS_MOST_BLOCKS) << CS_RANK_SHIFT;
+}
 #define at_global(w, a, n, access)                                                                         \
     ({                                                                                                     \
         const u64 a_ = (a);                                                                                \
@@ -210,12 +221,12 @@ FN __attribute__((noinline, cold)) void cs_access_fault(W *w, u64 window, u64 si
         : s_ < (shared_size_ & ~((n) - 1)) && !(s_ & ((n) - 1)) ? (void *)(shared_ + s_)             \
                                                                 : w->api->resolve(w, a_, n, access); \
     })
-#define at_shared(w, a, n, access, at)                                             \
-    ({                                                                             \
-        const u64 a_ = (a);                                                        \
-        if (UNLIKELY(a_ >= (shared_size_ & ~((n) - 1)) || (a_ & ((n) - 1))))       \
-            cs_access_fault(w, w->shared_window, shared_size_, a_, n, access, at); \
-        (void *)(shared_ + a_);                                                    \
+#define at_shared(w, a, n, access, at)                                           \
+    ({                                                                           \
+        u64 a_ = (a);                                                            \
+        if (UNLIKELY(a_ >= (shared_size_ & ~((n) - 1)) || (a_ & ((n) - 1))))     \
+            a_ = (u64)cs_shared_of_cluster(w, a_, n, access, at) - (u64)shared_; \
+        (void *)(shared_ + a_);                                                  \
     })
 #define at_local(w, l, a, n, access, at)                                         \
     ({                                                                           \
@@ -282,7 +293,7 @@ FN u128 cs_exch128(void *p, u128 v) {
 #endif
 
 /* ---- mbarrier objects (9.7.13.15). Bits 0–19: pending arrivals; 20–39: expected arrivals; 40–61: tx-count (pending bytes);
- * 63: phase. They need no atomics, because one host thread runs a whole block. */
+ * 63: phase. They need no atomics, because one host thread runs a whole cluster. */
 #define MBAR_TX (0x3fffffull << 40)
 INL void mbar_init(u64 *p, u32 count) { *p = count | (u64)count << 20; }
 INL u64 mbar_advance(u64 x) { /* enters the next phase if the current one is complete */

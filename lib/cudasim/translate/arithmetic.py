@@ -734,25 +734,35 @@ _WINDOWS = {"global": "", "const": "", "param": "", "shared": "w->shared_window"
 
 @emits("mapa")
 def mapa(v: Values, i: PtxInstruction) -> str:
-    """Translate an address to the shared memory of a block in the cluster: this block, since a cluster has one block here."""
+    """Translate the mapping of an address in shared memory to another block of the cluster."""
     t = i.modifiers[-1]
-    return v.dst(i.operands[0], t, v.src(i.operands[1], t))
+    address, rank = v.src(i.operands[1], t), v.src(i.operands[2], "u32")
+    if "shared::cluster" in i.modifiers:
+        return v.dst(i.operands[0], t, f"cs_map_to_rank({address}, {rank})")
+    window = "w->shared_window"
+    return v.dst(i.operands[0], t, f"{window} + cs_map_to_rank(({address}) - {window}, {rank})")
 
 
 @emits("getctarank")
 def getctarank(v: Values, i: PtxInstruction) -> str:
-    return v.dst(i.operands[0], "u32", "0u")
+    a = v.src(i.operands[1], i.modifiers[-1])
+    if "shared::cluster" not in i.modifiers:
+        a = f"({a}) - w->shared_window"
+    return v.dst(i.operands[0], "u32", f"(u32)(({a}) >> CS_RANK_SHIFT)")
 
 
 @emits("isspacep")
 def isspacep(v: Values, i: PtxInstruction) -> str:
-    space = i.modifiers[0].split("::")[0]
+    space = i.modifiers[0].removesuffix("::cta").removesuffix("::entry")
     a = v.src(i.operands[1], "u64")
-    shared, local = f"(({a}) - w->shared_window < (1u << 24))", f"(({a}) - w->local_window < (1u << 24))"
-    param = f"(({a}) - w->param_window < (1u << 16))"
-    const = f"(({a}) - w->constants < w->constant_size)"
-    tests = {"shared": shared, "local": local, "param": param, "const": const}
+    tests = {
+        "shared::cluster": f"(({a}) - w->shared_window < CS_MOST_BLOCKS << CS_RANK_SHIFT)",
+        "local": f"(({a}) - w->local_window < (1u << 24))",
+        "param": f"(({a}) - w->param_window < (1u << 16))",
+        "const": f"(({a}) - w->constants < w->constant_size)",
+    }
     tests["global"] = f"!({' | '.join(tests.values())})"
+    tests["shared"] = f"(({a}) - w->shared_window - w->shared_at < (1u << CS_RANK_SHIFT))"
     return v.dst(i.operands[0], "pred", tests[space])
 
 

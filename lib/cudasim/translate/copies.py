@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpubpf.ptx.module import Address, Immediate, Name, Not, PtxInstruction, Vector
+from gpubpf.ptx.module import Address, Immediate, Name, Not, Operand, PtxInstruction, Vector
 
 from .arithmetic import emits
-from .memory import atomically, check_multiple, complete_mbarrier, element, space_at, type_of
+from .memory import atomically, check_multiple, element, space_at, type_of
 from .values import Values, c_type, size_of
 
 _REDUCTIONS = {"add", "and", "or", "xor", "min", "max", "inc", "dec"}
@@ -62,13 +62,14 @@ def _small(v: Values, i: PtxInstruction) -> str:
 
 
 def _bulk(v: Values, i: PtxInstruction) -> str:
-    """Translate cp.async.bulk and cp.reduce.async.bulk of multiples of 16 bytes. A cluster has one block."""
+    """Translate cp.async.bulk and cp.reduce.async.bulk of multiples of 16 bytes."""
     m = list(i.modifiers)
     to, source_space = (x.split("::")[0] for x in m if x.split("::")[0] in ("global", "shared"))
     v.code.alone = True
     operands = list(i.operands)
     destination, source = v.address(operands[0]), v.address(operands[1])
-    text = f"{{ {v.line()} const u64 to_ = {destination}, from_ = {source}; "
+    multicast = "multicast::cluster" in m
+    text = f"const u64 to_ = {_of_rank(destination, multicast)}, from_ = {source}; "
     text += f"const u32 n_ = {v.src(operands[2], 'u32')}; {check_multiple(to, 'to_', 'n_', 16)} "
     if m[0] == "reduce":
         operation = next(x for x in m if x in _REDUCTIONS)
@@ -83,15 +84,29 @@ def _bulk(v: Values, i: PtxInstruction) -> str:
         copy = f"const u128 x_ = LD(u128, {read}); ST(u128, {write}, x_);"
         if "cp_mask" in m:
             copy = f"cs_copy_masked({write}, {read}, {v.src(operands[-1], 'b16')});"
-        if "multicast::cluster" in m:
-            text += f"if ({v.src(operands[4], 'b16')} & 1) "
         text += f"for (u32 k_ = 0; k_ < n_; k_ += 16) {{ {copy} }} "
     if "bulk_group" not in m:
-        completion = complete_mbarrier(v, "shared", operands[3], "n_")
-        text += (
-            f"if ({v.src(operands[4], 'b16')} & 1) {completion}" if "multicast::cluster" in m else completion
-        )
-    return text + " }"
+        text += _complete(v, operands[3], multicast)
+    return f"{{ {v.line()} {_for_each_rank(v, operands[4], text) if multicast else text} }}"
+
+
+def _of_rank(address: str, multicast: bool) -> str:
+    """Return an address in shared memory; of a multicast, that in the block of rank `r_`."""
+    return f"cs_map_to_rank({address}, r_)" if multicast else address
+
+
+def _for_each_rank(v: Values, mask: Operand, text: str) -> str:
+    """Return C that runs `text` for the rank `r_` of each block that the mask of a multicast names."""
+    each = f"for (u32 ranks_ = {v.src(mask, 'b16')}; ranks_; ranks_ &= ranks_ - 1)"
+    return f"{each} {{ const u32 r_ = (u32)__builtin_ctz(ranks_); {text} }}"
+
+
+def _complete(v: Values, mbarrier: Operand, multicast: bool) -> str:
+    """Return C that completes `n_` bytes on an mbarrier; of a multicast, on that of the block of rank `r_`."""
+    address = v.address(mbarrier)
+    if multicast:
+        v.forget_base()
+    return f"mbar_complete((u64 *){v.pointer('shared', _of_rank(address, multicast), 8, 'a')}, n_);"
 
 
 _OF_TENSORS = "async bulk reduce tensor 1d 2d 3d 4d 5d tile global shared::cta shared::cluster multicast::cluster bulk_group".split()
@@ -99,7 +114,7 @@ _OF_TENSORS += ("mbarrier::complete_tx::bytes", "L2::cache_hint", *_REDUCTIONS)
 
 
 def _tensor(v: Values, i: PtxInstruction) -> str:
-    """Translate cp.async.bulk.tensor and cp.reduce.async.bulk.tensor, in tiled mode. A cluster has one block."""
+    """Translate cp.async.bulk.tensor and cp.reduce.async.bulk.tensor, in tiled mode."""
     m = list(i.modifiers)
     if not set(_OF_TENSORS).issuperset(m):
         raise v.unsupported()
@@ -116,9 +131,10 @@ def _tensor(v: Values, i: PtxInstruction) -> str:
         raise v.unsupported(f"{len(places)} coordinates")
     operation = next((x.upper() for x in m if x in _REDUCTIONS), "LOAD" if loads else "STORE")
     at = ", ".join(f"(s32){v.src(place, 's32')}" for place in places)
+    multicast = "multicast::cluster" in m
     fields = [
         f".map = {v.address(replace(tensor, coordinates=()))}",
-        f".shared = {v.address(shared)}",
+        f".shared = {_of_rank(v.address(shared), multicast)}",
         f".rank = {rank}",
         f".operation = CS_TENSOR_{operation}",
         f".at = {{{at}}}",
@@ -127,10 +143,8 @@ def _tensor(v: Values, i: PtxInstruction) -> str:
     text = f"{v.line()} const struct cs_tensor_copy c_ = {{{', '.join(fields)}}}; "
     if not loads:
         return f"{{ {text}api->tensor_copy(w, &c_); }}"
-    text += f"const u32 n_ = api->tensor_copy(w, &c_); {complete_mbarrier(v, 'shared', rest[0], 'n_')}"
-    if "multicast::cluster" in m:
-        text = f"if ({v.src(rest[1], 'b16')} & 1) {{ {text} }}"
-    return f"{{ {text} }}"
+    text += f"const u32 n_ = api->tensor_copy(w, &c_); {_complete(v, rest[0], multicast)}"
+    return f"{{ {_for_each_rank(v, rest[1], text) if multicast else text} }}"
 
 
 @emits("mbarrier")

@@ -787,31 +787,32 @@ class FunctionCode:
             self._collective(i, scope, operation, None, "", "", i.operands[0], [])
             self._resume(after)
             return
-        if m[0] == "cluster":  # a cluster has one block here
-            if m[1] == "arrive":
-                self._resume(after)
-                return
-            kind, number, count, predicate = "CS_BAR_SYNC", "16", "0", "0"
-        else:
-            operands = list(i.operands)
-            kind = {"sync": "CS_BAR_SYNC", "arrive": "CS_BAR_ARRIVE", "red": "CS_BAR_RED"}.get(m[0], "")
-            if not kind:
-                raise v.unsupported()
-            destination = None
-            predicate = "0"
-            if m[0] == "red":
-                kind = f"CS_BAR_{m[1].upper()}"
-                destination = operands.pop(0)
-                predicate = v.src(operands.pop(), "pred")
-            number = v.src(operands[0], "u32")
-            count = v.src(operands[1], "u32") if len(operands) > 1 else "0"
+        if m[0] == "cluster":
+            resume = Block()
+            block = self._end("cluster barrier", resume)
+            block.detail, block.line = str(int({"arrive": False, "wait": True}[m[1]])), i.line
+            self._start(resume)
+            self._resume(after)
+            return
+        operands = list(i.operands)
+        kind = {"sync": "CS_BAR_SYNC", "arrive": "CS_BAR_ARRIVE", "red": "CS_BAR_RED"}.get(m[0], "")
+        if not kind:
+            raise v.unsupported()
+        destination = None
+        predicate = "0"
+        if m[0] == "red":
+            kind = f"CS_BAR_{m[1].upper()}"
+            destination = operands.pop(0)
+            predicate = v.src(operands.pop(), "pred")
+        number = v.src(operands[0], "u32")
+        count = v.src(operands[1], "u32") if len(operands) > 1 else "0"
         head = v.code
         head.text = f"w->ca[l] = {number}; w->cb[l] = {count}; w->cc[l] = {predicate};"
         constants = f"{number} {count}".replace("u", "").split()
         if (
             kind == "CS_BAR_SYNC"
             and all(_NUMBER.fullmatch(x) for x in constants)
-            and int(constants[0], 0) <= 16
+            and int(constants[0], 0) <= 15
         ):
             head.text = ""
             kind = f"{number}, {count}"

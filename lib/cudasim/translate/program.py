@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -198,7 +197,10 @@ class TranslatedModule:
                 continue
             function = self.functions[name]
             try:
-                _check_cluster(function)
+                if any(directive.name == "blocksareclusters" for directive in function.directives):
+                    raise Unsupported(
+                        f"PTX line {function.line}: the embedded device does not support .blocksareclusters"
+                    )
                 code = FunctionCode(
                     function,
                     self.indices[name],
@@ -519,10 +521,11 @@ class TranslatedModule:
             parameter_bytes = parameters[-1][0] + parameters[-1][1] if parameters else 0
             req, most = _dimensions(function, "reqntid"), _dimensions(function, "maxntid")
             limit = (function.block_limit("maxnreg") or (0,))[0]
+            cluster = _cluster(function)
             if name in self.refused:
                 rows.append(
                     f'{{"{name}", CS_NO_PC, {len(parameters)}, {parameter_bytes}, 0, 0, 0, 0, 0, 0, 0, {req}, {most}, {limit}, '
-                    f"params_{k}, 0, 0, 0, 0, 0, {_bytes(self.refused[name].encode())}}},"
+                    f"{cluster}, params_{k}, 0, 0, 0, 0, 0, {_bytes(self.refused[name].encode())}}},"
                 )
                 continue
             reach = self.reached[name]
@@ -540,7 +543,8 @@ class TranslatedModule:
             recursive = int(any(self.codes[n].recursive or self.codes[n].values.stack for n in reach))
             rows.append(
                 f'{{"{name}", {self.base[name]}u, {len(parameters)}, {parameter_bytes}, {static}, {local}, '
-                f"{registers}, {frame}, {recursive}, {reserved}, {ordered}, {req}, {most}, {limit}, params_{k}, shared_{k}, "
+                f"{registers}, {frame}, {recursive}, {reserved}, {ordered}, {req}, {most}, {limit}, "
+                f"{cluster}, params_{k}, shared_{k}, "
                 f"{len(used)}, uses_{k}, {len(parts)}, parts_{k}, 0}},"
             )
         lines.append("static const struct cs_kernel kernels[] = {" + "\n".join(rows) + "{0}};\n")
@@ -574,7 +578,7 @@ class TranslatedModule:
         return (
             '__attribute__((visibility("default"))) const struct cs_image cudasim_image = {'
             f"CS_ABI, {major * 10 + minor}, {self.module.architecture}, {self.args}, {len(self.kernels)}, {nfunctions}, "
-            f"{len(self.variables)}, {self.npcs}, kernels, functions, variables, owners, {int(self.virtual)}, "
+            f"{len(self.variables)}, {self.npcs}, {len(self.shared)}, kernels, functions, variables, owners, {int(self.virtual)}, "
             f"{len(self.portable)}, portable}};\n"
         )
 
@@ -603,18 +607,15 @@ def _check_definitions(module: Module) -> None:
         names.add(item.name)
 
 
-def _check_cluster(function: Function) -> None:
-    """Raise Unsupported for a kernel whose clusters have several blocks. The device runs each block as a cluster of its own."""
-    size = function.block_limit("reqnctapercluster") or (1, 1, 1)
-    if math.prod(size) > 1:
-        numbers = ", ".join(map(str, size))
-        raise Unsupported(
-            f"PTX line {function.line}: the embedded device does not support clusters of several blocks (.reqnctapercluster {numbers})"
-        )
-
-
 def _dimensions(function: Function, name: str) -> str:
     return f"{{{', '.join(map(str, function.block_limit(name) or (0, 0, 0)))}}}"
+
+
+def _cluster(function: Function) -> str:
+    """Return the directives about clusters: the required shape, the most blocks, whether a launch must have a shape."""
+    most = (function.block_limit("maxclusterrank") or (0,))[0]
+    explicit = any(directive.name == "explicitcluster" for directive in function.directives)
+    return f"{_dimensions(function, 'reqnctapercluster')}, {most}, {int(explicit)}"
 
 
 def _bytes(data: bytes) -> str:

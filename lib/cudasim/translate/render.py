@@ -502,6 +502,8 @@ class _Renderer:
                 wait = f"LANES {block.waits} END {call}" if block.waits else call
                 call = f"{{ {ones} if (LIKELY({block.arrived})) {{ {block.direct} }} else {{ {wait} }} }}"
             return f"{head} {call} {jump}"
+        if block.kind == "cluster barrier":
+            return f"w->line = {line};{self._no_time} api->cluster_barrier(w, mask, {block.detail}, {resume}); goto pick;"
         if not block.detail.startswith("CS_"):
             return f"w->line = {line};{self._no_time} api->bar_sync(w, mask, {block.detail}, {resume}); goto pick;"
         return f"{head} w->line = {line};{self._no_time} api->barrier(w, mask, {block.detail}, {resume}); goto pick;"

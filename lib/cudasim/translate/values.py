@@ -19,10 +19,10 @@ _PER_AXIS = {
     "%ntid": "w->ntid[{0}]",
     "%ctaid": "w->ctaid[{0}]",
     "%nctaid": "w->nctaid[{0}]",
-    "%clusterid": "w->ctaid[{0}]",
-    "%nclusterid": "w->nctaid[{0}]",
-    "%cluster_ctaid": "0u",
-    "%cluster_nctaid": "1u",
+    "%clusterid": "(w->ctaid[{0}] / w->cluster_nctaid[{0}])",
+    "%nclusterid": "(w->nctaid[{0}] / w->cluster_nctaid[{0}])",
+    "%cluster_ctaid": "(w->ctaid[{0}] % w->cluster_nctaid[{0}])",
+    "%cluster_nctaid": "w->cluster_nctaid[{0}]",
 }
 _SPECIAL = {
     "%laneid": "l",
@@ -37,11 +37,11 @@ _SPECIAL = {
     "%lanemask_gt": "~((2u << l) - 1)",
     "%lanemask_ge": "~((1u << l) - 1)",
     "%dynamic_smem_size": "w->dynamic_shared",
-    "%total_smem_size": "w->shared_size",
-    "%aggr_smem_size": "w->shared_size",
-    "%cluster_ctarank": "0u",
-    "%cluster_nctarank": "1u",
-    "%is_explicit_cluster": "0",
+    "%total_smem_size": "w->total_shared",
+    "%aggr_smem_size": "w->total_shared",
+    "%cluster_ctarank": "(w->shared_at >> CS_RANK_SHIFT)",
+    "%cluster_nctarank": "(w->cluster_nctaid[0] * w->cluster_nctaid[1] * w->cluster_nctaid[2])",
+    "%is_explicit_cluster": "w->explicit_cluster",
     "%envreg1": "(u32)(w->workspace >> 32)",
     "%envreg2": "(u32)w->workspace",
     "%current_graph_exec": "0ull",
@@ -255,7 +255,9 @@ class Values:
             return CLOCKS[name]
         if name.startswith("%reserved_smem_offset"):
             self.reserved_shared = True
-            return f"{RESERVED_SHARED}u" if name.endswith(("_end", "_cap")) else "0u"
+            return (
+                f"(w->shared_at + {RESERVED_SHARED}u)" if name.endswith(("_end", "_cap")) else "w->shared_at"
+            )
         if name.startswith(("%envreg", "%pm")):
             return "0u"
         return None

@@ -215,7 +215,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
         case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = 2; break;
         case CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO: *value = 2; break;
         case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = config().cc_major; break;
-        case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED: *value = config().cc_major >= 9; break;
+        case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED:
+        case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = config().cc_major >= 9; break;
         case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = config().cc_minor; break;
         case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: *value = device; break;
         // The sizes of textures and surfaces: those of compute capability 8.0 and 9.0.
@@ -261,7 +262,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
         case CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS: *value = 2046; break;
         case CU_DEVICE_ATTRIBUTE_NUMA_ID:
         case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: *value = -1; break;
-        default: *value = 0; break;  // unsupported: peers, clusters, IPC, …
+        default: *value = 0; break;  // unsupported: peers, IPC, …
     }
     return CUDA_SUCCESS;
 }

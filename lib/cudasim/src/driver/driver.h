@@ -96,7 +96,9 @@ class Handles {
 struct Dim3 {
     unsigned x = 1, y = 1, z = 1;
     uint64_t count() const { return uint64_t{x} * y * z; }
+    bool operator==(const Dim3 &other) const { return x == other.x && y == other.y && z == other.z; }
 };
+constexpr Dim3 kNoCluster = {0, 0, 0};  // a launch without clusters
 
 struct Function;
 struct Module;
@@ -109,6 +111,8 @@ struct KernelLaunch {
     Dim3 grid, block;
     unsigned shared_bytes = 0;
     bool cooperative = false;
+    Dim3 asked_cluster = kNoCluster;  // the launch attribute
+    Dim3 cluster = kNoCluster;        // that, or what the kernel requires
     std::vector<uint8_t> parameters;  // the kernel's parameter buffer
 };
 
@@ -237,6 +241,10 @@ struct Function {
     std::atomic<int> nonportable_cluster{0};
     std::atomic<int> cluster_policy{0};
     std::atomic<int> required_cluster[3]{};
+    bool has_fixed_cluster() const { return kernel().cluster[0] != 0; }  // __cluster_dims__
+    int required(int axis) const {
+        return has_fixed_cluster() ? static_cast<int>(kernel().cluster[axis]) : required_cluster[axis].load();
+    }
 };
 
 struct Module {
@@ -521,11 +529,15 @@ bool is_device(CUdevice device);
 
 // ------------------------------------------------------------------------------------- kernels, memory, graphs
 
-bool has_several_blocks(const CUlaunchAttributeValue &cluster);
-// Fails, and says why once, if a cluster has several blocks.
-CUresult check_cluster(const CUlaunchAttributeValue &value);
+Dim3 cluster_of(const CUlaunchAttributeValue &value);
+int most_cluster_blocks(const Function &function);  // that a launch may ask for
+// Sets the shape of a launch's clusters: what it asks for, or else what its kernel requires. Fails if they differ, or if the device
+// cannot run it.
+CUresult find_cluster(const Function &function, Dim3 asked, Dim3 &cluster);
+// The same for a launch with this grid, which has whole clusters.
+CUresult set_cluster(KernelLaunch &launch, Dim3 asked);
 
-// Checks a launch and copies its parameters.
+// Checks a launch and copies its parameters. Reads launch.asked_cluster.
 CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &context, Dim3 grid, Dim3 block,
                          unsigned shared_bytes, bool cooperative, void **parameters, void **extra,
                          KernelLaunch &launch);
@@ -545,6 +557,7 @@ void remove_handles(const Module &module);
 int max_threads(const Function &function);                                  // per block, by its launch bounds
 int most_threads_to_launch(const Function &function);                       // also by its registers
 int occupancy(const Function &function, int block, size_t dynamic_shared);  // blocks per multiprocessor
+uint64_t resident_clusters(const Function &function, int block, size_t dynamic_shared, Dim3 cluster);
 CUresult describe_copy(const CUDA_MEMCPY3D &described, Copy &copy);
 // Checks that [address, address + bytes) lies in one allocation.
 CUresult check_range(uint64_t address, size_t bytes);

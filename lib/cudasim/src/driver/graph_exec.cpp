@@ -125,7 +125,8 @@ CUresult update_graph(Graph &exec, const Graph &graph, CUgraphExecUpdateResultIn
         if (new_dependencies != dependencies)
             return differs(CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, ordered[i]);
         if (updated.operation.type == CU_GRAPH_NODE_TYPE_KERNEL &&
-            updated.operation.kernel.cooperative != current.operation.kernel.cooperative)
+            (updated.operation.kernel.cooperative != current.operation.kernel.cooperative ||
+             !(updated.operation.kernel.cluster == current.operation.kernel.cluster)))
             return differs(CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED, ordered[i]);
         if (updated.operation.children.size() != current.operation.children.size() ||
             updated.operation.conditional != current.operation.conditional ||

@@ -27,6 +27,7 @@ template <class Make>
 CUresult replace(GraphNode &node, std::mutex &mutex, Make make) {
     Operation operation;
     operation.kernel.cooperative = node.operation.kernel.cooperative;
+    operation.kernel.asked_cluster = node.operation.kernel.asked_cluster;
     if (CUresult status = make(operation)) return status;
     std::lock_guard lock(mutex);
     if (operation.type != node.operation.type) return CUDA_ERROR_INVALID_VALUE;
@@ -312,6 +313,9 @@ CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID at
         CUkernelNodeAttrValue found = set == node.attributes.end() ? CUkernelNodeAttrValue{} : set->second;
         if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
             found.cooperative = node.operation.kernel.cooperative;
+        const Dim3 &cluster = node.operation.kernel.asked_cluster;
+        if (attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            found.clusterDim = {cluster.x, cluster.y, cluster.z};
         return found;
     });
 }
@@ -322,7 +326,7 @@ CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID at
     if (CUresult status = find_node(handle, CU_GRAPH_NODE_TYPE_KERNEL, node)) return status;
     if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (attribute == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
-        if (CUresult status = check_cluster(*value)) return status;
+        if (CUresult status = set_cluster(node->operation.kernel, cluster_of(*value))) return status;
     if (attribute == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
         node->operation.kernel.cooperative = value->cooperative != 0;
     node->attributes[attribute] = *value;
@@ -333,6 +337,8 @@ CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to, CUgraphNode from) {
     NodePointer target, source;
     if (CUresult status = find_node(to, CU_GRAPH_NODE_TYPE_KERNEL, target)) return status;
     if (CUresult status = find_node(from, CU_GRAPH_NODE_TYPE_KERNEL, source)) return status;
+    if (CUresult status = set_cluster(target->operation.kernel, source->operation.kernel.asked_cluster))
+        return status;
     target->attributes = source->attributes;
     target->operation.kernel.cooperative = source->operation.kernel.cooperative;
     return CUDA_SUCCESS;

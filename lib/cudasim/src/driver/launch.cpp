@@ -1,8 +1,10 @@
 // Checks a launch against the device's limits, and copies its parameters to one buffer.
 #include "driver/driver.h"
 
+#include <algorithm>
 #include <string.h>
 
+#include "config.h"
 #include "error_text.h"
 
 namespace cudasim::driver {
@@ -42,13 +44,44 @@ CUresult gather_parameters(const cudasim::Kernel &kernel, void **parameters, voi
 
 }  // namespace
 
-bool has_several_blocks(const CUlaunchAttributeValue &cluster) {
-    return uint64_t{cluster.clusterDim.x} * cluster.clusterDim.y * cluster.clusterDim.z > 1;
+Dim3 cluster_of(const CUlaunchAttributeValue &value) {
+    return {value.clusterDim.x, value.clusterDim.y, value.clusterDim.z};
 }
 
-CUresult check_cluster(const CUlaunchAttributeValue &value) {
-    if (!has_several_blocks(value)) return CUDA_SUCCESS;
-    return static_cast<CUresult>(unsupported("a launch with clusters of several blocks"));
+int most_cluster_blocks(const Function &function) {
+    constexpr int kPortable = 8, kMost = 16;  // on a Hopper GPU
+    const int most = function.nonportable_cluster ? kMost : kPortable;
+    const auto limit = static_cast<int>(function.kernel().max_cluster_rank);
+    return limit ? std::min(most, limit) : most;
+}
+
+CUresult find_cluster(const Function &function, Dim3 asked, Dim3 &cluster) {
+    const Dim3 required = {static_cast<unsigned>(function.required(0)),
+                           static_cast<unsigned>(function.required(1)),
+                           static_cast<unsigned>(function.required(2))};
+    if (!(asked == kNoCluster) && !(required == kNoCluster) && !(asked == required))
+        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    cluster = asked == kNoCluster ? required : asked;
+    if (cluster == kNoCluster)
+        return function.kernel().explicit_cluster ? CUDA_ERROR_INVALID_CLUSTER_SIZE : CUDA_SUCCESS;
+    const auto most = static_cast<unsigned>(most_cluster_blocks(function));
+    if (cluster.x > most || cluster.y > most || cluster.z > most || cluster.count() > most ||
+        cluster.count() == 0)
+        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    if (cluster.count() > 1 && config().cc_major < 9)
+        return static_cast<CUresult>(unsupported("a cluster of several blocks below compute capability 9.0"));
+    return CUDA_SUCCESS;
+}
+
+CUresult set_cluster(KernelLaunch &launch, Dim3 asked) {
+    Dim3 cluster;
+    if (CUresult status = find_cluster(*launch.function, asked, cluster)) return status;
+    if (!(cluster == kNoCluster) &&
+        (launch.grid.x % cluster.x != 0 || launch.grid.y % cluster.y != 0 || launch.grid.z % cluster.z != 0))
+        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    launch.asked_cluster = asked;
+    launch.cluster = cluster;
+    return CUDA_SUCCESS;
 }
 
 CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &context, Dim3 grid, Dim3 block,
@@ -81,14 +114,17 @@ CUresult describe_launch(const void *handle, const std::shared_ptr<Context> &con
         shared_bytes != 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (kernel.static_shared + shared_bytes > unsigned{kSharedPerBlockOptin}) return CUDA_ERROR_INVALID_VALUE;
-    if (cooperative && grid.count() > static_cast<uint64_t>(occupancy(
-                                          function, static_cast<int>(block.count()), shared_bytes)) *
-                                          kMultiprocessors)
-        return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    launch.grid = grid;
+    if (CUresult status = set_cluster(launch, launch.asked_cluster)) return status;
+    if (cooperative) {
+        const Dim3 cluster = launch.cluster == kNoCluster ? Dim3{} : launch.cluster;
+        const uint64_t fit =
+            resident_clusters(function, static_cast<int>(block.count()), shared_bytes, cluster);
+        if (grid.count() / cluster.count() > fit) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+    }
     load_function(*launch.function, context);
     launch.module = function.module.lock();
     launch.handle = handle;
-    launch.grid = grid;
     launch.block = block;
     launch.shared_bytes = shared_bytes;
     launch.cooperative = cooperative;

@@ -183,10 +183,12 @@ CUresult get_attribute(const Function &function, CUfunction_attribute attribute,
                          : std::max(0, kSharedPerBlock - static_cast<int>(kernel.static_shared));
             break;
         case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *value = function.carveout; break;
-        case CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET: *value = 0; break;
-        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH: *value = function.required_cluster[0]; break;
-        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT: *value = function.required_cluster[1]; break;
-        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: *value = function.required_cluster[2]; break;
+        case CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET: *value = kernel.explicit_cluster; break;
+        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
+        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
+        case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+            *value = function.required(attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH);
+            break;
         case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
             *value = function.nonportable_cluster;
             break;
@@ -216,6 +218,8 @@ CUresult set_attribute(Function &function, int attribute, int value) {
         case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
         case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
         case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+            if (function.has_fixed_cluster()) return CUDA_ERROR_NOT_PERMITTED;
+            if (value < 0) return CUDA_ERROR_INVALID_VALUE;
             function.required_cluster[attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH] = value;
             return CUDA_SUCCESS;
         default: return CUDA_ERROR_INVALID_VALUE;
@@ -378,6 +382,12 @@ int occupancy(const Function &function, int block, size_t dynamic_shared) {
     size_t shared = function.kernel().static_shared + dynamic_shared + kSharedReserved;
     shared = (shared + 127) / 128 * 128;
     return std::min<int>(blocks, static_cast<int>(kSharedPerMultiprocessor / shared));
+}
+
+// Any multiprocessors can share a cluster.
+uint64_t resident_clusters(const Function &function, int block, size_t dynamic_shared, Dim3 cluster) {
+    return static_cast<uint64_t>(occupancy(function, block, dynamic_shared)) * kMultiprocessors /
+           cluster.count();
 }
 
 }  // namespace cudasim::driver
@@ -765,20 +775,54 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction han
                                                                 0);
 }
 
-// A cluster has one block here, so none with several blocks fits.
+namespace {
+
+// Finds the function and the threads per block of a configuration.
+CUresult read_configuration(CUfunction handle, const CUlaunchConfig *config,
+                            std::shared_ptr<Function> &function, int &threads) {
+    std::shared_ptr<Context> context;
+    if (CUresult status = current_context(context)) return status;
+    if (CUresult status = find_function(handle, context, function)) return status;
+    if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    threads = static_cast<int>(std::min(Dim3{config->blockDimX, config->blockDimY, config->blockDimZ}.count(),
+                                        uint64_t{kThreadsPerBlock + 1}));
+    return threads > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+}  // namespace
+
 CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction handle, const CUlaunchConfig *config) {
-    if (clusters == nullptr || config == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const uint64_t threads = std::min(uint64_t{config->blockDimX} * config->blockDimY * config->blockDimZ,
-                                      uint64_t{kThreadsPerBlock + 1});
-    int blocks = 0;
-    if (CUresult status = cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            &blocks, handle, static_cast<int>(threads), config->sharedMemBytes))
-        return status;
-    *clusters = blocks * kMultiprocessors;
+    std::shared_ptr<Function> function;
+    int threads = 0;
+    if (CUresult status = read_configuration(handle, config, function, threads)) return status;
+    if (clusters == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    Dim3 asked = kNoCluster, cluster;
     for (unsigned i = 0; i < config->numAttrs; ++i)
-        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION &&
-            has_several_blocks(config->attrs[i].value))
-            *clusters = 0;
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            asked = cluster_of(config->attrs[i].value);
+    if (CUresult status = find_cluster(*function, asked, cluster)) return status;
+    if (cluster == kNoCluster) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
+    *clusters = static_cast<int>(resident_clusters(*function, threads, config->sharedMemBytes, cluster));
+    return CUDA_SUCCESS;
+}
+
+// Returns the size that the kernel requires, or else the largest one that fits, a power of two.
+CUresult cuOccupancyMaxPotentialClusterSize(int *blocks, CUfunction handle, const CUlaunchConfig *config) {
+    std::shared_ptr<Function> function;
+    int threads = 0;
+    if (CUresult status = read_configuration(handle, config, function, threads)) return status;
+    if (blocks == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    Dim3 required;
+    const CUresult status = find_cluster(*function, kNoCluster, required);
+    if (status == CUDA_SUCCESS && required.count() != 0) {
+        *blocks = static_cast<int>(required.count());
+        return CUDA_SUCCESS;
+    }
+    if (cudasim::config().cc_major < 9) return CUDA_ERROR_NOT_SUPPORTED;
+    *blocks = most_cluster_blocks(*function);
+    while (*blocks > 0 && resident_clusters(*function, threads, config->sharedMemBytes,
+                                            {static_cast<unsigned>(*blocks)}) == 0)
+        --*blocks;
     return CUDA_SUCCESS;
 }
 

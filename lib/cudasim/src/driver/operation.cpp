@@ -43,6 +43,9 @@ uint64_t run_kernel(Context &context, const KernelLaunch &launch, uint64_t start
     description.block[0] = launch.block.x;
     description.block[1] = launch.block.y;
     description.block[2] = launch.block.z;
+    description.cluster[0] = launch.cluster.x;
+    description.cluster[1] = launch.cluster.y;
+    description.cluster[2] = launch.cluster.z;
     description.dynamic_shared = launch.shared_bytes;
     description.grid_id = context.next_grid++;
     {

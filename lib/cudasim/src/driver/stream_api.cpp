@@ -211,13 +211,14 @@ CUresult submit_memset(CUstream handle, uint64_t address, unsigned value, unsign
 }
 
 CUresult launch(CUstream handle, CUfunction function, Dim3 grid, Dim3 block, unsigned shared,
-                bool cooperative, void **parameters, void **extra) {
+                bool cooperative, void **parameters, void **extra, Dim3 cluster = kNoCluster) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
     if (CUresult status = find_stream(handle, stream, context)) return status;
     if (context != current_context_or_null())
         return CUDA_ERROR_INVALID_HANDLE;  // a stream of another context
     KernelLaunch described;
+    described.asked_cluster = cluster;
     if (CUresult status = describe_launch(function, context, grid, block, shared, cooperative, parameters,
                                           extra, described))
         return status;
@@ -453,6 +454,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr))
         return CUDA_ERROR_INVALID_VALUE;
     bool cooperative = false;
+    Dim3 cluster = kNoCluster;
     std::vector<CUevent> events;  // recorded after the kernel, later than a real device might
     for (unsigned i = 0; i < config->numAttrs; i++) {
         const CUlaunchAttribute &attribute = config->attrs[i];
@@ -460,7 +462,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         switch (static_cast<int>(attribute.id)) {
             case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: cooperative = value.cooperative != 0; break;
             case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-                if (CUresult status = check_cluster(value)) return status;
+                cluster = cluster_of(value);
+                if (cluster.count() == 0) return CUDA_ERROR_INVALID_CLUSTER_SIZE;
                 break;
             case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
                 events.push_back(value.programmaticEvent.event);
@@ -476,7 +479,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (CUresult status =
             launch(config->hStream, function, {config->gridDimX, config->gridDimY, config->gridDimZ},
                    {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes,
-                   cooperative, parameters, extra))
+                   cooperative, parameters, extra, cluster))
         return status;
     for (CUevent event : events)
         if (CUresult status = cuEventRecord(event, config->hStream)) return status;

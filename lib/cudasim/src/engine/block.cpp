@@ -35,13 +35,15 @@ void prepare(Warp &warp, Block &block) {
     w.shared_window = windows().shared;
     w.local_window = windows().local;
     w.param_window = windows().parameters;
-    w.shared_size = job.shared_size;
+    w.shared_size = w.total_shared = job.shared_size;
     w.local_size = job.local_size;
     w.local_stride = job.local_stride;
     w.param_size = job.kernel->param_bytes;
     w.stack_floor = (job.kernel->local + 15) / 16 * 16;
     memcpy(w.ntid, launch.block, sizeof w.ntid);
     memcpy(w.nctaid, launch.grid, sizeof w.nctaid);
+    memcpy(w.cluster_nctaid, job.cluster, sizeof w.cluster_nctaid);
+    w.explicit_cluster = launch.cluster[0] != 0;
     w.nwarpid = block.warps;
     w.nsmid = launch.environment->multiprocessors ? launch.environment->multiprocessors : 1;
     w.dynamic_shared = launch.dynamic_shared;
@@ -78,6 +80,14 @@ void number_threads(Warp &warp, uint32_t index, const uint32_t *shape) {
     }
 }
 
+// Sets what differs between the blocks of a cluster. Addresses in shared memory have the rank of the block.
+void join_cluster(cs_warp &w, const Block &block) {
+    const Job &job = *block.job;
+    w.shared_at = block.rank << CS_RANK_SHIFT;
+    w.shared_size = block.rank ? 0 : job.shared_size;
+    w.shared_offsets = job.cluster_offsets.data() + size_t{job.image->nshared} * block.rank;
+}
+
 Warp *make_warp(Block &block, uint32_t index) {
     const Job &job = *block.job;
     if (block.spare.empty()) block.spare.push_back(std::make_unique<Warp>());
@@ -105,6 +115,7 @@ Warp *make_warp(Block &block, uint32_t index) {
     w.resume_mask = w.runnable;  // all lanes are at the first basic block, so pick() reads no pcs
     w.resume_pc = job.kernel->entry_pc;
     w.shared = block.shared.reserve(job.shared_size);
+    if (job.cluster_blocks > 1) join_cluster(w, block);
     memcpy(w.ctaid, block.id, sizeof w.ctaid);
     w.warpid = index;
     w.smid = block.smid;
@@ -128,8 +139,11 @@ void run_warp(Warp &warp, const Job &job) {
 }
 
 void check_barriers(Block &block) {
-    for (uint32_t bits = block.barriers_in_use; bits; bits &= bits - 1)
-        check_barrier(block, static_cast<uint32_t>(__builtin_ctz(bits)));
+    for (uint32_t bits = block.barriers_in_use; bits; bits &= bits - 1) {
+        const auto number = static_cast<uint32_t>(__builtin_ctz(bits));
+        if (number == kClusterBarrier) check_cluster_barrier(block);
+        else check_barrier(block, number);
+    }
 }
 
 // Makes lanes runnable whose sleep is over.
@@ -158,6 +172,7 @@ bool run_turn(Block &block, uint32_t index) {
     run_warp(warp, *block.job);
     if (w.exited != exited) {
         block.exited += static_cast<uint32_t>(__builtin_popcount(w.exited & ~exited));
+        if (block.barriers_in_use) leave_cluster_barrier(&w, w.exited & ~exited);
         if (w.parked) complete_collectives(&w);
     }
     const bool finished = w.exited == ~0u;
@@ -176,63 +191,100 @@ bool run_turn(Block &block, uint32_t index) {
     return true;
 }
 
-bool any_waits_for_turn(const Block &block) {
-    return std::any_of(block.active, block.active + block.warps,
-                       [](const Warp *w) { return w && w->state.waiting_turn; });
+// Calls `act` with the state of each warp of a cluster that has started and not finished.
+template <class Act>
+void for_each_warp(const Block &leader, Act act) {
+    for (uint32_t k = 0; k < leader.job->cluster_blocks; k++) {
+        const Block &block = leader.member(k);
+        for (uint32_t i = 0; i < block.warps; i++)
+            if (block.active[i]) act(block.active[i]->state);
+    }
 }
 
-// Runs the warps in rounds. Faults jump out of here, to run_slice().
-Outcome run_rounds(Block &block) {
-    for (int round = 0; round < kRounds; round++) {
-        bool progress = false;
-        block.wake = 0;
-        const uint32_t from =
-            block.job->shuffle ? static_cast<uint32_t>(next_random(block.random) % block.warps) : 0;
-        for (uint32_t k = 0; k < block.warps; k++) {
-            const uint32_t index = (k + from) % block.warps;
-            if (block.active[index]) progress |= run_turn(block, index);
-        }
-        // A warp starts only when the warps before it wait, yield or have finished. So a kernel without barriers needs the
-        // memory of one warp.
-        bool waiting = false;
-        while (!waiting && block.started < block.warps) {
-            const uint32_t index = block.order[block.started++];
-            block.active[index] = make_warp(block, index);
-            progress |= run_turn(block, index);
-            waiting = block.active[index] != nullptr && block.active[index]->state.runnable != 0;
-        }
-        if (block.finished == block.warps) return Outcome::finished;
-        if (!progress) return block.wake || any_waits_for_turn(block) ? Outcome::yielded : Outcome::failed;
-    }
+bool any_waits_for_turn(const Block &leader) {
+    bool any = false;
+    for_each_warp(leader, [&](const cs_warp &w) { any |= w.waiting_turn != 0; });
+    return any;
+}
+
+// Gives each warp of a block a turn. Returns whether one could run.
+bool run_round(Block &block) {
+    bool progress = false;
     block.wake = 0;
+    const uint32_t from =
+        block.job->shuffle ? static_cast<uint32_t>(next_random(block.random) % block.warps) : 0;
+    for (uint32_t k = 0; k < block.warps; k++) {
+        const uint32_t index = (k + from) % block.warps;
+        if (block.active[index]) progress |= run_turn(block, index);
+    }
+    // A warp starts only when the warps before it wait, yield or have finished. So a kernel without barriers needs the
+    // memory of one warp.
+    bool waiting = false;
+    while (!waiting && block.started < block.warps) {
+        const uint32_t index = block.order[block.started++];
+        block.active[index] = make_warp(block, index);
+        progress |= run_turn(block, index);
+        waiting = block.active[index] != nullptr && block.active[index]->state.runnable != 0;
+    }
+    return progress;
+}
+
+// The same for the blocks of a cluster that have not finished.
+bool run_cluster_round(Block &leader) {
+    const uint32_t count = leader.job->cluster_blocks;
+    const uint32_t from = leader.job->shuffle ? static_cast<uint32_t>(next_random(leader.random) % count) : 0;
+    bool progress = false;
+    uint64_t wake = UINT64_MAX;
+    for (uint32_t k = 0; k < count; k++) {
+        Block &block = leader.member((k + from) % count);
+        if (block.done()) continue;
+        progress |= run_round(block);
+        if (block.wake) wake = std::min(wake, block.wake);
+    }
+    leader.wake = wake == UINT64_MAX ? 0 : wake;
+    return progress;
+}
+
+bool is_done(const Block &leader) {
+    if (!leader.done()) return false;
+    for (uint32_t k = 1; k < leader.job->cluster_blocks; k++)
+        if (!leader.member(k).done()) return false;
+    return true;
+}
+
+// Runs the warps of a cluster in rounds. Faults jump out of here, to run_slice().
+Outcome run_rounds(Block &leader) {
+    const uint32_t count = leader.job->cluster_blocks;
+    for (int round = 0; round < kRounds; round++) {
+        const bool progress = count == 1 ? run_round(leader) : run_cluster_round(leader);
+        if (is_done(leader)) return Outcome::finished;
+        if (!progress) return leader.wake || any_waits_for_turn(leader) ? Outcome::yielded : Outcome::failed;
+    }
+    leader.wake = 0;
     return Outcome::yielded;
 }
 
 }  // namespace
 
-EarliestThread earliest_thread(const Block &block) {
+EarliestThread earliest_thread(const Block &leader) {
     uint64_t waiting = UINT64_MAX, running = UINT64_MAX;
-    for (uint32_t k = 0; k < block.warps; k++) {
-        if (!block.active[k]) continue;
-        const cs_warp &w = block.active[k]->state;
+    for_each_warp(leader, [&](const cs_warp &w) {
         for (uint32_t m = w.waiting_turn; m; m &= m - 1)
             waiting = std::min(waiting, w.time[__builtin_ctz(m)]);
         for (uint32_t m = w.runnable; m; m &= m - 1) running = std::min(running, w.time[__builtin_ctz(m)]);
-    }
+    });
     return {std::min(waiting, running), waiting < running};
 }
 
-void give_turn(Block &block) {
+void give_turn(Block &leader) {
     cs_warp *first = nullptr;
     uint32_t lane = 0;
-    for (uint32_t k = 0; k < block.warps; k++) {
-        if (!block.active[k]) continue;
-        cs_warp &w = block.active[k]->state;
+    for_each_warp(leader, [&](cs_warp &w) {
         for (uint32_t m = w.waiting_turn; m; m &= m - 1) {
             const auto l = static_cast<uint32_t>(__builtin_ctz(m));
             if (!first || w.time[l] < first->time[lane]) first = &w, lane = l;
         }
-    }
+    });
     if (!first) return;
     uint32_t group = 0;
     for (uint32_t m = first->waiting_turn; m; m &= m - 1) {
@@ -258,6 +310,8 @@ uint64_t latest_exit(const Block &block) {
 Block::~Block() {
     for (Warp *warp : active) delete warp;
 }
+
+namespace {
 
 void begin_block(Block &block, Job &job, uint64_t linear) {
     const LaunchDescription &launch = *job.launch;
@@ -286,6 +340,7 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
         memset(block.shared.reserve(job.shared_size), 0, job.kernel->reserved_shared);
     if (block.barriers_in_use) {
         for (Barrier &b : block.barriers) b = Barrier();
+        if (block.barriers_in_use & 1u << kClusterBarrier) block.cluster_barrier = ClusterBarrier();
         block.barriers_in_use = 0;
     }
     for (uint32_t k = 0; k < block.warps; k++) {
@@ -305,6 +360,32 @@ void begin_block(Block &block, Job &job, uint64_t linear) {
     }
 }
 
+}  // namespace
+
+void begin_cluster(Block &leader, Job &job, uint64_t number) {
+    if (job.cluster_blocks == 1) {
+        begin_block(leader, job, number);
+        return;
+    }
+    while (leader.followers.size() + 1 < job.cluster_blocks) {
+        leader.followers.push_back(std::make_unique<Block>());
+        leader.followers.back()->leader = &leader;
+        leader.followers.back()->rank = static_cast<uint32_t>(leader.followers.size());
+    }
+    const uint32_t *const grid = job.launch->grid, *const shape = job.cluster;
+    const uint64_t clusters_x = grid[0] / shape[0], clusters_y = grid[1] / shape[1];
+    const uint64_t first_x = number % clusters_x * shape[0],
+                   first_y = number / clusters_x % clusters_y * shape[1],
+                   first_z = number / clusters_x / clusters_y * shape[2];
+    for (uint32_t rank = 0; rank < job.cluster_blocks; rank++) {
+        const uint64_t x = first_x + rank % shape[0], y = first_y + rank / shape[0] % shape[1],
+                       z = first_z + rank / shape[0] / shape[1];
+        Block &block = leader.member(rank);
+        begin_block(block, job, x + grid[0] * (y + grid[1] * z));
+        block.shared.reserve(job.shared_size);  // another block may use it before this one runs
+    }
+}
+
 Outcome run_slice(Block &block, Fault &fault) {
     Guard guard;
     guard.warp = nullptr;
@@ -316,19 +397,21 @@ Outcome run_slice(Block &block, Fault &fault) {
     if (sigsetjmp(guard.where, 0) == 0) {
         current_guard = &guard;
         const Outcome outcome = run_rounds(block);
+        if (outcome == Outcome::finished)
+            for (uint32_t k = 1; k < block.job->cluster_blocks; k++)
+                block.end = std::max(block.end, block.member(k).end);
         if (outcome != Outcome::failed) return outcome;
         fault.code = CS_FAULT_LAUNCH_FAILED;
         fault.message =
             "deadlock: every thread waits at a barrier or collective for threads that never arrive";
         guard.warp = nullptr;
-        for (const Warp *warp : block.active)
-            if (warp && !guard.warp) guard.warp = &warp->state;
+        for_each_warp(block, [&](const cs_warp &w) {
+            if (!guard.warp) guard.warp = &w;
+            block.end = std::max(block.end, *std::max_element(w.time, w.time + 32));
+        });
         const auto lane = static_cast<uint32_t>(__builtin_ctz(~guard.warp->exited));
         fault.line = guard.warp->line;
         for (int k = 0; k < 3; k++) fault.thread[k] = guard.warp->tid[k][lane];
-        for (const Warp *warp : block.active)
-            if (warp)
-                block.end = std::max(block.end, *std::max_element(warp->state.time, warp->state.time + 32));
     } else {
         fault.code = guard.code;
         fault.address = guard.address;
@@ -342,7 +425,8 @@ Outcome run_slice(Block &block, Fault &fault) {
             block.end = guard.warp->time[lane] + guard.warp->elapsed;
         }
     }
-    memcpy(fault.block, block.id, sizeof fault.block);
+    const Block &faulty = guard.warp ? *static_cast<const Block *>(guard.warp->block) : block;
+    memcpy(fault.block, faulty.id, sizeof fault.block);
     fault.kernel = block.job->kernel->name;
     std::tie(fault.file, fault.source_line) = block.job->launch->image->source_of(fault.line);
     describe(fault);

@@ -17,9 +17,10 @@ enum {
     kInvalidConfiguration = 9,
     kInvalidFunction = 98,
     kLaunchPendingCountExceeded = 69,
-    kNotSupported = 801
+    kNotSupported = 801,
+    kInvalidClusterSize = 912
 };
-constexpr uint64_t kThreadsPerBlock = 1024;
+constexpr uint64_t kThreadsPerBlock = 1024, kPortableCluster = 8;
 
 Job &job_of(const cs_warp *w) { return *static_cast<Block *>(w->block)->job; }
 uint32_t &last_error(cs_warp *w) { return reinterpret_cast<Warp *>(w)->last_error[w->lane]; }
@@ -53,6 +54,12 @@ uint32_t check(const cs_kernel &kernel, const NestedLaunch &launch, const Enviro
     if (threads == 0 || threads > kThreadsPerBlock || launch.block[2] > 64) return kInvalidConfiguration;
     if (kernel.reqntid[0] != 0 && memcmp(kernel.reqntid, launch.block, sizeof launch.block) != 0)
         return kInvalidConfiguration;
+    const uint32_t *const cluster = kernel.reqnctapercluster;  // launches here cannot name another shape
+    for (int k = 0; k < 3; k++)
+        if (cluster[0] != 0 && launch.grid[k] % cluster[k] != 0) return kInvalidClusterSize;
+    if (cluster[0] == 0 ? kernel.explicit_cluster != 0
+                        : uint64_t{cluster[0]} * cluster[1] * cluster[2] > kPortableCluster)
+        return kInvalidClusterSize;
     const uint64_t most = uint64_t{kernel.maxntid[0]} * kernel.maxntid[1] * kernel.maxntid[2];
     if (most != 0 && threads > most) return kInvalidConfiguration;
     const uint64_t shared = uint64_t{kernel.static_shared} + launch.dynamic_shared;

@@ -66,6 +66,9 @@ struct Kernel {
     uint32_t reqntid[3];              // .reqntid; 0, 0, 0 if none
     uint32_t maxntid[3];              // .maxntid; 0, 0, 0 if none
     uint32_t maxnreg;                 // .maxnreg; 0 if none
+    uint32_t cluster[3];              // .reqnctapercluster; 0, 0, 0 if none
+    uint32_t max_cluster_rank;        // .maxclusterrank: blocks of a cluster; 0 if none
+    bool explicit_cluster;            // .explicitcluster: a launch must have a shape of clusters
     bool recursive;                   // needs a stack of unknown size
     std::vector<uint32_t> variables;  // indices of the module variables that it and its callees use
     std::string refused;  // why it cannot run, such as an unsupported instruction; empty if it can
@@ -181,12 +184,13 @@ struct LaunchDescription {
     const void *parameters = nullptr;  // Kernel::parameter_bytes bytes, with the layout of Kernel::parameters
     uint32_t grid[3] = {1, 1, 1};
     uint32_t block[3] = {1, 1, 1};
-    uint32_t dynamic_shared = 0;    // bytes
-    uint64_t grid_id = 0;           // %gridid
-    uint32_t stack_limit = 1024;    // bytes per thread for recursion (cudaLimitStackSize)
-    uint32_t pending_limit = 2048;  // launches by one grid (cudaLimitDevRuntimePendingLaunchCount)
-    bool cooperative = true;        // provides the grid barrier's workspace; without it, grid.sync() traps
-    bool hostile = false;           // random order of blocks and warps, from `seed`; calls lose the carry
+    uint32_t cluster[3] = {0, 0, 0};  // blocks, at most 16; they divide the grid. 0, 0, 0: not specified
+    uint32_t dynamic_shared = 0;      // bytes
+    uint64_t grid_id = 0;             // %gridid
+    uint32_t stack_limit = 1024;      // bytes per thread for recursion (cudaLimitStackSize)
+    uint32_t pending_limit = 2048;    // launches by one grid (cudaLimitDevRuntimePendingLaunchCount)
+    bool cooperative = true;          // provides the grid barrier's workspace; without it, grid.sync() traps
+    bool hostile = false;             // random order of blocks and warps, from `seed`; calls lose the carry
     uint64_t seed = 0;
     uint64_t start_ns = 0;  // virtual clock: the start of the grid
     // Virtual clock, if not null: gets the end of each thread of the grid, by its number.

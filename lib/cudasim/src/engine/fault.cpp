@@ -83,10 +83,10 @@ void raise_fault(cs_warp *w, int code, uint64_t address, uint32_t size, char acc
 
 const Windows &windows() {
     static const Windows found = [] {
-        const size_t size = 2ull * kWindow + kParameterWindow;
+        const size_t size = uint64_t{kClusterWindow} + kWindow + kParameterWindow;
         void *base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         const auto at = base == MAP_FAILED ? 0x1000 : reinterpret_cast<uint64_t>(base);
-        return Windows{at, at + kWindow, at + 2ull * kWindow};
+        return Windows{at, at + kClusterWindow, at + kClusterWindow + kWindow};
     }();
     return found;
 }

@@ -117,6 +117,9 @@ std::shared_ptr<LoadedImage> LoadedImage::load(const std::string &key, std::stri
         memcpy(to.reqntid, from.reqntid, sizeof to.reqntid);
         memcpy(to.maxntid, from.maxntid, sizeof to.maxntid);
         to.maxnreg = from.maxnreg;
+        memcpy(to.cluster, from.reqnctapercluster, sizeof to.cluster);
+        to.max_cluster_rank = from.maxclusterrank;
+        to.explicit_cluster = from.explicit_cluster != 0;
         to.recursive = from.recursive != 0;
         to.variables.assign(from.vars, from.vars + from.nvars);
         if (from.refused) to.refused = from.refused;

@@ -18,8 +18,9 @@
 
 namespace cudasim {
 
-constexpr uint32_t kWindow =
-    1u << 24;  // size in bytes of the window of shared memory, and of that of local memory
+// Sizes in bytes of the windows: of a block's shared memory and of local memory; of a cluster's shared memory, with addresses of a
+// block that no cluster has.
+constexpr uint32_t kWindow = 1u << CS_RANK_SHIFT, kClusterWindow = (CS_MOST_BLOCKS + 1) << CS_RANK_SHIFT;
 constexpr uint32_t kParameterWindow = 1u << 16;
 constexpr int32_t kBudget = 1024;          // backward jumps before a warp yields
 constexpr int32_t kVirtualBudget = 16384;  // the same on the virtual clock, in ns
@@ -77,6 +78,7 @@ class Buffer {
     uint8_t *reserve(
         size_t size);  // at least `size` bytes, page-aligned; a larger size than before loses the contents
     size_t size() const { return size_; }
+    uint8_t *data() const { return data_; }
 
   private:
     uint8_t *data_ = nullptr;
@@ -109,10 +111,25 @@ struct Barrier {
     uint32_t waiting_lanes[32] = {};
 };
 
+// The state of barrier.cluster.
+struct ClusterBarrier {
+    // Of the cluster, only in the block of rank 0: the threads that have arrived. Virtual clock: the time of the last arrival, where
+    // the exit of a thread that has not arrived counts as one; that of the last exit; that when the barrier was last complete.
+    uint32_t arrived = 0;
+    uint64_t latest = 0, exits = 0, completed = 0;
+    // Per warp of the block. `passed`: the barrier is complete, and they have not waited yet.
+    uint32_t arrived_lanes[32] = {}, waiting_lanes[32] = {}, passed_lanes[32] = {};
+};
+
 struct Job;
 
+// One host thread runs all blocks of a cluster in turn: a slice is a slice of the block of rank 0 and its followers.
 struct Block {
     Job *job = nullptr;
+    Block *leader = this;  // of rank 0
+    uint32_t rank = 0;     // in the cluster
+    std::vector<std::unique_ptr<Block>>
+        followers;  // of rank 1 and more; the last ones may be left from another grid
     uint64_t linear = 0;
     uint32_t id[3] = {}, smid = 0;
     uint32_t warps = 0, started = 0, finished = 0;
@@ -120,8 +137,9 @@ struct Block {
     uint32_t order[32] = {};  // the order in which warps start
     Warp *active[32] = {};    // by index; null: not started, or finished
     std::vector<std::unique_ptr<Warp>> spare;
-    Barrier barriers[17];          // number 16 is barrier.cluster: a cluster has one block
-    uint32_t barriers_in_use = 0;  // a bit for each
+    Barrier barriers[16];
+    ClusterBarrier cluster_barrier;
+    uint32_t barriers_in_use = 0;  // a bit for each, and kClusterBarrier
     Buffer shared;
     uint64_t random = 0;  // hostile mode
     uint64_t wake = 0;    // if all its threads wait or sleep: when the first one wakes; else 0
@@ -132,7 +150,12 @@ struct Block {
     Block(const Block &) = delete;
     Block &operator=(const Block &) = delete;
     ~Block();
+    bool done() const { return finished == warps; }
+    // Returns a block of the cluster of this block of rank 0.
+    Block &member(uint32_t of_rank) { return of_rank ? *followers[of_rank - 1] : *this; }
+    const Block &member(uint32_t of_rank) const { return of_rank ? *followers[of_rank - 1] : *this; }
 };
+constexpr uint32_t kClusterBarrier = 16;  // a bit of Block::barriers_in_use, as the numbers of barriers are
 
 // A grid that a kernel launches. It runs when the kernel's own grid has finished.
 struct NestedLaunch {
@@ -150,8 +173,11 @@ struct Job {  // what the blocks of a grid have in common
     const Code *code = nullptr;  // by function
     std::vector<uint8_t> parameters;
     uint32_t shared_size = 0, local_size = 0;
-    uint32_t local_stride = 0;                         // from one lane's local memory to the next
-    bool shuffle = false;                              // blocks and warps in random order
+    uint32_t local_stride = 0;  // from one lane's local memory to the next
+    uint32_t cluster[3] = {1, 1, 1},
+             cluster_blocks = 1;            // the shape of a cluster, and the number of its blocks
+    std::vector<uint32_t> cluster_offsets;  // cs_kernel.shared_offsets for each block of a cluster of several
+    bool shuffle = false;                   // blocks and warps in random order
     alignas(16) uint32_t workspace[4] = {8, 0, 0, 0};  // of cooperative groups: its size, the grid barrier
     std::mutex nested_mutex;                           // guards the members below
     std::map<uint64_t, NestedLaunch> prepared;         // by the address of its parameters
@@ -159,11 +185,12 @@ struct Job {  // what the blocks of a grid have in common
 };
 
 enum class Outcome { finished, yielded, failed };
-// Runs a block until it has finished, has used its quantum, or all its threads wait for their turn.
+// Runs the cluster of a block of rank 0 until it has finished, has used its quantum, or all its threads wait for their turn.
 Outcome run_slice(Block &block, Fault &fault);
-void begin_block(Block &block, Job &job, uint64_t linear);
+// Begins the cluster of this number. `block` becomes its block of rank 0.
+void begin_cluster(Block &block, Job &job, uint64_t number);
 
-// Ordered kernels on the virtual clock: the earliest thread of a block that can continue.
+// Ordered kernels on the virtual clock: the earliest thread of a cluster that can continue.
 struct EarliestThread {
     uint64_t time;
     bool waits_for_turn;  // it waits for its turn, and all threads that can run are later
@@ -194,6 +221,11 @@ extern const cs_services services;
 // Completes collectives whose missing lanes have exited. Returns whether there were any.
 bool complete_collectives(cs_warp *w);
 bool check_barrier(Block &block, uint32_t number);
+void check_cluster_barrier(Block &block);
+// Virtual clock: notes the exit of lanes for barrier.cluster, if it is in use.
+void leave_cluster_barrier(const cs_warp *w, uint32_t lanes);
+// Returns the host address of an address in the cluster's shared memory; null if it is not in the memory of one of the blocks.
+uint8_t *shared_memory(cs_warp *w, uint64_t address, uint32_t size, uint32_t access);
 uint32_t device_vprintf(cs_warp *w, uint64_t format, uint64_t arguments);
 uint64_t device_runtime(cs_warp *w, uint32_t call, const uint64_t *arguments);
 void *resolve(cs_warp *w, uint64_t address, uint32_t size, uint32_t access);

@@ -32,6 +32,7 @@ constexpr size_t kMostKept = 64 << 20;  // bytes of ordered blocks
 constexpr uint32_t kCacheLine = 64;     // bytes
 
 struct Grid : Job {
+    // A block is a cluster here, if clusters have several blocks: the block of rank 0 stands for its cluster.
     uint64_t total = 0, next = 0;  // blocks; [next, total) have not started
     uint64_t resumed = 0;          // slices of suspended blocks since the last block started
     uint32_t running = 0;          // host threads that run a slice
@@ -46,7 +47,7 @@ struct Grid : Job {
              shift = 0;  // hostile mode: the i-th block to start is (i * multiplier + shift) % total
 
     uint64_t threads() const {
-        return static_cast<uint64_t>(launch->block[0]) * launch->block[1] * launch->block[2];
+        return static_cast<uint64_t>(launch->block[0]) * launch->block[1] * launch->block[2] * cluster_blocks;
     }
     // Limits the memory of sleeping blocks.
     bool can_start_block() const { return next < total && asleep.size() * threads() < kMaxResident; }
@@ -131,7 +132,7 @@ void run_ordered(Grid &grid) {
                 grid.idle.pop_back();
             }
             if (!block) block = std::make_unique<Block>();
-            begin_block(*block, grid, grid.next++);
+            begin_cluster(*block, grid, grid.next++);
         } else if (kind == waits_for_turn) {
             give_turn(*block);
         }
@@ -222,7 +223,7 @@ Result run_work(Grid &grid, Work &work) {
         Outcome outcome = Outcome::failed;
         try {
             if (!block) block = std::make_unique<Block>();
-            if (!work.resume) begin_block(*block, grid, shuffled_index(grid, work.first + k));
+            if (!work.resume) begin_cluster(*block, grid, shuffled_index(grid, work.first + k));
             result.slices++;
             outcome = run_slice(*block, result.fault);
         } catch (const std::bad_alloc &) {
@@ -255,7 +256,7 @@ bool run_some(Pool &p, Grid &grid, std::unique_lock<std::mutex> &lock) {
     lock.lock();
     grid.running--;
     p.statistics.slices += result.slices;
-    p.statistics.blocks += work.resume ? 0 : work.count;
+    p.statistics.blocks += work.resume ? 0 : work.count * grid.cluster_blocks;
     if (work.block) grid.idle.push_back(std::move(work.block));
     for (auto &b : result.unfinished) {
         if (const uint64_t wake = b->wake) grid.asleep.emplace(wake, std::move(b));
@@ -313,6 +314,16 @@ void start_workers(Pool &p) {  // mutex held
     }
 }
 
+void make_clusters(Grid &grid) {
+    const uint32_t *const shape = grid.launch->cluster;
+    std::copy_n(shape, 3, grid.cluster);
+    grid.cluster_blocks = shape[0] * shape[1] * shape[2];
+    grid.total /= grid.cluster_blocks;
+    for (uint32_t rank = 0; rank < grid.cluster_blocks; rank++)
+        for (uint32_t k = 0; k < grid.image->nshared; k++)
+            grid.cluster_offsets.push_back(grid.kernel->shared_offsets[k] + (rank << CS_RANK_SHIFT));
+}
+
 std::unique_ptr<Grid> make_grid(const LaunchDescription &launch, const LoadedImage &image) {
     auto grid = std::make_unique<Grid>();
     grid->launch = &launch;
@@ -333,6 +344,7 @@ std::unique_ptr<Grid> make_grid(const LaunchDescription &launch, const LoadedIma
                              ? grid->local_size
                              : ((grid->local_size + kCacheLine - 1) / kCacheLine | 1) * kCacheLine;
     grid->total = static_cast<uint64_t>(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+    if (launch.cluster[0] != 0) make_clusters(*grid);
     // On the virtual clock, even races repeat exactly: one host thread runs all blocks, in one order.
     grid->shuffle = launch.hostile && !image.virtual_clock;
     if (grid->shuffle && grid->total > 1) {
@@ -349,6 +361,7 @@ void keep_idle_blocks(Pool &p, Grid &grid) {  // mutex held
     if (grid.local_size > kSmallLocal || grid.shared_size > kSmallShared) return;
     while (!grid.stop && !grid.idle.empty() && p.idle.size() < p.limit) {
         for (const std::unique_ptr<Warp> &warp : grid.idle.back()->spare) warp->job = nullptr;
+        grid.idle.back()->followers.clear();
         p.idle.push_back(std::move(grid.idle.back()));
         grid.idle.pop_back();
     }
@@ -366,6 +379,7 @@ void keep_ordered_blocks(Pool &p, Grid &grid) {  // mutex held
     if (grid.fault.code || grid.fault.cancelled || !p.idle_ordered.empty()) return;
     size_t bytes = 0;
     for (std::unique_ptr<Block> &block : grid.idle) {
+        block->followers.clear();
         bytes += memory_of(*block);
         if (bytes > kMostKept) break;
         for (const std::unique_ptr<Warp> &warp : block->spare) warp->job = nullptr;
@@ -408,7 +422,7 @@ Fault run_grid(const LaunchDescription &launch, uint64_t *duration_ns, std::vect
     std::unique_lock<std::mutex> lock(p.mutex);
     p.statistics.grids++;
     if (g.kernel->ordered) {
-        p.statistics.blocks += g.total;
+        p.statistics.blocks += g.total * g.cluster_blocks;
         g.idle.swap(p.idle_ordered);
         lock.unlock();
         try {
@@ -475,6 +489,8 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         child.dynamic_shared = next.dynamic_shared;
         child.grid_id = launch.grid_id | ++launched << 32;
         child.cooperative = false;
+        const cs_kernel &kernel = static_cast<const LoadedImage &>(*launch.image).raw->kernels[next.kernel];
+        memcpy(child.cluster, kernel.reqnctapercluster, sizeof child.cluster);
         child.seed = launch.seed + launched;
         child.start_ns = launch.start_ns + duration;
         child.ends = nullptr;

@@ -222,7 +222,7 @@ void barrier(cs_warp *w, uint32_t mask, uint32_t kind, uint32_t next_pc) {
             if (w->ca[l] == number && w->cb[l] == expected) group |= 1u << l;
         }
         mask &= ~group;
-        if (number > 16) {
+        if (number > 15) {
             w->lane = first;
             raise_fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, 0, 0, 0, "barrier number above 15");
         }
@@ -267,7 +267,53 @@ void bar_sync(cs_warp *w, uint32_t mask, uint32_t number, uint32_t expected, uin
     check_barrier(block, number);
 }
 
+// Arrives at barrier.cluster, or waits for it (PTX ISA 9.7.13.3).
+void cluster_barrier(cs_warp *w, uint32_t mask, uint32_t waits, uint32_t next_pc) {
+    Block &block = block_of(w), &leader = *block.leader;
+    const Job &job = *block.job;
+    const uint32_t index = warp_of(w).index;
+    ClusterBarrier &b = block.cluster_barrier, &all = leader.cluster_barrier;
+    if (!(leader.barriers_in_use & 1u << kClusterBarrier)) {
+        for (uint32_t k = 0; k < job.cluster_blocks; k++) {
+            Block &member = leader.member(k);
+            member.barriers_in_use |= 1u << kClusterBarrier;
+            if (job.image->virtual_clock) all.latest = all.exits = std::max(all.exits, latest_exit(member));
+        }
+    }
+    const uint32_t arrived = b.arrived_lanes[index] | b.passed_lanes[index];
+    if (const uint32_t wrong = waits ? mask & ~arrived : mask & arrived) {
+        w->lane = lowest(wrong);
+        raise_fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0,
+                    waits ? "barrier.cluster.wait without barrier.cluster.arrive"
+                          : "barrier.cluster.arrive twice without barrier.cluster.wait");
+    }
+    for (uint32_t m = mask; m; m &= m - 1) w->pcs[lowest(m)] = next_pc;
+    if (!waits) {
+        b.arrived_lanes[index] |= mask;
+        all.arrived += count(mask);
+        if (job.image->virtual_clock)
+            for (uint32_t m = mask; m; m &= m - 1) all.latest = std::max(all.latest, w->time[lowest(m)]);
+        check_cluster_barrier(block);
+        return;
+    }
+    const uint32_t passed = mask & b.passed_lanes[index];
+    b.passed_lanes[index] &= ~passed;
+    b.waiting_lanes[index] |= mask & ~passed;
+    w->runnable &= ~(mask & ~passed);
+    if (job.image->virtual_clock)
+        for (uint32_t m = passed; m; m &= m - 1)
+            w->time[lowest(m)] = std::max(w->time[lowest(m)], all.completed + 1);  // the wait takes 1 ns
+}
+
 // ---------------------------------------------------------------------------------------------------- memory
+
+void *cluster_shared(cs_warp *w, uint64_t a, uint32_t n, uint32_t access) {
+    uint8_t *const found = shared_memory(w, a, n, access);
+    if (found == nullptr || a & (n - 1))
+        raise_fault(w, found ? CS_FAULT_MISALIGNED : CS_FAULT_ILLEGAL_ADDRESS, w->shared_window + a, n,
+                    static_cast<char>(access), nullptr);
+    return found;
+}
 
 void fault(cs_warp *w, uint32_t code, uint64_t address, uint32_t size, uint32_t access) {
     raise_fault(w, static_cast<int>(code), address, size, static_cast<char>(access), nullptr);
@@ -559,14 +605,74 @@ bool check_barrier(Block &block, uint32_t number) {
     return any;
 }
 
+// Completes barrier.cluster if all threads of the cluster have arrived or exited.
+void check_cluster_barrier(Block &block) {
+    Block &leader = *block.leader;
+    const Job &job = *block.job;
+    ClusterBarrier &all = leader.cluster_barrier;
+    uint32_t left = 0;  // threads that have not exited
+    for (uint32_t k = 0; k < job.cluster_blocks; k++)
+        left += leader.member(k).threads - leader.member(k).exited;
+    if (all.arrived == 0 || all.arrived < left) return;
+    for (uint32_t k = 0; k < job.cluster_blocks; k++) {
+        const Block &member = leader.member(k);
+        if (member.started < member.warps) return;
+        for (uint32_t i = 0; i < member.warps; i++)
+            if (const Warp *warp = member.active[i])
+                if (~(member.cluster_barrier.arrived_lanes[i] | warp->state.exited)) return;
+    }
+    const bool timed = job.image->virtual_clock;
+    all.arrived = 0;
+    all.completed = all.latest;
+    all.latest = all.exits;
+    for (uint32_t k = 0; k < job.cluster_blocks; k++) {
+        Block &member = leader.member(k);
+        ClusterBarrier &b = member.cluster_barrier;
+        for (uint32_t i = 0; i < member.warps; i++) {
+            const uint32_t waiting = b.waiting_lanes[i], arrived = b.arrived_lanes[i];
+            b.waiting_lanes[i] = b.arrived_lanes[i] = 0;
+            if (!member.active[i]) continue;
+            cs_warp &w = member.active[i]->state;
+            b.passed_lanes[i] = arrived & ~waiting;
+            w.runnable |= waiting;
+            if (timed)
+                for (uint32_t m = waiting; m; m &= m - 1)
+                    w.time[lowest(m)] = std::max(w.time[lowest(m)], all.completed + 1);
+        }
+    }
+}
+
+void leave_cluster_barrier(const cs_warp *w, uint32_t lanes) {
+    const Block &block = *static_cast<const Block *>(w->block);
+    if (!block.job->image->virtual_clock || !(block.barriers_in_use & 1u << kClusterBarrier)) return;
+    const uint32_t arrived = block.cluster_barrier.arrived_lanes[reinterpret_cast<const Warp *>(w)->index];
+    ClusterBarrier &all = block.leader->cluster_barrier;
+    for (uint32_t m = lanes; m; m &= m - 1) {
+        all.exits = std::max(all.exits, w->time[lowest(m)]);
+        if (!(arrived >> lowest(m) & 1)) all.latest = std::max(all.latest, w->time[lowest(m)]);
+    }
+}
+
+uint8_t *shared_memory(cs_warp *w, uint64_t a, uint32_t n, uint32_t access) {
+    const Block &block = block_of(w);
+    if (const uint64_t own = a - w->shared_at; own < w->total_shared && own + n <= w->total_shared)
+        return w->shared + own;
+    const uint64_t rank = a >> CS_RANK_SHIFT, offset = a & CS_SHARED_OFFSET;
+    if (rank >= block.job->cluster_blocks || offset + n > block.job->shared_size) return nullptr;
+    const Block &owner = block.leader->member(static_cast<uint32_t>(rank));
+    if (owner.done())
+        raise_fault(w, CS_FAULT_LAUNCH_FAILED, w->shared_window + a, n, static_cast<char>(access),
+                    "shared memory of a block of the cluster that has exited");
+    return owner.shared.data() + offset;
+}
+
 void *resolve(cs_warp *w, uint64_t a, uint32_t n, uint32_t access) {
     const auto kind = static_cast<char>(access);
     void *found = nullptr;
     if (a - w->base < w->limit) {
         found = reinterpret_cast<void *>(a);
-    } else if (a - w->shared_window < kWindow) {
-        const uint64_t offset = a - w->shared_window;
-        if (offset + n <= w->shared_size) found = w->shared + offset;
+    } else if (a - w->shared_window < kClusterWindow) {
+        found = shared_memory(w, a - w->shared_window, n, access);
     } else if (a - w->local_window < kWindow) {
         const uint64_t offset = a - w->local_window;
         if (offset + n <= w->local_size)
@@ -600,10 +706,36 @@ uint64_t next_random(uint64_t &state) {  // splitmix64
 }
 
 const cs_services services = {
-    pick,          collective,  barrier,     bar_sync,       execute,       resolve,        fault,
-    push,          pop,         indirect,    device_vprintf, allocate,      release,        assertfail,
-    device_clock,  globaltimer, nanosleep,   round32,        round64,       convert32,      convert64,
-    texture_fetch, surface,     surface_put, surface_texel,  texture_query, device_runtime, tensor_copy,
+    pick,
+    collective,
+    barrier,
+    bar_sync,
+    execute,
+    resolve,
+    fault,
+    push,
+    pop,
+    indirect,
+    device_vprintf,
+    allocate,
+    release,
+    assertfail,
+    device_clock,
+    globaltimer,
+    nanosleep,
+    round32,
+    round64,
+    convert32,
+    convert64,
+    texture_fetch,
+    surface,
+    surface_put,
+    surface_texel,
+    texture_query,
+    device_runtime,
+    tensor_copy,
+    cluster_barrier,
+    cluster_shared,
 };
 
 }  // namespace cudasim

@@ -161,13 +161,13 @@ uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
     uint32_t count = 1;
     for (uint32_t d = 0; d < map.rank; d++) {
         count *= map.box[d];  // at most 256 in each dimension; more than shared memory is refused at once
-        if (uint64_t{count} * size > w->shared_size)
+        if (uint64_t{count} * size > w->total_shared)
             raise_fault(w, CS_FAULT_ILLEGAL_ADDRESS, w->shared_window + copy->shared, count * size, 'w',
                         nullptr);
     }
     const uint32_t bytes = count * size;
-    if (copy->shared % kSharedAlignment || copy->shared > w->shared_size ||
-        bytes > w->shared_size - copy->shared)
+    uint8_t *const box = shared_memory(w, copy->shared, bytes, loads ? 'w' : 'r');
+    if (copy->shared % kSharedAlignment || !box)
         raise_fault(w, copy->shared % kSharedAlignment ? CS_FAULT_MISALIGNED : CS_FAULT_ILLEGAL_ADDRESS,
                     w->shared_window + copy->shared, bytes, loads ? 'w' : 'r', nullptr);
     uint32_t place[TensorMap::kMostDimensions] = {};
@@ -181,7 +181,7 @@ uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
         }
         uint64_t offset = copy->shared + uint64_t{k} * size;
         offset ^= (offset >> 7 & map.swizzle) << 4;
-        uint8_t *const here = w->shared + offset;
+        uint8_t *const here = box + (static_cast<int64_t>(offset) - static_cast<int64_t>(copy->shared));
         if (!inside) {
             if (loads) fill(map, here, size);
         } else if (loads) {

@@ -30,6 +30,7 @@ namespace cudasim::runtime {
     X(KernelSetAttribute, 12030) X(KernelSetCacheConfig, 12030) X(KernelGetName, 12030)                              \
     X(KernelGetParamInfo, 12040) X(FuncGetName, 12030)                                                               \
     X(OccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 12030)                                                     \
+    X(OccupancyMaxActiveClusters, 12030) X(OccupancyMaxPotentialClusterSize, 12030)                                  \
     X(OccupancyAvailableDynamicSMemPerBlock, 12030) X(MemAlloc, 12030) X(MemAllocPitch, 12030) X(MemFree, 12030)     \
     X(MemHostAlloc, 12030) X(MemFreeHost, 12030) X(MemHostRegister, 12030) X(MemHostUnregister, 12030)               \
     X(MemHostGetDevicePointer, 12030) X(MemHostGetFlags, 12030) X(MemAllocManaged, 12030) X(MemGetInfo, 12030)       \

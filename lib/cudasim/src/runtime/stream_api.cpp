@@ -147,6 +147,33 @@ cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments
                                           bytes, stream, arguments, nullptr));
 }
 
+CUlaunchConfig driver_configuration(const cudaLaunchConfig_t &config) {
+    CUlaunchConfig converted{};
+    converted.gridDimX = config.gridDim.x;
+    converted.gridDimY = config.gridDim.y;
+    converted.gridDimZ = config.gridDim.z;
+    converted.blockDimX = config.blockDim.x;
+    converted.blockDimY = config.blockDim.y;
+    converted.blockDimZ = config.blockDim.z;
+    converted.sharedMemBytes = static_cast<unsigned>(std::min<size_t>(config.dynamicSmemBytes, 0xffffffff));
+    converted.hStream = config.stream;
+    static_assert(sizeof(CUlaunchAttribute) == sizeof(cudaLaunchAttribute), "both APIs use the same layout");
+    converted.attrs = reinterpret_cast<CUlaunchAttribute *>(config.attrs);
+    converted.numAttrs = config.numAttrs;
+    return converted;
+}
+
+// Asks the driver about the clusters of a kernel.
+template <class Ask>
+cudaError_t ask_about_clusters(Ask ask, int *result, const void *function, const cudaLaunchConfig_t *config) {
+    ENSURE_CONTEXT();
+    if (config == nullptr) return record_error(cudaErrorInvalidValue);
+    CUkernel kernel = nullptr;
+    if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
+    const CUlaunchConfig converted = driver_configuration(*config);
+    return record_error(ask(result, reinterpret_cast<CUfunction>(kernel), &converted));
+}
+
 }  // namespace
 
 extern "C" {
@@ -175,21 +202,22 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *fu
         return record_error(cudaErrorInvalidConfiguration);
     CUkernel kernel = nullptr;
     if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
-    CUlaunchConfig converted{};
-    converted.gridDimX = config->gridDim.x;
-    converted.gridDimY = config->gridDim.y;
-    converted.gridDimZ = config->gridDim.z;
-    converted.blockDimX = config->blockDim.x;
-    converted.blockDimY = config->blockDim.y;
-    converted.blockDimZ = config->blockDim.z;
-    converted.sharedMemBytes = static_cast<unsigned>(std::min<size_t>(config->dynamicSmemBytes, 0xffffffff));
-    converted.hStream = config->stream;
-    static_assert(sizeof(CUlaunchAttribute) == sizeof(cudaLaunchAttribute), "both APIs use the same layout");
-    converted.attrs = reinterpret_cast<CUlaunchAttribute *>(config->attrs);
-    converted.numAttrs = config->numAttrs;
+    const CUlaunchConfig converted = driver_configuration(*config);
     return record_error(
         cu().LaunchKernelEx(&converted, reinterpret_cast<CUfunction>(kernel), arguments, nullptr));
 }
+
+#ifndef CUDA_API_PER_THREAD_DEFAULT_STREAM
+cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *function,
+                                           const cudaLaunchConfig_t *config) {
+    return ask_about_clusters(cu().OccupancyMaxActiveClusters, clusters, function, config);
+}
+
+cudaError_t cudaOccupancyMaxPotentialClusterSize(int *blocks, const void *function,
+                                                 const cudaLaunchConfig_t *config) {
+    return ask_about_clusters(cu().OccupancyMaxPotentialClusterSize, blocks, function, config);
+}
+#endif
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
     ENSURE_CONTEXT();

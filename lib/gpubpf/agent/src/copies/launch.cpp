@@ -34,9 +34,10 @@ static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t
     uint32_t threads = shape.block[0] * shape.block[1] * shape.block[2];
     int n = 0;
     if (shape.cluster) {
-        if (!driver.cuOccupancyMaxActiveClusters ||
-            driver.cuOccupancyMaxActiveClusters(&n, function, shape.config) != CUDA_SUCCESS || n < 0)
-            return kNotSaid;
+        if (!driver.cuOccupancyMaxActiveClusters) return kNotSaid;
+        const CUresult result = driver.cuOccupancyMaxActiveClusters(&n, function, shape.config);
+        if (result == CUDA_ERROR_INVALID_CLUSTER_SIZE) return 0;
+        if (result != CUDA_SUCCESS || n < 0) return kNotSaid;
         return uint64_t(n) * shape.cluster_size[0] * shape.cluster_size[1] * shape.cluster_size[2];
     }
     if (driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&n, function, static_cast<int>(threads),
