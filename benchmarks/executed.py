@@ -306,7 +306,8 @@ nothing is timed. Counts of PTX are exact. The machine instructions of {TARGET} 
 ptxas assembles the text that ran, nvdisasm tells which instructions each basic block became, and a
 warp executes a block as often as on the embedded device. Ratios are those of machine instructions
 that warps execute, with probes to without. They are no slowdown: a kernel that waits for memory has
-issue slots to spare.
+issue slots to spare. launchlate's are too high, in atomics most of all: on the embedded device each
+lane records its exit, on a GPU one of those that exit together.
 
     python3 benchmarks/executed.py --report benchmarks/results/executed.md SUITE=DIRECTORY …
 """
@@ -365,8 +366,8 @@ def report(results: Sequence[Result]) -> str:
         "",
         "## What it might mean on a GPU",
         "",
-        "An estimate, to be proved right or wrong by the first run on a GPU: how many times as long kernels",
-        "take if issue slots or memory limit them, whichever takes longer, and nothing else. Memory is all that",
+        "An estimate, to be compared with what a GPU measures (docs/gpu.md): how many times as long kernels take",
+        "if issue slots or memory limit them, whichever takes longer, and nothing else. Memory is all that",
         "lanes load and store, as if there were no cache, and 32 bytes for each atomic operation of a lane.",
         "Multiprocessors, clocks and bandwidths are those of NVIDIA's data sheets.",
         "",
@@ -395,7 +396,7 @@ def report(results: Sequence[Result]) -> str:
         lines.append(
             f"| {r.program} | {r.tool} | {r.probed.lanes / r.alone.lanes:.2f} | {r.probed.warps / r.alone.warps:.2f}"
             f" | {r.ratio:.2f} | {(r.probed.atomics - r.alone.atomics) * per:.1f}"
-            f" | {(r.probed.bytes - r.alone.bytes) * per:.0f} | +{r.more_registers}"
+            f" | {(r.probed.bytes - r.alone.bytes) * per:.0f} | {r.more_registers:+}"
             f" | {r.probed.spilled - r.alone.spilled} | {r.worst[:40]} |"
         )
     return "\n".join(lines) + "\n"
