@@ -166,8 +166,9 @@ def report(
     if results.json or results.csv:
         for kernel in counts:
             if kernel.no_thread:
-                grid, block = kernel.shape.grid, kernel.shape.block_dim
-                cli.note(TOOL, f"{kernel.instance.kernel}: {kernel.nothing}: grid {grid}, block {block}")
+                extents = (kernel.shape.grid, kernel.shape.block_dim)
+                grid, block = (" x ".join(map(str, extent)) for extent in extents)
+                cli.note(TOOL, f"{kernel.instance.kernel}, grid {grid}, block {block}: {kernel.nothing}")
     if results.json:
         for kernel in counts:
             show_json(kernel, args, results)
@@ -221,6 +222,7 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
         )
     spilled = {"spilled_bytes": instance.spilled} if instance.spilled else {}
     idle = None
+    unknown = counts.sampled is not None and counts.no_thread
     if counts.selected is None:
         empty, waiting = imbalance.idle_lanes(shape, counts.work)
         idle = {"empty": round(empty, 6), "waiting": round(waiting, 6)}
@@ -234,9 +236,9 @@ def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.Resul
         selected=counts.wanted,
         thread_records=written,
         runs=counts.total_runs,
-        work=counts.total_work,
+        work=None if unknown else counts.total_work,
         **counts.sample_fields(),
-        imbalance=round(threads.imbalance, 6),
+        imbalance=None if unknown else round(threads.imbalance, 6),
         work_kind=args.work,
         registers={"before": instance.registers_before, "after": instance.registers_after} | spilled,
         idle_lanes=idle,

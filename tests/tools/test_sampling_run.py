@@ -211,7 +211,7 @@ def test_a_run_repeats_with_its_seed(app, tmp_path):
     assert again["kernel"][0]["sampled"] == first["kernel"][0]["sampled"]
 
 
-def test_the_text_says_how_exact_it_is(app):
+def test_the_text_says_how_exact_it_is(app, tmp_path):
     text = run(
         "threadhist",
         "--device",
@@ -230,6 +230,13 @@ def test_the_text_says_how_exact_it_is(app):
     assert " stores +- " in text and "% (standard error)" in text
     none = run("threadhist", "--device", "sim", "--sample-blocks", "1/65536", "--seed", "1", "--", app)
     assert "sampling chose no block of this grid" in none.stdout and none.returncode == 5
+    assert "sampled: 1 in 65,536 blocks; --seed 1 makes the same choice\n" in none.stdout
+    options = ("--json", "-o", tmp_path / "none", "--sample-blocks", "1/65536", "--seed", "1", "--", app)
+    none = run("threadhist", "--device", "sim", *options)
+    assert ": sampling chose no block of this grid\n" in none.stderr
+    (kernel, summary) = map(json.loads, (tmp_path / "none").read_text().splitlines()[-2:])
+    assert kernel["work"] is kernel["imbalance"] is None
+    assert summary["sampling"] == {"unit": "block", "one_in": 65536, "seed": 1}
 
 
 @pytest.mark.parametrize("tool", TOOLS)
