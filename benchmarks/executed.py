@@ -42,7 +42,8 @@ TARGET = "sm_90"
 LIMIT = 120.0  # seconds for a program alone; five times as long under a tool
 OWN = "gpubpf_clock"  # a kernel of the tools, which is no part of the program
 ARGUMENTS = {"vectoradd": ["100000", "256", "64", "3"], "imbalance": ["32", "24"], "matmul": ["64"]}
-MOST_WARPS, MOST_BLOCKS = 64, 32  # of a multiprocessor of TARGET
+MOST_BLOCKS = 32  # of a multiprocessor
+MOST_WARPS = {"sm_75": 32, "sm_80, sm_90, sm_100": 64}  # the same, with 65,536 registers
 CLASSES = (16, 24, 32, 48, None)  # of kernels, by their registers
 WARPS = 8  # of a block, where the warps that fit are computed
 # Multiprocessors, clock in GHz, memory in GB/s, from NVIDIA's data sheets. A multiprocessor issues four instructions per clock.
@@ -353,15 +354,19 @@ def report(results: Sequence[Result]) -> str:
         f"A copy needs more registers, so fewer of its warps may fit on a multiprocessor. Blocks of {32 * WARPS}",
         "threads are assumed. The last column is the share that still fits, at worst. Copies have the",
         "limits that tools set (docs/instrumentation.md), by the registers of the program's cubin, which may",
-        "be for another GPU; without a cubin, or with a limit of the kernel's own, they have none.",
+        "be for another GPU; without a cubin, or with a limit of the kernel's own, they have none. All",
+        f"registers are those that ptxas gives for {TARGET}.",
         "",
-        "| tool | kernels | kernels with fewer warps | warps left |",
-        "|---|---|---|---|",
+        "| tool | GPU | kernels | kernels with fewer warps | warps left |",
+        "|---|---|---|---|---|",
     ]
     for tool, found in by.items():
         pairs = [pair for r in found for pair in r.registers.values()]
-        left = [warps(after) / warps(before) for before, after in pairs]
-        lines.append(f"| {tool} | {len(pairs)} | {sum(x < 1 for x in left)} | {min(left):.0%} |")
+        for gpu, most in MOST_WARPS.items():
+            left = [warps(after, most) / warps(before, most) for before, after in pairs]
+            lines.append(
+                f"| {tool} | {gpu} | {len(pairs)} | {sum(x < 1 for x in left)} | {min(left):.0%} |"
+            )
     lines += [
         "",
         "## What it might mean on a GPU",
@@ -402,10 +407,10 @@ def report(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def warps(used: int) -> int:
-    """Return the warps that fit on a multiprocessor, in blocks of WARPS, with so many registers per thread."""
+def warps(used: int, most: int) -> int:
+    """Return the warps that fit on a multiprocessor, in blocks of WARPS and `most` at most, with so many registers per thread."""
     registers_of_warp = -(-used * 32 // 256) * 256
-    return WARPS * min(MOST_BLOCKS, MOST_WARPS // WARPS, 65536 // (registers_of_warp * WARPS))
+    return WARPS * min(MOST_BLOCKS, most // WARPS, 65536 // (registers_of_warp * WARPS))
 
 
 def main(arguments: Sequence[str]) -> int:

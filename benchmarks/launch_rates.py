@@ -59,7 +59,7 @@ def run(program: Path, arguments: tuple[str, ...], tool: bool) -> Ran:
     before = cpu_of_children()
     done = subprocess.run(
         [sys.executable, *(traced if tool else ("-m", "cudasim")), "--", str(program), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "lib")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "lib"), "CUDASIM_HOSTILE": "0"},
         stderr=subprocess.PIPE,
         text=True,
         check=False,
