@@ -86,12 +86,15 @@ def demangle_all(mangled: Iterable[str]) -> list[KernelName]:
 def labels(mangled: Iterable[str], width: int | None = None, full: bool = False) -> dict[str, str]:
     """Return labels for kernels that are shown together, by mangled name. Different kernels have different labels.
 
-    A label is the short name, or the full one with `full` or for equal short names. `width`: of the longest label.
+    A label is the short name, or the full one with `full`, or for equal short names the full one without `void`, which all kernels
+    return. `width`: of the longest label.
     """
     found = {name.mangled: name for name in demangle_all(mangled)}
     shorts = Counter(name.short for name in found.values())
     texts = {
-        key: table.printable(name.full if full or shorts[name.short] > 1 else name.short)
+        key: table.printable(
+            name.full if full else name.short if shorts[name.short] == 1 else name.full.removeprefix("void ")
+        )
         for key, name in found.items()
     }
     texts = told_apart(texts)

@@ -187,14 +187,14 @@ def test_labels_of_kernels_that_come_one_by_one() -> None:
     found = names.Labels(ascii=True)
     assert found.label("_Z4fillIfEvT_", 12) == "fill"
     assert found.label("_Z4fillIiEvT_", 12) == "fill<int>"
-    assert found.label("_Z4fillIfEvT_") == "void fill<float>(float)"
+    assert found.label("_Z4fillIfEvT_") == "fill<float>(float)"
     assert found.label("h\u00f6he", 12) == "h\\xf6he"
     assert found.cut("h\\xf6he", 6) == "h\\...e" and found.cut("another", 6) == "an...r"
 
 
 def test_labels_tell_kernels_of_one_name_apart():
     assert names.labels(["_Z4fillIfEvT_", "_Z4fillIiEvT_", "_Z4copyPf"]) == {
-        "_Z4fillIfEvT_": "void fill<float>(float)",
-        "_Z4fillIiEvT_": "void fill<int>(int)",
+        "_Z4fillIfEvT_": "fill<float>(float)",
+        "_Z4fillIiEvT_": "fill<int>(int)",
         "_Z4copyPf": "copy",
     }

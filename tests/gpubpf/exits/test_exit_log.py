@@ -174,7 +174,7 @@ def test_kernels_that_share_a_name_are_told_apart() -> None:
         mine = dataclasses.replace(ring(number, thread, thread), process=number)
         found.take(session([made], [mine]))
     titles = sorted(found.title(place, False) for place, _ in found.reports(since_last=False))
-    assert titles == ["scale", "void twin<3, int>(int*)", "void twin<4, int>(int*)"]
+    assert titles == ["scale", "twin<3, int>(int*)", "twin<4, int>(int*)"]
 
 
 def test_what_cannot_be_told_is_counted() -> None:
@@ -338,7 +338,7 @@ def test_lines_tell_kernels_that_share_a_name_apart(tmp_path: Any) -> None:
         records = ring(5, np.array([0]), np.array([7])).records
         write(KernelShape(PID, "app", 0, name, (2, 1, 1), (64, 1, 1)), records, np.array([7]))
     shown = [line.split(maxsplit=7)[7] for line in (tmp_path / "out").read_text().splitlines()[1:]]
-    assert shown == ["twin", "void twin<4, int>(int*)"]
+    assert shown == ["twin", "twin<4, int>(int*)"]
 
 
 def test_names_of_exits() -> None:

@@ -101,8 +101,8 @@ def test_instantiations_of_a_template_have_their_own_distribution() -> None:
     ]
     lines = list(distributions.lines(found, "values", 1, OwnerColumns(False), False))
     assert [line for line in lines if line.startswith("  kernel: ")] == [
-        "  kernel: void fill<int>(int*)",
-        "  kernel: void fill<double>(double*)",
+        "  kernel: fill<int>(int*)",
+        "  kernel: fill<double>(double*)",
         "  kernel: plain",
     ]
     rows = [

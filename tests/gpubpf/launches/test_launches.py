@@ -517,14 +517,14 @@ def test_kernels_that_share_a_name_are_told_apart_everywhere() -> None:
     ]
     (waits,) = [" ".join(" ".join(latency_text.wait_lines(sums)).split())]
     assert waits.startswith(
-        "void gemm<128, float, true>(float*): 1 of 1 waited behind void gemm<64, float, true>(float*),"
+        "gemm<128, float, true>(float*): 1 of 1 waited behind gemm<64, float, true>(float*),"
     )
     lines = [latency_text.launch_line(view, at, OwnerColumns()) for at in both.tolist()]
     assert [line.split()[2] for line in lines] == ["gemm<64>", "gemm<128>"]
     timeline = "\n".join(latency_text.timeline_lines(view, both))
     assert "gemm<128>, after gemm<64>" in timeline
     slow = " ".join("\n".join(latency_text.slow_stories(view, both, both, 1, OwnerColumns())).split())
-    assert "behind void gemm<64, float, true>(float*)" in slow
+    assert "behind gemm<64, float, true>(float*)" in slow
 
 
 def test_of_several_processes_rows_and_lines_say_whose_they_are() -> None:
