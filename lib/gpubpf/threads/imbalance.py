@@ -233,21 +233,30 @@ def _level(threads: Groups, work: np.ndarray) -> Groups:
 
 
 def _who(groups: Groups, places: np.ndarray) -> str:
-    """Return ``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``every 2nd lane (0 to 30)``, or
-    ``12 of 1,024 threads``."""
+    """Return ``thread 4``, ``warps 1 and 3``, ``threads 19 to 31 of block 0``, ``warp 2 of each block``, ``every 2nd lane (0 to 30)``,
+    or ``12 of 1,024 threads``."""
     shape, by, word = groups.shape, groups.by, groups.shape.word(groups.by)
     numbers = groups.numbers[places]
     if len(numbers) == 1:
         return shape.name(by, int(numbers[0]))
     per_block = {"thread": shape.block_size, "warp": shape.warps}.get(by)
+    label = {"thread": shape.thread_index, "block": shape.block_index}.get(by, str)
     block = int(numbers[0]) // per_block if per_block else 0
     if per_block and block != int(numbers[-1]) // per_block:
+        inside = np.unique(numbers % per_block).astype(int).tolist()
+        if len(inside) * shape.blocks == len(numbers):
+            *names, last = map(label, inside[:NAMED])
+            if len(inside) == 1:
+                return f"{word} {last} of each block"
+            if len(inside) <= NAMED:
+                return f"{word}s {', '.join(names)} and {last} of each block"
+            if inside[-1] - inside[0] < len(inside):
+                return f"{word}s {label(inside[0])} to {label(inside[-1])} of each block"
         return f"{len(numbers):,} of {len(groups):,} {word}s"
     own = [
         int(number) - block * per_block if per_block else int(number)
         for number in (*numbers[:NAMED], numbers[-1])
     ]
-    label = {"thread": shape.thread_index, "block": shape.block_index}.get(by, str)
     where = f" of block {shape.block_index(block)}" if per_block and shape.blocks > 1 else ""
     if len(numbers) <= NAMED:
         names = [label(number) for number in own[:-1]]

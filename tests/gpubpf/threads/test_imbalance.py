@@ -198,6 +198,17 @@ def test_differences_are_told_at_the_level_that_accounts_for_them():
     by_warp = np.full((4, 256), 100)
     by_warp[1, 64:96] = 3000
     assert said(shape, by_warp) == ["warp 2 of block 1 did 30.0x the work of the others"]
+    for warps, who in (
+        ([2], "warp 2 of each block"),
+        ([1, 3], "warps 1 and 3 of each block"),
+        ([0, 1, 2, 4, 6], None),
+        ([1, 2, 3, 4, 5], "warps 1 to 5 of each block"),
+    ):
+        each = np.full((4, 16, 32), 100)
+        each[:, warps] = 10
+        each[:, warps, 3] = 11  # otherwise lanes, or blocks, would account for the differences, too
+        more = said(Shape((4, 1, 1), (512, 1, 1)), each)
+        assert more[0].startswith(f"{who} did" if who else "20 of 64 warps did"), more
     rest = np.full((4, 256), 100)
     rest[3, 200:] = 10
     assert said(shape, rest) == ["threads 200 to 255 of block 3 did 90 % less than the others"]
