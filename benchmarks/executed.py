@@ -366,9 +366,7 @@ def report(results: Sequence[Result]) -> str:
         pairs = [pair for r in found for pair in r.registers.values()]
         for gpu, most in MOST_WARPS.items():
             left = [warps(after, most) / warps(before, most) for before, after in pairs]
-            lines.append(
-                f"| {tool} | {gpu} | {len(pairs)} | {sum(x < 1 for x in left)} | {min(left):.0%} |"
-            )
+            lines.append(f"| {tool} | {gpu} | {len(pairs)} | {sum(x < 1 for x in left)} | {min(left):.0%} |")
     lines += [
         "",
         "## What it might mean on a GPU",

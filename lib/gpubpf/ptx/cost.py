@@ -50,10 +50,8 @@ def _cost(*counts: str) -> Fragment:
 COST = _cost("own", ADDED)
 SAMPLED_COST = _cost("own", ADDED, SKIPPED)
 
-_SELDOM, _OFTEN = (
-    "//gpubpf seldom",
-    "//gpubpf often",
-)  # behind which a block is seldom executed; the end of it
+_SELDOM = "//gpubpf seldom"  # behind this, a basic block is seldom executed
+_OFTEN = "//gpubpf often"  # up to here
 # A comment; a label; a statement, which may contain braces. A brace between statements is skipped.
 _TOKEN = re.compile(r"//(?P<comment>[^\n]*)|(?P<label>[$\w]+):(?!:)|(?P<statement>[@.$%\w][^;]*);")
 _BRANCH = re.compile(r"(?P<guard>@!?%\w+\s+)?bra(?:\.uni)?\s+(?P<target>[$\w]+)$")
