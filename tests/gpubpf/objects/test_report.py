@@ -29,7 +29,7 @@ def test_instantiations_of_a_template_are_told_apart() -> None:
     assert [list(one.lines(labels)) for one in found] == [
         [
             "runs (thread array); app (pid 1)",
-            f"  of void fill<{type_}>({type_}*), grid 2 x 1 x 1, block 1 x 1 x 1",
+            f"  of fill<{type_}>({type_}*), grid 2 x 1 x 1, block 1 x 1 x 1",
             f"  0: threads 0-1: {value}",
         ]
         for type_, value in (("int", 2), ("double", 1))
