@@ -205,7 +205,7 @@ FN __attribute__((noinline, cold)) void *cs_shared_of_cluster(W *w, u64 a, u32 n
     w->at = at;
     return w->api->cluster_shared(w, a, n, access);
 }
-/* The same address in the shared memory of another block. There is none for a rank that is too large. */
+/* The same address in the shared memory of the block with this rank. If no cluster can have it, accesses there are faults. */
 INL u32 cs_map_to_rank(u64 a, u32 rank) {
     return ((u32)a & CS_SHARED_OFFSET) | (rank < CS_MOST_BLOCKS ? rank : CS_MOST_BLOCKS) << CS_RANK_SHIFT;
 }

@@ -36,8 +36,8 @@ def most_registers(kernel: Function, before: int, waits: bool) -> int:
 
 
 def limit_of_copy(before: int, frequent: int) -> int:
-    """Return the registers to which a copy is limited. before: the original's. frequent: lines of PTX of the longest program that has
-    a probe at each access, or the like; 0 if there is none.
+    """Return the registers to which a copy is limited. before: the original's. frequent: the lines of PTX of the longest program at
+    one of the points `FREQUENT`, such as each access; 0 if the copy has no such program.
 
     With few probes, as many warps fit as of the original: ptxas uses more registers only because it may. With many, at least five
     eighths of the warps fit. With a lower limit, ptxas would spill more registers, most of all for long programs: they get more.

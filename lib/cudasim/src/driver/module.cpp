@@ -806,7 +806,7 @@ CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction handle, const CU
     return CUDA_SUCCESS;
 }
 
-// Returns the size that the kernel requires, or else the largest one that fits, a power of two.
+// Returns the size that the kernel requires, or else the largest one that fits.
 CUresult cuOccupancyMaxPotentialClusterSize(int *blocks, CUfunction handle, const CUlaunchConfig *config) {
     std::shared_ptr<Function> function;
     int threads = 0;
