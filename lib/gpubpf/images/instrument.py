@@ -43,7 +43,7 @@ from gpubpf.ptx.device_launches import launched_name
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.probe import DIVIDING, FREQUENT, SEEING_RESULTS
 from gpubpf.ptx.values import LIMITED, Injected, InjectedVariable, Placement, Site
-from gpubpf.show import progress
+from gpubpf.show import progress, table
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Unit
@@ -297,7 +297,7 @@ def _instrument(
     made, limited = injected.text, frozenset[str]()
     while injected.kernels:
         try:
-            with progress.work("assembling kernels", len(injected.kernels)):
+            with progress.work(f"assembling {table.count(len(injected.kernels), 'kernel')}"):
                 image, options, needs = _assembled(parsed, injected, target, chosen.options)
             made = injected.text
             if deep := _deeper(parsed, injected, target, options, needs):
@@ -356,7 +356,7 @@ def rounded(
     functions = contraction.functions_with_sums(parsed, kernels)
     if not functions:
         return parsed
-    with progress.work("compiling the original", len(kernels)):
+    with progress.work(f"compiling the original of {table.count(len(kernels), 'kernel')}"):
         cubin = with_lines(text, target, options, kernels)
     try:
         operations = operations_by_line(cubin) if cubin is not None else {}

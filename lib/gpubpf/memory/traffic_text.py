@@ -481,13 +481,8 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
         return f"{begin} local memory at offsets that differ by lane: index the array with constants, or keep it in shared memory"
     used = sum(site.bytes for site in sites) / sum(site.sectors for site in sites)
     moved = f"{used:.0f} of every {first.warp.sector} bytes moved are used"
-    strided = all(site.stride == first.stride and site.mostly_strided for site in sites)
-    if strided and first.stride is not None and abs(first.stride) > 1:
-        steps = " or ".join(
-            f"{abs(first.stride) * width:,}" for width in sorted({site.width for site in sites})
-        )
-        what = f"{begin} memory with stride {first.stride}: lanes next to each other in x are {steps} bytes apart"
-        return f"{what}, so {moved}; {_stride_advice(sites, others)}"
+    if (strides := _strides(sites)) is not None:
+        return f"{begin} memory with {strides} bytes apart, so {moved}; {_stride_advice(sites, others)}"
     gathered = 2 * sum(site.patterns[GATHER] for site in sites) > sum(site.requests for site in sites)
     if gathered and first.site.kind in _GATHERED and used <= first.warp.sector * _SCATTERED:
         return f"{begin} scattered addresses: {moved}; sort the indices, or {_GATHERED[first.site.kind]}"
@@ -496,6 +491,21 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
         start = f"{first.warp.word}s start inside a {first.warp.sector}-byte sector: align the array, its rows and the blocks"
         return f"{begin} neighbouring elements, but {start}"
     return None
+
+
+def _strides(sites: Sequence[SiteTraffic]) -> str | None:
+    """Return in words how far the lanes are apart, up to the number of bytes; None if they may be neighbours, or it is unknown."""
+    steps = [
+        found for site in sites if site.mostly_strided and (found := _steps(site)) and found[0] > site.width
+    ]
+    if len(steps) < len(sites):
+        return None
+    stride, apart = sites[0].stride, "lanes next to each other in x are"
+    if stride is not None and all(site.stride == stride for site in sites):
+        distances = " or ".join(f"{distance:,}" for distance in sorted({shortest for shortest, _ in steps}))
+        return f"stride {stride}: {apart} {distances}"
+    shortest, longest = min(step[0] for step in steps), max(step[1] for step in steps)
+    return f"changing strides: {apart} {shortest:,} to {longest:,}"
 
 
 def _stride_advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic]) -> str:
@@ -520,7 +530,8 @@ def _loads_neighbours(site: SiteTraffic, others: Iterable[SiteTraffic]) -> bool:
 
 def _shares_sectors_in_y(site: SiteTraffic) -> bool:
     """Return whether strided lanes touch clearly fewer sectors than if each row of the block (along x) were alone."""
-    alone = site.accesses * min(1.0, abs(site.stride or 0) * site.width / site.warp.sector)
+    shortest, _ = _steps(site) or (0, 0)
+    alone = site.accesses * min(1.0, shortest / site.warp.sector)
     return site.sectors < _SHARED_SECTORS * alone
 
 

@@ -191,14 +191,16 @@ def moment(ns: int) -> str:
 
 
 def us(ns: int | None) -> str:
-    """Return a time in us, from 1 s on in seconds: at most seven characters."""
+    """Return a time in us, from 10 ms on with its unit: at most seven characters."""
     if ns is None:
         return "-"
     size, value = abs(ns), ns / 1000
     if size < 100_000:
         return f"{value:z.2f}"
-    if size < 1_000_000_000:
-        return f"{value:.{1 if size < 10_000_000 else 0}f}"
+    if size < 9_999_950:
+        return f"{value:.1f}"
+    if size < 999_500_000:
+        return f"{value / 1e3:.{1 if size < 99_950_000 else 0}f}ms"
     return f"{value / 1e6:.2f}s" if size < 999_995_000_000 else f"{value / 1e6:.0f}s"
 
 

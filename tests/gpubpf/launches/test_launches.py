@@ -606,7 +606,7 @@ def test_what_is_less_than_its_error_is_not_shown_as_if_it_were_known() -> None:
         "5.00", "<0.70", "-", "0.01",
     ]  # fmt: skip
     assert [latency_text.us(ns) for ns in (0, 99_994, 123_456, 12_345_678, 5_000_000_000, 70_000_000_000_000)] == [
-        "0.00", "99.99", "123.5", "12346", "5.00s", "70000s",
+        "0.00", "99.99", "123.5", "12.3ms", "5.00s", "70000s",
     ]  # fmt: skip
     assert [latency_text.with_unit(ns) for ns in (None, 752, -752, 47_000, 4_003_200, 22_767_000)] == [
         "-", "752 ns", "-752 ns", "47.0 us", "4.00 ms", "22.8 ms",

@@ -592,6 +592,33 @@ def test_neighbours_without_the_element_are_not_misaligned(kind):
     assert "align" in str(traffic_text.advice([loop], [loop, inside]))
 
 
+def test_strides_that_change_get_the_advice_of_strides():
+    """A matrix of another size in another launch, or another loop."""
+    changing = found(
+        {STRIDED: 2},
+        steps=1536,
+        squares=512**2 + 1024**2,
+        sectors=64,
+        longest_max=1024,
+        shortest_max=2**64 - 1 - 512,
+    )
+    assert changing.stride is None and changing.pattern == "mixed"
+    text = str(traffic_text.advice([changing]))
+    assert (
+        "with changing strides: lanes next to each other in x are 512 to 1,024 bytes apart, so 4 of every 32"
+        in text
+    )
+    closer = found(
+        {STRIDED: 2},
+        steps=1028,
+        squares=4**2 + 1024**2,
+        sectors=36,
+        longest_max=1024,
+        shortest_max=2**64 - 1 - 4,
+    )
+    assert traffic_text.advice([closer]) is None
+
+
 def test_loads_that_hardly_matter_get_no_advice():
     def said(much):
         few = found({STRIDED: 1}, at=site(0), steps=128, squares=128**2, sectors=32)

@@ -76,6 +76,9 @@ def test_words():
     assert len(table.fit("\x1b" * 100, 40)) == 40 and table.fit("\x1b[2J", 10) == "\\x1b[2J"
     assert (table.process("app", 7), table.process("", 7)) == ("app (pid 7)", "? (pid 7)")
     assert (table.us(-4), table.us(-40), table.us(None)) == ("0.00", "-0.04", "-")
+    assert [table.us(ns) for ns in (9_999_949, 9_999_950, 97_136_000, 99_950_000, 999_499_999, 999_500_000)] == [
+        "9999.9", "10.0ms", "97.1ms", "100ms", "999ms", "1.00s",
+    ]  # fmt: skip
     assert max(map(len, table.wrap("word " * 40, indent=2))) <= 80
     assert table.wrap("overhead: 156 KB read", width=14) == ["overhead:", "  156 KB read"]
     assert table.wrap("waited for 12.5 us; up to 6 registers", width=16) == [
