@@ -22,7 +22,9 @@ constexpr int turns = 64;
 #define IN_BOTH(name, index) IN_GLOBAL(name, index) IN_SHARED(name, index)
 
 IN_BOTH(unit, i * 32 + lane)
+IN_GLOBAL(unit_of_new_bytes, blockIdx.x * 8192 + y / 2 * 2048 + i * 32 + lane)
 IN_GLOBAL(unaligned, i * 32 + lane + 1)
+IN_GLOBAL(unaligned_of_new_bytes, blockIdx.x * 8192 + y / 2 * 2048 + i * 32 + lane + 1)
 IN_BOTH(broadcast, i)
 IN_BOTH(stride_2, i + lane * 2)
 IN_BOTH(stride_64, i + lane * 64)
@@ -51,15 +53,15 @@ __global__ void atomic_unit(const volatile int *, int *out) {
 #define BOTH(name) global_##name, shared_##name
 int main(int count, char **arguments) {
     void (*const kernels[])(const volatile int *, int *) = {
-        BOTH(unit),         global_unaligned, BOTH(broadcast),           BOTH(stride_2),
-        BOTH(stride_64),    BOTH(rows),       BOTH(rows_of_one_address), BOTH(gather),
-        global_half_a_warp, global_one_lane,  atomic_one_address,        atomic_unit,
+        global_unit_of_new_bytes, global_unaligned_of_new_bytes, BOTH(unit), global_unaligned, BOTH(broadcast), BOTH(stride_2),
+        BOTH(stride_64), BOTH(rows), BOTH(rows_of_one_address), BOTH(gather), global_half_a_warp, global_one_lane,
+        atomic_one_address, atomic_unit,
     };
     int number = count > 1 ? atoi(arguments[1]) : -1, *data, *out;
     if (number < 0 || number >= int(sizeof kernels / sizeof *kernels)) return 2;
-    cudaMalloc(&data, 1 << 20);
+    cudaMalloc(&data, (1 << 20) + 4);
     cudaMalloc(&out, 1 << 16);
     cudaMemset(data, 0, 1 << 20);
-    for (int launch = 0; launch < 8; launch++) kernels[number]<<<4, dim3(16, 8)>>>(data, out);
+    for (int launch = 0; launch < 8; launch++) kernels[number]<<<4, dim3(16, 8)>>>(data + (number < 2 ? launch << 15 : 0), out);
     return cudaDeviceSynchronize() != cudaSuccess;
 }

@@ -24,7 +24,7 @@ HEAD = """# What a request costs memtrace
 SASS instructions for sm_90 that a warp executes for one more access with this pattern, and registers
 that the kernel needs more: an estimate of what ptxas makes of what ran on the embedded device. No GPU
 ran, and nothing is timed. Rows are those of a block of 16 x 8 threads. Of 8 launches, the last 7 touch
-bytes that were touched before.
+bytes that were touched before; "new bytes" are different ones in each launch.
 
     python3 benchmarks/requests.py benchmarks/results/requests.md
 

@@ -19,7 +19,7 @@ from gpubpf_sass import assembled, nvdisasm, registers
 
 MOST = (60, 71)  # instructions that a warp executes if all of its lanes exit together; a block's first warp
 # Instructions for a further store of contiguous lanes: without, and with touched bytes.
-MOST_OF_STORES = {"sm_75": (26, 48), "sm_80": (21, 44), "sm_90": (16, 40)}
+MOST_OF_STORES = {"sm_75": (26, 49), "sm_80": (21, 45), "sm_90": (16, 40)}
 
 
 @pytest.mark.every(3)
@@ -57,7 +57,7 @@ def test_an_exit_takes_few_registers_from_a_kernel_with_many_values(arch: str, t
 @pytest.mark.every(3)
 @pytest.mark.parametrize("arch", probe_costs.TARGETS)
 @pytest.mark.parametrize("values", probe_costs.VALUES)
-def test_accesses_take_twelve_registers_from_a_kernel_with_many_values(
+def test_accesses_take_few_registers_from_a_kernel_with_many_values(
     arch: str, values: int, tmp_path: Path
 ) -> None:
     for found in probe_costs.probes():
@@ -79,14 +79,15 @@ def test_a_request_of_contiguous_lanes_costs_little(arch: str, tmp_path: Path) -
             (*_, (own,)), (*_, (more,)) = probe_costs.costs(tmp_path, arch, found, stores, paths)
             executed.append(more - own)
         assert round((executed[1] - executed[0]) / (probe_costs.STORES - 1)) <= most
-        assert executed[0] <= most + 14  # with what is done once, where the kernel begins
+        assert executed[0] <= most + 12  # with what is done once, where the kernel begins
 
 
 @pytest.mark.every(6)
 @pytest.mark.parametrize("arch", probe_costs.TARGETS)
 @pytest.mark.parametrize("unit", ["block", "warp"])
-def test_probes_cost_nothing_in_blocks_that_are_not_chosen(arch: str, unit: Unit, tmp_path: Path) -> None:
-    """The choice costs the same in a kernel with more accesses."""
+def test_blocks_that_are_not_chosen_cost_the_same_for_any_number_of_accesses(
+    arch: str, unit: Unit, tmp_path: Path
+) -> None:
     nvdisasm()
     probes = probe_costs.sampled(unit)
     store = "    st.volatile.global.u32 [%rd3], %r1;\n"

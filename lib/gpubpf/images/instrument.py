@@ -1,8 +1,8 @@
 """Make a sidecar: the instrumented copy of a module, which is loaded in addition to the application's own.
 
 The steps are: choose the PTX among the images, find the matching kernels, inject the device programs, assemble. Copies with many
-probes get a register limit, so that at least half of the original's warps fit. If a copy needs so many registers that it may not fit
-where the original does, the sidecar also has a copy with a stricter limit. Results are cached by the content of all inputs.
+probes get a register limit (`limit_of_copy`), so that most of the original's warps fit. If a copy needs so many registers that it may
+not fit where the original does, the sidecar also has a copy with a stricter limit. Results are cached by the content of all inputs.
 
     sidecar = instrument_image(data, [Attachment(fragment, "exit", ("vec*",), "instructions")], target)
     sidecar.image                     # a cubin for a GPU, PTX for the embedded device
@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 STAGE = "sidecar"  # in the cache
 COUNTING_NICENESS = 10  # of ptxas where it only counts registers
 _CAREFUL = "-Ofc=min"
-# The embedded device does not assemble, so a copy's register count is unknown beforehand. A probe rarely needs more than this.
+# The embedded device does not assemble, so a copy's register count is unknown beforehand. Probes rarely need more
+# than this, except in kernels with few registers, whose copies fit anyway.
 _PROBE_REGISTERS = 24
 
 

@@ -89,9 +89,10 @@ static inline void gpubpf_set_bits(u64 *word, u64 mask) {
 
 /* The granules that a lane and those after it in its row touch, in the word of 64 granules where the lane's access begins. */
 static inline u64 gpubpf_granules(struct gpu_grain *fine, struct gpu_request *request, u32 bytes) {
-    u32 start = request->address & (request->bytes ? 63 : fine->word);
-    u32 last = (start + bytes - 1) >> (request->bytes ? 0 : fine->shift & 31);
-    return (2ull << (last < 63 ? last : 63)) - (1ull << (gpubpf_granule(fine, request) & 63));
+    u32 within = request->bytes ? 0 : request->address & fine->word >> 6;    /* bytes of the first granule before the access */
+    u32 more = (within + bytes - 1) >> (request->bytes ? 0 : fine->shift & 31);
+    u32 left = more < 63 ? 63 - more : 0;        /* granules of a word */
+    return ~0ull >> left << (gpubpf_granule(fine, request) & 63);
 }
 
 /*
@@ -166,6 +167,22 @@ static inline struct gpubpf_spot gpubpf_spot_of(struct gpu_grain *fine, struct g
     return spot;
 }
 
+/* Marks what a usual request touches, where the first choice of a place has the page. One lane marks each word of 64 granules. */
+static inline void gpubpf_mark_usual(struct gpu_request *request, struct gpu_grain *fine, u64 missing, u64 effect, int by_kernel) {
+    u64 granule = gpubpf_granule(fine, request);
+    if (granule & 63 && gpu_lane())
+        return;                                  /* another lane marks it */
+    u64 mask = gpubpf_granules(fine, request, (u32)request->width * (GPUBPF_LANES - gpu_lane()));
+    u32 place = gpubpf_home_of(granule >> 12, gpubpf_owner(fine, by_kernel)), word = granule >> 6 & 63;
+    struct gpu_page *there = touched.lookup(&place);
+    if (!there || !(mask & missing))
+        return;
+    if (effect & GPU_READS)
+        __sync_fetch_and_or(&there->bits[word], mask);
+    if (effect & GPU_WRITES)
+        __sync_fetch_and_or(&there->bits[64 + word], mask);
+}
+
 /* Adds a usual request to the cell of its site, and marks what it touches. */
 static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_request *request, struct gpu_grain *fine,
                                            struct gpubpf_spot spot, u64 effect, int by_kernel) {
@@ -175,22 +192,10 @@ static inline int gpubpf_add_usual_covered(struct gpu_traffic *cell, struct gpu_
         return 0;
     request->row = GPUBPF_LANES;
     request->ahead = gpu_lane();
-    if (spot.away) {
+    if (spot.away)
         gpu_cover(request, effect, by_kernel);
-        return 0;
-    }
-    u64 granule = gpubpf_granule(fine, request);
-    if (granule & 63 && gpu_lane())
-        return 0;                                /* another lane marks it */
-    u64 mask = gpubpf_granules(fine, request, (u32)request->width * (GPUBPF_LANES - gpu_lane()));
-    u32 place = gpubpf_home_of(granule >> 12, gpubpf_owner(fine, by_kernel)), word = granule >> 6 & 63;
-    struct gpu_page *there = touched.lookup(&place);
-    if (!there || !(mask & spot.missing))
-        return 0;
-    if (effect & GPU_READS)
-        __sync_fetch_and_or(&there->bits[word], mask);
-    if (effect & GPU_WRITES)
-        __sync_fetch_and_or(&there->bits[64 + word], mask);
+    else
+        gpubpf_mark_usual(request, fine, spot.missing, effect, by_kernel);
     return 0;
 }
 
@@ -208,6 +213,11 @@ static inline int gpu_add_covered(struct gpu_traffic *cell, struct gpu_request *
         struct gpubpf_spot spot = gpubpf_spot_of(fine, request, effect, by_kernel);
         if (GPUBPF_BRANCHES && !gpu_any(spot.away | spot.missing))
             return gpu_add_usual(cell, request);
+        if (GPUBPF_BRANCHES && !gpu_any(spot.away)) {
+            gpu_add_usual(cell, request);
+            gpubpf_mark_usual(request, fine, spot.missing, effect, by_kernel);
+            return 0;
+        }
         gpu_seldom();
         return gpubpf_add_usual_covered(cell, request, fine, spot, effect, by_kernel);
     }

@@ -39,6 +39,11 @@ _GATHERED = {
     "load": "load whole rows and pick in shared memory",
     "store": "collect in shared memory and store whole rows",
 }
+_NEARLY_ALL = 0.95  # share of a warp's lanes that take part, up to which the report says that some are idle
+_REGULAR = (
+    6  # ways of a phase, on average, from which on addresses are not scattered: 32 random words have 3.5
+)
+_WIDEST = 16  # bytes of a lane's widest access
 _SHARED_SECTORS = 0.75  # sectors of strided lanes, as a share of those that separate rows need; with fewer, rows share sectors
 _MANY_LOADS = 1000  # requests from which on the report mentions loads of a loop that waits
 _POLLS = re.compile(r"ld\.(?:volatile|acquire|relaxed|mmio)\b")
@@ -239,16 +244,23 @@ def lines(
 def _advice_lines(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     """Yield each advice with its places, and an empty line if there is any. Loads and stores that hardly matter get none; atomics may
     wait for each other, however few they are."""
-    said: dict[str, list[str]] = {}
+    # What follows "loads from" or the like, with the places of which it is true, and what they do.
+    said: dict[str, dict[str, dict[str, None]]] = {}
     matters: dict[str, float] = {}
     for where, sites in _advised(rows):
         if text := advice(sites, kernel.sites):
-            said.setdefault(text, []).append(where)
+            begin = does if text.startswith(does := _DOES[sites[0].site.kind]) else ""
+            rest = text.removeprefix(begin)
+            said.setdefault(rest, {}).setdefault(where, {})[begin] = None
             share = 1.0 if sites[0].site.kind == "atomic" else kernel.share(sites)
-            matters[text] = matters.get(text, 0.0) + share
-    given = {text: places for text, places in said.items() if matters[text] >= _LITTLE_TRAFFIC}
-    for text, (place, *others) in given.items():
-        yield from table.wrap(f"{place} {text}{_also(others)}")
+            matters[rest] = matters.get(rest, 0.0) + share
+    given = {rest: places for rest, places in said.items() if matters[rest] >= _LITTLE_TRAFFIC}
+    for rest, places in given.items():
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for where, done in places.items():
+            alike.setdefault(tuple(done), []).append(where)
+        for done_there, (place, *others) in alike.items():
+            yield from table.wrap(f"{place} {' and '.join(done_there)}{rest}{_also(others)}")
     if given:
         yield ""
 
@@ -482,7 +494,11 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
     used = sum(site.bytes for site in sites) / sum(site.sectors for site in sites)
     moved = f"{used:.0f} of every {first.warp.sector} bytes moved are used"
     if (strides := _strides(sites)) is not None:
-        return f"{begin} memory with {strides} bytes apart, so {moved}; {_stride_advice(sites, others)}"
+        idle = sum(site.accesses for site in sites) < _NEARLY_ALL * first.warp.lanes * sum(
+            site.requests for site in sites
+        )
+        cause = f"and {first.warp.word}s have idle lanes, so" if idle else "so"
+        return f"{begin} memory with {strides} bytes apart, {cause} {moved}; {_stride_advice(sites, others)}"
     gathered = 2 * sum(site.patterns[GATHER] for site in sites) > sum(site.requests for site in sites)
     if gathered and first.site.kind in _GATHERED and used <= first.warp.sector * _SCATTERED:
         return f"{begin} scattered addresses: {moved}; sort the indices, or {_GATHERED[first.site.kind]}"
@@ -510,6 +526,13 @@ def _strides(sites: Sequence[SiteTraffic]) -> str | None:
 
 def _stride_advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic]) -> str:
     if not all(map(_shares_sectors_in_y, sites)):
+        _, longest = _steps(sites[0]) or (0, 0)
+        if len(sites) > 1 and longest <= min(
+            _WIDEST, sum(site.width for site in sites)
+        ):  # fields of a structure, perhaps
+            return (
+                "join a thread's accesses if they are side by side, or let lanes access neighbouring elements"
+            )
         return "let them access neighbouring elements"
     along_x = any(one.pattern == "unit" and one.space == "global" for one in others)  # as in a transpose
     return f"those next to each other in y are closer: {'go through a tile in shared memory' if along_x else 'swap x and y'}"
@@ -583,10 +606,13 @@ def _bank_conflicts(sites: Sequence[SiteTraffic]) -> str:
 
 
 def _bank_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
-    """Return the advice for the bank conflicts of one place's copies; None if they do not come from strides."""
+    """Return the advice for the bank conflicts of one place's copies; None if they may come from scattered addresses."""
     steps = [found for site in sites if (found := _steps(site))]
     if not sites or len(steps) < len(sites) or not all(map(_is_strided, sites)):
-        return None
+        if sum(site.ways for site in sites) < _REGULAR * sum(site.phases for site in sites) or not sites:
+            return None
+        conflicts = f"{_bank_conflicts(sites)}, more than scattered addresses have"
+        return f"{begin} shared memory with {conflicts}: pad each row of the array by one element, or change the index"
     if max(site.ways_max for site in sites) < 2:
         return None
     shortest, longest = min(step[0] for step in steps), max(step[1] for step in steps)

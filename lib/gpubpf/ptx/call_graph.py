@@ -227,7 +227,8 @@ class CallGraph:
             return f"{names.demangle(unusual[0]).short} takes its parameters in registers"
         found = frozenset(one for one in own | self._passed | self.entries.keys() if shapes[one] == shape)
         if len(found) > MAX_TARGETS or calls[shape] * len(found) > MAX_CALLS:
-            return f"it may reach {len(found)} functions, in {calls[shape]} places"
+            places = "1 place" if calls[shape] == 1 else f"{calls[shape]} places"
+            return f"it may reach {len(found)} functions, in {places}"
         return found or "no table has a function for it"
 
     @functools.cached_property

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from gpubpf.errors import Error
-from gpubpf.show import progress
+from gpubpf.show import progress, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,6 +118,9 @@ def _write(path: str, heats: Sequence[Source]) -> None:
     import matplotlib
 
     charts = [heat.chart() for heat in sorted(heats, key=lambda heat: -heat.total)[:CHARTS]]
+    if left_out := len(heats) - len(charts):
+        caption = f"{charts[-1].caption} Not drawn: {table.count(left_out, 'more chart')}, with fewer {charts[-1].counted}."
+        charts[-1] = replace(charts[-1], caption=caption.strip())
     matplotlib.rcdefaults()  # a file `matplotlibrc` in the working directory says nothing
     with matplotlib.rc_context(_FIGURE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example: the font has no such letter

@@ -17,8 +17,9 @@ from gpubpf.images import fatbin, instrument
 from gpubpf.images.assemble import Assembled, KernelResources, Target, assemble
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import Attachment, Sidecar
-from gpubpf.images.occupancy import limit_of_copy
+from gpubpf.images.occupancy import limit_of_copy, most_registers
 from gpubpf.program import BPF
+from gpubpf.ptx.parser import parse
 from gpubpf.show import cli
 from gpubpf.tools import memtrace
 from gpubpf_fragments import TIME, log
@@ -343,6 +344,15 @@ def test_the_warps_that_fit_with_these_limits() -> None:
         most = limit_of_copy(before, 0)
         assert most >= before and warps(most) == warps(before)
         assert most == 255 or warps(most + 1) < warps(before)
+
+
+def test_a_copy_may_use_the_registers_with_which_it_can_be_launched() -> None:
+    """65,536 registers: 1,024 threads may have 64 each. If blocks wait for each other, as many as of the original must fit."""
+    text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry {0}() {1} {{ ret; }}\n"
+    for bound, most in (("", 64), (".maxntid 256, 1, 1", 255), (".reqntid 512, 1, 1", 128)):
+        kernel = parse(text.format("k", bound)).functions["k"]
+        assert most_registers(kernel, 32, False) == most
+        assert most_registers(kernel, 32, True) == 32
 
 
 def test_a_module_with_a_limit_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

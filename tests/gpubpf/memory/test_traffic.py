@@ -736,9 +736,41 @@ def test_the_same_advice_is_given_once():
     others = [dataclasses.replace(shifted, site=place) for place in places]
     text = " ".join(" ".join(traffic_text.lines(kernel(shifted, stored, *others), "k", False)).split())
     assert text.count("32-byte sector") == 2
-    assert "app.cu:12 loads from neighbouring elements" in text
-    assert "and the blocks (also app.cu:14, 17, other.cu:12, PTX line 40)" in text
-    assert text.rstrip().endswith("and the blocks")
+    assert "app.cu:12 loads from and stores to neighbouring elements" in text
+    assert "app.cu:14 loads from neighbouring elements" in text
+    assert "and the blocks (also app.cu:17, other.cu:12, PTX line 40)" in text
+    again = [dataclasses.replace(stored, site=site(line=14, kind="store"))]
+    text = " ".join(
+        " ".join(traffic_text.lines(kernel(shifted, stored, others[0], *again), "k", False)).split()
+    )
+    assert text.count("32-byte sector") == 1 and "app.cu:12 loads from and stores to" in text
+    assert text.rstrip().endswith("and the blocks (also app.cu:14)")
+
+
+def test_fields_of_a_structure_may_be_one_access():
+    field = found({STRIDED: 4}, steps=32, squares=256, sectors=32)
+    other = dataclasses.replace(field, site=site(1))
+    assert "; join a thread's accesses if they are side by side, or let lanes" in str(
+        traffic_text.advice([field, other])
+    )
+    assert str(traffic_text.advice([field])).endswith(
+        "so 16 of every 32 bytes moved are used; let them access neighbouring elements"
+    )
+    far = found({STRIDED: 4}, steps=4 * 4096, squares=4 * 4096**2, sectors=128)
+    assert "join" not in str(traffic_text.advice([far, dataclasses.replace(far, site=site(1))]))
+
+
+@pytest.mark.parametrize(("ways", "advised"), [(64, True), (28, False)])
+def test_many_bank_conflicts_without_a_stride_have_a_cause(ways, advised):
+    """Lanes that read two columns of a tile have no stride; 32 scattered words have 3.5 ways."""
+    one = found({GATHER: 8}, space="shared", ways=ways, ways_max=16, sectors=256)
+    text = "loads from shared memory with up to 16-way bank conflicts, more than scattered addresses have: pad each row"
+    assert (text in str(traffic_text.advice([one]))) == advised
+
+
+def test_idle_lanes_are_not_taken_for_strides():
+    half = found({PART + STRIDED: 4}, accesses=64, steps=32, squares=256, sectors=16, least=8)
+    assert "8 bytes apart, and warps have idle lanes, so 16 of every 32" in str(traffic_text.advice([half]))
 
 
 def test_lanes_have_local_memory_of_their_own():

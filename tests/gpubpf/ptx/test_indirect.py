@@ -131,7 +131,7 @@ def test_results_and_counts_of_an_indirect_call(tmp_path: Path) -> None:
             "".join(F.format(f"f{n}") for n in range(MAX_TARGETS + 1))
             + f".global .u64 _ZTV1A[{MAX_TARGETS + 1}] = {{{', '.join(f'f{n}' for n in range(MAX_TARGETS + 1))}}};",
             CALL.format("call"),
-            f"indirect call; it may reach {MAX_TARGETS + 1} functions, in 1 places",
+            f"indirect call; it may reach {MAX_TARGETS + 1} functions, in 1 place",
         ),
     ],
     ids=[

@@ -170,6 +170,14 @@ def test_lines_name_their_own_files(tmp_path: Path) -> None:
     assembled(text, tmp_path)
 
 
+def test_without_its_sections_a_text_is_not_for_a_debugger(tmp_path: Path) -> None:
+    inputs = [Input(name, LINES.replace("NAME", name).replace("sm_70", "sm_70, debug")) for name in "ab"]
+    assert "debug" in inputs[0].text.partition(".visible")[0]
+    text = link(inputs)
+    assert "debug" not in text.partition(".visible")[0]
+    assembled(text, tmp_path)
+
+
 def test_common_variables_and_dynamic_shared_memory() -> None:
     common = [
         HEAD.format("7.0", "sm_70") + f".common .global .align 4 .b8 buffer[{n}];\n" for n in (4, 16, 8)

@@ -48,6 +48,18 @@ def test_the_standard_error_is_that_of_the_estimates(one_in, groups, known):
     assert 0.5 < float((np.abs(off) < errors).mean()) < 0.86  # 68 % of a normal distribution, to 5 %
 
 
+def test_few_groups_have_the_right_error_on_average():
+    """Their sums deviate less from a mean to which they themselves contribute much."""
+    ratios = [
+        np.square(
+            [drawn(8, seed, groups)[0].total(drawn(8, seed, groups)[1]).error for seed in range(400)]
+        ).mean()
+        / np.square([drawn(8, seed)[0].total(drawn(8, seed)[1]).error for seed in range(400)]).mean()
+        for groups in (2, 4)
+    ]
+    assert ratios == [pytest.approx(1, abs=0.25)] * 2  # 400 draws tell the first to 7 %
+
+
 def test_the_error_shrinks_with_the_root_of_the_sample():
     def error(one_in: int) -> float:
         samples = [drawn(one_in, seed) for seed in SEEDS]

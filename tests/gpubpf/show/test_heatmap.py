@@ -67,6 +67,32 @@ def test_exits_are_drawn_with_axes(tmp_path: Path) -> None:
     assert "few" in written(tmp_path / "b", [few, heat, heat])
 
 
+def test_charts_that_are_not_drawn_are_counted(tmp_path: Path) -> None:
+    heats = [BlockHeat(f"kernel {n}", 3) for n in range(picture.CHARTS + 2)]
+    for n, heat in enumerate(heats):
+        heat.add(np.arange(3).repeat(n + 1), np.arange(3 * n + 3))
+    texts = written(tmp_path / "a", heats)
+    assert {"kernel 2", "Not drawn: 2 more charts, with fewer exits."} <= texts and "kernel 1" not in texts
+    assert not any("Not drawn" in text for text in written(tmp_path / "b", heats[2:]))
+
+
+@pytest.mark.parametrize("moments", [3, 3000], ids=["marks", "image"])
+def test_places_grow_downwards_and_more_is_darker(moments: int) -> None:
+    heat = BlockHeat("k", 64)
+    heat.add(np.arange(64).repeat(moments), np.tile(np.linspace(0, 10**6, moments).astype(np.int64), 64))
+    heat.add(np.zeros(1000, np.int64), np.zeros(1000, np.int64))
+    figure = picture._figure([heat.chart()])
+    (axes,) = (axes for axes in figure.subfigs[0].axes if axes.get_label() != "<colorbar>")
+    bottom, top = axes.get_ylim()
+    assert bottom > top
+    (drawn,) = axes.collections or axes.images
+    light, dark = (sum(drawn.cmap(drawn.norm(count))[:3]) for count in (1, 1000))
+    assert drawn.cmap.name == "cividis_r" and dark < light  # a scale that the colour-blind can read
+    if axes.collections:  # what is drawn last lies on top
+        counts = drawn.get_array().tolist()
+        assert counts == sorted(counts) and counts[-1] > counts[0]
+
+
 def test_nothing_to_show_and_nowhere_to_write(tmp_path: Path) -> None:
     assert written(tmp_path / "empty", []) == {"nothing was recorded"}
     assert "k" in written(tmp_path / "none", [BlockHeat("k", 3), AddressHeat("app").drawn(())])
