@@ -335,11 +335,12 @@ ptxas assembles the text that ran, nvdisasm tells which instructions each basic 
 warp executes a block as often as on the embedded device. Functions of ptxas, such as those for
 divisions of unusual numbers, are left out. Ratios are those of machine instructions that warps
 execute, with probes to without. They stand in for slowdown until a GPU has measured it, and are not
-the same: a kernel that waits for memory has issue slots to spare. Programs whose threads wait in loops
-(examples/cooperative, exits, latency) execute another number of turns each time. launchlate's are too high, in atomics most of all: on the embedded device each
-lane records its exit, on a GPU one of those that exit together. memtrace's are highest where lanes do
-little but access memory with strides or in no order: such a request takes 85 to 355 instructions, one
-of neighbouring lanes 16 to 40 (memtrace(8)).
+the same: a kernel that waits for memory has issue slots to spare. Programs whose threads wait in
+loops (examples/cooperative, exits, latency) execute another number of turns each time. launchlate's
+are too high, in atomics most of all: on the embedded device each lane records its exit, on a GPU
+one of those that exit together. memtrace's are highest where lanes do little but access memory with
+strides or in no order: such a request takes 85 to 355 instructions, one of neighbouring lanes 16 to
+40 (memtrace(8)).
 
     python3 benchmarks/executed.py --report benchmarks/results/executed.md SUITE=DIRECTORY …
 """
