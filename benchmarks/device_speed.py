@@ -35,7 +35,9 @@ TIMED = ["bash", "-c", 'file=$1; shift; "$@" >/dev/null; status=$?; times >"$fil
 HEAD = """\
 # Speed of the embedded CUDA device
 
-The tables of times are made by `benchmarks/device_speed.py`. CPU time (user and system) of each program in seconds, with what a tool does in its process;
+`benchmarks/device_speed.py` makes the tables of CPU time; anything else is by hand.
+
+CPU time (user and system) of each program in seconds, with what a tool does in its process;
 without the tool's own process, and without translating and assembling kernels. {compared}After a first run, which fills the caches,
 the table has the least time of all further runs (here {runs}). On a busy machine, CPU time varies by a tenth or two.
 """

@@ -263,12 +263,7 @@ def _instrument(
         entries = tuple(parsed.entries)
     except PtxError as error:
         return _refuse(_entries_of([chosen]), attachments, str(error))
-    kernels: dict[str, list[Placement]] = {}
-    for attachment in attachments:
-        placement = placement_of(attachment)
-        for name in entries:
-            if names.chosen(attachment.kernels, name):
-                kernels.setdefault(name, []).append(placement)
+    kernels = _placements(attachments, entries)
     if not kernels:
         return Sidecar(entries=entries)
     try:
@@ -278,12 +273,9 @@ def _instrument(
         return _refuse(entries, attachments, str(error))
     with progress.work("instrumenting kernels", len(kernels)) as task:
         injected = inject(parsed, kernels, each=task.step)
-    refusals = dict(injected.refusals)
-    image = b""
-    options = chosen.options
     before = before or {}
-    frequent = max((a.fragment.ptx.count("\n") + 1 for a in attachments if a.point in FREQUENT), default=0)
-    if frequent or injected.launched:
+    longest = max((a.fragment.ptx.count("\n") + 1 for a in attachments if a.point in FREQUENT), default=0)
+    if longest or injected.launched:
         try:
             known = injected.kernels.keys() | injected.launched
             before = _registers(parsed, known, target, chosen.options, before)
@@ -292,34 +284,14 @@ def _instrument(
     # A kernel may launch as many threads as fit with the original's registers.
     launched = {launched_name(name): before[name] for name in injected.launched if name in before}
     limits = dict(launched)
-    if frequent or own:
-        limits |= _limits_of_copies(parsed, injected, chosen.options, before, frequent)
-    injected = injected.within(limits)
-    made, limited = injected.text, frozenset[str]()
-    while injected.kernels:
-        try:
-            with progress.work(f"assembling {table.count(len(injected.kernels), 'kernel')}"):
-                image, options, needs = _assembled(parsed, injected, target, chosen.options)
-            made = injected.text
-            if deep := _deeper(parsed, injected, target, options, needs):
-                refusals |= deep
-                kept = {name: kernels[name] for name in injected.kernels if name not in deep}
-                injected = inject(parsed, kept).within(limits)
-                continue
-            if stricter := _limits(parsed, injected, target, options, needs, before):
-                made, image, limited = _with_limits(injected, target, options, stricter, image, failures)
-            break
-        except AssembleError as error:
-            guilty = _rejected(parsed, kernels, injected, target, chosen.options)
-            if not guilty and limits == launched:
-                guilty = dict.fromkeys(injected.kernels, error)
-            limits = limits if guilty else launched  # perhaps ptxas cannot use so few registers
-            failures += [error, *guilty.values()]
-            refusals |= {name: str(failure) for name, failure in guilty.items()}
-            kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
-            injected = inject(parsed, kept).within(limits)
+    if longest or own:
+        limits |= _limits_of_copies(parsed, injected, chosen.options, before, longest)
+    made = _assembled_copies(
+        parsed, kernels, injected, target, chosen.options, before, (limits, launched), failures
+    )
+    injected = made.injected
     return Sidecar(
-        image,
+        made.image,
         tuple(
             SidecarKernel(
                 name,
@@ -330,19 +302,93 @@ def _instrument(
                 kernel.waits,
                 kernel.site_count,
                 kernel.unprobed,
-                name + LIMITED if name in limited else "",
+                name + LIMITED if name in made.limited else "",
             )
             for name, kernel in injected.kernels.items()
         ),
-        refusals,
+        made.refusals,
         injected.variables if injected.kernels else (),
         entries,
         tuple((name, launched_name(name)) for name in injected.launched),
         module.render(trim(parsed, injected.kernels)) if injected.kernels else "",
-        made if injected.kernels else "",
-        options,
+        made.text if injected.kernels else "",
+        made.options,
         target.release,
     )
+
+
+def _placements(attachments: Sequence[Attachment], entries: Sequence[str]) -> dict[str, list[Placement]]:
+    """Return what goes into each kernel that an attachment chooses."""
+    kernels: dict[str, list[Placement]] = {}
+    for attachment in attachments:
+        placement = placement_of(attachment)
+        for name in entries:
+            if names.chosen(attachment.kernels, name):
+                kernels.setdefault(name, []).append(placement)
+    return kernels
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """The copies of a module's kernels that the assembler accepts; none: no image and text.
+
+    injected  the copies
+    image     what it made of them
+    text      their PTX, with the limits of registers that it accepted
+    options   its options
+    limited   the kernels that also have a copy with a stricter limit
+    refusals  the other kernels, with the reason
+    """
+
+    injected: Injected
+    image: bytes
+    text: str
+    options: str
+    limited: frozenset[str]
+    refusals: Mapping[str, str]
+
+
+def _assembled_copies(
+    parsed: module.Module,
+    kernels: Mapping[str, Sequence[Placement]],
+    injected: Injected,
+    target: Target,
+    options: str,
+    before: Mapping[str, int],
+    limits: tuple[Mapping[str, int], Mapping[str, int]],
+    failures: list[AssembleError],
+) -> _Copies:
+    """Assemble the copies, and leave out those that the assembler rejects or whose stack may be too deep.
+
+    limits: of registers, those to try, and those that are necessary. failures: gets every failure of the assembler.
+    """
+    own_options, refusals = options, dict(injected.refusals)
+    wanted, necessary = limits
+    injected = injected.within(wanted)
+    image, text, limited = b"", injected.text, frozenset[str]()
+    while injected.kernels:
+        try:
+            with progress.work(f"assembling {table.count(len(injected.kernels), 'kernel')}"):
+                image, options, needs = _assembled(parsed, injected, target, own_options)
+            text = injected.text
+            if deep := _deeper(parsed, injected, target, options, needs):
+                refusals |= deep
+                kept = {name: kernels[name] for name in injected.kernels if name not in deep}
+                injected = inject(parsed, kept).within(wanted)
+                continue
+            if stricter := _limits(parsed, injected, target, options, needs, before):
+                text, image, limited = _with_limits(injected, target, options, stricter, image, failures)
+            break
+        except AssembleError as error:
+            guilty = _rejected(parsed, kernels, injected, target, own_options)
+            if not guilty and wanted == necessary:
+                guilty = dict.fromkeys(injected.kernels, error)
+            wanted = wanted if guilty else necessary  # perhaps ptxas cannot use so few registers
+            failures += [error, *guilty.values()]
+            refusals |= {name: str(failure) for name, failure in guilty.items()}
+            kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
+            injected = inject(parsed, kept).within(wanted)
+    return _Copies(injected, image, text, options, limited, refusals)
 
 
 def rounded(
@@ -384,9 +430,9 @@ def _registers(
 
 
 def _limits_of_copies(
-    parsed: module.Module, injected: Injected, options: str, before: Mapping[str, int], frequent: int
+    parsed: module.Module, injected: Injected, options: str, before: Mapping[str, int], longest: int
 ) -> dict[str, int]:
-    """Return the register limits of copies, where the registers of the originals are known. frequent: as in `limit_of_copy`.
+    """Return the register limits of copies, where the registers of the originals are known. longest: as in `limit_of_copy`.
 
     In a copy with a second body, most blocks execute no probe, so that as many warps should fit as of the original.
     Excluded are modules with a limit for all kernels, and kernels with `setmaxnreg`, which distribute registers themselves.
@@ -394,7 +440,7 @@ def _limits_of_copies(
     if "maxrregcount" in options:
         return {}
     return {
-        name: limit_of_copy(before[name], 0 if kernel.split else frequent)
+        name: limit_of_copy(before[name], 0 if kernel.split else longest)
         for name, kernel in injected.kernels.items()
         if name in before and not parsed.functions[name].mentions("setmaxnreg")
     }

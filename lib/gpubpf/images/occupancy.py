@@ -35,16 +35,16 @@ def most_registers(kernel: Function, before: int, waits: bool) -> int:
     return max(before, _within(warps))
 
 
-def limit_of_copy(before: int, frequent: int) -> int:
-    """Return the registers to which a copy is limited. before: the original's. frequent: the lines of PTX of the longest program at
+def limit_of_copy(before: int, longest: int) -> int:
+    """Return the registers to which a copy is limited. before: the original's. longest: the lines of PTX of the longest program at
     one of the points `FREQUENT`, such as each access; 0 if the copy has no such program.
 
     With few probes, as many warps fit as of the original: ptxas uses more registers only because it may. With many, at least five
     eighths of the warps fit. With a lower limit, ptxas would spill more registers, most of all for long programs: they get more.
     """
-    if frequent > MAX_PROGRAM:
+    if longest > MAX_PROGRAM:
         return min(MOST, max(_CHEAP, _rounded(before + _MORE)))
-    if frequent:
+    if longest:
         return min(MOST, max(_FREE, (before + _MORE) // _UNIT * _UNIT))
     return _within(_warps(before))
 
