@@ -10,7 +10,7 @@ import pytest
 from engine_device import Array
 from gpubpf.ebpf.maps import SPENT, SPENT_SHAPE
 from gpubpf.lower.fragment import Fragment
-from gpubpf.ptx import plan
+from gpubpf.ptx import cost, plan
 from gpubpf.ptx.cost import ADDED, COST, SAMPLED_COST, SKIPPED, longest_path
 from gpubpf.ptx.sampling import SKIPS
 from gpubpf.ptx.values import Placement
@@ -153,6 +153,13 @@ def test_what_a_program_seldom_does_counts_where_it_does_it(
         assert "gpubpf seldom" not in text and "gpubpf often" not in text
     runs = (spent(Placement(program(12), "access"))[1] - spent(Placement(program(0), "access"))[1]) // 12
     assert found[1][1] - found[0][1] == taken * 297 * runs
+
+
+@pytest.mark.parametrize("kinds", [(ADDED,), (ADDED, SKIPPED)])
+def test_what_counts_a_seldom_block_counts_itself(kinds: tuple[str, ...]) -> None:
+    added = "\n".join((cost._SELDOM, *["add.u64 %x, %x, 2;"] * 5, cost._OFTEN, "ret;"))
+    lines = cost._with_seldom_blocks(added, {}, kinds).split("\n")
+    assert lines == [*(cost.add(kind, 5 + len(kinds)) for kind in kinds), *["add.u64 %x, %x, 2;"] * 5, "ret;"]
 
 
 def test_a_program_that_became_a_function_counts(monkeypatch: pytest.MonkeyPatch) -> None:
