@@ -493,12 +493,16 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
         return f"{begin} local memory at offsets that differ by lane: index the array with constants, or keep it in shared memory"
     used = sum(site.bytes for site in sites) / sum(site.sectors for site in sites)
     moved = f"{used:.0f} of every {first.warp.sector} bytes moved are used"
-    if (strides := _strides(sites)) is not None:
-        idle = sum(site.accesses for site in sites) < _NEARLY_ALL * first.warp.lanes * sum(
-            site.requests for site in sites
-        )
+    requests = sum(site.requests for site in sites)
+    strided = [
+        site for site in sites if site.mostly_strided and (found := _steps(site)) and found[0] > site.width
+    ]
+    if (
+        sum(site.requests for site in strided) > _NEARLY_ALL * requests
+    ):  # a copy for the rest of an unrolled loop may differ
+        idle = sum(site.accesses for site in sites) < _NEARLY_ALL * first.warp.lanes * requests
         cause = f"and {first.warp.word}s have idle lanes, so" if idle else "so"
-        return f"{begin} memory with {strides} bytes apart, {cause} {moved}; {_stride_advice(sites, others)}"
+        return f"{begin} memory with {_strides(strided)} bytes apart, {cause} {moved}; {_stride_advice(strided, others)}"
     gathered = 2 * sum(site.patterns[GATHER] for site in sites) > sum(site.requests for site in sites)
     if gathered and first.site.kind in _GATHERED and used <= first.warp.sector * _SCATTERED:
         return f"{begin} scattered addresses: {moved}; sort the indices, or {_GATHERED[first.site.kind]}"
@@ -509,13 +513,9 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
     return None
 
 
-def _strides(sites: Sequence[SiteTraffic]) -> str | None:
-    """Return in words how far the lanes are apart, up to the number of bytes; None if they may be neighbours, or it is unknown."""
-    steps = [
-        found for site in sites if site.mostly_strided and (found := _steps(site)) and found[0] > site.width
-    ]
-    if len(steps) < len(sites):
-        return None
+def _strides(sites: Sequence[SiteTraffic]) -> str:
+    """Return in words how far the lanes of strided sites are apart, up to the number of bytes."""
+    steps = [found for site in sites if (found := _steps(site))]
     stride, apart = sites[0].stride, "lanes next to each other in x are"
     if stride is not None and all(site.stride == stride for site in sites):
         distances = " or ".join(f"{distance:,}" for distance in sorted({shortest for shortest, _ in steps}))

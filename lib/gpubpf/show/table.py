@@ -10,7 +10,7 @@ from gpubpf.show.kernel_names import fitted, without_middle
 
 WIDTH = 80
 _SPACE = "\u2420"  # stands for a space that must not end a line
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]?B|[num]?s)\b)")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:[KMGT]?B|[num]?s)\b)")
 LEAST = 8  # the shortest width that a name is cut to
 COMM = 20  # characters of a process's name in a sentence; the name itself has 15, but escapes make it longer
 

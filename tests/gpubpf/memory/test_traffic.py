@@ -619,6 +619,18 @@ def test_strides_that_change_get_the_advice_of_strides():
     assert traffic_text.advice([closer]) is None
 
 
+def test_the_rest_of_an_unrolled_loop_may_have_another_pattern():
+    copies = [
+        found({STRIDED: 200}, at=site(n), steps=200 * 28, squares=200 * 28**2, sectors=200 * 28)
+        for n in range(4)
+    ]
+    rest = found({GATHER: 20}, at=site(4), sectors=400)
+    assert "with stride 7: lanes next to each other in x are 28 bytes apart" in str(
+        traffic_text.advice([*copies, rest])
+    )
+    assert traffic_text.advice([copies[0], dataclasses.replace(rest, requests=50, sectors=1000)]) is None
+
+
 def test_loads_that_hardly_matter_get_no_advice():
     def said(much):
         few = found({STRIDED: 1}, at=site(0), steps=128, squares=128**2, sectors=32)

@@ -81,6 +81,7 @@ def test_words():
     ]  # fmt: skip
     assert max(map(len, table.wrap("word " * 40, indent=2))) <= 80
     assert table.wrap("overhead: 156 KB read", width=14) == ["overhead:", "  156 KB read"]
+    assert table.wrap("it spent 39 % there", width=12) == ["it spent", "  39 % there"]
     assert table.wrap("waited for 12.5 us; up to 6 registers", width=16) == [
         "waited for",
         "  12.5 us; up to",
