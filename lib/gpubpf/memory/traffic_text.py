@@ -506,8 +506,15 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
     gathered = 2 * sum(site.patterns[GATHER] for site in sites) > sum(site.requests for site in sites)
     if gathered and first.site.kind in _GATHERED and used <= first.warp.sector * _SCATTERED:
         return f"{begin} scattered addresses: {moved}; sort the indices, or {_GATHERED[first.site.kind]}"
-    starts_inside = all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites)
-    if first.pattern == "unit" and starts_inside and not _loads_neighbours(first, others):
+    if first.site.kind == "load":  # those of a stencil cannot all be aligned
+        starts_inside = all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites)
+    else:
+        starts_inside = 2 * sum(site.patterns[SHIFTED] for site in sites) > requests
+    if (
+        all(site.pattern == "unit" for site in sites)
+        and starts_inside
+        and not _loads_neighbours(first, others)
+    ):
         start = f"{first.warp.word}s start inside a {first.warp.sector}-byte sector: align the array, its rows and the blocks"
         return f"{begin} neighbouring elements, but {start}"
     return None

@@ -631,6 +631,15 @@ def test_the_rest_of_an_unrolled_loop_may_have_another_pattern():
     assert traffic_text.advice([copies[0], dataclasses.replace(rest, requests=50, sectors=1000)]) is None
 
 
+def test_stores_of_an_unrolled_loop_to_rows_that_are_not_aligned():
+    """One copy of eight begins at a sector, by chance."""
+    copies = [found({UNIT: 4} if n == 2 else {SHIFTED: 4}, at=site(n, kind="store")) for n in range(8)]
+    assert "stores to neighbouring elements, but warps start inside a 32-byte sector" in str(
+        traffic_text.advice(copies)
+    )
+    assert traffic_text.advice([copies[2]] * 5 + copies[:3]) is None
+
+
 def test_loads_that_hardly_matter_get_no_advice():
     def said(much):
         few = found({STRIDED: 1}, at=site(0), steps=128, squares=128**2, sectors=32)
