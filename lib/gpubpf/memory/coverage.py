@@ -21,7 +21,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 MAPS = ("touched", "missed")
 GRANULES = 4096  # granules of a page
 WORDS = GRANULES // 64
+ALIGNED = (
+    256  # bytes; allocations begin at multiples of it (CUDA programming guide, "Device Memory Accesses")
+)
 AREA_BITS, AREAS = 21, 1 << 16  # a bit of `missed` stands for an area of 2 MB
 EPOCHS = 1 << 22  # number of epochs that the table can distinguish
 NO_KERNEL = -1  # the kernel number if kernels are not tracked separately
@@ -117,10 +120,24 @@ class Footprint:
 
 
 @dataclass(frozen=True)
+class Outside:
+    """What kernels touched outside all known allocations.
+
+    bytes       how many
+    behind      how many of these lie between the end of an allocation in GPU memory and where another can begin
+    allocation  the one behind which most of these lie; None if there are none
+    """
+
+    bytes: int
+    behind: int = 0
+    allocation: Allocation | None = None
+
+
+@dataclass(frozen=True)
 class CoverageReport:
     """The coverage at one moment.
 
-    unallocated  bytes touched outside all known allocations, by (pid, comm)
+    unallocated  what was touched outside all known allocations, by (pid, comm)
     footprints   empty if kernels are not tracked separately
     full         the table had no room for some pages
     incomplete   allocations may be missing
@@ -129,7 +146,7 @@ class CoverageReport:
     """
 
     allocations: list[AllocationCoverage]
-    unallocated: dict[tuple[int, str], int]
+    unallocated: dict[tuple[int, str], Outside]
     footprints: list[Footprint]
     full: bool
     incomplete: bool
@@ -176,7 +193,7 @@ class Coverage:
         )
         return CoverageReport(
             rows,
-            {who[process]: bytes_ for process, bytes_ in rest.items()},
+            {who[process]: outside for process, outside in rest.items()},
             footprints(tables, self._names, self._grain.shift, self._vendors)
             if self._grain.by_kernel
             else [],
@@ -257,8 +274,8 @@ def join(
     allocations: Sequence[Allocation],
     shift: int,
     unread: Collection[int] = (),
-) -> tuple[list[AllocationCoverage], dict[int, int]]:
-    """Return the coverage of each allocation, in order, and the bytes touched outside all allocations, by process number.
+) -> tuple[list[AllocationCoverage], dict[int, Outside]]:
+    """Return the coverage of each allocation, in order, and what was touched outside all allocations, by process number.
 
     shift   base-2 logarithm of the granule
     unread  numbers of the processes whose tables lack some launches
@@ -276,9 +293,10 @@ def join(
         counts = np.zeros((len(own), 3), np.int64)
         unknown: Collection[int] = ()
         if table is not None:
-            counts, rest, unknown = _count_bytes(table, own, shift)
-            if rest:
-                unallocated[process] = rest
+            counts, left, unknown = _count_bytes(table, own, shift)
+            if rest := _distinct_granules(table.page, left) << shift:
+                behind, nearest = _behind(table, left, own, shift)
+                unallocated[process] = Outside(rest, min(behind, rest), nearest)
         incomplete = _may_be_incomplete(table, own)
         for place, (number, allocation) in enumerate(zip(numbers, own, strict=True)):
             reads, writes, either = counts[place].tolist()
@@ -306,9 +324,9 @@ def _may_be_incomplete(table: TouchedPages | None, allocations: Sequence[Allocat
 
 def _count_bytes(
     table: TouchedPages, allocations: Sequence[Allocation], shift: int
-) -> tuple[Integers, int, Collection[int]]:
-    """Return the bytes as [allocation, (read, written, touched)], the bytes touched outside all allocations, and the indices of
-    allocations that were not counted."""
+) -> tuple[Integers, Words, Collection[int]]:
+    """Return the bytes as [allocation, (read, written, touched)]; as [page, WORDS] the granules touched outside all allocations; and
+    the indices of allocations that were not counted."""
     counts = np.zeros((len(allocations), 3), np.int64)
     allocation_at, page_at, unknown = _overlaps(table, allocations, shift)
     base = np.array([a.base for a in allocations] or [0], np.int64)
@@ -345,7 +363,25 @@ def _count_bytes(
         low = np.clip((base[own] >> shift) - number * GRANULES, 0, GRANULES)
         high = np.clip(-(-end[own] >> shift) - number * GRANULES, 0, GRANULES)
         left[some[first]] &= ~_or_groups(_range_masks(low, high), first)
-    return counts, _distinct_granules(table.page, left) * grain, unknown
+    return counts, left, unknown
+
+
+def _behind(
+    table: TouchedPages, left: Words, allocations: Sequence[Allocation], shift: int
+) -> tuple[int, Allocation | None]:
+    """Return how many bytes lie behind the ends of allocations, where no other can begin, and the one behind which most of them lie.
+
+    left: the granules touched outside all allocations.
+    """
+    owners = [
+        a for a in allocations if a.kind in ("device", "managed") and not (a.base + a.bytes) % (1 << shift)
+    ]
+    ends = [replace(a, base=a.base + a.bytes, bytes=-(a.base + a.bytes) % ALIGNED) for a in owners]
+    some = [n for n, end in enumerate(ends) if end.bytes]
+    rest = replace(table, bits=np.concatenate([left, np.zeros_like(left)], axis=1))
+    counts, _, _ = _count_bytes(rest, [ends[n] for n in some], shift)
+    touched = counts[:, 2]
+    return int(touched.sum()), owners[some[int(touched.argmax())]] if touched.any() else None
 
 
 def _or_groups(words: Words, first: Integers) -> Words:

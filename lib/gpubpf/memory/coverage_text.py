@@ -97,8 +97,14 @@ def records(
     """
     if allocations:
         yield from (allocation_record(row, granule) for row in report.allocations)
-        for (pid, comm), touched in report.unallocated.items():
-            yield {"type": "unallocated", "pid": pid, "comm": comm, "touched_bytes": touched}
+        for (pid, comm), outside in report.unallocated.items():
+            yield {
+                "type": "unallocated",
+                "pid": pid,
+                "comm": comm,
+                "touched_bytes": outside.bytes,
+                "behind_bytes": outside.behind,
+            }
     requested = requested_sectors(kernels or ())
     for one in report.footprints:
         yield footprint_record(one, requested.get((one.pid, one.gpu, one.mangled)))
@@ -152,11 +158,20 @@ def allocation_lines(
         left = sum(row.untouched or 0 for row in rows[len(shown) :])
         more = table.count(len(rows) - len(shown), "more place")
         yield f"{more} with {table.count(left, 'byte')} untouched; -v shows them"
-    for (pid, comm), touched in report.unallocated.items():
-        yield from table.wrap(
-            f"{table.process(comm, pid)}: kernels touched {table.count(touched, 'byte')} outside of all known allocations,"
-            " perhaps on the device heap (malloc, new) or in memory of the runtime"
-        )
+    for (pid, comm), outside in report.unallocated.items():
+        who = f"{table.process(comm, pid)}: kernels touched"
+        if outside.allocation is not None:
+            caller = places.get(outside.allocation.stack, "")
+            by = f" (made by {table.fit(caller, WIDTH // 2)})" if caller else ""
+            of = f"an allocation of {table.count(outside.allocation.bytes, 'byte')}{by}"
+            yield from table.wrap(
+                f"{who} {table.count(outside.behind, 'byte')} behind the end of {of}: out of bounds"
+            )
+        if rest := outside.bytes - outside.behind:
+            yield from table.wrap(
+                f"{who} {table.count(rest, 'byte')} outside of all known allocations,"
+                " perhaps on the device heap (malloc, new) or in memory of the runtime"
+            )
     yield from _findings(report, places, granule)
     yield ""
 

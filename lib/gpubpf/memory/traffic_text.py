@@ -39,7 +39,10 @@ _GATHERED = {
     "load": "load whole rows and pick in shared memory",
     "store": "collect in shared memory and store whole rows",
 }
-_NEARLY_ALL = 0.95  # share of a warp's lanes that take part, up to which the report says that some are idle
+_NEARLY_ALL = 0.95  # share of a warp's lanes that take part, and of what these use, up to which the report mentions idle lanes
+_SMALL_PART = (
+    0.25  # cost of a row, as a share of that of another one of the line, up to which it gets no other advice
+)
 _REGULAR = (
     6  # ways of a phase, on average, from which on addresses are not scattered: 32 random words have 3.5
 )
@@ -247,8 +250,12 @@ def _advice_lines(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[
     # What follows "loads from" or the like, with the places of which it is true, and what they do.
     said: dict[str, dict[str, dict[str, None]]] = {}
     matters: dict[str, float] = {}
+    costs: dict[tuple[str, str], int] = {}  # of the first row of each line with advice, by what it does
     for where, sites in _advised(rows):
         if text := advice(sites, kernel.sites):
+            cost = sum(site.cost for site in sites)
+            if cost < _SMALL_PART * costs.setdefault((where, sites[0].site.kind), cost):
+                continue  # perhaps the rest of an unrolled loop
             begin = does if text.startswith(does := _DOES[sites[0].site.kind]) else ""
             rest = text.removeprefix(begin)
             said.setdefault(rest, {}).setdefault(where, {})[begin] = None
@@ -497,15 +504,26 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
     strided = [
         site for site in sites if site.mostly_strided and (found := _steps(site)) and found[0] > site.width
     ]
-    if (
-        sum(site.requests for site in strided) > _NEARLY_ALL * requests
-    ):  # a copy for the rest of an unrolled loop may differ
-        idle = sum(site.accesses for site in sites) < _NEARLY_ALL * first.warp.lanes * requests
+    # The copy for the rest of an unrolled loop may differ.
+    if 4 * sum(site.requests for site in strided) > 3 * requests:
+        shortest = min(found[0] for site in strided if (found := _steps(site)))
+        of_all_lanes = (
+            first.warp.sector * strided[0].width / max(strided[0].width, min(shortest, first.warp.sector))
+        )
+        lanes = sum(site.accesses for site in sites) / requests
+        idle = lanes < _NEARLY_ALL * first.warp.lanes and used < _NEARLY_ALL * of_all_lanes
         cause = f"and {first.warp.word}s have idle lanes, so" if idle else "so"
         return f"{begin} memory with {_strides(strided)} bytes apart, {cause} {moved}; {_stride_advice(strided, others)}"
     gathered = 2 * sum(site.patterns[GATHER] for site in sites) > sum(site.requests for site in sites)
     if gathered and first.site.kind in _GATHERED and used <= first.warp.sector * _SCATTERED:
-        return f"{begin} scattered addresses: {moved}; sort the indices, or {_GATHERED[first.site.kind]}"
+        # Idle lanes can hide the stride of lanes in several rows of a block.
+        some_idle = sum(site.accesses for site in sites) < _NEARLY_ALL * first.warp.lanes * requests
+        sort = (
+            "let neighbouring lanes access neighbouring elements; if indices decide, sort them"
+            if some_idle
+            else "sort the indices"
+        )
+        return f"{begin} scattered addresses: {moved}; {sort}, or {_GATHERED[first.site.kind]}"
     if first.site.kind == "load":  # those of a stencil cannot all be aligned
         starts_inside = all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites)
     else:

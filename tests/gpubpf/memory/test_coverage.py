@@ -30,6 +30,7 @@ class Made:
     call: str = "cuMemAlloc"
     stack: tuple[object, ...] = ()
     freed: bool = False
+    kind: str = "device"
 
 
 @dataclass
@@ -70,7 +71,8 @@ def rows(gpu: Gpu, *made: Made) -> list[tuple[int | None, int | None, int | None
 
 
 def elsewhere(gpu: Gpu, *made: Made) -> int:
-    return coverage.join([gpu.table()], made, gpu.shift)[1].get(1, 0)
+    outside = coverage.join([gpu.table()], made, gpu.shift)[1].get(1)
+    return 0 if outside is None else outside.bytes
 
 
 BASE = 0x7F0000000000
@@ -90,6 +92,22 @@ def test_an_allocation_ends_where_the_next_begins() -> None:
     gpu.touch(BASE + 250, 20, "rw")
     assert rows(gpu, Made(BASE, 256), Made(BASE + 256, 9)) == [(6, 6, 250), (9, 9, 0)]
     assert elsewhere(gpu, Made(BASE, 256), Made(BASE + 256, 9)) == 5
+
+
+def test_what_lies_behind_an_allocation_is_out_of_bounds() -> None:
+    gpu = Gpu()
+    gpu.touch(BASE + 90, 20, "r")  # ten bytes too many
+    gpu.touch(BASE + 1024 + 300, 4, "w")  # nobody knows
+    made = [
+        Made(BASE, 100),
+        Made(BASE + 512, 300),
+        Made(BASE + 1024, 256),
+        Made(BASE + 100, 2, kind="variable"),
+    ]
+    outside = coverage.join([gpu.table()], made, gpu.shift)[1][1]
+    assert (outside.bytes, outside.behind, outside.allocation) == (8 + 4, 8, made[0])
+    outside = coverage.join([gpu.table()], made[1:], gpu.shift)[1][1]
+    assert (outside.behind, outside.allocation) == (0, None)
 
 
 def test_pages_between_are_counted_once_for_all_epochs_and_kernels() -> None:
@@ -203,7 +221,7 @@ def test_as_sets_of_bytes_say(shift: int) -> None:
                     end = -(-(one.base + one.bytes) >> shift << shift)
                     bytes_ = bytes_ - set(range(one.base, end))
             free |= bytes_
-        assert rest.get(process, 0) == len(free)
+        assert getattr(rest.get(process), "bytes", 0) == len(free)
 
 
 def test_what_may_have_found_no_room_is_not_known() -> None:

@@ -13,7 +13,7 @@ from gpubpf.agent.protocol import StackFrame
 from gpubpf.images import symbols
 from gpubpf.memory import coverage_text
 from gpubpf.memory.allocations import Allocation
-from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
+from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint, Outside
 
 
 def frame(symbol: str, file: str = "") -> StackFrame:
@@ -138,8 +138,21 @@ def test_many_places_and_long_names():
 
 
 def test_what_is_in_no_allocation():
-    assert any("1,234 bytes" in line for line in lines(report(elsewhere={(7, "app"): 1234})))
+    assert any("1,234 bytes" in line for line in lines(report(elsewhere={(7, "app"): Outside(1234)})))
     assert lines(report()) == []
+
+
+def test_what_is_behind_an_allocation():
+    def said(outside):
+        return " ".join(" ".join(lines(report(one, elsewhere={(7, "app"): outside}))).split())
+
+    one = row(100, 100, 0, 100)
+    text = said(Outside(1234, 34, one.allocation))
+    assert (
+        "app (pid 7): kernels touched 34 bytes behind the end of an allocation of 100 bytes (made by" in text
+    )
+    assert "out of bounds" in text and "touched 1,200 bytes outside of all known allocations" in text
+    assert "outside of all" not in said(Outside(34, 34, one.allocation))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gpubpf.memory import traffic
 from gpubpf.memory.access_log import Accesses, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
 from gpubpf.memory.allocations import ALLOCATING, Allocation
-from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
+from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint, Outside
 from gpubpf.memory.traffic import PART, KernelTraffic
 from gpubpf.ptx.values import Site
 from gpubpf.session.kernel_shapes import KernelShape
@@ -116,7 +116,14 @@ def test_a_generated_report(rng: random.Random) -> None:
         )
         for one in kernels
     ]
-    outside = {(pid, comm): number(rng) for pid, comm, _ in owned if rare(rng)}
+    outside = {}
+    for pid, comm, _ in owned:
+        if rare(rng):
+            behind = allocations and rng.choice((0, number(rng)))
+            nearest = rng.choice(allocations).allocation if behind else None
+            outside[pid, comm] = Outside(
+                number(rng) + behind if behind else number(rng), behind or 0, nearest
+            )
     flags = [rare(rng) for _ in range(4)]
     found = CoverageReport(allocations, outside, footprints, *flags)
     session = SimpleNamespace(has_map=lambda name: False)

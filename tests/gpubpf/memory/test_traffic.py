@@ -628,7 +628,22 @@ def test_the_rest_of_an_unrolled_loop_may_have_another_pattern():
     assert "with stride 7: lanes next to each other in x are 28 bytes apart" in str(
         traffic_text.advice([*copies, rest])
     )
-    assert traffic_text.advice([copies[0], dataclasses.replace(rest, requests=50, sectors=1000)]) is None
+    text = "\n".join(traffic_text.lines(kernel(*copies, rest), "k", False))
+    assert "stride 7" in text and "scattered" not in text
+    assert "stride 7" not in str(
+        traffic_text.advice([copies[0], dataclasses.replace(rest, requests=100, sectors=2000)])
+    )
+
+
+def test_idle_lanes_may_hide_a_stride_in_rows_of_a_block():
+    all_lanes = found({GATHER: 4}, sectors=128)
+    assert "scattered addresses: 4 of every 32 bytes moved are used; sort the indices, or" in str(
+        traffic_text.advice([all_lanes])
+    )
+    half = found({PART + GATHER: 4}, accesses=64, sectors=64, least=8)
+    assert "let neighbouring lanes access neighbouring elements; if indices decide, sort them, or" in str(
+        traffic_text.advice([half])
+    )
 
 
 def test_stores_of_an_unrolled_loop_to_rows_that_are_not_aligned():
@@ -791,7 +806,19 @@ def test_many_bank_conflicts_without_a_stride_have_a_cause(ways, advised):
 
 def test_idle_lanes_are_not_taken_for_strides():
     half = found({PART + STRIDED: 4}, accesses=64, steps=32, squares=256, sectors=16, least=8)
-    assert "8 bytes apart, and warps have idle lanes, so 16 of every 32" in str(traffic_text.advice([half]))
+    assert "8 bytes apart, so 16 of every 32" in str(traffic_text.advice([half]))
+    fourth = dataclasses.replace(half, sectors=32)
+    assert "8 bytes apart, and warps have idle lanes, so 8 of every 32" in str(traffic_text.advice([fourth]))
+    vectors = found(
+        {PART + STRIDED: 4},
+        accesses=64,
+        at=site(width=16),
+        steps=4 * 512,
+        squares=4 * 512**2,
+        sectors=64,
+        least=32,
+    )
+    assert "512 bytes apart, so 16 of every 32" in str(traffic_text.advice([vectors]))
 
 
 def test_lanes_have_local_memory_of_their_own():
