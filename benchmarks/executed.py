@@ -100,9 +100,8 @@ class Result:
     @property
     def own(self) -> tuple[float, float]:
         """The program's own machine instructions per warp, and per access of a warp to memory."""
-        return self.alone.machine / max(self.alone.starts, 1), self.alone.machine / max(
-            self.alone.accesses, 1
-        )
+        own = self.alone
+        return own.machine / max(own.starts, 1), own.machine / max(own.accesses, 1)
 
     @property
     def more_registers(self) -> int:
@@ -190,11 +189,7 @@ class Text:
 
     def _moves_memory(self, line: int) -> bool:
         i = self.at.get(line)
-        return (
-            i is not None
-            and i.opcode in ("ld", "st", "red", "atom", "bar", "barrier")
-            and "param" not in i.modifiers
-        )
+        return self.accesses(line) or (i is not None and i.opcode in ("bar", "barrier"))
 
     def accesses(self, line: int) -> bool:
         """Return whether the instruction accesses memory."""
@@ -232,9 +227,8 @@ def executed(place: Path, texts: dict[str, Text]) -> tuple[Executed, dict[str, E
     """Return what all functions of a program executed, the same by function, and the registers of its kernels."""
     by: dict[str, Executed] = defaultdict(Executed)
     used: dict[str, int] = {}
-    begun: dict[tuple[Text, str], Counter[int]] = defaultdict(
-        Counter
-    )  # of each kernel: warps, by a block's first line
+    # The warps that ran each block of a kernel, by the block's first line: all run the first one.
+    begun: dict[tuple[Text, str], Counter[int]] = defaultdict(Counter)
     for text, block in read(place, texts):
         moved = [text.moved(line) for line in block.lines]
         by[block.function] += Executed(

@@ -53,15 +53,18 @@ __global__ void atomic_unit(const volatile int *, int *out) {
 #define BOTH(name) global_##name, shared_##name
 int main(int count, char **arguments) {
     void (*const kernels[])(const volatile int *, int *) = {
-        global_unit_of_new_bytes, global_unaligned_of_new_bytes, BOTH(unit), global_unaligned, BOTH(broadcast), BOTH(stride_2),
-        BOTH(stride_64), BOTH(rows), BOTH(rows_of_one_address), BOTH(gather), global_half_a_warp, global_one_lane,
-        atomic_one_address, atomic_unit,
+        global_unit_of_new_bytes, global_unaligned_of_new_bytes,
+        BOTH(unit), global_unaligned, BOTH(broadcast), BOTH(stride_2), BOTH(stride_64), BOTH(rows), BOTH(rows_of_one_address),
+        BOTH(gather), global_half_a_warp, global_one_lane, atomic_one_address, atomic_unit,
     };
     int number = count > 1 ? atoi(arguments[1]) : -1, *data, *out;
     if (number < 0 || number >= int(sizeof kernels / sizeof *kernels)) return 2;
     cudaMalloc(&data, (1 << 20) + 4);
     cudaMalloc(&out, 1 << 16);
     cudaMemset(data, 0, 1 << 20);
-    for (int launch = 0; launch < 8; launch++) kernels[number]<<<4, dim3(16, 8)>>>(data + (number < 2 ? launch << 15 : 0), out);
+    for (int launch = 0; launch < 8; launch++) {
+        bool of_new_bytes = number < 2;
+        kernels[number]<<<4, dim3(16, 8)>>>(data + (of_new_bytes ? launch << 15 : 0), out);
+    }
     return cudaDeviceSynchronize() != cudaSuccess;
 }

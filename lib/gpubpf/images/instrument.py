@@ -318,7 +318,7 @@ def _instrument(
 
 
 def _placements(attachments: Sequence[Attachment], entries: Sequence[str]) -> dict[str, list[Placement]]:
-    """Return what goes into each kernel that an attachment chooses."""
+    """Return the placements in each kernel that an attachment chooses, by its name."""
     kernels: dict[str, list[Placement]] = {}
     for attachment in attachments:
         placement = placement_of(attachment)

@@ -39,13 +39,11 @@ _GATHERED = {
     "load": "load whole rows and pick in shared memory",
     "store": "collect in shared memory and store whole rows",
 }
-_NEARLY_ALL = 0.95  # share of a warp's lanes that take part, and of what these use, up to which the report mentions idle lanes
+_NEARLY_ALL = 0.95  # if a smaller share of the lanes takes part, some are idle
 _SMALL_PART = (
-    0.25  # cost of a row, as a share of that of another one of the line, up to which it gets no other advice
+    0.25  # a row gets no advice of its own if it costs less than this share of an earlier row of its line
 )
-_REGULAR = (
-    6  # ways of a phase, on average, from which on addresses are not scattered: 32 random words have 3.5
-)
+_REGULAR = 6  # if a phase has more ways, on average, addresses are not scattered: 32 random words have 3.5
 _WIDEST = 16  # bytes of a lane's widest access
 _SHARED_SECTORS = 0.75  # sectors of strided lanes, as a share of those that separate rows need; with fewer, rows share sectors
 _MANY_LOADS = 1000  # requests from which on the report mentions loads of a loop that waits
@@ -247,7 +245,7 @@ def lines(
 def _advice_lines(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
     """Yield each advice with its places, and an empty line if there is any. Loads and stores that hardly matter get none; atomics may
     wait for each other, however few they are."""
-    # What follows "loads from" or the like, with the places of which it is true, and what they do.
+    # By advice without its verb, such as "loads from": the places that get it, each with its verbs.
     said: dict[str, dict[str, dict[str, None]]] = {}
     matters: dict[str, float] = {}
     costs: dict[tuple[str, str], int] = {}  # of the first row of each line with advice, by what it does
@@ -264,10 +262,10 @@ def _advice_lines(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[
     given = {rest: places for rest, places in said.items() if matters[rest] >= _LITTLE_TRAFFIC}
     for rest, places in given.items():
         alike: dict[tuple[str, ...], list[str]] = {}
-        for where, done in places.items():
-            alike.setdefault(tuple(done), []).append(where)
-        for done_there, (place, *others) in alike.items():
-            yield from table.wrap(f"{place} {' and '.join(done_there)}{rest}{_also(others)}")
+        for where, verbs in places.items():
+            alike.setdefault(tuple(verbs), []).append(where)
+        for shared_verbs, (place, *others) in alike.items():
+            yield from table.wrap(f"{place} {' and '.join(shared_verbs)}{rest}{_also(others)}")
     if given:
         yield ""
 
