@@ -91,7 +91,9 @@ def answer_seeds() -> Iterable[bytes]:
         protocol.VariableSlot("variable", 0, True, ("kernel",)),
         protocol.VariableSlot("table", 1, False, (), 8, "a reason"),
     ]
-    sidecar = protocol.sidecar(7, 100, [layout], {"other": "a reason"}, slots, None, [("child", "copy")])
+    sidecar = protocol.sidecar(
+        7, 100, [layout], {"other": "a reason"}, slots, None, [("child", "copy")], ["later"]
+    )
     yield b"S" + sidecar[12:]
     yield b"S" + struct.pack("<Q", 1 << 30) + sidecar[20:]  # a file that is much smaller
     yield b"M" + struct.pack("<IQ", 1, 4096)

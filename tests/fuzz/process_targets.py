@@ -119,6 +119,9 @@ class _Background:
     def make_found(self, process: TracedProcess, found: protocol.Found) -> None:
         process.pending_images -= 1
 
+    def make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernels) -> None:
+        process.pending_images -= 1
+
     def patch(self, process: TracedProcess, file: int) -> None:
         with contextlib.suppress(Error):
             patching.read_patches(file)
@@ -158,6 +161,7 @@ def conversation_seeds() -> Iterable[bytes]:
     images = [
         _step(Message.IMAGE, frames[Message.IMAGE], 1, PTX),
         _step(Message.FOUND, frames[Message.FOUND]),
+        _step(Message.KERNELS, frames[Message.KERNELS]),
         _step(Message.READY, frames[Message.READY]),
         _step(Message.REFUSED, frames[Message.NAME]),
         _step(Message.NO_ROOM, struct.pack("<IIQQII", 1, 32, 4, 2, 40, 32)),

@@ -28,7 +28,7 @@ from gpubpf.ptx.device_launches import GRIDS
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 24  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 25  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -109,6 +109,9 @@ class Message(IntEnum):
     NO_ROOM = 24  # a launch ran the original because no copy fits; once for each kernel
     KERNEL_FAILED = 25  # a kernel ended with an error, so its context cannot be used; once for each context
     NO_FILE = 26  # the process can make no file for a snapshot, so results were not read
+    KERNELS = (
+        27  # kernels of a large module that are launched for the first time; the tool answers with SIDECAR
+    )
     # From the tool to the agent.
     WELCOME = 16
     SIDECAR = 17  # + image

@@ -225,6 +225,19 @@ class Found:
 
 
 @dataclass(frozen=True)
+class WantedKernels:
+    """Kernels (mangled) of a large module that are launched for the first time. The tool answers with their copies.
+
+    module: the request that the tool has answered with the list of such kernels (`later` in `sidecar`)."""
+
+    request: int
+    compute_capability: int  # major * 10 + minor
+    gpu: int
+    module: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ArrayPart:
     """An array of an instance in the snapshot's file: map number, offset, size, capacity in units.
 
@@ -409,6 +422,16 @@ def found(payload: bytes) -> Found:
     if not kernels:
         raise Malformed("a module without kernels")
     return Found(request, compute_capability, gpu, bool(flags & FoundFlag.ALL_NAMES), names, tuple(kernels))
+
+
+def wanted_kernels(payload: bytes) -> WantedKernels:
+    """Decode KERNELS."""
+    r = PayloadReader(payload)
+    request, compute_capability, gpu, module = r.u32(), r.u32(), r.u32(), r.u32()
+    names = tuple(r.text() for _ in range(r.count(4)))
+    if not 10 <= compute_capability < 1000 or not names:
+        raise Malformed("kernels of an invalid compute capability, or none")
+    return WantedKernels(request, compute_capability, gpu, module, names)
 
 
 def ready(payload: bytes) -> int:
@@ -656,11 +679,12 @@ def sidecar(
     variables: Sequence[VariableSlot],
     ahead: int | None = None,
     launched: Sequence[tuple[str, str]] = (),
+    later: Sequence[str] = (),
 ) -> bytes:
     """Return the answer to an image; the sidecar's own image goes with it as a file. Empty if no kernel matches.
 
     ahead: nobody has asked for the sidecar yet; it is for contexts on GPUs of this compute capability. launched: kernels that other
-    kernels launch, each with the name of its copy."""
+    kernels launch, each with the name of its copy. later: kernels whose copies the agent asks for at their first launch."""
     kernels = tuple(kernels)
     parts = [
         b"" if ahead is None else struct.pack("<I", ahead),
@@ -705,6 +729,8 @@ def sidecar(
         parts += [_bytes(name.encode()) for name in v.kernels]
     parts.append(struct.pack("<I", len(launched)))
     parts += [_bytes(name.encode()) + _bytes(copy.encode()) for name, copy in launched]
+    parts.append(struct.pack("<I", len(later)))
+    parts += [_bytes(name.encode()) for name in later]
     return frame(Message.SIDECAR if ahead is None else Message.AHEAD, b"".join(parts))
 
 

@@ -7,13 +7,21 @@ not fit where the original does, the sidecar also has a copy with a stricter lim
     sidecar = instrument_image(data, [Attachment(fragment, "exit", ("vec*",), "instructions")], target)
     sidecar.image                     # a cubin for a GPU, PTX for the embedded device
     sidecar.kernels, sidecar.refusals
+
+A program launches few of a large module's kernels, so such a module may get the copy of a kernel at its first launch (`later`):
+
+    sidecar = instrument_image(data, attachments, target, later=True)
+    if sidecar.later is not None:
+        copy = instrument_kernels(sidecar.later.source, attachments, target, sidecar.later.kernels[:1])
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +62,12 @@ _CAREFUL = "-Ofc=min"
 # The embedded device does not assemble, so a copy's register count is unknown beforehand. Probes rarely need more
 # than this, except in kernels with few registers, whose copies fit anyway.
 _PROBE_REGISTERS = 24
+# A module with more kernels to instrument is a large one. Assembling 500 copies takes a minute of CPU time, one takes 0.3 s.
+MANY_KERNELS = 32
+# Facts about the whole text of this many large modules stay in memory.
+_KNOWN_MODULES = 64
+# Copies of these need variables as they are when the module is loaded (`InjectedVariable.fixed`), or copies of other kernels.
+_NEEDS_ALL = (".callprototype", ".calltargets", "cudaLaunchDevice", "cudaGetParameterBuffer")
 
 
 @dataclass(frozen=True)
@@ -134,7 +148,8 @@ class Sidecar:
     """The image that the agent loads. `image` is empty if no kernel matched, or if all were refused.
 
     `entries`: all kernels of the module (mangled). `refusals`: the reason for each matched kernel that is not in `kernels`.
-    `launched`: kernels that the image has a copy of for other kernels to launch, and the names of these copies.
+    `launched`: kernels that the image has a copy of for other kernels to launch, and the names of these copies. `later`: the kernels
+    whose copies have to be asked for; None: the image has all.
     """
 
     image: bytes = field(default=b"", repr=False)
@@ -148,24 +163,70 @@ class Sidecar:
     text: str = field(default="", repr=False)
     options: str = ""
     release: str = ""
+    later: Later | None = None
 
 
-def instrument_image(data: bytes, attachments: Sequence[Attachment], target: Target) -> Sidecar:
+@dataclass(frozen=True)
+class Source:
+    """What a module's sidecar is made from.
+
+    stored   the PTX, perhaps compressed
+    options  the application's ptxas options
+    release  the ptxas release that it was made for, if known
+    before   the kernels' registers, as far as known
+    own      whether the target would run the code that has these registers
+    """
+
+    stored: str | bytes = field(repr=False)
+    options: str
+    release: str
+    before: Mapping[str, int]
+    own: bool
+
+    @property
+    def text(self) -> str:
+        """The PTX."""
+        if isinstance(self.stored, str):
+            return self.stored
+        return zlib.decompress(self.stored).decode("utf-8", "surrogateescape")
+
+    def compressed(self) -> Source:
+        """Return the same with compressed PTX, to be kept while the module is loaded."""
+        return dataclasses.replace(
+            self, stored=zlib.compress(self.text.encode("utf-8", "surrogateescape"), 1)
+        )
+
+
+@dataclass(frozen=True)
+class Later:
+    """A large module's kernels (mangled) that get copies when they are asked for: see `instrument_kernels`."""
+
+    kernels: tuple[str, ...]
+    source: Source
+
+
+def instrument_image(
+    data: bytes, attachments: Sequence[Attachment], target: Target, later: bool = False
+) -> Sidecar:
     """Return the sidecar of an image that was passed to `cuModuleLoadData` or `cuLibraryLoadData`: a fatbin, cubin or PTX.
 
-    A damaged image raises nothing, because it is the application's. Its kernels are refused instead.
+    A damaged image raises nothing, because it is the application's. Its kernels are refused instead. later: as in
+    `instrument_module`.
     """
     try:
         images = fatbin.images_of_bytes(data)
     except ImageError:
         return _refuse(_entries_of(_several(data)), attachments, fatbin.LINKED)
-    return instrument_module(images, attachments, target)
+    return instrument_module(images, attachments, target, later)
 
 
 def instrument_module(
-    images: Sequence[FatbinImage], attachments: Sequence[Attachment], target: Target
+    images: Sequence[FatbinImage], attachments: Sequence[Attachment], target: Target, later: bool = False
 ) -> Sidecar:
-    """Return the sidecar of a module, given the images that are its forms. Raises nothing, like `instrument_image`."""
+    """Return the sidecar of a module, given the images that are its forms. Raises nothing, like `instrument_image`.
+
+    later: a large module may get a sidecar without copies (`Sidecar.later`), unless one with all of them is in the cache.
+    """
     chosen = choose(images, target)
     if isinstance(chosen, str):
         return _refuse(_entries_for(images, target), attachments, chosen)
@@ -173,25 +234,70 @@ def instrument_module(
         text = chosen.text
     except ImageError as error:
         return _refuse(_entries_for(images, target), attachments, str(error))
-    target = dataclasses.replace(target, release=chosen.release)
-    before, own = _registers_of(images, target)
+    before, own = _registers_of(images, dataclasses.replace(target, release=chosen.release))
+    source = Source(text, chosen.options, chosen.release, before, own)
+    return _of_source(source, attachments, target, (), later)
+
+
+def instrument_kernels(
+    source: Source, attachments: Sequence[Attachment], target: Target, kernels: Collection[str] = ()
+) -> Sidecar:
+    """Return the sidecar with the copies of some of a module's kernels (mangled); none named: of all. Raises nothing."""
+    return _of_source(source, attachments, target, kernels, False)
+
+
+def _of_source(
+    source: Source,
+    attachments: Sequence[Attachment],
+    target: Target,
+    kernels: Collection[str],
+    later: bool,
+) -> Sidecar:
+    """See `instrument_module` and `instrument_kernels`. The sidecar comes from the cache if it has it."""
+    text = source.text
+    target = dataclasses.replace(target, release=source.release)
     key = cache.key(
         _version(),
         text,
-        repr((before, own)),
-        chosen.options,
+        repr((source.before, source.own)),
+        source.options,
         repr(target),
         *assemblers(target),
         *(_identity(attachment) for attachment in attachments),
+        *sorted(kernels),
     )
     store = cache.default()
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
+    if (
+        later
+        and (entries := _large(text))
+        and len(matched := _placements(attachments, entries)) > MANY_KERNELS
+    ):
+        return Sidecar(entries=entries, later=Later(tuple(matched), source.compressed()))
     failures: list[AssembleError] = []
-    made = _instrument(text, chosen, attachments, target, before, own, failures)
+    made = _instrument(
+        text, source.options, attachments, target, source.before, source.own, failures, kernels
+    )
     if not any(isinstance(failure, TemporaryFailure) for failure in failures):
         store.put(STAGE, key, pack(made))
     return made
+
+
+def _large(text: str) -> tuple[str, ...]:
+    """Return the kernels of a large module whose copies can be made at any time; none if it is another module, or no PTX."""
+    if text.count(".entry") <= MANY_KERNELS or any(word in text for word in _NEEDS_ALL):
+        return ()
+    try:
+        return tuple(parser.parse(text).entries)
+    except PtxError:
+        return ()
+
+
+@functools.lru_cache(_KNOWN_MODULES)
+def _known_constants(digest: bytes) -> dict[str, bool]:
+    """Return where to keep which variables are constants of the module whose text has this digest (`Module.known_constants`)."""
+    return {}
 
 
 def joined(data: bytes, inputs: int) -> bytes:
@@ -246,28 +352,32 @@ def _registers_of(images: Sequence[FatbinImage], target: Target) -> tuple[dict[s
 
 def _instrument(
     text: str,
-    chosen: FatbinImage,
+    options: str,
     attachments: Sequence[Attachment],
     target: Target,
     before: Mapping[str, int] | None = None,
     own: bool = True,
     failures: list[AssembleError] | None = None,
+    only: Collection[str] = (),
 ) -> Sidecar:
     """Return the sidecar of a module. before: its kernels' register counts, as far as known. own: they are those on the target.
 
-    failures: gets every failure of the assembler that affects the sidecar."""
+    failures: gets every failure of the assembler that affects the sidecar. only: the kernels to copy; none named: all."""
     failures = [] if failures is None else failures
     try:
         with progress.work("reading PTX"):
             parsed = parser.parse(text)
         entries = tuple(parsed.entries)
     except PtxError as error:
-        return _refuse(_entries_of([chosen]), attachments, str(error))
-    kernels = _placements(attachments, entries)
+        return _refuse((), attachments, str(error))
+    kernels = _placements(attachments, [name for name in entries if not only or name in only])
     if not kernels:
         return Sidecar(entries=entries)
+    if only:
+        known = _known_constants(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest())
+        parsed = dataclasses.replace(parsed, known_constants=known)
     try:
-        parsed = rounded(parsed, text, kernels, target, chosen.options)
+        parsed = rounded(parsed, text, kernels, target, options)
     except TemporaryFailure as error:
         failures.append(error)
         return _refuse(entries, attachments, str(error))
@@ -277,18 +387,16 @@ def _instrument(
     longest = max((a.fragment.ptx.count("\n") + 1 for a in attachments if a.point in FREQUENT), default=0)
     if longest or injected.launched:
         try:
-            known = injected.kernels.keys() | injected.launched
-            before = _registers(parsed, known, target, chosen.options, before)
+            counted = injected.kernels.keys() | injected.launched
+            before = _registers(parsed, counted, target, options, before)
         except TemporaryFailure as error:
             failures.append(error)
     # A kernel may launch as many threads as fit with the original's registers.
     launched = {launched_name(name): before[name] for name in injected.launched if name in before}
     limits = dict(launched)
     if longest or own:
-        limits |= _limits_of_copies(parsed, injected, chosen.options, before, longest)
-    made = _assembled_copies(
-        parsed, kernels, injected, target, chosen.options, before, (limits, launched), failures
-    )
+        limits |= _limits_of_copies(parsed, injected, options, before, longest)
+    made = _assembled_copies(parsed, kernels, injected, target, options, before, (limits, launched), failures)
     injected = made.injected
     return Sidecar(
         made.image,
@@ -404,7 +512,7 @@ def rounded(
     if not functions:
         return parsed
     with progress.work(f"compiling the original of {table.count(len(kernels), 'kernel')}"):
-        cubin = with_lines(text, target, options, kernels)
+        cubin = with_lines(parser.only_bodies_of(text, parsed, kernels), target, options, kernels)
     try:
         operations = operations_by_line(cubin) if cubin is not None else {}
     except ImageError:  # from an assembler that writes it in another way

@@ -23,6 +23,13 @@ def is_constant(module: Module, variable: Variable) -> bool:
     tables of libdevice (`__cudart_…`) are constant unless they are written or their address escapes. Other variables are constant
     only if nothing but printf and assert receives them: the host may have written a variable at namespace scope.
     """
+    if variable.name not in module.known_constants:
+        module.known_constants[variable.name] = _is_constant(module, variable)
+    return module.known_constants[variable.name]
+
+
+def _is_constant(module: Module, variable: Variable) -> bool:
+    """See `is_constant`. This may read all functions of the module."""
     if variable.initializer is None or variable.linkage or "managed" in variable.attributes:
         return False
     name = variable.name
@@ -61,6 +68,9 @@ def _uses(function: Function, variable: str) -> set[str]:
         return {(flow.declaration(index, name), name) for name in names}
 
     tainted: set[tuple[int | None, str]] = {(None, variable)}
+    instructions = [
+        (i, s, {name.partition(".")[0] for name in find_names(s.operands)}) for i, s in flow.instructions()
+    ]
     uses: set[str] = set()
     results = {(None, r.name) for r in function.returns}
     grown = True
@@ -70,9 +80,10 @@ def _uses(function: Function, variable: str) -> set[str]:
         passes += 1
         if passes > MAX_PASSES:
             return {"written"}
-        for index, statement in flow.instructions():
+        for index, statement, named in instructions:
             opcode, operands = statement.opcode, statement.operands
-            if tainted.isdisjoint(seen(index, operands)):
+            # Most instructions name none of them: finding their declarations would take longer.
+            if named.isdisjoint(name for _, name in tainted) or tainted.isdisjoint(seen(index, operands)):
                 continue
             new: set[tuple[int | None, str]] = set()
             if opcode in ("ld", "ldu") and "param" not in statement.modifiers:

@@ -428,12 +428,13 @@ Item = Function | Variable | Directive
 
 @dataclass(frozen=True)
 class Module:
-    """A PTX translation unit. `target` is `("sm_75", "debug")`."""
+    """A PTX translation unit. `target` is `("sm_75", "debug")`. known_constants: answers of `constants.is_constant`, kept by it."""
 
     version: tuple[int, int]
     target: tuple[str, ...]
     address_size: int
     items: tuple[Item, ...]
+    known_constants: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
     def functions(self) -> dict[str, Function]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpubpf.errors import PtxError
@@ -142,6 +142,19 @@ class _UnparsedBody:
 
     def parse(self) -> tuple[Statement, ...]:
         return tuple(_statements(Lexer(self.text, self.start, self.end, self.line), self.operands))
+
+
+def only_bodies_of(text: str, module: Module, kernels: Collection[str]) -> str:
+    """Return `text`, which `module` was parsed from, with empty bodies of all other kernels. Lines keep their numbers."""
+    text = strip_comments(text)
+    parts: list[str] = []
+    at = 0
+    for name, kernel in module.entries.items():
+        body = kernel.unparsed
+        if name not in kernels and isinstance(body, _UnparsedBody):
+            parts += [text[at : body.start], "\n" * text.count("\n", body.start, body.end), "ret; "]
+            at = body.end
+    return "".join([*parts, text[at:]])
 
 
 def _function(lexer: Lexer, linkage: tuple[str, ...], operands: dict[str, Operand]) -> Function:

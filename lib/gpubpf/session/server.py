@@ -351,6 +351,13 @@ class Server:
             process.pending_images += 1
             process.preparing[found.request] = frozenset(kernel.name for kernel in found.kernels)
             self._background.make_found(process, found)
+        elif kind == Message.KERNELS:
+            process.count_text(len(payload))
+            wanted = protocol.wanted_kernels(payload)
+            if process.pending_images >= PENDING_LIMIT:
+                raise protocol.Malformed("too many kernels at once")
+            process.pending_images += 1
+            self._background.make_wanted(process, wanted)
         elif kind == Message.READY:
             if process.preparing.pop(protocol.ready(payload), None):
                 self._on_ready()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gpubpf.images.mapped import MappedImages
     from gpubpf.linux.host_programs import HostProcess
     from gpubpf.ptx.values import Site
+    from gpubpf.session.large_modules import LargeModule
     from gpubpf.session.operation_log import OpLog
     from gpubpf.session.rings import RingReader
 
@@ -186,6 +187,7 @@ class TracedProcess:
     shared: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)  # shared arrays, copied at its end
     pending_images: int = 0  # images and modules without an answer
     image_answered: bool = False  # at least one has been answered
+    large_modules: dict[int, LargeModule] = field(default_factory=dict)  # by the request that reported it
     failed: bool = False  # a context's memory could not be read, as after a kernel fault
     without_files: bool = False  # at a reading, it could make no file for its results
     loadable: bool = False  # its files contain matching kernels

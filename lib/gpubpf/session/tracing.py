@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpubpf.images import fatbin
     from gpubpf.images.assemble import Target
     from gpubpf.images.code_objects import AmdAttachment
-    from gpubpf.images.instrument import Attachment, RegisterUse, Sidecar
+    from gpubpf.images.instrument import Attachment, RegisterUse, Sidecar, Source
     from gpubpf.images.listing import ImageFile
     from gpubpf.linux.host_programs import Host
     from gpubpf.show.output import Output
@@ -96,7 +96,12 @@ def trace(
 
         if target is None:
             return code_objects.instrument(data, for_amd(), chosen.virtual)
-        return instrument.instrument_image(data, lowered(), target)
+        return instrument.instrument_image(data, lowered(), target, later=True)
+
+    def kernels(source: Source, target: Target, names: Collection[str]) -> Sidecar:
+        from gpubpf.images import instrument
+
+        return instrument.instrument_kernels(source, lowered(), target, names)
 
     def registers(sidecar: Any, target: Target | None, kernels: Collection[str]) -> Mapping[str, RegisterUse]:
         from gpubpf.images import instrument
@@ -143,7 +148,9 @@ def trace(
         sampled="" if sampling.PARAMETER not in params else "block" if args.sample_blocks else "warp",
     )
     listener = Listener(note, lambda text: notices.complain(tool, text), attached, waiting, watching)
-    return Session(targets, plan, SidecarBuilder(instrument, registers, lowered), listener, args.duration)
+    return Session(
+        targets, plan, SidecarBuilder(instrument, registers, lowered, kernels), listener, args.duration
+    )
 
 
 def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:

@@ -23,10 +23,11 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
 from gpubpf.process import traceable
+from gpubpf.session.large_modules import LargeModule
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
-    from gpubpf.images.instrument import AmdKernel, RegisterUse, Sidecar
+    from gpubpf.images.instrument import AmdKernel, RegisterUse, Sidecar, Source
     from gpubpf.lower.launch_block import LaunchBlock
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import TracedProcess
@@ -41,6 +42,8 @@ CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 T = TypeVar("T")
 # (image that a program loaded, its device; None: an AMD GPU) → sidecar.
 Instrument = Callable[[bytes, "Target | None"], "Sidecar"]
+# (a large module, its device, the kernels to copy; none: all) → sidecar.
+InstrumentKernels = Callable[["Source", "Target", Collection[str]], "Sidecar"]
 # (sidecar, device, some of its kernels) → register use of these kernels, by mangled name.
 CountRegisters = Callable[[Any, "Target | None", Collection[str]], Mapping[str, "RegisterUse"]]
 
@@ -50,6 +53,7 @@ class SidecarBuilder:
     """The functions that build sidecars.
 
     instrument: build the sidecar of an image. Called from several threads, once for equal images.
+    kernels: build the copies of some kernels of an image whose sidecar has `later`. Called from several threads.
     registers: count the registers of some of a sidecar's kernels. Called when no process waits for it.
     warm_up: called once, while the command starts.
     """
@@ -57,6 +61,7 @@ class SidecarBuilder:
     instrument: Instrument
     registers: CountRegisters = lambda sidecar, target, kernels: {}
     warm_up: Callable[[], object] = lambda: None
+    kernels: InstrumentKernels | None = None
 
 
 class DaemonThreadPool:
@@ -125,6 +130,7 @@ class BackgroundWork:
     ) -> None:
         self._measurement = measurement
         self._instrument = builder.instrument
+        self._instrument_kernels = builder.kernels
         self._count_registers = builder.registers
         self._loaded = loaded
         self._on_ready = on_ready
@@ -164,6 +170,10 @@ class BackgroundWork:
         """Build and send the sidecar of a module that was loaded before the agent."""
         self.sidecar_threads.submit(self._make_found, process, found)
 
+    def make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernels) -> None:
+        """Build and send the copies of some kernels of a large module."""
+        self.sidecar_threads.submit(self._make_wanted, process, wanted)
+
     def make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
         """Build the sidecars of modules that a running process may have loaded, so that their next launches are instrumented.
 
@@ -181,6 +191,7 @@ class BackgroundWork:
     def end(self, process: TracedProcess) -> None:
         """Detach the host programs of a disconnected process. Compress the oldest one's maps if there are more than RECENTLY_ENDED."""
         process.__dict__.pop("mapped", None)
+        process.large_modules.clear()
         self._cleanup_threads.submit(process.close_host)
         self._ended.append(process)
         if len(self._ended) > RECENTLY_ENDED:
@@ -261,6 +272,8 @@ class BackgroundWork:
             assert target is not None  # only agents for CUDA send FOUND
             data, reasons = process.mapped.find(found, target)
             sidecar = self._sidecar(data or b"", target)
+            if sidecar.later is not None:
+                sidecar = self._first_of(sidecar, [kernel.name for kernel in found.kernels], target)
             refusals = {name: reason for name, reason in reasons.items() if self._measurement.matches(name)}
             entries = tuple(dict.fromkeys((*sidecar.entries, *reasons)))
             kernels = tuple(kernel for kernel in sidecar.kernels if kernel.name not in reasons)
@@ -268,6 +281,32 @@ class BackgroundWork:
             return dataclasses.replace(sidecar, kernels=kernels, refusals=refusals, entries=entries)
 
         self._answer(process, found, make)
+
+    def _first_of(self, sidecar: Sidecar, names: Collection[str], target: Target) -> Sidecar:
+        """Return a large module's sidecar with the copies of some kernels, those that have been launched."""
+        later, instrument = sidecar.later, self._instrument_kernels
+        assert later is not None and instrument is not None
+        names = [name for name in names if name in later.kernels]
+        if not names:
+            return sidecar
+        kept = tuple(name for name in later.kernels if name not in names)
+        return dataclasses.replace(
+            instrument(later.source, target, names), later=dataclasses.replace(later, kernels=kept)
+        )
+
+    def _make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernels) -> None:
+        def make(target: Target | None) -> Sidecar:
+            from gpubpf.images.instrument import Sidecar
+
+            instrument = self._instrument_kernels
+            with self._measurement.lock:
+                module = process.large_modules.get(wanted.module)
+                names = module.ask(wanted.names) if module is not None else frozenset()
+            if module is None or names == frozenset() or instrument is None or target is None:
+                return Sidecar()
+            return instrument(module.source, target, names or ())
+
+        self._answer(process, wanted, make)
 
     def _make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
         self.joined.wait()
@@ -319,7 +358,9 @@ class BackgroundWork:
             self._measurement.lock.notify_all()
         self._on_ready()
 
-    def _target(self, process: TracedProcess, module: protocol.Image | protocol.Found) -> Target | None:
+    def _target(
+        self, process: TracedProcess, module: protocol.Image | protocol.Found | protocol.WantedKernels
+    ) -> Target | None:
         if process.vendor == Vendor.AMD:
             return None
         from gpubpf.images.assemble import Target
@@ -331,7 +372,7 @@ class BackgroundWork:
     def _answer(
         self,
         process: TracedProcess,
-        module: protocol.Image | protocol.Found,
+        module: protocol.Image | protocol.Found | protocol.WantedKernels,
         make: Callable[[Target | None], Sidecar],
     ) -> None:
         """Send the sidecar that `make` returns for the process's device; an empty one if it raises."""
@@ -346,6 +387,9 @@ class BackgroundWork:
                 process.matched.update(sidecar.refusals)
                 process.matched.update(kernel.name for kernel in sidecar.kernels)
                 process.entries.update(sidecar.entries)
+                if sidecar.later is not None:
+                    process.matched.update(sidecar.later.kernels)
+                    process.large_modules[module.request] = LargeModule(sidecar.later)
                 builds = process.add_sites(sidecar)
                 if sidecar.kernels and module.request in process.preparing:
                     process.preparing[module.request] = frozenset(k.name for k in sidecar.kernels)
@@ -437,7 +481,14 @@ def _encode(
         out.write(sidecar.image)
     size = len(sidecar.image) if layouts else 0
     return protocol.sidecar(
-        request, size, layouts, sidecar.refusals, variables, ahead, sidecar.launched
+        request,
+        size,
+        layouts,
+        sidecar.refusals,
+        variables,
+        ahead,
+        sidecar.launched,
+        () if sidecar.later is None else sidecar.later.kernels,
     ), file
 
 

@@ -59,6 +59,7 @@ def test_parts_beyond_the_memory_are_refused() -> None:
         protocol.hooked,
         protocol.image,
         protocol.found,
+        protocol.wanted_kernels,
         protocol.slot_and_text,
         protocol.snapshot,
         protocol.drained,
@@ -202,6 +203,14 @@ def test_a_module_from_before() -> None:
     for end in range(len(message)):
         with pytest.raises(protocol.Malformed):
             protocol.found(message[:end])
+
+
+def test_kernels_of_a_large_module() -> None:
+    message = struct.pack("<5I", 9, 90, 1, 7, 2) + text("add") + text("scale")
+    assert protocol.wanted_kernels(message) == protocol.WantedKernels(9, 90, 1, 7, ("add", "scale"))
+    for damaged in (*(message[:end] for end in range(len(message))), struct.pack("<5I", 9, 90, 1, 7, 0)):
+        with pytest.raises(protocol.Malformed):
+            protocol.wanted_kernels(damaged)
 
 
 def test_control_block() -> None:

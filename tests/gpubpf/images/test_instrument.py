@@ -57,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_kernel_with_too_many_predicates_is_assembled_with_more_care(asked: list[str]) -> None:
-    made = instrument._instrument(PTX.decode(), _image(), [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+    made = instrument._instrument(PTX.decode(), "", [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
     assert {kernel.name for kernel in made.kernels} == {"fine", "wide"} and not made.refusals
     assert asked == ["", "-Ofc=min"] and made.options.strip() == "-Ofc=min"
 
@@ -117,7 +117,7 @@ def test_texts_that_do_not_fit_together() -> None:
 
 def test_another_fault_is_a_refusal_of_that_kernel(asked: list[str]) -> None:
     made = instrument._instrument(
-        PTX.decode().replace("wide", "broken"), _image(), [Attachment(TIME, "exit")], Target("gpu", (8, 0))
+        PTX.decode().replace("wide", "broken"), "", [Attachment(TIME, "exit")], Target("gpu", (8, 0))
     )
     assert made.refusals == {"broken": "ptxas fatal: something else"}
     assert [kernel.name for kernel in made.kernels] == ["fine"] and "-Ofc=min" not in asked
@@ -253,8 +253,8 @@ def test_a_copy_in_which_setmaxnreg_would_be_ignored_is_refused(
         return Assembled(text.encode(), {}, (), (why,) if ignored else ())
 
     monkeypatch.setattr(instrument, "assemble", ignores)
-    text, image = specialised("")
-    made = instrument._instrument(text, image, [Attachment(TIME, "exit")], HOPPER)
+    text, _ = specialised("")
+    made = instrument._instrument(text, "", [Attachment(TIME, "exit")], HOPPER)
     assert [kernel.name for kernel in made.kernels] == ["plain"]
     assert made.refusals == {"specialised": "setmaxnreg would be ignored in the copy (ptxas C7507)"}
 
@@ -271,8 +271,9 @@ def test_registers_of_a_program_with_line_numbers_of_inlined_functions(tmp_path:
     subprocess.run(command, check=True, capture_output=True)
     text = (tmp_path / "k.ptx").read_text()
     assert "function_name" in text
-    image = dataclasses.replace(_image(), options="--generate-line-info", stored=text.encode())
-    made = instrument._instrument(text, image, [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+    made = instrument._instrument(
+        text, "--generate-line-info", [Attachment(TIME, "exit")], Target("gpu", (8, 0))
+    )
     (used,) = instrument.register_use(made, Target("gpu", (8, 0)), [made.kernels[0].name]).values()
     assert 0 < used.before <= used.after
 
@@ -324,7 +325,7 @@ def test_a_copy_is_limited(
         ):
             target = Target(device, (8, 0))
             made = instrument._instrument(
-                text, _image(), [Attachment(TIME, point, sampled=sampled)], target, known, own
+                text, "", [Attachment(TIME, point, sampled=sampled)], target, known, own
             )
             is_limited = own or (point == "access" and (known or device == "gpu"))
             found = limits(made.image.decode())
@@ -357,10 +358,13 @@ def test_a_copy_may_use_the_registers_with_which_it_can_be_launched() -> None:
 
 def test_a_module_with_a_limit_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instrument, "assemble", lambda text, *_: Assembled(text.encode(), {}))
-    image = dataclasses.replace(_image(), options="-maxrregcount=32")
     before = {"free": 24, "bound": 24}
     made = instrument._instrument(
-        ACCESSES.replace("LIMIT", ""), image, [Attachment(TIME, "access")], Target("gpu", (8, 0)), before
+        ACCESSES.replace("LIMIT", ""),
+        "-maxrregcount=32",
+        [Attachment(TIME, "access")],
+        Target("gpu", (8, 0)),
+        before,
     )
     assert limits(made.image.decode()) == {"free": [], "bound": []}
 
@@ -376,7 +380,7 @@ def test_a_copy_that_cannot_be_limited_is_assembled_without(monkeypatch: pytest.
     monkeypatch.setattr(instrument, "assemble", assemble)
     before = {"free": 24, "bound": 24}
     made = instrument._instrument(
-        ACCESSES.replace("LIMIT", ""), _image(), [Attachment(TIME, "access")], Target("gpu", (8, 0)), before
+        ACCESSES.replace("LIMIT", ""), "", [Attachment(TIME, "access")], Target("gpu", (8, 0)), before
     )
     assert [kernel.name for kernel in made.kernels] == ["free", "bound"] and not made.refusals
     assert limits(made.image.decode()) == {"free": [], "bound": []}
@@ -389,9 +393,71 @@ def test_memtrace_keeps_most_warps_of_a_small_kernel() -> None:
     memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--", "true"]))
     load = "add.s64 %rd, %rd, 4096; ld.global.u32 %r, [%rd]; st.shared.u32 [there], %r; "
     text = ACCESSES.replace("st.global.u32 [%rd], 1; ", ".reg .b32 %r; .shared .b32 there; " + load * 3)
-    made = instrument._instrument(text.replace("LIMIT", ".maxnreg 64"), _image(), b.attachments(), HOPPER)
+    made = instrument._instrument(text.replace("LIMIT", ".maxnreg 64"), "", b.attachments(), HOPPER)
     used = instrument.register_use(made, HOPPER, ["free", "bound"])
     assert used["free"].before <= 16 and used["free"].after <= 40 < used["bound"].after
     assert used["free"].spilled <= 32 and not used["bound"].spilled
     for target in (HOPPER, Target("sim")):
         assert instrument.register_use(made, target, ["free"]) == {"free": used["free"]}
+
+
+def many(kernels: int, more: str = "") -> bytes:
+    """A module with that many kernels, of which each adds to `hidden`, but the first only reads it."""
+    use = "atom.global.add.u32 %r, [hidden], 1;"
+    entry = ".visible .entry k{}() {{ .reg .b32 %r; {} ret; }}\n"
+    bodies = [
+        entry.format(k, use if k else use.replace("atom.global.add", "ld.global").replace(", 1", ""))
+        for k in range(kernels)
+    ]
+    head = ".version 8.0\n.target sm_80\n.address_size 64\n.global .align 4 .u32 _ZZhiddenvE1x = 1;\n"
+    return (head + "".join(bodies).replace("hidden", "_ZZhiddenvE1x") + more).encode()
+
+
+def test_kernels_of_a_large_module_get_their_copies_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wanted, target = [Attachment(TIME, "exit")], Target("sim", (9, 0))
+    data = many(instrument.MANY_KERNELS + 1)
+    names = tuple(f"k{k}" for k in range(instrument.MANY_KERNELS + 1))
+    made = instrument.instrument_image(data, wanted, target, later=True)
+    assert made.later is not None and made.later.kernels == made.entries == names
+    assert not (made.image or made.kernels or made.refusals)
+    one = instrument.instrument_kernels(made.later.source, wanted, target, ["k0"])
+    assert [kernel.name for kernel in one.kernels] == ["k0"] and one.entries == names and one.later is None
+    # Another kernel writes the variable, so the first must not get a copy of it.
+    assert [(v.name, v.copied) for v in one.variables] == [("_ZZhiddenvE1x", False)]
+    # Once there is a sidecar with all copies, nothing is left for later.
+    whole = instrument.instrument_kernels(made.later.source, wanted, target)
+    assert tuple(kernel.name for kernel in whole.kernels) == names
+    assert instrument.instrument_image(data, wanted, target, later=True) == whole
+    assert instrument.instrument_image(data, wanted, target) == whole
+
+
+@pytest.mark.parametrize(
+    ("kernels", "more"),
+    [
+        (instrument.MANY_KERNELS, ""),
+        (40, ".visible .func f() { .reg .b64 %f; p: .callprototype _ (); call %f, (), p; ret; }\n"),
+        (40, ".extern .func (.param .b32 r) cudaLaunchDeviceV2 (.param .b64 a, .param .b64 b);\n"),
+    ],
+)
+def test_these_modules_get_all_copies_at_once(
+    kernels: int, more: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There are few, or some depend on how variables are when the module is loaded, or launch each other."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = instrument.instrument_image(
+        many(kernels, more), [Attachment(TIME, "exit")], Target("sim", (9, 0)), later=True
+    )
+    assert made.later is None and len(made.kernels) == kernels
+
+
+def test_only_the_kernels_that_the_user_chose_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = instrument.instrument_image(
+        many(40), [Attachment(TIME, "exit", ("k1*",))], Target("sim", (9, 0)), later=True
+    )
+    assert made.later is None and len(made.kernels) == 11

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpubpf.images.assemble import KernelResources, Target, assemblers
-from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import Attachment, Sidecar, _instrument
 from gpubpf.images.stack import deeper, recursive
 from gpubpf.ptx.call_graph import CallGraph
@@ -75,11 +74,10 @@ def test_programs(recurse: str, tmp_path: Path) -> None:
     source.write_text(SOURCE.replace("RECURSE", recurse))
     subprocess.run(["nvcc", "-ptx", "-arch=sm_90", source, "-o", ptx], check=True)
     data = ptx.read_bytes()
-    image = FatbinImage("ptx", 90, "", (8, 3), "", 0, "", 0, False, data)
 
     def made(device: str) -> Sidecar:
         wanted = [Attachment(tally(), "exit", "instructions"), Attachment(log("access", "log"), "access")]
-        return _instrument(data.decode(), image, wanted, Target(device, (9, 0)))  # type: ignore[arg-type]
+        return _instrument(data.decode(), "", wanted, Target(device, (9, 0)))  # type: ignore[arg-type]
 
     use = "_Z3useP5ShapePf"
     assert {kernel.name for kernel in made("sim").kernels} == {use, "_Z5buildPP5Shape"}

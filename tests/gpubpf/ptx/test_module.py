@@ -227,3 +227,16 @@ def test_common_lines_are_read_as_token_by_token(text, monkeypatch):
     quickly = read()
     monkeypatch.setattr(parser, "_COMMON", re.compile("(?!)"))
     assert read() == quickly
+
+
+def test_without_the_bodies_of_other_kernels() -> None:
+    """Every other line stays where it is."""
+    kernel = ".visible .entry {}()\n{{ // first\n\t.reg .b32 %r;\n\tcall f, ();\n\tret;\n}}\n"
+    text = HEAD + ".visible .func f()\n{\n\tret;\n}\n" + "".join(map(kernel.format, "abc"))
+    made = parser.only_bodies_of(text, parse(text), ["b"])
+    before, after = parse(text), parse(made)
+    assert {n: f.line for n, f in after.functions.items()} == {n: f.line for n, f in before.functions.items()}
+    assert len(made.splitlines()) == len(text.splitlines())
+    for name, function in after.functions.items():
+        body = [str(s) for s in function.body or ()]
+        assert body == (["ret;"] if name in "ac" else [str(s) for s in before.functions[name].body or ()])

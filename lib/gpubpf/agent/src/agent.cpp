@@ -162,11 +162,20 @@ void answered(Connection &c, Reader &r, int image) {
     if (answer) {
         std::lock_guard<std::mutex> hold(registry().lock);
         Module *module = question->module;
-        // A kernel that was ambiguous may no longer be.
-        if (module->answer)
-            for (const Layout &l : answer->kernels) registry().kernel(module, l.name)->refused = false;
-        module->answer = answer;
-        module->request = id;
+        if (question->type == Message::Kernels) {
+            module->further.push_back(answer);
+        } else {
+            // A kernel that was ambiguous may no longer be.
+            if (module->answer)
+                for (const Layout &l : answer->kernels) registry().kernel(module, l.name)->refused = false;
+            module->answer = answer;
+            module->request = id;
+            module->later_request = id;
+            module->later.insert(answer->later.begin(), answer->later.end());
+            for (const std::string &name : answer->later)
+                if (auto known = module->kernels.find(name); known != module->kernels.end())
+                    known->second->later = true;
+        }
     }
     bool late;
     {
@@ -177,7 +186,7 @@ void answered(Connection &c, Reader &r, int image) {
         question->changed.notify_all();
     }
     if (late && answer) install_later(question->module, question->module->context);
-    if (answer) found_answered(question->module);
+    if (answer && question->type != Message::Kernels) found_answered(question->module);
 }
 
 void handle(Connection &c, Frame &frame) {
@@ -663,6 +672,7 @@ std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *cont
                                      int file, bool waits) {
     auto question = std::make_shared<Question>();
     question->abandoned = !waits;
+    question->type = type;
     question->module = module;
     question->context = context;
     Connection *c = connection;

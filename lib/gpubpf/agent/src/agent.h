@@ -22,6 +22,7 @@ struct Question {
     bool done = false;       // answered, or the tool has exited
     bool abandoned = false;  // no thread waits: the thread that gets the answer uses it
     std::shared_ptr<const Answer> answer;
+    Message type{};
     Module *module = nullptr;
     Context *context = nullptr;
 };
@@ -88,6 +89,9 @@ enum class Fresh { No, Module, Context };
 void context_ready(Context *context, bool waits = true, Fresh fresh = Fresh::No);
 // Gets the tool's answer, and installs the copies.
 void load_sidecar(Module *module, Context *context, bool waits = true, Fresh fresh = Fresh::No);
+// Gets the copies that kernels of large modules need in a context for their first launch (Kernel::later), and installs them. Waits for
+// the tool, unless the modules were loaded before the attachment. Does nothing while a stream is being captured.
+void load_copies(const std::vector<Kernel *> &kernels, Context *context);
 void retry_waiting();  // call this after a capture
 // Without `may_load`, it only uses a sidecar that was loaded ahead.
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,

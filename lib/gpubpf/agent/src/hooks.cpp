@@ -31,14 +31,26 @@ namespace {
 
 // --- launches ---
 
-[[gnu::always_inline]] inline bool has_copies(const Kernel &kernel) {
-    return kernel.copies.load(std::memory_order_acquire) || kernel.refused.load(std::memory_order_relaxed);
+[[gnu::always_inline]] inline bool is_matched(const Kernel &kernel) {
+    return kernel.copies.load(std::memory_order_acquire) || kernel.refused.load(std::memory_order_relaxed) ||
+           kernel.later.load(std::memory_order_relaxed);
 }
 
 const Function *function_of(CUfunction f, StreamRef where) {
     const Function *function = registry().functions.find(f);
     if (__builtin_expect(!function, 0)) quietly([&] { function = identify_launched(f, where); });
     return function;
+}
+
+// Gets the copy of a kernel of a large module at its first launch.
+[[gnu::noinline]] void load_copy_for(const Function &function, StreamRef where) {
+    if (function.kernel->refused || capturing(where.handle())) return;
+    quietly([&] {
+        Context *context = function.context ? function.context : context_of(where);
+        if (!context || copy_in(*function.kernel, context)) return;
+        LaunchPaused paused;
+        load_copies({function.kernel}, context);
+    });
 }
 
 // Counts the launch. If it returns kInstrumented, launch `swap` instead.
@@ -48,7 +60,7 @@ uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id,
         agent.control->unnamed.fetch_add(1, std::memory_order_relaxed);
         return kNotMatched;
     }
-    if (!has_copies(*function->kernel)) {
+    if (!is_matched(*function->kernel)) {
         function->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
         return kNotMatched;
     }
@@ -75,7 +87,7 @@ CUresult described_launch(const HookCall &hook, const Function *function, CUfunc
     if (!captured) outcome = decide(function, shape, r.id, parameters, extra, swap);
     if (agent.config.stacks) r.stack = host_stack();
     if (!captured && host_program() &&
-        (agent.config.match_all || (function && has_copies(*function->kernel)))) {
+        (agent.config.match_all || (function && is_matched(*function->kernel)))) {
         uint64_t threads = uint64_t(shape.grid[0]) * shape.grid[1] * shape.grid[2] * shape.block[0] *
                            shape.block[1] * shape.block[2];
         run_host_program(
@@ -108,6 +120,7 @@ template <typename Launch>
     auto own = [&] { return in_driver([&] { return original(f, parameters, extra); }); };
     if (!hook) return own();
     const Function *function = function_of(f, shape.where);
+    if (function && function->kernel->later) load_copy_for(*function, shape.where);
     if (oplog.on() || host_program())
         return described_launch(hook, function, f, shape, parameters, extra, original);
     if (capturing(shape.where.handle())) return own();
@@ -127,7 +140,7 @@ template <typename Launch>
     // Most launches do not match when few kernels are instrumented. This path keeps their overhead low.
     const Function *unmatched =
         hook && !oplog.on() && !host_program() ? registry().functions.find(f) : nullptr;
-    if (unmatched && !has_copies(*unmatched->kernel) && !capturing(shape.where.handle())) {
+    if (unmatched && !is_matched(*unmatched->kernel) && !capturing(shape.where.handle())) {
         unmatched->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
         InDriver in_driver;
         result = original(f, parameters, extra);

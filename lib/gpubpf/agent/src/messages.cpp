@@ -128,6 +128,8 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         std::string name = reader.text();
         answer->launched.emplace_back(std::move(name), reader.text());
     }
+    n = reader.count(4);
+    for (uint32_t i = 0; i < n && reader.ok(); ++i) answer->later.push_back(reader.text());
     if (!reader.ok() || size > kImageLimit) return nullptr;
     if (image >= 0 && size) {
         struct stat st;

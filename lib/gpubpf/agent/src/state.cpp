@@ -206,6 +206,7 @@ Kernel *Registry::kernel(Module *module, const std::string &name) {
         k->slot_index = index;
     }
     k->slot = &agent.control->slots[k->slot_index];
+    k->later = module->later.count(name) != 0;
     return known_kernel = k.release();
 }
 

@@ -19,10 +19,18 @@ constexpr int kOften = 10;  // ms between such attempts
 // Launches are watched for kWatch, then not for a while: if a kernel never ends, watching is useless.
 constexpr std::chrono::milliseconds kWatch{3000}, kLeastPause{1000}, kMostPause{8000};
 
+struct Pending {
+    Module *module;    // null: only the context is prepared
+    Context *context;  // null: all contexts
+    bool begun = false;
+    bool operator==(const Pending &other) const {
+        return module == other.module && context == other.context && begun == other.begun;
+    }
+};
+
 struct State {
     std::mutex lock;  // guards the next member; never held across a driver call
-    // A null module: only the context is prepared. A null context: all contexts.
-    std::vector<std::pair<Module *, Context *>> later;
+    std::vector<Pending> later;
     // Only the worker thread uses this and the members below. `watching` exists while `later` is not empty.
     std::unique_ptr<Watching> watching;
     Clock::time_point watched{};  // start of the watch
@@ -60,7 +68,7 @@ void context_discovered(Context *context) { install_later(nullptr, context); }
 void install_later(Module *module, Context *context) {
     {
         std::lock_guard<std::mutex> hold(state->lock);
-        std::pair<Module *, Context *> one(module, context);
+        const Pending one{module, context};
         if (std::find(state->later.begin(), state->later.end(), one) == state->later.end())
             state->later.push_back(one);
     }
@@ -90,11 +98,12 @@ int install_due_in() {
 }
 
 void install_pending() {
-    std::vector<std::pair<Module *, Context *>> work;
+    std::vector<Pending> work;
     {
         std::lock_guard<std::mutex> hold(state->lock);
+        if (state->later.empty() || Clock::now() < state->paused) return;
         work = state->later;
-        if (work.empty() || Clock::now() < state->paused) return;
+        for (Pending &p : state->later) p.begun = true;  // what is added from here on needs another look
     }
     if (!state->watching) {
         state->watching = std::make_unique<Watching>();
@@ -104,7 +113,7 @@ void install_pending() {
     std::set<Context *> ready;
     for (Context *c : contexts) {
         bool wanted = false;
-        for (auto &w : work) wanted = wanted || !w.second || w.second == c;
+        for (const Pending &w : work) wanted = wanted || !w.context || w.context == c;
         if (wanted && is_usable(c) && agent.live && wait_is_short(*c, kPatience)) ready.insert(c);
     }
     std::unique_ptr<LaunchesHeld> held;
@@ -116,27 +125,30 @@ void install_pending() {
         if (ready.empty()) held.reset();
         else held->begin_work();
     }
-    std::vector<std::pair<Module *, Context *>> left;
-    for (auto &w : work) {
+    std::vector<Pending> left;
+    for (const Pending &w : work) {
         bool waits = false;
         for (Context *c : contexts) {
-            if ((w.second && w.second != c) || !is_usable(c)) continue;
+            if ((w.context && w.context != c) || !is_usable(c)) continue;
             if (!ready.count(c) || !held->more()) waits = true;
-            else if (w.first) load_sidecar(w.first, c, false);
+            else if (w.module) load_sidecar(w.module, c, false);
             else context_ready(c, false), enlarge_pool(*c);
         }
         if (waits && agent.live) left.push_back(w);
     }
     held.reset();
-    for (auto &w : work) {
-        const auto same = [&](const auto &l) { return l.first == w.first; };
-        if (w.first && std::none_of(left.begin(), left.end(), same)) send_ready(w.first);
+    for (const Pending &w : work) {
+        const auto same = [&](const Pending &l) { return l.module == w.module; };
+        if (w.module && std::none_of(left.begin(), left.end(), same)) send_ready(w.module);
     }
     std::unique_ptr<Watching> over;
     {
         std::lock_guard<std::mutex> hold(state->lock);
-        for (auto &w : work) state->later.erase(std::find(state->later.begin(), state->later.end(), w));
-        state->later.insert(state->later.end(), left.begin(), left.end());
+        auto &later = state->later;
+        later.erase(std::remove_if(later.begin(), later.end(), [](const Pending &p) { return p.begun; }),
+                    later.end());
+        for (const Pending &l : left)
+            if (std::find(later.begin(), later.end(), l) == later.end()) later.push_back(l);
         if (state->later.empty()) {
             over = std::move(state->watching);
             state->pause = kLeastPause;

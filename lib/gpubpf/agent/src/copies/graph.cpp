@@ -248,9 +248,24 @@ bool has_copies(const KernelNode &k) {
 }
 
 // The outcome unless a copy is found.
-uint32_t outcome_of_original(const KernelNode &k) {
-    if (has_copies(k)) return outcome_of(kCapture);
+uint32_t outcome_of_original(const Exec &exec, const KernelNode &k) {
+    if (has_copies(k) || (!exec.swaps && k.function.kernel && k.function.kernel->later))
+        return outcome_of(kCapture);
     return k.function.kernel && k.function.kernel->refused ? outcome_of(kRefused) : uint32_t(kNotMatched);
+}
+
+// Gets the copies of kernels of large modules that were not launched before.
+void load_copies_for(const Exec &exec, const std::vector<KernelNode> &nodes) {
+    if (!exec.swaps) return;
+    std::vector<Kernel *> kernels;
+    for (const KernelNode &k : nodes) {
+        Kernel *kernel = k.function.kernel;
+        if (kernel && kernel->later && !kernel->refused && k.function.context == exec.context &&
+            !copy_in(*kernel, exec.context) &&
+            std::find(kernels.begin(), kernels.end(), kernel) == kernels.end())
+            kernels.push_back(kernel);
+    }
+    if (!kernels.empty()) load_copies(kernels, exec.context);
 }
 
 // Looks for a copy, and makes `params` launch it as kernel node `number`. `swap` owns the bytes.
@@ -290,7 +305,7 @@ bool swap_nodes(const Exec &exec, Walk &w, uint32_t first) {
     bool any = false;
     for (uint32_t i = 0; i < w.kernels.size(); ++i) {
         KernelNode &k = w.kernels[i];
-        k.outcome = outcome_of_original(k);
+        k.outcome = outcome_of_original(exec, k);
         CUDA_KERNEL_NODE_PARAMS params{};
         Swap swap;
         if (!k.handle || driver.cuGraphKernelNodeGetParams_v2(k.handle, &params) != CUDA_SUCCESS ||
@@ -302,8 +317,8 @@ bool swap_nodes(const Exec &exec, Walk &w, uint32_t first) {
     return any;
 }
 
-void originals(Walk &w) {
-    for (KernelNode &k : w.kernels) k.outcome = outcome_of_original(k);
+void originals(const Exec &exec, Walk &w) {
+    for (KernelNode &k : w.kernels) k.outcome = outcome_of_original(exec, k);
 }
 
 CUdeviceptr take_cell(Context &context) {
@@ -404,7 +419,8 @@ void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
     DriverScope scope;
     Walk own, cloned;
     walk(graph, exec.context, {}, 0, own);
-    originals(own);
+    load_copies_for(exec, own.kernels);
+    originals(exec, own);
     exec.swapped = false;
     bool wanted = exec.swaps && std::any_of(own.kernels.begin(), own.kernels.end(), has_copies);
     CUgraph clone = nullptr;
@@ -557,7 +573,8 @@ void kernel_node_set(CUgraphExec handle, CUgraphNode node, const CUDA_KERNEL_NOD
     if (!agent.live) return;
     KernelNode now = describe(given, node, exec->context);
     now.enabled = exec->walk.kernels[it->second].enabled;
-    now.outcome = outcome_of_original(now);
+    load_copies_for(*exec, {now});
+    now.outcome = outcome_of_original(*exec, now);
     CUDA_KERNEL_NODE_PARAMS params = given;
     Swap swap;
     if (driver.cuGraphExecKernelNodeSetParams_v2 && swap_params(*exec, now, it->second, params, swap)) {
@@ -582,7 +599,8 @@ void child_node_set(CUgraphExec handle, CUgraphNode node, CUgraph child) {
     if (!agent.live) return;
     Walk own;
     walk(child, exec->context, {}, 0, own);
-    originals(own);
+    load_copies_for(*exec, own.kernels);
+    originals(*exec, own);
     CUgraph clone = nullptr;
     if (exec->swaps && exec->cell && own.kernels.size() == part.count &&
         driver.cuGraphExecChildGraphNodeSetParams && driver.cuGraphClone(&clone, child) == CUDA_SUCCESS) {

@@ -428,9 +428,15 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         for (const auto &refusal : answer->refusals) r.kernel(module, refusal.first)->refused = true;
         for (const Layout &l : answer->kernels) kernels.push_back(r.kernel(module, l.name));
     }
-    if (kernels.empty() || answer->image.empty()) return;
+    const bool has_copies = !kernels.empty() && !answer->image.empty();
+    if (!has_copies && answer->later.empty()) return;
     std::lock_guard<std::mutex> busy(context->busy);
     if (context->dead || !agent.live) return;
+    if (!has_copies) {  // allocates memory before the program does, as for modules whose copies are loaded now
+        Current current(*context);
+        if (may_load && current.ok()) prepare_context(*context);
+        return;
+    }
     // The sidecar of an unloaded, equal module, if there is one: some programs load and unload in a loop.
     Sidecar *idle = nullptr;
     {
@@ -650,7 +656,7 @@ bool loads_wait() {
 
 // Whether copies can be installed in a load by the program, without checking what runs in the context.
 bool may_load_now(const Module &module, Context &context, const Answer &answer) {
-    if (answer.image.empty() || loads_wait() || !launches_begun.load()) return true;
+    if ((answer.image.empty() && answer.later.empty()) || loads_wait() || !launches_begun.load()) return true;
     std::lock_guard<std::mutex> busy(context.busy);
     return std::any_of(context.sidecars.begin(), context.sidecars.end(), [&](const Sidecar &s) {
         return s.module == &module || (s.module->gone && s.answer->image == answer.image);
@@ -681,6 +687,28 @@ void install_when_idle(Module *module, Context *context, const std::shared_ptr<c
 
 }  // namespace
 
+namespace {
+
+void install_now(Module *module, Context *context, const std::shared_ptr<const Answer> &answer, bool waits,
+                 Fresh fresh) {
+    if (waits && !may_load_now(*module, *context, *answer)) install_when_idle(module, context, answer, fresh);
+    else install_sidecar(module, context, answer, true, fresh);
+}
+
+// Returns a module's answers about kernels that were launched later (Answer::later), unless they have their copies in the context.
+std::vector<std::shared_ptr<const Answer>> further_answers(Module *module, const Context *context) {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    std::vector<std::shared_ptr<const Answer>> needed;
+    for (const auto &answer : module->further)
+        if (std::any_of(answer->kernels.begin(), answer->kernels.end(), [&](const Layout &l) {
+                return !copy_in(*registry().kernel(module, l.name), context);
+            }))
+            needed.push_back(answer);
+    return needed;
+}
+
+}  // namespace
+
 void load_sidecar(Module *module, Context *context, bool waits, Fresh fresh) {
     SlowPath slow_path;
     if (module->ahead) return load_ahead(module, context);
@@ -693,8 +721,50 @@ void load_sidecar(Module *module, Context *context, bool waits, Fresh fresh) {
             return;
         }
     }
-    if (waits && !may_load_now(*module, *context, *answer)) install_when_idle(module, context, answer, fresh);
-    else install_sidecar(module, context, answer, true, fresh);
+    install_now(module, context, answer, waits, fresh);
+    for (const auto &further : further_answers(module, context))
+        install_now(module, context, further, waits, Fresh::No);
+}
+
+void load_copies(const std::vector<Kernel *> &kernels, Context *context) {
+    SlowPath slow_path;
+    struct Loading {
+        std::map<Module *, std::vector<Kernel *>> kernels;
+        ~Loading() {
+            for (const auto &[module, list] : kernels)
+                for (Kernel *k : list) --k->loading;
+        }
+    } asked;
+    std::vector<Kernel *> of_others;  // another thread gets their copies
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        if (registry().captures.load()) return;
+        for (Kernel *k : kernels) {
+            if (k->module->gone || k->module->answer_cc != context->cc) continue;
+            if (std::find(k->asked_in.begin(), k->asked_in.end(), context) != k->asked_in.end()) {
+                of_others.push_back(k);
+                continue;
+            }
+            k->asked_in.push_back(context);
+            asked.kernels[k->module].push_back(k);
+            ++k->loading;
+        }
+    }
+    std::vector<std::shared_ptr<Question>> questions;
+    for (const auto &[module, list] : asked.kernels) {
+        Writer w;
+        w.u32(module->later_request).u32(static_cast<uint32_t>(list.size()));
+        for (const Kernel *k : list) w.text(k->name);
+        const bool waits = !module->preexisting || !agent.late;
+        const auto question = agent.ask(Message::Kernels, module, context, w, -1, waits);
+        if (waits) questions.push_back(question);
+    }
+    for (const auto &q : questions)
+        if (wait_for_answer(*q) && q->answer) install_when_idle(q->module, context, q->answer, Fresh::No);
+    using Clock = std::chrono::steady_clock;
+    const auto until = Clock::now() + std::chrono::milliseconds(agent.config.image_wait_ms);
+    for (const Kernel *k : of_others)
+        while (agent.live && k->loading && Clock::now() < until) usleep(200);
 }
 
 void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {
@@ -757,9 +827,12 @@ void retry_waiting() {
     // The end of a capture does not wait for running work, so neither must this.
     for (auto &w : work) {
         SlowPath slow_path;
-        std::shared_ptr<const Answer> answer = answer_for(w.first, w.second, true);
-        if (answer && !when_idle(*w.second, kAtOnce,
-                                 [&](LaunchesHeld &) { install_sidecar(w.first, w.second, answer); }))
+        std::vector<std::shared_ptr<const Answer>> answers = further_answers(w.first, w.second);
+        if (const auto answer = answer_for(w.first, w.second, true)) answers.insert(answers.begin(), answer);
+        else answers.clear();
+        if (!answers.empty() && !when_idle(*w.second, kAtOnce, [&](LaunchesHeld &) {
+                for (const auto &answer : answers) install_sidecar(w.first, w.second, answer);
+            }))
             install_later(w.first, w.second);
     }
 }
