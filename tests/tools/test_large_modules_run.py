@@ -24,7 +24,7 @@ KERNELS = 48  # more than images.instrument.MANY_KERNELS
 # part<K> adds K + 1 for each thread, and counts its launches in two variables that all kernels share, one of them without a name that
 # the host could use. Prints what it has added, and both counts.
 PROGRAM = r"""
-#include <atomic>
+#include <cuda.h>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -110,9 +110,20 @@ int main(int argc, char **argv) {
         int *go;
         cudaHostAlloc(&go, sizeof *go, cudaHostAllocMapped);
         *go = 0;
+        launch(4, stream);
+        cudaDeviceSynchronize();
         spin<<<1, 1>>>(go);
         for (int k = 0; k < 3; ++k) launch(k, stream);
+        cudaSetDevice(1);
+        cudaSetDevice(0);
+        CUcontext context;
+        CUresult (*retain)(CUcontext *, CUdevice);
+        cudaDriverEntryPointQueryResult found;
+        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxRetain", (void **)&retain, 12000, 0, &found);
+        retain(&context, 0);
         *go = 1;
+        cudaDeviceSynchronize();
+        for (int times = 0; times < 100; ++times, usleep(10000)) launch(3, stream);
     }
     if (!strcmp(how, "loop")) {
         puts("ready");
@@ -208,6 +219,7 @@ def test_each_kernel_has_a_sidecar_of_its_own_until_many_are_launched(app: Path,
         assert sidecars(out) == wanted and launches(again) == launches(first) == LAUNCHES[how]
 
 
+@pytest.mark.every(3)
 def test_accesses_are_those_of_the_module_that_has_all_copies(app: Path, tmp_path: Path) -> None:
     def sites(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
         fields = ("kernel", "source", "op", "requests", "sectors", "lanes")
@@ -224,9 +236,10 @@ def test_a_launch_does_not_wait_for_a_kernel_that_waits_for_the_program(app: Pat
     records, printed, _ = measured("threadhist", app, "busy", tmp_path / "out")
     assert printed == alone(app, "busy")
     (summary,) = [record for record in records if record["type"] == "summary"]
-    assert summary["launches_seen"] == 5
-    assert summary["launches_instrumented"] + sum(summary["not_instrumented"].values()) == 5
+    assert summary["launches_seen"] == 106
+    assert summary["launches_instrumented"] + sum(summary["not_instrumented"].values()) == 106
     assert set(summary["not_instrumented"]) <= {"before ready"}
+    assert launches(records)[4] == 1 and launches(records)[3] > 0  # before, and some of those after
 
 
 def test_a_running_program_gets_the_copies_of_what_it_launches(app: Path, tmp_path: Path) -> None:

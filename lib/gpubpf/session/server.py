@@ -352,7 +352,6 @@ class Server:
             process.preparing[found.request] = frozenset(kernel.name for kernel in found.kernels)
             self._background.make_found(process, found)
         elif kind == Message.KERNELS:
-            process.count_text(len(payload))
             wanted = protocol.wanted_kernels(payload)
             if process.pending_images >= PENDING_LIMIT:
                 raise protocol.Malformed("too many kernels at once")

@@ -80,7 +80,7 @@ struct Context : AttachmentObject {
     std::mutex busy;      // held while the agent loads, drains or destroys something in the context
     bool before = false;  // it existed before the attachment, or no hook saw its creation
     std::atomic<uint32_t> given{0};      // how often the driver has given it to the program, as seen by hooks
-    std::atomic<int64_t> busy_until{0};  // on steady_clock: until then, no load waits for a quiet moment
+    std::atomic<int64_t> busy_until{0};  // on steady_clock: until then, loads hardly wait for a quiet moment
     bool followed = false;  // the stream exists; this and the members below are guarded by `busy`
     bool prepared = false;  // the maps exist
     bool usable = false;

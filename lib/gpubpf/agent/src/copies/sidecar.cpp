@@ -659,41 +659,36 @@ bool may_load_now(const Module &module, Context &context, const Answer &answer) 
     if ((answer.image.empty() && answer.later.empty()) || loads_wait() || !launches_begun.load()) return true;
     std::lock_guard<std::mutex> busy(context.busy);
     return std::any_of(context.sidecars.begin(), context.sidecars.end(), [&](const Sidecar &s) {
-        return s.module == &module || (s.module->gone && s.answer->image == answer.image);
+        return (s.module == &module || s.module->gone) && s.answer->image == answer.image;
     });
 }
 
 // Installs copies while nothing runs in the context. Some kernels end only after the program continues: if one is
-// running, the worker thread installs the copies later.
+// running, the worker thread installs the copies later, and for a while others hardly wait.
 void install_when_idle(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
                        Fresh fresh) {
     using Clock = std::chrono::steady_clock;
-    constexpr auto kPatience = std::chrono::milliseconds(500), kPause = std::chrono::milliseconds(10000);
-    const auto until = Clock::now() + kPatience;
+    constexpr std::chrono::milliseconds kPatience{500}, kLessPatience{5}, kPause{10000};
+    if (answer->image.empty() && answer->later.empty())
+        return install_sidecar(module, context, answer, true, fresh);  // loads nothing
+    const bool was_busy = Clock::now().time_since_epoch().count() <= context->busy_until.load();
+    const auto until = Clock::now() + (was_busy ? kLessPatience : kPatience);
     const auto ms_left = [&] {
         return std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
     };
-    if (Clock::now().time_since_epoch().count() > context->busy_until.load()) {
-        while (ms_left() > 0 && agent.live) {
-            if (when_idle(*context, static_cast<uint32_t>(ms_left()),
-                          [&](LaunchesHeld &) { install_sidecar(module, context, answer, true, fresh); }))
-                return;
-            usleep(500);  // another thread may hold launches
-        }
-        context->busy_until = (Clock::now() + kPause).time_since_epoch().count();
+    while (ms_left() > 0 && agent.live) {
+        if (when_idle(*context, static_cast<uint32_t>(ms_left()),
+                      [&](LaunchesHeld &) { install_sidecar(module, context, answer, true, fresh); }))
+            return;
+        usleep(500);  // another thread may hold launches
     }
+    if (!was_busy) context->busy_until = (Clock::now() + kPause).time_since_epoch().count();
     install_later(module, context);
 }
 
 }  // namespace
 
 namespace {
-
-void install_now(Module *module, Context *context, const std::shared_ptr<const Answer> &answer, bool waits,
-                 Fresh fresh) {
-    if (waits && !may_load_now(*module, *context, *answer)) install_when_idle(module, context, answer, fresh);
-    else install_sidecar(module, context, answer, true, fresh);
-}
 
 // Returns a module's answers about kernels that were launched later (Answer::later), unless they have their copies in the context.
 std::vector<std::shared_ptr<const Answer>> further_answers(Module *module, const Context *context) {
@@ -721,9 +716,11 @@ void load_sidecar(Module *module, Context *context, bool waits, Fresh fresh) {
             return;
         }
     }
-    install_now(module, context, answer, waits, fresh);
+    if (waits && !may_load_now(*module, *context, *answer)) install_when_idle(module, context, answer, fresh);
+    else install_sidecar(module, context, answer, true, fresh);
     for (const auto &further : further_answers(module, context))
-        install_now(module, context, further, waits, Fresh::No);
+        if (waits) install_when_idle(module, context, further, Fresh::No);
+        else install_sidecar(module, context, further);
 }
 
 void load_copies(const std::vector<Kernel *> &kernels, Context *context) {
