@@ -92,7 +92,15 @@ def answer_seeds() -> Iterable[bytes]:
         protocol.VariableSlot("table", 1, False, (), 8, "a reason"),
     ]
     sidecar = protocol.sidecar(
-        7, 100, [layout], {"other": "a reason"}, slots, None, [("child", "copy")], ["later"]
+        7,
+        100,
+        [layout],
+        {"other": "a reason"},
+        slots,
+        None,
+        [("child", "copy")],
+        ["later", "first"],
+        ["first"],
     )
     yield b"S" + sidecar[12:]
     yield b"S" + struct.pack("<Q", 1 << 30) + sidecar[20:]  # a file that is much smaller

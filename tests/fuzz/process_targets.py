@@ -119,7 +119,7 @@ class _Background:
     def make_found(self, process: TracedProcess, found: protocol.Found) -> None:
         process.pending_images -= 1
 
-    def make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernels) -> None:
+    def make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernel) -> None:
         process.pending_images -= 1
 
     def patch(self, process: TracedProcess, file: int) -> None:
@@ -161,7 +161,7 @@ def conversation_seeds() -> Iterable[bytes]:
     images = [
         _step(Message.IMAGE, frames[Message.IMAGE], 1, PTX),
         _step(Message.FOUND, frames[Message.FOUND]),
-        _step(Message.KERNELS, frames[Message.KERNELS]),
+        _step(Message.KERNEL, frames[Message.KERNEL]),
         _step(Message.READY, frames[Message.READY]),
         _step(Message.REFUSED, frames[Message.NAME]),
         _step(Message.NO_ROOM, struct.pack("<IIQQII", 1, 32, 4, 2, 40, 32)),

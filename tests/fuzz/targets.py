@@ -594,7 +594,7 @@ DECODERS = {
     Message.STACK: protocol.stack,
     Message.CONTEXT: protocol.context,
     Message.FOUND: protocol.found,
-    Message.KERNELS: protocol.wanted_kernels,
+    Message.KERNEL: protocol.wanted_kernel,
     Message.READY: protocol.ready,
 }
 
@@ -614,7 +614,7 @@ def message_seeds() -> Iterable[bytes]:
         Message.RING: struct.pack("<6IQQ", 4, 1, 0, Place.HOST_RING, 16, 0, 8192, 48),
         Message.STACK: struct.pack("<IIQQ", 1, 1, 4096, 16) + text + text,
         Message.CONTEXT: struct.pack("<III", 1, 0, 90),
-        Message.KERNELS: struct.pack("<IIIIII4s", 2, 90, 0, 1, 1, 4, b"name"),
+        Message.KERNEL: struct.pack("<IIIII4s", 2, 90, 0, 1, 4, b"name"),
         Message.FOUND: struct.pack("<IIIII", 1, 90, 0, 1, 1)
         + text
         + struct.pack("<I", 1)

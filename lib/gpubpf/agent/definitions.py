@@ -109,9 +109,7 @@ class Message(IntEnum):
     NO_ROOM = 24  # a launch ran the original because no copy fits; once for each kernel
     KERNEL_FAILED = 25  # a kernel ended with an error, so its context cannot be used; once for each context
     NO_FILE = 26  # the process can make no file for a snapshot, so results were not read
-    KERNELS = (
-        27  # kernels of a large module that are launched for the first time; the tool answers with SIDECAR
-    )
+    KERNEL = 27  # a kernel of a large module is launched for the first time; the tool answers with SIDECAR
     # From the tool to the agent.
     WELCOME = 16
     SIDECAR = 17  # + image

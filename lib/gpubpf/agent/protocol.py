@@ -225,8 +225,8 @@ class Found:
 
 
 @dataclass(frozen=True)
-class WantedKernels:
-    """Kernels (mangled) of a large module that are launched for the first time. The tool answers with their copies.
+class WantedKernel:
+    """A kernel (mangled) of a large module that is launched for the first time. The tool answers with its copy, perhaps with others.
 
     module: the request that the tool has answered with the list of such kernels (`later` in `sidecar`)."""
 
@@ -234,7 +234,7 @@ class WantedKernels:
     compute_capability: int  # major * 10 + minor
     gpu: int
     module: int
-    names: tuple[str, ...]
+    name: str
 
 
 @dataclass(frozen=True)
@@ -424,14 +424,13 @@ def found(payload: bytes) -> Found:
     return Found(request, compute_capability, gpu, bool(flags & FoundFlag.ALL_NAMES), names, tuple(kernels))
 
 
-def wanted_kernels(payload: bytes) -> WantedKernels:
-    """Decode KERNELS."""
+def wanted_kernel(payload: bytes) -> WantedKernel:
+    """Decode KERNEL."""
     r = PayloadReader(payload)
-    request, compute_capability, gpu, module = r.u32(), r.u32(), r.u32(), r.u32()
-    names = tuple(r.text() for _ in range(r.count(4)))
-    if not 10 <= compute_capability < 1000 or not names:
-        raise Malformed("kernels of an invalid compute capability, or none")
-    return WantedKernels(request, compute_capability, gpu, module, names)
+    wanted = WantedKernel(r.u32(), r.u32(), r.u32(), r.u32(), r.text())
+    if not 10 <= wanted.compute_capability < 1000:
+        raise Malformed("a kernel of an invalid compute capability")
+    return wanted
 
 
 def ready(payload: bytes) -> int:
@@ -680,11 +679,13 @@ def sidecar(
     ahead: int | None = None,
     launched: Sequence[tuple[str, str]] = (),
     later: Sequence[str] = (),
+    first: Sequence[str] = (),
 ) -> bytes:
     """Return the answer to an image; the sidecar's own image goes with it as a file. Empty if no kernel matches.
 
     ahead: nobody has asked for the sidecar yet; it is for contexts on GPUs of this compute capability. launched: kernels that other
-    kernels launch, each with the name of its copy. later: kernels whose copies the agent asks for at their first launch."""
+    kernels launch, each with the name of its copy. later: kernels whose copies the agent asks for at their first launch.
+    first: those that it asks for now."""
     kernels = tuple(kernels)
     parts = [
         b"" if ahead is None else struct.pack("<I", ahead),
@@ -729,8 +730,9 @@ def sidecar(
         parts += [_bytes(name.encode()) for name in v.kernels]
     parts.append(struct.pack("<I", len(launched)))
     parts += [_bytes(name.encode()) + _bytes(copy.encode()) for name, copy in launched]
-    parts.append(struct.pack("<I", len(later)))
-    parts += [_bytes(name.encode()) for name in later]
+    for names in (later, first):
+        parts.append(struct.pack("<I", len(names)))
+        parts += [_bytes(name.encode()) for name in names]
     return frame(Message.SIDECAR if ahead is None else Message.AHEAD, b"".join(parts))
 
 

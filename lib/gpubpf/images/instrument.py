@@ -199,10 +199,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Later:
-    """A large module's kernels (mangled) that get copies when they are asked for: see `instrument_kernels`."""
+    """A large module's kernels (mangled) that get copies when they are asked for: see `instrument_kernels`. digest: of the PTX."""
 
     kernels: tuple[str, ...]
     source: Source
+    digest: str
 
 
 def instrument_image(
@@ -274,7 +275,7 @@ def _of_source(
         and (entries := _large(text))
         and len(matched := _placements(attachments, entries)) > MANY_KERNELS
     ):
-        return Sidecar(entries=entries, later=Later(tuple(matched), source.compressed()))
+        return Sidecar(entries=entries, later=Later(tuple(matched), source.compressed(), cache.key(text)))
     failures: list[AssembleError] = []
     made = _instrument(
         text, source.options, attachments, target, source.before, source.own, failures, kernels

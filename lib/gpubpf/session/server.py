@@ -351,8 +351,8 @@ class Server:
             process.pending_images += 1
             process.preparing[found.request] = frozenset(kernel.name for kernel in found.kernels)
             self._background.make_found(process, found)
-        elif kind == Message.KERNELS:
-            wanted = protocol.wanted_kernels(payload)
+        elif kind == Message.KERNEL:
+            wanted = protocol.wanted_kernel(payload)
             if process.pending_images >= PENDING_LIMIT:
                 raise protocol.Malformed("too many kernels at once")
             process.pending_images += 1

@@ -23,7 +23,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
 from gpubpf.process import traceable
-from gpubpf.session.large_modules import LargeModule
+from gpubpf.session.large_modules import LargeModule, Step
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
@@ -170,8 +170,8 @@ class BackgroundWork:
         """Build and send the sidecar of a module that was loaded before the agent."""
         self.sidecar_threads.submit(self._make_found, process, found)
 
-    def make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernels) -> None:
-        """Build and send the copies of some kernels of a large module."""
+    def make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernel) -> None:
+        """Build and send the copy of a kernel of a large module."""
         self.sidecar_threads.submit(self._make_wanted, process, wanted)
 
     def make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
@@ -294,19 +294,24 @@ class BackgroundWork:
             instrument(later.source, target, names), later=dataclasses.replace(later, kernels=kept)
         )
 
-    def _make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernels) -> None:
+    def _make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernel) -> None:
+        module = process.large_modules.get(wanted.module)
+        step = module.launched(wanted.name) if module is not None else Step.NOTHING
+
         def make(target: Target | None) -> Sidecar:
             from gpubpf.images.instrument import Sidecar
 
-            instrument = self._instrument_kernels
-            with self._measurement.lock:
-                module = process.large_modules.get(wanted.module)
-                names = module.ask(wanted.names) if module is not None else frozenset()
-            if module is None or names == frozenset() or instrument is None or target is None:
+            if step not in (Step.ONE, Step.ALL):
                 return Sidecar()
-            return instrument(module.source, target, names or ())
+            assert module is not None and self._instrument_kernels is not None and target is not None
+            return self._instrument_kernels(module.source, target, [wanted.name] if step is Step.ONE else ())
 
+        if module is not None and step is Step.WAIT:
+            module.all.add_done_callback(lambda _: self._answer(process, wanted, make))
+            return
         self._answer(process, wanted, make)
+        if module is not None and step is Step.ALL:
+            module.all.set_result(None)
 
     def _make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
         self.joined.wait()
@@ -359,7 +364,7 @@ class BackgroundWork:
         self._on_ready()
 
     def _target(
-        self, process: TracedProcess, module: protocol.Image | protocol.Found | protocol.WantedKernels
+        self, process: TracedProcess, module: protocol.Image | protocol.Found | protocol.WantedKernel
     ) -> Target | None:
         if process.vendor == Vendor.AMD:
             return None
@@ -372,7 +377,7 @@ class BackgroundWork:
     def _answer(
         self,
         process: TracedProcess,
-        module: protocol.Image | protocol.Found | protocol.WantedKernels,
+        module: protocol.Image | protocol.Found | protocol.WantedKernel,
         make: Callable[[Target | None], Sidecar],
     ) -> None:
         """Send the sidecar that `make` returns for the process's device; an empty one if it raises."""
@@ -382,18 +387,20 @@ class BackgroundWork:
         try:
             target = self._target(process, module)
             sidecar = make(target)
+            large = LargeModule(sidecar.later) if sidecar.later is not None else None
             with self._measurement.lock:
                 process.refusals.update(sidecar.refusals)
                 process.matched.update(sidecar.refusals)
                 process.matched.update(kernel.name for kernel in sidecar.kernels)
                 process.entries.update(sidecar.entries)
-                if sidecar.later is not None:
+                if large is not None and sidecar.later is not None:
                     process.matched.update(sidecar.later.kernels)
-                    process.large_modules[module.request] = LargeModule(sidecar.later)
+                    process.large_modules[module.request] = large
                 builds = process.add_sites(sidecar)
                 if sidecar.kernels and module.request in process.preparing:
                     process.preparing[module.request] = frozenset(k.name for k in sidecar.kernels)
-            answer, sent = _encode(self._measurement, module.request, sidecar, builds)
+            first = large.first if large is not None else ()
+            answer, sent = _encode(self._measurement, module.request, sidecar, builds, first=first)
         except Error as error:
             self._measurement.note(f"{process.label}: a module is not instrumented: {error}")
         except ImportError as error:
@@ -445,10 +452,11 @@ def _encode(
     sidecar: Sidecar,
     builds: Mapping[str, int],
     ahead: int | None = None,
+    first: Sequence[str] = (),
 ) -> tuple[bytes, int]:
     """Return the message, and a new file with the sidecar's image, which the caller closes.
 
-    builds: see `TracedProcess.add_sites`. ahead: see `protocol.sidecar`."""
+    builds: see `TracedProcess.add_sites`. ahead, first: see `protocol.sidecar`."""
     layouts = [
         protocol.KernelLayout(
             kernel.name,
@@ -489,6 +497,7 @@ def _encode(
         ahead,
         sidecar.launched,
         () if sidecar.later is None else sidecar.later.kernels,
+        first,
     ), file
 
 

@@ -59,7 +59,7 @@ def test_parts_beyond_the_memory_are_refused() -> None:
         protocol.hooked,
         protocol.image,
         protocol.found,
-        protocol.wanted_kernels,
+        protocol.wanted_kernel,
         protocol.slot_and_text,
         protocol.snapshot,
         protocol.drained,
@@ -205,12 +205,12 @@ def test_a_module_from_before() -> None:
             protocol.found(message[:end])
 
 
-def test_kernels_of_a_large_module() -> None:
-    message = struct.pack("<5I", 9, 90, 1, 7, 2) + text("add") + text("scale")
-    assert protocol.wanted_kernels(message) == protocol.WantedKernels(9, 90, 1, 7, ("add", "scale"))
-    for damaged in (*(message[:end] for end in range(len(message))), struct.pack("<5I", 9, 90, 1, 7, 0)):
+def test_a_kernel_of_a_large_module() -> None:
+    message = struct.pack("<4I", 9, 90, 1, 7) + text("add")
+    assert protocol.wanted_kernel(message) == protocol.WantedKernel(9, 90, 1, 7, "add")
+    for damaged in (*(message[:end] for end in range(len(message))), message[:4] + bytes(4) + message[8:]):
         with pytest.raises(protocol.Malformed):
-            protocol.wanted_kernels(damaged)
+            protocol.wanted_kernel(damaged)
 
 
 def test_control_block() -> None:

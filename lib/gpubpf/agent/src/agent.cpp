@@ -162,8 +162,8 @@ void answered(Connection &c, Reader &r, int image) {
     if (answer) {
         std::lock_guard<std::mutex> hold(registry().lock);
         Module *module = question->module;
-        if (question->type == Message::Kernels) {
-            module->further.push_back(answer);
+        if (question->type == Message::Kernel) {
+            if (!answer->kernels.empty()) module->further.push_back(answer);
         } else {
             // A kernel that was ambiguous may no longer be.
             if (module->answer)
@@ -186,7 +186,7 @@ void answered(Connection &c, Reader &r, int image) {
         question->changed.notify_all();
     }
     if (late && answer) install_later(question->module, question->module->context);
-    if (answer && question->type != Message::Kernels) found_answered(question->module);
+    if (answer && question->type != Message::Kernel) found_answered(question->module);
 }
 
 void handle(Connection &c, Frame &frame) {

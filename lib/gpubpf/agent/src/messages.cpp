@@ -128,8 +128,10 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         std::string name = reader.text();
         answer->launched.emplace_back(std::move(name), reader.text());
     }
-    n = reader.count(4);
-    for (uint32_t i = 0; i < n && reader.ok(); ++i) answer->later.push_back(reader.text());
+    for (std::vector<std::string> *names : {&answer->later, &answer->first}) {
+        n = reader.count(4);
+        for (uint32_t i = 0; i < n && reader.ok(); ++i) names->push_back(reader.text());
+    }
     if (!reader.ok() || size > kImageLimit) return nullptr;
     if (image >= 0 && size) {
         struct stat st;

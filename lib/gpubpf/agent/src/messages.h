@@ -107,8 +107,8 @@ struct Answer {
     std::vector<Variable> variables;
     // Kernels that kernels launch, and the names of their copies.
     std::vector<std::pair<std::string, std::string>> launched;
-    std::vector<std::string>
-        later;  // kernels whose copies the tool makes when Message::Kernels asks for them
+    // Kernels whose copies the tool makes when Message::Kernel asks for them, and those that were probably launched before.
+    std::vector<std::string> later, first;
 };
 
 // Reads a Welcome up to its host programs. Returns false if it is not valid.

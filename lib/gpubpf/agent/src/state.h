@@ -204,7 +204,7 @@ struct Module : AttachmentObject {
     uint32_t answer_cc = 0;
     std::shared_ptr<const Answer> answer;
     bool asked = false;
-    // A module with many kernels: those that get their copies later, the tool's request that Message::Kernels names, and its answers.
+    // A module with many kernels: those that get their copies later, the request that Message::Kernel names, and the tool's answers.
     std::set<std::string> later;
     uint32_t later_request = 0;
     std::vector<std::shared_ptr<const Answer>> further;
@@ -266,6 +266,7 @@ struct Registry {
     std::map<CUdevice, int64_t> retained_since;
     std::map<CUmodule, Module *> modules;
     std::map<CUlibrary, Module *> libraries;
+    std::mutex loading;  // held by threads of the program while they wait for a moment to load copies
     std::map<std::string, uint32_t> slots;
     std::vector<Module *> waiting;  // modules waiting for a context, or for the end of a capture
     std::vector<Module *> ahead;    // copies that were loaded before their modules are known

@@ -663,42 +663,58 @@ bool may_load_now(const Module &module, Context &context, const Answer &answer) 
     });
 }
 
+using ToInstall = std::vector<std::pair<Module *, std::shared_ptr<const Answer>>>;
+
 // Installs copies while nothing runs in the context. Some kernels end only after the program continues: if one is
-// running, the worker thread installs the copies later, and for a while others hardly wait.
-void install_when_idle(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
-                       Fresh fresh) {
+// running, the worker thread installs the copies later, and for a while other threads hardly wait.
+void install_when_idle(Context *context, const ToInstall &work, Fresh fresh) {
     using Clock = std::chrono::steady_clock;
     constexpr std::chrono::milliseconds kPatience{500}, kLessPatience{5}, kPause{10000};
-    if (answer->image.empty() && answer->later.empty())
-        return install_sidecar(module, context, answer, true, fresh);  // loads nothing
+    constexpr uint32_t kForOthers = 10000;  // ms
+    size_t done = 0;
+    const auto later = [&] {
+        for (; done < work.size(); ++done) install_later(work[done].first, context);
+    };
+    if (!lock_within(registry().loading, kForOthers)) return later();  // others are loading their copies
+    std::lock_guard<std::mutex> mine(registry().loading, std::adopt_lock);
     const bool was_busy = Clock::now().time_since_epoch().count() <= context->busy_until.load();
-    const auto until = Clock::now() + (was_busy ? kLessPatience : kPatience);
+    const auto patience = was_busy ? kLessPatience : kPatience;
+    auto until = Clock::now() + patience;
     const auto ms_left = [&] {
         return std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
     };
     while (ms_left() > 0 && agent.live) {
-        if (when_idle(*context, static_cast<uint32_t>(ms_left()),
-                      [&](LaunchesHeld &) { install_sidecar(module, context, answer, true, fresh); }))
-            return;
-        usleep(500);  // another thread may hold launches
+        const bool idle = when_idle(*context, static_cast<uint32_t>(ms_left()), [&](LaunchesHeld &held) {
+            do {
+                install_sidecar(work[done].first, context, work[done].second, true, fresh);
+            } while (++done < work.size() && held.more());
+        });
+        if (done == work.size()) return;
+        if (idle) until = Clock::now() + patience;
+        else usleep(500);  // the worker thread may hold launches
     }
     if (!was_busy) context->busy_until = (Clock::now() + kPause).time_since_epoch().count();
-    install_later(module, context);
+    later();
 }
 
 }  // namespace
 
 namespace {
 
+bool has_copy_of(const Answer &answer, const Kernel &kernel) {
+    return std::any_of(answer.kernels.begin(), answer.kernels.end(),
+                       [&](const Layout &l) { return l.name == kernel.name; });
+}
+
 // Returns a module's answers about kernels that were launched later (Answer::later), unless they have their copies in the context.
-std::vector<std::shared_ptr<const Answer>> further_answers(Module *module, const Context *context) {
+ToInstall further_answers(Module *module, const Context *context) {
     std::lock_guard<std::mutex> hold(registry().lock);
-    std::vector<std::shared_ptr<const Answer>> needed;
+    ToInstall needed;
     for (const auto &answer : module->further)
         if (std::any_of(answer->kernels.begin(), answer->kernels.end(), [&](const Layout &l) {
                 return !copy_in(*registry().kernel(module, l.name), context);
             }))
-            needed.push_back(answer);
+            needed.emplace_back(module, answer);
     return needed;
 }
 
@@ -709,55 +725,76 @@ void load_sidecar(Module *module, Context *context, bool waits, Fresh fresh) {
     if (module->ahead) return load_ahead(module, context);
     std::shared_ptr<const Answer> answer = answer_for(module, context, waits);
     if (!answer) return;
+    std::vector<Kernel *> first;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         if (registry().captures.load()) {  // a capture began meanwhile
             registry().waiting.push_back(module);
             return;
         }
+        if (!module->gone)
+            for (const std::string &name : answer->first) first.push_back(registry().kernel(module, name));
     }
-    if (waits && !may_load_now(*module, *context, *answer)) install_when_idle(module, context, answer, fresh);
+    if (waits && !may_load_now(*module, *context, *answer))
+        install_when_idle(context, {{module, answer}}, fresh);
     else install_sidecar(module, context, answer, true, fresh);
-    for (const auto &further : further_answers(module, context))
-        if (waits) install_when_idle(module, context, further, Fresh::No);
-        else install_sidecar(module, context, further);
+    const ToInstall further = further_answers(module, context);
+    if (waits && !further.empty()) install_when_idle(context, further, Fresh::No);
+    else
+        for (const auto &[of, answer] : further) install_sidecar(of, context, answer);
+    if (!first.empty() && fresh != Fresh::No) load_copies(first, context);
 }
 
 void load_copies(const std::vector<Kernel *> &kernels, Context *context) {
     SlowPath slow_path;
     struct Loading {
-        std::map<Module *, std::vector<Kernel *>> kernels;
+        std::vector<Kernel *> kernels;
         ~Loading() {
-            for (const auto &[module, list] : kernels)
-                for (Kernel *k : list) --k->loading;
+            for (Kernel *k : kernels) --k->loading;
         }
-    } asked;
-    std::vector<Kernel *> of_others;  // another thread gets their copies
+    } mine;
+    std::vector<Kernel *> of_others, unknown;  // another thread gets their copies; the tool was not asked yet
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         if (registry().captures.load()) return;
+        mine.kernels.reserve(kernels.size());
         for (Kernel *k : kernels) {
-            if (k->module->gone || k->module->answer_cc != context->cc) continue;
+            const Module &m = *k->module;
+            if (m.gone || m.answer_cc != context->cc) continue;
             if (std::find(k->asked_in.begin(), k->asked_in.end(), context) != k->asked_in.end()) {
                 of_others.push_back(k);
                 continue;
             }
             k->asked_in.push_back(context);
-            asked.kernels[k->module].push_back(k);
+            mine.kernels.push_back(k);
             ++k->loading;
+            if (std::none_of(m.further.begin(), m.further.end(),
+                             [&](const auto &answer) { return has_copy_of(*answer, *k); }))
+                unknown.push_back(k);
         }
     }
     std::vector<std::shared_ptr<Question>> questions;
-    for (const auto &[module, list] : asked.kernels) {
-        Writer w;
-        w.u32(module->later_request).u32(static_cast<uint32_t>(list.size()));
-        for (const Kernel *k : list) w.text(k->name);
-        const bool waits = !module->preexisting || !agent.late;
-        const auto question = agent.ask(Message::Kernels, module, context, w, -1, waits);
+    for (const Kernel *k : unknown) {
+        const bool waits = !k->module->preexisting || !agent.late;
+        const auto question = agent.ask(Message::Kernel, k->module, context,
+                                        Writer().u32(k->module->later_request).text(k->name), -1, waits);
         if (waits) questions.push_back(question);
     }
     for (const auto &q : questions)
-        if (wait_for_answer(*q) && q->answer) install_when_idle(q->module, context, q->answer, Fresh::No);
+        if (wait_for_answer(*q) && q->answer && q->answer->kernels.empty())
+            install_sidecar(q->module, context, q->answer);  // refused, or the answer has come before
+    ToInstall work;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (const Kernel *k : mine.kernels)
+            for (const auto &answer : k->module->further) {
+                const std::pair<Module *, std::shared_ptr<const Answer>> one(k->module, answer);
+                if (!k->module->gone && !copy_in(*k, context) && has_copy_of(*answer, *k) &&
+                    std::find(work.begin(), work.end(), one) == work.end())
+                    work.push_back(one);
+            }
+    }
+    if (!work.empty()) install_when_idle(context, work, Fresh::No);
     using Clock = std::chrono::steady_clock;
     const auto until = Clock::now() + std::chrono::milliseconds(agent.config.image_wait_ms);
     for (const Kernel *k : of_others)
@@ -824,11 +861,13 @@ void retry_waiting() {
     // The end of a capture does not wait for running work, so neither must this.
     for (auto &w : work) {
         SlowPath slow_path;
-        std::vector<std::shared_ptr<const Answer>> answers = further_answers(w.first, w.second);
-        if (const auto answer = answer_for(w.first, w.second, true)) answers.insert(answers.begin(), answer);
-        else answers.clear();
+        ToInstall answers;
+        if (const auto answer = answer_for(w.first, w.second, true)) {
+            answers = further_answers(w.first, w.second);
+            answers.emplace(answers.begin(), w.first, answer);
+        }
         if (!answers.empty() && !when_idle(*w.second, kAtOnce, [&](LaunchesHeld &) {
-                for (const auto &answer : answers) install_sidecar(w.first, w.second, answer);
+                for (const auto &[module, answer] : answers) install_sidecar(module, w.second, answer);
             }))
             install_later(w.first, w.second);
     }
