@@ -228,6 +228,11 @@ def test_accesses_are_those_of_the_module_that_has_all_copies(app: Path, tmp_pat
     found, printed, _ = measured("memtrace", app, "some", tmp_path / "out")
     only = [option for k in range(3, 8) for option in ("--kernel", f"_Z4partILi{k}EEvPi")]
     whole, *_ = measured("memtrace", app, "some", tmp_path / "whole", *only, "--kernel", "show")
+    variables = [
+        [r["call"] for r in records if r["type"] == "allocation" and r["kind"] == "variable"]
+        for records in (found, whole)
+    ]
+    assert sorted(variables[0]) == sorted(variables[1]) and "variable launches" in variables[0]
     assert sites(found) == sites(whole) and len(sites(found)) >= 5 and printed == alone(app, "some")
 
 

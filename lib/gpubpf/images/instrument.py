@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -171,6 +170,7 @@ class Source:
     """What a module's sidecar is made from.
 
     stored   the PTX, perhaps compressed
+    digest   of the PTX, as a part of keys
     options  the application's ptxas options
     release  the ptxas release that it was made for, if known
     before   the kernels' registers, as far as known
@@ -178,6 +178,7 @@ class Source:
     """
 
     stored: str | bytes = field(repr=False)
+    digest: str
     options: str
     release: str
     before: Mapping[str, int]
@@ -199,11 +200,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Later:
-    """A large module's kernels (mangled) that get copies when they are asked for: see `instrument_kernels`. digest: of the PTX."""
+    """A large module's kernels (mangled) that get copies when they are asked for: see `instrument_kernels`."""
 
     kernels: tuple[str, ...]
     source: Source
-    digest: str
 
 
 def instrument_image(
@@ -236,7 +236,7 @@ def instrument_module(
     except ImageError as error:
         return _refuse(_entries_for(images, target), attachments, str(error))
     before, own = _registers_of(images, dataclasses.replace(target, release=chosen.release))
-    source = Source(text, chosen.options, chosen.release, before, own)
+    source = Source(text, cache.key(text), chosen.options, chosen.release, before, own)
     return _of_source(source, attachments, target, (), later)
 
 
@@ -255,11 +255,10 @@ def _of_source(
     later: bool,
 ) -> Sidecar:
     """See `instrument_module` and `instrument_kernels`. The sidecar comes from the cache if it has it."""
-    text = source.text
     target = dataclasses.replace(target, release=source.release)
     key = cache.key(
         _version(),
-        text,
+        source.digest,
         repr((source.before, source.own)),
         source.options,
         repr(target),
@@ -270,15 +269,17 @@ def _of_source(
     store = cache.default()
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
+    text = source.text
     if (
         later
         and (entries := _large(text))
         and len(matched := _placements(attachments, entries)) > MANY_KERNELS
     ):
-        return Sidecar(entries=entries, later=Later(tuple(matched), source.compressed(), cache.key(text)))
+        return Sidecar(entries=entries, later=Later(tuple(matched), source.compressed()))
     failures: list[AssembleError] = []
+    known = _known_constants(source.digest) if kernels else None
     made = _instrument(
-        text, source.options, attachments, target, source.before, source.own, failures, kernels
+        text, source.options, attachments, target, source.before, source.own, failures, kernels, known
     )
     if not any(isinstance(failure, TemporaryFailure) for failure in failures):
         store.put(STAGE, key, pack(made))
@@ -296,7 +297,7 @@ def _large(text: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(_KNOWN_MODULES)
-def _known_constants(digest: bytes) -> dict[str, bool]:
+def _known_constants(digest: str) -> dict[str, bool]:
     """Return where to keep which variables are constants of the module whose text has this digest (`Module.known_constants`)."""
     return {}
 
@@ -360,10 +361,12 @@ def _instrument(
     own: bool = True,
     failures: list[AssembleError] | None = None,
     only: Collection[str] = (),
+    known: dict[str, bool] | None = None,
 ) -> Sidecar:
     """Return the sidecar of a module. before: its kernels' register counts, as far as known. own: they are those on the target.
 
-    failures: gets every failure of the assembler that affects the sidecar. only: the kernels to copy; none named: all."""
+    failures: gets every failure of the assembler that affects the sidecar. only: the kernels to copy; none named: all. known:
+    `Module.known_constants`."""
     failures = [] if failures is None else failures
     try:
         with progress.work("reading PTX"):
@@ -374,8 +377,7 @@ def _instrument(
     kernels = _placements(attachments, [name for name in entries if not only or name in only])
     if not kernels:
         return Sidecar(entries=entries)
-    if only:
-        known = _known_constants(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest())
+    if known is not None:
         parsed = dataclasses.replace(parsed, known_constants=known)
     try:
         parsed = rounded(parsed, text, kernels, target, options)

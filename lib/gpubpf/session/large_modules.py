@@ -39,7 +39,7 @@ class LargeModule:
     def __init__(self, later: Later) -> None:
         self.source = later.source
         self.all: Future[None] = Future()  # done once the copies of all kernels were sent
-        self._digest = later.digest
+        self._digest = later.source.digest
         self._kernels = frozenset(later.kernels)
         self._launched: set[str] = set()
         self._all_asked = False

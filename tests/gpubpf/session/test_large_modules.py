@@ -19,7 +19,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def loaded(digest: str = "ab" * 32) -> LargeModule:
-    return LargeModule(Later(NAMES, Source("", "", "", {}, False), digest))
+    return LargeModule(Later(NAMES, Source("", digest, "", "", {}, False)))
 
 
 def test_all_get_their_copies_once_many_were_launched() -> None:

@@ -315,10 +315,15 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
         const bool grids = v.name == kGridsVariable;
         bool found =
             grids ? (address = grids_of(context)) : variable_address(module, v.name.c_str(), address, size);
-        if (found && !grids && variable_found(context.serial, v.name, address, size)) {
+        const std::pair<uint64_t, const Context *> here(address, &context);
+        const auto is_logged = [&] {  // for another sidecar of the module
             std::lock_guard<std::mutex> hold(registry().lock);
-            module.variables.emplace_back(address,
-                                          &context);  // the thread that unloads the module waits for this one
+            return std::find(module.variables.begin(), module.variables.end(), here) !=
+                   module.variables.end();
+        };
+        if (found && !grids && !is_logged() && variable_found(context.serial, v.name, address, size)) {
+            std::lock_guard<std::mutex> hold(registry().lock);
+            module.variables.push_back(here);  // the thread that unloads the module waits for this one
         }
         found = found || (v.copied && driver.cuModuleGetGlobal_v2(&address, &size, sidecar, v.name.c_str()) ==
                                           CUDA_SUCCESS);
