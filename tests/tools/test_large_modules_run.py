@@ -69,6 +69,31 @@ int main(int argc, char **argv) {
             threads.emplace_back([&] { for (int k = 0; k < 6; ++k) launch(k, cudaStreamPerThread); });
         for (auto &t : threads) t.join();
     }
+    if (!strcmp(how, "beside")) {  // another thread launches while this one captures
+        cudaGraph_t graph;
+        cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+        launch(0, stream);
+        std::thread([&] { for (int k = 1; k < 4; ++k) launch(k, cudaStreamPerThread); }).join();
+        printf("captured: %s\n", cudaGetErrorString(cudaStreamEndCapture(stream, &graph)));
+        for (int k = 1; k < 4; ++k) launch(k, stream);
+    }
+    if (!strcmp(how, "child")) {
+        cudaGraph_t graph, inner;
+        cudaGraphExec_t exec;
+        cudaGraphNode_t node, outer;
+        cudaGraphCreate(&inner, 0);
+        cudaGraphCreate(&graph, 0);
+        void *arguments[] = {&a};
+        cudaKernelNodeParams params{(void *)kernels[0], dim3(1), dim3(32), 0, arguments, nullptr};
+        cudaGraphAddKernelNode(&node, inner, nullptr, 0, &params);
+        cudaGraphAddChildGraphNode(&outer, graph, nullptr, 0, inner);
+        cudaGraphInstantiate(&exec, graph, 0);
+        cudaGraphLaunch(exec, stream);
+        params.func = (void *)kernels[1];
+        cudaGraphKernelNodeSetParams(node, &params);
+        cudaGraphExecChildGraphNodeSetParams(exec, outer, inner);
+        cudaGraphLaunch(exec, stream);
+    }
     if (!strcmp(how, "capture")) {
         cudaGraph_t graph;
         cudaGraphExec_t exec;
@@ -150,6 +175,7 @@ LAUNCHES: dict[str, dict[int, int]] = {
     "threads": dict.fromkeys(range(6), 4),
     "capture": dict.fromkeys(range(4), 3),
     "nodes": {0: 2, 1: 1, 2: 1},
+    "child": {0: 1, 1: 1},
     "devices": {1: 3, 2: 3, 3: 2},
 }
 
@@ -204,11 +230,29 @@ def test_every_launch_is_counted(app: Path, tmp_path: Path, how: str) -> None:
     assert summary["launches_instrumented"] == summary["launches_seen"] == sum(LAUNCHES[how].values()) + 1
 
 
+def test_nothing_is_loaded_while_a_stream_is_captured(app: Path, tmp_path: Path) -> None:
+    records, printed, _ = measured("threadhist", app, "beside", tmp_path / "out")
+    assert printed == alone(app, "beside") and "captured: no error" in printed
+    assert launches(records) == {1: 1, 2: 1, 3: 1}
+    (summary,) = [record for record in records if record["type"] == "summary"]
+    assert summary["not_instrumented"] == {"before ready": 3}
+
+
+def test_graphs_that_are_left_alone(app: Path, tmp_path: Path) -> None:
+    (summary,) = [
+        record
+        for record in measured("threadhist", app, "capture", tmp_path / "out", "--no-graphs")[0]
+        if record["type"] == "summary"
+    ]
+    assert summary["not_instrumented"] == {"capture": 12}
+
+
 def sidecars(out: Path) -> int:
     """The sidecars in the cache that the tool used."""
     return sum(1 for _ in (out.parent / "cache" / "gpubpf" / "sidecar").iterdir())
 
 
+@pytest.mark.every(2)
 def test_each_kernel_has_a_sidecar_of_its_own_until_many_are_launched(app: Path, tmp_path: Path) -> None:
     for how, wanted in (("some", 5 + 1), ("all", (KERNELS + 2) // ALL_ABOVE + 1)):
         out = tmp_path / how / "out"

@@ -423,6 +423,8 @@ def test_kernels_of_a_large_module_get_their_copies_later(
     made = instrument.instrument_image(data, wanted, target, later=True)
     assert made.later is not None and made.later.kernels == made.entries == names
     assert not (made.image or made.kernels or made.refusals)
+    assert isinstance(made.later.source.stored, bytes) and len(made.later.source.stored) < len(data)
+    assert made.later.source.text == data.decode()
     one = instrument.instrument_kernels(made.later.source, wanted, target, ["k0"])
     assert [kernel.name for kernel in one.kernels] == ["k0"] and one.entries == names and one.later is None
     # Another kernel writes the variable, so the first must not get a copy of it.
@@ -439,6 +441,8 @@ def test_kernels_of_a_large_module_get_their_copies_later(
     [
         (instrument.MANY_KERNELS, ""),
         (40, ".visible .func f() { .reg .b64 %f; p: .callprototype _ (); call %f, (), p; ret; }\n"),
+        (40, ".visible .func f() { .reg .b64 %f; t: .calltargets g; call %f, (), t; ret; }\n"),
+        (40, ".extern .func (.param .b64 r) cudaGetParameterBufferV2 (.param .b64 a, .param .b64 b);\n"),
         (40, ".extern .func (.param .b32 r) cudaLaunchDeviceV2 (.param .b64 a, .param .b64 b);\n"),
     ],
 )
