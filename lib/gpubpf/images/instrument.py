@@ -205,6 +205,11 @@ class Later:
     kernels: tuple[str, ...]
     source: Source
 
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The kernels, to look for one."""
+        return frozenset(self.kernels)
+
 
 def instrument_image(
     data: bytes, attachments: Sequence[Attachment], target: Target, later: bool = False

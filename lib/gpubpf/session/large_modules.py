@@ -38,29 +38,28 @@ class LargeModule:
 
     def __init__(self, later: Later) -> None:
         self.source = later.source
+        self._later = later  # which processes and loads of equal modules share
         self.all: Future[None] = Future()  # done once the copies of all kernels were sent
-        self._digest = later.source.digest
-        self._kernels = frozenset(later.kernels)
         self._launched: set[str] = set()
         self._all_asked = False
         self._lock = threading.Lock()
-        before = self._remembered()
-        few = len(self._kernels) // ALL_ABOVE
+        self._before = self._remembered()
+        few = len(later.kernels) // ALL_ABOVE
         # The kernels that earlier runs launched, to be launched again.
-        self.first = tuple(name for name in later.kernels if name in before)[:few]
+        self.first = tuple(name for name in later.kernels if name in self._before)[:few]
 
     def launched(self, name: str) -> Step:
         """Return what to do now that this kernel (mangled) is launched."""
         with self._lock:
-            if name not in self._kernels:
+            if name not in self._later.names:
                 return Step.NOTHING
             if self._all_asked:
                 return Step.WAIT
-            if name not in self._launched:
-                self._launched.add(name)
-                names = self._remembered() | self._launched
-                cache.default().put(STAGE, self._digest, json.dumps(sorted(names)).encode())
-            self._all_asked = len(self._launched) * ALL_ABOVE > len(self._kernels)
+            self._launched.add(name)
+            if name not in self._before:
+                self._before |= self._remembered() | {name}
+                cache.default().put(STAGE, self.source.digest, json.dumps(sorted(self._before)).encode())
+            self._all_asked = len(self._launched) * ALL_ABOVE > len(self._later.kernels)
             return Step.ALL if self._all_asked else Step.ONE
 
     def _remembered(self) -> set[str]:
@@ -69,4 +68,4 @@ class LargeModule:
         def read(names: Any) -> set[str]:
             return {str(name) for name in names}
 
-        return cache.from_json(cache.default().get(STAGE, self._digest), read) or set()
+        return cache.from_json(cache.default().get(STAGE, self.source.digest), read) or set()

@@ -124,6 +124,7 @@ void install_pending() {
             it = ask && held->nothing_runs(**it) ? std::next(it) : ready.erase(it);
         if (ready.empty()) held.reset();
         else held->begin_work();
+        for (Context *c : ready) c->busy_until = 0;
     }
     std::vector<Pending> left;
     for (const Pending &w : work) {

@@ -442,6 +442,9 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         if (may_load && current.ok()) prepare_context(*context);
         return;
     }
+    if (std::all_of(kernels.begin(), kernels.end(),
+                    [&](const Kernel *k) { return copy_in(*k, context) || k->refused; }))
+        return;
     // The sidecar of an unloaded, equal module, if there is one: some programs load and unload in a loop.
     Sidecar *idle = nullptr;
     {
@@ -717,7 +720,8 @@ ToInstall further_answers(Module *module, const Context *context) {
     ToInstall needed;
     for (const auto &answer : module->further)
         if (std::any_of(answer->kernels.begin(), answer->kernels.end(), [&](const Layout &l) {
-                return !copy_in(*registry().kernel(module, l.name), context);
+                const Kernel *k = registry().kernel(module, l.name);
+                return !copy_in(*k, context) && !k->refused;
             }))
             needed.emplace_back(module, answer);
     return needed;
