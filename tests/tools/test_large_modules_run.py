@@ -282,13 +282,17 @@ def test_accesses_are_those_of_the_module_that_has_all_copies(app: Path, tmp_pat
 
 def test_a_launch_does_not_wait_for_a_kernel_that_waits_for_the_program(app: Path, tmp_path: Path) -> None:
     """Copies cannot be loaded while it runs, so these launches run the originals, and the tool says so."""
-    records, printed, _ = measured("threadhist", app, "busy", tmp_path / "out")
+    records, printed, said = measured("threadhist", app, "busy", tmp_path / "out")
     assert printed == alone(app, "busy")
     (summary,) = [record for record in records if record["type"] == "summary"]
     assert summary["launches_seen"] == 106
     assert summary["launches_instrumented"] + sum(summary["not_instrumented"].values()) == 106
     assert set(summary["not_instrumented"]) <= {"before ready"}
     assert launches(records)[4] == 1 and launches(records)[3] > 0  # before, and some of those after
+    (lost,) = summary["not_instrumented"].values()
+    assert f"note: {lost} launches of a module with many kernels ran before the copy was loaded" in said
+    again, _, said = measured("threadhist", app, "busy", tmp_path / "out")  # has these copies from the start
+    assert launches(again) == {0: 1, 1: 1, 2: 1, 3: 100, 4: 1} and "ran before" not in said
 
 
 def test_a_running_program_gets_the_copies_of_what_it_launches(app: Path, tmp_path: Path) -> None:

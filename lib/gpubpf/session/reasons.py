@@ -129,6 +129,14 @@ def no_room(mangled: str, lacking: NoRoom) -> str:
     return f"{kernel}: launches run the original (occupancy): {why}; to measure it, {instead}"
 
 
+def before_copies(launches: int) -> str:
+    """Return a notice about kernels of large modules that ran before their copies were loaded."""
+    return (
+        f"{table.count(launches, 'launch')} of a module with many kernels ran before the copy was loaded, because other"
+        " kernels ran; the next run will have these copies from the start"
+    )
+
+
 def _registers(lacking: NoRoom) -> str:
     """Return how many registers the probe costs, in brackets, if this is known and the copy has more than the original."""
     if not 0 < lacking.original < lacking.registers:

@@ -544,6 +544,8 @@ class Session:
         for process in self._measurement.all_processes():
             for slot, lacking in list(process.no_room.items()):
                 self._measurement.note_once(reasons.no_room(process.names.get(slot, ""), lacking))
+        if late := summary.before_their_copies(self._measurement):
+            self._measurement.note(reasons.before_copies(late))
         for process in summary.partly_counted(self._measurement):
             self._measurement.note(
                 f"{process.label}: some kernels may still have been running at the last reading; counts may be incomplete"

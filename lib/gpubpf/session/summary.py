@@ -193,6 +193,16 @@ def _reasons(process: TracedProcess, name: str, counters: protocol.Counters) -> 
     return reasons
 
 
+def before_their_copies(measurement: Measurement) -> int:
+    """Return how many launches in commands ran the original because copies of a large module could not be loaded at their first
+    launch."""
+    return sum(
+        _reasons(process, name, counters).get(BEFORE_READY, 0)
+        for process, name, counters in _counted(measurement)
+        if name in process.later and not process.attached
+    )
+
+
 def launches_by_comm(measurement: Measurement) -> dict[str, dict[str, int]]:
     """See `Session.launches_by_comm`."""
     counted: dict[str, dict[str, int]] = {}

@@ -395,6 +395,7 @@ class BackgroundWork:
                 process.entries.update(sidecar.entries)
                 if large is not None and sidecar.later is not None:
                     process.matched.update(sidecar.later.kernels)
+                    process.later.update(sidecar.later.kernels)
                     process.large_modules[module.request] = large
                 builds = process.add_sites(sidecar)
                 if sidecar.kernels and module.request in process.preparing:
