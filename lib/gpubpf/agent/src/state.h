@@ -172,8 +172,8 @@ struct Kernel : AttachmentObject {  // the application's kernel, in one module o
     std::map<int, int> attributes;          // set by the application; guarded by Registry::lock
     int cache_config = -1, shared_config = -1;
     std::atomic<uint32_t> settings{0};  // a hash of the three: with others, other numbers of blocks fit
-    std::atomic<bool> later{
-        false};  // it gets its copy in a context at its first launch there: see load_copies()
+    // A kernel of a large module: it gets its copy in a context at its first launch there (load_copies).
+    std::atomic<bool> later{false};
     std::atomic<int> loading{0};            // threads that get its copies
     std::vector<const Context *> asked_in;  // where it was launched since; guarded by Registry::lock
     // The copies that kernels launch; guarded by Registry::lock.
@@ -204,7 +204,7 @@ struct Module : AttachmentObject {
     uint32_t answer_cc = 0;
     std::shared_ptr<const Answer> answer;
     bool asked = false;
-    // A module with many kernels: those that get their copies later, the request that Message::Kernel names, and the tool's answers.
+    // A large module: the kernels that get their copies later, the request that Message::Kernel names, and its answers.
     std::set<std::string> later;
     uint32_t later_request = 0;
     std::vector<std::shared_ptr<const Answer>> further;
