@@ -100,14 +100,14 @@ def rows(tool: BPF, image: Path) -> dict[str, str]:
             assert len(made.kernels) == 1 and made.image
 
     few, most = 10, KERNELS // ALL_ABOVE
-    found["the first launch of a kernel"] = timed(lambda: launch(range(1)))
-    found[f"that of the next {few}, one after the other"] = timed(lambda: launch(range(1, few + 1)))
-    found[f"those {few + 1} in a second run"] = timed(lambda: (load(), launch(range(few + 1))))
-    found[f"that of {most - few - 1} more"] = timed(lambda: launch(range(few + 1, most)))
-    found[f"all others, once {most} have been launched"] = timed(
-        lambda: instrument_kernels(later.source, attachments, TARGET)
+    found["the first launch of one kernel"] = timed(lambda: launch(range(1)))
+    found[f"the first launches of {few} others, in turn"] = timed(lambda: launch(range(1, few + 1)))
+    found[f"the same {few + 1} kernels in a second run"] = timed(lambda: (load(), launch(range(few + 1))))
+    found[f"the first launches of {most - few - 1} others, in turn"] = timed(
+        lambda: launch(range(few + 1, most))
     )
-    found["a second run of a program that launches all"] = timed(load)
+    found["the copies of all kernels"] = timed(lambda: instrument_kernels(later.source, attachments, TARGET))
+    found["the same in a second run"] = timed(load)
     assert load().later is None
     return found
 

@@ -18,9 +18,9 @@ from gpubpf import cache
 if TYPE_CHECKING:
     from gpubpf.images.instrument import Later
 
-STAGE = "launched"  # in the cache: the digest of a module's PTX → the names of kernels
-# If more than one in so many of its kernels is launched, all others get their copies at once: a copy that is assembled alone takes two
-# to three times as long.
+STAGE = "launched"  # in the cache: the digest of a module's PTX → the names of kernels, those of the latest run first
+# If more than one in so many of its kernels is launched, all get their copies at once: to assemble a copy alone takes two to four
+# times as much CPU time (benchmarks/results/large_module.md).
 ALL_ABOVE = 4
 
 
@@ -40,13 +40,13 @@ class LargeModule:
         self.source = later.source
         self._later = later  # which processes and loads of equal modules share
         self.all: Future[None] = Future()  # done once the copies of all kernels were sent
-        self._launched: set[str] = set()
+        self._launched: list[str] = []
+        self._changed = False  # what the cache remembers
         self._all_asked = False
         self._lock = threading.Lock()
-        self._before = self._remembered()
         few = len(later.kernels) // ALL_ABOVE
-        # The kernels that earlier runs launched, to be launched again.
-        self.first = tuple(name for name in later.kernels if name in self._before)[:few]
+        # The kernels that earlier runs launched: their copies are made now.
+        self.first = tuple(name for name in self._remembered() if name in later.names)[:few]
 
     def launched(self, name: str) -> Step:
         """Return what to do now that this kernel (mangled) is launched."""
@@ -55,17 +55,19 @@ class LargeModule:
                 return Step.NOTHING
             if self._all_asked:
                 return Step.WAIT
-            self._launched.add(name)
-            if name not in self._before:
-                self._before |= self._remembered() | {name}
-                cache.default().put(STAGE, self.source.digest, json.dumps(sorted(self._before)).encode())
+            if name not in self._launched:
+                self._launched.append(name)
+                self._changed |= name not in self.first
+                if self._changed:
+                    names = list(dict.fromkeys((*self._launched, *self._remembered())))
+                    cache.default().put(STAGE, self.source.digest, json.dumps(names).encode())
             self._all_asked = len(self._launched) * ALL_ABOVE > len(self._later.kernels)
             return Step.ALL if self._all_asked else Step.ONE
 
-    def _remembered(self) -> set[str]:
-        """Return the kernels that were launched before, from the cache."""
+    def _remembered(self) -> list[str]:
+        """Return the kernels that earlier runs launched, from the cache."""
 
-        def read(names: Any) -> set[str]:
-            return {str(name) for name in names}
+        def read(names: Any) -> list[str]:
+            return [str(name) for name in names]
 
-        return cache.from_json(cache.default().get(STAGE, self.source.digest), read) or set()
+        return cache.from_json(cache.default().get(STAGE, self.source.digest), read) or []

@@ -132,8 +132,8 @@ def no_room(mangled: str, lacking: NoRoom) -> str:
 def before_copies(launches: int) -> str:
     """Return a notice about kernels of large modules that ran before their copies were loaded."""
     return (
-        f"{table.count(launches, 'launch')} of a module with many kernels ran before the copy was loaded, because other"
-        " kernels ran; the next run will have these copies from the start"
+        f"{table.count(launches, 'launch')} of a module with many kernels ran before the copy was loaded: other kernels were"
+        " running, or a stream was being captured; the next run has these copies from the start"
     )
 
 

@@ -165,9 +165,7 @@ class TracedProcess:
     no_room: dict[int, protocol.NoRoom] = field(default_factory=dict)  # by slot
     faults: list[protocol.KernelFault] = field(default_factory=list)
     matched: set[str] = field(default_factory=set)  # kernels that the user selected
-    later: set[str] = field(
-        default_factory=set
-    )  # kernels of large modules, which get their copies when launched
+    later: set[str] = field(default_factory=set)  # kernels of large modules, with copies when launched
     entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
     waves: dict[str, int] = field(default_factory=dict)  # kernel on an AMD GPU → lanes per wave
     may_wait: set[str] = field(default_factory=set)  # kernels whose blocks may wait for each other

@@ -31,17 +31,26 @@ def test_all_get_their_copies_once_many_were_launched() -> None:
     assert module.launched(NAMES[11]) is module.launched(NAMES[0]) is Step.WAIT
 
 
+def launch(*names: str) -> None:
+    module = loaded()
+    for name in names:
+        module.launched(name)
+
+
 def test_a_later_run_begins_with_what_earlier_ones_launched() -> None:
     assert loaded().first == ()
-    loaded().launched("k7")
-    loaded().launched("k3")
-    loaded().launched("other")
-    assert loaded().first == ("k3", "k7")
-    assert loaded("cd" * 32).first == ()
-    several = loaded()
-    for name in NAMES[:20]:
-        several.launched(name)
-    assert loaded().first == NAMES[:10]  # no more than get their copies one by one
+    launch("k7", "other")
+    launch("k3", "k7")
+    assert loaded().first == ("k3", "k7") and loaded("cd" * 32).first == ()
+
+
+def test_what_the_latest_run_launched_comes_first() -> None:
+    """No more than get their copies one by one: all others get theirs then."""
+    launch(*NAMES[:10])
+    launch(*NAMES[10:16], *NAMES[6:10])
+    assert set(loaded().first) == set(NAMES[6:16])
+    launch(*NAMES[20:30])
+    assert set(loaded().first) == set(NAMES[20:30])
 
 
 @pytest.mark.parametrize("kept", [b"", b"{", b"7", b'{"k1": 1, "no": 2}', b"[[], null]"])

@@ -44,6 +44,8 @@ const Function *function_of(CUfunction f, StreamRef where) {
 
 // Gets the copy of a kernel of a large module at its first launch.
 [[gnu::noinline]] void load_copy_for(const Function &function, StreamRef where) {
+    const Context *probably = function.context ? function.context : registry().only.load();
+    if (probably && copy_in(*function.kernel, probably)) return;  // all launches but the first
     if (function.kernel->refused || capturing(where.handle())) return;
     quietly([&] {
         Context *context = function.context ? function.context : context_of(where);
