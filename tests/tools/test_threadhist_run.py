@@ -166,6 +166,14 @@ def test_after_the_duration_the_program_goes_on(app):
     assert tool.returncode == 6 and "launch 0\n" in said
 
 
+@pytest.mark.parametrize("words", [("-d", "0.3"), ("0.3", "1")])
+def test_time_begins_with_the_first_launch(app, tmp_path, words):
+    """What a command does before it uses the GPU takes no time from the measurement."""
+    done = run(*words, "--json", "-o", tmp_path / "out", "--", "sh", "-c", 'sleep 0.6; exec "$0" 3 0 0', app)
+    assert done.returncode == 0
+    assert records(tmp_path / "out")[-1]["launches_instrumented"] > 0
+
+
 def started(app, out, *arguments):
     tool = subprocess.Popen(
         [*TOOL, "--json", "-o", out, *arguments, "--", app, "30", "100", "2"],

@@ -61,6 +61,7 @@ FIRST_ANSWER_WAIT = 0.15  # enough for a launching program to send its modules a
 READY_WAIT = (
     1.0  # for copies of a running process's loaded kernels, before telling the user that some are missing
 )
+BEGIN_WAIT = 10.0  # for the same copies, before the time of -d begins without them
 TICK = 0.1  # between readings of logs and rings
 FAST_TICK = 0.01  # the same, when they fill quickly
 
@@ -110,6 +111,9 @@ class Session:
         self._budget = Budget(plan.budget) if plan.budget is not None else None
         self._warm_up = builder.warm_up
         self._duration = duration
+        self._only_host = plan.host is not None and all(d.kind == "shared_array" for d in plan.definitions)
+        self._started = 0.0  # when the command was started, or all processes were attached (time.monotonic)
+        self._began_at: float | None = None  # see `_began`
         self._signals = Signals()
         self._background = BackgroundWork(
             self._measurement, builder, self._listener.loaded, self._signals.wake
@@ -139,6 +143,7 @@ class Session:
         try:
             self._signals.catch()
             self._start()
+            self._started = time.monotonic()
             if self.device.kind == "sim":  # its thread begins with the capabilities that are left
                 traced = self._measurement.active
                 self._shown.enter_context(translating.shown(lambda: [p.pid for p in traced()]))
@@ -264,7 +269,7 @@ class Session:
             )
         try:
             self._stop()
-            while self._child and not self._signals.terminated and not self._wait(None):
+            while self._child and not self._signals.terminated and not self._wait():
                 pass
             self._wait_for_last_messages()
         finally:
@@ -381,25 +386,32 @@ class Session:
         """Yield 1, 2, … whenever it is time to show results; `instances` is up to date then.
 
         That is every `interval` seconds, at most `count` times, and once at the end. The measurement ends with the command or the
-        traced processes, after the session's `duration`, after `count` intervals, or at Ctrl-C.
+        traced processes, after the session's `duration`, after `count` intervals, or at Ctrl-C. Time begins when the probes are live
+        (`_began`).
 
         tick: called about every `every` seconds, sooner if logs and rings fill quickly, and once before each yield. Call `logs`,
         `rings` and `readings` there.
         """
-        start = time.monotonic()
         self._tick = self._with_budget(tick)
-        self._tick_interval, self._next_tick = every, start + every
-        end = start + self._duration if self._duration is not None else None
+        self._tick_interval, self._next_tick = every, time.monotonic() + every
         done = 0
+
+        def end() -> float | None:
+            return self._after_began(self._duration)
+
+        def due() -> float | None:
+            times = end(), self._after_began(done * interval if interval else None)
+            return min((t for t in times if t is not None), default=None)
+
         while True:
             done += 1
-            until = min(
-                (t for t in (end, start + done * interval if interval else None) if t is not None),
-                default=None,
-            )
-            over = self._wait(until) or self._signals.interrupted or self._signals.terminated
+            timed = self._duration is not None or interval
+            over = self._wait(due if timed else None) or self._signals.interrupted or self._signals.terminated
+            ended = end()
             over = (
-                over or (end is not None and time.monotonic() >= end) or (count is not None and done >= count)
+                over
+                or (ended is not None and time.monotonic() >= ended)
+                or (count is not None and done >= count)
             )
             if over:
                 with progress.work("reading the results"):
@@ -414,19 +426,48 @@ class Session:
             self._run_tick()
             yield done
 
-    def _wait(self, until: float | None) -> bool:
+    def _began(self) -> float | None:
+        """Return when the time of -d and of intervals began (time.monotonic). None: it has not begun yet.
+
+        A command: with its first launch, because setting up the GPU and instrumenting the first kernels may take seconds.
+        -p: when the copies of the kernels that were loaded are ready, and BEGIN_WAIT after attaching at the latest.
+        Every process, or host programs alone: when they are watched."""
+        if self._began_at is None and self._may_begin():
+            self._began_at = time.monotonic()
+        return self._began_at
+
+    def _may_begin(self) -> bool:
+        if self.targets.all_processes or self._only_host:
+            return True
+        processes = self._measurement.all_processes()
+        if self.targets.pids:
+            late = time.monotonic() >= self._started + BEGIN_WAIT
+            with self._measurement.lock:
+                return late or not any(p.waiting for p in processes)
+        return any(p.has_launched() for p in processes)
+
+    def _after_began(self, seconds: float | None) -> float | None:
+        """Return the time so many seconds after time began (time.monotonic). None: unlimited, or unknown yet."""
+        began = self._began() if seconds is not None else None
+        return began + seconds if began is not None and seconds is not None else None
+
+    def _wait(self, due: Callable[[], float | None] | None = None) -> bool:
         """Wait, calling the tick, until the command or all traced processes have ended, and return True.
 
-        Return False if `until` (time.monotonic) or a signal that ends the measurement comes first."""
+        Return False if a signal that ends the measurement, or the time that `due` returns (time.monotonic), comes first. `due`
+        returns None while that time is unknown."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.reader, selectors.EVENT_READ)
             if self._child and self._returncode is None:
                 selector.register(self._pidfd, selectors.EVENT_READ)
             while not self._ended():
-                due = [t for t in (until, self._next_tick if self._tick else None) if t is not None]
+                times = [self._next_tick] if self._tick else []
+                if due:
+                    until = due()
+                    times.append(until if until is not None else time.monotonic() + FAST_TICK)
                 if not self._measurement.stopped:
-                    due += [newly.until for newly in self._newly_hooked if not newly.told]
-                wait = min(max(0.0, min(due) - time.monotonic()) if due else LONGEST_WAIT, LONGEST_WAIT)
+                    times += [newly.until for newly in self._newly_hooked if not newly.told]
+                wait = min(max(0.0, min(times) - time.monotonic()) if times else LONGEST_WAIT, LONGEST_WAIT)
                 if self._signals.reader in {key.fd for key, _ in selector.select(wait)}:
                     self._signals.clear()
                 if not self._measurement.stopped:  # nothing may follow the summary
@@ -435,7 +476,7 @@ class Session:
                     break
                 if self._signals.terminated or (self._signals.interrupted and not self._measurement.stopped):
                     return False
-                if until is not None and time.monotonic() >= until:
+                if due and (until := due()) is not None and time.monotonic() >= until:
                     return False
                 if self._tick and time.monotonic() >= self._next_tick:
                     self._run_tick()

@@ -291,6 +291,10 @@ class TracedProcess:
             if slot < len(counters) and counters[slot].instrumented
         }
 
+    def has_launched(self) -> bool:
+        """Return whether it has launched a kernel."""
+        return bool(self.names) and (self.graph_launches() > 0 or any(one.seen for one in self.counters()[0]))
+
     def set_one_in(self, slot: int, one_in: int) -> None:
         """See `protocol.set_one_in`."""
         with self._resource_lock:
