@@ -22,7 +22,8 @@ import memtrace  # noqa: E402
 import threadhist  # noqa: E402
 from gpubpf.images import fatbin  # noqa: E402
 from gpubpf.images.assemble import Target  # noqa: E402
-from gpubpf.images.instrument import Sidecar, instrument_kernels, instrument_module  # noqa: E402
+from gpubpf.images.instrument import instrument_kernels, instrument_module  # noqa: E402
+from gpubpf.images.sidecar import Sidecar  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
 from gpubpf.session.large_modules import ALL_ABOVE  # noqa: E402
 from gpubpf.show import cli  # noqa: E402

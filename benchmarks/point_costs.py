@@ -11,7 +11,8 @@ from typing import Any
 
 from gpubpf.ebpf import compile
 from gpubpf.images import assemble, fatbin
-from gpubpf.images.instrument import Attachment, Sidecar, instrument_module
+from gpubpf.images.instrument import instrument_module
+from gpubpf.images.sidecar import Attachment, Sidecar
 from gpubpf.lower.programs import verified
 
 MANY = 9

@@ -203,7 +203,7 @@ def crowded_registers(place: Path, arch: str, found: Probes, values: int) -> tup
 
 
 def limited_copy(plain: str, found: Probes, before: int) -> Injected:
-    """Return the copy of a kernel that has `before` registers, with the limit that images/instrument.py sets."""
+    """Return the copy of a kernel that has `before` registers, with the limit that images/copies.py sets."""
     placements = found.bpf.placements(["k"])
     made = inject(parse(plain), placements)
     lines = max((p.fragment.ptx.count("\n") + 1 for p in placements["k"] if p.point in FREQUENT), default=0)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
     from gpubpf.images.code_objects import AmdAttachment
     from gpubpf.images.fatbin import FatbinImage
-    from gpubpf.images.instrument import Attachment, Sidecar
     from gpubpf.images.listing import ImageFile
+    from gpubpf.images.sidecar import Attachment, Sidecar
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
     from gpubpf.linux.process_functions import FunctionProbe
@@ -480,7 +480,7 @@ class BPF:
 
     def attachments(self) -> list[Attachment]:
         """Return the probes with their lowered programs, for `images.instrument`; with null probes, with empty programs."""
-        from gpubpf.images.instrument import Attachment
+        from gpubpf.images.sidecar import Attachment
 
         empty = null_probes()
         made = [
@@ -699,20 +699,20 @@ class BPF:
         self, image: FatbinImage, kernels: Sequence[str], target: Target
     ) -> tuple[str, Mapping[str, str]]:
         """Return the PTX with these programs injected into `kernels`, and for each kernel without them the reason."""
-        from gpubpf.images import instrument
+        from gpubpf.images import copies
         from gpubpf.ptx import inject, parser
 
         placements = self.placements(kernels)
-        parsed = instrument.rounded(parser.parse(image.text), image.text, placements, target, image.options)
+        parsed = copies.rounded(parser.parse(image.text), image.text, placements, target, image.options)
         with progress.work("instrumenting kernels", len(placements)) as task:
             injected = inject.inject(parsed, placements, each=task.step)
         return injected.text, injected.refusals
 
     def placements(self, kernels: Sequence[str]) -> dict[str, tuple[Placement, ...]]:
         """Return these programs for each of `kernels`, whichever kernels they were attached to."""
-        from gpubpf.images import instrument
+        from gpubpf.images import copies
 
-        return dict.fromkeys(kernels, tuple(instrument.placement_of(a) for a in self.attachments()))
+        return dict.fromkeys(kernels, tuple(copies.placement_of(a) for a in self.attachments()))
 
 
 def _selected(known: tuple[str, ...], chosen: str | Iterable[str], what: str) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from gpubpf.gcn import access, arguments, comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.lines import SourceLines
-from gpubpf.images import assemble, code_objects, fatbin, instrument, offload_bundle
+from gpubpf.images import assemble, code_objects, fatbin, offload_bundle, sidecar
 from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.lower import amdgcn
 from gpubpf.lower.fragment import Argument, Fragment
@@ -843,7 +843,7 @@ def cached_seeds() -> Iterable[bytes]:
         amdgcn.WaveProgram("f", 64, "s_nop 0", (argument,), {1: "%d"}, True).to_json(),
     ]
     return [
-        instrument.pack(instrument.Sidecar(entries=("k",))),
+        sidecar.pack(sidecar.Sidecar(entries=("k",))),
         assemble._pack((b"cubin", {}, ())),
         *(json.dumps(value).encode() for value in readable),
     ]
@@ -854,7 +854,7 @@ def cached_seeds() -> Iterable[bytes]:
 )
 def cached(data: bytes) -> None:
     """Read a result of the cache whose digest is right, but which another version may have made."""
-    instrument.unpack(data)
+    sidecar.unpack(data)
     assemble._unpack(data)
     for read in (
         lambda value: compile.from_json(value, ""),

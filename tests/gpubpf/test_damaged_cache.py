@@ -13,10 +13,10 @@ import pytest
 from cache_damage import DAMAGES
 from gpubpf import cache
 from gpubpf.ebpf import compile
-from gpubpf.images import assemble, instrument, mapped
+from gpubpf.images import assemble, copies, instrument, mapped
 from gpubpf.images.assemble import KernelResources, Target
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.images.instrument import Attachment
+from gpubpf.images.sidecar import Attachment
 from gpubpf.lower import programs
 from gpubpf_fragments import TIME
 
@@ -44,7 +44,7 @@ class Made:
         monkeypatch.setattr(
             programs, "verified", self.counted(lambda _, name: (prebuilt.fragment(name), self.kernel))
         )
-        monkeypatch.setattr(instrument, "_instrument", self.counted(instrument._instrument))
+        monkeypatch.setattr(copies, "make_copies", self.counted(copies.make_copies))
         monkeypatch.setattr(assemble, "_assemblers", lambda: (assembler,))
         monkeypatch.setattr(mapped, "_names", self.counted(mapped._names))
         monkeypatch.setattr(mapped, "SLOW", -1)

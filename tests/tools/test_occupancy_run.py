@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf.images import instrument
+from gpubpf.images import copies
 from gpubpf.tools import threadhist
 
 pytestmark = gpubpf_cuda.needs_cuda
@@ -88,7 +88,7 @@ def test_limited_copies_are_launched_where_the_others_do_not_fit(
     """Either the copy is limited from the start, or there are two, as where the original's registers are not known at first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if second:
-        monkeypatch.setattr(instrument, "limit_of_copy", lambda *_: 255)
+        monkeypatch.setattr(copies, "limit_of_copy", lambda *_: 255)
     records, err = measure(program, capfd)
     kernels = {record["kernel"]: record for record in records if record["type"] == "kernel"}
     for name, stores in (("together", 48), ("alone", 40)):
@@ -107,8 +107,8 @@ def test_what_does_not_fit_even_so_is_explained(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(instrument, "limit_of_copy", lambda *_: 255)
-    monkeypatch.setattr(instrument, "most_registers", lambda *_: 255)  # no limited copies
+    monkeypatch.setattr(copies, "limit_of_copy", lambda *_: 255)
+    monkeypatch.setattr(copies, "most_registers", lambda *_: 255)  # no limited copies
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     records, err = measure(program, capfd)
     assert records[-1]["not_instrumented"] == {"occupancy": 200}

@@ -30,7 +30,7 @@ from gpubpf.gcn.comgr import LIBRARIES
 from gpubpf.gcn.inject import GcnPlacement, inject
 from gpubpf.gcn.kernel_writer import GcnSite, InjectedGcnKernel
 from gpubpf.gcn.lines import SourceLines
-from gpubpf.images.instrument import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
+from gpubpf.images.sidecar import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
 from gpubpf.linux import libraries
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.process import privileges
@@ -222,7 +222,7 @@ def _version() -> str:
         "lower/fragment.py",
         "lower/launch_block.py",
         "images/code_objects.py",
-        "images/instrument.py",
+        "images/sidecar.py",
     )
     files = [*sorted((package / "gcn").glob("*.py")), *(package / name for name in others)]
     return cache.key(cache.key_of_files(files), importlib.metadata.version("llvmlite"), *_comgr_files())

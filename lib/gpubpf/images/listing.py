@@ -22,7 +22,8 @@ from gpubpf.gcn.code_object import CodeObject
 from gpubpf.images import device_link, fatbin, offload_bundle
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.images.instrument import Sidecar, choose
+from gpubpf.images.instrument import choose
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import module, parser
 from gpubpf.ptx.inject import inject

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf import cache
 from gpubpf.agent.definitions import AMBIGUOUS
@@ -33,12 +33,14 @@ from gpubpf.errors import ImageError, PtxError
 from gpubpf.images import device_link, fatbin, offload_bundle
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.images.instrument import choose, trim
+from gpubpf.images.instrument import choose
 from gpubpf.images.triton import TritonCache
 from gpubpf.process import address_space, target_files
 from gpubpf.ptx import module, parser
-from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.values import parameter_layout
+
+if TYPE_CHECKING:
+    from gpubpf.ptx.call_graph import CallGraph
 
 T = TypeVar("T")
 NOT_FOUND = "PTX not found"
@@ -639,6 +641,8 @@ class _Layout:
 
 def _layouts(image: FatbinImage, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
     """Return the layouts of those `kernels` that the PTX contains. Raises PtxError, ImageError."""
+    from gpubpf.ptx.call_graph import CallGraph  # imported here, because few kernels need it
+
     parsed = parser.parse(image.text)
     graph = CallGraph(parsed)
     found = {}
@@ -684,6 +688,8 @@ def _alike(candidates: list[FatbinImage], found: Found) -> list[FatbinImage]:
 
 
 def _trimmed(image: FatbinImage, found: Found) -> str:
+    from gpubpf.ptx.trim import trim  # imported here, because few kernels need it
+
     try:
         parsed = parser.parse(image.text)
         return module.render(trim(parsed, dict.fromkeys(kernel.name for kernel in found.kernels)))

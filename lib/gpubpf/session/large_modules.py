@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpubpf import cache
 
 if TYPE_CHECKING:
-    from gpubpf.images.instrument import Later
+    from gpubpf.images.sidecar import Later
 
 STAGE = "launched"  # in the cache: the digest of a module's PTX → the names of kernels, those of the latest run first
 # If more than one in so many of its kernels is launched, all get their copies at once: to assemble a copy alone takes two to four

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.ebpf.maps import MapDefinition
-    from gpubpf.images.instrument import RegisterUse
+    from gpubpf.images.sidecar import RegisterUse
     from gpubpf.ptx.values import Site
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import Ring, StoredSnapshot, TracedProcess

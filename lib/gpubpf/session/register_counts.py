@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from gpubpf.images.instrument import RegisterUse
+    from gpubpf.images.sidecar import RegisterUse
 
 # Of a module with more kernels, only launched ones are counted. For all copies of a large library, ptxas takes minutes.
 FEW_KERNELS = 8

@@ -30,8 +30,8 @@ from gpubpf.session.register_counts import RegisterCounts
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.images.instrument import Sidecar
     from gpubpf.images.mapped import MappedImages
+    from gpubpf.images.sidecar import Sidecar
     from gpubpf.linux.host_programs import HostProcess
     from gpubpf.ptx.values import Site
     from gpubpf.session.large_modules import LargeModule

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gpubpf.images import fatbin
     from gpubpf.images.assemble import Target
     from gpubpf.images.code_objects import AmdAttachment
-    from gpubpf.images.instrument import Attachment, RegisterUse, Sidecar, Source
     from gpubpf.images.listing import ImageFile
+    from gpubpf.images.sidecar import Attachment, RegisterUse, Sidecar, Source
     from gpubpf.linux.host_programs import Host
     from gpubpf.show.output import Output
 
@@ -92,10 +92,12 @@ def trace(
             out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns, waiting=kernels)
 
     def instrument(data: bytes, target: Target | None) -> Sidecar:
-        from gpubpf.images import code_objects, instrument
-
         if target is None:
+            from gpubpf.images import code_objects
+
             return code_objects.instrument(data, for_amd(), chosen.virtual)
+        from gpubpf.images import instrument
+
         return instrument.instrument_image(data, lowered(), target, later=True)
 
     def kernels(source: Source, target: Target, names: Collection[str]) -> Sidecar:
@@ -240,8 +242,9 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
 
     There is one source per process name (comm): its loaded images, and launches by kernel. Raises SessionError."""
     from gpubpf.gcn.code_object import is_code_object
-    from gpubpf.images import fatbin, instrument
+    from gpubpf.images import fatbin
     from gpubpf.images.listing import ImageFile
+    from gpubpf.images.sidecar import Sidecar
 
     loaded: dict[str, dict[bytes, bytes]] = {}
 
@@ -251,7 +254,7 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
     session = Session(
         _targets(args),
         Plan(_device(args, amd=True), amd=True),
-        SidecarBuilder(lambda data, target: instrument.Sidecar()),
+        SidecarBuilder(lambda data, target: Sidecar()),
         Listener(lambda text: notices.note(args.tool, text), loaded=keep),
         args.duration,
     )

@@ -27,7 +27,7 @@ from gpubpf.session.large_modules import LargeModule, Step
 
 if TYPE_CHECKING:
     from gpubpf.images.assemble import Target
-    from gpubpf.images.instrument import AmdKernel, RegisterUse, Sidecar, Source
+    from gpubpf.images.sidecar import AmdKernel, RegisterUse, Sidecar, Source
     from gpubpf.lower.launch_block import LaunchBlock
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.traced_process import TracedProcess
@@ -299,7 +299,7 @@ class BackgroundWork:
         step = module.launched(wanted.name) if module is not None else Step.NOTHING
 
         def make(target: Target | None) -> Sidecar:
-            from gpubpf.images.instrument import Sidecar
+            from gpubpf.images.sidecar import Sidecar
 
             if step not in (Step.ONE, Step.ALL):
                 return Sidecar()

@@ -17,7 +17,7 @@ from typing import Any
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error
 from gpubpf.images.assemble import Target
-from gpubpf.images.instrument import RegisterUse, Sidecar, SidecarKernel
+from gpubpf.images.sidecar import RegisterUse, Sidecar, SidecarKernel
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Listener, Plan, Targets

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpubpf.agent.protocol import HookCalls
-from gpubpf.images.instrument import Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.session import device
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Plan, Targets

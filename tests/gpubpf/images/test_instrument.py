@@ -13,11 +13,11 @@ import pytest
 
 from gpubpf.errors import AssembleError
 from gpubpf.images import assemble as assembling
-from gpubpf.images import fatbin, instrument
+from gpubpf.images import copies, fatbin, instrument
 from gpubpf.images.assemble import Assembled, KernelResources, Target, assemble
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.images.instrument import Attachment, Sidecar
 from gpubpf.images.occupancy import limit_of_copy, most_registers
+from gpubpf.images.sidecar import Attachment, Sidecar
 from gpubpf.program import BPF
 from gpubpf.ptx.parser import parse
 from gpubpf.show import cli
@@ -52,12 +52,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             )
         return Assembled(text.encode(), {})
 
-    monkeypatch.setattr(instrument, "assemble", assemble)
+    monkeypatch.setattr(copies, "assemble", assemble)
     return asked
 
 
 def test_a_kernel_with_too_many_predicates_is_assembled_with_more_care(asked: list[str]) -> None:
-    made = instrument._instrument(PTX.decode(), "", [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+    made = copies.make_copies(PTX.decode(), "", [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
     assert {kernel.name for kernel in made.kernels} == {"fine", "wide"} and not made.refusals
     assert asked == ["", "-Ofc=min"] and made.options.strip() == "-Ofc=min"
 
@@ -116,7 +116,7 @@ def test_texts_that_do_not_fit_together() -> None:
 
 
 def test_another_fault_is_a_refusal_of_that_kernel(asked: list[str]) -> None:
-    made = instrument._instrument(
+    made = copies.make_copies(
         PTX.decode().replace("wide", "broken"), "", [Attachment(TIME, "exit")], Target("gpu", (8, 0))
     )
     assert made.refusals == {"broken": "ptxas fatal: something else"}
@@ -132,7 +132,7 @@ def test_a_failure_that_may_pass_is_not_kept(monkeypatch: pytest.MonkeyPatch, tm
             raise failures[0]
         return Assembled(text.encode(), {})
 
-    monkeypatch.setattr(instrument, "assemble", assemble)
+    monkeypatch.setattr(copies, "assemble", assemble)
     for failure, kept in (
         (assembling.TemporaryFailure("cannot run ptxas"), set()),
         (AssembleError("ptxas fatal: something else"), {"fine", "wide"}),
@@ -164,7 +164,7 @@ def test_a_failure_about_the_original_is_not_kept(
         )
 
     with monkeypatch.context() as broken:
-        broken.setattr(instrument, failing, killed)
+        broken.setattr(copies, failing, killed)
         first = made()
     assert set(first.refusals.values()) == ({"ptxas was killed"} if failing == "with_lines" else set())
     second = made()
@@ -252,9 +252,9 @@ def test_a_copy_in_which_setmaxnreg_would_be_ignored_is_refused(
         why = "C7507: Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirements."
         return Assembled(text.encode(), {}, (), (why,) if ignored else ())
 
-    monkeypatch.setattr(instrument, "assemble", ignores)
+    monkeypatch.setattr(copies, "assemble", ignores)
     text, _ = specialised("")
-    made = instrument._instrument(text, "", [Attachment(TIME, "exit")], HOPPER)
+    made = copies.make_copies(text, "", [Attachment(TIME, "exit")], HOPPER)
     assert [kernel.name for kernel in made.kernels] == ["plain"]
     assert made.refusals == {"specialised": "setmaxnreg would be ignored in the copy (ptxas C7507)"}
 
@@ -271,9 +271,7 @@ def test_registers_of_a_program_with_line_numbers_of_inlined_functions(tmp_path:
     subprocess.run(command, check=True, capture_output=True)
     text = (tmp_path / "k.ptx").read_text()
     assert "function_name" in text
-    made = instrument._instrument(
-        text, "--generate-line-info", [Attachment(TIME, "exit")], Target("gpu", (8, 0))
-    )
+    made = copies.make_copies(text, "--generate-line-info", [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
     (used,) = instrument.register_use(made, Target("gpu", (8, 0)), [made.kernels[0].name]).values()
     assert 0 < used.before <= used.after
 
@@ -308,9 +306,9 @@ def test_a_copy_is_limited(
     monkeypatch: pytest.MonkeyPatch, before: int, at_accesses: int, at_exits: int
 ) -> None:
     """Unless the kernel has a limit of its own. If no cubin tells its registers, ptxas is asked, for a GPU and probes at accesses."""
-    monkeypatch.setattr(instrument, "assemble", lambda text, *_: Assembled(text.encode(), {}))
+    monkeypatch.setattr(copies, "assemble", lambda text, *_: Assembled(text.encode(), {}))
     monkeypatch.setattr(
-        instrument, "registers", lambda *_: dict.fromkeys(("free", "bound"), KernelResources(before))
+        copies, "registers", lambda *_: dict.fromkeys(("free", "bound"), KernelResources(before))
     )
     text = ACCESSES.replace("LIMIT", ".maxntid 128, 1, 1 .minnctapersm 2")
     cubin = {"free": before, "bound": before}
@@ -324,7 +322,7 @@ def test_a_copy_is_limited(
             ("exit", "", at_exits),
         ):
             target = Target(device, (8, 0))
-            made = instrument._instrument(
+            made = copies.make_copies(
                 text, "", [Attachment(TIME, point, sampled=sampled)], target, known, own
             )
             is_limited = own or (point == "access" and (known or device == "gpu"))
@@ -357,9 +355,9 @@ def test_a_copy_may_use_the_registers_with_which_it_can_be_launched() -> None:
 
 
 def test_a_module_with_a_limit_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instrument, "assemble", lambda text, *_: Assembled(text.encode(), {}))
+    monkeypatch.setattr(copies, "assemble", lambda text, *_: Assembled(text.encode(), {}))
     before = {"free": 24, "bound": 24}
-    made = instrument._instrument(
+    made = copies.make_copies(
         ACCESSES.replace("LIMIT", ""),
         "-maxrregcount=32",
         [Attachment(TIME, "access")],
@@ -377,9 +375,9 @@ def test_a_copy_that_cannot_be_limited_is_assembled_without(monkeypatch: pytest.
             )
         return Assembled(text.encode(), {})
 
-    monkeypatch.setattr(instrument, "assemble", assemble)
+    monkeypatch.setattr(copies, "assemble", assemble)
     before = {"free": 24, "bound": 24}
-    made = instrument._instrument(
+    made = copies.make_copies(
         ACCESSES.replace("LIMIT", ""), "", [Attachment(TIME, "access")], Target("gpu", (8, 0)), before
     )
     assert [kernel.name for kernel in made.kernels] == ["free", "bound"] and not made.refusals
@@ -393,7 +391,7 @@ def test_memtrace_keeps_most_warps_of_a_small_kernel() -> None:
     memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--", "true"]))
     load = "add.s64 %rd, %rd, 4096; ld.global.u32 %r, [%rd]; st.shared.u32 [there], %r; "
     text = ACCESSES.replace("st.global.u32 [%rd], 1; ", ".reg .b32 %r; .shared .b32 there; " + load * 3)
-    made = instrument._instrument(text.replace("LIMIT", ".maxnreg 64"), "", b.attachments(), HOPPER)
+    made = copies.make_copies(text.replace("LIMIT", ".maxnreg 64"), "", b.attachments(), HOPPER)
     used = instrument.register_use(made, HOPPER, ["free", "bound"])
     assert used["free"].before <= 16 and used["free"].after <= 40 < used["bound"].after
     assert used["free"].spilled <= 32 and not used["bound"].spilled

@@ -16,7 +16,7 @@ import hipsim_engine
 from gpubpf.errors import Error, ImageError
 from gpubpf.images import code_objects, fatbin, listing
 from gpubpf.images.assemble import Target
-from gpubpf.images.instrument import Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.ptx import inject, module, parser
 from gpubpf.ptx.values import Placement
 from gpubpf.show import cli

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpubpf.images.assemble import KernelResources, Target, assemblers
-from gpubpf.images.instrument import Attachment, Sidecar, _instrument
+from gpubpf.images.copies import make_copies
+from gpubpf.images.sidecar import Attachment, Sidecar
 from gpubpf.images.stack import deeper, recursive
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.parser import parse
@@ -77,7 +78,7 @@ def test_programs(recurse: str, tmp_path: Path) -> None:
 
     def made(device: str) -> Sidecar:
         wanted = [Attachment(tally(), "exit", "instructions"), Attachment(log("access", "log"), "access")]
-        return _instrument(data.decode(), "", wanted, Target(device, (9, 0)))  # type: ignore[arg-type]
+        return make_copies(data.decode(), "", wanted, Target(device, (9, 0)))  # type: ignore[arg-type]
 
     use = "_Z3useP5ShapePf"
     assert {kernel.name for kernel in made("sim").kernels} == {use, "_Z5buildPP5Shape"}

@@ -10,7 +10,8 @@ import pytest
 
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
-from gpubpf.images.instrument import Attachment, instrument_image
+from gpubpf.images.instrument import instrument_image
+from gpubpf.images.sidecar import Attachment
 from gpubpf.program import BPF
 from gpubpf.ptx import body
 from gpubpf.ptx.carry import live_carry

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpubpf import cache
-from gpubpf.images.instrument import Later, Source
+from gpubpf.images.sidecar import Later, Source
 from gpubpf.session.large_modules import ALL_ABOVE, STAGE, LargeModule, Step
 
 NAMES = tuple(f"k{k}" for k in range(10 * ALL_ABOVE))

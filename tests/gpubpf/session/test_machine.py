@@ -30,7 +30,7 @@ from gpubpf.attach import borrow, holding, loading
 from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes, Event
 from gpubpf.errors import Error, SessionError
-from gpubpf.images.instrument import Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.process import address_space, bpf_syscall, fresh_thread, ptrace, traceable
 from gpubpf.session import device, machine
 from gpubpf.session.machine import MachineWatcher

@@ -15,7 +15,7 @@ import pytest
 
 import gpubpf_cuda
 from gpubpf.errors import TOO_MANY_FILES, SessionError, in_words
-from gpubpf.images.instrument import Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.session import operation_log
 from gpubpf.session.device import choose
 from gpubpf.session.log_file import LogFile

@@ -10,7 +10,7 @@ import pytest
 
 import gpubpf_bcc
 import gpubpf_cuda
-from gpubpf.images.instrument import Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.lower import x86
 from gpubpf.process import bpf_syscall

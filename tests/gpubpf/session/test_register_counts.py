@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpubpf.ebpf.maps import MapDefinition
-from gpubpf.images.instrument import RegisterUse
+from gpubpf.images.sidecar import RegisterUse
 from gpubpf.session import readout
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import (

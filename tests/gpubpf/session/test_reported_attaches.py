@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpubpf.images.instrument import Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Listener, Plan, Targets
 from gpubpf.session.session import Session, _NewlyHooked

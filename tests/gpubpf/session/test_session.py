@@ -30,7 +30,7 @@ from gpubpf.agent.definitions import PROTOCOL_VERSION, Message
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import SessionError
 from gpubpf.images.assemble import Target
-from gpubpf.images.instrument import Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.memory.allocations import Allocation, Allocations
 from gpubpf.process import traceable

@@ -28,7 +28,7 @@ from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.attach import loading
 from gpubpf.errors import out_of_files
-from gpubpf.images.instrument import Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.process import traceable
 from gpubpf.session import device, reasons
 from gpubpf.session.measurement import Listener, Plan, Targets

@@ -17,7 +17,7 @@ import pytest
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import Vendor
 from gpubpf.images import assemble
-from gpubpf.images.instrument import Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.session import workers
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Measurement, Plan, Targets

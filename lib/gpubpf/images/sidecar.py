@@ -1,0 +1,241 @@
+"""A sidecar: the instrumented copy of a module, as a value, and what it is made from.
+
+`images.instrument` makes sidecars of NVIDIA's images, `images.code_objects` those of AMD's. The cache keeps them packed:
+
+    kept = pack(sidecar)
+    unpack(kept)                      # the sidecar, or None
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from gpubpf import names
+from gpubpf.lower.fragment import Fragment
+from gpubpf.lower.launch_block import LaunchBlock
+from gpubpf.ptx.values import InjectedVariable, Site
+
+if TYPE_CHECKING:
+    from gpubpf.ebpf.sampling import Unit
+
+STAGE = "sidecar"  # in the cache
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A lowered device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
+
+    `accumulate`, `kinds`, `spaces`, `functions`, `opcodes`, `sampled` and `alike` are as in `Placement`.
+    """
+
+    fragment: Fragment
+    point: str
+    kernels: tuple[str, ...] = ()
+    accumulate: str | None = None
+    kinds: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    opcodes: tuple[str, ...] = ()
+    sampled: Unit | Literal[""] = ""
+    alike: int = 0
+
+
+@dataclass(frozen=True)
+class SidecarKernel:
+    """How to launch the instrumented copy of the kernel `name` (mangled).
+
+    It takes the application's own `parameters`, as (offset, size) in bytes, then the launch block at `block_offset`. The other
+    attributes are as in `InjectedKernel`. `limited`: the name of a second copy, for launches where the first does not fit; "" if there
+    is none.
+    """
+
+    name: str
+    parameters: tuple[tuple[int, int], ...]
+    block_offset: int
+    block: LaunchBlock
+    sites: tuple[Site, ...] = ()
+    waits: bool = True
+    site_count: int = 0
+    unprobed: Mapping[str, int] = field(default_factory=dict)  # unprobed accesses by opcode
+    limited: str = ""
+    amd: AmdKernel | None = None  # for a kernel on an AMD GPU
+
+
+@dataclass(frozen=True)
+class AmdKernel:
+    """Attributes of kernels on AMD GPUs only: see `gcn.kernel_writer.InjectedGcnKernel`. registers: VGPRs."""
+
+    wave: int
+    compute_units: int
+    most_threads: int
+    original_threads: int
+    registers: RegisterUse
+    references: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class RegisterUse:
+    """The registers per thread of a kernel, of its copy, and of its limited copy (0 if there is none).
+
+    spilled, spilled_limited: the additional local memory of these copies compared to the original, in bytes per thread.
+    """
+
+    before: int
+    after: int
+    limited: int = 0
+    spilled: int = 0
+    spilled_limited: int = 0
+
+    def in_launches(self, instrumented: int, limited: int) -> tuple[int, int, int]:
+        """Return the registers before and after, and the bytes spilled. `limited`: the launches of the limited copy."""
+        if not limited or not self.limited:
+            return self.before, self.after, self.spilled
+        after = self.limited if limited >= instrumented else self.after
+        return self.before, after, max(self.spilled, self.spilled_limited)
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """The image that the agent loads. `image` is empty if no kernel matched, or if all were refused.
+
+    `entries`: all kernels of the module (mangled). `refusals`: the reason for each matched kernel that is not in `kernels`.
+    `launched`: kernels that the image has a copy of for other kernels to launch, and the names of these copies. `later`: the kernels
+    whose copies have to be asked for; None: the image has all.
+    """
+
+    image: bytes = field(default=b"", repr=False)
+    kernels: tuple[SidecarKernel, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    variables: tuple[InjectedVariable, ...] = ()
+    entries: tuple[str, ...] = ()
+    launched: tuple[tuple[str, str], ...] = ()
+    # For `register_use`, which later computes how many registers the probes cost.
+    original: str = field(default="", repr=False)
+    text: str = field(default="", repr=False)
+    options: str = ""
+    release: str = ""
+    later: Later | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a module's sidecar is made from.
+
+    stored   the PTX, perhaps compressed
+    digest   of the PTX, as a part of keys
+    options  the application's ptxas options
+    release  the ptxas release that it was made for, if known
+    before   the kernels' registers, as far as known
+    own      whether the target would run the code that has these registers
+    """
+
+    stored: str | bytes = field(repr=False)
+    digest: str
+    options: str
+    release: str
+    before: Mapping[str, int]
+    own: bool
+
+    @property
+    def text(self) -> str:
+        """The PTX."""
+        if isinstance(self.stored, str):
+            return self.stored
+        return zlib.decompress(self.stored).decode("utf-8", "surrogateescape")
+
+    def compressed(self) -> Source:
+        """Return the same with compressed PTX, to be kept while the module is loaded."""
+        return dataclasses.replace(
+            self, stored=zlib.compress(self.text.encode("utf-8", "surrogateescape"), 1)
+        )
+
+
+@dataclass(frozen=True)
+class Later:
+    """A large module's kernels (mangled) that get copies when they are asked for: see `instrument_kernels`."""
+
+    kernels: tuple[str, ...]
+    source: Source
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The kernels, to look for one."""
+        return frozenset(self.kernels)
+
+
+def matching(entries: Sequence[str], attachments: Sequence[Attachment]) -> tuple[str, ...]:
+    """Return the kernels that an attachment chooses, of those named (mangled)."""
+    return tuple(
+        name for name in entries if any(names.chosen(attachment.kernels, name) for attachment in attachments)
+    )
+
+
+def refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: str) -> Sidecar:
+    """Return the sidecar of a module without copies, in which `reason` is the reason for each kernel that matches."""
+    return Sidecar(refusals=dict.fromkeys(matching(entries, attachments), reason), entries=tuple(entries))
+
+
+# --- the cache ---------------------------------------------------------------------------------------
+
+
+def pack(sidecar: Sidecar) -> bytes:
+    """Return a sidecar in its cache format."""
+    head = dataclasses.asdict(dataclasses.replace(sidecar, image=b""))
+    head["image"] = ""
+    encoded = json.dumps(head).encode()
+    return len(encoded).to_bytes(4, "little") + encoded + sidecar.image
+
+
+def unpack(data: bytes) -> Sidecar | None:
+    """Return a cached sidecar; None if its writer was interrupted or used another format."""
+    try:
+        length = int.from_bytes(data[:4], "little")
+        head = json.loads(data[4 : 4 + length])
+        return Sidecar(
+            data[4 + length :],
+            tuple(
+                SidecarKernel(
+                    kernel["name"],
+                    tuple((offset, size) for offset, size in kernel["parameters"]),
+                    kernel["block_offset"],
+                    LaunchBlock(
+                        **kernel["block"]
+                        | {"params": {k: (o, s) for k, (o, s) in kernel["block"]["params"].items()}}
+                    ),
+                    tuple(Site(**site) for site in kernel["sites"]),
+                    kernel["waits"],
+                    kernel["site_count"],
+                    kernel["unprobed"],
+                    kernel["limited"],
+                    _unpack_amd(kernel["amd"]),
+                )
+                for kernel in head["kernels"]
+            ),
+            head["refusals"],
+            tuple(
+                InjectedVariable(**variable | {"kernels": tuple(variable["kernels"])})
+                for variable in head["variables"]
+            ),
+            tuple(head["entries"]),
+            tuple((name, copy) for name, copy in head["launched"]),
+            head["original"],
+            head["text"],
+            head["options"],
+            head["release"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _unpack_amd(kernel: dict[str, Any] | None) -> AmdKernel | None:
+    if kernel is None:
+        return None
+    references = tuple((place, distance) for place, distance in kernel["references"])
+    counts = kernel["wave"], kernel["compute_units"], kernel["most_threads"], kernel["original_threads"]
+    return AmdKernel(*counts, RegisterUse(**kernel["registers"]), references)
