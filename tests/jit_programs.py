@@ -172,7 +172,7 @@ def attached(command: Sequence[str | Path], results: Path, **environment: str) -
             text=True,
             env={**os.environ, **environment},
         )
-        heard = _until(tool, f"attached to {program.pid} ")
+        heard = _until(tool, rf"attached to {program.pid} \(.*\)\n")  # and no kernel waits for its copy
         rest, problems = program.communicate("\n", timeout=60)
         assert program.returncode == 0, said + rest + problems + heard
         stderr = heard + tool.communicate(timeout=60)[1]
@@ -185,13 +185,13 @@ def attached(command: Sequence[str | Path], results: Path, **environment: str) -
                 process.wait()
 
 
-def _until(tool: subprocess.Popen[str], words: str, seconds: float = 60) -> str:
-    """What the tool says until it says `words`."""
+def _until(tool: subprocess.Popen[str], pattern: str, seconds: float = 60) -> str:
+    """Return what the tool prints until `pattern` is found in it."""
     assert tool.stderr is not None
     heard, end = "", time.monotonic() + seconds
-    while words not in heard:
+    while not re.search(pattern, heard):
         ready, _, _ = select.select([tool.stderr], [], [], max(0.0, end - time.monotonic()))
         line = tool.stderr.readline() if ready else ""
-        assert line, heard + f"… and not {words!r}"
+        assert line, heard + f"… and not {pattern!r}"
         heard += line
     return heard

@@ -19,7 +19,7 @@ import pytest
 
 from gpubpf.ebpf import clang, compile
 from gpubpf.images import offload_bundle
-from gpubpf.process import traceable
+from gpubpf.process import address_space, traceable
 from gpubpf_objects import build, needs_clang
 from hipsim_device import ROOT, Serving, environment, program, serving
 
@@ -70,16 +70,13 @@ def launches(records: Records) -> dict[str, int]:
 
 
 def left(pid: int) -> list[str]:
-    """What a process has of a tool, apart from the agent's code: threads, files, memory."""
+    """Return what a process has of a tool, apart from the agent's code: names of threads, and files in memory."""
     threads = [traceable.comm(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")]
-    files = []
+    files = [mapping.path for mapping in address_space.mappings(pid)]
     for file in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             files.append(os.readlink(f"/proc/{pid}/fd/{file}"))
-    mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return [
-        text for text in (*threads, *files, *mapped) if "gpubpf" in text and "libgpubpf-agent" not in text
-    ]
+    return [name for name in (*threads, *files) if name.startswith(("gpubpf", "/memfd:gpubpf"))]
 
 
 def wait_until_detached(pid: int, files: int) -> None:
@@ -259,7 +256,7 @@ def test_queues_that_another_tool_intercepts(tmp_path: Path, first: str) -> None
         program_.does("rounds 2")
         if over:
             until = time.monotonic() + 30
-            while "gpubpf-control" in Path(f"/proc/{pid}/maps").read_text():
+            while any(name.startswith("/memfd:gpubpf-control") for name in left(pid)):
                 assert time.monotonic() < until
                 time.sleep(0.05)
         with attached("threadhist", pid, tmp_path / "out") as records:

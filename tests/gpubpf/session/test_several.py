@@ -128,12 +128,24 @@ class Tool:
         self.late.daemon = True
         self.late.start()
 
-    def wait_for(self, text: str, times: int = 1) -> None:
+    def wait_for(self, text: str) -> None:
+        while not any(text in line for line in self.said):
+            self._read()
+
+    def wait_until_attached(self, processes: int = 1) -> None:
+        """Wait until all kernels of so many processes are instrumented."""
+        while len(self.attaches()) < processes:
+            self._read()
+
+    def attaches(self) -> list[str]:
+        """Return the notices about processes in which all kernels are instrumented. On a busy machine another notice comes before."""
+        return [line for line in self.said if "attached to" in line and "not instrumented yet" not in line]
+
+    def _read(self) -> None:
         assert self.process.stderr is not None
-        while sum(text in line for line in self.said) < times:
-            line = self.process.stderr.readline()
-            assert line, f"no {text!r} in {self.said}"
-            self.said.append(line.rstrip("\n"))
+        line = self.process.stderr.readline()
+        assert line, f"the tool ended; it reported {self.said}"
+        self.said.append(line.rstrip("\n"))
 
     def ended(self, status: int = 0) -> list[dict[str, Any]]:
         """Its records."""
@@ -148,6 +160,11 @@ def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [record for record in records if record["type"] == kind]
 
 
+def attached(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of processes in which all kernels are instrumented. On a busy machine, one with `waiting` comes before."""
+    return [record for record in of(records, "attached") if "waiting" not in record]
+
+
 def test_it_ends_when_all_have_and_what_cannot_join_is_counted(
     built: Path, start: Callable[..., Program]
 ) -> None:
@@ -158,7 +175,7 @@ def test_it_ends_when_all_have_and_what_cannot_join_is_counted(
     pids = f"{first.pid},{gone.pid},{second.pid},{idle.pid},{first.pid}"
     tool = Tool("-p", pids, "-p", second.pid, "--json")
     try:
-        tool.wait_for("attached to", 2)
+        tool.wait_until_attached(2)
     finally:
         idle.kill()
         idle.wait()
@@ -170,7 +187,7 @@ def test_it_ends_when_all_have_and_what_cannot_join_is_counted(
         program.end()
     records = tool.ended()
     assert {r["pid"]: r["launches"] for r in of(records, "kernel")} == {first.pid: 3, second.pid: 6}
-    times_ns = [r["ts_ns"] for r in of(records, "attached")]
+    times_ns = [r["ts_ns"] for r in attached(records)]
     assert len(times_ns) == 2 and times_ns == sorted(times_ns)
     (summary,) = of(records, "summary")
     assert summary["launches_seen"] == summary["launches_instrumented"] == 9 and summary["lost"] == 0
@@ -201,20 +218,20 @@ def test_clocks_that_have_nothing_in_common(built: Path, start: Callable[..., Pr
 def test_the_virtual_clock_is_the_processes_own(built: Path, start: Callable[..., Program]) -> None:
     program = start(built / "becomes", "end", CUDASIM_CLOCK="virtual")
     tool = Tool("-p", program.pid, "--json", name="launchlate")
-    tool.wait_for("attached to")
+    tool.wait_until_attached()
     program.go()
     program.end()
     records = tool.ended()
     (kernel,) = of(records, "kernel")
     assert kernel["count"] == 3
     assert kernel["api_ns"]["max"] == 1000  # what a launch takes there
-    assert of(records, "attached")[0]["ts_ns"] < 2_000_000
+    assert attached(records)[0]["ts_ns"] < 2_000_000
 
 
 def test_which_launches_are_meant_counts_from_the_attach(built: Path, start: Callable[..., Program]) -> None:
     program = start(built / "becomes", "end")
     tool = Tool("-p", program.pid, "--json", "--launch", "3:8", "--sample", "2")
-    tool.wait_for("attached to")
+    tool.wait_until_attached()
     for _ in range(4):
         program.go()
     program.end()
@@ -226,7 +243,7 @@ def test_which_launches_are_meant_counts_from_the_attach(built: Path, start: Cal
 def test_a_process_that_becomes_another_program(built: Path, start: Callable[..., Program]) -> None:
     program = start(built / "becomes", "exec", "/bin/sleep", "1000")
     tool = Tool("-p", program.pid, "--json")
-    tool.wait_for("attached to")
+    tool.wait_until_attached()
     program.go()
     program.end()
     (summary,) = of(tool.ended(), "summary")  # while it sleeps
@@ -245,10 +262,9 @@ def test_a_command_that_becomes_another_program_remains_one_process(built: Path)
     (summary,) = of(records, "summary")
     assert summary["launches_instrumented"] == 9
     assert summary["processes"] == {"measured": 1, "missed": {}, "programs": 3}
-    (pid,) = {record["pid"] for record in of(records, "attached")}
+    (pid,) = {record["pid"] for record in attached(records)}
     first = f"threadhist: note: attached to {pid} (becomes)"
-    told = [line for line in tool.said if "attached to" in line]
-    assert told == [first, *[f"{first}, after it executed another program"] * 2]
+    assert tool.attaches() == [first, *[f"{first}, after it executed another program"] * 2]
     lost = [line for line in tool.said if "lost" in line]
     because = (
         f"threadhist: note: pid {pid} (becomes) executed another program before its results could be read; "
@@ -265,7 +281,7 @@ def test_a_process_that_is_gone_has_no_children() -> None:
 def test_children_that_are_not_followed_are_said(built: Path, start: Callable[..., Program]) -> None:
     program = start(built / "becomes", "spawn", built / "becomes", "fork")
     tool = Tool("-p", program.pid, "0.3")
-    tool.wait_for("attached to")
+    tool.wait_until_attached()
     program.end()
     program.ready()  # the child
     tool.wait_for("was started by a traced process and uses the GPU, but is not traced; add it to -p")
@@ -277,7 +293,7 @@ def test_children_that_are_not_followed_are_said(built: Path, start: Callable[..
 def test_one_tool_at_a_time_then_the_next(built: Path, start: Callable[..., Program]) -> None:
     program = start(built / "becomes", "end")
     first = Tool("-p", program.pid, "--json")
-    first.wait_for("attached to")
+    first.wait_until_attached()
     second = Tool("-p", program.pid)
     assert second.ended(1) == []
     assert second.said == [
@@ -287,7 +303,7 @@ def test_one_tool_at_a_time_then_the_next(built: Path, start: Callable[..., Prog
     first.process.send_signal(signal.SIGTERM)
     assert of(first.ended(), "summary")[0]["launches_instrumented"] == 3
     third = Tool("-p", program.pid, "--json")  # at once
-    third.wait_for("attached to")
+    third.wait_until_attached()
     program.go()
     program.end()
     assert of(third.ended(), "summary")[0]["launches_instrumented"] == 3
@@ -296,7 +312,7 @@ def test_one_tool_at_a_time_then_the_next(built: Path, start: Callable[..., Prog
 def test_a_name_that_nothing_has(built: Path, start: Callable[..., Program]) -> None:
     program = start(built / "becomes", "end")
     tool = Tool("-p", program.pid, "--kernel", "other")
-    tool.wait_for("attached to")
+    tool.wait_until_attached()
     program.go()
     program.end()
     tool.ended(1)
@@ -537,7 +553,7 @@ def test_a_dozen_at_once_with_few_files(built: Path, start: Callable[..., Progra
         "-p", ",".join(str(program.pid) for program in programs), "--json",
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard)),
     )  # fmt: skip
-    tool.wait_for("attached to", 12)
+    tool.wait_until_attached(12)
     for program in programs:
         program.go()
         program.end()
@@ -637,18 +653,18 @@ def test_every_process_as_they_come_and_go(built: Path, start: Callable[..., Pro
     there = start(built / "becomes", "end")
     tool = Tool("--json", "--device", "sim", "0.4")
     tool.wait_for("watching every process")
-    tool.wait_for("attached to")
+    tool.wait_until_attached()
     there.go()
     for times in (2, 3):
         comes = start(built / "becomes", "end")
-        tool.wait_for("attached to", times)
+        tool.wait_until_attached(times)
         comes.go()
         comes.end()
         comes.process.wait()
     tool.process.send_signal(signal.SIGINT)
     records = tool.ended()
-    attached, (watching,) = of(records, "attached"), of(records, "watching")
-    assert len(attached) == 3 and watching["ts_ns"] < attached[1]["ts_ns"]
+    of_processes, (watching,) = attached(records), of(records, "watching")
+    assert len(of_processes) == 3 and watching["ts_ns"] < of_processes[1]["ts_ns"]
     launches = Counter[int]()  # records are of what came in each interval
     for record in of(records, "kernel"):
         launches[record["pid"]] += record["launches"]
@@ -656,5 +672,5 @@ def test_every_process_as_they_come_and_go(built: Path, start: Callable[..., Pro
     summary["processes"].pop("unmeasured_ns", None)
     late = summary["processes"]["missed"].pop(REACHED_LATE, 0)  # on a machine with other work; which is said
     assert summary["processes"] == {"measured": 3, "missed": {}} and summary["lost"] == 0
-    there_launched, *came_launched = (launches[record["pid"]] for record in attached)
+    there_launched, *came_launched = (launches[record["pid"]] for record in of_processes)
     assert there_launched == 3 and late + came_launched.count(6) >= 2
