@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +26,21 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     part for part in (str(REPOSITORY / "lib"), os.environ.get("PYTHONPATH")) if part
 )
 os.environ.setdefault("CUDASIM_HOSTILE", "1")
-os.environ.setdefault("GPUBPF_DAY", str(int(time.time()) // 86400))  # the same in all workers
+
+
+def _choice_of_the_commit() -> int:
+    """Return a number that depends only on the content of the checked-out commit: what passed once runs again. 0 outside git."""
+    if not (REPOSITORY / ".git").exists():
+        return 0
+    command = ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), "rev-parse", "HEAD^{tree}"]
+    try:
+        tree = subprocess.run(command, capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        return 0
+    return int(tree[:4] or "0", 16)
+
+
+os.environ.setdefault("GPUBPF_CHOICE", str(_choice_of_the_commit()))
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # started in a shell's background: Ctrl-C is tested, too
@@ -54,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hardware: needs a GPU; skipped with the reason where there is none")
     config.addinivalue_line("markers", "long: takes long; only with GPUBPF_LOOKS=all")
     config.addinivalue_line(
-        "markers", "every(n): every nth case of the test, on each day others; all with GPUBPF_LOOKS=all"
+        "markers", "every(n): every nth case of the test, in each commit others; all with GPUBPF_LOOKS=all"
     )
     config.addinivalue_line(
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
@@ -71,22 +84,34 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what takes long. Of a test of `every(n)`, n days in a row run all cases; GPUBPF_DAY chooses the day."""
-    if os.environ.get("GPUBPF_LOOKS") == "all" or "GPUBPF_OWN_PROCESSES" in os.environ:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, and cases of tests of `every(n)`. Of these, n choices in a row run all cases.
+
+    A test that the command line names, as in FILE::TEST, runs with all its cases.
+    """
+    if os.environ.get("GPUBPF_LOOKS") == "all" or any("::" in argument for argument in config.args):
         return
     cases: Counter[tuple[Path, str]] = Counter()
-    day = int(os.environ["GPUBPF_DAY"])
+    choice = int(os.environ["GPUBPF_CHOICE"])
+    chosen, left_out = [], []
     for item in items:
         every = item.get_closest_marker("every")
         test = item.path, item.name.partition("[")[0]
-        turn = day + zlib.crc32(test[1].encode()) + cases[test]
+        turn = choice + zlib.crc32(test[1].encode()) + cases[test]
         cases[test] += 1
-        if item.get_closest_marker("long") is not None:
-            item.add_marker(pytest.mark.skip(reason="takes long; GPUBPF_LOOKS=all runs it"))
-        elif every is not None and turn % every.args[0]:
-            reason = f"runs on other days than {day}; GPUBPF_DAY=DAY or GPUBPF_LOOKS=all runs it"
-            item.add_marker(pytest.mark.skip(reason=reason))
+        leave_out = item.get_closest_marker("long") or (every and turn % every.args[0])
+        (left_out if leave_out else chosen).append(item)
+    items[:] = chosen
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which cases ran."""
+    if os.environ.get("GPUBPF_LOOKS") != "all":
+        terminalreporter.write_line(
+            f"The commit chooses which cases run. GPUBPF_CHOICE={os.environ['GPUBPF_CHOICE']} repeats this choice;"
+            " script/test --all runs every case."
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

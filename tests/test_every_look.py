@@ -1,7 +1,7 @@
 """Programs under every tool and look, on both clocks of the embedded devices: the text is readable and the data valid.
 
-The suite runs a small part of the matrix, another one each day, so that each case has its turn within six months.
-GPUBPF_DAY=N repeats the part of another day: the number of days since 1970. GPUBPF_LOOKS=all runs all cases, for hours.
+The suite runs a small part of the matrix, which the commit chooses. GPUBPF_CHOICE=N repeats the part of another commit.
+GPUBPF_LOOKS=all runs all cases, for hours.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ MATRIX = [
 ]
 ALL_COLUMNS = 90  # of a table of memtrace, which leaves some out without -v
 STEP = 1 if os.environ.get("GPUBPF_LOOKS") == "all" else 191
-DAY = int(os.environ["GPUBPF_DAY"])  # tests/conftest.py sets it
+CHOICE = int(os.environ["GPUBPF_CHOICE"])  # tests/conftest.py sets it
 
 
 def name_of(case: tuple[str, str, str, str]) -> str:
@@ -183,7 +183,7 @@ def marked(case: tuple[str, str, str, str]) -> Any:
     return pytest.param(case, marks=[pytest.mark.whole_machine] if case[1] in CALLS else [], id=name_of(case))
 
 
-@pytest.mark.parametrize("case", [marked(case) for case in MATRIX[DAY % STEP :: STEP]])
+@pytest.mark.parametrize("case", [marked(case) for case in MATRIX[CHOICE % STEP :: STEP]])
 def test_a_look(case: tuple[str, str, str, str], tmp_path: Path, request: pytest.FixtureRequest) -> None:
     name, tool, look, clock = case
     if tool in CALLS and os.geteuid():

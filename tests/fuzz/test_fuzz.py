@@ -1,6 +1,6 @@
 """Each reader of untrusted bytes, on inputs that it accepts, on inputs that it once read wrongly, and on changed inputs.
 
-Each day makes other changes, the same in each run of that day (GPUBPF_DAY). `script/fuzz` makes more of them, guided by coverage.
+Each commit makes other changes, the same in each run (GPUBPF_CHOICE). `script/fuzz` makes more of them, guided by coverage.
 GPUBPF_FUZZ_RUNS: changed inputs for each target.
 """
 
@@ -43,7 +43,7 @@ def test_inputs_that_were_read_wrongly(target: Target) -> None:
 
 def test_changed_inputs(target: Target) -> None:
     seeds = [*target.seeds(), *target.kept]
-    chance = random.Random(os.environ["GPUBPF_DAY"])
+    chance = random.Random(os.environ["GPUBPF_CHOICE"])
     for _ in range(RUNS):
         check(target, changed(chance, chance.choice(seeds), seeds))
 

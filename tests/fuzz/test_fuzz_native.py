@@ -1,4 +1,4 @@
-"""The readers in C++, built with the sanitizers: inputs that they once read wrongly, and changed inputs, others on each day.
+"""The readers in C++, built with the sanitizers: inputs that they once read wrongly, and changed inputs, others in each commit.
 
 GPUBPF_FUZZ_RUNS: changed inputs for each target, divided by ten.
 """
@@ -31,7 +31,7 @@ def test_changed_inputs(native: NativeTarget, tmp_path: Path) -> None:
         file.write_bytes(data)
     bad = tmp_path / "bad"
     done = subprocess.run(
-        [native.build(tmp_path), str(RUNS), os.environ["GPUBPF_DAY"], *files],
+        [native.build(tmp_path), str(RUNS), os.environ["GPUBPF_CHOICE"], *files],
         env=os.environ
         | {"FUZZ_INPUT": str(bad), "ASAN_OPTIONS": "handle_abort=1:max_allocation_size_mb=512"},
         capture_output=True,
