@@ -21,6 +21,7 @@ from gpubpf.ptx.module import (
 
 from . import counts
 from .compiler import LEVELS, PROBED
+from .declarations import check_declarations
 from .function import SLOT, FunctionCode, kernel_parameters
 from .liveness import estimated_registers
 from .outline import PREFIX, outline
@@ -92,7 +93,7 @@ class TranslatedModule:
     # -- variables
 
     def _collect_variables(self) -> None:
-        _check_definitions(self.module)
+        check_declarations(self.module)
         for variable in self.module.variables.values():
             self._variable(variable, variable.name)
         for function in self.module.functions.values():
@@ -589,22 +590,6 @@ def _part_table(rows: str, count: int, places: str) -> str:
         '__attribute__((visibility("default"))) const struct cs_part cudasim_part = '
         f"{{CS_ABI, {count}, code, {places}}};\n"
     )
-
-
-def _check_definitions(module: Module) -> None:
-    """Raises PtxError for a second definition of a name, as ptxas does."""
-    names: set[str] = set()
-    for item in module.items:
-        match item:
-            case Function(defined=True):
-                pass
-            case Variable() if "extern" not in item.linkage:
-                pass
-            case _:
-                continue
-        if item.name in names:
-            raise PtxError(f"PTX line {item.line}: {item.name} is defined twice")
-        names.add(item.name)
 
 
 def _dimensions(function: Function, name: str) -> str:

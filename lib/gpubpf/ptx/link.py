@@ -191,8 +191,7 @@ def _items(modules: Sequence[Module], definitions: _Definitions) -> Iterator[Ite
             origin = found[1]
         elif is_weak(item):
             origin = replace(item, linkage=("extern",))
-        # `.maxntid` and the like belong to a kernel's definition.
-        yield replace(origin.with_body(None), directives=origin.directives if origin.kind == "func" else ())
+        yield origin.declaration
     undefined: dict[str, Variable] = {}
     variables: list[Variable] = []
     for position, module in enumerate(modules):

@@ -409,14 +409,25 @@ class Function:
         """Return this function with another body, or as a declaration if `statements` is None."""
         return dataclasses.replace(self, statements=statements, unparsed=None)
 
+    @property
+    def declaration(self) -> Function:
+        """This function without its body, as it can be declared before its definition.
+
+        ptxas requires the same directives (`.noreturn`, `.abi_preserve`) in each declaration of a `.func`. The directives of a kernel
+        (`.maxntid`) belong to its definition alone.
+        """
+        directives = self.directives if self.kind == "func" else ()
+        return dataclasses.replace(self, directives=directives, statements=None, unparsed=None)
+
     def __str__(self) -> str:
         head = "".join(f".{word} " for word in self.linkage) + f".{self.kind} "
+        head += "".join(f"{d.text} " for d in self.directives if d.name == "attribute")
         if self.returns:
             head += f"({', '.join(p.declaration() for p in self.returns)}) "
         head += self.name
         if self.parameters or self.kind == "func":
             head += "(" + ",\n\t".join(p.declaration() for p in self.parameters) + ")"
-        head += "".join(f"\n{d.text}" for d in self.directives)
+        head += "".join(f"\n{d.text}" for d in self.directives if d.name != "attribute")
         if self.body is None:
             return head + ";"
         lines = ["\t" + str(s) if not isinstance(s, Label) else str(s) for s in self.body]

@@ -314,8 +314,11 @@ class InjectionPlan:
         """Return the head of a variant: the function with its new name, hidden parameters and widened return value."""
         role = self.role(function.name, variant)
         name = self.new_name(function.name, variant)
+        # `.attribute(.unified(…))` names the original function on all devices.
+        directives = tuple(d for d in function.directives if d.name != "attribute")
+        function = dataclasses.replace(function, name=name, directives=directives)
         if role is None:
-            return dataclasses.replace(function, name=name)
+            return function
         returns, parameters = function.returns, function.parameters
         if role.returns_work:
             returns = (widened(returns[0] if returns else None, role.work_offset, len(self.work)),)
@@ -323,4 +326,4 @@ class InjectionPlan:
             parameters += (array(PASSED_WORK, 8 * len(self.work)),)
         if role.block:
             parameters += (array(LAUNCH, self.block.size),)
-        return dataclasses.replace(function, name=name, returns=returns, parameters=parameters)
+        return dataclasses.replace(function, returns=returns, parameters=parameters)

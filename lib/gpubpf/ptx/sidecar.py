@@ -122,7 +122,8 @@ class SidecarModule:
         for item in module.items:
             if isinstance(item, Variable):
                 if item.name in copies:
-                    items.append(dataclasses.replace(item, space="global", linkage=("visible",)))
+                    linkage = "visible" if item is module.variables[item.name] else "extern"
+                    items.append(dataclasses.replace(item, space="global", linkage=(linkage,)))
                 elif item.name in self.variables.kept:
                     items.append(item)
             elif isinstance(item, Function):
@@ -131,8 +132,7 @@ class SidecarModule:
                     if (made.kind == "func" or new == launched_name(item.name)) and new not in seen:
                         seen.add(new)
                         # Declare them first: a definition may call a function, or launch a kernel, that is defined later.
-                        # ptxas accepts no directives such as .maxntid in the declaration of a kernel.
-                        items.append(dataclasses.replace(made, directives=()).with_body(None))
+                        items.append(made.declaration)
                     if item.defined:
                         items.append(made)
             elif _is_kept(item, self._new_names):
