@@ -61,7 +61,10 @@ def _function_conflict(first: Function, second: Function) -> str:
 def _shapes(function: Function) -> list[list[tuple[object, ...]]]:
     """Return what the parameters and results of a function must have in common with those of its other declarations."""
     return [
-        [(v.space, v.type, v.vector, v.dimensions, v.alignment if "ptr" not in v.attributes else 8) for v in group]
+        [
+            (v.space, v.type, v.vector, v.dimensions, v.alignment if "ptr" not in v.attributes else 8)
+            for v in group
+        ]
         for group in (function.returns, function.parameters)
     ]
 

@@ -305,8 +305,10 @@ class FunctionCode:
         """Report operands of unexpected number or kind as an unsupported instruction."""
         try:
             return emit(*arguments)
-        except PtxError:
-            raise
+        except PtxError as error:
+            if str(error).startswith("PTX line"):
+                raise
+            raise PtxError(f"PTX line {self.values.instruction.line}: {error}") from None
         except (KeyError, IndexError, ValueError, AssertionError, StopIteration):
             raise self.values.unsupported() from None
 

@@ -215,10 +215,12 @@ class TranslatedModule:
                     code.names.local_size > MOST_LOCAL
                     or sum(p.size for p in function.parameters) > MOST_PARAMETERS
                 ):
-                    raise PtxError(f"{name}: more local memory or parameters than a thread may have")
+                    raise PtxError("more local memory or parameters than a thread may have")
             except Unsupported as error:
                 self.refused[name] = str(error)
                 continue
+            except PtxError as error:
+                raise PtxError(f"{error}, in {name}") from None
             self.codes[name] = code
             todo += sorted(code.callees)
             for index in sorted(code.values.address_taken):

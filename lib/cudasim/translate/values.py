@@ -118,25 +118,14 @@ def immediate_bits(operand: Immediate, type_name: str) -> int:
     text = operand.text.lstrip("+-")
     if text[:2] in ("0f", "0F", "0d", "0D"):
         width, bits = (4 if text[1] in "fF" else 8), int(text[2:], 16)
-        if operand.text.startswith("-"):
-            bits ^= 1 << (width * 8 - 1)
-        if width == size_of(type_name) or type_name not in FLOATS:
-            return bits
-        value = operand.real
-    elif type_name in FLOATS and (operand.is_float or type_name in ("f32", "f64")):
-        if not operand.is_float:
-            value = float(operand.integer)
-        else:
-            value = operand.real
-    elif operand.is_float:
-        value = operand.real
-        return (
-            int(struct.unpack("<Q", struct.pack("<d", value))[0])
-            if size_of(type_name) == 8
-            else single_bits(value)
-        )
-    else:
+        # ptxas does not convert `0f…` to a double.
+        if width <= size_of(type_name) or (width == 4 and type_name not in FLOATS):
+            return bits ^ (operand.text.startswith("-") << (width * 8 - 1))
+    elif not operand.is_float and type_name not in ("f32", "f64"):
         return operand.integer
+    value = operand.real
+    if type_name not in FLOATS:
+        type_name = "f64" if size_of(type_name) == 8 else "f32"
     if type_name == "f64":
         return int(struct.unpack("<Q", struct.pack("<d", value))[0])
     if type_name in ("f32", "tf32"):

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from gpubpf.errors import PtxError
 
-from .tokens import parse_integer
+from .tokens import parse_integer, parse_size
 
 _DIGITS = "0123456789"
 
@@ -241,7 +241,8 @@ class Generic:
     operand: Name
 
     def __str__(self) -> str:
-        offset = f"{self.operand.offset:+d}" if self.operand.offset else ""
+        # A negative offset gives `+-4`: ptxas does not accept `-4`.
+        offset = f"+{self.operand.offset}" if self.operand.offset else ""
         return f"generic({self.operand.name}){offset}"
 
 
@@ -392,8 +393,8 @@ class Function:
         """Return the block dimensions in the directive `name` (`reqntid` or `maxntid`), or None without it (PTX ISA 11.4)."""
         for directive in self.directives:
             if directive.name == name:
-                numbers = re.findall(r"\b(?:0[xX][0-9a-fA-F]+|\d+)\b", directive.text)
-                x, y, z = ([parse_integer(number) for number in numbers] + [1, 1, 1])[:3]
+                numbers = [n for text in directive.text.split(None, 1)[1:] for n in text.split(",")]
+                x, y, z = ([parse_size(number) for number in numbers] + [1, 1, 1])[:3]
                 return x, y, z
         return None
 
@@ -401,9 +402,12 @@ class Function:
     def body(self) -> tuple[Statement, ...] | None:
         """The statements between the outer braces, parsed on first use.
 
-        Raises PtxError, which names the line.
+        Raises PtxError, which names the line and the function.
         """
-        return self.unparsed.parse() if self.unparsed is not None else self.statements
+        try:
+            return self.unparsed.parse() if self.unparsed is not None else self.statements
+        except PtxError as error:
+            raise PtxError(f"{error}, in {self.name}") from None
 
     def with_body(self, statements: tuple[Statement, ...] | None) -> Function:
         """Return this function with another body, or as a declaration if `statements` is None."""

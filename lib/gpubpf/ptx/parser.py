@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gpubpf.errors import PtxError
 
+from .constant_expressions import constant, integer
 from .module import (
     Address,
     Close,
@@ -31,16 +32,16 @@ from .module import (
     Variable,
     Vector,
 )
-from .tokens import Lexer, Token, parse_integer, strip_comments
+from .tokens import Lexer, Token, parse_integer, parse_size, strip_comments
 
 _SPACES = {"reg", "local", "shared", "global", "const", "param", "tex", "sreg"}
 _LINKAGE = {"visible", "extern", "weak", "common"}
 _LINE_DIRECTIVES = {"loc", "file"}  # end at the end of the line, not at `;`
+_NEGATED = re.compile(r"!\s*(?!WARP_SZ\b)[%A-Za-z_$]")  # `!%p1`; `!0` is a constant expression
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
-_DEEPEST = 16  # maximum nesting of braces or parentheses in an operand, expression or initializer
+_DEEPEST = 16  # maximum nesting of braces or parentheses in an operand or initializer
 # The rest of a list of decimal and octal numbers.
 _NUMBERS = re.compile(r"\s*+[0-9]++(?:\s*+,\s*+[0-9]++)*+\s*+\}")
-_LARGEST = 1 << 128  # maximum magnitude in a constant expression
 
 
 def parse(text: str | bytes) -> Module:
@@ -257,7 +258,7 @@ def _declaration_head(lexer: Lexer) -> tuple[_Head]:
     while (token := lexer.peek()) is not None and token.kind == "dotted":
         word = lexer.next().text[1:]
         if word == "align":
-            align = parse_integer(lexer.next().text)
+            align = _size(lexer)
         elif word == "attribute":
             lexer.expect("(")
             depth = 1
@@ -277,6 +278,15 @@ def _declaration_head(lexer: Lexer) -> tuple[_Head]:
     return (_Head(space.text[1:], type_name, vector, align, tuple(attributes), space.line),)
 
 
+def _size(lexer: Lexer) -> int:
+    """Parse a size, alignment or count. ptxas accepts no expressions there."""
+    token = lexer.next()
+    try:
+        return parse_size(token.text)
+    except PtxError as error:
+        raise PtxError(f"PTX line {token.line}: {error}") from None
+
+
 def _declarator(lexer: Lexer, head: _Head, linkage: tuple[str, ...]) -> Variable:
     name = lexer.next()
     if name.kind != "name":
@@ -285,13 +295,13 @@ def _declarator(lexer: Lexer, head: _Head, linkage: tuple[str, ...]) -> Variable
     dimensions: list[int | None] = []
     initializer: Initializer | None = None
     if lexer.accept("<"):
-        count = parse_integer(lexer.next().text)
+        count = _size(lexer)
         lexer.expect(">")
     while lexer.accept("["):
         if lexer.accept("]"):
             dimensions.append(None)
         else:
-            dimensions.append(_constant(lexer, "]"))
+            dimensions.append(_size(lexer))
             lexer.expect("]")
     if lexer.accept("="):
         initializer = _initializer(lexer)
@@ -320,14 +330,10 @@ def _variables(lexer: Lexer, linkage: tuple[str, ...]) -> Iterator[Variable]:
     lexer.expect(";")
 
 
-def _check_depth(lexer: Lexer, depth: int) -> None:
-    if depth > _DEEPEST:
-        raise PtxError(f"PTX line {lexer.line}: more than {_DEEPEST} levels of braces or parentheses")
-
-
 def _initializer(lexer: Lexer, depth: int = 0) -> Initializer:
     if lexer.accept("{"):
-        _check_depth(lexer, depth)
+        if depth > _DEEPEST:
+            raise PtxError(f"PTX line {lexer.line}: more than {_DEEPEST} levels of braces")
         if (numbers := lexer.match(_NUMBERS)) is not None:  # tables such as cuRAND's have 100,000
             lexer.move(numbers.end())
             texts = numbers.group()[:-1].replace(",", " ").split()
@@ -340,170 +346,46 @@ def _initializer(lexer: Lexer, depth: int = 0) -> Initializer:
             items.append(_initializer(lexer, depth + 1))
         return tuple(items)
     token = lexer.peek()
-    if token is not None and token.text == "generic":
-        lexer.next()
-        return _generic(lexer, (",", "}", ";"))
-    if token is not None and token.kind == "number":
-        number = lexer.next()
-        if lexer.accept("("):
-            inner = lexer.peek()
-            operand: Name | Generic
-            if inner is not None and inner.text == "generic":
-                lexer.next()
-                operand = _generic(lexer, (")",))
-            else:
-                operand = _symbol(_until(lexer, (")",)))
-            lexer.expect(")")
-            return Masked(parse_integer(number.text), operand)
-        return _scalar([number, *_until(lexer, (",", "}", ";"))])
-    return _scalar(_until(lexer, (",", "}", ";")))
-
-
-def _generic(lexer: Lexer, stops: tuple[str, ...]) -> Generic:
-    """Parse what follows the word `generic`: `(table)`, `(table)+4`."""
-    lexer.expect("(")
-    name = _symbol(_until(lexer, (")",)))
-    lexer.expect(")")
-    added = _until(lexer, stops)
-    return Generic(Name(name.name, name.offset + (_evaluate(added) if added else 0)))
-
-
-def _until(lexer: Lexer, stops: tuple[str, ...]) -> list[Token]:
-    """Take the tokens before the first token of `stops` that is outside parentheses. Raises PtxError without such a token."""
-    found: list[Token] = []
-    depth = 0
-    while (token := lexer.peek()) is not None:
-        if depth == 0 and token.text in stops and token.kind == "punct":
-            return found
-        depth += {"(": 1, ")": -1}.get(token.text, 0)
-        found.append(lexer.next())
-    raise PtxError(f"PTX line {lexer.line}: expected one of {' '.join(stops)}")
-
-
-def _constant(lexer: Lexer, stop: str) -> int:
-    return _evaluate(_until(lexer, (stop,)))
-
-
-def _symbol(tokens: list[Token]) -> Name:
-    value = _scalar(tokens)
-    if not isinstance(value, Name):
-        raise PtxError(f"PTX line {tokens[0].line if tokens else 0}: expected a name, found {value}")
-    return value
-
-
-def _scalar(tokens: list[Token]) -> Name | Immediate:
-    """Parse one value without brackets: `%r1`, `table+8`, `-1`, `4*3`, `1.5`. Raises PtxError."""
-    if not tokens:
-        raise PtxError("PTX: an operand is missing")
-    first = tokens[0]
-    if len(tokens) == 1:
-        if first.kind == "name" and first.text != "WARP_SZ":
-            return Name(first.text)
-        if first.kind == "number":
-            return Immediate(first.text)
-    if len(tokens) == 2 and first.text in "+-" and tokens[1].kind == "number":
-        return Immediate(("-" if first.text == "-" else "") + tokens[1].text)
-    if first.kind == "name" and first.text != "WARP_SZ" and len(tokens) > 2 and tokens[1].text in "+-":
-        return Name(first.text, _evaluate(tokens[1:]))
-    if len(tokens) > 2 and tokens[-1].kind == "name" and tokens[-2].text == "+":
-        return Name(tokens[-1].text, _evaluate(tokens[:-2]))
-    return Immediate(str(_evaluate(tokens)))
-
-
-_PRECEDENCE = [
-    {"||"}, {"&&"}, {"|"}, {"^"}, {"&"}, {"==", "!="}, {"<", ">", "<=", ">="}, {"<<", ">>"}, {"+", "-"}, {"*", "/", "%"},
-]  # fmt: skip
-
-
-def _evaluate(tokens: list[Token]) -> int:
-    """Return the value of a constant expression over integers (PTX ISA 4.6). Raises PtxError."""
-    position = depth = 0
-
-    def fail() -> PtxError:
-        text = " ".join(t.text for t in tokens[:32]) + " ..." * (len(tokens) > 32)
-        return PtxError(f"PTX line {tokens[0].line if tokens else 0}: {text!r} is not a constant expression")
-
-    def take() -> Token:
-        nonlocal position
-        if position >= len(tokens):
-            raise fail()
-        position += 1
-        return tokens[position - 1]
-
-    def unary() -> int:
-        nonlocal depth
-        depth += 1
-        if depth > _DEEPEST:
-            raise fail()
-        value = primary()
-        depth -= 1
+    if token is None or token.kind == "name":
+        return _address(lexer)
+    value = constant(lexer)
+    if not lexer.accept("("):
         return value
-
-    def primary() -> int:
-        token = take()
-        if token.text == "(":
-            if position < len(tokens) and tokens[position].kind == "dotted":  # a cast: (.s64)
-                take()
-                if take().text != ")":
-                    raise fail()
-                return unary()
-            value = level(0)
-            if take().text != ")":
-                raise fail()
-            return value
-        if token.text in ("-", "+", "~", "!"):
-            value = unary()
-            return {"-": -value, "+": value, "~": ~value, "!": int(not value)}[token.text]
-        if token.kind == "number":
-            return parse_integer(token.text)
-        if token.text == "WARP_SZ":
-            return 32
-        raise fail()
-
-    def level(precedence: int) -> int:
-        if precedence == len(_PRECEDENCE):
-            return unary()
-        left = level(precedence + 1)
-        while position < len(tokens) and tokens[position].text in _PRECEDENCE[precedence]:
-            operator = take().text
-            left = _apply(operator, left, level(precedence + 1), fail)
-            if abs(left) > _LARGEST:
-                raise fail()
-        return left
-
-    value = level(0)
-    if position != len(tokens):
-        raise fail()
-    return value
+    operand = _address(lexer)
+    if isinstance(operand, Immediate):
+        raise PtxError(f"PTX line {token.line}: expected a name, found {operand}")
+    lexer.expect(")")
+    return Masked(value.integer, operand)
 
 
-def _apply(operator: str, left: int, right: int, fail) -> int:  # type: ignore[no-untyped-def]
-    if operator in ("/", "%"):
-        if right == 0:
-            raise fail()
-        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-        return quotient if operator == "/" else left - quotient * right
-    if operator in ("<<", ">>") and not 0 <= right < 64:
-        raise fail()
-    table = {
-        "+": lambda: left + right,
-        "-": lambda: left - right,
-        "*": lambda: left * right,
-        "<<": lambda: left << right,
-        ">>": lambda: left >> right,
-        "&": lambda: left & right,
-        "|": lambda: left | right,
-        "^": lambda: left ^ right,
-        "&&": lambda: int(bool(left and right)),
-        "||": lambda: int(bool(left or right)),
-        "==": lambda: int(left == right),
-        "!=": lambda: int(left != right),
-        "<": lambda: int(left < right),
-        ">": lambda: int(left > right),
-        "<=": lambda: int(left <= right),
-        ">=": lambda: int(left >= right),
-    }
-    return table[operator]()
+def _address(lexer: Lexer) -> Name | Generic | Immediate:
+    """Parse an address in an initializer: `table+4`, `generic(table)+4`. WARP_SZ is a number."""
+    if not lexer.accept("generic"):
+        return _value(lexer)
+    lexer.expect("(")
+    name = _symbol(lexer)
+    lexer.expect(")")
+    added = integer(lexer) if (after := lexer.peek()) is not None and after.text in ("+", "-") else 0
+    return Generic(Name(name.name, name.offset + added))
+
+
+def _value(lexer: Lexer) -> Name | Immediate:
+    """Parse one value without brackets: `%r1`, `table+8`, `-1`, `4*3`, `1.5`. Raises PtxError."""
+    token = lexer.peek()
+    if token is None or token.kind != "name" or token.text == "WARP_SZ":
+        return constant(lexer)
+    return _symbol(lexer)
+
+
+def _symbol(lexer: Lexer) -> Name:
+    """Parse a name, perhaps with an offset: `table+8`. Raises PtxError."""
+    token = lexer.next()
+    if token.kind != "name" or token.text == "WARP_SZ":
+        raise PtxError(f"PTX line {token.line}: expected a name, found {token.text!r}")
+    after = lexer.peek()
+    if after is not None and after.text in ("+", "-"):
+        return Name(token.text, integer(lexer))
+    return Name(token.text)
 
 
 # The lines that compilers write most: an instruction without parentheses, `.loc`, and a label. Whatever these do not match is read
@@ -627,22 +509,25 @@ def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: boo
     while not lexer.accept(";"):
         if operands:
             lexer.expect(",")
-        operands.append(_operand(lexer))
+        operands.append(_operand(lexer, of_call=opcode == "call"))
     return PtxInstruction(opcode, tuple(modifiers), tuple(operands), predicate, negated, first.line)
 
 
-def _operand(lexer: Lexer, depth: int = 0) -> Operand:
-    _check_depth(lexer, depth)
-    found = _operand_part(lexer, depth)
+def _operand(lexer: Lexer, depth: int = 0, of_call: bool = False) -> Operand:
+    """Parse an operand. `of_call`: parentheses have the arguments or results of a call; others begin a constant expression."""
+    if depth > _DEEPEST:
+        raise PtxError(f"PTX line {lexer.line}: more than {_DEEPEST} levels of braces or parentheses")
+    found = _operand_part(lexer, depth, of_call)
     if lexer.accept("|"):
-        found = Pair(found, _operand_part(lexer, depth))
+        found = Pair(found, _operand_part(lexer, depth, False))
     return found
 
 
-def _operand_part(lexer: Lexer, depth: int) -> Operand:
+def _operand_part(lexer: Lexer, depth: int, of_call: bool) -> Operand:
     if lexer.accept("["):
-        tokens = _until(lexer, ("]", ","))
-        base = _scalar(tokens)
+        token = lexer.peek()
+        is_name = token is not None and token.kind == "name" and token.text != "WARP_SZ"
+        base = _symbol(lexer) if is_name else integer(lexer)
         coordinates: list[Operand] = []
         while lexer.accept(","):
             coordinates.append(_operand(lexer, depth + 1))
@@ -650,30 +535,16 @@ def _operand_part(lexer: Lexer, depth: int) -> Operand:
         unified = lexer.accept(".unified")
         if isinstance(base, Name):
             return Address(base.name, base.offset, tuple(coordinates), unified)
-        return Address(None, base.integer, tuple(coordinates), unified)
+        return Address(None, base, tuple(coordinates), unified)
     if lexer.accept("{"):
         return Vector(tuple(_list(lexer, "}", depth + 1)))
-    token = lexer.peek()
-    if token is not None and token.text == "(" and not _is_expression(lexer):
-        lexer.next()
+    if of_call and lexer.accept("("):
         return Group(tuple(_list(lexer, ")", depth + 1)))
-    if token is not None and token.text == "!":
+    token = lexer.peek()
+    if token is not None and _NEGATED.match(lexer.text, token.start):
         lexer.next()
-        return Not(_symbol(_until(lexer, (",", ";", "}", ")", "|", "]"))))
-    return _scalar(_until(lexer, (",", ";", "}", ")", "|", "]")))
-
-
-def _is_expression(lexer: Lexer) -> bool:
-    """Return whether the next `(` opens a constant expression rather than call arguments."""
-    ahead = lexer.peek()
-    assert ahead is not None
-    after = lexer.text[ahead.end : ahead.end + 40].lstrip()
-    return after[:1] == "." or (
-        after[:1].isdigit()
-        and ")" in after
-        and "," not in after.split(")")[0]
-        and after.split(")", 1)[1].lstrip()[:1] not in (",", ";")
-    )
+        return Not(_symbol(lexer))
+    return _value(lexer)
 
 
 def _list(lexer: Lexer, close: str, depth: int) -> Iterable[Operand]:

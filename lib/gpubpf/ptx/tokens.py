@@ -20,7 +20,7 @@ _TOKEN = re.compile(
   | (?P<string>"(?:\\.|[^"\\\n])*")
   | (?P<number>0[fF][0-9a-fA-F]{8}(?![\w$]) | 0[dD][0-9a-fA-F]{16}(?![\w$]) | 0[xX][0-9a-fA-F]+U?(?![\w$])
             | 0[bB][01]+U?(?![\w$])
-            | [0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)? | [0-9]+[eE][+-]?[0-9]+ | [0-9]+U?(?![\w$]))
+            | [0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)? | \.[0-9]+[eE][+-][0-9]+ | [0-9]+[eE][+-]?[0-9]+ | [0-9]+U?(?![\w$]))
   | (?P<dotted>\.[A-Za-z0-9_][\w$]*(?:::[\w$]+)*)
   | (?P<name>[A-Za-z_$][\w$]*(?:\.(?:[xyzwrgba]|[bh][0-3])(?![\w$]))?
             | %[A-Za-z_$][\w$]*(?:\.(?:[xyzwrgba]|[bh][0-3])(?![\w$]))?)
@@ -147,6 +147,7 @@ class Lexer:
 _BRACE = re.compile(r'"(?:\\.|[^"\\\n])*"?|//gpubpf[^\n]*|[{}]')
 
 
+WARP_SIZE = 32  # WARP_SZ
 _LONGEST_INTEGER = 66  # characters: 64 bits in binary, with the prefix 0b
 
 
@@ -164,3 +165,12 @@ def parse_integer(text: str) -> int:
         return sign * int(digits)
     except ValueError:
         raise PtxError(f"{text!r} is not an integer") from None
+
+
+def parse_size(text: str) -> int:
+    """Return the value of an integer literal without sign, or of WARP_SZ. Raises PtxError."""
+    if text.strip() == "WARP_SZ":
+        return WARP_SIZE
+    if not text.strip()[:1].isdigit():
+        raise PtxError(f"{text!r} is not a size")
+    return parse_integer(text.strip())
