@@ -154,6 +154,7 @@ STATEMENTS = {
     "atom.global.add.u32 %r1, [%a0+(4)], (1+2);": "atom.global.add.u32 %r1, [%a0+4], 3;",
     "atom.global.cas.b32 %r1, [%a0+4], 1?1:3, !1;": "atom.global.cas.b32 %r1, [%a0+4], 1, 0;",
     "vote.sync.ballot.b32 %r1, !%p0, 0xffff|0xffff0000;": "vote.sync.ballot.b32 %r1, !%p0, -1;",
+    "vote.sync.ballot.b32 %r1, !0, -1;": "vote.sync.ballot.b32 %r1, 1, -1;",
     "cvt.rn.f32.s32 %f1, (1+2);": "cvt.rn.f32.s32 %f1, 3;",
     "cp.async.wait_group (1+2);": "cp.async.wait_group 3;",
     "nanosleep.u32 (1+2);": "nanosleep.u32 3;",

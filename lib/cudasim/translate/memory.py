@@ -307,7 +307,16 @@ def fence(v: Values, i: PtxInstruction) -> str:
     return ""
 
 
-@emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "setmaxnreg")
+@emits(
+    "prefetch",
+    "prefetchu",
+    "applypriority",
+    "discard",
+    "createpolicy",
+    "griddepcontrol",
+    "setmaxnreg",
+    "pmevent",
+)
 def nothing(v: Values, i: PtxInstruction) -> str:
     if i.opcode == "createpolicy":
         return v.dst(i.operands[0], "b64", "0")
