@@ -459,6 +459,16 @@ function:
     add("beyond", BEGIN + "global_store_dword v1, v0, s[8:9] offset:4092\n")
     add("scalar_stray", "s_mov_b64 s[4:5], 64\n s_load_dword s6, s[4:5], 0x0\n")
     add("misaligned", BEGIN + "v_mov_b32 v2, 2\n global_atomic_add v2, v0, s[8:9]\n")
+    for aperture in ("shared", "private"):
+        below = f"""
+    s_mov_b64 s[20:21], src_{aperture}_base
+    s_sub_u32 s21, s21, 1
+    v_mov_b32 v7, s21
+    v_mov_b32 v6, -4
+"""
+        add(f"folded_load_{aperture}", below + "flat_load_dword v4, v[6:7] offset:4\n", 64, 64)
+        add(f"folded_store_{aperture}", below + "flat_store_dword v[6:7], v0 offset:4\n", 64, 64)
+        add(f"folded_atomic_{aperture}", below + "flat_atomic_add v[6:7], v0 offset:4\n", 64, 64)
     add("trap", "s_trap 2\n")
     add("image", ".long 0xf09c0100\n .long 0x610101\n")
     add("unknown", "v_mov_b32 v0, 0\n s_cbranch_scc1 later\n s_endpgm\nlater:\n .long 0xd3ff0000\n .long 0\n")
@@ -759,6 +769,13 @@ FAULTS = {
     "beyond": (1, "store of 4 bytes"),
     "scalar_stray": (1, "load of 4 bytes at 0x40"),
     "misaligned": (1, "not aligned"),
+    # The aperture test ignores the instruction's constant.
+    "folded_load_shared": (1, "load of 4 bytes at 0x1000000000000, which is not mapped to the device"),
+    "folded_store_shared": (1, "store of 4 bytes at 0x1000000000000"),
+    "folded_atomic_shared": (1, "4 bytes at 0x1000000000000"),
+    "folded_load_private": (1, "load of 4 bytes at 0x2000000000000"),
+    "folded_store_private": (1, "store of 4 bytes at 0x2000000000000"),
+    "folded_atomic_private": (1, "4 bytes at 0x2000000000000"),
     "trap": (3, "trap 2, as of abort()"),
     "image": (2, "image instruction (hipsim has no images) 0xf09c0100"),
     "unknown": (2, "unknown instruction 0xd3ff0000"),

@@ -70,24 +70,28 @@ inline bool flat_addresses(Wave &w, const Op &op, unsigned bytes, bool write, Ac
         }
         return true;
     }
+    uint64_t constant = uint64_t(int64_t(i.offset));
+    uint64_t above = 0;  // bits of the lanes' registers that only addresses in an aperture have
     if (i.saddr != 0x7F) {
-        uint64_t base = w.pair(i.saddr) + uint64_t(int64_t(i.offset));
+        uint64_t base = w.pair(i.saddr) + constant;
         for (unsigned l = 0; l < lanes; ++l) address[l] = base + low[l];
     } else {
         const uint32_t *high = w.v[i.addr + 1];
-        uint64_t offset = uint64_t(int64_t(i.offset));
-        for (unsigned l = 0; l < lanes; ++l) address[l] = (low[l] | uint64_t(high[l]) << 32) + offset;
+        for (unsigned l = 0; l < lanes; ++l) {
+            address[l] = low[l] | uint64_t(high[l]) << 32;
+            above |= address[l] >> 47;
+            address[l] += constant;
+        }
     }
     if (i.opcode->format == isa::Format::flat) {
-        uint64_t above = 0;
-        for (unsigned l = 0; l < lanes; ++l) above |= address[l] >> 47;
         if (above) {
-            // Some lane may be in an aperture.
+            // Some lane may be in an aperture. The test ignores the instruction's constant (LLVM pull request 153001).
             const Target &target = *w.group->target;
             uint64_t global = 0, apertures[lanes];
             for (uint64_t rest = access.active; rest; rest &= rest - 1) {
                 unsigned l = unsigned(std::countr_zero(rest));
-                uint64_t high = address[l] >> 32, offset = uint32_t(address[l]);
+                uint64_t tested = address[l] - constant;
+                uint64_t high = tested >> 32, offset = uint32_t(tested) + constant;
                 if (high == target.shared_base >> 32) {
                     bool inside = offset + bytes <= w.group->lds_bytes;
                     apertures[l] = inside ? uint64_t(w.group->lds) + offset : 0;
