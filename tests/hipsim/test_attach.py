@@ -114,6 +114,33 @@ def test_results_come_if_the_process_ends_by_exit_without_handlers(tmp_path: Pat
         assert launches(records) == LAUNCHES
 
 
+@pytest.mark.parametrize(
+    ("way", "status", "launches"),
+    [("older", 4, 9), ("quick_older", 4, 8), ("fault", -signal.SIGSEGV, 6), ("exec", 0, 6)],
+)
+def test_results_come_if_the_process_ends_late_or_early(
+    tmp_path: Path, way: str, status: int, launches: int
+) -> None:
+    ending = subprocess.Popen(
+        [program("ends"), way, "wait"],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with ending:
+        assert ending.stdin is not None and ending.stdout is not None
+        assert ending.stdout.readline() == "ready\n"
+        with attached("threadhist", ending.pid, tmp_path / "out", "--kernel", "increment") as records:
+            ending.communicate("\n", timeout=60)
+        assert ending.returncode == status
+    assert summary(records)["launches_matched"] == launches
+    assert {record["kernel"]: record["launches"] for record in records if record["type"] == "kernel"} == {
+        "increment": launches
+    }
+    assert (summary(records)["not_instrumented"], summary(records)["lost"]) == ({}, 0)
+
+
 @pytest.mark.every(6)
 @pytest.mark.parametrize("tool", ["kernelretsnoop", "memtrace"])
 def test_the_answers_are_those_for_a_command(tmp_path: Path, tool: str) -> None:

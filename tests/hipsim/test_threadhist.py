@@ -207,11 +207,24 @@ def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("way", ["return", "exit", "_exit", "_Exit", "quick_exit", "thread", "child", "term"])
-def test_results_come_however_the_program_ends(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "status", "launches"),
+    [
+        *((way, 4, 6) for way in ("return", "exit", "_exit", "_Exit", "quick_exit", "thread", "child")),
+        ("older", 4, 9),
+        ("quick_older", 4, 8),
+        ("exec", 0, 6),
+        ("fault", 128 + signal.SIGSEGV, 6),
+        *((str(int(number)), 128 + number, 6) for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXCPU)),
+    ],
+)
+def test_results_come_however_the_program_ends(tmp_path: Path, way: str, status: int, launches: int) -> None:
     records, done = measured(tmp_path / "out", "--", program("ends"), way)
-    assert (done.returncode, done.stdout) == (143 if way == "term" else 4, "launched\n"), done.stderr
+    older = {"older": "found 8\n", "quick_older": "found 8\n"}
+    assert (done.returncode, done.stdout) == (status, "launched\n" + older.get(way, "")), done.stderr
     found = kernels(records)["increment"]
-    assert (found["launches"], found["runs"]) == (6, 6 * 512)
-    assert records[-1]["lost"] == 0 and "note: attached" in done.stderr
+    assert (found["launches"], found["runs"]) == (launches, launches * 512)
+    summary = records[-1]
+    assert (summary["launches_matched"], summary["not_instrumented"], summary["lost"]) == (launches, {}, 0)
+    assert "note: attached" in done.stderr
     assert done.stderr.count("note:") == 2, done.stderr  # the embedded device; attached

@@ -28,7 +28,7 @@ from gpubpf.ptx.device_launches import GRIDS
 from gpubpf.ptx.values import TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 25  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 26  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -231,6 +231,7 @@ class Reason(IntEnum):
     LAUNCH_FAILED = 6  # the driver did not accept the instrumented copy
     LEGACY_LAUNCH = 7  # cuLaunch, cuLaunchGrid, cuLaunchCooperativeKernelMultiDevice
     INCOMPLETE_BLOCKS = 8  # on an AMD GPU: the last blocks of the grid are incomplete
+    PROCESS_ENDING = 9  # the maps were being read for the last time, or had been
 
 
 REASONS = 16  # counters that each kernel name reserves for reasons; as a Reason: none

@@ -9,9 +9,12 @@ import ast
 import dataclasses
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gpubpf.ebpf.maps import MapDefinition
@@ -24,6 +27,47 @@ from gpubpf.session.measurement import Listener, Plan, Targets
 from gpubpf.session.session import Session
 from gpubpf.session.workers import SidecarBuilder
 
+
+def cuda_include() -> Path:
+    import nvidia
+
+    places = [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
+    places += [Path(p) / "cu13/include" for p in nvidia.__path__]
+    return next(place for place in places if (place / "cuda.h").exists())
+
+
+def built(place: Path, *options: str, program: str = "target") -> Path:
+    """Build PROGRAM.c, with the fake driver beside it."""
+    for part in (place, *list(place.parents)[:2]):  # for other users
+        part.chmod(part.stat().st_mode | 0o711)
+    compiler = [
+        shutil.which("gcc") or "cc",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-isystem",
+        str(cuda_include()),
+    ]
+    library = place / "libcuda.so.1"
+    # A function that is only a jump cannot be hooked. Nor can one of a single instruction and `ret`, while another tracer has a probe
+    # at that instruction. So none is only a jump, and all begin with endbr64, where such probes do no harm.
+    flags = [
+        "-fno-optimize-sibling-calls",
+        "-fcf-protection=branch",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+    ]
+    flags += ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
+    source = HERE / "fakecuda.c"
+    subprocess.run([*compiler, *flags, *options, "-o", library, source, "-ldl", "-lpthread"], check=True)
+    made = place / program
+    subprocess.run([*compiler, "-o", made, HERE / f"{program}.c", library, f"-Wl,-rpath,{place}"], check=True)
+    return made
+
+
+HERE = Path(__file__).parent
 DEFINITION = MapDefinition("tallies", "thread_array", 4, 8, 1, None, "<u8")
 
 
@@ -75,6 +119,15 @@ def result(measured: Session) -> dict[str, Any]:
             for i in measured.instances("tallies")
         ],
     }
+
+
+def measure(command: list[str], **options: Any) -> dict[str, Any]:
+    """Measure a command to its end. The result has what the tool said, too."""
+    said: list[str] = []
+    with session(command, note=said.append, complain=said.append, **options) as measured:
+        for _ in measured.intervals():
+            pass
+    return result(measured) | {"said": said}
 
 
 def main() -> int:

@@ -250,7 +250,6 @@ int main(int argc, char **argv) {
   }
   if (!strcmp(mode, "_exit")) _exit(4);
   if (!strcmp(mode, "quick_exit")) quick_exit(5);
-  if (!strcmp(mode, "crash")) raise(SIGSEGV);
   if (!strcmp(mode, "kill")) raise(SIGKILL);
   if (!strcmp(mode, "term")) raise(SIGTERM);
   printf("launched %lu\n", fake_launches());

@@ -40,6 +40,9 @@ constexpr auto kPatching = std::chrono::seconds(20);  // for the tool to write h
 constexpr uint32_t kAtSignal = 1000;                  // ms that running kernels may take to finish
 constexpr useconds_t kStep = 1000;                    // µs
 constexpr int kLookAfter = 100;                       // ms
+// If the program goes on launching, the maps are read this often. Reading takes at most 1 % of the time.
+constexpr auto kReadEvery = std::chrono::seconds(1);
+constexpr int kReadShare = 100;
 
 struct Connection {
     OwnedFile socket, wake;
@@ -60,7 +63,7 @@ enum class Phase { Idle, Live, Ending };
 std::atomic<Phase> phase{Phase::Idle};
 Connection *connection = nullptr;  // null only in phase Idle
 uint64_t attachments = 0;
-// Held while the service thread calls ROCr on its own. It must not do so once ROCr is shut down or the process exits.
+// Held while the service thread calls ROCr on its own. It must not do so once ROCr is shut down, or while the agent rests.
 NeverDestroyed<std::timed_mutex> rocr_storage;
 std::timed_mutex &using_rocr = rocr_storage.value;
 std::atomic<bool> shut_down{false};
@@ -103,16 +106,16 @@ void answered(Connection &c, Reader &r, int image) {
     if (!late) return;
     if (answer) {
         std::lock_guard<std::timed_mutex> hold(using_rocr);
-        if (!shut_down) install(*question->module, answer);
+        if (!agent.is_over()) install(*question->module, answer);
     }
     if (!question->tell) return;
     for (const auto &kernel : question->module->kernels) kernel.second->waits = false;
     agent.send(Message::Ready, Writer().u32(id));
 }
 
-bool drain_unless_shut_down(uint32_t sequence, uint32_t wait_ms, bool rings) {
+bool drain_if_possible(uint32_t sequence, uint32_t wait_ms, bool rings) {
     std::lock_guard<std::timed_mutex> hold(using_rocr);
-    if (!shut_down) return drain(sequence, wait_ms, rings);
+    if (!agent.is_over()) return drain(sequence, wait_ms, rings);
     agent.send(Message::Drained, Writer().u32(sequence).u32(1));
     return true;
 }
@@ -126,20 +129,18 @@ void handle(Connection &c, Frame &frame) {
             agent.live = false;
             phase = Phase::Ending;
         }
-        drain_unless_shut_down(sequence, wait_ms, flags & kOnlyRings);
+        drain_if_possible(sequence, wait_ms, flags & kOnlyRings);
         c.stopped = flags & kStop;
     }
     if (frame.fd >= 0) close(frame.fd);
 }
-
-void release_signals();
 
 // Detaches, on the service thread.
 void end(Connection *c) {
     phase = Phase::Ending;
     tool_gone(*c);
     while (c->starting) usleep(kStep);  // tool_gone() has ended any wait in start()
-    release_signals();
+    release_signals(original_sigaction());
     take_out_of_tables();
     take_out([](const char *) { return false; });
     attachment = 0;
@@ -148,10 +149,10 @@ void end(Connection *c) {
     agent.control->hooks.fetch_add(calls_not_told(), std::memory_order_relaxed);
     {
         std::lock_guard<std::timed_mutex> hold(using_rocr);
-        if (!shut_down) leave_queues();
+        if (!agent.is_over()) leave_queues();
         for (auto &gpu : agent.gpus)
-            if (!shut_down) release(*gpu);
-        if (!shut_down && c->keeps_rocr) hsa.shut_down();
+            if (!agent.is_over()) release(*gpu);
+        if (!agent.is_over() && c->keeps_rocr) hsa.shut_down();
         for (OwnedFile *file : {&c->socket, &c->wake}) {
             if (!file->is_ours()) continue;
             if (file == &c->socket) shutdown(file->number, SHUT_RDWR);
@@ -170,14 +171,36 @@ void end(Connection *c) {
     phase = Phase::Idle;
 }
 
+// Readings that the tool did not ask for, because the maps do not survive the process.
+struct Readings {
+    uint64_t seen = 0, covered = 0;  // launches: at the last look, and before the last reading
+    std::chrono::steady_clock::time_point looked{}, next{};
+
+    // Reads the maps if the program has launched nothing for kLookAfter, or else every kReadEvery. Call it at least every kLookAfter.
+    void read_in_between() {
+        const auto now = std::chrono::steady_clock::now();
+        if (!agent.live || agent.config.pump || agent.is_over() ||
+            now - looked < std::chrono::milliseconds(kLookAfter))
+            return;
+        const uint64_t launches = instrumented();
+        const bool quiet = launches == std::exchange(seen, launches);
+        looked = now;
+        if (launches == covered || now < (quiet ? next : next + kReadEvery)) return;
+        if (read_complete_maps()) covered = launches;
+        const auto end = std::chrono::steady_clock::now();
+        next = end + kReadShare * (end - now);
+    }
+};
+
 // Serves the tool until it exits or has received all that it requested. By then, the file descriptors may belong to the program.
 void serve(Connection &c) {
     is_own_thread = true;
     prctl(PR_SET_NAME, "gpubpf-hsa");
     uint64_t read_up_to = 0, pumps = 0;  // launches; groups of `pump` launches
+    Readings readings;
     for (uint32_t finished = 0; !c.stopped && c.socket.is_ours() && c.wake.is_ours();) {
         pollfd files[2] = {{c.socket.number, POLLIN, 0}, {c.wake.number, POLLIN, 0}};
-        if (poll(files, 2, agent.running ? kLookAfter : -1) < 0 && errno != EINTR) break;
+        if (poll(files, 2, kLookAfter) < 0 && errno != EINTR) break;
         if (!c.socket.is_ours()) break;
         uint64_t n;
         if (files[1].revents & POLLIN && read(c.wake.number, &n, sizeof n) < 0 && errno != EAGAIN) break;
@@ -198,16 +221,17 @@ void serve(Connection &c) {
         quietly([&] {
             std::lock_guard<std::timed_mutex> hold(using_rocr);
             for (auto &gpu : agent.gpus)
-                if (!shut_down) enlarge(*gpu);
+                if (!agent.is_over()) enlarge(*gpu);
             const uint64_t due = agent.config.pump ? agent.pumped / agent.config.pump : 0;
-            if (due != pumps && agent.live && !shut_down) read_maps();
+            if (due != pumps && agent.live && !agent.is_over()) read_maps();
             pumps = due;
-            if (agent.running && !shut_down) look_after_queues();
+            readings.read_in_between();
+            if (agent.running && !agent.is_over()) look_after_queues();
         });
         if (const uint32_t asked = c.finish_asked; asked != finished) {
             quietly([&] {
                 const uint64_t now = instrumented();
-                if (now != read_up_to && drain_unless_shut_down(0, c.finish_wait_ms, false)) read_up_to = now;
+                if (now != read_up_to && drain_if_possible(0, c.finish_wait_ms, false)) read_up_to = now;
             });
             c.finish_done = finished = asked;
         }
@@ -234,50 +258,26 @@ bool start_thread(Connection &c) {
 
 // --- startup and shutdown ---
 
-// Waits a few seconds at most until the service thread no longer calls ROCr.
-void leave_rocr() {
-    shut_down = true;
+// Waits a few seconds at most until the service thread no longer calls ROCr. `leaving`: what keeps it from doing so.
+void leave_rocr(std::atomic<bool> &leaving) {
+    leaving = true;
     if (using_rocr.try_lock_for(std::chrono::milliseconds(kAtExit))) using_rocr.unlock();
 }
 
+// ROCr may be shut down after this, so the agent rests. Exit handlers that are older, and destructors, run later and may still
+// launch. What other threads launch is not read any more.
 void at_exit() {
-    agent.finish(kAtExit);
-    leave_rocr();
-}
-
-// Handles signals whose default action ends the process: sends the measurements first.
-void at_signal(int signal) {
-    agent.finish(kAtSignal);
-    raise(signal);  // the handler is reset, so the default action follows
-}
-
-constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGABRT};
-
-void catch_signals() {
-    for (int s : kSignals) {
-        struct sigaction now{};
-        if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
-        now = {};
-        now.sa_handler = at_signal;
-        now.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER | SA_RESTART | SA_ONSTACK);
-        sigaction(s, &now, nullptr);
-    }
-}
-
-void release_signals() {
-    for (int s : kSignals) {
-        struct sigaction now{};
-        if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != at_signal) continue;
-        now = {};
-        now.sa_handler = SIG_DFL;
-        sigaction(s, &now, nullptr);
-    }
+    agent.exit_thread = thread_id();
+    agent.finish(kAtExit, Reading::OnTheWay);
+    leave_rocr(agent.resting);
 }
 
 // A child process cannot use its parent's GPUs.
 void in_forked_child() {
     agent.live = false;
     agent.connected = false;
+    agent.resting = agent.ending = false;
+    agent.exit_thread = 0;
     attachment = 0;
     abandon_state();
     if (!connection) return;
@@ -440,6 +440,8 @@ AttachStatus start(const hsa_tables *given, const char *name) {
     auto made = std::make_unique<Connection>();
     find_virtual_clock();
     shut_down = false;
+    agent.resting = agent.ending = false;
+    agent.exit_thread = 0;
     agent.running = !given;
     begin_state();
     bool welcome = open_connection(*made, name);
@@ -526,6 +528,8 @@ void abandon_state() {
 
 void tell_tool(Message type, const Writer &writer, int file) { agent.send(type, writer, file); }
 Control &control_block() { return *agent.control; }
+bool is_connected() { return agent.connected; }
+void read_before_signal_ends() { agent.finish(kAtSignal, Reading::Last); }
 
 Gpu *Agent::gpu(hsa_handle wanted) const {
     for (auto &one : gpus)
@@ -543,7 +547,7 @@ void Agent::send(Message type, const Writer &writer, int file) {
     if (c->socket.is_ours()) shutdown(c->socket.number, SHUT_RDWR);  // wakes the service thread
 }
 
-bool Agent::is_over() const { return shut_down; }
+bool Agent::is_over() const { return shut_down || resting; }
 
 namespace {
 
@@ -596,16 +600,21 @@ void Agent::wake() {
 }
 
 void Agent::launched() {
+    if (__builtin_expect(resting.load(std::memory_order_relaxed), 0) && exit_thread == thread_id() &&
+        resting.exchange(false)) {
+        atexit(at_exit);
+        at_quick_exit(at_exit);
+    }
     if (config.pump && pumped.fetch_add(1, std::memory_order_relaxed) % config.pump == config.pump - 1)
         wake();
 }
 
-void Agent::finish(uint32_t wait_ms) {
+void Agent::finish(uint32_t wait_ms, Reading reading) {
     Visit visit;
     Connection *c = attachment.load() ? connection : nullptr;
     if (!c || !connected || c->pid != getpid() || is_own_thread || !c->socket.is_ours() || !c->wake.is_ours())
         return;
-    live = false;  // counts of later launches in other threads would not be read
+    if (reading == Reading::Last) ending = true;
     c->finish_wait_ms = wait_ms;
     const uint32_t ticket = ++c->finish_asked;
     wake();
@@ -631,8 +640,9 @@ extern "C" __attribute__((visibility("default"))) bool OnLoad(void *tables, uint
 // ROCr calls this when it shuts down.
 extern "C" __attribute__((visibility("default"))) void OnUnload() {
     using namespace gpubpf;
-    agent.finish(kAtExit);
-    leave_rocr();
+    agent.finish(kAtExit, Reading::OnTheWay);
+    agent.live = false;
+    leave_rocr(shut_down);
 }
 
 // The tool calls this in a running program, on a new thread (attach/loading.py). `name` is as for GPUBPF_SOCKET. Returns an

@@ -39,6 +39,7 @@
 #include "log/allocation.h"
 #include "log/log.h"
 #include "messages.h"
+#include "signals.h"
 #include "this_agent.h"
 #include "thread.h"
 #include "wire.h"
@@ -220,8 +221,21 @@ struct Question {  // asks the tool for the instrumented copy of a module
     std::shared_ptr<const Answer> answer;
 };
 
+// OnTheWay: the program may launch more. Last: the process is about to end.
+enum class Reading { OnTheWay, Last };
+
 struct Agent {
     std::atomic<bool> live{false}, connected{false};
+    // The thread that runs the exit handlers, once they have reached the agent's; 0: the process is not exiting.
+    std::atomic<uint32_t> exit_thread{0};
+    // The agent's exit handler has read the maps, and that thread has launched nothing since. The service thread leaves ROCr alone.
+    std::atomic<bool> resting{false};
+    std::atomic<bool> ending{false};  // the maps are read for the last time
+    // Whether the maps will be read after a launch of this thread. If not, it runs the original (Reason::PROCESS_ENDING).
+    bool is_read_later() const {
+        const uint32_t exiting = exit_thread.load(std::memory_order_relaxed);
+        return !ending.load(std::memory_order_relaxed) && (!exiting || exiting == thread_id());
+    }
     bool running = false;  // the tool attached to a running process
     Config config;
     Control *control = nullptr;
@@ -235,13 +249,14 @@ struct Agent {
     // Requests the copies without waiting. The service thread loads them when they arrive, and tells the tool.
     void ask_for_later(Module &module, const Gpu &gpu, int file, uint64_t size);
     void wake();  // wakes the service thread
-    // Counts an instrumented launch. The service thread reads the maps once per Config::pump launches.
+    // Counts an instrumented launch. The service thread reads the maps once per Config::pump launches. If the exit handler has run, it
+    // runs again next, before what may shut ROCr down.
     void launched();
     std::atomic<uint64_t> pumped{0};
-    // Whether the process exits or ROCr has been shut down. Then the agent must not call ROCr on its own any more.
+    // Whether ROCr has been shut down, or may be because the agent rests. Then the agent must not call ROCr on its own.
     bool is_over() const;
-    // Sends all measurements before the process ends. Returns when that is done, or after wait_ms + 3 s.
-    void finish(uint32_t wait_ms);
+    // Sends all measurements. Returns when that is done, or after wait_ms + 3 s.
+    void finish(uint32_t wait_ms, Reading reading);
 };
 extern Agent &agent;
 
@@ -305,7 +320,8 @@ void enlarge(Gpu &gpu);
 // Frees the memory, unless kernels keep running.
 void release(Gpu &gpu);
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
-void read_maps();  // not on request, and without waiting for kernels
+void read_maps();           // not on request, and without waiting for kernels
+bool read_complete_maps();  // the same, unless kernels are running. Returns false then
 
 // --- operations.cpp ---
 
@@ -417,7 +433,8 @@ extern const Lifetime hip_lifetime;
 
 // --- ends.cpp ---
 
-HookTable ends_to_hook();  // libc functions that exit without running exit handlers
+HookTable ends_to_hook();  // libc functions that end the program without running exit handlers, and sigaction
+SignalAction original_sigaction();
 
 // --- clock.cpp ---
 

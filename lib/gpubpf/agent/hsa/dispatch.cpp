@@ -101,6 +101,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
         log_allocations_of(reinterpret_cast<const void *>(packet.arguments), kernel.argument_bytes, gpu);
 
     std::lock_guard<std::mutex> hold(gpu.lock);
+    if (!agent.is_read_later()) return outcome_of(kProcessEnding);
     Instance &instance = copy->instances[shape];
     if (instance.launch_block.empty() && !give_memory(gpu, *copy, shape, instance))
         return outcome_of(kMapTooSmall);

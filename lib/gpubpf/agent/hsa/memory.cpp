@@ -376,6 +376,16 @@ void read_maps() {
     for (auto &gpu : agent.gpus) snapshot(*gpu, 0, 0, kUnasked);
 }
 
+bool read_complete_maps() {
+    bool all = true;
+    for (auto &gpu : agent.gpus) {
+        const bool idle = is_idle(*gpu);
+        if (idle) snapshot(*gpu, 0, 0, kUnasked);
+        all = all && idle;
+    }
+    return all;
+}
+
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     if (virtual_clock()) agent.control->ended_ns = now_ns();
     agent.control->hooks_rest = rest_of_calls();

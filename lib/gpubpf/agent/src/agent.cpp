@@ -47,6 +47,7 @@
 #include "log/stamp.h"
 #include "patch.h"
 #include "shared_files.h"
+#include "signals.h"
 
 // The name of the attached tool, for a second tool's error message; empty without a tool.
 extern "C" {
@@ -59,7 +60,12 @@ Agent agent;
 
 namespace {
 
-constexpr int kClockEvery = 1000;    // ms
+constexpr int kClockEvery = 1000;  // ms
+constexpr uint32_t kAtSignal =
+    1000;  // ms that running kernels may take to finish before a signal ends the process
+// The maps are read once the program has launched nothing for kQuiet, or else every kReadEvery. Reading takes at most 1 % of the time.
+constexpr std::chrono::milliseconds kQuiet{100}, kReadEvery{1000};
+constexpr int kReadShare = 100;
 constexpr uint32_t kSwapping = 200;  // ms to wait for launches that are being replaced
 constexpr useconds_t kStep = 1000;   // µs
 // ms that the hooks stay while one of the agent's own driver calls waits
@@ -80,11 +86,17 @@ struct Connection {
     // These are counters, because a signal handler waits for them.
     std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
     std::atomic<bool> pools_wanted{false}, reading_wanted{false}, report_wanted{false},
-        kernel_records_wanted{false}, installing{false}, calibrating{false}, exiting{false};
+        kernel_records_wanted{false}, installing{false}, calibrating{false};
     std::atomic<uint64_t> finished_at{0};  // launches that the last complete drain covered
     std::atomic<bool> finished{false};     // there was a complete drain
-    std::atomic<bool> stopped{false};      // everything was read at the tool's request; the agent detaches
-    std::atomic<bool> starting{true};      // start() is running and may still install hooks
+    // For readings that the tool did not ask for. Only the service thread uses the first two.
+    uint64_t seen_launches = 0;
+    std::chrono::steady_clock::time_point looked{};
+    std::atomic<uint64_t> read_launches{0};  // launches that the last one covered
+    std::atomic<bool> keeping{false};        // one is under way
+    std::atomic<std::chrono::steady_clock::time_point> next_reading{};
+    std::atomic<bool> stopped{false};  // everything was read at the tool's request; the agent detaches
+    std::atomic<bool> starting{true};  // start() is running and may still install hooks
 
     // Work that may wait for the driver runs on a separate thread, so that the service thread notices at once
     // when the tool exits.
@@ -94,9 +106,10 @@ struct Connection {
     std::atomic<bool> working{false}, worked{false};  // running a job; the thread has finished
     pthread_t worker{};
     bool has_worker = false;
-    void submit(std::function<void()> job) {
+    // `always`: also while the agent rests. Such a job itself checks whether it may call the driver.
+    void submit(std::function<void()> job, bool always = false) {
         std::lock_guard<std::mutex> hold(jobs_lock);
-        if (exiting) return;
+        if (agent.resting && !always) return;
         jobs.push_back(std::move(job));
         jobs_changed.notify_one();
     }
@@ -226,20 +239,22 @@ void handle(Connection &c, Frame &frame) {
                 agent.live = false;
                 phase = Phase::Ending;
             }
-            c.submit([&c, sequence, wait_ms, flags] {
-                if (flags & kStop) {
+            const auto job = [&c, sequence, wait_ms, flags] {
+                const bool may_read = !agent.resting || to_finish(c);
+                if (flags & kStop && may_read) {
                     wait_until_copies_are_launched(std::max(kSwapping, wait_ms / 2));
                     graphs_back(kSwapping);
                 }
                 uint64_t now = instrumented();
-                if (c.exiting) agent.send(Message::Drained, Writer().u32(sequence).u32(1));
-                else drain(sequence, wait_ms, flags & kOnlyRings);
+                if (may_read) drain(sequence, wait_ms, flags & kOnlyRings);
+                else agent.send(Message::Drained, Writer().u32(sequence).u32(1));
                 if (!(flags & kStop)) return;
                 c.finished_at = now;  // later launches were not requested
                 c.finished = true;
                 c.stopped = true;
                 wake_up(c);
-            });
+            };
+            c.submit(job, true);
             break;
         }
         default: break;
@@ -264,7 +279,7 @@ void work(Connection *c) {
         job = nullptr;
         c->working = false;
     }
-    if (!c->exiting)
+    if (!agent.resting)
         quietly([&] {
             stop_installing();
             release_driver_objects(c->number);
@@ -277,8 +292,6 @@ bool start_thread(pthread_t &thread, void *(*run)(void *), void *argument) {
     SignalsBlocked blocked;
     return pthread_create(&thread, nullptr, run, argument) == 0;
 }
-
-void release_signals();
 
 // Detaches. Runs on the service thread, when the tool has exited or has received everything that it
 // requested.
@@ -295,7 +308,8 @@ void end(Connection *c) {
         }
         for (int waited = 0; !c->worked && waited < kPatience; ++waited) usleep(kStep);
     }
-    release_signals();
+    const auto original = reinterpret_cast<SignalAction>(hooks[kHook_sigaction].original);
+    release_signals(original ? original : sigaction);
     take_out(serves_leftovers);
     if (c->has_worker) pthread_join(c->worker, nullptr);
     take_out_rest(serves_leftovers);  // for objects that were released since the first call
@@ -348,7 +362,7 @@ void submit_wanted(Connection *c, bool due) {
 
 // Gives the worker thread the final drain requested by request number `asked`.
 void submit_finish(Connection *c, uint32_t asked) {
-    c->submit([c, asked] {
+    const auto job = [c, asked] {
         quietly([&] {
             wait_until_copies_are_launched(kSwapping);
             uint64_t now = instrumented();
@@ -358,6 +372,29 @@ void submit_finish(Connection *c, uint32_t asked) {
             }
         });
         c->finish_done = asked;
+    };
+    c->submit(job, true);
+}
+
+// Reads the maps now and then, because they do not survive the process. Call it at least every kQuiet.
+void read_in_between(Connection *c) {
+    using Clock = std::chrono::steady_clock;
+    const auto now = Clock::now();
+    if (!agent.live || agent.config.pump || agent.resting || now - c->looked < kQuiet) return;
+    const uint64_t launches = instrumented();
+    const bool quiet = launches == std::exchange(c->seen_launches, launches);
+    c->looked = now;
+    const auto due = c->next_reading.load();
+    if (launches == c->read_launches || c->keeping || now < (quiet ? due : due + kReadEvery)) return;
+    c->keeping = true;
+    c->submit([c, launches] {
+        const auto begin = Clock::now();
+        quietly([&] {
+            if (read_complete_maps()) c->read_launches = launches;
+        });
+        const auto end = Clock::now();
+        c->next_reading = end + kReadShare * (end - begin);
+        c->keeping = false;
     });
 }
 
@@ -384,10 +421,9 @@ void serve(Connection *c) {
     while (c->has_worker && !c->stopped) {
         pollfd fds[2] = {{c->socket.number, POLLIN, 0}, {c->wake.number, POLLIN, 0}};
         const bool clocks = agent.live && oplog.on() && !virtual_clock();
-        const int waits = install_due_in();
-        if (poll(fds, 2, clocks && (waits < 0 || waits > kClockEvery) ? kClockEvery : waits) < 0 &&
-            errno != EINTR)
-            break;
+        const int waits = install_due_in(), most = agent.live ? int(kQuiet.count()) : -1;
+        if (poll(fds, 2, waits < 0 || (most > 0 && waits > most) ? most : waits) < 0 && errno != EINTR) break;
+        quietly([&] { read_in_between(c); });
         if (clocks &&
             std::chrono::steady_clock::now() - calibrated >= std::chrono::milliseconds(kClockEvery - 10)) {
             calibrated = std::chrono::steady_clock::now();
@@ -415,30 +451,28 @@ void serve(Connection *c) {
     end(c);
 }
 
-// The driver shuts down after this, so the agent's threads must no longer call it.
+// The driver may shut down after this, so the agent's threads no longer call it: the agent rests. Exit handlers that are older,
+// and destructors, run later and may still launch (resume). What other threads launch is not read any more.
 void at_exit() {
-    agent.finish(2000);
+    agent.exit_thread = thread_id();
+    agent.finish(kAtExit, Reading::OnTheWay);
     abandon_leftovers();
     Visit visit;
     Connection *c = attachment.load() ? connection : nullptr;
     if (!c || c->pid != getpid()) return;
     {
         std::lock_guard<std::mutex> hold(c->jobs_lock);
-        c->exiting = true;
+        agent.resting = true;
         c->jobs.clear();
     }
-    for (int i = 0; c->working && i < 2000; ++i) usleep(1000);
-}
-
-// Handles signals whose default action ends the process: sends the measurements first.
-void at_signal(int signal) {
-    agent.finish(1000);
-    raise(signal);  // the handler is reset, so the default action follows
+    for (int i = 0; c->working && i < int(kAtExit); ++i) usleep(kStep);
 }
 
 void in_forked_child() {
     agent.live = false;
     agent.connected = false;
+    agent.resting = agent.ending = false;
+    agent.exit_thread = 0;
     attachment = 0;
     abandon_state();
     if (connection && connection->socket.is_ours()) close(connection->socket.number);
@@ -446,32 +480,6 @@ void in_forked_child() {
     connection = nullptr;
     phase = Phase::Idle;
     gpubpf_owner[0] = '\0';
-}
-
-constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGABRT};
-
-void catch_signals() {
-    for (int s : kSignals) {
-        struct sigaction now{};
-        if (sigaction(s, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
-        struct sigaction ours{};
-        ours.sa_handler = at_signal;
-        ours.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER | SA_RESTART | SA_ONSTACK);
-        sigaction(s, &ours, nullptr);
-    }
-}
-
-void release_signals() {
-    // The agent's sigaction hook would hide its own handlers.
-    auto *original = reinterpret_cast<decltype(&sigaction)>(hooks[kHook_sigaction].original);
-    if (!original) original = sigaction;
-    for (int s : kSignals) {
-        struct sigaction now{};
-        if (original(s, nullptr, &now) != 0 || now.sa_handler != at_signal) continue;
-        now = {};
-        now.sa_handler = SIG_DFL;
-        original(s, &now, nullptr);
-    }
 }
 
 constexpr char kNoFile[] =
@@ -606,6 +614,8 @@ AttachStatus start(const char *name, How how) {
     begin_state();
     static uint64_t attachments = 0;
     c->number = ++attachments;
+    agent.resting = agent.ending = false;
+    agent.exit_thread = 0;
     agent.heard = 0;
     agent.silent = UINT32_MAX;
     connection = c;
@@ -652,6 +662,8 @@ AttachStatus start(const char *name, How how) {
 
 void tell_tool(Message type, const Writer &writer, int file) { agent.send(type, writer, file); }
 Control &control_block() { return *agent.control; }
+bool is_connected() { return agent.connected; }
+void read_before_signal_ends() { agent.finish(kAtSignal, Reading::Last); }
 const void *driver_code() { return reinterpret_cast<const void *>(driver.cuCtxGetCurrent); }
 
 void Agent::send(Message type, const Writer &writer, int fd) {
@@ -698,11 +710,11 @@ std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *cont
     return question;
 }
 
-void Agent::finish(uint32_t wait_ms) {
+void Agent::finish(uint32_t wait_ms, Reading reading) {
     Visit visit;
     Connection *c = attachment.load() ? connection : nullptr;
-    if (!c || !connected || !control || c->pid != getpid() || is_own_thread || c->exiting) return;
-    live = false;  // counts of later launches in other threads would not be read
+    if (!c || !connected || !control || c->pid != getpid() || is_own_thread) return;
+    if (reading == Reading::Last) ending = true;
     if (virtual_clock()) control->ended_ns = last_ns();
     if (!to_finish(*c)) return;
     c->finish_wait_ms = wait_ms;
@@ -716,6 +728,12 @@ void Agent::finish(uint32_t wait_ms) {
 void Agent::watch_exit() {
     static std::atomic<bool> once{false};
     if (once.exchange(true)) return;
+    atexit(at_exit);
+    at_quick_exit(at_exit);
+}
+
+void Agent::resume() {
+    if (exit_thread != thread_id() || !resting.exchange(false)) return;
     atexit(at_exit);
     at_quick_exit(at_exit);
 }
@@ -749,8 +767,6 @@ void Agent::wake_for_reading() {
     if (!c || c->reading_wanted.exchange(true)) return;
     quietly([c] { wake_up(*c); });
 }
-
-bool is_agent_handler(void (*handler)(int)) { return handler == at_signal; }
 
 }  // namespace gpubpf
 

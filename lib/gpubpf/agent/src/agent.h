@@ -9,6 +9,7 @@
 #include <string>
 
 #include "lifetime.h"
+#include "log/log.h"
 #include "state.h"
 #include "this_agent.h"
 #include "wire.h"
@@ -27,11 +28,26 @@ struct Question {
     Context *context = nullptr;
 };
 
+// OnTheWay: the program may launch more. Last: the process is about to end.
+enum class Reading { OnTheWay, Last };
+constexpr uint32_t kAtExit = 2000;  // ms that running kernels may take to finish at process exit
+
 struct Agent {
     // The tool is connected, and launches are replaced by instrumented copies. A hang-up, a stop request and a
     // fork (in the child) clear it. Then the agent detaches.
     std::atomic<bool> live{false};
     std::atomic<bool> connected{false};
+    // The thread that runs the exit handlers, once they have reached the agent's; 0: the process is not exiting.
+    std::atomic<uint32_t> exit_thread{0};
+    // The agent's exit handler has read the maps, and that thread has launched nothing since. The agent's threads leave the driver
+    // alone, because it may be shut down.
+    std::atomic<bool> resting{false};
+    std::atomic<bool> ending{false};  // the maps are read for the last time
+    // Whether the maps will be read after a launch of this thread. If not, it runs the original (Reason::PROCESS_ENDING).
+    bool is_read_later() const {
+        const uint32_t exiting = exit_thread.load(std::memory_order_relaxed);
+        return !ending.load(std::memory_order_relaxed) && (!exiting || exiting == thread_id());
+    }
     std::atomic<uint32_t> heard{0};            // messages received from the tool
     std::atomic<uint32_t> silent{UINT32_MAX};  // the value of `heard` at the last wait that was given up
     // The program was running before the agent was attached. It has modules, contexts, streams and captures
@@ -47,9 +63,9 @@ struct Agent {
     // (`waits` is false), the answer is used as soon as that blocks no thread.
     std::shared_ptr<Question> ask(Message type, Module *module, Context *context, const Writer &about,
                                   int file, bool waits);
-    // The process is about to end. Makes the worker thread wait for the GPU (up to wait_ms) and send all
-    // measurements. Returns when that is done, or after wait_ms + 3 s.
-    void finish(uint32_t wait_ms);
+    // Makes the worker thread wait for the GPU (up to wait_ms) and send all measurements. Returns when that is
+    // done, or after wait_ms + 3 s.
+    void finish(uint32_t wait_ms, Reading reading);
     void wake_for_pools();          // makes the worker thread enlarge a pool
     void wake_to_report();          // makes the worker thread call report_preexisting()
     void wake_to_record_kernels();  // with CUPTI
@@ -57,6 +73,7 @@ struct Agent {
     // Counts `launches` more instrumented launches. The worker thread reads the maps once per Config::pump
     // launches.
     void launched(uint64_t launches) {
+        if (__builtin_expect(resting.load(std::memory_order_relaxed), 0)) resume();
         const uint64_t pump = config.pump;
         if (!pump) return;
         const uint64_t before = pumped.fetch_add(launches, std::memory_order_relaxed);
@@ -67,11 +84,12 @@ struct Agent {
     // Registers handlers that read the maps when the process exits. Call it after cuInit: handlers registered
     // later run earlier, so the agent's run before the driver's.
     void watch_exit();
+    // An exit handler or destructor has launched, so the driver works. Registers the agent's handler again: it
+    // runs next, before what may shut the driver down.
+    void resume();
 };
 
 extern Agent agent;
-
-bool is_agent_handler(void (*handler)(int));  // whether `handler` is the agent's signal handler
 
 // sidecar.cpp
 // Returns the image behind a wrapper, and its size. Supports fatbins, ELF and PTX; returns null for anything else.
@@ -103,6 +121,8 @@ bool is_loaded_ahead(const std::string &name);
 // Reads every context. `rings`: read only the rings in GPU memory.
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
 void read_maps();  // in every context, without a request from the tool
+// The same, once earlier launches have ended. Returns false if that takes longer than a few milliseconds.
+bool read_complete_maps();
 // After the program waited for work in the context: keeps values of the latest launches (Config::kept) and logs
 // the times of timing events. Neither can be read once a kernel has failed. Returns the id of the first of these
 // launches; 0: nothing was kept.

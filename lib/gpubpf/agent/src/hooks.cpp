@@ -24,6 +24,7 @@
 #include "log/host_program.h"
 #include "log/operation.h"
 #include "log/stack.h"
+#include "signals.h"
 
 namespace gpubpf {
 
@@ -664,26 +665,37 @@ CUresult hook_cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
 
 // --- libc ---
 
-// Hides the agent's handlers: programs install their own handlers where they see the default action.
 int hook_sigaction(int signal, const struct sigaction *act, struct sigaction *old) {
-    int r = ORIGINAL(sigaction)(signal, act, old);
-    if (r == 0 && old && is_agent_handler(old->sa_handler)) {
-        memset(old, 0, sizeof *old);
-        old->sa_handler = SIG_DFL;
-    }
-    return r;
+    return program_sigaction(ORIGINAL(sigaction), signal, act, old);
 }
 
-// Ends the process without running exit handlers.
+// These end the process without running exit handlers. exit() calls _exit, too, once they have run.
 
 void hook__exit(int status) {
-    agent.finish(2000);
+    agent.finish(kAtExit, Reading::Last);
     ORIGINAL(_exit)(status);
 }
 
 void hook__Exit(int status) {
-    agent.finish(2000);
+    agent.finish(kAtExit, Reading::Last);
     ORIGINAL(_Exit)(status);
+}
+
+// These make the process another program, if they succeed. The child of vfork() calls them in the memory of its parent.
+
+int hook_execve(const char *path, char *const *arguments, char *const *environment) {
+    agent.finish(kAtExit, Reading::OnTheWay);
+    return ORIGINAL(execve)(path, arguments, environment);
+}
+
+int hook_execveat(int folder, const char *path, char *const *arguments, char *const *environment, int flags) {
+    agent.finish(kAtExit, Reading::OnTheWay);
+    return ORIGINAL(execveat)(folder, path, arguments, environment, flags);
+}
+
+int hook_fexecve(int file, char *const *arguments, char *const *environment) {
+    agent.finish(kAtExit, Reading::OnTheWay);
+    return ORIGINAL(fexecve)(file, arguments, environment);
 }
 
 }  // namespace

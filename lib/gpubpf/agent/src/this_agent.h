@@ -14,6 +14,8 @@ void tell_tool(Message type, const Writer &writer, int file = -1);
 Control &control_block();
 // Returns a function of the library that the program calls for its GPU. That library's frames are not the program's.
 const void *driver_code();
+bool is_connected();             // to a tool
+void read_before_signal_ends();  // in a signal handler: sends all measurements, because the signal ends the process
 
 // Returns CLOCK_MONOTONIC in ns, or the calling thread's time on the virtual clock. Any thread may call it;
 // it takes no locks.

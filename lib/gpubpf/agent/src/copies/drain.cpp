@@ -40,6 +40,9 @@ constexpr uint32_t kAtOnce = 20;
 constexpr int64_t kKeepShare = 100, kKeepCredit = 10'000'000'000;  // ns
 constexpr uint32_t kKeepWait = 100;                                // ms
 
+constexpr uint32_t kIdleWait =
+    20;  // ms that kernels may take to finish before a reading that nobody asked for
+
 constexpr uint32_t kCopyWait = 5000;  // ms, for the parts of a snapshot
 
 constexpr uint64_t kPage = 4096;
@@ -267,22 +270,26 @@ bool fill(int fd, Context &context, const Contents &contents) {
     return true;
 }
 
-// Call it with context.busy held.
-void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
-    if (!context.stream) return;
+// Call it with context.busy held. `only_idle`: does nothing if kernels keep running. Returns false if so.
+bool snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t flags, bool only_idle = false) {
+    if (!context.stream) return true;
     Current current(context);
     if (!(flags & kOfRings)) note_launches(context);
     if (!current.ok()) flags |= kFailed;
     else if (!wait_ms || !idle_within(context, wait_ms, !(flags & kClosed))) flags |= kRunning;
-    if (current.ok() && wait_ms) calibrate(context);
-    if (!context.usable) return;
+    if (only_idle && (flags & (kRunning | kFailed))) return false;
+    if (current.ok() && wait_ms && !only_idle) calibrate(context);
+    if (!context.usable) return true;
 
     const Contents contents = contents_of(context, flags & kOfRings);
     const int fd = memory_file("gpubpf-maps", contents.size);
     const uint64_t taken_ns = now_ns();
     if (!(flags & kFailed) && fd >= 0 && !fill(fd, context, contents)) flags |= kFailed;
     if (flags & kFailed) tell_fault(context);
-    if (fd < 0) return agent.send(Message::NoFile, Writer());
+    if (fd < 0) {
+        agent.send(Message::NoFile, Writer());
+        return true;
+    }
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it safely
 
     Writer w;
@@ -297,6 +304,7 @@ void snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     contents.ring_table.write_to(w);
     agent.send(Message::Snapshot, w, fd);
     close(fd);
+    return true;
 }
 
 // A thread that waits for a context, as long as kernels run there. A context has at most one, even across
@@ -402,6 +410,19 @@ void read_maps() {
         std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
         if (!c->dead && !registry().captures.load()) snapshot(*c, 0, 0, kUnasked);
     }
+}
+
+bool read_complete_maps() {
+    bool all = true;
+    for (Context *c : registry().all_contexts()) {
+        bool read = false;
+        if (lock_within(c->busy, kKeepWait)) {
+            std::lock_guard<std::mutex> busy(c->busy, std::adopt_lock);
+            read = c->dead || (!registry().captures.load() && snapshot(*c, 0, kIdleWait, kUnasked, true));
+        }
+        all = all && read;
+    }
+    return all;
 }
 
 namespace {

@@ -330,6 +330,7 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
     if (number < config.first || number > config.last) return kept(kFiltered);
     if (config.sample > 1 && (number - config.first) % config.sample) return kept(kSampledOut);
     if (config.budget && !in_budget(slot, number - config.first)) return kept(kSampledOut);
+    if (!agent.is_read_later()) return kept(kProcessEnding);
     Choice choice;
     uint32_t outcome =
         choose(function, function.context ? function.context : context_of(shape.where), shape, choice);
