@@ -705,7 +705,7 @@ class BPF:
         placements = self.placements(kernels)
         parsed = copies.rounded(parser.parse(image.text), image.text, placements, target, image.options)
         with progress.work("instrumenting kernels", len(placements)) as task:
-            injected = inject.inject(parsed, placements, each=task.step)
+            injected = inject.inject(parsed, placements, each=task.step, counts_executions=True)
         return injected.text, injected.refusals
 
     def placements(self, kernels: Sequence[str]) -> dict[str, tuple[Placement, ...]]:

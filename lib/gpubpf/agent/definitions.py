@@ -232,6 +232,9 @@ class Reason(IntEnum):
     LEGACY_LAUNCH = 7  # cuLaunch, cuLaunchGrid, cuLaunchCooperativeKernelMultiDevice
     INCOMPLETE_BLOCKS = 8  # on an AMD GPU: the last blocks of the grid are incomplete
     PROCESS_ENDING = 9  # the maps were being read for the last time, or had been
+    CONDITIONAL_NODE = (
+        10  # in the body of a conditional graph node, with a program that reads the launch's number
+    )
 
 
 REASONS = 16  # counters that each kernel name reserves for reasons; as a Reason: none

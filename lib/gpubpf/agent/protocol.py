@@ -142,9 +142,9 @@ class KernelLayout:
     """The parameters of an instrumented kernel: the application's `parameters`, then `block` at `block_offset`.
 
     pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
-    there. limited: the name of a second copy, for launches that the first does not fit; "": none. shape, tick: offsets of the launch's
-    shape, and of the length of the GPU's tick. wave: lanes of a warp. build: see `InstancePart`. compute_units, most_threads,
-    original_threads, references: as in `src/messages.h`."""
+    there. limited: the name of a second copy, for launches that the first does not fit; "": none. shape, tick, executions: offsets of
+    the launch's shape, of the length of the GPU's tick, and of the address of the copy's counter of executions. wave: lanes of a warp.
+    build: see `InstancePart`. compute_units, most_threads, original_threads, references: as in `src/messages.h`."""
 
     name: str
     parameters: Sequence[int]  # bytes of each
@@ -165,6 +165,7 @@ class KernelLayout:
     original_threads: int = NO_FIELD
     references: Sequence[tuple[int, int]] = ()
     build: int = 0
+    executions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -697,7 +698,7 @@ def sidecar(
             + _bytes(k.limited.encode())
             + struct.pack(f"<I{len(k.parameters)}I", len(k.parameters), *k.parameters)
             + struct.pack(
-                "<13I",
+                "<14I",
                 k.block_offset,
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
@@ -707,6 +708,7 @@ def sidecar(
                 NO_FIELD if k.epoch is None else k.epoch,
                 NO_FIELD if k.shape is None else k.shape,
                 NO_FIELD if k.tick is None else k.tick,
+                NO_FIELD if k.executions is None else k.executions,
                 k.wave,
                 k.compute_units,
                 k.most_threads,

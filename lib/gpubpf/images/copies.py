@@ -73,7 +73,7 @@ def make_copies(
         failures.append(error)
         return refuse(entries, attachments, str(error))
     with progress.work("instrumenting kernels", len(kernels)) as task:
-        injected = inject(parsed, kernels, each=task.step)
+        injected = inject(parsed, kernels, each=task.step, counts_executions=True)
     before = before or {}
     longest = max((a.fragment.ptx.count("\n") + 1 for a in attachments if a.point in FREQUENT), default=0)
     if longest or injected.launched:
@@ -173,7 +173,7 @@ def _assembled_copies(
             if deep := _deeper(parsed, injected, target, options, needs):
                 refusals |= deep
                 kept = {name: kernels[name] for name in injected.kernels if name not in deep}
-                injected = inject(parsed, kept).within(wanted)
+                injected = inject(parsed, kept, counts_executions=True).within(wanted)
                 continue
             if stricter := _limits(parsed, injected, target, options, needs, before):
                 text, image, limited = _with_limits(injected, target, options, stricter, image, failures)
@@ -186,7 +186,7 @@ def _assembled_copies(
             failures += [error, *guilty.values()]
             refusals |= {name: str(failure) for name, failure in guilty.items()}
             kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
-            injected = inject(parsed, kept).within(wanted)
+            injected = inject(parsed, kept, counts_executions=True).within(wanted)
     return _Copies(injected, image, text, options, limited, refusals)
 
 
@@ -358,7 +358,9 @@ def _rejected(
     with progress.work("assembling kernels one by one", len(injected.kernels)) as task:
         for name in injected.kernels:
             try:
-                _assembled(parsed, inject(parsed, {name: kernels[name]}), target, options)
+                _assembled(
+                    parsed, inject(parsed, {name: kernels[name]}, counts_executions=True), target, options
+                )
             except AssembleError as error:
                 found[name] = error
             task.step()

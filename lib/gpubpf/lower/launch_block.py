@@ -44,10 +44,13 @@ class LaunchBlock:
     epoch: int | None = None  # the launch's epoch of allocations (u64)
     tick: int | None = None  # the length of a tick of an AMD GPU's timer, see TICK_BITS (u64)
     shape: int | None = None  # threads of a block, then blocks of the grid, each x, y, z (six u32)
+    # Address of a u64 in GPU memory in which the copy counts how often it runs, or 0 (u64). Only if no program reads the launch's
+    # number.
+    executions: int | None = None
 
 
-def launch_block(fragments: Iterable[Lowered]) -> LaunchBlock:
-    """Return the layout that these fragments need.
+def launch_block(fragments: Iterable[Lowered], counts_executions: bool = False) -> LaunchBlock:
+    """Return the layout that these fragments need. `counts_executions`: the copy can count how often it runs.
 
     It has the launch's number, its replay cell, the base of each map, the capacities that a fragment reads, the bytes of `param` maps,
     and the optional words that a fragment reads. Raises Error for an argument that lacks its map.
@@ -81,6 +84,8 @@ def launch_block(fragments: Iterable[Lowered]) -> LaunchBlock:
         words["tick"], position = position, position + 8
     if any(argument.kind in ("shape", "first_thread") for argument in arguments):
         words["shape"], position = position, position + 24
+    if counts_executions and not any(argument.kind in ("launch", "replay") for argument in arguments):
+        words["executions"], position = position, position + 8
     return LaunchBlock(position, bases=bases, capacities=capacities, params=params, **words)
 
 

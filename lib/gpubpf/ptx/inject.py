@@ -6,6 +6,7 @@
 Injection adds to a kernel:
 
 * a hidden last parameter, the launch block. Like every parameter, it is in the constant bank;
+* if asked for, a count of the kernel's executions at its entry, for bodies of conditional graph nodes (executions.py);
 * the programs' fragments, each in its own `{ }`: at the kernel's entry, before every `ret` or `exit` of the kernel, at entry and
   returns of called functions, before memory accesses, around barriers, at the beginning of basic blocks, before branches, before
   stores and after loads and atomics for their values, after instructions for their results. A `trap` is not an exit: it makes the
@@ -50,16 +51,18 @@ def inject(
     kernels: Mapping[str, Sequence[Placement]],
     minimum_version: tuple[int, int] = (6, 3),
     each: Callable[[str], object] = lambda name: None,
+    counts_executions: bool = False,
 ) -> Injected:
     """Instrument the kernels of `module` that `kernels` names (mangled).
 
     All kernels share one launch block layout. `.version` becomes at least `minimum_version`, the PTX ISA version of the fragments.
     A kernel that cannot be instrumented raises nothing; `refusals` has the reason. `each` is called for each instrumented kernel.
+    `counts_executions`: the kernels can count how often they run, unless a program reads the launch's number.
     """
     graph = CallGraph(module)
     sampled = units(kernels.values())
     fragments = [p.fragment for placements in kernels.values() for p in placements]
-    block = launch_block([*fragments, *(choice(unit, True) for unit in sampled)])
+    block = launch_block([*fragments, *(choice(unit, True) for unit in sampled)], counts_executions)
     refusals: dict[str, str] = {}
     accepted: dict[str, Sequence[Placement]] = {}
     for name, placements in kernels.items():

@@ -11,7 +11,8 @@ from .body import Body
 from .call_graph import may_wait
 from .constants import is_constant
 from .device_launches import GRIDS, launched_name
-from .emit import array
+from .emit import array, marked
+from .executions import count_executions
 from .flow import GRID_LAUNCH, find_initializer_names
 from .indirect import Entry
 from .module import Directive, Function, Item, Module, Variable
@@ -89,6 +90,7 @@ class SidecarModule:
         else:
             body = Body(plan, self.sites, self.variables, function, variant, plan.placements[name])
             statements = body.rewrite()
+        statements = (*marked(count_executions(plan.block)), *statements)
         parameters = (*function.parameters, array(LAUNCH, plan.block.size))
         self._add(name, dataclasses.replace(function, parameters=parameters).with_body(statements))
         self._shared_exits[name] = body.exits.shared_exits

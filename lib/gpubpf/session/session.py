@@ -614,7 +614,7 @@ class Session:
             )
         if graphs := summary.graphs_unknown(self._measurement):
             self._measurement.note(
-                f"{table.count(graphs, 'launch')} of CUDA graphs that have conditional nodes,"
+                f"{table.count(graphs, 'launch')} of CUDA graphs whose kernels in conditional nodes are not instrumented,"
                 " or that kernels may launch: how often the kernels of these graphs ran is unknown"
             )
 

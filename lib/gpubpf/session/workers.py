@@ -477,6 +477,7 @@ def _encode(
             kernel.block.shape,
             kernel.block.tick,
             build=builds.get(kernel.name, 0),
+            executions=kernel.block.executions,
             **_of_amd(kernel.amd),
         )
         for kernel in sidecar.kernels

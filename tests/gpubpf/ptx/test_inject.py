@@ -390,6 +390,26 @@ def test_launch_block_layout() -> None:
     assert block == LaunchBlock(64, 0, 8, {"tallies": 16, "t": 32}, {"tallies": 24}, {"filter": (40, 24)})
 
 
+def test_the_first_thread_of_a_grid_counts_its_executions(tmp_path: Path) -> None:
+    """Only if the launch block has a counter, and not if a program reads the launch's number."""
+    module = parse(f"{HEAD}.visible .entry k() {{ ret; }}")
+    nothing = Fragment("nothing", "{ }", ())
+    injected = inject(module, {"k": [Placement(nothing, "exit")]}, counts_executions=True)
+    block = injected.kernels["k"].block
+    assert (block.size, block.executions) == (24, 16)
+    memory = Memory()
+    counter = memory.allocate(8)
+    for tid, at in (((0, 0), counter), ((1, 0), counter), ((0, 1), counter), ((0, 0), 0), ((0, 0), counter)):
+        special = {f"%{of}.{axis}": 0 for of in ("tid", "ctaid") for axis in "xyz"}
+        special |= {"%tid.x": tid[0], "%ctaid.z": tid[1]}
+        Thread(parse(injected.text), memory, {}, special).run("k", struct.pack("<3Q", 7, 0, at))
+    assert memory.words(counter, 1, 8) == [2]
+    assembled(injected.text, "sm_75", tmp_path)
+    reads = Fragment("reads", "{ }", (Argument("launch", "b64", "launch", ""),))
+    kernel = inject(module, {"k": [Placement(reads, "exit")]}, counts_executions=True).kernels["k"]
+    assert kernel.block.executions is None
+
+
 def test_fragments_find_the_launch_in_the_block() -> None:
     store = "{ .reg .b64 %rd<2>; mov.b64 %rd1, %gpubpf_out; st.u64 [%rd1], %gpubpf_launch; st.u64 [%rd1+8], %gpubpf_replay; }"
     kinds = (("launch", ""), ("replay", ""), ("out", "out"))

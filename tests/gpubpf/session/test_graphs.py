@@ -66,3 +66,72 @@ def test_graphs_are_left_alone(program: Path, tmp_path: Path) -> None:
     cases = [(asked, driver) for asked in (None, True, False) for driver in (12, 13)]
     instrumented = [case for case in cases if Follow(graphs=case[0]).instruments_graphs(case[1])]
     assert instrumented == [(None, 13), (True, 12), (True, 13)]
+
+
+# --- conditional nodes ---------------------------------------------------------------------------------------
+
+# What agent/conditional.cu launches: executions of bodies as the GPU decides.
+EXECUTIONS = {"turn": 3 * 7 + 2, "often": 3 * (3 * 7 + 2) - 2 + 1, "once": 2 + 1, "decide": 2, "after": 2}
+IN_BODIES = 4 * 5 + 2 * 2  # kernel nodes there, in all launches of graphs
+OUTSIDE = EXECUTIONS["decide"] + EXECUTIONS["after"]
+GRAPHS = 3 + 1 + 2
+
+
+@pytest.fixture(scope="module")
+def conditional(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = ROOT / "tests/gpubpf/agent/conditional.cu"
+    place = tmp_path_factory.mktemp("conditional") / "conditional"
+    return gpubpf_cuda.build(source, place, "-std=c++17", f"-L{LIBRARIES}", "-l:libcuda.so.1")
+
+
+PRINTED = "loop 2016 0\nown 1 2 1\nupdated 2344\nboth 2408\n"
+
+
+@pytest.mark.parametrize("setting", [{}, {"CUDASIM_CLOCK": "virtual"}])
+def test_kernels_in_bodies_of_conditional_nodes_are_measured(
+    conditional: Path, tmp_path: Path, setting: dict[str, str]
+) -> None:
+    shown, records = run(conditional, tmp_path / "out", **setting)
+    assert shown == PRINTED
+    summary, total = records[-1], sum(EXECUTIONS.values())
+    assert (summary["launches_seen"], summary["launches_instrumented"]) == (total, total)
+    assert not summary["not_instrumented"] and "graphs_unknown" not in summary
+    launches: dict[str, int] = {}
+    for r in records:
+        if r["type"] == "kernel":
+            launches[r["kernel"]] = launches.get(r["kernel"], 0) + r["launches"]
+            assert r["runs"] == r["launches"] * r["threads"]
+    assert launches == EXECUTIONS
+
+
+def test_one_kernel_in_bodies(conditional: Path, tmp_path: Path) -> None:
+    """Of the others, the number is a guess: one for each launch of their graph."""
+    _, records = run(conditional, tmp_path / "out", "--kernel", "often")
+    summary = records[-1]
+    assert summary["launches_matched"] == summary["launches_instrumented"] == EXECUTIONS["often"]
+    assert "graphs_unknown" not in summary
+
+
+def test_bodies_that_are_not_instrumented_are_counted_once_per_launch(
+    conditional: Path, tmp_path: Path
+) -> None:
+    _, records = run(conditional, tmp_path / "out", "--no-graphs")
+    assert records[-1]["not_instrumented"] == {"capture": IN_BODIES + OUTSIDE}
+    assert records[-1]["graphs_unknown"] == GRAPHS
+
+
+def test_programs_that_read_the_number_of_a_launch_are_not_put_into_bodies(
+    conditional: Path, tmp_path: Path
+) -> None:
+    """All executions in a launch of the graph would have one number."""
+    out = tmp_path / "out"
+    tool = [sys.executable, str(ROOT / "tools/launchlate.py"), "--device", "sim", "--json", "-o", str(out)]
+    command = [*tool, "--", str(conditional)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == PRINTED
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    summary = records[-1]
+    assert summary["launches_instrumented"] == OUTSIDE
+    assert summary["not_instrumented"] == {"conditional node": IN_BODIES}
+    assert summary["graphs_unknown"] == GRAPHS
+    assert {r["kernel"]: r["count"] for r in records if r["type"] == "kernel"} == {"decide": 2, "after": 2}

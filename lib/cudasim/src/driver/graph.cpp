@@ -127,6 +127,12 @@ CUresult change_edges(CUgraph handle, const CUgraphNode *from, const CUgraphNode
 
 }  // namespace
 
+bool has_conditional_nodes(const Graph &graph) {
+    return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const NodePointer &node) {
+        return node->operation.type == CU_GRAPH_NODE_TYPE_CONDITIONAL;
+    });
+}
+
 CUresult find_nodes(const CUgraphNode *handles, size_t count, const std::shared_ptr<Graph> &graph,
                     std::vector<NodePointer> &nodes) {
     if (count != 0 && handles == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -201,6 +207,7 @@ CUresult cuGraphClone(CUgraph *clone, CUgraph handle) {
     std::shared_ptr<Graph> graph = tables().graphs.get(handle);
     if (!graph || clone == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(graph->mutex);
+    if (has_conditional_nodes(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
     *clone = static_cast<CUgraph>(copy_graph(*graph, topological_order(graph->nodes), true)->handle);
     return CUDA_SUCCESS;
 }

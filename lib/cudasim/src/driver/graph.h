@@ -12,6 +12,8 @@ std::vector<NodePointer> topological_order(const std::vector<NodePointer> &nodes
 // Copies a graph and its child graphs; each copy's `original` is the node it was copied from. `handles`: gives the copies
 // handles.
 std::shared_ptr<Graph> copy_graph(const Graph &graph, const std::vector<NodePointer> &nodes, bool handles);
+// Whether the graph itself has conditional nodes. Such a graph can be neither cloned nor a child graph.
+bool has_conditional_nodes(const Graph &graph);
 // Finds nodes by their handles. Fails if one is not in `graph`.
 CUresult find_nodes(const CUgraphNode *handles, size_t count, const std::shared_ptr<Graph> &graph,
                     std::vector<NodePointer> &nodes);

@@ -158,6 +158,7 @@ CUresult child_operation(CUgraph handle, Operation &operation) {
     std::shared_ptr<Graph> child = tables().graphs.get(handle);
     if (!child) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(child->mutex);
+    if (has_conditional_nodes(*child)) return CUDA_ERROR_NOT_SUPPORTED;
     std::vector<NodePointer> ordered = topological_order(child->nodes);
     if (ordered.size() != child->nodes.size()) return CUDA_ERROR_INVALID_VALUE;
     operation.type = CU_GRAPH_NODE_TYPE_GRAPH;

@@ -141,8 +141,13 @@ uint64_t instrumented() {
     return n + agent.control->slots[kSlots - 1].instrumented.load(std::memory_order_relaxed);
 }
 
+// Returns a number that rises with each launch of copies by the host.
+uint64_t launches_of_copies() { return instrumented() - agent.executions.load() + agent.bodies.load(); }
+
 // Whether anything was launched or logged since the last complete drain.
-bool to_finish(const Connection &c) { return instrumented() != c.finished_at || (oplog.on() && !c.finished); }
+bool to_finish(const Connection &c) {
+    return launches_of_copies() != c.finished_at || (oplog.on() && !c.finished);
+}
 
 void tool_gone(Connection &c) {
     agent.live = false;
@@ -245,7 +250,7 @@ void handle(Connection &c, Frame &frame) {
                     wait_until_copies_are_launched(std::max(kSwapping, wait_ms / 2));
                     graphs_back(kSwapping);
                 }
-                uint64_t now = instrumented();
+                uint64_t now = launches_of_copies();
                 if (may_read) drain(sequence, wait_ms, flags & kOnlyRings);
                 else agent.send(Message::Drained, Writer().u32(sequence).u32(1));
                 if (!(flags & kStop)) return;
@@ -365,7 +370,7 @@ void submit_finish(Connection *c, uint32_t asked) {
     const auto job = [c, asked] {
         quietly([&] {
             wait_until_copies_are_launched(kSwapping);
-            uint64_t now = instrumented();
+            uint64_t now = launches_of_copies();
             if (to_finish(*c) && drain(0, c->finish_wait_ms.load(), false)) {
                 c->finished_at = now;
                 c->finished = true;
@@ -381,7 +386,7 @@ void read_in_between(Connection *c) {
     using Clock = std::chrono::steady_clock;
     const auto now = Clock::now();
     if (!agent.live || agent.config.pump || agent.resting || now - c->looked < kQuiet) return;
-    const uint64_t launches = instrumented();
+    const uint64_t launches = launches_of_copies();
     const bool quiet = launches == std::exchange(c->seen_launches, launches);
     c->looked = now;
     const auto due = c->next_reading.load();

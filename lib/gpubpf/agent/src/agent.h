@@ -80,6 +80,8 @@ struct Agent {
         if (before / pump != (before + launches) / pump) wake_for_reading();
     }
     std::atomic<uint64_t> pumped{0};
+    // Graph launches with copies in bodies of conditional nodes, and the executions there that drains have counted.
+    std::atomic<uint64_t> bodies{0}, executions{0};
     void wake_for_reading();
     // Registers handlers that read the maps when the process exits. Call it after cuInit: handlers registered
     // later run earlier, so the agent's run before the driver's.

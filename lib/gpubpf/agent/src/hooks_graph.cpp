@@ -54,6 +54,27 @@ CUresult hook_cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph
     return made(hook, r, exec, graph, params ? params->flags : 0);
 }
 
+CUresult added(const HookCall &hook, CUresult r, const CUgraphNode *node, const CUgraphNodeParams *params) {
+    if (hook.keeps_records() && r == CUDA_SUCCESS && node && params &&
+        params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL && params->conditional.phGraph_out)
+        quietly(
+            [&] { conditional_node_made(*node, params->conditional.phGraph_out, params->conditional.size); });
+    return r;
+}
+
+CUresult hook_cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                             CUgraphNodeParams *params) {
+    HookCall hook;
+    return added(hook, FORWARD(cuGraphAddNode)(node, graph, dependencies, count, params), node, params);
+}
+
+CUresult hook_cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params) {
+    HookCall hook;
+    return added(hook, FORWARD(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, params), node,
+                 params);
+}
+
 CUresult hook_cuGraphExecDestroy(CUgraphExec exec) {
     HookCall hook;
     if (hook.keeps_records()) quietly([&] { graph_gone(exec); });

@@ -78,6 +78,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         l.epoch = reader.u32();
         l.shape = reader.u32();
         l.tick = reader.u32();
+        l.executions = reader.u32();
         l.wave = reader.u32();
         l.compute_units = reader.u32();
         l.most_threads = reader.u32();
@@ -93,7 +94,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
                 return nullptr;
             l.fields.push_back(b);
         }
-        for (uint32_t word : {l.pid_tgid, l.kernel, l.epoch, l.tick})
+        for (uint32_t word : {l.pid_tgid, l.kernel, l.epoch, l.tick, l.executions})
             if (word != kNoField && word + uint64_t(8) > l.block.size()) return nullptr;
         if (l.shape != kNoField && l.shape + kShapeSize > l.block.size()) return nullptr;
         l.references.resize(reader.count(16));

@@ -77,9 +77,10 @@ struct Layout {  // the layout of one instrumented kernel
     std::string limited;  // name of a second copy, which uses fewer registers; empty: none
     // offsets of the kernel's number and of the allocation epoch in the block
     uint32_t kernel = kNoField, epoch = kNoField;
-    uint32_t shape = kNoField;  // offset of the launch shape in the block
-    uint32_t tick = kNoField;   // offset of an AMD GPU's tick length in the block
-    uint32_t wave = 32;         // lanes per warp
+    uint32_t shape = kNoField;       // offset of the launch shape in the block
+    uint32_t tick = kNoField;        // offset of an AMD GPU's tick length in the block
+    uint32_t executions = kNoField;  // offset in the block of the address of Instance::executions
+    uint32_t wave = 32;              // lanes per warp
     // How many of an AMD GPU's compute units a block can use (2 in WGP mode), and the threads that fit on
     // these at once, in the copy and in the original.
     uint32_t compute_units = 1;

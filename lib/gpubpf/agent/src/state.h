@@ -126,6 +126,12 @@ struct Instance : AttachmentObject {
     std::atomic<const uint8_t *> launch_block{nullptr};
     uint32_t tried = UINT32_MAX;  // the generation of pools that were too small; UINT32_MAX: not tried yet
     std::vector<Array> arrays;    // valid once launch_block is set
+    // How often the copy ran in bodies of conditional graph nodes: the address of a u64 in a pool, in which the
+    // copy counts (0: in none), the copy's function there, and how many were counted. The address is guarded by
+    // the context's `memory`, the number by its `busy`.
+    CUdeviceptr executions = 0;
+    CUfunction executed = nullptr;
+    uint64_t executions_counted = 0;
     Instance *next = nullptr;
 
     uint64_t threads() const {

@@ -17,6 +17,7 @@
 
 #include "agent.h"
 #include "copies/deferred.h"
+#include "copies/launch.h"
 #include "copies/shared.h"
 #include "driver/current.h"
 #include "driver/fault.h"
@@ -149,6 +150,12 @@ struct Table {
     void write_to(Writer &w) const { w.u32(count).raw(rows.bytes.data(), rows.bytes.size()); }
 };
 
+struct ExecutionCounter {
+    const Copy *copy;
+    Instance *instance;
+    uint64_t offset;  // in the file
+};
+
 // The contents of a snapshot, and their locations in the file.
 struct Contents {
     uint64_t size = 0;                   // size of the file
@@ -156,6 +163,7 @@ struct Contents {
     uint64_t largest = 0, launches = 0;  // offset and count of the largest words of Config::kept
     uint64_t grids = UINT64_MAX;         // offset of the number of grids that kernels launched
     std::vector<uint64_t> rings;         // offsets of the records of each ring
+    std::vector<ExecutionCounter> executions;
     std::vector<std::pair<uint64_t, uint64_t>> whole;  // maps of the whole context: offset and size
     Table instance_table, map_table, ring_table;
 
@@ -193,6 +201,20 @@ void add_instances(Contents &contents, const Copy &copy) {
     if (of_all && !copy.sites.empty()) put(kAnyShape, kAnyShape, of_all, copy.sites);
 }
 
+// Counts executions that copies have counted on the GPU since the last snapshot.
+void count_executions(const ExecutionCounter &counter, const char *bytes) {
+    Instance &instance = *counter.instance;
+    uint64_t now;
+    memcpy(&now, bytes + counter.offset, sizeof now);
+    const uint64_t more = now - std::exchange(instance.executions_counted, now);
+    Slot &slot = *counter.copy->kernel->slot;
+    slot.seen.fetch_add(more);
+    slot.number.fetch_add(more);
+    agent.executions.fetch_add(more);
+    count_launch(instance.executed, *counter.copy, instance, more);
+    instance.awaited += more;
+}
+
 Contents contents_of(Context &context, bool only_rings) {
     Contents contents;
     const Kept &kept = agent.config.kept;
@@ -212,7 +234,10 @@ Contents contents_of(Context &context, bool only_rings) {
     if (!only_rings) {
         contents.launches = kept.slots;
         contents.largest = contents.add(kept.slots * 8);
-        for (const Copy *c : context.copies) add_instances(contents, *c);
+        for (const Copy *c : context.copies)
+            each_instance(*c, [&](Instance &i) {
+                if (i.executions) contents.executions.push_back({c, &i, contents.offset_of(i.executions)});
+            });
     }
     for (uint32_t m = 0; m < context.storage.size() && !only_rings; ++m)
         if (context.storage[m] && agent.config.maps[m].place == Place::Gpu) {
@@ -252,6 +277,8 @@ bool fill(int fd, Context &context, const Contents &contents) {
         memcpy(&grids, bytes + contents.grids, sizeof grids);
         agent.control->grids.fetch_add(grids - std::exchange(context.grids_counted, grids));
     }
+    if (copied)
+        for (const ExecutionCounter &counter : contents.executions) count_executions(counter, bytes);
     // After all else: an end that was copied before the start of its launch would seem to belong to another.
     auto *largest = reinterpret_cast<uint64_t *>(bytes + contents.largest);
     if (copied) copied = copy_largest(context, largest, 0, contents.launches, kCopyWait);
@@ -281,7 +308,7 @@ bool snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     if (current.ok() && wait_ms && !only_idle) calibrate(context);
     if (!context.usable) return true;
 
-    const Contents contents = contents_of(context, flags & kOfRings);
+    Contents contents = contents_of(context, flags & kOfRings);
     const int fd = memory_file("gpubpf-maps", contents.size);
     const uint64_t taken_ns = now_ns();
     if (!(flags & kFailed) && fd >= 0 && !fill(fd, context, contents)) flags |= kFailed;
@@ -289,6 +316,10 @@ bool snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     if (fd < 0) {
         agent.send(Message::NoFile, Writer());
         return true;
+    }
+    if (!(flags & kOfRings)) {
+        std::lock_guard<std::mutex> hold(context.memory);
+        for (const Copy *c : context.copies) add_instances(contents, *c);
     }
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it safely
 

@@ -30,6 +30,7 @@ struct KernelNode {
     LaunchShape shape{};
     Choice choice;  // valid if `outcome` is kInstrumented
     bool enabled = true;
+    bool in_body = false;  // the GPU decides how often it runs
 };
 
 struct Part {  // range of kernel nodes: those of a child graph
@@ -40,6 +41,8 @@ struct Part {  // range of kernel nodes: those of a child graph
 // graphs take the place of their node.
 struct Walk {
     std::vector<KernelNode> kernels;
+    std::vector<KernelNode> bodies;  // kernel nodes in bodies of conditional nodes, at any depth
+    bool conditional = false;        // has conditional nodes
     std::unordered_map<CUgraphNode, uint32_t> index;  // of kernel nodes outside child graphs
     std::unordered_map<CUgraphNode, Part> children;
     std::vector<std::pair<uint32_t, uint32_t>> edges;
@@ -66,6 +69,8 @@ struct Execs {
     std::mutex lock;  // guards the members below
     std::unordered_map<CUgraphExec, std::shared_ptr<Exec>> all;
     uint64_t serials = 0;
+    // Of each conditional node: its bodies, which the driver reports only when the node is made.
+    std::unordered_map<CUgraphNode, std::vector<CUgraph>> bodies;
 };
 
 AttachmentState<Execs> all_execs;
@@ -75,6 +80,12 @@ std::shared_ptr<Exec> find(CUgraphExec handle) {
     std::lock_guard<std::mutex> hold(execs().lock);
     auto it = execs().all.find(handle);
     return it == execs().all.end() ? nullptr : it->second;
+}
+
+std::vector<CUgraph> bodies_of(CUgraphNode node) {
+    std::lock_guard<std::mutex> hold(execs().lock);
+    auto it = execs().bodies.find(node);
+    return it == execs().bodies.end() ? std::vector<CUgraph>() : it->second;
 }
 
 Copy *copy_with(CUfunction function) {
@@ -157,8 +168,9 @@ void join(Ends &to, const Ends &more) {
     to.swap(both);
 }
 
-// Returns the last nodes of the graph. If the driver does not describe a node, the walk is not `whole`.
-Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &w) {
+// Returns the last nodes of the graph. If the driver does not describe a node, the walk is not `whole`. in_body: the graph is in the
+// body of a conditional node.
+Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &w, bool in_body = false) {
     size_t n = 0, m = 0;
     std::vector<CUgraphNode> nodes, from, to;
     auto listed = [&] {
@@ -201,21 +213,31 @@ Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &
         bool known = driver.cuGraphNodeGetType(nodes[i], &type) == CUDA_SUCCESS;
         if (known && type == CU_GRAPH_NODE_TYPE_KERNEL) {
             known = driver.cuGraphKernelNodeGetParams_v2(nodes[i], &params) == CUDA_SUCCESS;
-            auto number = static_cast<uint32_t>(w.kernels.size());
-            w.kernels.push_back(known ? describe(params, nodes[i], context) : KernelNode());
-            if (!level) w.index[nodes[i]] = number;
-            for (uint32_t e : ends[i])
-                if (w.edges.size() < kMostEdges) w.edges.emplace_back(e, number);
-            ends[i] = {number};
+            KernelNode kernel = known ? describe(params, nodes[i], context) : KernelNode();
+            kernel.in_body = in_body;
+            if (in_body) {
+                w.bodies.push_back(kernel);
+            } else {
+                auto number = static_cast<uint32_t>(w.kernels.size());
+                w.kernels.push_back(kernel);
+                if (!level) w.index[nodes[i]] = number;
+                for (uint32_t e : ends[i])
+                    if (w.edges.size() < kMostEdges) w.edges.emplace_back(e, number);
+                ends[i] = {number};
+            }
         } else if (known && type == CU_GRAPH_NODE_TYPE_GRAPH) {
             auto first = static_cast<uint32_t>(w.kernels.size());
             known = driver.cuGraphChildGraphNodeGetGraph(nodes[i], &child) == CUDA_SUCCESS;
-            if (known) ends[i] = walk(child, context, ends[i], level + 1, w);
+            if (known) ends[i] = walk(child, context, ends[i], level + 1, w, in_body);
             if (!level) w.children[nodes[i]] = {first, static_cast<uint32_t>(w.kernels.size()) - first};
         } else {
             ++w.others;
-            if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
-                known = false;  // the number of times its body runs is unknown
+            if (type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+                const std::vector<CUgraph> bodies = bodies_of(nodes[i]);
+                known = !bodies.empty();  // else it was made before the attachment
+                for (CUgraph body : bodies) walk(body, context, {}, level + 1, w, true);
+                w.conditional = true;
+            }
         }
         w.whole = w.whole && known;
         for (size_t next : after[i]) {
@@ -284,9 +306,15 @@ bool swap_params(const Exec &exec, KernelNode &k, uint32_t number, CUDA_KERNEL_N
         cluster.value.clusterDim.z = k.shape.cluster_size[2];
         k.shape.config = &config;
     }
-    k.outcome = choose(k.function, exec.context, k.shape, k.choice);
+    const Copy *copy = copy_in(*k.function.kernel, exec.context);
+    if (k.in_body && copy && copy->layout->executions == kNoField) k.outcome = outcome_of(kConditionalNode);
+    else k.outcome = choose(k.function, exec.context, k.shape, k.choice);
     k.shape.config = nullptr;
     if (k.outcome != kInstrumented) return false;
+    if (k.in_body && !count_on_gpu(k.choice)) {
+        k.outcome = outcome_of(kMapTooSmall);
+        return false;
+    }
     void **extra = params.kernelParams ? nullptr : params.extra;
     if (!build(k.choice, number, exec.cell, params.kernelParams, extra, swap)) {
         k.outcome = outcome_of(kLaunchFailed);
@@ -300,25 +328,88 @@ bool swap_params(const Exec &exec, KernelNode &k, uint32_t number, CUDA_KERNEL_N
     return true;
 }
 
-// Puts copies into a graph that belongs to the agent. Returns whether there is at least one.
-bool swap_nodes(const Exec &exec, Walk &w, uint32_t first) {
-    bool any = false;
-    for (uint32_t i = 0; i < w.kernels.size(); ++i) {
-        KernelNode &k = w.kernels[i];
-        k.outcome = outcome_of_original(exec, k);
-        CUDA_KERNEL_NODE_PARAMS params{};
-        Swap swap;
-        if (!k.handle || driver.cuGraphKernelNodeGetParams_v2(k.handle, &params) != CUDA_SUCCESS ||
-            !swap_params(exec, k, first + i, params, swap))
-            continue;
-        if (driver.cuGraphKernelNodeSetParams_v2(k.handle, &params) == CUDA_SUCCESS) any = true;
-        else k.outcome = outcome_of(kLaunchFailed);
+// The program's own parameters of a kernel node. The driver's description of them ends when others are set.
+struct OwnParams {
+    CUgraphNode node;
+    CUDA_KERNEL_NODE_PARAMS params;
+    std::vector<std::vector<uint8_t>> values;
+    std::vector<void *> pointers;  // kernelParams or extra
+    size_t size = 0;               // in `extra`
+
+    OwnParams(CUgraphNode of, const CUDA_KERNEL_NODE_PARAMS &given, const std::vector<uint32_t> &sizes)
+        : node(of), params(given) {
+        const auto keep = [this](const void *from, size_t bytes) {
+            auto begin = static_cast<const uint8_t *>(from);
+            values.emplace_back(begin, begin + bytes);
+            return values.back().data();
+        };
+        if (given.kernelParams) {
+            for (size_t i = 0; i < sizes.size(); ++i)
+                pointers.push_back(keep(given.kernelParams[i], sizes[i]));
+            params.kernelParams = pointers.data();
+            return;
+        }
+        const void *buffer = nullptr;
+        for (void **e = given.extra; e && *e != CU_LAUNCH_PARAM_END; e += 2)
+            if (*e == CU_LAUNCH_PARAM_BUFFER_POINTER) buffer = e[1];
+            else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) size = *static_cast<size_t *>(e[1]);
+        if (!buffer) return;
+        pointers = {CU_LAUNCH_PARAM_BUFFER_POINTER, keep(buffer, size), CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
+                    CU_LAUNCH_PARAM_END};
+        params.extra = pointers.data();
     }
+    OwnParams(const OwnParams &) = delete;
+    OwnParams &operator=(const OwnParams &) = delete;
+};
+using AllOwnParams = std::vector<std::unique_ptr<OwnParams>>;
+
+// Puts a copy into a node of a graph. Returns whether it did; otherwise, the outcome says why. `own`: gets the node's parameters.
+bool swap_node(const Exec &exec, KernelNode &k, uint32_t number, AllOwnParams *own) {
+    k.outcome = outcome_of_original(exec, k);
+    CUDA_KERNEL_NODE_PARAMS params{};
+    if (!k.handle || driver.cuGraphKernelNodeGetParams_v2(k.handle, &params) != CUDA_SUCCESS) return false;
+    const CUDA_KERNEL_NODE_PARAMS before = params;
+    Swap swap;
+    if (!swap_params(exec, k, number, params, swap)) return false;
+    if (own) own->push_back(std::make_unique<OwnParams>(k.handle, before, k.choice.copy->layout->sizes));
+    if (driver.cuGraphKernelNodeSetParams_v2(k.handle, &params) == CUDA_SUCCESS) return true;
+    k.outcome = outcome_of(kLaunchFailed);
+    return false;
+}
+
+// Puts copies into a graph that belongs to the agent. Returns whether there is at least one. The number of the first kernel node is
+// `first`. `own`: the graph is the program's; gets the parameters to put back.
+bool swap_nodes(const Exec &exec, Walk &w, uint32_t first, AllOwnParams *own = nullptr) {
+    bool any = false;
+    for (KernelNode &k : w.kernels) any |= swap_node(exec, k, first++, own);
+    for (KernelNode &k : w.bodies) any |= swap_node(exec, k, 0, own);  // no program there reads a number
     return any;
 }
 
 void originals(const Exec &exec, Walk &w) {
     for (KernelNode &k : w.kernels) k.outcome = outcome_of_original(exec, k);
+    for (KernelNode &k : w.bodies) k.outcome = outcome_of_original(exec, k);
+}
+
+// The driver cannot clone graphs with conditional nodes. So this puts the copies into the program's graph, updates the executable graph
+// from it, and puts the program's kernels back, all within a call that uses this graph. Returns whether copies run.
+bool swap_in_place(const Exec &exec, CUgraphExec handle, CUgraph graph, Walk &w) {
+    AllOwnParams own;
+    CUgraphExecUpdateResultInfo info{};
+    const bool any = swap_nodes(exec, w, 0, &own);
+    const bool updated = any && driver.cuGraphExecUpdate_v2(handle, graph, &info) == CUDA_SUCCESS;
+    for (const auto &before : own) driver.cuGraphKernelNodeSetParams_v2(before->node, &before->params);
+    for (auto *nodes : {&w.kernels, &w.bodies})
+        for (KernelNode &k : *nodes)
+            if (!updated && k.outcome == kInstrumented) k.outcome = outcome_of_original(exec, k);
+    return updated;
+}
+
+// Whether the number of executions of each matched kernel is known.
+bool knows_executions(const Walk &w) {
+    return w.whole && std::all_of(w.bodies.begin(), w.bodies.end(), [](const KernelNode &k) {
+               return k.function.kernel && (k.outcome == kInstrumented || k.outcome == kNotMatched);
+           });
 }
 
 CUdeviceptr take_cell(Context &context) {
@@ -420,12 +511,16 @@ void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
     Walk own, cloned;
     walk(graph, exec.context, {}, 0, own);
     load_copies_for(exec, own.kernels);
+    load_copies_for(exec, own.bodies);
     originals(exec, own);
     exec.swapped = false;
-    bool wanted = exec.swaps && std::any_of(own.kernels.begin(), own.kernels.end(), has_copies);
+    bool wanted = exec.swaps && (std::any_of(own.kernels.begin(), own.kernels.end(), has_copies) ||
+                                 std::any_of(own.bodies.begin(), own.bodies.end(), has_copies));
     CUgraph clone = nullptr;
     if (wanted && !exec.cell) exec.cell = take_cell(*exec.context);
-    if (wanted && exec.cell && driver.cuGraphClone(&clone, graph) == CUDA_SUCCESS) {
+    if (wanted && exec.cell && own.conditional) {
+        exec.swapped = swap_in_place(exec, handle, graph, own);
+    } else if (wanted && exec.cell && driver.cuGraphClone(&clone, graph) == CUDA_SUCCESS) {
         walk(clone, exec.context, {}, 0, cloned);
         CUgraphExecUpdateResultInfo info{};
         bool any = cloned.kernels.size() == own.kernels.size() && swap_nodes(exec, cloned, 0);
@@ -552,6 +647,11 @@ void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
     execs().all[handle] = exec;
 }
 
+void conditional_node_made(CUgraphNode node, const CUgraph *bodies, uint32_t count) {
+    std::lock_guard<std::mutex> hold(execs().lock);
+    execs().bodies[node].assign(bodies, bodies + count);
+}
+
 void graph_updated(CUgraphExec handle, CUgraph graph) {
     std::shared_ptr<Exec> exec = find(handle);
     if (!exec || !can_walk()) return;
@@ -599,6 +699,7 @@ void child_node_set(CUgraphExec handle, CUgraphNode node, CUgraph child) {
     if (!agent.live) return;
     Walk own;
     walk(child, exec->context, {}, 0, own);
+    if (own.conditional) exec->walk.whole = false;
     load_copies_for(*exec, own.kernels);
     originals(*exec, own);
     CUgraph clone = nullptr;
@@ -719,6 +820,14 @@ static void count_launch(Exec &exec, StreamRef where, Operation &operation, uint
             ++kernels;
             instrumented += k.outcome == kInstrumented && result == CUDA_SUCCESS;
         }
+    for (const KernelNode &k : exec.walk.bodies)
+        if (k.outcome != kInstrumented) count_replay(k, result);
+    if (result == CUDA_SUCCESS &&
+        std::any_of(exec.walk.bodies.begin(), exec.walk.bodies.end(),
+                    [](const KernelNode &k) { return k.outcome == kInstrumented; })) {
+        agent.bodies.fetch_add(1, std::memory_order_relaxed);
+        ++instrumented;  // at least
+    }
     if (instrumented) agent.launched(instrumented);
     operation.record.graph = {exec.serial, exec.replays, first, kernels, exec.walk.others};
 }
@@ -766,7 +875,7 @@ CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
     }
     operation.returned(result);
     if (!hook.keeps_records()) return result;
-    if (!captured && result == CUDA_SUCCESS && (!exec || !exec->walk.whole)) {
+    if (!captured && result == CUDA_SUCCESS && (!exec || !knows_executions(exec->walk))) {
         agent.control->graphs.fetch_add(1, std::memory_order_relaxed);
         if (!exec && agent.late) agent.control->graphs_before.fetch_add(1, std::memory_order_relaxed);
     }

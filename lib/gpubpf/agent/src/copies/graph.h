@@ -3,7 +3,8 @@
 //
 // The program's own graphs are never changed. When the program has made or updated an executable graph, the
 // agent clones the source graph, puts the copies into the clone, and updates the executable graph from it. So
-// the program can only read back its own graphs.
+// the program can only read back its own graphs. Graphs with conditional nodes cannot be cloned: the program's graph has the copies
+// while the agent updates the executable graph.
 #pragma once
 
 #include <functional>
@@ -21,6 +22,7 @@ void gather_graphs(const Context &context, Leftovers &to);  // collects their dr
 // Call these after the driver's calls. `graph`: the graph from which the executable graph was made or updated.
 void graph_made(CUgraphExec exec, CUgraph graph, uint64_t flags);
 void graph_updated(CUgraphExec exec, CUgraph graph);
+void conditional_node_made(CUgraphNode node, const CUgraph *bodies, uint32_t count);
 void kernel_node_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS &params);
 void child_node_set(CUgraphExec exec, CUgraphNode node, CUgraph child);
 void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled);

@@ -11,7 +11,9 @@
 
 namespace gpubpf {
 
-static void add(std::atomic<uint64_t> &counter) { counter.fetch_add(1, std::memory_order_relaxed); }
+static void add(std::atomic<uint64_t> &counter, uint64_t n = 1) {
+    counter.fetch_add(n, std::memory_order_relaxed);
+}
 
 uint32_t count(const Function &function, Reason reason) {
     add(function.kernel->slot->seen);
@@ -253,6 +255,7 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
         uint64_t number = choice.copy->kernel->slot_index;
         memcpy(own + layout.kernel, &number, sizeof number);
     }
+    if (choice.executions) memcpy(own + layout.executions, &choice.executions, sizeof choice.executions);
     if (layout.epoch != kNoField) {
         uint64_t now = allocation_epoch();
         memcpy(own + layout.epoch, &now, sizeof now);
@@ -340,12 +343,28 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
     return outcome;
 }
 
-void count_launch(CUfunction function, const Copy &copy, Instance &instance) {
+bool count_on_gpu(Choice &choice) {
+    Context &context = *choice.copy->context;
+    Instance &instance = *choice.instance;
+    std::lock_guard<std::mutex> hold(context.memory);
+    for (auto &p : context.pools) {
+        if (instance.executions) break;
+        const uint64_t used = p->used.load(std::memory_order_relaxed);
+        if (p->size - used < kMapAlignment) continue;
+        instance.executions = p->base + used;
+        instance.executed = choice.function;
+        p->used.store(used + kMapAlignment, std::memory_order_release);
+    }
+    choice.executions = instance.executions;
+    return choice.executions != 0;
+}
+
+void count_launch(CUfunction function, const Copy &copy, Instance &instance, uint64_t launches) {
     Slot &slot = *copy.kernel->slot;
-    add(instance.launches);
-    add(slot.instrumented);
-    if (function == copy.limited) add(slot.limited);
-    slot.threads.fetch_add(instance.threads(), std::memory_order_relaxed);
+    add(instance.launches, launches);
+    add(slot.instrumented, launches);
+    if (function == copy.limited) add(slot.limited, launches);
+    add(slot.threads, instance.threads() * launches);
 }
 
 bool swapped(const HookCall &hook, Swap &swap, CUresult result) {

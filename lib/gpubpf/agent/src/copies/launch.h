@@ -38,6 +38,7 @@ struct Choice {
     CUfunction function = nullptr;  // of the copy: the ordinary or the limited one
     Instance *instance = nullptr;
     const uint8_t *block = nullptr;  // complete except for the launch id
+    CUdeviceptr executions = 0;      // where the copy counts how often it runs; 0: the host counts
 };
 // Finds a copy that can be launched in this shape, and its memory. Counts nothing. Returns the outcome.
 uint32_t choose(const Function &function, Context *context, const LaunchShape &shape, Choice &choice);
@@ -48,8 +49,11 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
 
 Copy *copy_in(const Kernel &kernel, const Context *context);  // null: none
 
+// Makes a chosen copy count on the GPU how often it runs. Returns false if there is no memory for its counter.
+bool count_on_gpu(Choice &choice);
+
 // Counts launches of a copy that the driver accepted, in its instance and its kernel.
-void count_launch(CUfunction function, const Copy &copy, Instance &instance);
+void count_launch(CUfunction function, const Copy &copy, Instance &instance, uint64_t launches = 1);
 
 // Decides about one launch and counts it. On kInstrumented, launch `swap` and then call swapped(). Otherwise,
 // launch the original.

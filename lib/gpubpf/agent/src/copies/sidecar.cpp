@@ -206,7 +206,8 @@ bool add_pool(Context &context, uint64_t size, uint64_t used) {
 
 namespace {
 
-constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the fixed parts and alignment of array instances
+constexpr uint64_t kExecutionCounters = 256;  // of copies in bodies of conditional graph nodes
+constexpr uint64_t kPoolSlack = 64 << 10;     // bytes, for the fixed parts and alignment of array instances
 
 // Prepares a context for the operation log: the agent's stream and the GPU's clock. Call it with `busy` held
 // and the context current.
@@ -236,7 +237,8 @@ bool prepare_context(Context &context) {
     const bool all_shared =
         std::all_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.shared(); });
     // The user's limit is for values only. Everything else is added to it.
-    uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack);
+    uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack) +
+                    (agent.config.graphs ? kExecutionCounters * kMapAlignment : 0);
     while (size && !add_pool(context, size)) {  // if the GPU is nearly full, a small pool is better than none
         if (size / 2 < std::max<uint64_t>(shared, 1 << 16)) return false;
         size /= 2;
