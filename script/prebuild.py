@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
 from gpubpf.attach import cuinit
 from gpubpf.ebpf import compile
-from gpubpf.ebpf.bytecode import HOST_POINTS, WIDE, Program, points
+from gpubpf.ebpf.bytecode import HOST_POINTS, WIDE, Program, points, register_functions
+from gpubpf.ebpf.headers import INCLUDE
 from gpubpf.errors import CompileError, Error, VerifyError
 from gpubpf.launches import off_cpu
 from gpubpf.linux.host_programs import try_load
@@ -83,12 +84,19 @@ def build(text: str) -> dict[str, Any]:
     }
 
 
+def has_programs(text: str) -> bool:
+    """Return whether a C text, or a header of this package that it includes, defines programs."""
+    included = re.findall(r"#include <(gpubpf_\w+\.h)>", text)
+    whole = "\n".join([text, *((INCLUDE / name).read_text() for name in included)])
+    return bool(points(whole) or register_functions(whole))
+
+
 def texts(tool: Path) -> dict[Path, str]:
     """Return the prebuilt files of a tool, each with its text: PROGRAM, and if that asks for the number of lanes, the text for 64.
 
     There are none if PROGRAM has no programs, because the tool makes them of its command line."""
     text = program_text(tool)
-    if text is None or not points(text):
+    if text is None or not has_programs(text):
         return {}
     found = {PREBUILT / f"{tool.stem}.json": text}
     return found | ({PREBUILT / f"{tool.stem}-64.json": WIDE + text} if is_by_lanes(text) else {})

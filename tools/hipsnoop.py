@@ -44,7 +44,7 @@ PROGRAM = r"""
 #include <gpubpf.h>
 
 /*
- * call_entry, call_return     uprobe and uretprobe of every chosen function: count the call, measure its latency, and
+ * call_entry, call_return     uprobes at entry and returns of every chosen function: count the call, measure its latency, and
  *                             with -e, --slow, --timeline or --trace record its arguments and its result
  * call_newtask                task_newtask: trace the processes that a traced process starts
  * call_exec, call_exit        sched_process_exec, sched_process_exit: forget threads that end
@@ -61,7 +61,7 @@ PROGRAM = r"""
 #include <gpubpf_delays.h>
 
 /*
- * kernel_told, kernel_given   uprobe and uretprobe of functions that register or find kernels: the name behind a handle
+ * kernel_told, kernel_given   uprobes at entry and returns of functions that register or find kernels: the name behind a handle
  */
 #include <gpubpf_kernels.h>
 """

@@ -32,11 +32,14 @@ if TYPE_CHECKING:
 
 ET_REL, ET_EXEC = 1, 2
 EM_CUDA = 190
-PT_LOAD, PT_DYNAMIC = 1, 2
+PT_LOAD, PT_DYNAMIC, PT_GNU_EH_FRAME = 1, 2, 0x6474E550
 SHT_NULL, SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 0, 2, 8, 11
 STT_OBJECT, STT_FUNC, STT_GNU_IFUNC = 1, 2, 10
 DT_NULL, DT_NEEDED, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ = 0, 1, 4, 5, 6, 10
+DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_JMPREL = 2, 7, 8, 23
 DT_RPATH, DT_RUNPATH, DT_GNU_HASH, DT_VERSYM = 15, 29, 0x6FFFFEF5, 0x6FFFFFF0
+DT_VERDEF, DT_VERDEFNUM = 0x6FFFFFFC, 0x6FFFFFFD
+R_X86_64_64, R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT, R_X86_64_IRELATIVE = 1, 6, 7, 37
 
 _HEADER = struct.Struct("<16s HHI QQQ I HHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -44,13 +47,19 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 SYMBOL_SIZE = _SYMBOL.size
 _DYNAMIC = struct.Struct("<QQ")
+_RELOCATION = struct.Struct("<QIIq")
+_VERSION, _VERSION_NAME = struct.Struct("<HHHHIII"), struct.Struct("<II")
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 
 _PIECE = 1 << 26  # bytes read at once
 _LARGEST_TABLE = 1 << 28  # bytes of one table of symbols or names
 _LONGEST_NAME = 1 << 16  # bytes
+_SORTED_FRAMES = (
+    b"\x01\x1b\x03\x3b"  # .eh_frame_hdr: version 1, a table of 32-bit offsets from its own address
+)
 _MOST_SECTIONS = 1 << 20
 _MOST_NAMES = 1 << 28  # characters of all names that are read of one table
+_TABLES = (DT_SYMTAB, DT_STRTAB, DT_HASH, DT_GNU_HASH, DT_VERSYM, DT_VERDEF)
 # Of a library's dynamic section, when it is read from memory:
 _MOST_SEGMENTS = 256
 _MOST_EXPORTS = 1 << 18
@@ -173,6 +182,22 @@ class SymbolEntry(NamedTuple):
     @property
     def type(self) -> int:
         return self.info & 15
+
+
+class Import(NamedTuple):
+    """What the dynamic linker puts into a word: the address of the function `name`, or what the function at `resolver` returns."""
+
+    name: str
+    resolver: int = 0
+
+
+class Exported(NamedTuple):
+    """A function that a library exports. `default`: programs that are linked now get this version."""
+
+    name: str
+    version: str
+    default: bool
+    symbol: SymbolEntry
 
 
 def string_at(text: bytes, offset: int) -> str:
@@ -344,12 +369,91 @@ class Elf:
         """Return the libraries with which it is linked (DT_NEEDED). Raises OSError, ImageError."""
         return self._dynamic_names(DT_NEEDED)
 
-    def _dynamic_names(self, *tags: int) -> list[str]:
+    def imports(self) -> dict[int, Import]:
+        """Return the words that the dynamic linker fills with the address of a function, by their address.
+
+        Raises OSError, ImageError.
+        """
+        tags = self._dynamic_tags
+        found: dict[int, Import] = {}
+        symbols, text = (offset_of(self.loads, tags.get(tag, 0)) for tag in (DT_SYMTAB, DT_STRTAB))
+        if symbols is None or text is None:
+            return found
+        names = NameTable(self.source.read(text, min(tags.get(DT_STRSZ, 0), _LARGEST_TEXT)))
+        for table, size in ((DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)):
+            at, count = offset_of(self.loads, tags.get(table, 0)), tags.get(size, 0) // _RELOCATION.size
+            if at is None or count * _RELOCATION.size > _LARGEST_TABLE:
+                continue
+            data = self.source.read(at, count * _RELOCATION.size)
+            for place, kind, symbol, addend in _RELOCATION.iter_unpack(data):
+                if kind == R_X86_64_IRELATIVE:
+                    found[place] = Import("", addend)
+                elif kind in (R_X86_64_64, R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT):
+                    entry = self.source.read(symbols + symbol * _SYMBOL.size, _SYMBOL.size)
+                    found[place] = Import(names.at(_SYMBOL.unpack(entry)[0]))
+        return found
+
+    def exported(self) -> Iterator[Exported]:
+        """Yield the functions that it exports, each version by itself. Raises OSError, ImageError."""
+        tags, memory = self._dynamic_tags, self.source
+        at = {tag: offset_of(self.loads, tags[tag]) for tag in tags if tag in _TABLES}
+        symbols, text = at.get(DT_SYMTAB), at.get(DT_STRTAB)
+        if symbols is None or text is None:
+            return
+        names = NameTable(memory.read(text, min(tags.get(DT_STRSZ, 0), _LARGEST_TEXT)))
+        total = _symbol_count(_Offsets(memory), at.get(DT_HASH) or 0, at.get(DT_GNU_HASH) or 0)
+        data = memory.read(symbols, total * _SYMBOL.size)
+        versions, numbers = self._versions(at.get(DT_VERDEF), tags.get(DT_VERDEFNUM, 0), names), b""
+        if (version_table := at.get(DT_VERSYM)) is not None:
+            numbers = memory.read(version_table, 2 * total)
+        for i, entry in enumerate(map(SymbolEntry._make, _SYMBOL.iter_unpack(data))):
+            if entry.type in (STT_FUNC, STT_GNU_IFUNC) and entry.section and entry.value:
+                number = int.from_bytes(numbers[2 * i : 2 * i + 2], "little")
+                version, hidden = versions.get(number & 0x7FFF, ""), bool(number & 0x8000)
+                yield Exported(names.at(entry.name), version, not hidden, entry)
+
+    def _versions(self, at: int | None, count: int, names: NameTable) -> dict[int, str]:
+        """Return the names of the versions that it defines, by number."""
+        found: dict[int, str] = {}
+        for _ in range(min(count, _MOST_EXPORTS) if at is not None else 0):
+            assert at is not None
+            _, _, number, _, _, name, after = _VERSION.unpack(self.source.read(at, _VERSION.size))
+            text, _ = _VERSION_NAME.unpack(self.source.read(at + name, _VERSION_NAME.size))
+            found[number] = names.at(text)
+            if not after:
+                break
+            at += after
+        return found
+
+    def frame_starts(self) -> np.ndarray[Any, Any]:
+        """Return the sorted addresses at which functions, and parts of functions, begin for an unwinder (.eh_frame_hdr).
+
+        Raises OSError, ImageError.
+        """
+        import numpy as np
+
+        header = next((s for s in self.segments if s.type == PT_GNU_EH_FRAME), None)
+        if header is None or header.size < 12 or header.size > _LARGEST_TABLE:
+            return np.empty(0, np.int64)
+        data = self.source.read(header.offset, header.size)
+        count = int.from_bytes(data[8:12], "little")
+        if data[:4] != _SORTED_FRAMES or count > (len(data) - 12) // 8:
+            return np.empty(0, np.int64)
+        return np.sort(np.frombuffer(data, "<i4", 2 * count, 12)[::2].astype(np.int64) + header.address)
+
+    @cached_property
+    def _dynamic_tags(self) -> dict[int, int]:
+        return dict(reversed(self._dynamic()))
+
+    def _dynamic(self) -> list[tuple[int, int]]:
         dynamic = next((s for s in self.segments if s.type == PT_DYNAMIC), None)
         if dynamic is None:
             return []
         size = min(dynamic.size, _LARGEST_DYNAMIC) // _DYNAMIC.size * _DYNAMIC.size
-        entries = list(_DYNAMIC.iter_unpack(self.source.read(dynamic.offset, size)))
+        return list(_DYNAMIC.iter_unpack(self.source.read(dynamic.offset, size)))
+
+    def _dynamic_names(self, *tags: int) -> list[str]:
+        entries = self._dynamic()
         text = offset_of(self.loads, dict(entries).get(DT_STRTAB, 0))
         found = []
         for tag, value in entries:
@@ -378,7 +482,7 @@ class LoadedFile:
 
     def __init__(self, descriptor: int) -> None:
         """Read the program headers. Of another kind of file, the first 4 KiB are at address 0. Raises OSError."""
-        self._file = descriptor
+        self.descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
         self.segments: tuple[Segment, ...] = (Segment(PT_LOAD, 0, 0, 0, 4096),)
         with contextlib.suppress(OSError, ImageError):
@@ -391,7 +495,9 @@ class LoadedFile:
         for segment in self.segments:
             if 0 <= (inside := address - segment.address) < segment.size:
                 with contextlib.suppress(OSError, OverflowError):
-                    return os.pread(self._file, min(size, segment.size - inside), segment.offset + inside)
+                    return os.pread(
+                        self.descriptor, min(size, segment.size - inside), segment.offset + inside
+                    )
         return b""
 
     def read(self, address: int, size: int) -> bytes:
@@ -407,6 +513,21 @@ class LoadedFile:
         if offset is None or offset >= self._size:
             raise OSError(errno.EFAULT, "not in the file")
         return offset
+
+
+@dataclass(frozen=True)
+class _Offsets:
+    """An `AddressSpace` whose addresses are offsets in a file."""
+
+    source: ByteSource
+
+    def some(self, address: int, size: int) -> bytes:
+        """See `AddressSpace`."""
+        return self.source.read(address, max(min(size, self.source.size - address), 0))
+
+    def read(self, address: int, size: int) -> bytes:
+        """See `AddressSpace`."""
+        return self.source.read(address, size)
 
 
 @dataclass(frozen=True)

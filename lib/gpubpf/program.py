@@ -378,22 +378,28 @@ class BPF:
         fn_name: str,
         ret: bool = False,
         optional: bool = False,
+        jumps: int = 0,
     ) -> None:
         """Run `fn_name`, whose context is `struct pt_regs`, in the Linux kernel when any process enters one of these functions of a
         library, or with `ret` returns from it.
 
         library: a file name without version or with a glob for the version (libcuda.so, libamdhip64.so.[567]), a path, or several.
         functions: names without symbol version. bpf_get_attach_cookie(ctx) returns the function's index in this list, or its
-        number in this mapping. The kernel attaches entry and return programs for the same functions as one, if it can.
+        number in this mapping.
+        ret: the program is at the return instructions, where the stack pointer is that of the entry. Functions that end in a jump
+        share return instructions. If a program is also at the entries of the same functions, the one at returns runs for each function
+        that can return there, and must match entry and return by the stack pointer and the number. Otherwise it runs only at the end
+        of calls whose entry was seen.
         optional: a library need not have all of the functions, and there is no notice for those that it lacks or has under two
         names.
+        jumps: is added to the number at the entry of a function that can end in a jump to another one that the library exports.
         """
         from gpubpf.linux import uprobes
 
         found = self._programs.points.get(fn_name)
         if found != "uprobe":
             raise UsageError(f"{fn_name} cannot be attached to functions: {self._belongs(fn_name)}")
-        self.tables.append(uprobes.table(fn_name, library, functions, ret, optional))
+        self.tables.append(uprobes.table(fn_name, library, functions, ret, optional, jumps))
 
     def attach_process_function(
         self, path: str, function: str, fn_name: str, ret: bool = False, offset: int = 0

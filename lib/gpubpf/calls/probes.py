@@ -41,6 +41,7 @@ PROGRAM = "#include <gpubpf_calls.h>\n"
 RING = 1 << 26  # bytes; room for 200,000 records
 _INITIAL_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _GLOBAL = 1
+_JUMPS = 1 << 16  # CALL_JUMPS
 # In the order of CALL_LOST_RECORDS …
 _COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned", "unseen")
 _NEWTASK: tracepoints.RecordLayout = {"pid": (8, 4), "clone_flags": (32, 8)}
@@ -150,7 +151,9 @@ class CallProbes:
         """Declare where each program runs; `start` attaches them."""
         numbers = {function.symbol: number for number, function in self.chosen}
         for name, returns in (("call_entry", False), ("call_return", True)):
-            self.bpf.attach_uprobe(self.api.libraries, numbers, fn_name=name, ret=returns, optional=True)
+            self.bpf.attach_uprobe(
+                self.api.libraries, numbers, fn_name=name, ret=returns, optional=True, jumps=_JUMPS
+            )
         self.bpf.attach_raw_tracepoint("sched_process_exec", "call_exec")
         self.bpf.attach_raw_tracepoint(
             "sched_process_exit",
@@ -170,6 +173,9 @@ class CallProbes:
         """Load and attach the programs. A notice is given if no library is found yet."""
         if uprobes.best_method() == "event":  # needs several open files for each function
             raise_file_limit()
+        room = self.bpf.entries.get("call_threads", self.bpf.maps["call_threads"].max_entries)
+        self._settings["many"] = room // 4  # the kernel evicts entries before the map is full
+        self.bpf["call_settings"].set(self._settings)
         self._host = self.bpf.host(None, self._note)
 
     @property

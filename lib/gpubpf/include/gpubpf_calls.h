@@ -2,7 +2,7 @@
  * gpubpf_calls.h: count and time the calls that threads make to functions of a library, and optionally record each call.
  * docs/host-calls.md defines what is counted. calls/probes.py attaches the programs and reads the maps:
  *
- *     call_entry, call_return        uprobe and uretprobe of a function; bpf_get_attach_cookie returns the function's number
+ *     call_entry, call_return        uprobes at a function's entry and returns; bpf_get_attach_cookie returns the function's number
  *     call_newtask                   raw tracepoint task_newtask: trace the children of traced processes
  *     call_newtask_record            tracepoint task:task_newtask: the same on kernels without BTF
  *     call_exec, call_exit           raw tracepoints sched_process_exec and sched_process_exit: forget threads that end
@@ -22,6 +22,7 @@
 #define CALL_MEMORY 10       /* place: the first word of `memory`; 0 to 5 are registers, 6 to 9 are words on the stack */
 #define CALL_WORDS 5         /* words to read from the memory that an argument points to */
 #define CALL_FUNCTIONS 2048
+#define CALL_JUMPS 0x10000   /* added to a function's number at its entry: it can end in a jump to another function */
 #define CALL_STEPS 8         /* buckets of a histogram for each factor of two */
 #define CALL_SHIFT 6         /* the first bucket counts less than 1 << CALL_SHIFT ns */
 #define CALL_BUCKETS 288     /* the last bucket counts 70 minutes and more */
@@ -47,6 +48,7 @@ struct call_settings {
     u32 generation;   /* of sums: the tool increments it, then reads the sums of the previous one */
     u32 ready;        /* the result "not ready", see struct call_layout */
     u32 pid;          /* offset of pid in struct task_struct */
+    u32 many;         /* with more threads than this, entries of call_threads may have been evicted */
     u8 events;        /* record each call */
     u8 errors;        /* skip calls that succeeded */
     u8 everybody;     /* trace every process */
@@ -62,8 +64,9 @@ struct call_spent {
 struct call_thread { /* members that each call needs are adjacent */
     u32 tgid, tid;
     u32 function; /* the function that it is in, or CALL_GAP */
-    u32 zero;
+    u32 jumps; /* that function can end in a jump to another one */
     u64 sp, entry_ns; /* of that call */
+    u64 caller;       /* its return address */
     u64 kernel;
     u64 entry_off_ns;    /* its time off the CPU up to entry_ns */
     u64 launched_ns;     /* when its last launch returned; 0: it has not launched */
@@ -121,6 +124,7 @@ GPU_PARAM(call_settings, struct call_settings);
 GPU_PARAM(call_filter, struct gpu_host_filter);
 GPU_PARAM(call_layouts, struct call_layouts);
 BPF_ARRAY(call_counts, u64, CALL_COUNTS);
+BPF_ARRAY(call_known, u64, 1); /* how many threads have been put into call_threads, and have not ended */
 BPF_ARRAY(call_no_thread, struct call_thread, 1); /* zeros, because the stack is too small for them */
 BPF_ARRAY(call_no_sum, struct call_sum, 1);
 BPF_TABLE("lru_hash", u32, struct call_thread, call_threads, 16384);
@@ -193,6 +197,7 @@ static __always_inline struct call_thread *call_new_thread(const struct call_set
     struct call_thread *t = call_no_thread.lookup(&zero);
     struct call_process p = {}, *before;
     struct bpf_pidns_info seen;
+    u64 *known;
 
     if (!t)
         return 0;
@@ -201,6 +206,9 @@ static __always_inline struct call_thread *call_new_thread(const struct call_set
     if (!t)
         return 0;
     call_numbers(s, id, &seen);
+    known = call_known.lookup(&zero);
+    if (known)
+        __sync_fetch_and_add(known, 1);
     t->function = CALL_GAP;
     t->left_syscall = -1;
     t->tgid = seen.tgid;
@@ -251,7 +259,7 @@ static __always_inline void call_read(struct pt_regs *ctx, u8 place, u16 offset,
 int call_entry(struct pt_regs *ctx)
 {
     u64 id = bpf_get_current_pid_tgid(), sp = PT_REGS_SP(ctx), word;
-    u32 tid = id, function = bpf_get_attach_cookie(ctx);
+    u32 tid = id, cookie = bpf_get_attach_cookie(ctx), function = cookie & (CALL_JUMPS - 1);
     int zero = 0;
     struct call_settings *s = call_settings.lookup(&zero);
     struct gpu_host_filter *filter = call_filter.lookup(&zero);
@@ -268,17 +276,17 @@ int call_entry(struct pt_regs *ctx)
         return 1;
     if (!t)
         t = call_new_thread(s, id);
-    if (!t)
-        return 0; /* call_return runs, and counts the lost call */
+    if (!t) {
+        call_count(CALL_LOST_CALLS);
+        return 0;
+    }
+    word = call_word(sp);
     if (t->function != CALL_GAP) {
-        /* Until that call returns, its return address is the kernel's trampoline, at the beginning of a page. Then this call is inside
-           it. That is also true if that call ends with a jump to this function. */
-        if (sp <= t->sp) {
-            word = call_word(t->sp);
-            if (word && !(word & 4095)) {
-                call_count(CALL_NESTED);
-                return 1;
-            }
+        /* While that call has not returned, its return address is where it was. Then this call is inside it. If that call ended with a
+           jump to this function, both have the same return address. */
+        if ((sp < t->sp || (sp == t->sp && t->jumps && t->function != function)) && call_word(t->sp) == t->caller) {
+            call_count(CALL_NESTED);
+            return 1;
         }
         call_count(CALL_ABANDONED);
     }
@@ -304,6 +312,8 @@ int call_entry(struct pt_regs *ctx)
             t->kernel = t->memory[0];
     }
     t->sp = sp;
+    t->caller = word;
+    t->jumps = cookie & CALL_JUMPS;
     t->entry_off_ns = call_off_ns(&t->spent);
     t->function = function;
     t->entry_ns = bpf_ktime_get_boot_ns();
@@ -387,16 +397,18 @@ int call_return(struct pt_regs *ctx)
     struct call_layout *l;
     struct call_thread *t = call_threads.lookup(&tid);
     struct call_event *e;
+    u64 *known;
 
     if (!s || s->over || !filter || !layouts || function >= CALL_FUNCTIONS)
         return 0;
     l = &layouts->of[function];
-    if (!t) {
-        if (call_measured(s, id >> 32) && gpu_host_selected(filter))
+    if (!t) { /* the entry was evicted, or nobody saw it: the call began before the probes, or other code ends here, too */
+        known = call_known.lookup(&zero);
+        if (known && *known > s->many && call_measured(s, id >> 32) && gpu_host_selected(filter))
             call_count(CALL_LOST_CALLS);
         return 0;
     }
-    if (t->function != function || t->sp != PT_REGS_SP(ctx) - 8) /* -8: the return address has been popped */
+    if (t->function != function || t->sp != PT_REGS_SP(ctx))
         return 0;
     call_seen(t);
     t->function = CALL_GAP;
@@ -512,9 +524,14 @@ int call_newtask_record(struct call_newtask_record *ctx)
 static __always_inline void call_thread_ends(u32 tid)
 {
     struct call_thread *t = call_threads.lookup(&tid);
+    int zero = 0;
+    u64 *known;
 
     if (!t || call_over())
         return;
+    known = call_known.lookup(&zero);
+    if (known)
+        __sync_fetch_and_add(known, -1);
     if (t->function != CALL_GAP)
         call_count(CALL_ABANDONED);
     call_threads.delete(&tid);

@@ -2,8 +2,8 @@
  * gpubpf_kernels.h: record which kernel a handle stands for. calls/kernel_names.py attaches the programs and reads the ring. They
  * run in traced processes (gpubpf_calls.h):
  *
- *     kernel_told, kernel_given      uprobe and uretprobe of functions that register a kernel, or find one by a name or by another
- *                                    handle; the cookie is one of KERNEL_*
+ *     kernel_told, kernel_given      uprobes at entries and returns of functions that register a kernel, or find one by a name or by
+ *                                    another handle; the cookie is one of KERNEL_*
  */
 #ifndef GPUBPF_KERNELS_H
 #define GPUBPF_KERNELS_H
@@ -68,7 +68,7 @@ int kernel_told(struct pt_regs *ctx)
 int kernel_given(struct pt_regs *ctx)
 {
     u64 id = bpf_get_current_pid_tgid(), kind = bpf_get_attach_cookie(ctx), handle, source;
-    struct kernel_frame frame = {.sp = PT_REGS_SP(ctx) - 8, .tid = (u32)id}; /* -8: the return address has been popped */
+    struct kernel_frame frame = {.sp = PT_REGS_SP(ctx), .tid = (u32)id};
     struct kernel_call *call = kernel_calls.lookup(&frame);
     int zero = 0;
     struct call_settings *s = call_settings.lookup(&zero);

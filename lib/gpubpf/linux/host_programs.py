@@ -37,7 +37,7 @@ from gpubpf.ebpf.compile import capable
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError, out_of_files
-from gpubpf.linux import process_functions, uprobes
+from gpubpf.linux import matched_calls, process_functions, uprobes
 from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
 from gpubpf.lower import context
 from gpubpf.process import bpf_syscall
@@ -45,7 +45,7 @@ from gpubpf.process import bpf_syscall
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.linux.process_functions import FunctionProbe
+    from gpubpf.linux.process_functions import FunctionPlace, FunctionProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.native import Native
 
@@ -204,6 +204,8 @@ class Host:
                 bpf_syscall.update(
                     self._files[name], bytes(4), self._params.get(name, b"").ljust(size, b"\0")[:size]
                 )
+        if uprobes.need_matching(self._tables) or any(probe.returns for probe in self._own):
+            self._files[matched_calls.MAP] = matched_calls.create_map()
         for name in [a.function for a in tracepoints] + [t.function for t in self._tables]:
             code = self._program.functions[name].instructions
             if any(self._program.maps[i.map].kind == "shared_array" for i in code if i.map):
@@ -448,16 +450,31 @@ class HostProcess:
             return
         files = {**host._files, **self.files}
         with self._lock:
-            for probe in host._own if not self._stopped else ():
-                with process_functions.found(pid, probe) as place:
-                    if isinstance(place, str):
-                        host._note(f"process {pid} {place}; program {probe.function} does not run there")
-                        continue
-                    file = load(host._program, host._program.functions[probe.function], files)
-                    self._programs.append((probe.function, file))
-                    self._events.append(
-                        bpf_syscall.attach_uprobe(file, place.path, place.offset, probe.returns, pid)
-                    )
+            for number, probe in enumerate(host._own if not self._stopped else ()):
+                with process_functions.found(pid, probe) as places:
+                    if isinstance(places, str):
+                        host._note(f"process {pid} {places}; program {probe.function} does not run there")
+                    else:
+                        self._attach_function(pid, number, probe, places, files)
+
+    def _attach_function(
+        self,
+        pid: int,
+        number: int,
+        probe: FunctionProbe,
+        places: Sequence[FunctionPlace],
+        files: Mapping[str, int],
+    ) -> None:
+        program, function = self._host._program, self._host._program.functions[probe.function]
+        parts = [(function, [(place.path, place.offset) for place in places])]
+        if probe.returns:  # first, so that no entry is seen without its return
+            at_returns = [(place.path, offset) for place in places for offset in place.returns]
+            parts.insert(0, (matched_calls.at_return(function, number, 0), at_returns))
+            parts[1] = matched_calls.at_entry(function, number, 0), parts[1][1]
+        for code, offsets in parts:
+            file = load(program, code, files)
+            self._programs.append((code.name, file))
+            self._events += (bpf_syscall.attach_uprobe(file, path, offset, pid) for path, offset in offsets)
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """Return a copy of a shared array, with shape (entries,) and the map's `value_dtype`."""

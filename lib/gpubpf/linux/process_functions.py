@@ -10,16 +10,18 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpubpf import elf
-from gpubpf.errors import ImageError
-from gpubpf.linux import libraries
-from gpubpf.linux.libraries import LibraryNames
+from gpubpf import elf, names
+from gpubpf.linux import function_names, libraries
+from gpubpf.linux.function_names import NamedFunction
+from gpubpf.linux.indirect_functions import implementations
+from gpubpf.linux.libraries import LibraryNames, MappedCode
+from gpubpf.linux.returns import Code, Returns
 
 
 @dataclass(frozen=True)
 class FunctionProbe:
-    """A program, and the function of a program or library that it is attached to. `path`: as `LibraryNames` takes it. `offset`: of an
-    instruction in the function, in bytes.
+    """A program, and the function of a program or library that it is attached to. `path`: as `LibraryNames` takes it. `symbol`: as
+    `function_names.named` takes it. `offset`: of an instruction in the function, in bytes.
 
     Raises UsageError for a path that names no library."""
 
@@ -39,15 +41,18 @@ class FunctionProbe:
 
 @dataclass(frozen=True)
 class FunctionPlace:
-    """Where a function is: a path that this process can open while the place is used, and the offset in the file."""
+    """Where a function is: a path that this process can open while the place is used, and offsets in the file.
+
+    `returns`: those of the return instructions, for a probe at returns."""
 
     path: str
     offset: int
+    returns: tuple[int, ...] = ()
 
 
 @contextlib.contextmanager
-def found(pid: int, probe: FunctionProbe) -> Iterator[FunctionPlace | str]:
-    """Yield where the function of a probe is in a process, or why it is not there, as the end of a sentence about the process."""
+def found(pid: int, probe: FunctionProbe) -> Iterator[tuple[FunctionPlace, ...] | str]:
+    """Yield where the functions of a probe are in a process, or why one is not there, as the end of a sentence about the process."""
     try:
         mapped = next(iter(libraries.mapped(pid, LibraryNames(probe.path))), None)
         if mapped is None:
@@ -58,8 +63,9 @@ def found(pid: int, probe: FunctionProbe) -> Iterator[FunctionPlace | str]:
         yield f"cannot be read ({error.strerror})"
         return
     try:
-        offset = _offset(file, os.path.basename(mapped.path), probe.symbol, probe.offset)
-        yield offset if isinstance(offset, str) else FunctionPlace(f"/proc/self/fd/{file}", offset)
+        yield _places(pid, mapped, file, probe)
+    except OSError as error:
+        yield f"cannot be read ({error.strerror})"
     finally:
         os.close(file)
 
@@ -75,38 +81,52 @@ def lacking(path: str, symbol: str, offset: int) -> str:
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     try:
-        found = _offset(file, path, symbol, offset)
+        found = _functions(file, path, symbol, offset)
         return f"it {found}" if isinstance(found, str) else ""
     finally:
         os.close(file)
 
 
-def _offset(file: int, library: str, symbol: str, offset: int) -> int | str:
-    """Return where an instruction of a function is in a file, or why it is not there, as the end of a sentence."""
-    function = _function(file, symbol)
-    if function is None:
-        return f"has no function {symbol} in {library}"
-    if offset and offset >= function[1]:
-        return f"has {function[1]:,} bytes of code in function {symbol} in {library}, so none at +{offset:#x}"
-    return function[0] + offset
+def _functions(file: int, library: str, symbol: str, offset: int) -> tuple[NamedFunction, ...] | str:
+    """Return the functions with a name, or why an instruction of them is not there, as the end of a sentence."""
+    functions = function_names.named(file, symbol)
+    if isinstance(functions, str):
+        return f"{functions} in {library}"
+    if not offset:
+        return functions
+    if len(functions) > 1:
+        full = ", ".join(names.demangle(f.name).full for f in functions)
+        return f"has {len(functions)} functions {symbol} in {library}, so +{offset:#x} is not clear; name one of {full}"
+    if functions[0].chosen_at_run_time:
+        return f"chooses function {symbol} in {library} at run time, so its instruction +{offset:#x} is not known"
+    if offset >= functions[0].size:
+        return f"has {functions[0].size:,} bytes of code in function {symbol} in {library}, so none at +{offset:#x}"
+    return functions
 
 
-def _function(file: int, symbol: str) -> tuple[int, int] | None:
-    """Return where a function is in a file, and its size in bytes; None if the file does not have it."""
-    library = elf.LoadedFile(file)
-    with contextlib.suppress(OSError, ImageError):
-        exported = elf.exports(library).get(symbol)
-        if exported is not None:
-            return library.offset(exported.address), exported.size
-        wanted = symbol.encode()
-        for symbols, names in elf.of_file(file).symbol_tables((elf.STT_FUNC,)):
-            at = _string(names, wanted)
-            for one in symbols[symbols["name"] == at] if at is not None else ():
-                return library.offset(int(one["value"])), int(one["size"])
-    return None
-
-
-def _string(names: bytes, wanted: bytes) -> int | None:
-    """Return the offset of a whole string in a table of names."""
-    at = names.find(b"\0" + wanted + b"\0")
-    return at + 1 if at >= 0 else None
+def _places(pid: int, mapped: MappedCode, file: int, probe: FunctionProbe) -> tuple[FunctionPlace, ...] | str:
+    base = os.path.basename(mapped.path)
+    functions = _functions(file, base, probe.symbol, probe.offset)
+    if isinstance(functions, str):
+        return functions
+    library, code = elf.LoadedFile(file), Code(file)
+    addresses: list[int] = []
+    for f in functions:
+        if not f.chosen_at_run_time:
+            addresses.append(f.address)
+            continue
+        made = implementations(pid, mapped, code, f.name, f.address)
+        if isinstance(made, str) or not made:
+            where = f"it chose one in {made}" if made else "it is not known which"
+            return f"chooses function {probe.symbol} of {base} at run time, and {where}"
+        addresses += made
+    places = []
+    for address in addresses:
+        ends = code.returns(address) if probe.returns else Returns(())
+        if ends.unseen:
+            return f"does not show where function {probe.symbol} in {base} returns ({ends.unseen})"
+        at_returns = tuple(library.offset(at) for at in ends.addresses)
+        places.append(
+            FunctionPlace(f"/proc/self/fd/{file}", library.offset(address) + probe.offset, at_returns)
+        )
+    return tuple(places)

@@ -3,9 +3,10 @@
 A uprobe is attached to a file, so it fires in every process that maps the file, in any namespace, whenever that process starts. One
 program serves a whole table of functions, and distinguishes them by bpf_get_attach_cookie. The method depends on the kernel:
 
-    session   one link for all functions of a file, for entry and return (Linux 6.13)
     multi     one link for all entries, one for all returns (Linux 6.6)
     event     one perf event per probe, and one program per function, with the function's number in its code
+
+A return is a uprobe at each return instruction (`returns`), not the kernel's return probe: that would change what the program does.
 
 Libraries that processes load later are probed when they are mapped.
 """
@@ -27,14 +28,14 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.ebpf.helpers import number_of
 from gpubpf.errors import Error, UsageError, in_words, out_of_files
-from gpubpf.linux import libraries
+from gpubpf.linux import libraries, matched_calls
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
+from gpubpf.linux.returns import Code, Returns
 from gpubpf.process import bpf_syscall
 
-METHODS = ("session", "multi", "event")  # best first
-_ATTACH = {"session": bpf_syscall.UPROBE_SESSION, "multi": bpf_syscall.UPROBE_MULTI, "event": 0}
-_FUNC_IP, _COOKIE = number_of("bpf_get_func_ip"), number_of("bpf_get_attach_cookie")
-_IP = 128  # offset of ip in struct pt_regs, x86-64
+METHODS = ("multi", "event")  # best first
+_ATTACH = {"multi": bpf_syscall.UPROBE_MULTI, "event": 0}
+_COOKIE = number_of("bpf_get_attach_cookie")
 _NOTHING = bytes.fromhex("b700000000000000 9500000000000000")  # r0 = 0; exit
 _BREAKPOINTS = (0xCC, 0xE8)  # written by the kernel for a uprobe: int3, or call in place of a nop
 _RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so all five bytes are compared
@@ -46,13 +47,15 @@ _MOST_NAMED = 8  # functions in one notice
 @dataclass(frozen=True)
 class Table:
     """A program and the functions that it is attached to: (name without symbol version, cookie). `returns`: attach at their returns.
-    `optional`: a library may lack some of them."""
+    `optional`: a library may lack some of them. `jumps`: is added to the cookie at the entry of a function that can end in a jump to
+    another one that the library exports."""
 
     function: str
     libraries: tuple[str, ...]
     functions: tuple[tuple[str, int], ...]
     returns: bool = False
     optional: bool = False
+    jumps: int = 0
 
     @property
     def what(self) -> str:
@@ -65,6 +68,7 @@ def table(
     functions: Sequence[str] | Mapping[str, int],
     returns: bool = False,
     optional: bool = False,
+    jumps: int = 0,
 ) -> Table:
     """Return a table. Functions in a sequence are numbered by position. Raises UsageError."""
     patterns = (library,) if isinstance(library, str) else tuple(library)
@@ -77,7 +81,7 @@ def table(
     made = tuple(numbered)
     if len(dict(made)) != len(made):
         raise UsageError(f"{function}: a function is named twice; name each function once")
-    return Table(function, patterns, made, returns, optional)
+    return Table(function, patterns, made, returns, optional, jumps)
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,16 @@ class _Group:
     at_entry: str | None
     at_return: str | None
     optional: bool
+    jumps: int = 0
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A function to probe. `at_entry`, `at_returns`: (offset in the file, cookie)."""
+
+    name: str
+    at_entry: tuple[int, int]
+    at_returns: tuple[tuple[int, int], ...] = ()
 
 
 def _groups(tables: Sequence[Table]) -> list[_Group]:
@@ -113,12 +127,24 @@ def _groups(tables: Sequence[Table]) -> list[_Group]:
         for i, g in enumerate(found):
             half = g.at_entry is None if not t.returns else g.at_return is None
             if half and g.names.patterns == t.libraries and g.functions == t.functions:
-                found[i] = replace(g, at_return=t.function) if t.returns else replace(g, at_entry=t.function)
+                found[i] = replace(
+                    g,
+                    at_entry=g.at_entry if t.returns else t.function,
+                    at_return=t.function if t.returns else g.at_return,
+                    jumps=g.jumps | t.jumps,
+                )
                 break
         else:
             at_entry, at_return = (None, t.function) if t.returns else (t.function, None)
-            found.append(_Group(LibraryNames(*t.libraries), t.functions, at_entry, at_return, t.optional))
+            found.append(
+                _Group(LibraryNames(*t.libraries), t.functions, at_entry, at_return, t.optional, t.jumps)
+            )
     return found
+
+
+def need_matching(tables: Sequence[Table]) -> bool:
+    """Return whether some programs need the map of `matched_calls`: those at returns without one at the entries."""
+    return any(group.at_entry is None for group in _groups(tables))
 
 
 # --- programs ---
@@ -135,11 +161,6 @@ def _replace_exits(code: Sequence[Instruction], end: Sequence[Instruction]) -> l
 
 
 _ZERO = (Instruction(b.ALU64 | b.MOV, 0, imm=0), Instruction(b.JMP | b.EXIT))
-_ZERO_OR_ONE = (
-    Instruction(b.JMP | b.JEQ, 0, imm=0, offset=1),
-    Instruction(b.ALU64 | b.MOV, 0, imm=1),
-    Instruction(b.JMP | b.EXIT),
-)
 
 
 def plain_program(function: BpfFunction, cookie: int | None = None) -> BpfFunction:
@@ -160,35 +181,19 @@ def plain_program(function: BpfFunction, cookie: int | None = None) -> BpfFuncti
     return replace(function, instructions=tuple(code))
 
 
-def session_program(at_entry: BpfFunction, at_return: BpfFunction) -> BpfFunction:
-    """Return one program that runs `at_entry` at a function's entry and `at_return` at its return. At the entry, the instruction
-    pointer is the function's address."""
-    first = _replace_exits(at_entry.instructions, _ZERO_OR_ONE)
-    head = [
-        Instruction(b.ALU64 | b.MOV | 8, 6, 1),
-        Instruction(b.JMP | b.CALL, imm=_FUNC_IP),
-        Instruction(b.LDX | b.MEM | 0x18, 2, 6, _IP),
-        Instruction(b.ALU64 | b.MOV | 8, 1, 6),
-        Instruction(b.JMP | b.JNE | 8, 0, 2, len(first)),
-    ]
-    code = (*head, *first, *_replace_exits(at_return.instructions, _ZERO))
-    return BpfFunction(f"{at_entry.name}.{at_return.name}", at_entry.point, code)
-
-
 def best_method() -> str:
     """Return the best of METHODS that this kernel supports. Raises OSError if it has no uprobes."""
-    for name in METHODS[:-1]:
-        with contextlib.suppress(OSError):
-            program = bpf_syscall.load_program(
-                bpf_syscall.KPROBE, _NOTHING, name="gpubpf_probe", attach=_ATTACH[name]
-            )
-            try:  # older kernels ignore the attach type; a kernel with such links reports that "/" is not a regular file
-                os.close(bpf_syscall.link_uprobes(program, _ATTACH[name], "/", (0,), (0,)))
-            except OSError as error:
-                if error.errno == errno.EBADF:
-                    return name
-            finally:
-                os.close(program)
+    with contextlib.suppress(OSError):
+        program = bpf_syscall.load_program(
+            bpf_syscall.KPROBE, _NOTHING, name="gpubpf_probe", attach=bpf_syscall.UPROBE_MULTI
+        )
+        try:  # older kernels ignore the attach type; a kernel with such links reports that "/" is not a regular file
+            os.close(bpf_syscall.link_uprobes(program, "/", (0,), (0,)))
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                return "multi"
+        finally:
+            os.close(program)
     bpf_syscall.uprobe_type()
     return "event"
 
@@ -241,7 +246,8 @@ class Uprobes:
 
     def _start(self) -> None:
         for group in self._groups:  # fail now if a program cannot be loaded
-            self._programs(group, group.functions[0][1])
+            for _, function in self._functions_of(group):
+                self._loaded_program(function, group.functions[0][1] if self.method == "event" else None)
         try:
             self._mappings = Mappings()
         except OSError as error:
@@ -362,7 +368,8 @@ class Uprobes:
         self._keys.add(mark)
         library = elf.LoadedFile(file)
         exported = elf.exports(library)
-        targets: list[tuple[str, int, int]] = []  # name, offset, cookie
+        code = Code(file)
+        targets: list[_Target] = []
         missing: list[str] = []
         refused: dict[str, str] = {}
         for name, cookie in group.functions:
@@ -375,17 +382,24 @@ class Uprobes:
             except OSError:
                 refused[name] = "outside of the file"
                 continue
-            if (pid := _hooked_in(os.pread(file, 5, offset), offset, mapped)) is not None:
+            found = code.returns(symbol.address) if group.at_return is not None else Returns(())
+            if found.unseen:
+                refused[name] = f"{found.unseen}, so its return cannot be seen"
+                continue
+            ends = tuple((library.offset(address), cookie) for address in found.addresses)
+            places = (offset, *(place for place, _ in ends))
+            pids = (_hooked_in(os.pread(file, 5, place), place, mapped) for place in places)
+            if (pid := next((pid for pid in pids if pid is not None), None)) is not None:
                 refused[name] = f"hooked by another tool in process {pid}"
                 continue
-            targets.append((name, offset, cookie))
+            targets.append(_Target(name, (offset, cookie + group.jumps * found.jumps), ends))
         aliases = _aliases(targets)
         refused |= {name: f"it is an alias of {other}" for name, other in aliases.items()}
-        targets = [t for t in targets if t[0] not in aliases]
+        targets = [t for t in targets if t.name not in aliases]
         for part in [targets] if self.method != "event" else [[t] for t in targets]:
             if part:
                 self._attach(group, f"/proc/self/fd/{file}", part, refused)
-        probed = tuple(name for name, _, _ in targets if name not in refused)
+        probed = tuple(t.name for t in targets if t.name not in refused)
         late = mapped[0].pid if mapped and self._thread is not None else None
         self.placed.append(ProbedFile(_printable(path), probed, tuple(missing), refused, late))
         base = os.path.basename(_printable(path))
@@ -404,31 +418,30 @@ class Uprobes:
             are = "is" if len(names) == 1 else "are"
             self._notice(f"{_some_of(names)} of {base} {are} not traced: {why}", path)
 
-    def _attach(
-        self, group: _Group, path: str, targets: Sequence[tuple[str, int, int]], refused: dict[str, str]
-    ) -> None:
-        """Attach a group's programs to the offsets of `targets`, to returns before entries, so that no entry is seen without its
+    def _attach(self, group: _Group, path: str, targets: Sequence[_Target], refused: dict[str, str]) -> None:
+        """Attach a group's programs to the functions `targets`, to returns before entries, so that no entry is seen without its
         return.
 
         If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`. Do not retry if it has
         no room for any probe. Every attempt is slow, because the kernel waits until no CPU runs the probes that it removes.
         """
-        offsets, cookies = [t[1] for t in targets], [t[2] for t in targets]
         made: list[int] = []
         try:
-            for returns, program in self._programs(group, cookies[0]):
+            for at_return, function in self._functions_of(group):
+                places = [p for t in targets for p in (t.at_returns if at_return else (t.at_entry,))]
                 if self.method == "event":
-                    made.append(bpf_syscall.attach_uprobe(program, path, offsets[0], returns))
-                    continue
-                attach = _ATTACH["session" if self._is_session(group) else "multi"]
-                made.append(bpf_syscall.link_uprobes(program, attach, path, offsets, cookies, returns))
+                    program = self._loaded_program(function, places[0][1])
+                    made += (bpf_syscall.attach_uprobe(program, path, at) for at, _ in places)
+                else:
+                    program = self._loaded_program(function)
+                    offsets, cookies = zip(*places, strict=True)
+                    made.append(bpf_syscall.link_uprobes(program, path, offsets, cookies))
         except OSError as error:
             for event in reversed(made):
                 os.close(event)
             if len(targets) == 1 or out_of_files(error) or error.errno == errno.ENOMEM:
-                refused |= {
-                    name: f"the kernel refused the probe ({in_words(error)})" for name, _, _ in targets
-                }
+                why = f"the kernel refused the probe ({in_words(error)})"
+                refused |= {t.name: why for t in targets}
                 return
         else:
             self._events += made
@@ -437,27 +450,24 @@ class Uprobes:
         self._attach(group, path, targets[:half], refused)
         self._attach(group, path, targets[half:], refused)
 
-    def _is_session(self, group: _Group) -> bool:
-        return self.method == "session" and group.at_entry is not None and group.at_return is not None
-
-    def _programs(self, group: _Group, cookie: int) -> list[tuple[bool, int]]:
-        """Return the programs to attach to a function of the group, in order: (at its return, file descriptor)."""
-        functions = self._program.functions
-        if self._is_session(group):
-            made = session_program(functions[str(group.at_entry)], functions[str(group.at_return)])
-            return [(False, self._loaded_program(made, _ATTACH["session"], None))]
-        own = cookie if self.method == "event" else None
-        attach = 0 if self.method == "event" else _ATTACH["multi"]
+    def _functions_of(self, group: _Group) -> list[tuple[bool, BpfFunction]]:
+        """Return the programs to attach to the functions of a group, in order: (at returns, program)."""
+        functions, number = self._program.functions, self._groups.index(group)
+        if group.at_return is None:
+            return [(False, functions[str(group.at_entry)])]
+        at_return = functions[group.at_return]
+        if group.at_entry is not None:
+            return [(True, at_return), (False, functions[group.at_entry])]
         return [
-            (returns, self._loaded_program(plain_program(functions[name], own), attach, own))
-            for returns, name in ((True, group.at_return), (False, group.at_entry))
-            if name is not None
+            (True, matched_calls.at_return(at_return, number)),
+            (False, matched_calls.at_entry(at_return, number)),
         ]
 
-    def _loaded_program(self, function: BpfFunction, attach: int, cookie: int | None) -> int:
+    def _loaded_program(self, function: BpfFunction, cookie: int | None = None) -> int:
+        """Return the file descriptor of a program in the kernel. `cookie`: its only one, for the method `event`."""
         key = function.name, cookie
         if key not in self._loaded:
-            self._loaded[key] = self._load(function, attach)
+            self._loaded[key] = self._load(plain_program(function, cookie), _ATTACH[self.method])
             self.programs.append((function.name, self._loaded[key]))
         return self._loaded[key]
 
@@ -481,10 +491,12 @@ class Uprobes:
                 self._note(text)
 
 
-def _aliases(targets: Sequence[tuple[str, int, int]]) -> dict[str, str]:
+def _aliases(targets: Sequence[_Target]) -> dict[str, str]:
     """Return the functions at the same offset as an earlier one, with the earlier one's name."""
     first: dict[int, str] = {}
-    return {name: first[at] for name, at, _ in targets if first.setdefault(at, name) != name}
+    return {
+        t.name: first[t.at_entry[0]] for t in targets if first.setdefault(t.at_entry[0], t.name) != t.name
+    }
 
 
 def _some_of(names: Sequence[str]) -> str:

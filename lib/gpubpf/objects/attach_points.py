@@ -37,7 +37,10 @@ SECTIONS = (
     "kprobe/KERNEL, kretprobe/KERNEL, kprobe/__memcapture,"
     " tracepoint/ or tp/, raw_tp/ or raw_tracepoint/, uprobe/, uretprobe/, perf_event/"
 )
-_FUNCTION = re.compile(r"([^+]+)(?:\+(0x[0-9a-fA-F]{1,8}|\d{1,8}))?")
+# FUNCTION+OFFSET; in C++, the name of an operator may have a plus sign.
+_FUNCTION = re.compile(r"((?:[^+]|(?<=operator)\+[+=]?)+)(?:\+(0x[0-9a-fA-F]{1,8}|\d{1,8}))?")
+# PATH:FUNCTION; in C++, FUNCTION may have colons in pairs.
+_PATH = re.compile(r"(.*[^:]):(?!:)(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def attach_point(section: str) -> AttachPoint:
         return AttachPoint(section, event, target=f"{category}:{name}")
     if event == "raw":
         return AttachPoint(section, event, target=rest)
-    path, _, function = rest.rpartition(":")
+    path, function = match.groups() if (match := _PATH.fullmatch(rest)) else ("", "")
     if not path or not function or function.startswith("0x"):
         raise ImageError(f"section {section!r} names no function; use {kind}/PATH:FUNCTION")
     name, offset = _function(section, function, returns)

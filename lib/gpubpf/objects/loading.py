@@ -237,6 +237,9 @@ def check_room(path: str, bpf: BPF, memory: int) -> None:
             )
 
 
+_OTHERS = "; docs/bpftime.md lists the helpers that do; leave the call out, or move it to a program on the host, such as uprobe/"
+
+
 def _check_helpers(functions: Iterable[BpfFunction]) -> None:
     """Raise ImageError if a program calls a helper that its side does not have."""
     for function in functions:
@@ -247,7 +250,7 @@ def _check_helpers(functions: Iterable[BpfFunction]) -> None:
             helper = HELPERS.get(i.imm)
             name = helper.name if helper is not None else f"helper number {i.imm}"
             if on_gpu and (helper is None or helper.device is None):
-                instead = f"; use {helper.instead}" if helper is not None and helper.instead else ""
+                instead = f"; use {helper.instead}" if helper is not None and helper.instead else _OTHERS
                 raise ImageError(
                     f"program {function.name}, C line {i.line}: calls {name}, which does not exist on a GPU{instead}"
                 )

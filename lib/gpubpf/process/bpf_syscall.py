@@ -30,11 +30,19 @@ if TYPE_CHECKING:
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD = 0, 1, 2, 3, 5
 _OBJECT_INFO, _RAW_TRACEPOINT_OPEN, _MAP_FREEZE, _MAP_LOOKUP_BATCH = 15, 17, 22, 24
 _LINK_CREATE, _ENABLE_STATISTICS = 28, 32
-UPROBE_MULTI, UPROBE_SESSION = 48, 57  # enum bpf_attach_type: since Linux 6.6 and 6.13
-_MULTI_RETURN = 1  # BPF_F_UPROBE_MULTI_RETURN
+UPROBE_MULTI = 48  # enum bpf_attach_type: since Linux 6.6
 KPROBE, TRACEPOINT, PERF_EVENT, RAW_TRACEPOINT = 2, 5, 7, 17  # enum bpf_prog_type
 # enum bpf_map_type
-HASH, ARRAY, PERF_EVENT_ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH, RINGBUF = 1, 2, 4, 5, 6, 10, 27
+HASH, ARRAY, PERF_EVENT_ARRAY, PERCPU_HASH, PERCPU_ARRAY, LRU_HASH, LRU_PERCPU_HASH, RINGBUF = (
+    1,
+    2,
+    4,
+    5,
+    6,
+    9,
+    10,
+    27,
+)
 NO_PREALLOC, CONSTANT, MMAPABLE = (
     1 << 0,
     1 << 7,
@@ -250,15 +258,14 @@ def uprobe_type() -> int:
     return int(_UPROBE_TYPE.read_text())
 
 
-def attach_uprobe(program: int, path: str, offset: int, returns: bool = False, pid: int = -1) -> int:
+def attach_uprobe(program: int, path: str, offset: int, pid: int = -1) -> int:
     """Attach a KPROBE program to the instruction at `offset` in a file. It runs in any process that executes the instruction.
 
-    `pid`: only in this process. `returns`: run it when the function that begins there returns. Return a file descriptor; closing it
-    detaches the program.
+    `pid`: only in this process. Return a file descriptor; closing it detaches the program. The kernel's probes at returns are not
+    used: they put another return address on the stack, where unwinding ends.
     """
-    kind = uprobe_type()
     name = ctypes.create_string_buffer(path.encode())
-    return _attach(program, kind, int(returns), ctypes.addressof(name), offset, pid)
+    return _attach(program, uprobe_type(), 0, ctypes.addressof(name), offset, pid)
 
 
 def kprobe_type() -> int:
@@ -283,18 +290,10 @@ def attach_software_event(program: int, event: int, count: int, frequency: bool,
     return _attach(program, _PERF_SOFTWARE, event, 0, 0, -1, cpu, count, flags)
 
 
-def link_uprobes(
-    program: int,
-    attach: int,
-    path: str,
-    offsets: Sequence[int],
-    cookies: Sequence[int],
-    returns: bool = False,
-) -> int:
+def link_uprobes(program: int, path: str, offsets: Sequence[int], cookies: Sequence[int]) -> int:
     """Attach a program to many instructions of a file at once: to all or none. Return a file descriptor; closing it detaches.
 
-    `cookies`: the results of bpf_get_attach_cookie at each offset. `attach`: UPROBE_MULTI or UPROBE_SESSION, the attach type with
-    which the program was loaded. A session program runs at the function's entry and, if it returned 0 there, also at the return.
+    `program`: loaded with the attach type UPROBE_MULTI. `cookies`: the results of bpf_get_attach_cookie at each offset.
     """
     name = ctypes.create_string_buffer(path.encode())
     at = (ctypes.c_uint64 * len(offsets))(*offsets)
@@ -303,14 +302,14 @@ def link_uprobes(
         "<IIIIQQQQIII",
         program,
         0,
-        attach,
+        UPROBE_MULTI,
         0,
         ctypes.addressof(name),
         ctypes.addressof(at),
         0,
         ctypes.addressof(values),
         len(offsets),
-        _MULTI_RETURN if returns else 0,
+        0,
         0,
     )
     return bpf(_LINK_CREATE, attributes)[0]

@@ -69,7 +69,7 @@ int on_return(struct pt_regs *ctx) {
     u32 pid = id >> 32;
     if (!targets.lookup(&pid))
         return 0;
-    struct frame frame = {.sp = PT_REGS_SP(ctx) - 8, .tid = (u32)id};   /* the return address is gone */
+    struct frame frame = {.sp = PT_REGS_SP(ctx), .tid = (u32)id};
     struct begun *begun = under_way.lookup(&frame);
     if (!begun) {
         count(3);
