@@ -6,6 +6,8 @@ traced_processes.py decides which processes are traced, and for how long.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +19,8 @@ from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
 from gpubpf.process import traceable
 from gpubpf.show import cli
+
+_ELF_32 = b"\x7fELF\x01"
 
 
 class AttachedProcesses:
@@ -39,6 +43,7 @@ class AttachedProcesses:
         self._args, self._out, self._note = args, out, note
         self._first_notice = first_notice  # printed before the first process is announced
         self._names = LibraryNames(*calls.api.libraries)
+        self._of_32_bits: set[str] = set()  # programs that have a notice
         self._comms: dict[int, str] = {}
         self.attached: set[int] = set()
         self.waiting: list[int] = []  # processes that, as far as known, have not mapped a library yet
@@ -51,6 +56,8 @@ class AttachedProcesses:
     def begin(self) -> None:
         """Announce what is traced."""
         self.waiting = list(self._processes.pids)
+        if self._args.command and (program := shutil.which(self._args.command[0])):
+            self._check_bits(program, os.path.basename(program))
         if self._processes.everyone:
             self._note("watching every process")
             if self._args.json:
@@ -65,6 +72,15 @@ class AttachedProcesses:
             with suppress(OSError):
                 if any(True for _ in libraries.mapped(pid, self._names)):
                     self._announce(pid, traceable.comm(pid))
+                else:
+                    self._check_bits(f"/proc/{pid}/exe", traceable.comm(pid))
+
+    def _check_bits(self, program: str, name: str) -> None:
+        """Give a notice if a program can load none of the libraries that have probes."""
+        with suppress(OSError), open(program, "rb") as file:
+            if name not in self._of_32_bits and file.read(len(_ELF_32)) == _ELF_32:
+                self._of_32_bits.add(name)
+                self._note(f"{name} is a 32-bit program; only calls of 64-bit libraries are traced")
 
     def check_calls(self) -> None:
         """Announce the processes that have made their first call since the last check."""

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import errno
 import fnmatch
+import functools
 import mmap
 import os
 import re
@@ -44,7 +45,8 @@ class LibraryNames:
     """A pattern for the file names of a library.
 
     `libamdhip64.so` matches any version; `libamdhip64.so.[567]` has a glob for the version. Both also match file names in Python
-    wheels, with a hash (`libamdhip64-1a2b3c4d.so.5.7`) or without a version. A path matches one file. Raises UsageError.
+    wheels, with a hash (`libamdhip64-1a2b3c4d.so.5.7`) or without a version, and files in memory (memfd_create). A path matches one
+    file. Raises UsageError.
     """
 
     def __init__(self, *patterns: str) -> None:
@@ -68,7 +70,8 @@ class LibraryNames:
     def match(self, path: str) -> bool:
         path = path.removesuffix(" (deleted)")
         return path in self.paths or (
-            self._name is not None and self._name.match(os.path.basename(path)) is not None
+            self._name is not None
+            and self._name.match(os.path.basename(path).removeprefix("memfd:")) is not None
         )
 
     def __str__(self) -> str:
@@ -186,11 +189,20 @@ def key(file: int) -> Key:
 def _served_by_kernel(pid: int, device: str) -> bool:
     kind = _file_system(str(pid), device) or _file_system("self", device)
     if kind is None:
-        root = os.stat(
-            "/"
-        ).st_dev  # in a chroot, no list of mounts has the root device, but the tool runs from it
-        return tuple(int(part, 16) for part in device.split(":")) == (os.major(root), os.minor(root))
+        # In a chroot, no list of mounts has the root device, but the tool runs from it. Files in memory are in no list either.
+        number = tuple(int(part, 16) for part in device.split(":"))
+        return number in [(os.major(one), os.minor(one)) for one in (os.stat("/").st_dev, _memory_device())]
     return not kind.startswith("fuse")
+
+
+@functools.cache
+def _memory_device() -> int:
+    """Return the device of files that memfd_create makes."""
+    file = os.memfd_create("gpubpf", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(file).st_dev
+    finally:
+        os.close(file)
 
 
 def _file_system(process: str, device: str) -> str | None:
