@@ -151,3 +151,16 @@ def serving(*command: str | Path, gpu: str = "gfx906", **variables: str) -> Iter
     finally:
         process.kill()
         process.wait()
+
+
+@functools.cache
+def hsa_program(name: str) -> Path:
+    """`programs/NAME.c`, which calls ROCr itself."""
+    return _built(PROGRAMS / f"{name}.c", ["gcc", "-O1", "-Wall", "-Wextra"], "-lhsa-runtime64")
+
+
+@functools.cache
+def code_object(name: str, gpu: str = "gfx906") -> Path:
+    """`programs/NAME.hip` as a code object, which a program can load."""
+    command = [hipcc(), f"--offload-arch={gpu}", "--genco", "--no-gpu-bundle-output"]
+    return _built(PROGRAMS / f"{name}.hip", command)

@@ -373,7 +373,10 @@ class PayloadReader:
 
 
 def hello(payload: bytes) -> tuple[int, str, Vendor]:
-    """Return the driver's version (12080 for CUDA 12.8; 0: unknown), the name of the process, and whose GPUs the agent serves."""
+    """Return the driver's version (12080 for CUDA 12.8; 0: unknown), the name of the process, and whose GPUs the agent serves.
+
+    From AMD's agent, the first value is how often the process initialized ROCr before.
+    """
     r = PayloadReader(payload)
     if r.u32() != PROTOCOL_VERSION:
         raise Malformed("a greeting of another protocol version")

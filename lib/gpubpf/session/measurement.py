@@ -163,7 +163,7 @@ class Listener:
 
     note: Callable[[str], None] = lambda text: None
     complain: Callable[[str], None] = lambda text: None
-    attached: Callable[[int, str, int, bool], None] = lambda pid, comm, ts_ns, again: None
+    attached: Callable[[int, str, int, str], None] = lambda pid, comm, ts_ns, again: None
     waiting: Callable[[int, str, int, int], None] = lambda pid, comm, ts_ns, kernels: None
     watching: Callable[[int], None] = lambda ts_ns: None
     loaded: Callable[[str, bytes], None] = lambda comm, data: None

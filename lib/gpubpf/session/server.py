@@ -28,6 +28,7 @@ from gpubpf.agent.definitions import (
     LACKS_LOG,
     LACKS_OBSOLETE,
     Message,
+    Vendor,
 )
 from gpubpf.errors import TOO_MANY_FILES, in_words, out_of_files
 from gpubpf.process import address_space, traceable
@@ -332,7 +333,9 @@ class Server:
             process.control = file
             for other in self._measurement.processes:
                 if process.follows(other):
-                    process.again = other.executed = True
+                    other.executed = process.vendor is not Vendor.AMD or not process.driver_version
+                    what = "executed another program" if other.executed else "initialized ROCr again"
+                    process.again = f"after it {what}"
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload, process.vendor)
             if process.pending_images >= PENDING_LIMIT:

@@ -139,7 +139,9 @@ class TracedProcess:
     pid: int
     number: int  # from 1, unique in the session; the kernel may reuse a pid
     comm: str = ""
-    driver_version: int = 0  # 12080 for CUDA 12.8; 0: unknown
+    driver_version: int = (
+        0  # 12080 for CUDA 12.8; 0: unknown; on AMD GPUs: how often it initialized ROCr before
+    )
     vendor: Vendor = (
         Vendor.NVIDIA
     )  # the vendor of its agent's GPUs; a process that uses both has two agents and two entries
@@ -152,7 +154,7 @@ class TracedProcess:
     hooked: bool = False  # the hooks are live
     started: float = 0.0  # see `traceable.started`
     executed: bool = False  # its process executed another program, which has its own entry if it is traced
-    again: bool = False  # its process was traced before, until it executed this program
+    again: str = ""  # its process was traced before: what has happened since
     disconnected: bool = False
     # The tool closed the connection, because of a bad message or a lack of open files. The program may continue.
     dropped: bool = False
@@ -232,7 +234,7 @@ class TracedProcess:
         return self.pid, self.started
 
     def follows(self, other: TracedProcess) -> bool:
-        """Return whether this is the same process as `other`, after it has executed another program."""
+        """Return whether this is the same process as `other`, after it has executed another program or initialized ROCr again."""
         same = self.pid == other.pid and self.started == other.started  # the first differs for almost all
         return same and self.vendor == other.vendor and self.number > other.number
 

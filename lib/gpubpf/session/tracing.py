@@ -80,8 +80,8 @@ def trace(
             note(amd.notice)
         return amd.attachments() if amd else ()
 
-    def attached(pid: int, comm: str, ts_ns: int, again: bool) -> None:
-        note(f"attached to {pid} ({comm}){', after it executed another program' if again else ''}")
+    def attached(pid: int, comm: str, ts_ns: int, again: str) -> None:
+        note(f"attached to {pid} ({comm}){', ' if again else ''}{again}")
         if args.json and out is not None:
             out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns)
 

@@ -38,8 +38,9 @@ namespace {
 constexpr auto kSilence = std::chrono::seconds(10);
 constexpr auto kPatching = std::chrono::seconds(20);  // for the tool to write hooks
 constexpr uint32_t kAtSignal = 1000;                  // ms that running kernels may take to finish
-constexpr useconds_t kStep = 1000;                    // µs
-constexpr int kLookAfter = 100;                       // ms
+constexpr uint32_t kPatience = 5000;  // ms that running kernels may take before the agent detaches
+constexpr useconds_t kStep = 1000;    // µs
+constexpr int kLookAfter = 100;       // ms
 // If the program goes on launching, the maps are read this often. Reading takes at most 1 % of the time.
 constexpr auto kReadEvery = std::chrono::seconds(1);
 constexpr int kReadShare = 100;
@@ -135,6 +136,13 @@ void handle(Connection &c, Frame &frame) {
     if (frame.fd >= 0) close(frame.fd);
 }
 
+// Gives back to ROCr what the attachment owns. Call with `using_rocr` held, when no thread launches copies any more.
+void release_all(uint32_t patience_ms) {
+    leave_queues();
+    give_back_timers();
+    for (auto &gpu : agent.gpus) release(*gpu, patience_ms);
+}
+
 // Detaches, on the service thread.
 void end(Connection *c) {
     phase = Phase::Ending;
@@ -149,9 +157,7 @@ void end(Connection *c) {
     agent.control->hooks.fetch_add(calls_not_told(), std::memory_order_relaxed);
     {
         std::lock_guard<std::timed_mutex> hold(using_rocr);
-        if (!agent.is_over()) leave_queues();
-        for (auto &gpu : agent.gpus)
-            if (!agent.is_over()) release(*gpu);
+        if (!agent.is_over()) release_all(kPatience);
         if (!agent.is_over() && c->keeps_rocr) hsa.shut_down();
         for (OwnedFile *file : {&c->socket, &c->wake}) {
             if (!file->is_ours()) continue;
@@ -258,10 +264,32 @@ bool start_thread(Connection &c) {
 
 // --- startup and shutdown ---
 
-// Waits a few seconds at most until the service thread no longer calls ROCr. `leaving`: what keeps it from doing so.
-void leave_rocr(std::atomic<bool> &leaving) {
-    leaving = true;
-    if (using_rocr.try_lock_for(std::chrono::milliseconds(kAtExit))) using_rocr.unlock();
+// Waits a few seconds at most until the service thread no longer calls ROCr, and gives back what the agent owns.
+void leave_rocr() {
+    if (is_own_thread) {  // end() shuts ROCr down, and has given back the rest
+        quietly(forget_intercepted_queues);
+        return;
+    }
+    for (uint32_t waited = 0; phase == Phase::Ending && waited < kAtExit; ++waited) usleep(kStep);
+    const bool entered = using_rocr.try_lock_for(std::chrono::milliseconds(kAtExit));
+    if (entered && !agent.is_over())
+        quietly([] {
+            if (attachment) release_all(0);
+            forget_intercepted_queues();
+        });
+    shut_down = true;
+    if (entered) using_rocr.unlock();
+}
+
+// Ends the attachment, so that OnLoad can begin another one if the program initializes ROCr again.
+void detach() {
+    if (Visit visit; connection && connection->pid == getpid() && !is_own_thread) {
+        connection->stopped = true;
+        agent.wake();
+    } else {
+        return;
+    }
+    for (uint32_t waited = 0; phase != Phase::Idle && waited < kAtExit; ++waited) usleep(kStep);
 }
 
 // ROCr may be shut down after this, so the agent rests. Exit handlers that are older, and destructors, run later and may still
@@ -269,7 +297,8 @@ void leave_rocr(std::atomic<bool> &leaving) {
 void at_exit() {
     agent.exit_thread = thread_id();
     agent.finish(kAtExit, Reading::OnTheWay);
-    leave_rocr(agent.resting);
+    agent.resting = true;
+    if (using_rocr.try_lock_for(std::chrono::milliseconds(kAtExit))) using_rocr.unlock();
 }
 
 // A child process cannot use its parent's GPUs.
@@ -346,7 +375,10 @@ bool open_connection(Connection &c, const char *name) {
     if (at != MAP_FAILED) {
         agent.control = static_cast<Control *>(at);
         Writer hello;
-        hello.u32(kProtocolVersion).u32(0).text(process_name()).u32(static_cast<uint32_t>(Vendor::Amd));
+        hello.u32(kProtocolVersion)
+            .u32(agent.running ? 0 : static_cast<uint32_t>(attachments))
+            .text(process_name())
+            .u32(static_cast<uint32_t>(Vendor::Amd));
         told = send_frame(c.socket.number, Message::Hello, hello.bytes, control) && send_stubs(c);
     }
     if (control >= 0) close(control);
@@ -498,6 +530,7 @@ const Lifetime *const kLifetimes[] = {
     &stack_lifetime,
     &allocation_lifetime,
     &operations_lifetime,
+    &queue_lifetime,
     &allocations_lifetime,
     &hip_lifetime,
 };
@@ -625,24 +658,25 @@ void Agent::finish(uint32_t wait_ms, Reading reading) {
 
 }  // namespace gpubpf
 
-// ROCr calls this before the program can create a queue. If it returns false, ROCr ignores the library. That includes a second
-// initialization of ROCr after a shutdown.
+// ROCr calls this before the program can create a queue, also if the program initializes it again after a shutdown. If it returns
+// false, ROCr ignores the library.
 extern "C" __attribute__((visibility("default"))) bool OnLoad(void *tables, uint64_t, uint64_t,
                                                               const char *const *) {
     using namespace gpubpf;
     const char *socket = secure_getenv(kSocketVariable);
-    if (!socket || !tables || originals.freeze) return false;
+    if (!socket || !tables) return false;
     AttachStatus status = AttachStatus::Failed;
     quietly([&] { status = start(static_cast<const hsa_tables *>(tables), socket); });
     return status == AttachStatus::Attached;
 }
 
-// ROCr calls this when it shuts down.
+// ROCr calls this when it shuts down. It then reports signals that still exist.
 extern "C" __attribute__((visibility("default"))) void OnUnload() {
     using namespace gpubpf;
     agent.finish(kAtExit, Reading::OnTheWay);
     agent.live = false;
-    leave_rocr(shut_down);
+    leave_rocr();
+    detach();
 }
 
 // The tool calls this in a running program, on a new thread (attach/loading.py). `name` is as for GPUBPF_SOCKET. Returns an

@@ -207,7 +207,9 @@ struct Gpu {
     uint64_t wanted = 0;            // largest request that did not fit, in bytes
     std::vector<uint64_t> storage;  // by map: its address, unless each instance has its own memory
     std::vector<std::unique_ptr<Copy>> copies;
-    std::vector<std::unique_ptr<Arguments>> arguments;  // the last one has room
+    // By queue number of the log. The last one of a queue has room.
+    std::unordered_map<uint32_t, std::vector<std::unique_ptr<Arguments>>> arguments;
+    bool cut_off = false;  // the program destroyed a queue while an instrumented kernel ran
 };
 
 // --- agent.cpp ---
@@ -291,17 +293,30 @@ hsa_status on_destroy_executable(hsa_handle executable);
 // Processes a dispatch that the program put into queue number `queue` of the log, and rewrites it for the GPU. Sets `untimed` to the
 // dispatch's id if no probe times it. Returns the number of packets: a barrier may follow. `alone`: nothing can follow.
 uint64_t take_packet(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &untimed, bool alone = false);
-bool is_idle(Gpu &gpu);         // whether all instrumented kernels have ended
+bool is_idle(Gpu &gpu);  // whether all instrumented kernels have ended
+// Waits a moment until the GPU has processed the agent's packets in a queue. Call before the program destroys the queue.
+void wait_for_queue(Gpu &gpu, uint32_t queue);
+// Frees the arguments of a queue that the program has destroyed.
+void forget_queue(Gpu &gpu, uint32_t queue);
 void free_arguments(Gpu &gpu);  // the GPU must be idle
 
 // --- queue.cpp ---
 
 hsa_status on_create_queue(hsa_handle agent, uint32_t size, uint32_t type, hsa_queue_error error, void *data,
                            uint32_t scratch, uint32_t shared, hsa_queue **made);
+hsa_status on_destroy_queue(hsa_queue *queue);
+void forget_intercepted_queues();  // frees their signals; call when ROCr shuts down
+extern const Lifetime queue_lifetime;
 
 // --- doorbell.cpp ---
 
-hsa_status on_destroy_queue(hsa_queue *queue);
+// What the agent owns of a queue that the program is destroying.
+struct LeftQueue {
+    Gpu *gpu = nullptr;  // null: unknown
+    uint32_t number = 0;
+    std::vector<hsa_handle> signals;  // to be destroyed after the queue
+};
+void leave_queue(const hsa_queue *queue, LeftQueue &left);
 template <int kIndex>
 uint64_t on_add_write_index(const hsa_queue *queue, uint64_t count);
 void on_store_relaxed(hsa_handle signal, int64_t value);
@@ -317,8 +332,8 @@ bool prepare(Gpu &gpu);  // creates the maps on the first call
 // Allocates an instance's arrays and launch block. Call with `gpu.lock` held. Returns false if there is no room.
 bool give_memory(Gpu &gpu, Copy &copy, const Shape &shape, Instance &instance);
 void enlarge(Gpu &gpu);
-// Frees the memory, unless kernels keep running.
-void release(Gpu &gpu);
+// Frees the memory, unless kernels keep running for `patience_ms`.
+void release(Gpu &gpu, uint32_t patience_ms);
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
 void read_maps();           // not on request, and without waiting for kernels
 bool read_complete_maps();  // the same, unless kernels are running. Returns false then
@@ -332,7 +347,8 @@ void put_operation(Record &record);
 // that no probe times; `changed`, the packet for the GPU, may get a signal for timing.
 void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64_t untimed,
                 hsa_packet &changed);
-void log_known_times();  // the times of completed copies and dispatches
+void log_known_times();   // the times of completed copies and dispatches
+void give_back_timers();  // destroys the agent's signals, except those that packets may still set
 extern const Lifetime operations_lifetime;
 hsa_status on_destroy_signal(hsa_handle signal);
 hsa_status on_copy(void *to, hsa_handle at, const void *from, hsa_handle of, size_t size, uint32_t count,

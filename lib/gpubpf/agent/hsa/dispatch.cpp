@@ -1,6 +1,8 @@
 // Dispatches. An instrumented dispatch runs the copy, with a new argument buffer: the program's arguments, then the launch block.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <unistd.h>
 
 #include "agent.h"
 #include "log/host_program.h"
@@ -11,15 +13,16 @@ namespace {
 
 constexpr size_t kArgumentBytes = 64 << 10;  // the least size of an argument buffer
 constexpr size_t kArgumentAlignment = 64;
-constexpr uint64_t kLds = 64 << 10;   // bytes per compute unit
+constexpr auto kAtDestroy = std::chrono::seconds(1);  // longest wait for the agent's packets in a queue
+constexpr uint64_t kLds = 64 << 10;                   // bytes per compute unit
 constexpr uint64_t kMostBlocks = 16;  // multi-wave blocks per compute unit: each needs a barrier
 
 void add(std::atomic<uint64_t> &counter, uint64_t n = 1) { counter.fetch_add(n, std::memory_order_relaxed); }
 
-// Returns memory for a dispatch's arguments, or null. Call with `gpu.lock` held.
-char *take_arguments(Gpu &gpu, size_t size, hsa_handle &running) {
+// Returns memory for the arguments of a dispatch in a queue, or null. Call with `gpu.lock` held.
+char *take_arguments(Gpu &gpu, uint32_t queue, size_t size, hsa_handle &running) {
     size = (size + kArgumentAlignment - 1) & ~(kArgumentAlignment - 1);
-    auto &parts = gpu.arguments;
+    auto &parts = gpu.arguments[queue];
     if (parts.empty() || parts.back()->size - parts.back()->used < size) {
         size_t found = parts.size();
         for (size_t i = 0; i + 1 < parts.size() && found == parts.size(); ++i)
@@ -83,7 +86,8 @@ bool has_room(const Gpu &gpu, const Layout &layout, const hsa_packet &packet, co
 }
 
 // Changes a dispatch to run the copy. Returns an Outcome or outcome_of(Reason). `barrier`: null if no packet can follow.
-uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, hsa_packet *barrier) {
+uint32_t change(hsa_packet &packet, Gpu &gpu, uint32_t queue, Kernel &kernel, uint64_t launch,
+                hsa_packet *barrier) {
     Copy *copy = kernel.copy.load(std::memory_order_acquire);
     if (!copy)
         return kernel.refused ? outcome_of(kRefused) : uint32_t(kernel.waits ? kNotReady : kNotMatched);
@@ -106,7 +110,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, Kernel &kernel, uint64_t launch, h
     if (instance.launch_block.empty() && !give_memory(gpu, *copy, shape, instance))
         return outcome_of(kMapTooSmall);
     hsa_handle running;
-    char *arguments = take_arguments(gpu, layout.block_offset + layout.block.size(), running);
+    char *arguments = take_arguments(gpu, queue, layout.block_offset + layout.block.size(), running);
     if (!arguments) return outcome_of(kLaunchFailed);
     if (packet.arguments && kernel.argument_bytes)
         memcpy(arguments, reinterpret_cast<const void *>(packet.arguments), kernel.argument_bytes);
@@ -161,6 +165,20 @@ void log_launch(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, const 
     put_operation(r);
 }
 
+using Parts = std::vector<std::unique_ptr<Arguments>>;
+
+bool have_ended(const Parts &parts) {
+    return std::all_of(parts.begin(), parts.end(),
+                       [](const auto &part) { return hsa.signal_load_scacquire(part->running) == 0; });
+}
+
+void free_all(const Parts &parts) {
+    for (const auto &part : parts) {
+        hsa.amd_memory_pool_free(part->base);
+        hsa.signal_destroy(part->running);
+    }
+}
+
 // Runs the host programs for a launch, in the launching thread.
 void run_host_programs(const hsa_packet &packet, const Gpu &gpu, const Kernel &kernel, uint64_t launch) {
     if (!host_program()) return;
@@ -185,7 +203,7 @@ uint64_t take_packet(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &unt
     const hsa_packet before = *packet;
     const uint64_t launch = take_ids(1);
     quietly([&] {
-        outcome = change(*packet, gpu, *kernel, launch, alone ? nullptr : packet + 1);
+        outcome = change(*packet, gpu, queue, *kernel, launch, alone ? nullptr : packet + 1);
         run_host_programs(before, gpu, *kernel, launch);
     });
     if (oplog.on()) quietly([&] { log_launch(before, gpu, queue, *kernel, launch, outcome); });
@@ -198,16 +216,34 @@ uint64_t take_packet(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &unt
 
 bool is_idle(Gpu &gpu) {
     std::lock_guard<std::mutex> hold(gpu.lock);
-    for (const auto &part : gpu.arguments)
-        if (hsa.signal_load_scacquire(part->running) != 0) return false;
+    for (const auto &queue : gpu.arguments)
+        if (!have_ended(queue.second)) return false;
     return true;
 }
 
+void wait_for_queue(Gpu &gpu, uint32_t queue) {
+    auto is_over = [&] {
+        std::lock_guard<std::mutex> hold(gpu.lock);
+        const auto found = gpu.arguments.find(queue);
+        return found == gpu.arguments.end() || have_ended(found->second);
+    };
+    const auto until = std::chrono::steady_clock::now() + kAtDestroy;
+    for (useconds_t pause = 20; !is_over() && std::chrono::steady_clock::now() < until;
+         pause = std::min<useconds_t>(2 * pause, 1000))
+        usleep(pause);
+}
+
+void forget_queue(Gpu &gpu, uint32_t queue) {
+    std::lock_guard<std::mutex> hold(gpu.lock);
+    const auto found = gpu.arguments.find(queue);
+    if (found == gpu.arguments.end()) return;
+    if (!have_ended(found->second)) gpu.cut_off = true;
+    free_all(found->second);
+    gpu.arguments.erase(found);
+}
+
 void free_arguments(Gpu &gpu) {
-    for (const auto &part : gpu.arguments) {
-        hsa.amd_memory_pool_free(part->base);
-        hsa.signal_destroy(part->running);
-    }
+    for (const auto &queue : gpu.arguments) free_all(queue.second);
     gpu.arguments.clear();
 }
 

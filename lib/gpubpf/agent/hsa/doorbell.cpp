@@ -288,22 +288,17 @@ template uint64_t on_add_write_index<3>(const hsa_queue *, uint64_t);
 void on_store_relaxed(hsa_handle signal, int64_t value) { ring(signal, value, originals.store_relaxed); }
 void on_store_screlease(hsa_handle signal, int64_t value) { ring(signal, value, originals.store_screlease); }
 
-hsa_status on_destroy_queue(hsa_queue *handle) {
-    std::unique_ptr<Queue> gone;
+void leave_queue(const hsa_queue *handle, LeftQueue &left) {
     ++destroyed;
-    if (OwnWork work; work)
-        quietly([&] {
-            std::lock_guard<std::shared_mutex> hold(state->lock);
-            const auto found = state->queues.find(handle);
-            if (found == state->queues.end()) return;
-            gone = std::move(found->second);
-            state->queues.erase(found);
-            for (hsa_handle signal : gone->owed) hsa.signal_subtract_screlease(signal, 1);
-        });
-    const hsa_status status = originals.destroy_queue(handle);
-    if (gone)  // the GPU no longer needs the signals
-        for (const Gate &gate : gone->gates) hsa.signal_destroy(gate.signal);
-    return status;
+    std::lock_guard<std::shared_mutex> hold(state->lock);
+    const auto found = state->queues.find(handle);
+    if (found == state->queues.end()) return;
+    const std::unique_ptr<Queue> gone = std::move(found->second);
+    state->queues.erase(found);
+    for (hsa_handle signal : gone->owed) hsa.signal_subtract_screlease(signal, 1);
+    for (const Gate &gate : gone->gates) left.signals.push_back(gate.signal);
+    left.gpu = gone->gpu;
+    left.number = gone->number;
 }
 
 void look_after_queues() {

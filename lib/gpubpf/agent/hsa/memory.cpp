@@ -258,7 +258,7 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
         for (const auto &copy : gpu.copies)
             for (auto &instance : copy->instances) instance.second.awaited = instance.second.launches;
     }
-    if (!wait_until_idle(gpu, wait_ms)) flags |= kRunning;
+    if (!wait_until_idle(gpu, wait_ms) || gpu.cut_off) flags |= kRunning;
     calibrate(gpu);
     if (agent.log_operations) log_known_times();
     const Contents contents = contents_of(gpu, only_rings);
@@ -357,10 +357,9 @@ void enlarge(Gpu &gpu) {
     if (wanted && !add_pool(gpu, 2 * wanted)) add_pool(gpu, wanted);
 }
 
-void release(Gpu &gpu) {
-    constexpr uint32_t kPatience = 5000;  // ms
+void release(Gpu &gpu, uint32_t patience_ms) {
     std::lock_guard<std::mutex> busy(gpu.busy);
-    if (!wait_until_idle(gpu, kPatience)) return;
+    if (!wait_until_idle(gpu, patience_ms)) return;
     unload_copies(gpu);
     free_arguments(gpu);
     for (const Pool &pool : gpu.pools) hsa.amd_memory_pool_free(pointer(pool.base));
@@ -370,6 +369,7 @@ void release(Gpu &gpu) {
     }
     gpu.pools.clear();
     gpu.locked.clear();
+    gpu.usable = false;
 }
 
 void read_maps() {

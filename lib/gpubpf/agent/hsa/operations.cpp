@@ -285,17 +285,18 @@ hsa_status on_destroy_signal(hsa_handle signal) {
 
 // Signals that a packet may still set must not be freed.
 void give_back_timers() {
-    if (agent.is_over()) return;
+    std::lock_guard<std::mutex> hold(state->lock);
     for (const uint64_t signal : state->free) hsa.signal_destroy({signal});
-    for (const Timer &timer : state->running)
-        if (is_over(timer.signal)) hsa.signal_destroy({timer.signal});
+    for (Timer &timer : state->running) {
+        if (!is_over(timer.signal)) continue;
+        log_times(timer.signal, timer.work);
+        hsa.signal_destroy({timer.signal});
+    }
+    state->free.clear();
+    state->running.clear();
+    state->timers = kMostTimers;  // no more
 }
 
-const Lifetime operations_lifetime{[] { state.begin(); }, nullptr,
-                                   [] {
-                                       give_back_timers();
-                                       state.end();
-                                   },
-                                   nullptr};
+const Lifetime operations_lifetime = lifetime_of_attachment_state<state>();
 
 }  // namespace gpubpf

@@ -1,6 +1,5 @@
 // Queues intercepted since their creation: ROCr passes their packets to `on_packets` before the GPU gets them.
 #include <algorithm>
-#include <new>
 #include <unistd.h>
 
 #include "agent.h"
@@ -14,14 +13,42 @@ namespace {
 constexpr uint64_t kBatch = ROOM_MOST / 2 - 1;
 constexpr useconds_t kRoomPause = 50;
 
-// A queue of the program. Never freed, because ROCr may call on_packets as long as the queue exists. The agent may detach earlier. The
-// next attach finds a running process, and doorbell.cpp handles the queue.
+// A queue of the program. It outlives the attachment, because ROCr may call on_packets as long as the queue exists. The next attach
+// finds a running process, and doorbell.cpp handles the queue.
 struct Queue {
     uint64_t attachment;
     Gpu *gpu;
     uint32_t number;  // its number in the log
     struct room room;
 };
+
+struct Intercepted {
+    std::mutex lock;
+    std::unordered_map<const hsa_queue *, std::unique_ptr<Queue>> queues;
+};
+ProcessState<Intercepted> intercepted;
+
+void free_signal(Queue &queue) {
+    if (queue.room.ahead.handle) hsa.signal_destroy(queue.room.ahead);
+}
+
+// Remembers a queue that the program created.
+void add(const hsa_queue *handle, std::unique_ptr<Queue> made) {
+    std::lock_guard<std::mutex> hold(intercepted->lock);
+    auto &queue = intercepted->queues[handle];
+    if (queue) free_signal(*queue);  // it was destroyed while the agent was detached
+    queue = std::move(made);
+}
+
+// Forgets a queue that the program destroys. Returns null if it is not intercepted.
+std::unique_ptr<Queue> take(const hsa_queue *handle) {
+    std::lock_guard<std::mutex> hold(intercepted->lock);
+    const auto found = intercepted->queues.find(handle);
+    if (found == intercepted->queues.end()) return nullptr;
+    std::unique_ptr<Queue> queue = std::move(found->second);
+    intercepted->queues.erase(found);
+    return queue;
+}
 
 // ROCr calls this in the thread that submits the packets.
 void on_packets(const void *data, uint64_t count, uint64_t, void *user, hsa_writer write) {
@@ -64,12 +91,48 @@ hsa_status on_create_queue(hsa_handle on, uint32_t size, uint32_t type, hsa_queu
     OwnWork work;
     Gpu *gpu = work && attachment == of ? agent.gpu(on) : nullptr;
     if (!gpu) return 0;
-    auto *queue = new (std::nothrow) Queue{of, gpu, new_queue(*gpu), {{}, (*made)->size, 0}};
-    if (!queue) return 0;
-    if (hsa.amd_signal_create(0, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &queue->room.ahead)) queue->room.ahead = {};
-    originals.intercept(*made, on_packets, queue);
+    quietly([&] {
+        auto made_queue = std::make_unique<Queue>(Queue{of, gpu, new_queue(*gpu), {{}, (*made)->size, 0}});
+        Queue *queue = made_queue.get();
+        add(*made, std::move(made_queue));
+        if (hsa.amd_signal_create(0, 0, nullptr, HSA_SIGNAL_GPU_ONLY, &queue->room.ahead))
+            queue->room.ahead = {};
+        originals.intercept(*made, on_packets, queue);
+    });
     if (agent.log_operations) hsa.amd_profiling_set_profiler_enabled(*made, 1);
     return 0;
 }
+
+hsa_status on_destroy_queue(hsa_queue *handle) {
+    LeftQueue left;
+    std::unique_ptr<Queue> queue;
+    uint64_t of = 0;  // the attachment that `left.gpu` belongs to
+    if (OwnWork work; work)
+        quietly([&] {
+            of = attachment;
+            leave_queue(handle, left);
+            queue = take(handle);
+            if (queue && queue->attachment == of && !left.gpu) {
+                left.gpu = queue->gpu;
+                left.number = queue->number;
+            }
+            if (left.gpu) wait_for_queue(*left.gpu, left.number);
+        });
+    const hsa_status status = originals.destroy_queue(handle);
+    // The GPU no longer needs the signals and the arguments.
+    OwnWork work;
+    for (const hsa_handle signal : left.signals) hsa.signal_destroy(signal);
+    if (queue) free_signal(*queue);
+    if (work && left.gpu && attachment == of) quietly([&] { forget_queue(*left.gpu, left.number); });
+    return status;
+}
+
+void forget_intercepted_queues() {
+    std::lock_guard<std::mutex> hold(intercepted->lock);
+    for (auto &queue : intercepted->queues) free_signal(*queue.second);
+    intercepted->queues.clear();
+}
+
+const Lifetime queue_lifetime = lifetime_of_process_state<intercepted>();
 
 }  // namespace gpubpf

@@ -184,7 +184,6 @@ void put_in(const hsa_tables &tables, bool running, bool operations, bool alloca
         replace(entry[1], add[1], on_add_write_index<1>);
         replace(entry[2], add[2], on_add_write_index<2>);
         replace(entry[3], add[3], on_add_write_index<3>);
-        replace(core[HSA_CORE_DESTROY_QUEUE], originals.destroy_queue, on_destroy_queue);
         replace(core[HSA_CORE_STORE_RELAXED], originals.store_relaxed, on_store_relaxed);
         replace(core[HSA_CORE_STORE_RELAXED + 1], originals.store_screlease, on_store_screlease);
     } else {
@@ -192,6 +191,7 @@ void put_in(const hsa_tables &tables, bool running, bool operations, bool alloca
         originals.intercept = reinterpret_cast<hsa_intercept>(amd[at + 1]);
         replace(core[HSA_CORE_CREATE_QUEUE], originals.create_queue, on_create_queue);
     }
+    replace(core[HSA_CORE_DESTROY_QUEUE], originals.destroy_queue, on_destroy_queue);
     replace(core[HSA_CORE_FREEZE], originals.freeze, on_freeze);
     replace(core[HSA_CORE_DESTROY_EXECUTABLE], originals.destroy_executable, on_destroy_executable);
     replace(core[HSA_CORE_READER_OF_FILE], originals.reader_of_file, on_reader_of_file);

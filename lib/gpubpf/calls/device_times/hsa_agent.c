@@ -2,7 +2,7 @@
  * libgpubpf-hsa.so: reports to the tool that started the program when each kernel dispatch started and ended on an AMD GPU.
  *
  * ROCr loads the libraries that HSA_TOOLS_LIB names, and passes its tables of functions to `OnLoad`. This library puts functions of its
- * own in place of two of them. A queue of the program becomes one whose packets pass `on_packets` on their way to the GPU. There each
+ * own in place of three of them. A queue of the program becomes one whose packets pass `on_packets` on their way to the GPU. There each
  * kernel dispatch gets a completion signal of ours. When the kernel has ended, ROCr's thread for signals calls `on_end`, which writes
  * the times down, and hands them and the completion on to the signal that the program had given. Names of kernels come from executables
  * as they are frozen.
@@ -31,6 +31,8 @@
 #define MOST_PENDING 1024               /* the kernel's driver has 4096 events for the signals of a process */
 #define ENDING_US 100                   /* a thread writes an end within this time, unless it is not scheduled */
 #define ENDING_TRIES 5000
+#define LEAVING_US 100                  /* the GPU reaches our packets, and ROCr's thread our ends, within this time */
+#define LEAVING_TRIES 10000
 
 enum { ENDED, RUNNING, ENDING };        /* of a dispatch; ENDING: a thread is writing its end */
 
@@ -46,8 +48,10 @@ struct pending {
 };
 struct queue {                          /* never freed: a dispatch may outlive its queue */
     hsa_handle agent;
+    const hsa_queue *handle;            /* NULL: destroyed */
     uint64_t id;
     struct room room;
+    struct queue *older;                /* in `queues` */
 };
 struct kernel {                         /* never freed: a program may still launch it while its executable is destroyed */
     uint64_t object, number;            /* address of its descriptor; its number in the ring, never the same for two kernels */
@@ -63,6 +67,7 @@ typedef struct {
                                                    hsa_status (*)(hsa_handle executable, hsa_handle agent, hsa_handle symbol, void *), void *);
     hsa_status (*executable_symbol_get_info)(hsa_handle symbol, int what, void *);
     hsa_status (*signal_create)(int64_t value, uint32_t count, const hsa_handle *consumers, hsa_handle *);
+    hsa_status (*signal_destroy)(hsa_handle signal);
     void (*signal_store_relaxed)(hsa_handle signal, int64_t value);
     void (*signal_subtract_screlease)(hsa_handle signal, int64_t value);
     hsa_status (*amd_signal_async_handler)(hsa_handle signal, int condition, int64_t value, _Bool (*)(int64_t value, void *), void *);
@@ -72,6 +77,7 @@ typedef struct {
 
 static hsa_functions hsa;
 static hsa_create_queue create_queue, create_intercepted_queue;
+static hsa_status (*destroy_queue)(hsa_queue *queue);
 static hsa_intercept intercept;
 static hsa_freeze freeze;
 static uint64_t frequency;              /* of ROCr's clock, which is CLOCK_BOOTTIME on Linux */
@@ -79,6 +85,7 @@ static hsa_handle gpus[RING_GPUS];
 static uint32_t gpu_count;
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct pending *pool, *every;
+static struct queue *queues;            /* those that pass their packets to us */
 static uint32_t pending_count;
 static bool unloaded;                   /* ROCr has been shut down, and its signals are gone */
 static pthread_rwlock_t kernels_lock = PTHREAD_RWLOCK_INITIALIZER;
@@ -143,6 +150,10 @@ static int64_t value_of(hsa_handle signal) {
 static struct pending *take_pending(void) {
     pthread_mutex_lock(&pool_lock);
     struct pending **at = &pool, *found;
+    if (unloaded) {
+        pthread_mutex_unlock(&pool_lock);
+        return NULL;
+    }
     while (*at && value_of((*at)->passed) > 0)
         at = &(*at)->next;
     found = *at;
@@ -304,9 +315,84 @@ static hsa_status on_create_queue(hsa_handle agent, uint32_t size, uint32_t type
     queue->room.size = (*made)->size;
     if (hsa.signal_create(0, 0, NULL, &queue->room.ahead))
         queue->room.ahead.handle = 0;
+    queue->handle = *made;
+    pthread_mutex_lock(&pool_lock);
+    queue->older = queues;
+    queues = queue;
+    pthread_mutex_unlock(&pool_lock);
     intercept(*made, on_packets, queue);
     hsa.amd_profiling_set_profiler_enabled(*made, 1);
     return 0;
+}
+
+/* Return whether the GPU has reached all barriers of ours in a queue. Call with the lock held. */
+static bool has_passed(const struct queue *queue) {
+    for (struct pending *pending = every; pending; pending = pending->older)
+        if (pending->dispatch.queue == queue->id && value_of(pending->passed) > 0)
+            return false;
+    return true;
+}
+
+/* Return whether ROCr's thread has nothing more to do for dispatches that have ended. Call with the lock held. */
+static bool is_quiet(void) {
+    uint32_t waiting = 0, running = 0;
+    for (struct pending *pending = pool; pending; pending = pending->next)
+        waiting++;
+    for (struct pending *pending = every; pending; pending = pending->older)
+        running += __atomic_load_n(&pending->state, __ATOMIC_ACQUIRE) == RUNNING;
+    return waiting + running >= pending_count;
+}
+
+static void destroy(hsa_handle *signal) {
+    if (signal->handle)
+        hsa.signal_destroy(*signal);
+    signal->handle = 0;
+}
+
+/* The GPU must reach our barrier behind the last dispatch first: nobody else waits for it. */
+static hsa_status on_destroy_queue(hsa_queue *handle) {
+    if (!ring_here())
+        return destroy_queue(handle);
+    pthread_mutex_lock(&pool_lock);
+    struct queue *queue = queues;
+    while (queue && queue->handle != handle)
+        queue = queue->older;
+    for (int tries = LEAVING_TRIES; queue && tries > 0 && !has_passed(queue); tries--) {
+        pthread_mutex_unlock(&pool_lock);
+        write_ended();
+        usleep(LEAVING_US);
+        pthread_mutex_lock(&pool_lock);
+    }
+    pthread_mutex_unlock(&pool_lock);
+    hsa_status status = destroy_queue(handle);
+    if (!queue || status)
+        return status;
+    pthread_mutex_lock(&pool_lock);
+    queue->handle = NULL;
+    destroy(&queue->room.ahead);
+    pthread_mutex_unlock(&pool_lock);
+    return 0;
+}
+
+/* Destroy our signals, except those that the GPU may still change. */
+static void destroy_signals(void) {
+    pthread_mutex_lock(&pool_lock);
+    for (int tries = LEAVING_TRIES; tries > 0 && !is_quiet(); tries--) {
+        pthread_mutex_unlock(&pool_lock);
+        usleep(LEAVING_US);
+        pthread_mutex_lock(&pool_lock);
+    }
+    for (struct pending *pending = pool; pending; pending = pending->next) {
+        if (value_of(pending->passed) > 0)
+            continue;
+        destroy(&pending->own);
+        destroy(&pending->handed);
+        destroy(&pending->passed);
+    }
+    for (struct queue *queue = queues; queue; queue = queue->older)
+        destroy(&queue->room.ahead);
+    unloaded = true;
+    pthread_mutex_unlock(&pool_lock);
 }
 
 /* --- start --- */
@@ -332,7 +418,7 @@ static bool find_hsa(void) {
     void *library = dlopen("libhsa-runtime64.so.1", RTLD_NOLOAD | RTLD_LAZY);
 #define FIND(name) find(library, #name, &hsa.name)
     return library && FIND(system_get_info) && FIND(iterate_agents) && FIND(agent_get_info) && FIND(executable_iterate_agent_symbols) &&
-           FIND(executable_symbol_get_info) && FIND(signal_create) && FIND(signal_store_relaxed) && FIND(signal_subtract_screlease) &&
+           FIND(executable_symbol_get_info) && FIND(signal_create) && FIND(signal_destroy) && FIND(signal_store_relaxed) && FIND(signal_subtract_screlease) &&
            FIND(amd_signal_async_handler) && FIND(amd_profiling_set_profiler_enabled) && FIND(amd_profiling_get_dispatch_time);
 #undef FIND
 }
@@ -352,6 +438,8 @@ static uint32_t start(hsa_tables *tables) {
     freeze = (hsa_freeze)core[HSA_CORE_FREEZE];
     core[HSA_CORE_CREATE_QUEUE] = (void *)on_create_queue;
     core[HSA_CORE_FREEZE] = (void *)on_freeze;
+    *(void **)&destroy_queue = core[HSA_CORE_DESTROY_QUEUE];
+    core[HSA_CORE_DESTROY_QUEUE] = (void *)on_destroy_queue;
     return AGENT_STARTED;
 }
 
@@ -371,7 +459,5 @@ EXPORTED bool OnLoad(void *tables, uint64_t version, uint64_t failed, const char
 /* Called by ROCr as it is shut down. */
 EXPORTED void OnUnload(void) {
     finish();
-    pthread_mutex_lock(&pool_lock);
-    unloaded = true;
-    pthread_mutex_unlock(&pool_lock);
+    destroy_signals();
 }
