@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf_cuda import run_nvcc
+
 ROOT = Path(__file__).resolve().parents[1]
 CUDASIM = ROOT / "lib" / "cudasim"
 LIBRARIES = CUDASIM / "lib"
@@ -58,8 +60,7 @@ def program(name: str, *options: str) -> Path:
     if not target.exists():
         made = target.with_suffix(f".{os.getpid()}")
         runtime = ["-cudart", "none", f"-L{libraries()}", "-lcudart"]
-        command = [compiler, "-w", "-std=c++17", *runtime, *options, str(source), "-o", str(made)]
-        subprocess.run(command, check=True)
+        run_nvcc([compiler, "-w", *runtime, *options, str(source), "-o", str(made)])
         made.replace(target)
     return target
 

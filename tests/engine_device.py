@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gpubpf_cuda import run_nvcc
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "lib" / "cudasim" / "src"
 HARNESS = Path(__file__).parent / "cudasim" / "engine_harness.cpp"
@@ -225,15 +227,6 @@ def compile_cuda(source: str, *options: str) -> str:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "kernels.cu"
         path.write_text(source)
-        command = [
-            program,
-            "-ptx",
-            "-arch=sm_80",
-            "-std=c++17",
-            *options,
-            str(path),
-            "-o",
-            str(path) + ".ptx",
-        ]
-        subprocess.run(command, check=True, env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"})
+        command = [program, "-ptx", "-arch=sm_80", *options, str(path), "-o", str(path) + ".ptx"]
+        run_nvcc(command, env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"})
         return Path(str(path) + ".ptx").read_text()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,17 @@ def build(text: str | Path, program: Path, *flags: str | Path) -> Path:
     if isinstance(text, str):
         source = program.with_suffix(".cu")
         source.write_text(text)
-    command = ["nvcc", "-cudart", "shared", "-o", program, source, *flags]
-    subprocess.run(command, check=True, capture_output=True)
+    run_nvcc(["nvcc", "-cudart", "shared", "-o", program, source, *flags])
     return program
+
+
+def run_nvcc(command: Sequence[str | Path], **how: Any) -> None:
+    """Compile as C++14, which takes nvcc a third less time than its default, C++17; as C++17 what needs it.
+
+    A command that names another standard runs as it is.
+    """
+    if not any(str(word).startswith("-std=") for word in command):
+        if subprocess.run([*command, "-std=c++14"], capture_output=True, **how).returncode == 0:
+            return
+        command = [*command, "-std=c++17"]
+    subprocess.run(command, check=True, capture_output=True, **how)

@@ -14,8 +14,8 @@ DEVICE = ROOT / "lib" / "cudasim" / "lib"
 NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.cu"))
 
 
-def build() -> Path:
-    """Build the programs; return their folder. Skips the test where they could not run."""
+def build(*names: str) -> Path:
+    """Build these programs; return their folder. Skips the test where they could not run."""
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     if not (DEVICE / "libcuda.so.1").exists():
@@ -23,5 +23,5 @@ def build() -> Path:
     directory = ROOT / "examples"
     with open(directory / "Makefile") as makefile:  # one process makes them, the others find them made
         fcntl.flock(makefile, fcntl.LOCK_EX)
-        subprocess.run(["make", "-s", "-j2", "-C", directory], check=True, capture_output=True)
+        subprocess.run(["make", "-s", "-j2", "-C", directory, *names], check=True, capture_output=True)
     return directory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import gpubpf_cuda
@@ -114,7 +113,7 @@ def build(directory: Path, *flags: str) -> Path:
         (directory / name).write_text(text)
     library, program = directory / "libplus.a", directory / "app"
     nvcc = ["nvcc", "-rdc=true", *flags]
-    subprocess.run([*nvcc, "-lib", "-o", library, directory / "plus.cu"], check=True, capture_output=True)
+    gpubpf_cuda.run_nvcc([*nvcc, "-lib", "-o", library, directory / "plus.cu"])
     files = [directory / "first.cu", directory / "second.cu", library]
-    subprocess.run([*nvcc, "-cudart", "shared", "-o", program, *files], check=True, capture_output=True)
+    gpubpf_cuda.run_nvcc([*nvcc, "-cudart", "shared", "-o", program, *files])
     return program

@@ -164,15 +164,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gpubpf_objects.build(OBJECT, tmp_path_factory.mktemp("object") / "looks.o")
 
 
-@functools.cache
-def examples() -> Path:
-    return gpubpf_examples.build()
-
-
 def program_of(name: str) -> tuple[Path, list[str], str]:
     """Build a program; return its file, its arguments, and what it writes last."""
     if name in EXAMPLES:
-        return examples() / name, SHORT.get(name, []), EXAMPLES[name]
+        return gpubpf_examples.build(name) / name, SHORT.get(name, []), EXAMPLES[name]
     kernels = name.removeprefix("hip-")
     hipsim_device.libraries()
     return hipsim_device.program(kernels, gpu=HIP_GPU), [], HIP[kernels]

@@ -16,11 +16,6 @@ from gpubpf_examples import DEVICE, NAMES, ROOT, build
 AGENT = ROOT / "lib" / "gpubpf" / "agent" / "lib" / "libgpubpf-agent.so"
 
 
-@pytest.fixture(scope="session")
-def built() -> Path:
-    return build()
-
-
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "CUDASIM_HOSTILE": "1", **environment}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -28,18 +23,18 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_alone(name: str, built: Path) -> None:
-    done = run([str(built / name)], LD_LIBRARY_PATH=str(DEVICE))
+def test_an_example_alone(name: str) -> None:
+    done = run([str(build(name) / name)], LD_LIBRARY_PATH=str(DEVICE))
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"{name}: PASSED"]), done.stderr
 
 
 @pytest.mark.every(4)
 @pytest.mark.skipif(not AGENT.exists(), reason="the agent is not built (script/setup)")
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: f"{answer[1]} {answer[2]}".strip())
-def test_a_known_answer(answer: tuple, built: Path, tmp_path: Path) -> None:
+def test_a_known_answer(answer: tuple, tmp_path: Path) -> None:
     tool, options, program, right = answer
     name, *arguments = program.split()
-    command = [str(built / name), *arguments]
+    command = [str(build(name) / name), *arguments]
     results = tmp_path / "results"
     traced = [
         sys.executable,

@@ -56,7 +56,7 @@ def test_two_files_and_a_library(flags: list[str], tmp_path: Path) -> None:
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example(name: str, tmp_path: Path) -> None:
-    flags = ["-std=c++17", "-O2", "-rdc=true", "-I", str(ROOT / "examples")]
+    flags = ["-O2", "-rdc=true", "-I", str(ROOT / "examples")]
     arch = ["-arch=sm_80"] if name == "memory" else []
     program = gpubpf_cuda.build(ROOT / "examples" / f"{name}.cu", tmp_path / name, *flags, *arch)
     done = run([program], True)
@@ -65,9 +65,7 @@ def test_an_example(name: str, tmp_path: Path) -> None:
 
 def test_kernels_that_launch_kernels(tmp_path: Path) -> None:
     source = PROGRAMS / "nested.cu"
-    program = gpubpf_cuda.build(
-        source, tmp_path / "app", "-std=c++17", "-rdc=true", "-arch=sm_80", "-lcudadevrt"
-    )
+    program = gpubpf_cuda.build(source, tmp_path / "app", "-rdc=true", "-arch=sm_80", "-lcudadevrt")
     for clock, hostile in (("real", False), ("real", True), ("virtual", False)):
         done = run([program], hostile, CUDASIM_CLOCK=clock)
         assert (done.returncode, done.stdout) == (0, NESTED)
@@ -103,7 +101,7 @@ def test_grids_that_kernels_launch_are_counted(tool: str, tmp_path: Path) -> Non
     """Without the fault at the end, which would lose the counts."""
     source = tmp_path / "nested.cu"
     source.write_text((PROGRAMS / "nested.cu").read_text().replace("faulty<<<1, 1>>>();", ""))
-    flags = ["-std=c++17", "-rdc=true", "-arch=sm_80", "-lcudadevrt"]
+    flags = ["-rdc=true", "-arch=sm_80", "-lcudadevrt"]
     program = gpubpf_cuda.build(source, tmp_path / "app", *flags)
     printed = NESTED.replace("cudaErrorIllegalAddress", "cudaSuccess")
     sampled = () if tool == "launchlate" else ("--sample-blocks", "1/2")
@@ -116,7 +114,7 @@ def test_grids_that_kernels_launch_are_counted(tool: str, tmp_path: Path) -> Non
 
 def test_conditional_nodes(tmp_path: Path) -> None:
     source = PROGRAMS / "conditions.cu"
-    flags = ["-std=c++17", "-rdc=true", "-arch=sm_80", "-lcudadevrt", "-I", str(PROGRAMS)]
+    flags = ["-rdc=true", "-arch=sm_80", "-lcudadevrt", "-I", str(PROGRAMS)]
     program = gpubpf_cuda.build(source, tmp_path / "app", *flags)
     for clock, hostile in (("real", False), ("real", True), ("virtual", False)):
         done = run([program], hostile, CUDASIM_CLOCK=clock)
@@ -155,7 +153,7 @@ int main() {
 def test_kernels_only_in_bodies_of_conditional_nodes(tmp_path: Path) -> None:
     """With --no-graphs, it is unknown whether they ran, and what they touched."""
     (tmp_path / "app.cu").write_text(ONLY_IN_BODIES)
-    flags = ["-std=c++17", "-rdc=true", "-arch=sm_80", "-lcudadevrt"]
+    flags = ["-rdc=true", "-arch=sm_80", "-lcudadevrt"]
     program = gpubpf_cuda.build(tmp_path / "app.cu", tmp_path / "app", *flags)
 
     def measure(*options: str) -> str:
@@ -190,10 +188,9 @@ def test_a_part_without_ptx(tmp_path: Path) -> None:
         "without<<<1, 1>>>(p); cudaMemcpy(&n, p, 4, cudaMemcpyDeviceToHost); with<<<1, 1>>>(p);\n"
         'printf("%d, %s\\n", n, cudaGetErrorName(cudaGetLastError())); }\n'
     )
-    compiler = [nvcc(), "-dc"]
     arch = ["-gencode", "arch=compute_75,code=sm_75"]
-    subprocess.run([*compiler, *arch, "part.cu", "-o", "part.o"], cwd=tmp_path, check=True)
-    subprocess.run([*compiler, "-arch=sm_75", "app.cu", "-o", "app.o"], cwd=tmp_path, check=True)
+    gpubpf_cuda.run_nvcc([nvcc(), "-dc", *arch, "part.cu", "-o", "part.o"], cwd=tmp_path)
+    gpubpf_cuda.run_nvcc([nvcc(), "-dc", "-arch=sm_75", "app.cu", "-o", "app.o"], cwd=tmp_path)
     link = [nvcc(), "-cudart", "shared", "-arch=sm_75", "app.o", "part.o", "-o", "app"]
     subprocess.run(link, cwd=tmp_path, check=True)
     done = run([tmp_path / "app"])
@@ -205,7 +202,7 @@ def test_code_for_link_time_optimisation_is_refused_by_name(tmp_path: Path) -> N
     (tmp_path / "app.cu").write_text("__global__ void kernel(int *p) { *p = 1; }\n")
     arch = ["-gencode", "arch=compute_75,code=lto_75"]
     output = ["-o", str(tmp_path / "app.fatbin"), str(tmp_path / "app.cu")]
-    subprocess.run([nvcc(), "-fatbin", "-rdc=true", *arch, *output], check=True)
+    gpubpf_cuda.run_nvcc([nvcc(), "-fatbin", "-rdc=true", *arch, *output])
     text = run_python(
         f"""
         import os

@@ -212,7 +212,7 @@ sys.exit(session.status)
 def where(tmp_path_factory):
     compiled(COUNTS + "int on_entry(struct gpu_entry *ctx) { count(0); return 0; }")
     where = tmp_path_factory.mktemp("points")
-    gpubpf_cuda.build(CUDA, where / "app", "-std=c++17", "-O2", "-arch=sm_90", "-lineinfo")
+    gpubpf_cuda.build(CUDA, where / "app", "-O2", "-arch=sm_90", "-lineinfo")
     (where / "probe.py").write_text(SCRIPT)
     return where
 
@@ -767,7 +767,7 @@ int on_access(struct gpu_access *ctx) {
 
 @pytest.fixture(scope="module")
 def memory(where):
-    flags = ("-std=c++17", "-O2", "-arch=sm_80", f"-I{ROOT / 'examples'}")
+    flags = ("-O2", "-arch=sm_80", f"-I{ROOT / 'examples'}")
     return gpubpf_cuda.build(ROOT / "examples" / "memory.cu", where / "memory", *flags)
 
 

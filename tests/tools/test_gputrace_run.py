@@ -101,7 +101,7 @@ def test_text_and_csv(app, tmp_path):
 
 
 def test_lost_events_are_counted_and_said(tmp_path):
-    program, out = gpubpf_examples.build() / "bandwidth", tmp_path / "out"
+    program, out = gpubpf_examples.build("bandwidth") / "bandwidth", tmp_path / "out"
     done = gpubpf_specs.run(
         "gputrace", 'load:* "%u", lane', "--ring-size", "64K", "--json", "-o", out, "--", program, "16384"
     )

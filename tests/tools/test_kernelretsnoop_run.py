@@ -108,7 +108,7 @@ int main(int argc, char **argv) {
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory):
-    flags = ("-std=c++17", "-O2", "-lineinfo")
+    flags = ("-O2", "-lineinfo")
     return str(gpubpf_cuda.build(PROGRAM, tmp_path_factory.mktemp("app") / "app", *flags))
 
 

@@ -59,7 +59,7 @@ def test_counts_of_all_files(app: Path, tmp_path: Path) -> None:
 def test_an_example_is_counted_as_without_device_linking(name: str, tmp_path: Path) -> None:
     def counts(*flags: str) -> dict[tuple[object, ...], list[int]]:
         out, source = tmp_path / "out", REPOSITORY / "examples" / f"{name}.cu"
-        options = ["-std=c++17", "-O2", "-arch=sm_80", "-I", str(source.parent), *flags]
+        options = ["-O2", "-arch=sm_80", "-I", str(source.parent), *flags]
         built = gpubpf_cuda.build(source, tmp_path / f"{name}{''.join(flags)}", *options)
         size = ["64"] if name == "matmul" else []
         done = run("threadhist", "--by", "block", "--work", "stores", "--json", "-o", out, "--", built, *size)

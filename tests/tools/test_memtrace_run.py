@@ -74,7 +74,7 @@ def agrees(record, right):
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory):
     program = tmp_path_factory.mktemp("memory") / "memory"
-    flags = ("-std=c++17", "-O2", "-lineinfo", "-arch=sm_80", f"-I{REPOSITORY / 'examples'}")
+    flags = ("-O2", "-lineinfo", "-arch=sm_80", f"-I{REPOSITORY / 'examples'}")
     return str(gpubpf_cuda.build(REPOSITORY / "examples" / "memory.cu", program, *flags))
 
 
@@ -310,7 +310,7 @@ def test_kernels_that_access_no_memory(tmp_path):
 
 @pytest.fixture(scope="module")
 def common(tmp_path_factory):
-    flags = ("-std=c++17", "-O2", "-lineinfo")
+    flags = ("-O2", "-lineinfo")
     return str(gpubpf_cuda.build(COMMON, tmp_path_factory.mktemp("common") / "common", *flags))
 
 

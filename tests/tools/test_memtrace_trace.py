@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: Any) -> str:
-    flags = ("-std=c++17", "-O2", "-lineinfo", "-include", "csignal")
+    flags = ("-O2", "-lineinfo", "-include", "csignal")
     return str(gpubpf_cuda.build(PROGRAM, tmp_path_factory.mktemp("app") / "app", *flags))
 
 

@@ -81,8 +81,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("same")
     for name, text in (("twice.h", TWICE), ("two.cu", TWO), ("three.cu", THREE)):
         (folder / name).write_text(text)
-    command = ["nvcc", "-c", "-o", folder / "three.o", folder / "three.cu"]
-    subprocess.run(command, check=True, capture_output=True)
+    gpubpf_cuda.run_nvcc(["nvcc", "-c", "-o", folder / "three.o", folder / "three.cu"])
     return gpubpf_cuda.build(ONE, folder / "one", "-lineinfo", folder / "two.cu", folder / "three.o")
 
 

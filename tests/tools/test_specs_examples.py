@@ -14,7 +14,7 @@ pytestmark = gpubpf_specs.needs_all
 
 
 def records(tool: str, out: Path, arguments: list[str], program: str, *words: str) -> list[dict]:
-    path = gpubpf_examples.build() / program
+    path = gpubpf_examples.build(program) / program
     done = gpubpf_specs.run(tool, *arguments, "--json", "-o", out, "--", path, *words)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, [f"{program}: PASSED"]), done.stderr
     return [json.loads(line) for line in out.read_text().splitlines()]

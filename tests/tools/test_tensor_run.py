@@ -129,9 +129,7 @@ int main() {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gpubpf_cuda.build(
-        PROGRAM, tmp_path_factory.mktemp("tensor") / "tensor", "-std=c++17", "-arch=sm_90"
-    )
+    return gpubpf_cuda.build(PROGRAM, tmp_path_factory.mktemp("tensor") / "tensor", "-arch=sm_90")
 
 
 def run(*arguments: str | Path) -> str:

@@ -29,14 +29,9 @@ pytestmark = [*cuda.needs_cuda, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 def program() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="gpubpf-before-") as at:
         image = ["nvcc", "-fatbin", "-gencode", "arch=compute_75,code=compute_75"]
-        subprocess.run(
-            [*image, "-o", "plain.fatbin", HERE / "before_plain.cu"], cwd=at, check=True, capture_output=True
-        )
-        subprocess.run(
-            ["nvcc", "-arch=sm_75", "-std=c++17", "-cudart", "shared", "-o", "before", HERE / "before.cu",
-             "-L", cuda.LIBRARIES, "-lcuda"],
-            cwd=at, check=True, capture_output=True,
-        )  # fmt: skip
+        cuda.run_nvcc([*image, "-o", "plain.fatbin", HERE / "before_plain.cu"], cwd=at)
+        command = ["nvcc", "-arch=sm_75", "-cudart", "shared", "-o", "before", HERE / "before.cu"]
+        cuda.run_nvcc([*command, "-L", cuda.LIBRARIES, "-lcuda"], cwd=at)
         yield Path(at) / "before"
 
 

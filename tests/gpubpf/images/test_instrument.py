@@ -22,6 +22,7 @@ from gpubpf.program import BPF
 from gpubpf.ptx.parser import parse
 from gpubpf.show import cli
 from gpubpf.tools import memtrace
+from gpubpf_cuda import run_nvcc
 from gpubpf_fragments import TIME, log
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,7 +70,7 @@ def test_of_machine_code_only_the_image_for_this_gpu_is_read(
     source = tmp_path / "k.cu"
     source.write_text("__global__ void k(float *a) { a[threadIdx.x] = 1; }\n")
     codes = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (75, 80, 90)]
-    subprocess.run(["nvcc", "-fatbin", *codes, "-o", tmp_path / "k.fatbin", source], check=True)
+    run_nvcc(["nvcc", "-fatbin", *codes, "-o", tmp_path / "k.fatbin", source])
     images = fatbin.images_of_file(tmp_path / "k.fatbin")
     assert sorted(image.sm for image in images) == [75, 80, 90]
     read: list[int] = []
@@ -267,8 +268,7 @@ def test_registers_of_a_program_with_line_numbers_of_inlined_functions(tmp_path:
         "__device__ __forceinline__ float f(float x) { return x * 2 + 1; }\n"
         "__global__ void k(float *a) { atomicAdd(a, f(a[threadIdx.x])); }\n"
     )
-    command = ["nvcc", "-ptx", "-lineinfo", "-arch=sm_80", "-o", tmp_path / "k.ptx", source]
-    subprocess.run(command, check=True, capture_output=True)
+    run_nvcc(["nvcc", "-ptx", "-lineinfo", "-arch=sm_80", "-o", tmp_path / "k.ptx", source])
     text = (tmp_path / "k.ptx").read_text()
     assert "function_name" in text
     made = copies.make_copies(text, "--generate-line-info", [Attachment(TIME, "exit")], Target("gpu", (8, 0)))

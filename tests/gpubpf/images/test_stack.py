@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gpubpf.images.sidecar import Attachment, Sidecar
 from gpubpf.images.stack import deeper, recursive
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.parser import parse
+from gpubpf_cuda import run_nvcc
 from gpubpf_fragments import log, tally
 
 CALL = """{ .param .b64 p; st.param.b64 [p], %rd1;
@@ -73,7 +73,7 @@ __global__ void build(Shape **shapes) { shapes[0] = new Square; shapes[1] = new 
 def test_programs(recurse: str, tmp_path: Path) -> None:
     source, ptx = tmp_path / "app.cu", tmp_path / "app.ptx"
     source.write_text(SOURCE.replace("RECURSE", recurse))
-    subprocess.run(["nvcc", "-ptx", "-arch=sm_90", source, "-o", ptx], check=True)
+    run_nvcc(["nvcc", "-ptx", "-arch=sm_90", source, "-o", ptx])
     data = ptx.read_bytes()
 
     def made(device: str) -> Sidecar:

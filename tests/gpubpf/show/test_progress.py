@@ -172,7 +172,7 @@ def test_kernels_that_the_embedded_device_translates(tmp_path: Path, monkeypatch
         "-o",
         str(tmp_path / "out"),
     ]
-    seen, _ = run([*tool, "--", str(gpubpf_examples.build() / "vectoradd")], terminal=True)
+    seen, _ = run([*tool, "--", str(gpubpf_examples.build("vectoradd") / "vectoradd")], terminal=True)
     assert re.search("threadhist: translating kernels for the embedded device, [1-9] s", seen)
     assert re.fullmatch(r"threadhist: note: attached to \d+ \(vectoradd\)\n", "\n".join(screen(seen)))
 
@@ -180,7 +180,7 @@ def test_kernels_that_the_embedded_device_translates(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_report_that_takes_long(terminal: bool) -> None:
     """A tool that reads and prints results for longer than the delay; here, the delay is nothing."""
-    program = gpubpf_examples.build() / "exits"
+    program = gpubpf_examples.build("exits") / "exits"
     code = f"""
 progress.DELAY, progress.PERIOD = 0.0, 0.001
 sys.path.insert(0, {str(REPOSITORY / "tools")!r})
