@@ -121,6 +121,7 @@ def test_ctrl_c_while_a_tool_starts_ends_it_without_a_word(tool, module, tmp_pat
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_help_is_quick(tool):
     """Its work is compared with Python's own start, in CPU time: on a busy machine, both take longer."""
@@ -254,7 +255,7 @@ def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
     assert done.stderr.startswith(f"{tool}: ") and done.stderr.count("\n") == 1
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "words",
     [

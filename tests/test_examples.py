@@ -21,7 +21,7 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_alone(name: str) -> None:
     done = run([str(build(name) / name)], LD_LIBRARY_PATH=str(DEVICE))

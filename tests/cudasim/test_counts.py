@@ -60,6 +60,7 @@ def counts(place: Path) -> dict[tuple[str, int], tuple[int, int]]:
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("hostile", [False, True])
 def test_blocks_are_counted(tmp_path: Path, clock: str, hostile: bool) -> None:

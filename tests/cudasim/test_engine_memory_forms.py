@@ -342,6 +342,7 @@ def test_eight_words_with_sinks() -> None:
     assert (out == np.c_[given[:, [7, 0]], np.full(32, EE), given[:, [2, 3, 3, 3, 1]]]).all()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("virtual", [False, True])
 def test_an_address_without_a_space_is_in_the_space_of_the_variable_that_it_names(virtual: bool) -> None:
     out = ran("named", NOISE, virtual=virtual)
@@ -563,6 +564,7 @@ def test_variables_of_inner_blocks(virtual: bool) -> None:
     assert out.host.tolist() == [1, 5, 6, 7, 8, 9, 1]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize(
     ("before", "body", "expected"),

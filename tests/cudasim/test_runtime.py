@@ -15,7 +15,7 @@ from gpubpf import __version__
 HOSTILE = pytest.mark.parametrize("hostile", [False, True], ids=["kind", "hostile"])
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(8)
 @HOSTILE
 @pytest.mark.parametrize("name", ["basics", "streams", "graphs", "threads", "ipc", "pools"])
 def test_program(name: str, hostile: bool) -> None:
@@ -23,6 +23,7 @@ def test_program(name: str, hostile: bool) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} ok\n", "")
 
 
+@pytest.mark.every(2)
 @HOSTILE
 @pytest.mark.parametrize("name", ["basics", "graphs", "threads", "ipc", "pools"])
 def test_program_on_the_virtual_clock(name: str, hostile: bool) -> None:

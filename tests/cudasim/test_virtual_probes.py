@@ -203,6 +203,7 @@ def test_compiled_kernels_take_the_time_of_the_original(options: tuple[str, ...]
             assert (ends - START == work).all(), name
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(nvcc() is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("form", ["inline", "functions", "sampled"])
 def test_programs_at_every_point_take_no_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +229,7 @@ def test_threads_that_communicate_take_the_time_of_the_original() -> None:
         pair.compare(name, 4, 96, 0, ["zeros"])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("n", range(6))
 def test_ways_out_take_the_time_of_the_original(n: int) -> None:
     application = parse((PTX / "edges.ptx").read_text())

@@ -18,7 +18,7 @@ import pytest
 
 from fuzz.targets import TARGETS, Target
 
-RUNS = int(os.environ.get("GPUBPF_FUZZ_RUNS", "400"))
+RUNS = int(os.environ.get("GPUBPF_FUZZ_RUNS", "400" if os.environ.get("GPUBPF_LOOKS") == "all" else "100"))
 LONGEST = 1 << 16  # bytes of a changed input
 SECONDS, MEMORY = 10, 2 << 30  # for one input
 PATIENCE = 120  # a busy machine may stop a process for many seconds

@@ -64,6 +64,7 @@ def test_the_same_is_compiled_once(compile: Callable) -> None:
     assert compile() == (size, kept)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("source", "options"),
     [(SOURCE.replace("3", "4"), []), (SOURCE, ["-O3"]), (SOURCE, ["-DTO=1"]), (SOURCE + " ", [])],
@@ -75,6 +76,7 @@ def test_what_differs_is_compiled_anew(compile: Callable, source: str, options: 
     assert len(both) == 2 and first.items() <= both.items()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("source", "options", "variables"),
     [
@@ -106,6 +108,7 @@ def test_what_depends_on_something_else_is_not_kept(
     assert size > 1000 and not kept
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("damage", ["half", "one bit", "empty", "directory", "of another"])
 def test_a_damaged_file_is_made_again(compile: Callable, tmp_path: Path, damage: str) -> None:
     size, kept = compile()

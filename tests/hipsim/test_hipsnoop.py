@@ -174,6 +174,7 @@ def test_a_wait_for_the_gpu_is_explained(tmp_path: Path) -> None:
     assert 0.5 * call["total_ns"] < off <= call["total_ns"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "settings",
     [{}, {"HIPSIM_HOSTILE": "1"}, {"HSA_ENABLE_INTERRUPT": "0"}],

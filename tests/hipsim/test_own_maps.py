@@ -98,6 +98,7 @@ def test_each_gpu_has_its_own(tmp_path: Path) -> None:
         _check(same)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("how", "said", "times"),
     [

@@ -64,7 +64,7 @@ def test_other_programs_on_gfx90a() -> None:
     assert output("compiled", gpu="gfx90a").split() == ["errors", "kernel", "template", "variable"]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_copies(setting: str) -> None:
     assert output("copies", "memset", **SETTINGS[setting]) == "copies are right\n"
@@ -76,6 +76,7 @@ def test_streams(setting: str) -> None:
     assert output("streams", **SETTINGS[setting]) == "streams are right\n"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("setting", ["plain", "hostile"])
 def test_memory_and_errors(setting: str) -> None:
     assert output("memory", HIPSIM_MEMORY="1G", **SETTINGS[setting]) == "gfx906:sramecc+:xnack-\n"
@@ -161,6 +162,7 @@ def test_a_child_process_does_not_change_what_its_parent_has(setting: str) -> No
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("setting", ["plain", "hostile"])
 def test_kernels_that_the_program_compiles(setting: str) -> None:
     assert output("compiled", **SETTINGS[setting]).split() == ["errors", "kernel", "template", "variable"]

@@ -206,7 +206,7 @@ def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
     assert "functions: note: kernels of AMD GPUs have no probes at function_entry yet, which " in done.stderr
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("way", "status", "launches"),
     [

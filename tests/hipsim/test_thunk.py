@@ -18,6 +18,7 @@ NEWER = """hsaKmtAllocMemoryAlign hsaKmtAvailableMemory hsaKmtDbgDisable hsaKmtD
     hsaKmtSPMSetDestBuffer hsaKmtWaitOnEvent_Ext hsaKmtWaitOnMultipleEvents_Ext""".split()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("hostile", [False, True], ids=["plain", "hostile"])
 @pytest.mark.parametrize("check", CHECKS)
 def test_thunk(check: str, hostile: bool) -> None:

@@ -198,7 +198,7 @@ def test_captures_under_a_tool(tmp_path: Path) -> None:
     assert done.launches == {"more": 13} and done.summary["launches_instrumented"] == 13
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "name, arguments, expected",
     [

@@ -52,6 +52,7 @@ def test_nvrtc_attached_to(tmp_path: Path) -> None:
     assert done.launches == done.rounds[1] == {"fill": 2, SCALE: 4}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", ["ptx", "cubin", "linked", "driver"])
 def test_cuda_core(tmp_path: Path, mode: str) -> None:
     command = [jit.python("cuda.core", "cuda.bindings", "numpy"), jit.PROGRAMS / "with_cuda_core.py", mode]
@@ -59,6 +60,7 @@ def test_cuda_core(tmp_path: Path, mode: str) -> None:
     assert done.rounds == [{"fill": 4}] and done.launches == {"fill": 4}, done.summary
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mode", ["lineinfo", "debug", "driver"])
 def test_numba(tmp_path: Path, mode: str) -> None:
     command = [jit.python("numba.cuda", "numba_cuda", "cuda.core"), jit.PROGRAMS / "with_numba.py", mode]

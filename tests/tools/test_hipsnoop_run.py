@@ -178,7 +178,7 @@ def test_between_launches_is_nothing_that_came_after_the_last(program: Path) -> 
     assert re.match(r"blocked in clock_nanosleep [\d.]+ ms \(2 times\) in hipDeviceSynchronize", said)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

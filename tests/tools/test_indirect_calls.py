@@ -342,6 +342,7 @@ def pointers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return gpubpf_cuda.build(POINTERS, tmp_path_factory.mktemp("pointers") / "app", *flags)
 
 
+@pytest.mark.every(2)
 def test_functions_that_are_called_by_pointers(pointers: Path, tmp_path: Path) -> None:
     names = ("add", "sub", "mul", "twice", "swapped", "summed")
     records = measured("gpucount", pointers, tmp_path, *(f"func:*:*{name}*" for name in names))
@@ -369,6 +370,7 @@ def changed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return gpubpf_cuda.build(CHANGED, tmp_path_factory.mktemp("changed") / "app", *flags)
 
 
+@pytest.mark.every(2)
 def test_functions_in_tables_that_the_program_changes(changed: Path, tmp_path: Path) -> None:
     names = ("add", "sub", "mul", "less")
     records = measured("gpucount", changed, tmp_path, *(f"func:use:*{name}*" for name in names))
@@ -387,6 +389,7 @@ def test_other_tools_with_tables_that_the_program_changes(tool: str, changed: Pa
     assert measured(tool, changed, tmp_path)[-1]["launches_instrumented"] == 8
 
 
+@pytest.mark.every(2)
 def test_tables_that_a_running_program_may_have_changed(changed: Path, tmp_path: Path) -> None:
     """Kernels that call through them run the original. Others are measured."""
     out = tmp_path / "out"
@@ -412,6 +415,7 @@ def test_tables_that_a_running_program_may_have_changed(changed: Path, tmp_path:
     assert end["launches_instrumented"] > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "flag", ["-lineinfo", *(pytest.param(f, marks=pytest.mark.every(4)) for f in ("-rdc=true", "-G"))]
 )

@@ -220,6 +220,7 @@ def launches(records: list[dict[str, Any]]) -> dict[int, int]:
     return dict(found)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", LAUNCHES)
 def test_every_launch_is_counted(app: Path, tmp_path: Path, how: str) -> None:
     records, printed, _ = measured("threadhist", app, how, tmp_path / "out")

@@ -295,6 +295,7 @@ def test_each_launch_is_paired_with_its_own_execution(app):
     assert summary["duration_ns"] >= last - began
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_whatever_a_launch_waits_for_is_found(app, seed):
     """On the virtual clock a kernel starts when its call has returned and its predecessor has ended: there is no overhead."""

@@ -94,6 +94,7 @@ SIZE = {"block": np.full(BLOCKS, THREADS), "warp": np.tile([32, 32, 16], BLOCKS)
 BY_UNIT = {"block": STORES * THREADS, "warp": np.repeat(STORES, WARPS) * SIZE["warp"]}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("unit", ["block", "warp"])
 def test_threadhist_estimates_from_exactly_the_chosen(app, tmp_path, unit):
     found = records(
@@ -121,6 +122,7 @@ def test_threadhist_estimates_from_exactly_the_chosen(app, tmp_path, unit):
     assert rows == {n: SIZE[unit][n] for n in np.flatnonzero(there.any(axis=0)).tolist()}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("unit", ["block", "warp"])
 def test_memtrace_estimates_from_exactly_the_chosen(app, tmp_path, unit):
     found = records("memtrace", app, tmp_path / "out", f"--sample-{unit}s", "1/4", "--seed", "7")
@@ -136,6 +138,7 @@ def test_memtrace_estimates_from_exactly_the_chosen(app, tmp_path, unit):
     assert "allocation" not in found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("unit", ["block", "warp"])
 def test_kernelretsnoop_records_exactly_the_chosen(app, tmp_path, unit):
     found = records("kernelretsnoop", app, tmp_path / "out", "-e", f"--sample-{unit}s", "1/4", "--seed", "7")
@@ -188,6 +191,7 @@ def unsampled(records):
     }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("tool", "option"),
     [
@@ -283,7 +287,7 @@ def slow(tmp_path_factory):
     return str(gpubpf_cuda.build(waits, tmp_path_factory.mktemp("intervals") / "slow"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("tool", "option", "field", "unit"),
     [

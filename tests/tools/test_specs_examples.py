@@ -20,6 +20,7 @@ def records(tool: str, out: Path, arguments: list[str], program: str, *words: st
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("program", "words", "answers"),
     [

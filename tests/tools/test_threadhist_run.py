@@ -128,6 +128,7 @@ def test_intervals_add_up(app, tmp_path):
     assert sum(record["runs"] for record in kernels) == 8 * 144
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("status", "seen"), [("0", 0), ("3", 3), ("-1", 128 + signal.SIGABRT)])
 def test_the_exit_status_is_the_programs(app, status, seen):
     assert run("--", app, "1", "0", status).returncode == seen

@@ -45,6 +45,7 @@ int main() {
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("calls", "ns"),
     [

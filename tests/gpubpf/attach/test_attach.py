@@ -898,7 +898,7 @@ def changed_bytes(pid: int) -> int:
     return count
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.may_come_too_late
 @pytest.mark.parametrize("name", ["threadhist", "launchlate", "kernelretsnoop", "memtrace"])
 def test_numpy_is_loaded_when_probes_are_live(loads: Path, name: str) -> None:

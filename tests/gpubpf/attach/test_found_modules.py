@@ -123,7 +123,7 @@ KINDS = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_loaded_before_is_measured(program: Path, kind: str) -> None:
     names = KINDS[kind]

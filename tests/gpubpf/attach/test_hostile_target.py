@@ -103,7 +103,7 @@ def ends(process: subprocess.Popen[str]) -> str:
 # --- what goes on ---
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -127,6 +127,7 @@ def test_an_agent_that_somebody_holds(hostile: Path) -> None:
         assert took < 60
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["unmap", "protect", "overwrite", "kill", "exit", "exec"])
 def test_it_ends_and_we_do_not(hostile: Path, kind: str) -> None:
     """The target unmaps the agent's memory, or exits."""
@@ -136,6 +137,7 @@ def test_it_ends_and_we_do_not(hostile: Path, kind: str) -> None:
         assert took < 60
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["exit", "exec", "kill"])
 def test_it_goes_in_the_middle_of_the_attach(hostile: Path, kind: str) -> None:
     for delay in (0, 5000):

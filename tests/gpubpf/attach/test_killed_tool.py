@@ -155,7 +155,7 @@ def end_of(program: subprocess.Popen[bytes]) -> str:
     return f"{program.returncode}, {answer!r} is not {expected!r}, {error.decode()}"
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize(("work", "kind"), CASES)
 def test_the_program_goes_on(built: Path, tool: subprocess.Popen[bytes], work: str, kind: str) -> None:
     faults = []

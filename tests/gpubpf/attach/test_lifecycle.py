@@ -670,6 +670,7 @@ def summary(contexts: Path, *arguments: str, hostile: bool = False) -> dict[str,
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.every(2)
 @HOSTILE
 @pytest.mark.parametrize(("way", "each"), [("alone", 20), ("kept", 30)])
 def test_every_launch_is_counted_until_the_context_ends(

@@ -249,6 +249,7 @@ def read(built: Path, where: str, what: str, file: str, enough: int) -> Seen:
 WHERES = pytest.mark.parametrize("where", ["call", "gap"])
 
 
+@pytest.mark.every(2)
 @WHERES
 @pytest.mark.parametrize("what,call", [("sleep", "clock_nanosleep"), ("futex", "futex")])
 @scenes.told
@@ -296,6 +297,7 @@ def test_memory_that_is_used_first_is_page_faults(built: Path, where: str) -> No
     assert seen.ns(delays.FAULTS) == 0
 
 
+@pytest.mark.every(2)
 @WHERES
 @pytest.mark.parametrize("busy", [True, False])
 @scenes.told
@@ -318,6 +320,7 @@ def test_what_others_take_the_cpu_from_is_preempted(built: Path, where: str, bus
         assert taken >= 20 * MS
 
 
+@pytest.mark.every(2)
 @WHERES
 @pytest.mark.parametrize("short", [True, False])
 @scenes.told
@@ -348,6 +351,7 @@ def _mend(watched: Watched, wire: scenes.Wire, own: bool) -> None:
     wire.cut(False)
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip, of iproute2")
 @WHERES
 @pytest.mark.parametrize("what", ["ask", "sleep"])

@@ -111,6 +111,7 @@ def stripped(path: Path) -> Path:
 # --- HIP, programs of ours ---
 
 
+@pytest.mark.every(2)
 @needs_bpf
 @needs_uprobes
 @pytest.mark.parametrize("bare", [False, True])

@@ -244,6 +244,7 @@ def test_scalar_loads_are_named_as_unprobed(
     assert inject(code, {"scalar": [placement]}).kernels["scalar"].unprobed == expected
 
 
+@pytest.mark.every(2)
 def test_a_large_kernel_has_its_sites_behind_it(gpu: str, tmp_path: Path, program: Program) -> None:
     """A branch over 100,000 bytes, half of them accesses, would not reach over what is put before these."""
     wave32 = "    .amdhsa_wavefront_size32 1\n" if gpu == "gfx1030" else ""

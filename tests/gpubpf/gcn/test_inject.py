@@ -184,7 +184,7 @@ def injected(code: CodeObject, program: Program, *names: str, only: str = "") ->
     )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "names", [("on_exit",), ("on_entry",), ("on_entry", "on_exit")], ids=["exit", "entry", "both"]
 )
@@ -369,6 +369,7 @@ int on_match(struct gpu_exit *ctx) {
 """.replace("VALUES", ", ".join(VALUES).replace("7 <<", "7ull <<"))
 
 
+@pytest.mark.every(2)
 def test_lanes_with_the_same_number(device: Device, built: Path) -> None:
     """Whatever the numbers, of all lanes and of some."""
     code = CodeObject(built.read_bytes())

@@ -114,7 +114,7 @@ def tallies(
     return counted[:threads]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 def test_each_thread_arrives_and_leaves(gpu: str, built: Path, room: None, tmp_path: Path) -> None:
     """The kernel has three barriers."""
     assert (tallies(gpu, built, tmp_path, "indexed", BARRIERS) == 3).all()

@@ -292,6 +292,7 @@ def use(data: bytes) -> None:
         assert image.text if image.kind == "ptx" else image.arch
 
 
+@pytest.mark.every(2)
 @needs_nvcc
 @pytest.mark.parametrize("name", ["fatbin", "speed", "cubin", "ptx", "default"])
 def test_damage_is_an_image_error(name: str, build) -> None:

@@ -27,6 +27,7 @@ TIMES = int(os.environ.get("GPUBPF_PROGRAMS", "1"))
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_accepted_programs_stay_in_their_memory_and_compute_the_same(seed: int):
     batch = Batch(seed, lowered=4)
@@ -103,6 +104,7 @@ def run_unsound(way: str, code: list[b.Instruction], sound: list[b.Instruction])
         on_host([Job(native, [case])])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", [0, 60, 64, -8])
 @pytest.mark.parametrize("writes", [False, True])

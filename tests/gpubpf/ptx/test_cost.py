@@ -78,6 +78,7 @@ def spent(*placements: Placement, kernel: str = KERNEL) -> tuple[int, int]:
     return own, added
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("point", "runs", "before"),
     [
@@ -106,6 +107,7 @@ def test_called_functions_count(point: str, runs: int) -> None:
     assert spent(Placement(program(12), point), kernel=CALLING) == (own, added + 12 * runs)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "point", ["entry", "exit", "access", "value", "basic_block", "branch", "instruction"]
 )
@@ -135,6 +137,7 @@ def test_a_kernel_without_other_programs_counts_the_counting() -> None:
     assert sum(tallies) == sum(longest_path(part, {}) for part in added)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.parametrize("taken", [True, False])
 def test_what_a_program_seldom_does_counts_where_it_does_it(

@@ -321,6 +321,7 @@ def _marks(sites: dict[int, Site]) -> dict[str, Site]:
     }
 
 
+@pytest.mark.every(2)
 def test_values_are_told_and_stay_as_they_are(form: str) -> None:
     where = log("value", "where", "site", "address", "width", "space", "kind", "effect")
     accessed = log("access", "accessed", "site", "address", "width", "space", "kind", "effect")

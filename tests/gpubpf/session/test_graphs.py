@@ -34,6 +34,7 @@ def run(program: Path, out: Path, *options: str, **setting: str) -> tuple[str, l
     return done.stdout, [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("setting", [{}, {"CUDASIM_HOSTILE": "1"}, {"CUDASIM_CLOCK": "virtual"}])
 def test_a_program_sees_its_own_graphs(program: Path, tmp_path: Path, setting: dict[str, str]) -> None:
     environment = os.environ | setting | {"LD_LIBRARY_PATH": str(LIBRARIES)}

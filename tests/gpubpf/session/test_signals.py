@@ -31,6 +31,7 @@ print(signal.getsignal(number) is before)
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("number", "flags"), [("SIGINT", "True False"), ("SIGTERM", "False True"), ("SIGHUP", "False True")]
 )

@@ -84,6 +84,7 @@ def test_numbers_have_three_digits_and_a_unit(ns: int) -> None:
     assert re.fullmatch(r"[\d.]+(m?s)?", table.us(ns)) and table.us(-ns).lstrip("-") == table.us(ns)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [*KERNELS, *COMMS])
 def test_pictures_with_any_names_are_valid(name: str, tmp_path: Path) -> None:
     heat = BlockHeat(name, 3)

@@ -202,6 +202,7 @@ def bad_text(body):
     return f"{HEAD}int on_exit(struct gpu_exit *ctx) {{\n{body}\nreturn 0;\n}}\n"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BAD)
 def test_rejected_with_its_line(name):
     body, message = BAD[name]
@@ -287,6 +288,7 @@ GOOD = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", GOOD)
 def test_accepted_by_both(name):
     from gpubpf.lower import nvptx
