@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import gpubpf_examples
 from cudasim_device import cuda_include
 from gpubpf.session import tracing
 from gpubpf.session.device import Device
@@ -81,8 +82,7 @@ def timeline(
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the operations of a program in the timeline, and what launchlate said."""
     command = [sys.executable, ROOT / "tools" / "launchlate.py", "--timeline", "--json", "--device", "sim"]
-    example = ROOT / "examples" / "vectoradd"
-    subprocess.run(["make", "-s", "-C", example.parent, example.name], check=True)
+    example = gpubpf_examples.build("vectoradd") / "vectoradd"
     done = subprocess.run(
         [*command, *options, "--", *(of or [example])],
         capture_output=True,

@@ -541,7 +541,7 @@ def test_a_module_that_is_loaded_while_a_kernel_runs_that_does_not_end(
         program.say("start")
         before = time.monotonic()
         program.say("load")
-        assert time.monotonic() - before < 10
+        assert time.monotonic() - before < 60
         program.say("stop")
         until = time.monotonic() + 60
         while '"kernel":"fresh"' not in found.read_text():

@@ -44,7 +44,7 @@ def test_a_process_does_not_wait_until_all_clock_kernels_are_assembled(
     start = time.monotonic()
     try:
         assert background.clock_kernels(13) == {80: b"first"}  # for the others, the driver compiles the PTX
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 50  # not until `slow` goes on
     finally:
         going_on.set()
     until = time.monotonic() + 60
