@@ -44,6 +44,15 @@ def test_a_command_runs_on_the_embedded_device_with_one_notice(tmp_path: Path) -
     assert copies == [4000] * 3
 
 
+def test_launches_in_exit_handlers_and_destructors(tmp_path: Path) -> None:
+    out, app = tmp_path / "out", program("ends")
+    libraries()
+    command = [*TOOL, "--json", "-o", out, "--", app, "older"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (4, "launched\nfound 8\n"), done.stderr
+    assert {r["api"]: r["count"] for r in records(out, "api")}["hipLaunchKernel"] == 9
+
+
 def test_a_program_with_code_for_other_gpus_runs_as_without_the_tool() -> None:
     app = program("vectoradd", gpu="gfx908")
     libraries()

@@ -215,6 +215,8 @@ def test_a_tool_that_cannot_says_so(tmp_path: Path) -> None:
         ("quick_older", 4, 8),
         ("exec", 0, 6),
         ("fault", 128 + signal.SIGSEGV, 6),
+        ("handlers", 128 + signal.SIGPIPE, 6),
+        ("quiet", 128 + signal.SIGKILL, 6),
         *((str(int(number)), 128 + number, 6) for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXCPU)),
     ],
 )

@@ -14,9 +14,11 @@ import pytest
 
 import gpubpf_cuda
 from gpubpf.session.device import LIBRARIES
+from gpubpf_host import needs_bpf
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = [sys.executable, str(REPOSITORY / "tools" / "threadhist.py"), "--device", "sim", "--json", "-o"]
+CUDASNOOP = [sys.executable, str(REPOSITORY / "tools" / "cudasnoop.py"), "--json", "-o"]
 pytestmark = gpubpf_cuda.needs_cuda
 
 # Ten launches, and three more in a destructor that is older than the first call of CUDA.
@@ -75,6 +77,15 @@ def test_a_command(tmp_path: Path, app: Path, way: str, status: int, launches: i
     )
     assert (done.returncode, done.stdout) == (status if status >= 0 else 128 - status, output), done.stderr
     check(tmp_path / "out", launches)
+
+
+@needs_bpf
+def test_late_calls(tmp_path: Path, app: Path) -> None:
+    command = [*CUDASNOOP, tmp_path / "out", "--", sys.executable, "-m", "cudasim", "--", app, "late"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "found 1472\n"), done.stderr
+    records = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert sum(r["count"] for r in records if "LaunchKernel" in r.get("api", "")) == 13
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

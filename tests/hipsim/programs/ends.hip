@@ -1,6 +1,7 @@
 // ends WAY [wait]: launches six times and ends in this way, also from a thread. "child": a child process ends by _exit first, which must
 // not end the measurement of its parent. "older": three more launches at the end, in an exit handler and a destructor that are older
-// than the first call of HIP. A number: this signal ends it. "wait": before it launches, it prints "ready" and waits for a line.
+// than the first call of HIP. A number: this signal ends it. "quiet": SIGKILL ends it three seconds later. "handlers": SIGPIPE ends it
+// after it has looked at its handlers. "wait": before it launches, it prints "ready" and waits for a line.
 #include "check.h"
 
 #include <csignal>
@@ -40,6 +41,17 @@ static void end() {
     if (!strcmp(way, "exit")) exit(4);
     if (!strcmp(way, "quick_older")) quick_exit(4);
     if (!strcmp(way, "exec")) execl("/bin/true", "true", nullptr);
+    if (!strcmp(way, "handlers")) {  // it finds what it would find alone
+        struct sigaction found;
+        for (int number : {SIGINT, SIGABRT, SIGSEGV, SIGPIPE, SIGRTMIN})
+            CHECK(sigaction(number, nullptr, &found) == 0 && found.sa_handler == SIG_DFL && !found.sa_flags);
+        CHECK(signal(SIGPIPE, SIG_IGN) == SIG_DFL && signal(SIGPIPE, SIG_DFL) == SIG_IGN);
+        raise(SIGPIPE);
+    }
+    if (!strcmp(way, "quiet")) {
+        sleep(3);  // the agent reads the maps meanwhile
+        raise(SIGKILL);
+    }
     if (!strcmp(way, "fault")) *(volatile int *)8 = 1;
     if (atoi(way)) raise(atoi(way));
 }

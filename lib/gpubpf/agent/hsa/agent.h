@@ -336,7 +336,7 @@ void enlarge(Gpu &gpu);
 void release(Gpu &gpu, uint32_t patience_ms);
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
 void read_maps();           // not on request, and without waiting for kernels
-bool read_complete_maps();  // the same, unless kernels are running. Returns false then
+bool read_complete_maps();  // the same, at a moment when no kernel runs. Returns false if there is none soon
 
 // --- operations.cpp ---
 

@@ -17,6 +17,8 @@ namespace gpubpf {
 namespace {
 
 constexpr uint64_t kPage = 4096;
+constexpr uint32_t kIdleWait =
+    20;  // ms that kernels may take to finish before a reading that nobody asked for
 constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the fixed parts and alignment of array instances
 
 uint64_t aligned(uint64_t bytes, uint64_t to) { return (bytes + to - 1) & ~(to - 1); }
@@ -249,16 +251,18 @@ bool wait_until_idle(Gpu &gpu, uint32_t wait_ms) {
     return true;
 }
 
-void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
+// `only_idle`: does nothing if kernels keep running. Returns false if so.
+bool snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags, bool only_idle = false) {
     const bool only_rings = flags & kOfRings;
     std::lock_guard<std::mutex> busy(gpu.busy);
-    if (!gpu.usable) return;
+    if (!gpu.usable) return true;
     if (!only_rings) {  // the snapshot may lack later launches
         std::lock_guard<std::mutex> hold(gpu.lock);
         for (const auto &copy : gpu.copies)
             for (auto &instance : copy->instances) instance.second.awaited = instance.second.launches;
     }
     if (!wait_until_idle(gpu, wait_ms) || gpu.cut_off) flags |= kRunning;
+    if (only_idle && flags & kRunning) return false;
     calibrate(gpu);
     if (agent.log_operations) log_known_times();
     const Contents contents = contents_of(gpu, only_rings);
@@ -277,7 +281,10 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
                                contents.launches);
     if (to != MAP_FAILED) munmap(to, contents.size);
     if (!copied) flags |= kFailed;
-    if (file < 0) return agent.send(Message::NoFile, Writer());
+    if (file < 0) {
+        agent.send(Message::NoFile, Writer());
+        return true;
+    }
     fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     Writer w;
     w.u32(sequence).u32(gpu.number).u32(gpu.number).u32(flags).u64(contents.size);
@@ -287,6 +294,7 @@ void snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags) {
     contents.rings.write_to(w);
     agent.send(Message::Snapshot, w, file);
     close(file);
+    return true;
 }
 
 }  // namespace
@@ -378,11 +386,7 @@ void read_maps() {
 
 bool read_complete_maps() {
     bool all = true;
-    for (auto &gpu : agent.gpus) {
-        const bool idle = is_idle(*gpu);
-        if (idle) snapshot(*gpu, 0, 0, kUnasked);
-        all = all && idle;
-    }
+    for (auto &gpu : agent.gpus) all = snapshot(*gpu, 0, kIdleWait, kUnasked, true) && all;
     return all;
 }
 
