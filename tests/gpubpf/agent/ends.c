@@ -26,11 +26,21 @@ static void launch(int n) {
     if (cuLaunchKernel(function, 1, 1, 1, 5, 1, 1, 0, NULL, parameters, NULL)) puts("failed");
 }
 
+static void begin(void) {
+  CUmodule module;
+  cuInit(0);
+  cuDevicePrimaryCtxRetain(&context, 0);
+  cuCtxSetCurrent(context);
+  cuModuleLoadData(&module, image);
+  cuModuleGetFunction(&function, module, "vectorAdd");
+}
+
 /* These are registered before the first call of CUDA, so they run after what the driver and the agent register. */
 static void oldest(void) {
   if (is("atexit") || is("twice") || is("exits")) launch(3);
   if (is("leaves")) launch(3), _exit(9);
   if (is("thread")) usleep(20000);
+  if (is("first")) begin(), launch(3);
 }
 static void older(void) {
   if (is("twice")) launch(2);
@@ -77,12 +87,8 @@ int main(int argc, char **argv) {
   atexit(older);
   on_exit(at_exit, NULL);
   at_quick_exit(quick);
-  CUmodule module;
-  cuInit(0);
-  cuDevicePrimaryCtxRetain(&context, 0);
-  cuCtxSetCurrent(context);
-  cuModuleLoadData(&module, image);
-  cuModuleGetFunction(&function, module, "vectorAdd");
+  if (is("first")) return 4;
+  begin();
   launch(6);
   if (is("thread")) {
     pthread_create(&thread, NULL, endless, NULL);
@@ -97,6 +103,10 @@ int main(int argc, char **argv) {
   if (is("exec")) execve("/proc/self/exe", (char *[]){argv[0], "nothing", NULL}, environ);
   if (is("fexecve")) fexecve(open("/bin/true", O_RDONLY), (char *[]){"true", NULL}, environ);
   if (is("noexec")) execlp("/no/such/program", "program", NULL), launch(3);
+  if (is("vfork")) {
+    if (!vfork()) execl("/bin/true", "true", NULL), _exit(1);
+    launch(3);
+  }
   if (is("spawns")) launch(system("exit 3") / 256);
   if (is("raise")) raise(number);
   if (is("alarm")) alarm(1), pause();

@@ -60,6 +60,8 @@ def status_alone(command: list[str], **options: Any) -> int:
         ("fexecve", 6),
         ("noexec", 9),
         ("spawns", 9),
+        ("vfork", 9),
+        ("first", 3),
         ("fault", 6),
         ("overflow", 0),
         ("abort", 6),
