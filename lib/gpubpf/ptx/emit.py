@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from .module import Directive, PtxInstruction, Statement, Variable
+from .module import AT_LINE, Directive, PtxInstruction, Statement, Variable
 
 FUNCTION = "gpubpf_program"  # what begins the names of functions that hold programs,
 WAITING = "gpubpf_waiting"  # and of those where a thread may wait for another one
@@ -32,6 +32,23 @@ def marked(statements: Iterable[Statement]) -> Iterator[Statement]:
         yield statement
     if ours:
         yield Directive("gpubpf", "//gpubpf}")
+
+
+def at_lines(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Put a mark before each instruction of the original that does not follow the line of the one before, as in the original's text.
+
+    With these marks, faults and errors name lines of the original.
+    """
+    line = 0
+    for statement in statements:
+        own = isinstance(statement, PtxInstruction) or (
+            isinstance(statement, Directive) and statement.name == "pragma"
+        )
+        if own and statement.line and statement.line != line:
+            yield Directive("gpubpf", f"{AT_LINE}{statement.line}")
+            line = statement.line
+        yield statement
+        line += 1 + (statement.text.count("\n") if isinstance(statement, Directive) else 0)
 
 
 def array(name: str, size: int, align: int = 8) -> Variable:

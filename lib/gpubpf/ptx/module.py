@@ -204,7 +204,7 @@ class Directive:
     """Any other statement that starts with a dot, as text: `.loc 1 3 0`, `.pragma "nounroll";`.
 
     `name` is the directive without its dot; `names` the identifiers in it (`.branchtargets`, `.calltargets`, `.alias`).
-    The injector's marks `//gpubpf{`, `//gpubpf}` and `//gpubpf+N` (docs/timing.md) have the name `gpubpf`.
+    The injector's marks `//gpubpf{`, `//gpubpf}`, `//gpubpf+N` and `//gpubpf@N` (docs/timing.md) have the name `gpubpf`.
     """
 
     name: str
@@ -215,6 +215,8 @@ class Directive:
     def __str__(self) -> str:
         return self.text
 
+
+AT_LINE = "//gpubpf@"  # begins a mark with the line that the next instruction has in the original
 
 _SIZES = {"pred": 1, "texref": 8, "surfref": 8, "samplerref": 8}
 _SIZES |= {"e4m3": 1, "e5m2": 1, "e4m3x2": 2, "e5m2x2": 2, "e4m3x4": 4, "e5m2x4": 4}

@@ -10,6 +10,7 @@ from gpubpf.errors import PtxError
 
 from .constant_expressions import constant, integer
 from .module import (
+    AT_LINE,
     Address,
     Close,
     Directive,
@@ -484,7 +485,11 @@ def _statements(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Statemen
             else:
                 yield _directive(lexer)
         elif token.kind == "mark":
-            yield Directive("gpubpf", lexer.next().text, line=token.line)
+            mark = lexer.next().text
+            if mark.startswith(AT_LINE):  # the next line is this one of the original
+                lexer.line = int(mark.removeprefix(AT_LINE)) - 1
+            else:
+                yield Directive("gpubpf", mark, line=token.line)
         elif token.kind == "name":
             first = lexer.next()
             if lexer.accept(":"):

@@ -11,7 +11,7 @@ from .body import Body
 from .call_graph import may_wait
 from .constants import is_constant
 from .device_launches import GRIDS, launched_name
-from .emit import array, marked
+from .emit import array, at_lines, marked
 from .executions import count_executions
 from .flow import GRID_LAUNCH, find_initializer_names
 from .indirect import Entry
@@ -64,6 +64,8 @@ class SidecarModule:
         self._add(name, made)
 
     def _add(self, original: str, made: Function) -> None:
+        if made.statements is not None:
+            made = made.with_body(tuple(at_lines(made.statements)))
         self._rewritten[made.name] = made
         self._new_names.setdefault(original, set()).add(made.name)
 

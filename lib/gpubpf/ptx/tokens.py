@@ -11,7 +11,7 @@ from gpubpf.errors import PtxError
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 
 # The marks that the injector writes around added statements (docs/timing.md). All other comments are dropped.
-_MARK = re.compile(r"//gpubpf(?:[{}]|\+[0-9]{1,9})[ \t\r]*")
+_MARK = re.compile(r"//gpubpf(?:[{}]|[+@][0-9]{1,9})[ \t\r]*")
 
 _TOKEN = re.compile(
     r"""

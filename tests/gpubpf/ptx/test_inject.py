@@ -353,8 +353,8 @@ setp.eq.u64 %p1, %rd1, 5; bra next; next: .pragma "used_bytes_mask 0xfff";
     injected = everywhere(parse(text), Placement(TALLY, "exit", "loads"))
     lines = injected.text.splitlines()
     at = next(i for i, line in enumerate(lines) if "used_bytes_mask" in line)
-    assert "ld.global.v4" in lines[at + 1] and lines[at - 1].strip() == "//gpubpf}"
-    assert "ld.const" in lines[at - 2] and "@%p1 add" in lines[at - 3]
+    assert "ld.global.v4" in lines[at + 1] and lines[at - 2].strip() == "//gpubpf}"
+    assert "ld.const" in lines[at - 3] and "@%p1 add" in lines[at - 4]
     assembled(injected.text, "sm_75", tmp_path)
 
 

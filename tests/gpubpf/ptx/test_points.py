@@ -696,7 +696,7 @@ ld.param.u64 %rd1, [p]; setp.eq.u64 %p1, %rd1, 5; .pragma "used_bytes_mask 0xfff
     )
     lines = injected.text.splitlines()
     at = next(i for i, line in enumerate(lines) if "used_bytes_mask" in line)
-    assert "ld.global.v4" in lines[at + 1] and lines[at - 1].strip() == "//gpubpf}"
+    assert "ld.global.v4" in lines[at + 1] and lines[at - 2].strip() == "//gpubpf}"
     assert len(injected.kernels["k"].sites) == 3
     assembled(injected.text, "sm_80", tmp_path)
 
