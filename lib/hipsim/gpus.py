@@ -13,17 +13,20 @@ from collections.abc import Iterator, Set
 from typing import BinaryIO
 
 GPUS = ("gfx906", "gfx90a", "gfx1030")  # in the order of src/thunk/gpus.h
-_CODE = re.compile(rb"-amdgcn-amd-amdhsa-+(gfx\w{1,16})")  # in the list of a fat binary's code objects
+_SRAM_ECC = ("gfx906", "gfx90a")
+_CODE = re.compile(
+    rb"-amdgcn-amd-amdhsa-+(gfx\w{1,16}(?::(?:sramecc|xnack)[+-]){0,2})"
+)  # in the list of a fat binary's code objects
 _LONGEST = 64  # bytes of such a name
 
 
 def architectures(program: BinaryIO) -> set[str]:
-    """Return the GPUs for which a program has code, such as {"gfx90a", "gfx1100"}; none for a script. Raises OSError."""
+    """Return the GPUs for which a program has code, such as {"gfx90a:xnack+", "gfx1100"}; none for a script. Raises OSError."""
     found, end = set(), b""
     while part := program.read(1 << 20):
         text = end + part
         # A name that reaches to the end may go on in the next part.
-        found |= {match[1] for match in _CODE.finditer(text) if match.end() < len(text)}
+        found |= {match[1] for match in _CODE.finditer(text) if match.start() < len(text) - _LONGEST}
         end = text[-_LONGEST:]
     found |= {match[1] for match in _CODE.finditer(end)}
     return {name.decode() for name in found}
@@ -50,7 +53,21 @@ def opened(program: str) -> Iterator[BinaryIO]:
 
 def other_code(program: str, has_code_for: Set[str], gpu: str | None = None) -> str | None:
     """Return a message if a program has code for GPUs, but for none that hipsim emulates, or not for `gpu`; else None."""
-    if not has_code_for or not has_code_for.isdisjoint([gpu] if gpu else GPUS):
+    wanted = [gpu] if gpu else GPUS
+    if not has_code_for or any(runs_on(code, one) for code in has_code_for for one in wanted):
         return None
-    its, ours = ", ".join(sorted(has_code_for)[:8]), gpu or f"{', '.join(GPUS[:-1])} or {GPUS[-1]}"
+    processors = {code.partition(":")[0] for code in has_code_for}
+    *most, last = (target(one) if one in processors else one for one in wanted)
+    its, ours = ", ".join(sorted(has_code_for)[:8]), f"{', '.join(most)} or {last}" if most else last
     return f"{program} has code for {its}, not for {ours}"
+
+
+def target(gpu: str) -> str:
+    """Return one of GPUS with its features, as HIP calls it. hipsim has no XNACK."""
+    return f"{gpu}:sramecc+:xnack-" if gpu in _SRAM_ECC else gpu
+
+
+def runs_on(code: str, gpu: str) -> bool:
+    """Return whether code for a GPU and features, such as "gfx90a:xnack+", runs on one of GPUS."""
+    processor, *features = code.split(":")
+    return processor == gpu and set(features) <= set(target(gpu).split(":"))

@@ -100,6 +100,9 @@ class GcnKernel:
     end: int
 
 
+_ABI_V4 = 2  # the ABI version of code objects from version 4 on, which say that code runs with and without a feature
+
+
 def is_code_object(data: bytes) -> bool:
     """Return whether the data is an ELF file for AMD GPUs."""
     return data[:4] == b"\x7fELF" and int.from_bytes(data[18:20], "little") == EM_AMDGPU
@@ -117,6 +120,17 @@ class CodeObject:
         if number not in _GPUS:
             raise ImageError(f"it is for an unknown AMD GPU (number {number:#x})")
         self.gpu = _GPUS[number]
+
+    @property
+    def target(self) -> str:
+        """The GPU with the features that the code depends on: "gfx90a:xnack+" (LLVM, "User Guide for AMDGPU Backend", e_flags)."""
+        flags, features = self.elf.flags, []
+        for name, shift, old in (("sramecc", 10, 0x200), ("xnack", 8, 0x100)):
+            if self.elf.abi_version >= _ABI_V4:
+                features += {2: [f"{name}-"], 3: [f"{name}+"]}.get(flags >> shift & 3, [])
+            elif flags & old:
+                features.append(f"{name}+")
+        return ":".join([self.gpu, *features])
 
     @property
     def isa(self) -> str:

@@ -66,7 +66,7 @@ class ListedFileKernel:
     sass: tuple[str, ...]
     reason: str | None  # why it cannot be instrumented; None: it can
     launches: int | None = None
-    gpus: tuple[str, ...] = ()  # of AMD: "gfx90a"
+    gpus: tuple[str, ...] = ()  # of AMD: "gfx90a:xnack+"
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record of ``--list``."""
@@ -185,7 +185,7 @@ def _add_module(
 def _add_code_object(kernels: dict[str, _Kernel], data: bytes, check: CheckAmd) -> None:
     """Add the kernels of a code object for AMD GPUs to `kernels`, unless it is damaged."""
     try:
-        gpu = CodeObject(data).gpu
+        gpu = CodeObject(data).target
     except ImageError:
         return
     sidecar = check(data)

@@ -59,25 +59,48 @@ std::string joined(const std::vector<std::string> &words, const char *between) {
     return text;
 }
 
+// Return whether code for a GPU and features, such as "gfx90a:xnack+", runs on a GPU with all these features.
+bool suits(const std::string &code, const std::string &target) {
+    size_t end = std::min(code.find(':'), code.size());
+    if (code.substr(0, end) != target.substr(0, target.find(':'))) return false;
+    for (size_t begin = end; begin < code.size(); begin = end) {
+        end = std::min(code.find(':', begin + 1), code.size());
+        if (target.find(code.substr(begin, end - begin)) == std::string::npos) return false;
+    }
+    return true;
+}
+
 // Return the GPU to emulate: the one that HIPSIM_GPU names, or the first one for which the program has code. Say so if it has
 // code for GPUs, but not for this one, because HIP's own message names no GPU.
 std::string gpu() {
     const char *asked = value_of("HIPSIM_GPU");
     std::set<std::string> has_code_for = gpus_of_program();
     std::vector<std::string> known, suitable, other(has_code_for.begin(), has_code_for.end());
+    auto target = [](const Gpu &one) {
+        return one.name + std::string(one.sram_ecc ? ":sramecc+:xnack-" : "");
+    };
+    auto runs_on = [&](const Gpu &one) {
+        return std::any_of(other.begin(), other.end(),
+                           [&](const std::string &code) { return suits(code, target(one)); });
+    };
     for (const Gpu &one : kGpus) {
         known.emplace_back(one.name);
-        if (has_code_for.count(one.name) != 0) suitable.emplace_back(one.name);
+        if (runs_on(one)) suitable.emplace_back(one.name);
     }
     if (asked != nullptr && std::find(known.begin(), known.end(), asked) == known.end())
         wrong("HIPSIM_GPU", "set it to " + joined(known, " or "));
-    std::string gpu = asked != nullptr ? asked : suitable.empty() ? known[0] : suitable[0];
-    if (!other.empty() && has_code_for.count(gpu) == 0) {
+    std::string gpu = asked != nullptr ? asked : suitable.empty() ? known[0] : suitable[0], emulated = gpu;
+    if (!other.empty() && std::find(suitable.begin(), suitable.end(), gpu) == suitable.end()) {
+        bool has_processor = std::any_of(other.begin(), other.end(), [&](const std::string &code) {
+            return code.substr(0, code.find(':')) == gpu;
+        });
+        for (const Gpu &one : kGpus)
+            if (has_processor && gpu == one.name) emulated = target(one);
         if (other.size() > kMostNamed) other.resize(kMostNamed);
         std::string advice =
             suitable.empty() ? "build it with --offload-arch=" + gpu : "set HIPSIM_GPU=" + suitable[0];
         fprintf(stderr, "hipsim: %s has code for %s, not for %s; %s\n", program_invocation_short_name,
-                joined(other, ", ").c_str(), gpu.c_str(), advice.c_str());
+                joined(other, ", ").c_str(), emulated.c_str(), advice.c_str());
     }
     return gpu;
 }

@@ -20,8 +20,13 @@ std::set<std::string> gpus_in(std::string_view file) {
         file.remove_prefix(static_cast<size_t>(static_cast<char *>(at) - file.data()) + kTarget.size());
         size_t begin = std::min(file.find_first_not_of('-'), file.size()), end = begin;
         while (end < file.size() && isalnum(static_cast<unsigned char>(file[end])) != 0) end++;
-        std::string_view name = file.substr(begin, end - begin);
-        if (name.size() > 3 && name.substr(0, 3) == "gfx") found.emplace(name);
+        if (end - begin <= 3 || file.substr(begin, 3) != "gfx") continue;
+        for (std::string_view feature : {":sramecc", ":xnack"}) {
+            size_t sign = end + feature.size();
+            bool has = file.substr(end, feature.size()) == feature && sign < file.size();
+            if (has && (file[sign] == '+' || file[sign] == '-')) end = sign + 1;
+        }
+        found.emplace(file.substr(begin, end - begin));
     }
     return found;
 }
