@@ -155,8 +155,10 @@ def read_command_line(tool, words):
     from gpubpf.show import cli
 
     args = cli.parse(tool_module(tool).build_parser(), words)
-    kinds = {"gpucount": specs.count, "gpudist": specs.distribution, "gputrace": specs.trace}
-    if tool in kinds:
+    kinds = {"gpucount": specs.count, "gputrace": specs.trace}
+    if tool == "gpudist":
+        assert tool_module(tool).distributions_of(args)
+    elif tool in kinds:
         assert specs.read(args, kinds[tool])
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import argparse
 
     from gpubpf.expressions.distributions import Found
+    from gpubpf.expressions.specs import Distribution
     from gpubpf.show.owner_columns import OwnerColumns
 
 TOOL = "gpudist"
@@ -33,6 +34,7 @@ EXAMPLES = """examples:
     gpudist -C 'load:*:u32:popcount(active), source' -- ./app
     gpudist -C 'store:*:u32:value' -- ./app        the values that are stored
     gpudist -L --width 256 'kernel:*:u64:threads, kernel' -- ./app
+    gpudist -H 'exit:*:loads:u64:work' -C 'entry:*:u32:smid' -- ./app
     gpudist -H 'barrier:*:leave:u64:waited' --json -o out.jsonl -- ./app
     gpudist -H 'store:* (lane == 0):u64:address' 1 10 -p 1234
 """
@@ -95,13 +97,21 @@ def build_parser() -> cli.Parser:
     )
     cli.add_targets(parser, "POINT:KERNEL[:DETAIL] [(FILTER)]:TYPE:EXPR[, KEY][#LABEL]")
     shown = parser.add_argument_group("which distribution")
-    kinds = shown.add_mutually_exclusive_group()
     for letter, kind, about in (
-        ("-H", "log2", "a histogram in powers of two"),
-        ("-L", "linear", "a histogram with buckets of equal width"),
+        ("-H", "log2", "histograms in powers of two of the SPECs behind it"),
+        ("-L", "linear", "histograms with buckets of equal width"),
         ("-C", "values", "how often each value occurs"),
     ):
-        kinds.add_argument(letter, dest="kind", action="store_const", const=kind, help=about)
+        shown.add_argument(
+            letter,
+            dest="kinds",
+            action=cli.SpecsBehind,
+            const=kind,
+            nargs="*",
+            default=[],
+            metavar="SPEC",
+            help=about,
+        )
     shown.add_argument(
         "--width", type=cli.positive, metavar="N", help="with -L: values in a bucket (default 1)"
     )
@@ -121,17 +131,19 @@ def main(argv: list[str] | None = None) -> int:
     args = cli.parse(parser, argv)
     if args.width and args.width >> 63:
         parser.error("--width must be below 2^63")
-    if args.width and args.kind != "linear":
+    kinds = {kind for kind, _ in args.kinds}
+    if args.width and "linear" not in kinds:
         parser.error("--width is the width of the buckets of -L; add -L")
-    if not args.kind and args.specs:
+    if not kinds and args.specs:
         parser.error("choose a distribution: -H (powers of two), -L (equal widths) or -C (each value)")
+    if len(kinds) > 1 and (args.specs or not all(own for _, own in args.kinds)):
+        parser.error("with several of -H, -L and -C, put each SPEC behind its own: -H SPEC... -C SPEC...")
     from gpubpf.expressions import programs, specs
 
-    kind, width = args.kind or "log2", args.width or 1
-    wanted = specs.read(args, specs.distribution, listed="entry:*:u32:lane")
+    wanted = distributions_of(args)
     kernels = specs.choose_kernels(args, [one.spec for one in wanted])
     args.measures_times = any(specs.tells_times(one.value, one.spec.filter) for one in wanted)
-    text = programs.distributing(PROGRAM, wanted, kind, width, ENTRIES, cli.chooses_threads(args))
+    text = programs.distributing(PROGRAM, wanted, ENTRIES, cli.chooses_threads(args))
     out = cli.open_results(args)
     if args.ebpf:
         out.write(text)
@@ -154,12 +166,12 @@ def main(argv: list[str] | None = None) -> int:
             Distributions,
         )  # imports NumPy, which would delay the first probe
 
-        found = Distributions(wanted, kernels, kind, width)
+        found = Distributions(wanted, kernels)
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
         if args.measures_times:
             results.head(session.device.clock_notice)
         for _ in session.intervals(args.interval, args.count, tick=lambda: found.take(session)):
-            report(found.read(session, bool(args.interval)), kind, width, owners, args, results)
+            report(found.read(session, bool(args.interval)), owners, args, results)
             if out.closed:
                 break
         found.launches.say_lost(args.tool)
@@ -167,10 +179,22 @@ def main(argv: list[str] | None = None) -> int:
     return session.status
 
 
+def distributions_of(args: argparse.Namespace) -> list[Distribution]:
+    """Return what the command line asks for: the SPECs behind each of -H, -L and -C. Raises UsageError."""
+    from dataclasses import replace
+
+    from gpubpf.expressions import specs
+
+    # Other options may be between -H and its SPECs.
+    chosen = [(args.kinds[0][0] if args.kinds else "log2", args.specs), *args.kinds]
+    args.specs = [spec for _, own in chosen for spec in own]
+    kinds = [kind for kind, own in chosen for _ in own] or ["log2"]
+    read = specs.read(args, specs.distribution, listed="entry:*:u32:lane")
+    return [replace(one, kind=kind, width=args.width or 1) for one, kind in zip(read, kinds, strict=False)]
+
+
 def report(
     found: list[Found],
-    kind: str,
-    width: int,
     owners: OwnerColumns,
     args: argparse.Namespace,
     results: cli.ResultWriter,
@@ -180,11 +204,11 @@ def report(
 
     results.begin()
     if results.json:
-        results.out.records(one.record(kind, width) | results.stamp for one in found)
+        results.out.records(one.record() | results.stamp for one in found)
     elif results.csv:
-        results.table(distributions.COLUMNS, distributions.rows(found, kind, width))
+        results.table(distributions.COLUMNS, distributions.rows(found))
     else:
-        results.out.lines(distributions.lines(found, kind, width, owners, args.verbose))
+        results.out.lines(distributions.lines(found, owners, args.verbose))
 
 
 if __name__ == "__main__":

@@ -133,6 +133,21 @@ def test_text_and_csv(app, tmp_path):
     ]
 
 
+def test_several_kinds_of_distributions(app, tmp_path):
+    """As bcc's argdist: each SPEC has the kind of the option before it, and each option may come again."""
+    out = tmp_path / "out"
+    specs = [f"entry:ns::work:u32:gthread#{label}" for label in "abcd"]
+    options = ["-H", *specs[:2], "-C", specs[2], "-L", specs[3], "--width", "500"]
+    gpubpf_specs.run("gpudist", *options, "--json", "-o", out, "--", app, "1", "0")
+    found = {one["label"]: one for one in map(json.loads, out.open()) if one["type"] == "dist"}
+    assert {label: one["kind"] for label, one in found.items()} == {
+        "a": "log2", "b": "log2", "c": "values", "d": "linear"
+    }  # fmt: skip
+    assert found["a"]["buckets"] == found["b"]["buckets"] and found["a"]["buckets"][-1] == [512, 1023, 64]
+    assert found["c"]["values"] == {str(value): 1 for value in range(576)}
+    assert found["d"]["buckets"] == [[0, 499, 500], [500, 999, 76]]
+
+
 def test_values_beyond_the_room_are_said_to_be_missing(app, tmp_path):
     """A table with 16 slots; each block of 96 threads has other values, in one launch of 6 blocks."""
     tool = (gpubpf_specs.ROOT / "tools/gpudist.py").read_text()
@@ -163,7 +178,8 @@ def test_values_beyond_the_room_are_said_to_be_missing(app, tmp_path):
     ("arguments", "message"),
     [
         (["load:*:u64:width"], "choose a distribution: -H (powers of two), -L (equal widths) or -C"),
-        (["-H", "-C", "load:*:u64:width"], "not allowed with argument -H"),
+        (["-H", "-C", "load:*:u64:width"], "put each SPEC behind its own: -H SPEC... -C SPEC..."),
+        (["-C", "load:*:u64:width", "-H", "--json", "load:*:u64:lane"], "put each SPEC behind its own"),
         (["-H", "--width", "3", "load:*:u64:width"], "--width is the width of the buckets of -L"),
         (["-L", "--width", str(1 << 63), "load:*:u64:width"], "--width must be below 2^63"),
         (["-L", "--width", "0", "load:*:u64:width"], "--width"),

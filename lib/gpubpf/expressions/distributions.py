@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gpubpf.session.session import Session
     from gpubpf.show.owner_columns import OwnerColumns
 
-KINDS = ("log2", "linear", "values")
 NEGATIVE = -1  # the bucket of all negative values, with log2
 FEW = 40  # rows of a linear histogram, or of values, without -v
 # What tells a key from others: its name; of a place its file or, without -lineinfo, its function.
@@ -76,18 +75,16 @@ class Found:
         """The key for people. Kernels without template arguments and parameters."""
         return names.demangle(self.key).short if self.mangled else self.key
 
-    def ranges(self, kind: str, width: int) -> list[tuple[int, int, int]]:
+    def ranges(self) -> list[tuple[int, int, int]]:
         """Return the buckets that hold something as (lowest value, highest value, count), in order."""
-        return [
-            (*limits(kind, width, bucket, self.wanted), n) for bucket, n in sorted(self.sums.buckets.items())
-        ]
+        return [(*limits(self.wanted, bucket), n) for bucket, n in sorted(self.sums.buckets.items())]
 
     def log2_ranges(self) -> list[tuple[int, int, int]]:
         """Return all buckets of a histogram in powers of two, from the first one that holds something to the last."""
         counts = self.sums.buckets
-        return [(*limits("log2", 1, n, self.wanted), counts[n]) for n in range(min(counts), max(counts) + 1)]
+        return [(*limits(self.wanted, n), counts[n]) for n in range(min(counts), max(counts) + 1)]
 
-    def record(self, kind: str, width: int) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return the JSON record."""
         owner = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **Warp.of(self.wave).vendor()}
         about = {
@@ -95,33 +92,35 @@ class Found:
             "spec": self.wanted.spec.text,
             "key": self.name or None,
             **({"mangled": self.mangled} if self.mangled else {}),
-            "kind": kind,
+            "kind": self.wanted.kind,
         }
-        if kind == "values":
+        if self.wanted.kind == "values":
             shown: dict[str, Any] = {"values": {str(v): n for v, n in sorted(self.sums.buckets.items())}}
         else:
-            shown = {"buckets": [list(one) for one in self.ranges(kind, width)]}
+            shown = {"buckets": [list(one) for one in self.ranges()]}
         sums = {name: getattr(self.sums, name) for name in ("count", "sum", "missing")}
         return {"type": "dist", **owner, **about, **shown, **sums}
 
 
-def limits(kind: str, width: int, bucket: int, wanted: Distribution) -> tuple[int, int]:
+def limits(wanted: Distribution, bucket: int) -> tuple[int, int]:
     """Return the lowest and the highest value of a bucket."""
-    if kind == "values":
+    if wanted.kind == "values":
         return bucket, bucket
-    if kind == "linear":
-        return bucket * width, min((bucket + 1) * width, 1 << 63 if wanted.signed else 1 << 64) - 1
+    if wanted.kind == "linear":
+        return bucket * wanted.width, min(
+            (bucket + 1) * wanted.width, 1 << 63 if wanted.signed else 1 << 64
+        ) - 1
     if bucket == NEGATIVE:
         return -(1 << (int(wanted.type[1:]) - 1)), -1
     return (1 << bucket if bucket else 0), (2 << bucket) - 1
 
 
-def bucket_of(kind: str, width: int, value: int) -> int:
+def bucket_of(wanted: Distribution, value: int) -> int:
     """Return the bucket of a value."""
-    if kind == "values":
+    if wanted.kind == "values":
         return value
-    if kind == "linear":
-        return value // width
+    if wanted.kind == "linear":
+        return value // wanted.width
     return NEGATIVE if value < 0 else max(0, value.bit_length() - 1)
 
 
@@ -133,14 +132,10 @@ def as_type(value: int, kind: str) -> int:
 
 
 class Distributions:
-    """Reads what was added up. kernels: the globs of each specification, none: every kernel. kind: one of KINDS.
+    """Reads what was added up. kernels: the globs of each specification, none: every kernel."""
 
-    width: of a linear bucket."""
-
-    def __init__(
-        self, wanted: Sequence[Distribution], kernels: Sequence[tuple[str, ...]], kind: str, width: int
-    ) -> None:
-        self._wanted, self._kernels, self._kind, self._width = wanted, kernels, kind, width
+    def __init__(self, wanted: Sequence[Distribution], kernels: Sequence[tuple[str, ...]]) -> None:
+        self._wanted, self._kernels = wanted, kernels
         self.launches = Launches()
         self._launched: dict[Place, Found] = {}
         self._before: dict[Place, Sums] = {}
@@ -164,7 +159,7 @@ class Distributions:
         value = as_type(evaluate(one.value, launch.values), one.type)
         sums.count += 1
         sums.sum += value
-        sums.buckets[bucket_of(self._kind, self._width, value)] += 1
+        sums.buckets[bucket_of(one, value)] += 1
 
     def read(self, session: Session, since_last: bool) -> list[Found]:
         """Return the distributions by specification, the one with the most values first. since_last: since the last call."""
@@ -280,14 +275,14 @@ def shown_keys(keys: Collection[Key]) -> dict[Key, str]:
 COLUMNS = ("pid", "comm", "gpu", "label", "key", "low", "high", "count", "mangled")
 
 
-def rows(found: Iterable[Found], kind: str, width: int) -> Iterator[tuple[object, ...]]:
+def rows(found: Iterable[Found]) -> Iterator[tuple[object, ...]]:
     """Yield the rows of the CSV table with COLUMNS."""
     for one in found:
-        for low, high, count in one.ranges(kind, width):
+        for low, high, count in one.ranges():
             yield one.pid, one.comm, one.gpu, one.wanted.label, one.name, low, high, count, one.mangled
 
 
-def lines(found: Sequence[Found], kind: str, width: int, owners: OwnerColumns, full: bool) -> Iterator[str]:
+def lines(found: Sequence[Found], owners: OwnerColumns, full: bool) -> Iterator[str]:
     """Yield a section for each distribution. full: all of its rows."""
     if not found:
         yield from ("no value was seen", "")
@@ -305,7 +300,8 @@ def lines(found: Sequence[Found], kind: str, width: int, owners: OwnerColumns, f
             yield from table.wrap(
                 f"{missing}: no room in the table, or a kernel was running when it was read", 2
             )
-        ranges = one.log2_ranges() if kind == "log2" else one.ranges(kind, width)
+        kind = one.wanted.kind
+        ranges = one.log2_ranges() if kind == "log2" else one.ranges()
         if kind == "values":
             ranges.sort(key=lambda row: (-row[2], row[0]))
         shown = ranges if full or kind == "log2" else ranges[:FEW] if kind == "values" else _dense(ranges)

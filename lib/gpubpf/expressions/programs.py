@@ -68,10 +68,8 @@ def counting(program: str, specs: Sequence[Spec], chosen: bool) -> str:
     return _text(program, parts, chosen)
 
 
-def distributing(
-    program: str, wanted: Sequence[Distribution], kind: str, width: int, entries: int, chosen: bool
-) -> str:
-    """Return the text of gpudist. program: its own part. kind: log2, linear or values. width: of a linear bucket.
+def distributing(program: str, wanted: Sequence[Distribution], entries: int, chosen: bool) -> str:
+    """Return the text of gpudist. program: its own part.
 
     entries: how many different values, or buckets, there is room for."""
     parts = []
@@ -80,13 +78,13 @@ def distributing(
             parts.append(_function(number, one.spec, chosen, NOTHING))
             continue
         value = f"    u64 value = (u64)({one.type})%s;"
-        if kind == "log2":
+        if one.kind == "log2":
             parts.append(f"\nGPU_SITE_ARRAY(sums_{number}, struct log2);")
             body = f"    return add_log2(sums_{number}.lookup(&site), value, {int(one.signed)}, mine, lanes);"
         else:
             parts.append(f"\nGPU_SITE_ARRAY(sums_{number}, struct sum);")
             parts.append(f"GPU_HASH(values_{number}, struct seen, u64, {entries});")
-            bucket = "value" if kind == "values" else f"bucket(value, {int(one.signed)}, {width}ull)"
+            bucket = "value" if one.kind == "values" else f"bucket(value, {int(one.signed)}, {one.width}ull)"
             owner = {"": "0, 0", "kernel": "gpu_kernel(), 0", "source": "gpu_kernel(), site"}[one.key]
             body = (
                 f"    struct seen seen = {{{bucket}, {owner}}};\n"

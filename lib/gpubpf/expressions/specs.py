@@ -52,13 +52,17 @@ class Spec:
 
 @dataclass(frozen=True)
 class Distribution:
-    """What gpudist adds up: the value of an expression, as a type of TYPES. key: a name of `points.TEXTS`, or ""."""
+    """What gpudist adds up: the value of an expression, as a type of TYPES. key: a name of `points.TEXTS`, or "".
+
+    kind: log2, linear or values. width: of a linear bucket."""
 
     spec: Spec
     type: str
     value: Node
     key: str
     label: str
+    kind: str = "log2"
+    width: int = 1
 
     @property
     def signed(self) -> bool:

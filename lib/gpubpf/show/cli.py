@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpubpf.errors import TOO_MANY_FILES, Error, missing_package, out_of_files
-from gpubpf.show.command_line import Parser, parse, parse_own, parser, spec_usage, split_command
+from gpubpf.show.command_line import Parser, SpecsBehind, parse, parse_own, parser, spec_usage, split_command
 from gpubpf.show.notices import complain, note
 from gpubpf.show.option_values import extents, parse_file, parse_picture, positive
 from gpubpf.show.options import (
@@ -55,6 +55,7 @@ __all__ = [
     "Output",
     "Parser",
     "ResultWriter",
+    "SpecsBehind",
     "add_accesses",
     "add_budget",
     "add_call_views",

@@ -140,11 +140,11 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
     progress.enable(made.prog)
     args.command = command
     args.alone = argv is None
-    words = args.__dict__.pop("positional", [])
+    words = args.__dict__.pop("positional", []) + args.__dict__.pop("behind", [])
     advice = "" if command else "; put a command after '--'"
     if made.takes_specs:
-        args.specs = [word for word in words if _SPEC.match(word)]
-        words = [word for word in words if not _SPEC.match(word)]
+        args.specs = [word for word in words if is_spec(word)]
+        words = [word for word in words if not is_spec(word)]
         advice = f"; a SPEC is POINT:KERNEL{advice}"
     if made.operand:
         if not words:
@@ -175,6 +175,26 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
             name = "interval" if args.interval is None else "count"
             made.error(f"{name} {error}{advice}")
     return args
+
+
+def is_spec(word: str) -> bool:
+    """Return whether a word of the command line is a specification, such as POINT:KERNEL."""
+    return bool(_SPEC.match(word))
+
+
+class SpecsBehind(argparse.Action):
+    """An option before specifications: `const` and each of them are appended to `dest`. Other words behind it are positional."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        own = [word for word in values if is_spec(word)]
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), (self.const, own)])
+        namespace.behind = [*getattr(namespace, "behind", []), *(w for w in values if not is_spec(w))]
 
 
 def parse_own(made: Parser, own: Sequence[str]) -> argparse.Namespace:

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,9 @@ from gpubpf.tools import gpudist
 def shown(kind: str, buckets: dict[int, int], type_: str = "u64") -> list[str]:
     """Return the lines of the histogram, each without its bar."""
     sums = Sums(sum(buckets.values()), 100, Counter(buckets))
-    found = Found(1, "app", 0, None, specs.distribution(f"load:*:{type_}:width"), "", sums)
-    lines = list(distributions.lines([found], kind, 10, OwnerColumns(False), False))
+    wanted = replace(specs.distribution(f"load:*:{type_}:width"), kind=kind, width=10)
+    found = Found(1, "app", 0, None, wanted, "", sums)
+    lines = list(distributions.lines([found], OwnerColumns(False), False))
     first = next(n for n, line in enumerate(lines) if "distribution" in line)
     return [line.partition("|")[0].rstrip() for line in lines[first + 1 :] if line]
 
@@ -83,8 +85,9 @@ def test_sums_are_exact_however_many_values_there_are(tmp_path: Path) -> None:
 
 def test_values_that_are_missing_have_no_histogram() -> None:
     """A mean that rounds to 0 has no sign."""
-    found = Found(1, "app", 0, None, specs.distribution("load:*:s32:width"), "", Sums(64, -2, Counter()))
-    assert list(distributions.lines([found], "values", 1, OwnerColumns(False), False)) == [
+    wanted = replace(specs.distribution("load:*:s32:width"), kind="values")
+    found = Found(1, "app", 0, None, wanted, "", Sums(64, -2, Counter()))
+    assert list(distributions.lines([found], OwnerColumns(False), False)) == [
         "load:*:s32:width",
         "  app (pid 1): 64 values, mean 0.0",
         "  64 values missing: no room in the table, or a kernel was running when it was",
@@ -94,25 +97,23 @@ def test_values_that_are_missing_have_no_histogram() -> None:
 
 
 def test_instantiations_of_a_template_have_their_own_distribution() -> None:
-    wanted = specs.distribution("load:*:u32:width, kernel")
+    wanted = replace(specs.distribution("load:*:u32:width, kernel"), kind="values")
     found = [
         Found(1, "app", 0, None, wanted, mangled, Sums(2, 8, Counter({4: 2})))
         for mangled in ("_Z4fillIiEvPT_", "_Z4fillIdEvPT_", "_Z5plainPf")
     ]
-    lines = list(distributions.lines(found, "values", 1, OwnerColumns(False), False))
+    lines = list(distributions.lines(found, OwnerColumns(False), False))
     assert [line for line in lines if line.startswith("  kernel: ")] == [
         "  kernel: fill<int>(int*)",
         "  kernel: fill<double>(double*)",
         "  kernel: plain",
     ]
-    rows = [
-        dict(zip(distributions.COLUMNS, row, strict=True)) for row in distributions.rows(found, "values", 1)
-    ]
+    rows = [dict(zip(distributions.COLUMNS, row, strict=True)) for row in distributions.rows(found)]
     assert [(row["key"], row["mangled"]) for row in rows] == [(one.name, one.key) for one in found]
-    record = found[0].record("values", 1)
+    record = found[0].record()
     assert (record["key"], record["mangled"]) == ("fill", "_Z4fillIiEvPT_")
     plain = Found(1, "app", 0, None, specs.distribution("load:*:u32:width, source"), "a.cu:3", Sums(1))
-    assert plain.record("values", 1)["key"] == "a.cu:3" and "mangled" not in plain.record("values", 1)
+    assert plain.record()["key"] == "a.cu:3" and "mangled" not in plain.record()
 
 
 def test_places_of_the_same_name_have_their_own_distribution() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,7 +186,7 @@ def distributions(draw: st.DrawFn) -> list[str]:
 
 @st.composite
 def sums_of(
-    draw: st.DrawFn, process: int, wanted: list[specs.Distribution], kind: str, width: int
+    draw: st.DrawFn, process: int, wanted: list[specs.Distribution]
 ) -> tuple[ProcessLog, dict[str, list[Instance]]]:
     """Return the log of a process, and what its programs added up. In some tables there was no room for all values."""
     of = draw(owner(process))
@@ -193,6 +194,7 @@ def sums_of(
     for number, one in enumerate(wanted):
         if one.spec.point.of_launch:
             continue
+        kind = one.kind
         layout, size = (LOG2, 544) if kind == "log2" else (SUM, 24)
         sums = MapDefinition(f"sums_{number}", "site_array", 4, size, 1, "<i4", layout)
         table: dict[tuple[int, int, int], int] = {}
@@ -214,7 +216,7 @@ def sums_of(
                     cells["slots"][at][max(0, real.bit_length() - 1)] += np.uint64(times)
                 else:
                     parts["count"][at] += np.uint64(times)
-                    bucket = (real if kind == "values" else real // width) & 2**64 - 1
+                    bucket = (real if kind == "values" else real // one.width) & 2**64 - 1
                     slot, site = (NAMED.index(mangled), at[1]) if one.key else (0, 0)
                     key = (bucket, slot, site if one.key == "source" else 0)
                     if not draw(st.integers(0, 9)) > 8:
@@ -237,10 +239,10 @@ def sums_of(
 def dist_reports(draw: st.DrawFn) -> tuple[tuple[str, ...], list[str], Any]:
     """Return the options of gpudist, what it is to show, and a session's parts."""
     options, texts = draw(st.sampled_from(SHOWN)), draw(distributions())
-    wanted = [specs.distribution(text) for text in texts]
     kind = {"-H": "log2", "-L": "linear", "-C": "values"}[options[0]]
     width = int(options[-1]) if len(options) > 1 else 1
-    return options, texts, draw(processes(lambda process: sums_of(process, wanted, kind, width)))
+    wanted = [replace(specs.distribution(text), kind=kind, width=width) for text in texts]
+    return options, texts, draw(processes(lambda process: sums_of(process, wanted)))
 
 
 @generated(30, shown=dist_reports(), files=SITES, asked=seldom, interval=st.booleans())
@@ -250,8 +252,8 @@ def test_a_generated_report_of_gpudist(shown: Any, files: Any, asked: bool, inte
     session = session_of(parts, files)
     for look in LOOKS:
         tool, args, page, results = opened("gpudist", *options, *look, *texts)
-        kind, width = args.kind, args.width or 1
-        found = Distributions(wanted, [()] * len(wanted), kind, width)
+        wanted = tool.distributions_of(args)
+        found = Distributions(wanted, [()] * len(wanted))
         owners = OwnerColumns(asked)
         reports = [session_of(parts[:1], files)] * interval + [session]
         rows = 0
@@ -260,11 +262,11 @@ def test_a_generated_report_of_gpudist(shown: Any, files: Any, asked: bool, inte
             read = found.read(one, interval)
             assert all(part.sums.count > 0 for part in read)
             for part in read:
-                assert sum(n for *_, n in part.ranges(kind, width)) + part.sums.missing == part.sums.count
+                assert sum(n for *_, n in part.ranges()) + part.sums.missing == part.sums.count
                 least, most = (-(2**63), 2**63 - 1) if part.wanted.signed else (0, 2**64 - 1)
-                assert all(least <= low <= high <= most for low, high, _ in part.ranges(kind, width))
-            rows += sum(len(part.ranges(kind, width)) for part in read)
-            tool.report(read, kind, width, owners, args, results)
+                assert all(least <= low <= high <= most for low, high, _ in part.ranges())
+            rows += sum(len(part.ranges()) for part in read)
+            tool.report(read, owners, args, results)
         results.end(SUMMARY | {"log_lost": found.launches.lost, "verified_by": ["gpubpf"]})
         labels = [printable(one.label) for one in wanted]
         lines = check(page, args, shares=False, negative=True, names=labels)
