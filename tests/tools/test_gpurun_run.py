@@ -194,7 +194,10 @@ def test_programs_on_the_host_share_arrays_with_the_gpu(app: str, tmp_path: Path
     assert list(maps["steps"].values()) == [[7, 4]] * 3
     assert sum(maps["switches"][0]) > 0
     (switches,) = [one for one in found if one.get("map") == "switches"]
-    assert set(switches) == {"type", "map", "kind", "entries"} and switches["kind"] == "percpu_array"
+    assert (
+        set(switches) == {"type", "pid", "comm", "map", "kind", "entries"}
+        and switches["kind"] == "percpu_array"
+    )
 
 
 @gpubpf_host.needs_bpf

@@ -33,7 +33,8 @@ COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value", "mangl
 class Contents:
     """What is in one map, or the new records of a ring buffer.
 
-    owner    fields that say whose it is: pid and comm of a process, gpu; none for a map of the Linux kernel
+    owner    fields that say whose it is: pid and comm of a process, gpu. A map of the Linux kernel has no gpu, and without a single
+             traced process its pid and comm are None
     kernel   fields with the kernel and launch shape; none if all kernels share the map
     entries  keys and values as JSON knows them; records have no keys
     unit     what has a value of its own in each entry, such as "thread"; "": an entry has one value
@@ -54,7 +55,7 @@ class Contents:
 
     def rows(self) -> Iterator[tuple[object, ...]]:
         """Yield the rows of the CSV table with COLUMNS."""
-        first = tuple(self.owner.get(name, "") for name in COLUMNS[:3])
+        first = tuple("" if (one := self.owner.get(name)) is None else one for name in COLUMNS[:3])
         head = (*first, self.definition.name, self.kernel.get("kernel", ""))
         shape = (
             (*self.kernel["grid"], *self.kernel["block_dim"]) if self.kernel else ("",) * len(SHAPE_COLUMNS)
@@ -69,7 +70,7 @@ class Contents:
         """Yield the lines for people. Equal values that follow each other are one line. labels: of kernels, by mangled name."""
         title = f"{table.fit(self.definition.name, _LONGEST_NAME)} ({self.definition.kind.replace('_', ' ')}"
         title += f" by {self.unit})" if self.unit and self.unit not in title else ")"
-        if self.owner:
+        if self.owner["pid"] is not None:
             title += f"; {table.process(self.owner['comm'], self.owner['pid'])}"
         yield from table.wrap(title)
         if self.kernel:
@@ -189,7 +190,7 @@ class Reader:
                     owner = {"pid": part.pid, "comm": part.comm, "gpu": part.gpu}
                     found.append(_of_ring(one, owner, part.records))
             elif self._bpf.host_side is not None:
-                found.append(_of_ring(one, {}, self._bpf.host_side.records(one.name)))
+                found.append(_of_ring(one, session.only_process(), self._bpf.host_side.records(one.name)))
         return [part for part in found if part.entries]
 
     def contents(self, session: Session) -> list[Contents]:
@@ -207,7 +208,7 @@ class Reader:
                     if self._uses(one, part.mangled)
                 ]
             elif one.kind != "ringbuf" and self._bpf.host_side is not None:
-                found += _of_kernel(one, self._bpf.host_side)
+                found += _of_kernel(one, self._bpf.host_side, session.only_process())
         return found
 
     def _uses(self, definition: MapDefinition, kernel: str) -> bool:
@@ -239,7 +240,7 @@ def _of_instance(one: Any) -> Contents:
     return Contents(definition, owner, kernel, entries, maps.SHAPED[definition.kind])
 
 
-def _of_kernel(definition: MapDefinition, host: Any) -> list[Contents]:
+def _of_kernel(definition: MapDefinition, host: Any, owner: Mapping[str, Any]) -> list[Contents]:
     """Return the contents of a map in the Linux kernel; nothing if it has no elements that can be listed."""
     try:
         items = host.items(definition.name)
@@ -247,7 +248,7 @@ def _of_kernel(definition: MapDefinition, host: Any) -> list[Contents]:
         return []
     entries = [(plain(item["key"]), plain(item["value"])) for item in items]
     unit = "CPU" if items.dtype["value"].shape != definition.value_dtype.shape else ""
-    return [Contents(definition, {}, {}, sorted(entries, key=_order), unit)]
+    return [Contents(definition, owner, {}, sorted(entries, key=_order), unit)]
 
 
 def _order(entry: tuple[Any, Any]) -> list[tuple[int, Any]]:

@@ -226,6 +226,17 @@ class Session:
                 self._measurement.note(str(missed))
         return missed.reason if missed else None
 
+    def only_process(self) -> dict[str, int | str | None]:
+        """Return pid and comm of the command, or of the only process that the user chose; None for both if there are several."""
+        pid = self._child.pid if self._child else None
+        if len(set(self.targets.pids)) == 1:
+            pid = self.targets.pids[0]
+        known = [one.comm for one in self._measurement.all_processes() if one.pid == pid]
+        comm = known[-1] if known else traceable.comm(pid) if pid is not None else None
+        if not comm and self.targets.command:
+            comm = os.path.basename(self.targets.command[0])[:15]
+        return {"pid": pid, "comm": comm}
+
     def _record_missed(self, pid: int, comm: str, reason: str) -> None:
         """Count a process that the watcher found. From any thread."""
         if reason == TOO_LATE and any(
