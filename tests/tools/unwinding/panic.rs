@@ -8,7 +8,7 @@ extern "C" {
 
 type Function = extern "C-unwind" fn(i64, i64, i64, i64, i64, i64) -> i64;
 
-extern "C-unwind" fn act() {
+extern "C-unwind" fn act(_which: c_int) {
     panic!("in a callback")
 }
 
@@ -19,7 +19,7 @@ fn main() {
         let library = dlopen(path.as_ptr(), 2);
         let count = *(dlsym(library, c"count".as_ptr()) as *const c_int);
         let functions = dlsym(library, c"functions".as_ptr()) as *const Function;
-        *(dlsym(library, c"act".as_ptr()) as *mut extern "C-unwind" fn()) = act;
+        *(dlsym(library, c"act".as_ptr()) as *mut extern "C-unwind" fn(c_int)) = act;
         let caught = (0..count as usize)
             .filter(|i| std::panic::catch_unwind(|| (*functions.add(*i))(0, 0, 0, 0, 0, 0)).is_err())
             .count();
