@@ -686,33 +686,32 @@ void Agent::send(Message type, const Writer &writer, int fd) {
 }
 
 std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *context, const Writer &about,
-                                     int file, bool waits) {
-    auto question = std::make_shared<Question>();
+                                     int file, bool waits, std::shared_ptr<Question> question) {
     question->abandoned = !waits;
     question->type = type;
     question->module = module;
     question->context = context;
+    const auto unanswered = [&] {  // other threads may wait for the answer
+        std::lock_guard<std::mutex> hold(question->lock);
+        question->done = true;
+        question->changed.notify_all();
+        return question;
+    };
     Connection *c = connection;
     uint32_t id = 0;  // stays 0 if the question is not sent
     if (c) {
         std::lock_guard<std::mutex> hold(c->lock);
         if (!c->gone && connected) c->questions[id = ++c->requests] = question;
     }
-    if (!id) {
-        question->done = true;
-        return question;
-    }
+    if (!id) return unanswered();
     Writer w;
     w.u32(id)
         .u32(context->cc)
         .u32(static_cast<uint32_t>(context->device))
         .raw(about.bytes.data(), about.bytes.size());
     send(type, w, file);
-    if (!connected) {  // the tool exited or the program closed the socket, so nothing would wake the waiter
-        std::lock_guard<std::mutex> hold(question->lock);
-        question->done = true;
-    }
-    return question;
+    // If the tool exited or the program closed the socket, nothing would wake the waiters.
+    return connected ? question : unanswered();
 }
 
 void Agent::finish(uint32_t wait_ms, Reading reading) {

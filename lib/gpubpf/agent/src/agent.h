@@ -21,7 +21,7 @@ struct Question {
     std::mutex lock;
     std::condition_variable changed;
     bool done = false;       // answered, or the tool has exited
-    bool abandoned = false;  // no thread waits: the thread that gets the answer uses it
+    bool abandoned = false;  // a thread does not wait: the thread that gets the answer uses it
     std::shared_ptr<const Answer> answer;
     Message type{};
     Module *module = nullptr;
@@ -60,9 +60,10 @@ struct Agent {
 
     void send(Message type, const Writer &writer, int fd = -1);
     // Asks the tool. `about`: the part of the message after the request number and the GPU. If no thread waits
-    // (`waits` is false), the answer is used as soon as that blocks no thread.
+    // (`waits` is false), the answer is used as soon as that blocks no thread. `question`: a new one.
     std::shared_ptr<Question> ask(Message type, Module *module, Context *context, const Writer &about,
-                                  int file, bool waits);
+                                  int file, bool waits,
+                                  std::shared_ptr<Question> question = std::make_shared<Question>());
     // Makes the worker thread wait for the GPU (up to wait_ms) and send all measurements. Returns when that is
     // done, or after wait_ms + 3 s.
     void finish(uint32_t wait_ms, Reading reading);
@@ -116,8 +117,7 @@ void retry_waiting();  // call this after a capture
 // Without `may_load`, it only uses a sidecar that was loaded ahead.
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
                      bool may_load = true, Fresh fresh = Fresh::No);
-// Whether a sidecar that was loaded ahead has a copy of a kernel of this name.
-bool is_loaded_ahead(const std::string &name);
+bool has_copy_of(const Answer &answer, const Kernel &kernel);
 
 // drain.cpp
 // Reads every context. `rings`: read only the rings in GPU memory.

@@ -43,16 +43,23 @@ const Function *function_of(CUfunction f, StreamRef where) {
     return function;
 }
 
-// Gets the copy of a kernel of a large module at its first launch.
-[[gnu::noinline]] void load_copy_for(const Function &function, StreamRef where) {
+// Whether a launch may have to get its copy first.
+[[gnu::always_inline]] inline bool may_lack_copy(const Kernel &kernel) {
+    return kernel.later.load(std::memory_order_relaxed) || kernel.awaited.load(std::memory_order_relaxed);
+}
+
+// Gets the copy of a kernel at its first launch: of a large module, or one that may soon be ready.
+[[gnu::noinline]] void get_copy_for(const Function &function, StreamRef where) {
+    Kernel &kernel = *function.kernel;
     const Context *probably = function.context ? function.context : registry().only.load();
-    if (probably && copy_in(*function.kernel, probably)) return;  // all launches but the first
-    if (function.kernel->refused || capturing(where.handle())) return;
+    if (probably && copy_in(kernel, probably)) return;  // all launches but the first
+    if (kernel.refused || capturing(where.handle())) return;
     quietly([&] {
         Context *context = function.context ? function.context : context_of(where);
-        if (!context || copy_in(*function.kernel, context)) return;
+        if (!context || copy_in(kernel, context)) return;
         LaunchPaused paused;
-        load_copies({function.kernel}, context);
+        if (kernel.awaited) await_copies(kernel, context);
+        if (kernel.later && !copy_in(kernel, context)) load_copies({&kernel}, context);
     });
 }
 
@@ -123,7 +130,7 @@ template <typename Launch>
     auto own = [&] { return in_driver([&] { return original(f, parameters, extra); }); };
     if (!hook) return own();
     const Function *function = function_of(f, shape.where);
-    if (function && function->kernel->later) load_copy_for(*function, shape.where);
+    if (function && may_lack_copy(*function->kernel)) get_copy_for(*function, shape.where);
     if (oplog.on() || host_program())
         return described_launch(hook, function, f, shape, parameters, extra, original);
     if (capturing(shape.where.handle())) return own();
@@ -143,7 +150,8 @@ template <typename Launch>
     // Most launches do not match when few kernels are instrumented. This path keeps their overhead low.
     const Function *unmatched =
         hook && !oplog.on() && !host_program() ? registry().functions.find(f) : nullptr;
-    if (unmatched && !is_matched(*unmatched->kernel) && !capturing(shape.where.handle())) {
+    if (unmatched && !is_matched(*unmatched->kernel) && !may_lack_copy(*unmatched->kernel) &&
+        !capturing(shape.where.handle())) {
         unmatched->kernel->slot->seen.fetch_add(1, std::memory_order_relaxed);
         InDriver in_driver;
         result = original(f, parameters, extra);

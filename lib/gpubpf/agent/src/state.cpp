@@ -1,5 +1,6 @@
 #include "state.h"
 
+#include <chrono>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <utility>
@@ -106,6 +107,9 @@ CUcontext primary_of_green(CUcontext handle, CUstream stream) {
 
 }  // namespace
 
+// How long launches wait for the copies in a context that a launch has met.
+constexpr std::chrono::milliseconds kForMet{500};
+
 Context *Registry::context(CUcontext handle, bool made, CUstream stream) {
     struct Remembered {
         uint64_t when;
@@ -159,6 +163,11 @@ Context *Registry::context(CUcontext handle, bool made, CUstream stream) {
         }
         c->serial = serials++;
         c->before = !made;
+        if (!made) {
+            c->met_until = (std::chrono::steady_clock::now() + kForMet).time_since_epoch().count();
+            for (const auto &l : libraries)
+                for (const auto &k : l.second->kernels) k.second->awaited = true;
+        }
         only.store(serials == 1 && !agent.late ? c : nullptr, std::memory_order_release);
     }
     if (!made) context_discovered(c);
@@ -207,6 +216,7 @@ Kernel *Registry::kernel(Module *module, const std::string &name) {
     }
     k->slot = &agent.control->slots[k->slot_index];
     k->later = module->later.count(name) != 0;
+    k->awaited = module->preexisting;
     return known_kernel = k.release();
 }
 

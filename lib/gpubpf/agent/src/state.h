@@ -39,6 +39,7 @@ class AttachmentObject {
 struct Copy;
 struct Kernel;
 struct Module;
+struct Question;
 
 inline uint64_t map_aligned(uint64_t bytes) { return (bytes + kMapAlignment - 1) & ~(kMapAlignment - 1); }
 
@@ -79,6 +80,8 @@ struct Context : AttachmentObject {
     std::atomic<bool> told_fault{false};  // Message::KernelFailed was sent
     std::mutex busy;      // held while the agent loads, drains or destroys something in the context
     bool before = false;  // it existed before the attachment, or no hook saw its creation
+    // On steady_clock: a launch has met the context, and the worker thread should have loaded copies by then. 0: it has.
+    std::atomic<int64_t> met_until{0};
     std::atomic<uint32_t> given{0};      // how often the driver has given it to the program, as seen by hooks
     std::atomic<int64_t> busy_until{0};  // on steady_clock: until then, loads hardly wait for a quiet moment
     bool followed = false;  // the stream exists; this and the members below are guarded by `busy`
@@ -178,6 +181,8 @@ struct Kernel : AttachmentObject {  // the application's kernel, in one module o
     std::map<int, int> attributes;          // set by the application; guarded by Registry::lock
     int cache_config = -1, shared_config = -1;
     std::atomic<uint32_t> settings{0};  // a hash of the three: with others, other numbers of blocks fit
+    // It may soon have a copy in a context where it has none (await_copies).
+    std::atomic<bool> awaited{false};
     // A kernel of a large module: it gets its copy in a context at its first launch there (load_copies).
     std::atomic<bool> later{false};
     std::atomic<int> loading{0};            // threads that get its copies
@@ -199,17 +204,18 @@ struct Module : AttachmentObject {
     std::vector<std::pair<uint64_t, const Context *>> variables;  // logged variables: address and context
     int image = -1;                                               // memory file, until answered
     uint64_t image_size = 0;
-    uint32_t linked = 0;                      // number of linked inputs
-    bool preexisting = false;                 // it existed before the attachment, or no hook saw its load
-    std::atomic<bool> delayed_launch{false};  // if preexisting: a launch has waited for its copies
+    uint32_t linked = 0;       // number of linked inputs
+    bool preexisting = false;  // it existed before the attachment, or no hook saw its load
+    // On steady_clock, by context: until then, launches wait for the copies (await_copies). Since the first launch.
+    std::map<const Context *, int64_t> awaited_until;
     // It only represents copies that are loaded before their module is known. It counts as unloaded, so that
     // the real module takes over the sidecar.
     bool ahead = false;
-    std::atomic<bool> loaded{false};  // if ahead: a context has the copies
-    uint32_t request = 0;             // the tool's request that Message::Ready answers; 0: none
+    std::set<const Context *> loaded;  // if ahead: the contexts that have the copies
+    uint32_t request = 0;              // the tool's request that Message::Ready answers; 0: none
     uint32_t answer_cc = 0;
     std::shared_ptr<const Answer> answer;
-    bool asked = false;
+    std::shared_ptr<Question> asked;  // the question to the tool about this module; null: not asked yet
     // A large module: the kernels that get their copies later, the request that Message::Kernel names, and its answers.
     std::set<std::string> later;
     uint32_t later_request = 0;

@@ -133,7 +133,7 @@ void install_pending() {
             if ((w.context && w.context != c) || !is_usable(c)) continue;
             if (!ready.count(c) || !held->more()) waits = true;
             else if (w.module) load_sidecar(w.module, c, false);
-            else context_ready(c, false), enlarge_pool(*c);
+            else context_ready(c, false), enlarge_pool(*c), c->met_until = 0;
         }
         if (waits && agent.live) left.push_back(w);
     }

@@ -276,14 +276,19 @@ uint32_t outcome_of_original(const Exec &exec, const KernelNode &k) {
     return k.function.kernel && k.function.kernel->refused ? outcome_of(kRefused) : uint32_t(kNotMatched);
 }
 
-// Gets the copies of kernels of large modules that were not launched before.
+// Gets the copies of kernels that were not launched before: of large modules, and those that may soon be ready.
 void load_copies_for(const Exec &exec, const std::vector<KernelNode> &nodes) {
     if (!exec.swaps) return;
     std::vector<Kernel *> kernels;
+    const auto lacks_copy = [&](const KernelNode &k) {
+        const Kernel *kernel = k.function.kernel;
+        return kernel && !kernel->refused && k.function.context == exec.context &&
+               !copy_in(*kernel, exec.context);
+    };
     for (const KernelNode &k : nodes) {
         Kernel *kernel = k.function.kernel;
-        if (kernel && kernel->later && !kernel->refused && k.function.context == exec.context &&
-            !copy_in(*kernel, exec.context) &&
+        if (lacks_copy(k) && kernel->awaited) await_copies(*kernel, exec.context);
+        if (lacks_copy(k) && kernel->later &&
             std::find(kernels.begin(), kernels.end(), kernel) == kernels.end())
             kernels.push_back(kernel);
     }

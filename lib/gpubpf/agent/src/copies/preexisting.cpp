@@ -10,6 +10,7 @@
 
 #include "agent.h"
 #include "copies/deferred.h"
+#include "copies/launch.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
 #include "hooks.h"
@@ -297,41 +298,70 @@ void log_unknown_allocations(const void *bytes, size_t size, const Context &cont
         });
 }
 
-// How long a launch waits for the tool to identify its kernel's module.
-constexpr std::chrono::milliseconds kForAnswer{1000};
-constexpr useconds_t kStep = 200;  // µs
-constexpr std::chrono::milliseconds kFirstLaunch{2000};
+// --- waiting for copies ---
 
-// Gives a kernel at its first launch the copy that was loaded ahead, so that this launch is instrumented.
-void take_copies_loaded_ahead(Module *module, Context *context) {
-    const auto until = Clock::now() + kForAnswer;
-    for (std::shared_ptr<const Answer> answer; agent.live && Clock::now() < until; usleep(kStep)) {
-        {
-            std::lock_guard<std::mutex> hold(registry().lock);
-            answer = module->answer;
-            if (registry().captures.load()) return;
-        }
-        if (answer) return install_sidecar(module, context, answer, false);
-    }
+constexpr std::chrono::milliseconds kForCopies{2000};  // how long launches wait for the copies of a module
+constexpr useconds_t kStep = 200;                      // µs
+
+// Whether the worker thread should soon have loaded copies into a context that a launch has met.
+bool is_met(const Context &c, Clock::time_point now) {
+    return now.time_since_epoch().count() < c.met_until.load();
 }
 
-// Call this if the program loaded a module in a way that no hook sees, and launches its first kernel. Waits for the copies, as after
-// a hooked load: the worker thread installs them.
-void wait_for_copies(const Kernel &kernel) {
-    LaunchPaused paused;
-    const auto until = Clock::now() + kFirstLaunch;
-    const auto none_comes = [&] {
-        std::lock_guard<std::mutex> hold(registry().lock);
-        const Answer *answer = kernel.module->answer.get();
-        return answer && std::none_of(answer->kernels.begin(), answer->kernels.end(),
-                                      [&](const Layout &l) { return l.name == kernel.name; });
-    };
-    while (agent.live && Clock::now() < until && !kernel.copies.load() && !kernel.refused.load() &&
-           !registry().captures.load() && !none_comes())
-        usleep(kStep);
+// Whether the tool has sent copies of a kernel before it knows the module. `c`: in this context; null: anywhere.
+// Call it with the registry's lock held.
+bool is_ahead(const Kernel &k, const Context *c) {
+    const auto &all = registry().ahead;
+    return k.module->preexisting && std::any_of(all.begin(), all.end(), [&](const Module *a) {
+               return (!c || a->loaded.count(c)) && has_copy_of(*a->answer, k);
+           });
+}
+
+// Whether a kernel that has no copy in a context may soon have one. Call it with the registry's lock held.
+bool comes_soon(const Kernel &k, const Context &c, Clock::time_point now) {
+    const Module &m = *k.module;
+    if (m.gone || (m.context && m.context != &c) || k.refused || !is_usable(&c) || copy_in(k, &c))
+        return false;
+    if (m.asked && m.answer_cc != c.cc) return false;
+    if (m.answer && !has_copy_of(*m.answer, k)) return false;
+    const auto until = m.awaited_until.find(&c);
+    if (until != m.awaited_until.end() && now.time_since_epoch().count() >= until->second) return false;
+    // The program loaded the module in a way that no hook sees. The worker thread loads the copies.
+    if (m.preexisting && !agent.late) return true;
+    return is_ahead(k, &c) || (is_met(c, now) && (m.answer || is_ahead(k, nullptr)));
 }
 
 }  // namespace
+
+void await_copies(Kernel &kernel, Context *context) {
+    SlowPath slow_path;
+    Module *const module = kernel.module;
+    Registry &r = registry();
+    report_preexisting();  // the worker thread may be busy
+    bool taken = false;    // the copies that were loaded ahead, if they are the module's
+    while (agent.live) {
+        std::shared_ptr<const Answer> answer;
+        {
+            std::lock_guard<std::mutex> hold(r.lock);
+            const Clock::time_point now = Clock::now();
+            int64_t &until =
+                module->awaited_until.emplace(context, (now + kForCopies).time_since_epoch().count())
+                    .first->second;
+            if (taken && agent.late && !is_met(*context, now)) until = 0;  // the worker thread loads others
+            if (!comes_soon(kernel, *context, now)) {
+                kernel.awaited = std::any_of(r.contexts.begin(), r.contexts.end(), [&](const auto &c) {
+                    return comes_soon(kernel, *c.second, now);
+                });
+                return;
+            }
+            answer = module->answer;
+            // The worker thread loads nothing while a stream is being captured.
+            if (r.captures.load() && (taken || !is_ahead(kernel, context))) return;
+        }
+        if (answer && !std::exchange(taken, true)) install_sidecar(module, context, answer, false);
+        else usleep(kStep);
+    }
+}
 
 const Lifetime preexisting_lifetime = lifetime_of_attachment_state<state>();
 
@@ -359,22 +389,13 @@ const Function *identify_handle(const void *handle, Context *context) {
     if (unknown.handle == handle && unknown.when == now) return nullptr;
     const Function *f = nullptr;
     SlowPath slow_path;
-    quietly([&] {
-        f = ask_driver(const_cast<void *>(handle), context);
-        if (f && !f->kernel->copies.load() && is_loaded_ahead(f->kernel->name) &&
-            !f->kernel->module->delayed_launch.exchange(true))
-            take_copies_loaded_ahead(f->kernel->module, context);
-    });
+    quietly([&] { f = ask_driver(const_cast<void *>(handle), context); });
     if (!f) unknown = {handle, now};
     return f;
 }
 
 const Function *identify_launched(const void *handle, StreamRef where) {
-    const Function *f = identify_handle(handle, working_context(where));
-    if (f && !agent.late && f->kernel->module->preexisting &&
-        !f->kernel->module->delayed_launch.exchange(true))
-        wait_for_copies(*f->kernel);
-    return f;
+    return identify_handle(handle, working_context(where));
 }
 
 Context *context_of(StreamRef where) {
@@ -430,7 +451,10 @@ std::vector<uint32_t> meet_primary_contexts() {
          ++d) {
         CUcontext handle = nullptr;
         if (!active || retain(&handle, d) != CUDA_SUCCESS) continue;
-        if (Context *c = registry().context(handle)) capabilities.insert(c->cc);
+        if (Context *c = registry().context(handle)) {
+            capabilities.insert(c->cc);
+            c->met_until = 0;  // the tool tells the user when the copies are there
+        }
         release(d);
     }
     return {capabilities.begin(), capabilities.end()};
@@ -444,7 +468,10 @@ void report_preexisting() {
             if (state->unreported.empty()) return;
             u = std::move(state->unreported.front());
             state->unreported.pop_front();
+            u.told = u.kernels.size();
+            state->reported[u.module] = u;
         }
+        const auto question = std::make_shared<Question>();
         Writer w;
         w.u32(u.whole ? uint32_t(kAllNames) : 0u).u32(static_cast<uint32_t>(u.names.size()));
         for (const std::string &name : u.names) w.text(name);
@@ -457,17 +484,10 @@ void report_preexisting() {
         {
             std::lock_guard<std::mutex> hold(registry().lock);
             if (u.module->gone) continue;
-            u.module->asked = true;
+            u.module->asked = question;
             u.module->answer_cc = u.context->cc;
         }
-        Module *const module = u.module;
-        Context *const context = u.context;
-        u.told = u.kernels.size();
-        {
-            std::lock_guard<std::mutex> hold(state->lock);
-            state->reported[module] = std::move(u);
-        }
-        agent.ask(Message::Found, module, context, w, -1, false);
+        agent.ask(Message::Found, u.module, u.context, w, -1, false, question);
     }
 }
 

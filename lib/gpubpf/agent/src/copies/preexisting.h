@@ -14,8 +14,11 @@ extern const Lifetime preexisting_lifetime;
 // the attachment, or by an interface that is not hooked (NVIDIA's runtime up to 11.8 loads modules through a
 // private table). For the thread that is about to use it, in `context`. Returns null if it stays unknown.
 const Function *identify_handle(const void *handle, Context *context);
-// The same for a launch. The first launch of a module that was loaded after the attachment waits for the copies.
 const Function *identify_launched(const void *handle, StreamRef where);
+// For a thread that is about to launch a kernel in a context where it has no copy (Kernel::awaited). Waits while
+// the kernel may soon have one: while the tool identifies its module, and while the worker thread loads copies into
+// a context that was just met. Every thread waits, until kForCopies after the module's first launch there at most.
+void await_copies(Kernel &kernel, Context *context);
 Context *context_of(StreamRef where);  // the context in which work for the stream runs; null: none
 
 // For an instrumented launch: logs allocations in its parameters that were made before the attachment.
@@ -30,7 +33,7 @@ std::vector<Module *> modules_of_library(CUlibrary library);
 // compute capabilities of their GPUs. Other contexts are met when they are used.
 std::vector<uint32_t> meet_primary_contexts();
 
-// For the worker thread: tells the tool about new findings.
+// Tells the tool about new findings.
 void report_preexisting();
 // The tool has answered about a module. If the answer is ambiguous, also reports kernels launched since.
 void found_answered(const Module *module);

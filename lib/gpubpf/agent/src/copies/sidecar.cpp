@@ -295,6 +295,9 @@ CUdeviceptr grids_of(Context &context) {
     return context.grids;
 }
 
+// Whether the program is still in the call that makes the context, so that nothing can run in it.
+bool is_new(const Context &context, Fresh fresh) { return fresh == Fresh::Context && context.given == 1; }
+
 // Writes the table of variables. Sets `missing` to the kernels that need a variable which was not found, with
 // the reason.
 bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Context &context, Fresh fresh,
@@ -346,7 +349,7 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
             return false;
     if (!wait_for(context.stream, 10000)) return false;
     // Now, because another thread could have changed the entries until they were copied.
-    if (fresh == Fresh::No || (fresh == Fresh::Context && context.given != 1))
+    if (fresh != Fresh::Module && !is_new(context, fresh))
         for (const Variable &v : answer.variables)
             if (!v.refusal.empty()) add_missing(v, v.refusal);
     return true;
@@ -569,7 +572,7 @@ namespace {
 // Loads copies whose module is not known yet. install_sidecar() assigns them to it later.
 void load_ahead(Module *ahead, Context *context) {
     const std::shared_ptr<const Answer> answer = ahead->answer;
-    if (!context->before || context->cc != ahead->answer_cc || answer->image.empty()) return;
+    if (context->cc != ahead->answer_cc || answer->image.empty()) return;
     std::lock_guard<std::mutex> busy(context->busy);
     if (context->dead || !agent.live) return;
     for (const Sidecar &s : context->sidecars)
@@ -588,21 +591,14 @@ void load_ahead(Module *ahead, Context *context) {
                 driver.cuFuncLoad(f);
         }
     context->sidecars.push_back({ahead, sidecar, answer, std::vector<Copy *>(answer->kernels.size())});
-    ahead->loaded = true;
-}
-
-}  // namespace
-
-bool is_loaded_ahead(const std::string &name) {
     std::lock_guard<std::mutex> hold(registry().lock);
-    for (const Module *m : registry().ahead)
-        if (m->loaded)
-            for (const Layout &l : m->answer->kernels)
-                if (l.name == name) return true;
-    return false;
+    ahead->loaded.insert(context);
 }
 
-namespace {
+bool is_loaded_ahead(const Module &ahead, const Context *context) {
+    std::lock_guard<std::mutex> hold(registry().lock);
+    return ahead.loaded.count(context) != 0;
+}
 
 // Returns false if the tool takes too long or is silent. The tool may be stopped, and sends messages while it
 // works. A late answer is used when it arrives. The wait is divided into pieces, because this process may also
@@ -630,26 +626,31 @@ namespace {
 
 // Returns the tool's answer about a module for a context's GPU. Null: there is no answer, or not yet.
 std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool waits) {
-    std::shared_ptr<const Answer> answer;
+    std::shared_ptr<Question> question;
     int image = -1;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
-        if (module->gone) return nullptr;
-        answer = module->answer;
-        if (!answer) {
-            if (module->asked || module->image < 0) return nullptr;
-            module->asked = true;
+        const bool asked = module->asked || module->answer;
+        if (module->gone || (!asked && module->image < 0)) return nullptr;
+        // made for another kind of GPU: these launches stay "before ready"
+        if (asked && module->answer_cc != context->cc) return nullptr;
+        if (module->answer) return module->answer;
+        if (!asked) {
+            module->asked = std::make_shared<Question>();
             module->answer_cc = context->cc;
             std::swap(image, module->image);
-        } else if (module->answer_cc != context->cc) {
-            return nullptr;  // made for another kind of GPU: these launches stay "before ready"
         }
+        question = module->asked;
     }
-    if (answer) return answer;
-    auto question = agent.ask(Message::Image, module, context,
-                              Writer().u64(module->image_size).u32(module->linked), image, waits);
-    close(image);
-    return waits && wait_for_answer(*question) ? question->answer : nullptr;
+    if (image >= 0) {
+        agent.ask(Message::Image, module, context, Writer().u64(module->image_size).u32(module->linked),
+                  image, waits, question);
+        close(image);
+    }
+    // Another thread may have asked, for another context.
+    if (!waits || (module->preexisting && agent.late) || !wait_for_answer(*question)) return nullptr;
+    std::lock_guard<std::mutex> hold(registry().lock);
+    return module->gone ? nullptr : module->answer;
 }
 
 }  // namespace
@@ -709,12 +710,12 @@ void install_when_idle(Context *context, const ToInstall &work, Fresh fresh) {
 
 }  // namespace
 
-namespace {
-
 bool has_copy_of(const Answer &answer, const Kernel &kernel) {
     return std::any_of(answer.kernels.begin(), answer.kernels.end(),
                        [&](const Layout &l) { return l.name == kernel.name; });
 }
+
+namespace {
 
 // Returns a module's answers about kernels that were launched later (Answer::later), unless they have their copies in the context.
 ToInstall further_answers(Module *module, const Context *context) {
@@ -733,24 +734,30 @@ ToInstall further_answers(Module *module, const Context *context) {
 
 void load_sidecar(Module *module, Context *context, bool waits, Fresh fresh) {
     SlowPath slow_path;
-    if (module->ahead) return load_ahead(module, context);
+    const bool nothing_runs = is_new(*context, fresh);
+    if (module->ahead) {
+        if (!waits || nothing_runs) load_ahead(module, context);
+        else if (!is_loaded_ahead(*module, context)) install_later(module, context);
+        return;
+    }
+    if (module->preexisting) fresh = Fresh::No;
     std::shared_ptr<const Answer> answer = answer_for(module, context, waits);
     if (!answer) return;
     std::vector<Kernel *> first;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
-        if (registry().captures.load()) {  // a capture began meanwhile
+        if (registry().captures.load() && !nothing_runs) {  // a capture began meanwhile
             registry().waiting.push_back(module);
             return;
         }
         if (!module->gone)
             for (const std::string &name : answer->first) first.push_back(registry().kernel(module, name));
     }
-    if (waits && !may_load_now(*module, *context, *answer))
+    if (waits && !nothing_runs && !may_load_now(*module, *context, *answer))
         install_when_idle(context, {{module, answer}}, fresh);
     else install_sidecar(module, context, answer, true, fresh);
     const ToInstall further = further_answers(module, context);
-    if (waits && !further.empty()) install_when_idle(context, further, Fresh::No);
+    if (waits && !further.empty() && !nothing_runs) install_when_idle(context, further, Fresh::No);
     else
         for (const auto &[of, answer] : further) install_sidecar(of, context, answer);
     if (!first.empty() && fresh != Fresh::No) load_copies(first, context);
@@ -838,7 +845,8 @@ void context_ready(Context *context, bool waits, Fresh fresh) {
     SlowPath slow_path;
     Registry &r = registry();
     // The log needs the GPU's clock even if nothing is instrumented.
-    if (oplog.on() && !r.captures.load() && lock_within(context->busy, 1000)) {
+    const bool captures = r.captures.load() && !is_new(*context, fresh);
+    if (oplog.on() && !captures && lock_within(context->busy, 1000)) {
         std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
         Current current(*context);
         if (current.ok() && !context->dead) prepare_log(*context);
@@ -847,12 +855,12 @@ void context_ready(Context *context, bool waits, Fresh fresh) {
     {
         std::lock_guard<std::mutex> hold(r.lock);
         for (auto &l : r.libraries) {
-            if (r.captures.load()) r.waiting.push_back(l.second);
+            if (captures) r.waiting.push_back(l.second);
             else libraries.push_back(l.second);
         }
-        if (!r.captures.load()) libraries.insert(libraries.end(), r.ahead.begin(), r.ahead.end());
+        if (!captures) libraries.insert(libraries.end(), r.ahead.begin(), r.ahead.end());
     }
-    for (Module *m : libraries) load_sidecar(m, context, waits, m->preexisting ? Fresh::No : fresh);
+    for (Module *m : libraries) load_sidecar(m, context, waits, fresh);
 }
 
 constexpr uint32_t kAtOnce = 50;  // ms that the end of a capture waits for a suitable moment
