@@ -378,7 +378,7 @@ class BPF:
         fn_name: str,
         ret: bool = False,
         optional: bool = False,
-        jumps: int = 0,
+        mark: int = 0,
     ) -> None:
         """Run `fn_name`, whose context is `struct pt_regs`, in the Linux kernel when any process enters one of these functions of a
         library, or with `ret` returns from it.
@@ -388,18 +388,20 @@ class BPF:
         number in this mapping.
         ret: the program is at the return instructions, where the stack pointer is that of the entry. Functions that end in a jump
         share return instructions. If a program is also at the entries of the same functions, the one at returns runs for each function
-        that can return there, and must match entry and return by the stack pointer and the number. Otherwise it runs only at the end
-        of calls whose entry was seen.
+        that can return there, and must match entry and return by the stack pointer and the number. In a function that another tool has
+        hooked, the stack pointer is lower at the return. A program that is only at returns runs at the end of calls whose entry was
+        seen.
         optional: a library need not have all of the functions, and there is no notice for those that it lacks or has under two
         names.
-        jumps: is added to the number at the entry of a function that can end in a jump to another one that the library exports.
+        mark: is added to the number at the entry of a function that can end in a jump to another one that the library exports, and at
+        return instructions that only this function has.
         """
         from gpubpf.linux import uprobes
 
         found = self._programs.points.get(fn_name)
         if found != "uprobe":
             raise UsageError(f"{fn_name} cannot be attached to functions: {self._belongs(fn_name)}")
-        self.tables.append(uprobes.table(fn_name, library, functions, ret, optional, jumps))
+        self.tables.append(uprobes.table(fn_name, library, functions, ret, optional, mark))
 
     def attach_process_function(
         self, path: str, function: str, fn_name: str, ret: bool = False, offset: int = 0

@@ -59,7 +59,8 @@ def test_every_function_can_be_left_in_every_way(tool: str, tmp_path: Path) -> N
     assert (done.stdout, done.returncode) == (wanted, 0), done.stderr
     records = [json.loads(line) for line in out.read_text().splitlines()]
     (summary,) = (r for r in records if r["type"] == "summary")
-    assert summary["calls"] == count and summary["abandoned"] == 5 * count and summary["lost"] == 0
+    calls = count + (tool == "cudasnoop")  # and cuInit
+    assert (summary["calls"], summary["abandoned"], summary["lost"]) == (calls, 5 * count, 0)
 
 
 @pytest.mark.skipif(shutil.which("rustc") is None, reason="needs rustc")

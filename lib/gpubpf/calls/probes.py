@@ -41,7 +41,7 @@ PROGRAM = "#include <gpubpf_calls.h>\n"
 RING = 1 << 26  # bytes; room for 200,000 records
 _INITIAL_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _GLOBAL = 1
-_JUMPS = 1 << 16  # CALL_JUMPS
+_MARK = 1 << 16  # CALL_MARK
 # In the order of CALL_LOST_RECORDS …
 _COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned", "unseen")
 _NEWTASK: tracepoints.RecordLayout = {"pid": (8, 4), "clone_flags": (32, 8)}
@@ -152,7 +152,7 @@ class CallProbes:
         numbers = {function.symbol: number for number, function in self.chosen}
         for name, returns in (("call_entry", False), ("call_return", True)):
             self.bpf.attach_uprobe(
-                self.api.libraries, numbers, fn_name=name, ret=returns, optional=True, jumps=_JUMPS
+                self.api.libraries, numbers, fn_name=name, ret=returns, optional=True, mark=_MARK
             )
         self.bpf.attach_raw_tracepoint("sched_process_exec", "call_exec")
         self.bpf.attach_raw_tracepoint(

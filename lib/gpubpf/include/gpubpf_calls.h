@@ -22,7 +22,9 @@
 #define CALL_MEMORY 10       /* place: the first word of `memory`; 0 to 5 are registers, 6 to 9 are words on the stack */
 #define CALL_WORDS 5         /* words to read from the memory that an argument points to */
 #define CALL_FUNCTIONS 2048
-#define CALL_JUMPS 0x10000   /* added to a function's number at its entry: it can end in a jump to another function */
+/* Added to a function's number: at its entry, that it can end in a jump to another function; at a return instruction, that no other
+   function has it. */
+#define CALL_MARK 0x10000
 #define CALL_STEPS 8         /* buckets of a histogram for each factor of two */
 #define CALL_SHIFT 6         /* the first bucket counts less than 1 << CALL_SHIFT ns */
 #define CALL_BUCKETS 288     /* the last bucket counts 70 minutes and more */
@@ -67,6 +69,7 @@ struct call_thread { /* members that each call needs are adjacent */
     u32 jumps; /* that function can end in a jump to another one */
     u64 sp, entry_ns; /* of that call */
     u64 caller;       /* its return address */
+    u64 inner;        /* calls of the same function inside it that have not returned */
     u64 kernel;
     u64 entry_off_ns;    /* its time off the CPU up to entry_ns */
     u64 launched_ns;     /* when its last launch returned; 0: it has not launched */
@@ -259,7 +262,7 @@ static __always_inline void call_read(struct pt_regs *ctx, u8 place, u16 offset,
 int call_entry(struct pt_regs *ctx)
 {
     u64 id = bpf_get_current_pid_tgid(), sp = PT_REGS_SP(ctx), word;
-    u32 tid = id, cookie = bpf_get_attach_cookie(ctx), function = cookie & (CALL_JUMPS - 1);
+    u32 tid = id, cookie = bpf_get_attach_cookie(ctx), function = cookie & (CALL_MARK - 1);
     int zero = 0;
     struct call_settings *s = call_settings.lookup(&zero);
     struct gpu_host_filter *filter = call_filter.lookup(&zero);
@@ -285,6 +288,8 @@ int call_entry(struct pt_regs *ctx)
         /* While that call has not returned, its return address is where it was. Then this call is inside it. If that call ended with a
            jump to this function, both have the same return address. */
         if ((sp < t->sp || (sp == t->sp && t->jumps && t->function != function)) && call_word(t->sp) == t->caller) {
+            if (t->function == function)
+                t->inner++;
             call_count(CALL_NESTED);
             return 1;
         }
@@ -313,7 +318,8 @@ int call_entry(struct pt_regs *ctx)
     }
     t->sp = sp;
     t->caller = word;
-    t->jumps = cookie & CALL_JUMPS;
+    t->jumps = cookie & CALL_MARK;
+    t->inner = 0;
     t->entry_off_ns = call_off_ns(&t->spent);
     t->function = function;
     t->entry_ns = bpf_ktime_get_boot_ns();
@@ -389,7 +395,7 @@ static __always_inline void call_add(const struct call_key *key, u64 ns, u64 off
 int call_return(struct pt_regs *ctx)
 {
     u64 end_ns = bpf_ktime_get_boot_ns(), id = bpf_get_current_pid_tgid(), value = PT_REGS_RC(ctx), ns, off_ns, gap_ns, gap_off_ns;
-    u32 tid = id, function = bpf_get_attach_cookie(ctx);
+    u32 tid = id, cookie = bpf_get_attach_cookie(ctx), function = cookie & (CALL_MARK - 1);
     int zero = 0, failed, gap;
     struct call_settings *s = call_settings.lookup(&zero);
     struct gpu_host_filter *filter = call_filter.lookup(&zero);
@@ -408,8 +414,16 @@ int call_return(struct pt_regs *ctx)
             call_count(CALL_LOST_CALLS);
         return 0;
     }
-    if (t->function != function || t->sp != PT_REGS_SP(ctx))
+    if (t->function != function)
         return 0;
+    if (t->sp != PT_REGS_SP(ctx)) { /* below it: in a hook, which the function's entry jumps to and which calls the rest */
+        if (!(cookie & CALL_MARK) || PT_REGS_SP(ctx) > t->sp)
+            return 0;
+        if (t->inner) {
+            t->inner--;
+            return 0;
+        }
+    }
     call_seen(t);
     t->function = CALL_GAP;
     ns = end_ns - t->entry_ns;

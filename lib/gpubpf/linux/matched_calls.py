@@ -1,8 +1,9 @@
 """Run a program at a return instruction only if it ends a call whose entry was seen.
 
-Code that another function shares also runs for that function's calls. So a program at a function's entry keeps the call's stack
-pointer, which is the same at its return, and the program at the return looks it up. An entry that is left by an exception, by longjmp
-or at the end of the thread stays in the map until the next call at the same place, or until the map is full.
+Code that another function shares also runs for that function's calls. The agent calls functions behind the probes at their entries. So
+a program at a function's entry counts the thread's calls that have not returned, and the program at the return looks at the count. The
+stack pointer does not tell the call: it is lower at the return than at the entry if the agent has hooked the function. A call that is
+left by an exception or by longjmp stays in the count.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from gpubpf.process import bpf_syscall
 
 MAP = "gpubpf_matched"
 _ENTRIES = 16384
-_KEY = 32  # bytes: process and thread, stack pointer, cookie, number
-_SP = 152  # offset of sp in struct pt_regs, x86-64
+_KEY = 24  # bytes: process and thread, cookie, number
 _WORD = b.MEM | 0x18  # a load or store of 8 bytes
-_UPDATE, _DELETE = number_of("bpf_map_update_elem"), number_of("bpf_map_delete_elem")
+_LOOKUP, _UPDATE = number_of("bpf_map_lookup_elem"), number_of("bpf_map_update_elem")
 _THREAD, _COOKIE = number_of("bpf_get_current_pid_tgid"), number_of("bpf_get_attach_cookie")
 _MOVE, _SET, _CALL = b.ALU64 | b.MOV | 8, b.ALU64 | b.MOV, b.JMP | b.CALL
 _EXIT = Instruction(b.JMP | b.EXIT)
@@ -37,6 +37,13 @@ def at_entry(function: BpfFunction, number: int, cookie: int | None = None) -> B
     """
     code = (
         *_key(number, cookie),
+        Instruction(_CALL, imm=_LOOKUP),
+        Instruction(b.JMP | b.JEQ, 0, imm=0, offset=4),
+        Instruction(b.LDX | _WORD, 1, 0),
+        Instruction(b.ALU64 | b.ADD, 1, imm=1),
+        Instruction(b.STX | _WORD, 0, 1),
+        Instruction(b.JMP | b.JA, offset=9),
+        *_map_and_key(),
         Instruction(b.ST | _WORD, 10, offset=-_KEY - 8, imm=1),
         Instruction(_MOVE, 3, 10),
         Instruction(b.ALU64 | b.ADD, 3, imm=-_KEY - 8),
@@ -52,26 +59,34 @@ def at_return(function: BpfFunction, number: int, cookie: int | None = None) -> 
     """Return a program that runs `function` if the call was seen. The parameters are those of `at_entry`."""
     code = (
         *_key(number, cookie),
-        Instruction(_CALL, imm=_DELETE),
+        Instruction(_CALL, imm=_LOOKUP),
         Instruction(b.JMP | b.JEQ, 0, imm=0, offset=2),
+        Instruction(b.LDX | _WORD, 1, 0),
+        Instruction(b.JMP | b.JNE, 1, imm=0, offset=2),
         Instruction(_SET, 0, imm=0),
         _EXIT,
+        Instruction(b.ALU64 | b.ADD, 1, imm=-1),
+        Instruction(b.STX | _WORD, 0, 1),
         Instruction(_MOVE, 1, 6),
     )
     return replace(function, instructions=(*code, *function.instructions))
 
 
 def _key(number: int, cookie: int | None) -> tuple[Instruction, ...]:
-    """Return instructions that load the map into r1, the address of the key into r2, and the context into r6."""
+    """Return instructions that make the key, and load the context into r6, the map into r1, and the key's address into r2."""
     return (
         Instruction(_MOVE, 6, 1),
         Instruction(_CALL, imm=_COOKIE) if cookie is None else Instruction(_SET, 0, imm=cookie),
-        Instruction(b.STX | _WORD, 10, 0, -_KEY + 16),
+        Instruction(b.STX | _WORD, 10, 0, -_KEY + 8),
         Instruction(_CALL, imm=_THREAD),
         Instruction(b.STX | _WORD, 10, 0, -_KEY),
-        Instruction(b.LDX | _WORD, 0, 6, _SP),
-        Instruction(b.STX | _WORD, 10, 0, -_KEY + 8),
-        Instruction(b.ST | _WORD, 10, offset=-_KEY + 24, imm=number),
+        Instruction(b.ST | _WORD, 10, offset=-_KEY + 16, imm=number),
+        *_map_and_key(),
+    )
+
+
+def _map_and_key() -> tuple[Instruction, ...]:
+    return (
         Instruction(b.LD_IMM64, 1, b.PSEUDO_MAP, map=MAP),
         Instruction(0),
         Instruction(_MOVE, 2, 10),

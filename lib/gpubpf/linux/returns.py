@@ -37,12 +37,14 @@ _ANYWHERE = "it ends in a jump to a function that only the running program knows
 class Returns:
     """The addresses of a function's return instructions.
 
-    `unseen`: why the function may return elsewhere; "" if it does not. `jumps`: it can end in a jump to an exported function.
+    `unseen`: why the function may return elsewhere; "" if it does not. `jumps`: it can end in a jump to an exported function. `own`:
+    the addresses that are in the function itself, and not in a part that is elsewhere or in a function that it jumps to.
     """
 
     addresses: tuple[int, ...]
     unseen: str = ""
     jumps: bool = False
+    own: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ class Code:
             return Returns((), unseen or _LARGE)
         found = {step.returns for step in steps.values() if step.returns is not None}
         jumps = any(at in self._entries and at != address for at in steps)
-        return Returns(tuple(sorted(found)), "" if found else _NO_RETURN, jumps)
+        after = bisect.bisect_right(self._bounds, address)
+        end = self._bounds[after] if after < len(self._bounds) else address
+        own = frozenset(at for at in found if address <= at < end)
+        return Returns(tuple(sorted(found)), "" if found else _NO_RETURN, jumps, own)
 
     def loaded_functions(self, address: int) -> set[int]:
         """Return the functions whose addresses the function at an address loads."""

@@ -47,15 +47,15 @@ _MOST_NAMED = 8  # functions in one notice
 @dataclass(frozen=True)
 class Table:
     """A program and the functions that it is attached to: (name without symbol version, cookie). `returns`: attach at their returns.
-    `optional`: a library may lack some of them. `jumps`: is added to the cookie at the entry of a function that can end in a jump to
-    another one that the library exports."""
+    `optional`: a library may lack some of them. `mark`: is added to the cookie at the entry of a function that can end in a jump to
+    another one that the library exports, and at return instructions that only this function has."""
 
     function: str
     libraries: tuple[str, ...]
     functions: tuple[tuple[str, int], ...]
     returns: bool = False
     optional: bool = False
-    jumps: int = 0
+    mark: int = 0
 
     @property
     def what(self) -> str:
@@ -68,7 +68,7 @@ def table(
     functions: Sequence[str] | Mapping[str, int],
     returns: bool = False,
     optional: bool = False,
-    jumps: int = 0,
+    mark: int = 0,
 ) -> Table:
     """Return a table. Functions in a sequence are numbered by position. Raises UsageError."""
     patterns = (library,) if isinstance(library, str) else tuple(library)
@@ -81,7 +81,7 @@ def table(
     made = tuple(numbered)
     if len(dict(made)) != len(made):
         raise UsageError(f"{function}: a function is named twice; name each function once")
-    return Table(function, patterns, made, returns, optional, jumps)
+    return Table(function, patterns, made, returns, optional, mark)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class _Group:
     at_entry: str | None
     at_return: str | None
     optional: bool
-    jumps: int = 0
+    mark: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ def _groups(tables: Sequence[Table]) -> list[_Group]:
                     g,
                     at_entry=g.at_entry if t.returns else t.function,
                     at_return=t.function if t.returns else g.at_return,
-                    jumps=g.jumps | t.jumps,
+                    mark=g.mark | t.mark,
                 )
                 break
         else:
             at_entry, at_return = (None, t.function) if t.returns else (t.function, None)
             found.append(
-                _Group(LibraryNames(*t.libraries), t.functions, at_entry, at_return, t.optional, t.jumps)
+                _Group(LibraryNames(*t.libraries), t.functions, at_entry, at_return, t.optional, t.mark)
             )
     return found
 
@@ -386,13 +386,15 @@ class Uprobes:
             if found.unseen:
                 refused[name] = f"{found.unseen}, so its return cannot be seen"
                 continue
-            ends = tuple((library.offset(address), cookie) for address in found.addresses)
+            ends = tuple(
+                (library.offset(at), cookie + group.mark * (at in found.own)) for at in found.addresses
+            )
             places = (offset, *(place for place, _ in ends))
             pids = (_hooked_in(os.pread(file, 5, place), place, mapped) for place in places)
             if (pid := next((pid for pid in pids if pid is not None), None)) is not None:
                 refused[name] = f"hooked by another tool in process {pid}"
                 continue
-            targets.append(_Target(name, (offset, cookie + group.jumps * found.jumps), ends))
+            targets.append(_Target(name, (offset, cookie + group.mark * found.jumps), ends))
         aliases = _aliases(targets)
         refused |= {name: f"it is an alias of {other}" for name, other in aliases.items()}
         targets = [t for t in targets if t.name not in aliases]

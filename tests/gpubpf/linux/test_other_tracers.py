@@ -310,11 +310,16 @@ CALLS = r"""
 BPF_ARRAY(entered, u64, 16);
 BPF_ARRAY(returned, u64, 16);
 BPF_HASH(targets, u32, u8, 16);   /* others may use the driver, too */
+struct call { u64 thread, function; };   /* the agent's own calls begin after the probe at the entry */
+BPF_TABLE("lru_hash", struct call, u8, under_way, 1024);
 int on_call(struct pt_regs *ctx) {
     int function = bpf_get_attach_cookie(ctx);
     u32 pid = bpf_get_current_pid_tgid() >> 32;
     if (!targets.lookup(&pid))
         return 1;
+    struct call call = {bpf_get_current_pid_tgid(), function};
+    u8 one = 1;
+    under_way.update(&call, &one);
     u64 *n = entered.lookup(&function);
     if (n)
         __sync_fetch_and_add(n, 1);
@@ -322,9 +327,10 @@ int on_call(struct pt_regs *ctx) {
 }
 int on_return(struct pt_regs *ctx) {
     int function = bpf_get_attach_cookie(ctx);
-    u32 pid = bpf_get_current_pid_tgid() >> 32;
-    if (!targets.lookup(&pid))
+    struct call call = {bpf_get_current_pid_tgid(), function};
+    if (!under_way.lookup(&call))
         return 0;
+    under_way.delete(&call);
     u64 *n = returned.lookup(&function);
     if (n && PT_REGS_RC(ctx) == 0)
         __sync_fetch_and_add(n, 1);
