@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from conformance import bpf, bpftime, build, programs, ptx
+from conformance import bpf, bpftime, build, copies, programs, ptx
 from conformance.outcome import DIFFERENT, Outcome, table
 from conformance.tools import APIS, TOOLS
 
@@ -32,6 +32,7 @@ suites:
   rocrand       the same for rocRAND's own tests, which need librocrand-dev and libgtest-dev
   rocprim       the same for rocPRIM's own tests, which need librocprim-dev and libgtest-dev
   programs      CUDA programs that you built: each executable in DIR, plain and under each tool
+  copies        executables, PTX files and cubins in DIR: ptxas assembles what the tools make of each kernel; nothing runs
 
 examples:
   script/conformance bpf                            check out the suite and run it
@@ -41,11 +42,14 @@ examples:
   script/conformance programs --from ~/built        each executable below this directory
   script/conformance programs --from ~/built --device gpu
                                                     the same on the GPU of this machine
+  script/conformance copies --from build/conformance
+                                                    the instrumented kernels of all programs that were built
 """
 RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
     "bpf": bpf.run,
     "bpftime": bpftime.run,
     "ptx": ptx.run,
+    "copies": copies.run,
 }
 LISTS = {path.stem: build.suite(path) for path in sorted(build.LISTS.glob("*.toml"))}
 EVERY_TOOL = [*dict.fromkeys(tool for api in APIS.values() for tool in api.tools)]
@@ -107,12 +111,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--only",
         action="append",
         metavar="NAME",
-        help="only programs of this name, which may have * (not bpf, bpftime and ptx); may be given several times",
+        help="only programs of this name, which may have * (not bpf, bpftime, ptx and copies); may be given several times",
     )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="continue an interrupted run, whose outcomes are in FILE of --json (not bpf, bpftime and ptx)",
+        help="continue an interrupted run, whose outcomes are in FILE of --json (not bpf, bpftime, ptx and copies)",
     )
     parser.add_argument(
         "--ways",
@@ -148,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return SKIPPED
+    if args.suite == "copies" and not shutil.which("ptxas"):
+        print("conformance: skipped copies: ptxas is missing", file=sys.stderr)
+        return SKIPPED
     if args.suite in LISTS and not shutil.which(compiler := LISTS[args.suite].api.compiler):
         print(f"conformance: skipped {args.suite}: {compiler} is missing", file=sys.stderr)
         return SKIPPED
@@ -161,6 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"conformance: skipped {args.suite}: {directory} has no programs of it", file=sys.stderr)
         return SKIPPED
     print(table(outcomes))
+    if args.suite == "copies":
+        print(f"\n{copies.figure(outcomes)}")
     return int(any(o.verdict == DIFFERENT for o in outcomes))
 
 
