@@ -122,6 +122,11 @@ int main(int argc, char **argv) {
         for (int k = 0; k < 3; k++) wr<int><<<10, 100>>>(p, 1000, 1, 0);
         rd<int><<<10, 100>>>(p, 1000, 8, 0, p);
     }
+    if (!strcmp(what, "rejected")) {  /* too much shared memory */
+        int *p = make<int>(400);
+        wr<int><<<1, 32, 300000>>>(p, 20, 1, 0);
+        for (int n = 1; n <= 2; n++) wr<int><<<1, 32>>>(p, n, 1, 0);
+    }
     return cudaDeviceSynchronize() ? 98 : 0;
 }
 """
@@ -297,3 +302,15 @@ def test_lanes_that_copy_few_bytes_beside_lanes_that_copy_many(tmp_path, monkeyp
     assert {space for _, space in ends} == {"global", "shared"}
     for record in ends.values():
         assert (record["accesses"], record["bytes"]) == (8, 240 + 160), record
+
+
+@pytest.mark.parametrize(("options", "more"), [((), False), (("--launch", "1:2"), True)])
+def test_launches_that_the_driver_rejects_touch_nothing(app, options, more):
+    """Only other launches that were not measured make the counts incomplete."""
+    done = subprocess.run(
+        [*TOOL, *options, "--", app, "rejected"], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"counted {1 if more else 2} of 3 matching launches" in done.stdout
+    assert "1 (launch failed)" in done.stdout
+    assert ("kernels may have touched more" in done.stdout) == more

@@ -228,13 +228,14 @@ class Reason(IntEnum):
     MAP_TOO_SMALL = 3
     OCCUPANCY = 4
     REFUSED = 5
-    LAUNCH_FAILED = 6  # the driver did not accept the instrumented copy
+    LAUNCH_FAILED = 6  # the driver rejected the launch of the original, too, so nothing ran
     LEGACY_LAUNCH = 7  # cuLaunch, cuLaunchGrid, cuLaunchCooperativeKernelMultiDevice
     INCOMPLETE_BLOCKS = 8  # on an AMD GPU: the last blocks of the grid are incomplete
     PROCESS_ENDING = 9  # the maps were being read for the last time, or had been
     CONDITIONAL_NODE = (
         10  # in the body of a conditional graph node, with a program that reads the launch's number
     )
+    COPY_FAILED = 11  # the instrumented copy could not be launched, and the original ran
 
 
 REASONS = 16  # counters that each kernel name reserves for reasons; as a Reason: none

@@ -31,6 +31,7 @@ from gpubpf import names
 from gpubpf.agent.definitions import Vendor
 from gpubpf.memory.granularity import Grain
 from gpubpf.memory.traffic import UNADDRESSED, may_hide_bytes
+from gpubpf.session.reasons import LAUNCH_FAILED
 
 if TYPE_CHECKING:
     from gpubpf.memory.allocations import Allocation
@@ -187,9 +188,12 @@ class Coverage:
         rows, rest = join(tables, self._allocations.all(), self._grain.shift, unread)
         who = {t.process: (t.pid, t.comm) for t in tables}
         summary = session.summary()
-        # HIP's own kernels are copies and fills by the host, which do not count.
-        by_runtime = sum(
-            k.launches - k.instrumented for k in session.kernels() if names.is_of_runtime(k.mangled)
+        # HIP's own kernels are copies and fills by the host, which do not count. Rejected launches touched nothing.
+        untouched = sum(
+            k.launches - k.instrumented
+            if names.is_of_runtime(k.mangled)
+            else k.not_instrumented.get(LAUNCH_FAILED, 0)
+            for k in session.kernels()
         )
         return CoverageReport(
             rows,
@@ -200,7 +204,7 @@ class Coverage:
             any(t.full for t in tables),
             bool(self._allocations.dropped or self._allocations.incomplete),
             self._some_threads
-            or summary["launches_seen"] - by_runtime != summary["launches_instrumented"]
+            or summary["launches_seen"] - untouched != summary["launches_instrumented"]
             or any(map(summary.get, _NOT_SEEN)),
             session.has_map(UNADDRESSED)
             and any(_hides_bytes(session, instance) for instance in session.instances(UNADDRESSED)),

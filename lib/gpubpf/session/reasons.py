@@ -16,6 +16,7 @@ from gpubpf.show import table
 # --- why a launch is not counted: keys of `not_instrumented` -------------------------------------------------------
 
 REFUSED = REASON_NAMES[Reason.REFUSED]  # a placeholder that the kernel's own reason replaces
+LAUNCH_FAILED = REASON_NAMES[Reason.LAUNCH_FAILED]  # the driver rejected the launch: nothing ran
 BEFORE_READY = "before ready"
 LOADED_BEFORE = (
     "loaded before"  # the kernel's name is unknown, because its module was loaded before the agent

@@ -180,7 +180,7 @@ def test_launches_whose_copy_the_driver_refuses_are_the_originals(
     monkeypatch.setenv("FAKE_REFUSE_COPY", str(code))
     found = measure([str(target), "plain", "23"])
     assert capfd.readouterr().out == "launched 23\n"  # no launch failed
-    assert found["summary"]["not_instrumented"] == {"launch failed": 23}, found
+    assert found["summary"]["not_instrumented"] == {"copy failed": 23}, found
 
 
 def test_a_map_too_small_is_enlarged_for_the_next_launch(target: Path) -> None:
@@ -358,7 +358,7 @@ def test_programs_find_the_signal_handlers_that_they_set(
 
 def test_wrong_parameters_are_the_drivers_to_refuse(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = measure([str(target), "wrong"])
-    assert found["summary"]["not_instrumented"] == {"launch failed": 2}
+    assert found["summary"]["not_instrumented"] == {"launch failed": 1, "copy failed": 1}
     assert capfd.readouterr().out == "1\nlaunched 1\n"
 
 

@@ -98,9 +98,9 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, uint32_t queue, Kernel &kernel, ui
     const Layout &layout = *copy->layout;
     Shape shape;
     if (!shape_of(packet, shape)) return outcome_of(kIncompleteBlocks);
-    if (layout.tick != kNoField && !gpu.tick) return outcome_of(kLaunchFailed);
+    if (layout.tick != kNoField && !gpu.tick) return outcome_of(kCopyFailed);
     if (!has_room(gpu, layout, packet, shape)) return outcome_of(kOccupancy);
-    if (packet.completion.handle && !barrier) return outcome_of(kLaunchFailed);
+    if (packet.completion.handle && !barrier) return outcome_of(kCopyFailed);
     if (config.allocation_stacks && packet.arguments)
         log_allocations_of(reinterpret_cast<const void *>(packet.arguments), kernel.argument_bytes, gpu);
 
@@ -111,7 +111,7 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, uint32_t queue, Kernel &kernel, ui
         return outcome_of(kMapTooSmall);
     hsa_handle running;
     char *arguments = take_arguments(gpu, queue, layout.block_offset + layout.block.size(), running);
-    if (!arguments) return outcome_of(kLaunchFailed);
+    if (!arguments) return outcome_of(kCopyFailed);
     if (packet.arguments && kernel.argument_bytes)
         memcpy(arguments, reinterpret_cast<const void *>(packet.arguments), kernel.argument_bytes);
     char *block = arguments + layout.block_offset;
@@ -199,7 +199,7 @@ uint64_t take_packet(hsa_packet *packet, Gpu &gpu, uint32_t queue, uint64_t &unt
     }
     add(kernel->slot->seen);
     packet[1].header = 0;
-    uint32_t outcome = outcome_of(kLaunchFailed);
+    uint32_t outcome = outcome_of(kCopyFailed);
     const hsa_packet before = *packet;
     const uint64_t launch = take_ids(1);
     quietly([&] {

@@ -77,7 +77,7 @@ uint32_t decide(const Function *function, const LaunchShape &shape, uint64_t id,
     try {
         return prepare(*function, shape, id, parameters, extra, swap);
     } catch (...) {  // no memory
-        return count(*function, kLaunchFailed);
+        return outcome_of(kCopyFailed);
     }
 }
 
@@ -110,13 +110,16 @@ CUresult described_launch(const HookCall &hook, const Function *function, CUfunc
         result = in_driver_with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
         r.kernel.build = swap.copy->layout->build;
         if (!swapped(hook, swap, result)) {
-            outcome = outcome_of(kLaunchFailed);
             result = in_driver([&] { return original(f, parameters, extra); });
+            outcome = unswapped(hook, *function->kernel, result);
+        } else if (result != CUDA_SUCCESS) {
+            outcome = outcome_of(kLaunchFailed);
         }
     } else {
         operation.time();
         operation.called();
         result = in_driver([&] { return original(f, parameters, extra); });
+        if (outcome == outcome_of(kCopyFailed)) outcome = unswapped(hook, *function->kernel, result);
     }
     operation.returned(result);
     r.kernel.outcome = outcome;
@@ -135,10 +138,16 @@ template <typename Launch>
         return described_launch(hook, function, f, shape, parameters, extra, original);
     if (capturing(shape.where.handle())) return own();
     Swap swap;
-    if (decide(function, shape, take_ids(1), parameters, extra, swap) != kInstrumented) return own();
-    CUresult result =
-        in_driver_with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
-    return swapped(hook, swap, result) ? result : own();
+    const uint32_t outcome = decide(function, shape, take_ids(1), parameters, extra, swap);
+    CUresult result;
+    if (outcome == kInstrumented) {
+        result = in_driver_with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
+        if (swapped(hook, swap, result)) return result;
+    }
+    result = own();
+    if (outcome == kInstrumented || outcome == outcome_of(kCopyFailed))
+        unswapped(hook, *function->kernel, result);
+    return result;
 }
 
 template <typename Launch>

@@ -322,7 +322,7 @@ bool swap_params(const Exec &exec, KernelNode &k, uint32_t number, CUDA_KERNEL_N
     }
     void **extra = params.kernelParams ? nullptr : params.extra;
     if (!build(k.choice, number, exec.cell, params.kernelParams, extra, swap)) {
-        k.outcome = outcome_of(kLaunchFailed);
+        k.outcome = outcome_of(kCopyFailed);
         return false;
     }
     params.func = swap.function;
@@ -378,7 +378,7 @@ bool swap_node(const Exec &exec, KernelNode &k, uint32_t number, AllOwnParams *o
     if (!swap_params(exec, k, number, params, swap)) return false;
     if (own) own->push_back(std::make_unique<OwnParams>(k.handle, before, k.choice.copy->layout->sizes));
     if (driver.cuGraphKernelNodeSetParams_v2(k.handle, &params) == CUDA_SUCCESS) return true;
-    k.outcome = outcome_of(kLaunchFailed);
+    k.outcome = outcome_of(kCopyFailed);
     return false;
 }
 
@@ -685,7 +685,7 @@ void kernel_node_set(CUgraphExec handle, CUgraphNode node, const CUDA_KERNEL_NOD
     if (driver.cuGraphExecKernelNodeSetParams_v2 && swap_params(*exec, now, it->second, params, swap)) {
         if (driver.cuGraphExecKernelNodeSetParams_v2(handle, node, &params) == CUDA_SUCCESS)
             exec->swapped = true;
-        else now.outcome = outcome_of(kLaunchFailed);
+        else now.outcome = outcome_of(kCopyFailed);
     }
     exec->walk.kernels[it->second] = now;
     make_event(*exec);

@@ -338,8 +338,10 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
     uint32_t outcome =
         choose(function, function.context ? function.context : context_of(shape.where), shape, choice);
     if (outcome == kInstrumented && !build(choice, id, 0, parameters, extra, swap))
-        outcome = outcome_of(kLaunchFailed);
-    if (outcome != kInstrumented && outcome <= kReasons) add(slot.reasons[reason_of(outcome)]);
+        outcome = outcome_of(kCopyFailed);
+    const bool counted_later = outcome == outcome_of(kCopyFailed);  // by unswapped()
+    if (outcome != kInstrumented && outcome <= kReasons && !counted_later)
+        add(slot.reasons[reason_of(outcome)]);
     return outcome;
 }
 
@@ -375,7 +377,6 @@ bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
         agent.launched(1);
         return true;
     }
-    if (counted) add(swap.copy->kernel->slot->reasons[kLaunchFailed]);
     switch (result) {
         // Errors that the copy may cause and the original may not.
         case CUDA_ERROR_INVALID_CONTEXT:
@@ -394,8 +395,15 @@ bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
         case CUDA_ERROR_FUNCTION_NOT_LOADED:
         case CUDA_ERROR_NOT_SUPPORTED: return false;
         default:  // the context was already broken, so the original would also fail
+            if (counted) add(swap.copy->kernel->slot->reasons[kLaunchFailed]);
             return true;
     }
+}
+
+uint32_t unswapped(const HookCall &hook, const Kernel &kernel, CUresult result) {
+    const Reason reason = result == CUDA_SUCCESS ? kCopyFailed : kLaunchFailed;
+    if (hook.keeps_records()) add(kernel.slot->reasons[reason]);
+    return outcome_of(reason);
 }
 
 }  // namespace gpubpf

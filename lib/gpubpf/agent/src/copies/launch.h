@@ -59,8 +59,11 @@ void count_launch(CUfunction function, const Copy &copy, Instance &instance, uin
 // launch the original.
 uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id, void **parameters,
                  void **extra, Swap &swap);
-// Call it after launching the copy. Returns false if the original must be launched instead.
+// Call it after launching the copy. Returns false if the original must be launched instead: then call unswapped().
 bool swapped(const HookCall &hook, Swap &swap, CUresult result);
+// Counts a launch of the original for which prepare() returned kCopyFailed, or swapped() false, by the driver's result. Returns the
+// outcome.
+uint32_t unswapped(const HookCall &hook, const Kernel &kernel, CUresult result);
 
 uint32_t count(const Function &function, Reason reason);  // returns the outcome
 
