@@ -16,7 +16,8 @@ import hipsim_device
 from hipsim_device import ROOT, environment, program
 
 measured = functools.partial(hipsim_device.measured, "launchlate")
-GPUS = ("gfx906", "gfx90a", "gfx1030")
+WAVES = {"gfx906": 64, "gfx90a": 64, "gfx1030": 32}
+GPUS = tuple(WAVES)
 BYTES = 1 << 20
 PARTS = ("api_ns", "wait_ns", "overhead_ns")
 ROUND = ["work", "small", "behind_event", "behind_copy"]  # the kernels of one turn of latency.hip's loop
@@ -52,7 +53,7 @@ def test_parts_of_the_latency(tmp_path: Path, gpu: str) -> None:
     all_ = launches(records)
     assert [one["kernel"] for one in all_] == ["small"] * 2 + ROUND * 4
     for one in all_:
-        assert one["vendor"] == "amd" and one["clock_error_ns"] == 0
+        assert (one["vendor"], one["wave"], one["clock_error_ns"]) == ("amd", WAVES[gpu], 0)
         assert one["latency_ns"] == one["start_ns"] - one["call_ns"] == sum(one[part] for part in PARTS)
         assert one["exec_ns"] == one["end_ns"] - one["start_ns"]
         assert one["api_ns"] == one["return_ns"] - one["call_ns"]
@@ -70,7 +71,7 @@ def test_parts_of_the_latency(tmp_path: Path, gpu: str) -> None:
         for one, before, name, certain in (
             (small, work["end_ns"], {"kind": "kernel", "name": "work"}, True),
             (event, small["end_ns"], {"kind": "event", "name": "small", "of": "kernel"}, True),
-            (copied, ended, {"kind": "event", "name": "h2d", "of": "copy"}, False),
+            (copied, ended, {"kind": "copy", "name": "h2d"}, False),
         ):
             if not certain and before <= one["return_ns"]:  # the copy was faster than the host
                 assert (one["wait_ns"], one["waited_for"]) == (0, None)
@@ -81,6 +82,30 @@ def test_parts_of_the_latency(tmp_path: Path, gpu: str) -> None:
     (queues,) = {tuple(sorted({one["stream"] for one in all_}))}
     assert len(queues) == 2 and "0x0" not in queues  # the handles of HIP's streams
     assert not {op["op"] for op in of_type(records, "op")} & {"event"}  # signals are not the program's events
+
+
+def test_memsets_and_copies_of_every_kind(tmp_path: Path) -> None:
+    """HIP sets memory and copies within the device by kernels of its own, and makes small copies on the CPU."""
+    words = ("-v", "--timeline", "--clock", "virtual", "--", program("operations"))
+    records, done = measured(tmp_path / "out", *words)
+    assert done.returncode == 0, done.stderr
+    ops = [(one["op"], one["bytes"]) for one in of_type(records, "op") if one["op"] not in ("kernel", "api")]
+    assert sorted(ops) == sorted(
+        [
+            ("memset", BYTES),
+            ("memset", 4096),
+            ("h2d", BYTES),
+            ("d2h", BYTES),
+            ("d2h", BYTES),
+            ("d2h", 4),
+            ("d2d", BYTES),
+        ]
+    )
+    assert {one["name"] for one in of_type(records, "op") if one["op"] == "kernel"} == {"work"}
+    assert [one["waited_for"] and one["waited_for"]["kind"] for one in launches(records)] == [
+        None, "memset", "copy", "copy", "event"
+    ]  # fmt: skip
+    assert {one["wave"] for one in records if "gpu" in one} == {64}
 
 
 @pytest.mark.every(2)

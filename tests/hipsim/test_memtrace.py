@@ -146,6 +146,14 @@ def test_bytes_of_allocations_and_footprints(tmp_path: Path, gpu: str, hostile: 
     assert sizes == {"_Z4fillPii": 1000 + 400 + 40 + 12 + 32, "_Z3addPKiiPi": 64 + 28 + 64 + 64}
 
 
+def test_variables_of_hips_headers_are_not_allocations(tmp_path: Path) -> None:
+    """In HIP 5.2, blockIdx.x is a variable of a byte in the program's code object."""
+    records, done = measured(tmp_path / "out", "--", program("vectoradd"))
+    assert done.returncode == 0, done.stderr
+    found = [record for record in records if record["type"] == "allocation"]
+    assert found and {(one["call"], one["wave"]) for one in found} == {("hipMalloc", 64)}
+
+
 def test_another_process_may_touch_what_was_exported(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = [*TOOL, "-o", str(out), "--", str(program("allocations"))]

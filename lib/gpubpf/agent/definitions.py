@@ -430,7 +430,8 @@ class RecordFlag(IntFlag):
     CAPTURED: the operation was captured into a graph and did not run by itself. HOST_CLOCK: a span with CUPTI's times, on the log's
     clock. FROM_BEFORE: the stream or allocation existed before the agent; such a stream may hold work that was not seen.
     BY_ROCR: a span with the times that AMD's runtime gives, on the log's clock. HOST_MEMORY: an allocation of the host's memory, if
-    the call does not say it. BATCH: several copies in one call; the record has the addresses of the first."""
+    the call does not say it. BATCH: several copies in one call; the record has the addresses of the first. ORDER: a wait by which HIP
+    keeps its own order, and not for an event of the program."""
 
     GRAPH_NODE = 1
     SYNCHRONOUS = 2
@@ -440,6 +441,7 @@ class RecordFlag(IntFlag):
     BY_ROCR = 32
     HOST_MEMORY = 64
     BATCH = 128
+    ORDER = 256
 
 
 class SyncTarget(IntEnum):

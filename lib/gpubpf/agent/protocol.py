@@ -387,11 +387,11 @@ def hello(payload: bytes) -> tuple[int, str, Vendor]:
 
 
 def hooked(payload: bytes) -> tuple[list[str], dict[str, list[str]], tuple[int, ...]]:
-    """Decode HOOKED: lines "function: reason" of the functions that cannot be hooked, and compute capabilities.
+    """Decode HOOKED: lines "function: reason" of the functions that cannot be hooked, and a number for each GPU.
 
     The first value: functions that the agent needs; empty if the hooks are live. The second: optional ones, by what the agent lacks
     without them (LACKS_... in definitions.py). The third: the compute capabilities of the GPUs on which a running process has
-    primary contexts."""
+    primary contexts; from AMD's agent, the lanes of each GPU's waves."""
     r = PayloadReader(payload)
     failed, left_out = (r.text()[:4096].splitlines() for _ in range(2))
     by_lack: dict[str, list[str]] = {}

@@ -44,7 +44,8 @@ class Operations:
     queue, context   numbers of the stream and its context, from 0
     waits     whether the call itself waited for the work
     link      of WAIT and event SYNC: the id of the record operation (0: unknown), or NOTHING
-    what      of SYNC: `SyncTarget`; of GRAPH: the number of nodes that are not kernels
+    what      of SYNC: `SyncTarget`; of GRAPH: the number of nodes that are not kernels; of WAIT: 1 if it is not for an event of the
+              program, but keeps the runtime's own order
     graph     of GRAPH and the kernels that it ran: the number of the executable graph, from 0; else -1
     replay    of GRAPH and the kernels that it ran: the number of the graph launch; else -1
     node      of a kernel in a graph: its node; else -1. Kernels may come before or after their GRAPH operation.
@@ -429,7 +430,7 @@ def _follow_each(
         state = streams.ahead(queue, context)
         if kind == Kind.WAIT:
             time, which, _ = streams.recorded.get(link, _UNKNOWN)
-            state = _later(state, (time, which, True))
+            state = _later(state, (time, which, not what))
         elif kind == Kind.GRAPH:
             graph = int(ops.graph[at])
             shape, done = replays.get(graph) or (_Graph(ops.edges.get(graph, ())), _FREE)

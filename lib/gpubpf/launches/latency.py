@@ -19,6 +19,7 @@ from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.launches import METHODS, OperationColumns
 from gpubpf.session.clock import UNKNOWN
+from gpubpf.session.launch_shape import vendor_fields, wave_of
 from gpubpf.show.owner_columns import Owner, OwnerColumns
 
 if TYPE_CHECKING:
@@ -141,8 +142,11 @@ class LaunchView:
         return arrays.row_numbers(kind, self.waits.by_event[at].astype(np.int64), named, process)
 
     def common(self, at: int) -> dict[str, Any]:
-        """Return the fields pid, comm, gpu and vendor."""
-        return self.owner(at)._asdict()
+        """Return the fields pid, comm, gpu, vendor and wave."""
+        owner, process = self.owner(at), self.columns.processes[int(self.columns.process[at])]
+        name = int(self.columns.name[at]) if self.ops.kind[at] == Kind.KERNEL else -1
+        wave = wave_of(process.waves, owner.gpu, self.columns.names[name] if name >= 0 else "")
+        return owner._asdict() | vendor_fields(process.vendor, wave)
 
     def owner(self, at: int) -> Owner:
         process = self.columns.processes[int(self.columns.process[at])]

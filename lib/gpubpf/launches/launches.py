@@ -73,6 +73,7 @@ class LoggedProcess:
     stacks    host stacks by number, innermost frame first
     number    unique in the session, unlike the pid, which survives exec
     vendor    the vendor of its GPUs
+    waves     see `ProcessLog`
     ended     it has ended, and its log was read
     failed    one of its contexts failed
     """
@@ -85,6 +86,7 @@ class LoggedProcess:
     stacks: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     number: int = 0
     vendor: Vendor = Vendor.NVIDIA
+    waves: Mapping[str | int, int] = field(default_factory=dict)
     ended: bool = False
     failed: bool = False
 
@@ -239,7 +241,7 @@ class Launches:
             process = self._processes.setdefault(log.process, LoggedProcess(log.pid, number=log.process))
             process.comm, process.virtual = log.comm, log.virtual
             process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
-            process.vendor, process.ended = log.vendor, log.over
+            process.vendor, process.waves, process.ended = log.vendor, log.waves, log.over
             self._lost_of[log.process] = log.lost
             self.log(process, log.records)
         for number in session.failed() & self._processes.keys():
@@ -445,8 +447,11 @@ class _ColumnsBuilder:
         graphs = self._graphs(execs, graph | member)
         link = np.where(kinds == Kind.WAIT, field("event", "record"), field("sync", "record"))
         link = np.where((kinds == Kind.WAIT) | (kinds == Kind.SYNC), link, nothing)
-        what = np.where(
-            kinds == Kind.SYNC, field("sync", "what"), np.where(graph, field("graph", "others"), 0)
+        order = (kinds == Kind.WAIT) & ((raw["flags"][at] & operation_log.ORDER) != 0)
+        what = np.select(
+            [kinds == Kind.SYNC, graph],
+            [field("sync", "what"), field("graph", "others")],
+            order.astype(np.int64),
         )
         replay = np.where(graph, field("graph", "replay"), np.where(member, field("kernel", "replay"), -1))
         call, ret = (raw[name][at].astype(np.int64) for name in ("call_ns", "return_ns"))

@@ -20,6 +20,7 @@ import numpy as np
 
 from gpubpf.agent.definitions import Vendor
 from gpubpf.session import operation_log
+from gpubpf.session.launch_shape import wave_of
 
 if TYPE_CHECKING:
     from gpubpf.agent.protocol import StackFrame
@@ -107,6 +108,7 @@ class Allocation:
                   another process may have done so, the log lost records, or the GPU is AMD's
     shared        whether another process or device may access it, because it was exported or imported
     vendor        the vendor of the GPU
+    wave          the lanes of its waves, if it is an AMD GPU
     """
 
     process: int
@@ -125,6 +127,7 @@ class Allocation:
     copied: bool | None = False
     shared: bool = False
     vendor: Vendor = Vendor.NVIDIA
+    wave: int | None = None
 
     @property
     def freed(self) -> bool:
@@ -249,10 +252,11 @@ class _LoggedAllocation:
             file = names.file_of_static(symbol)  # static variables of several files may have one name
             call = f"variable {names.demangle(symbol).full}{file and f' ({file})'}"
             stack = ()
+        gpu = log.gpus.get(self.context, 0)
         return Allocation(
-            log.process, log.pid, log.comm, log.gpus.get(self.context, 0), self.base, self.end - self.base, call, kind, stack,
+            log.process, log.pid, log.comm, gpu, self.base, self.end - self.base, call, kind, stack,
             self.first, None if self.last == _LAST_EPOCH else self.last, self.allocated_ns, self.freed_ns,
-            self.copied or (None if copies_unknown else False), shared, log.vendor,
+            self.copied or (None if copies_unknown else False), shared, log.vendor, wave_of(log.waves, gpu),
         )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from gpubpf import names
 from gpubpf.agent.definitions import Vendor
 from gpubpf.memory.granularity import Grain
 from gpubpf.memory.traffic import UNADDRESSED, may_hide_bytes
+from gpubpf.session.launch_shape import wave_of
 from gpubpf.session.reasons import LAUNCH_FAILED
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Footprint:
     mangled         mangled name of the kernel; "" if unknown
     sectors, bytes  distinct sectors and distinct bytes; None if unknown because the table was full
     vendor          vendor of the GPU, which determines the size of a sector
+    wave            the lanes of the kernel's waves, if it is an AMD GPU
     """
 
     pid: int
@@ -118,6 +120,7 @@ class Footprint:
     sectors: int | None
     bytes: int | None
     vendor: Vendor = Vendor.NVIDIA
+    wave: int | None = None
 
 
 @dataclass(frozen=True)
@@ -171,14 +174,14 @@ class Coverage:
         self._grain, self._some_threads = grain, some_threads
         self._allocations = Allocations()
         self._names: dict[int, Mapping[int, str]] = {}
-        self._vendors: dict[int, Vendor] = {}
+        self._waves: dict[int, Mapping[str | int, int] | None] = {}
 
     def take(self, session: Session) -> None:
         """Take new allocations and kernel names. Call this from the thread that runs `intervals`."""
         for log in session.logs():
             self._allocations.add(log)
             self._names[log.process] = log.names
-            self._vendors[log.process] = log.vendor
+            self._waves[log.process] = log.waves if log.vendor is Vendor.AMD else None
 
     def report(self, session: Session) -> CoverageReport:
         """Return the coverage as of the last time the maps were read."""
@@ -198,9 +201,7 @@ class Coverage:
         return CoverageReport(
             rows,
             {who[process]: outside for process, outside in rest.items()},
-            footprints(tables, self._names, self._grain.shift, self._vendors)
-            if self._grain.by_kernel
-            else [],
+            footprints(tables, self._names, self._grain.shift, self._waves) if self._grain.by_kernel else [],
             any(t.full for t in tables),
             bool(self._allocations.dropped or self._allocations.incomplete),
             self._some_threads
@@ -517,20 +518,21 @@ def footprints(
     tables: Sequence[TouchedPages],
     names: Mapping[int, Mapping[int, str]],
     shift: int,
-    vendors: Mapping[int, Vendor] | None = None,
+    waves: Mapping[int, Mapping[str | int, int] | None] | None = None,
 ) -> list[Footprint]:
     """Return the footprint of each kernel on each GPU of each process, those with the most sectors first.
 
     names    mangled names by process number and kernel number
     shift    base-2 logarithm of the granule, which must not be larger than a sector
-    vendors  vendors of the GPUs, by process number
+    waves    see `ProcessLog`, by process number; None: it uses NVIDIA GPUs
 
     An address counts once, even if it was touched in several epochs, because unrelated allocations end epochs, too.
     """
     result = []
     for table in tables:
         own = names.get(table.process, {})
-        vendor = (vendors or {}).get(table.process, Vendor.NVIDIA)
+        of_amd = (waves or {}).get(table.process)
+        vendor = Vendor.NVIDIA if of_amd is None else Vendor.AMD
         numbers = np.unique(table.kernel).tolist()
         mangled = sorted({own.get(number, "") for number in numbers})
         place = np.array([mangled.index(own.get(number, "")) for number in numbers], np.int64)
@@ -552,8 +554,10 @@ def footprints(
         for number in np.unique(group).tolist():
             on, name = divmod(number, len(mangled))
             sectors, size = (None, None) if table.full else counts[number].tolist()
+            ordinal = int(gpus[on])
+            wave = wave_of(of_amd or {}, ordinal, mangled[name])
             result.append(
-                Footprint(table.pid, table.comm, int(gpus[on]), mangled[name], sectors, size, vendor)
+                Footprint(table.pid, table.comm, ordinal, mangled[name], sectors, size, vendor, wave)
             )
     return sorted(result, key=lambda f: -(f.sectors or 0))
 

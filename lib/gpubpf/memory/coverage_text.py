@@ -12,6 +12,7 @@ from gpubpf.images import symbols
 from gpubpf.memory.allocations import BEFORE_ATTACH
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
 from gpubpf.memory.granularity import SECTOR
+from gpubpf.session.launch_shape import vendor_fields
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
 
@@ -39,7 +40,7 @@ def allocation_record(row: AllocationCoverage, granule: int) -> dict[str, Any]:
         "pid": allocation.pid,
         "comm": allocation.comm,
         "gpu": allocation.gpu,
-        "vendor": allocation.vendor.word,
+        **vendor_fields(allocation.vendor, allocation.wave),
         "base": f"{allocation.base:#x}",
         "bytes": allocation.bytes,
         "read_bytes": row.read,
@@ -62,7 +63,7 @@ def footprint_record(one: Footprint, requested: int | None) -> dict[str, Any]:
         "pid": one.pid,
         "comm": one.comm,
         "gpu": one.gpu,
-        "vendor": one.vendor.word,
+        **vendor_fields(one.vendor, one.wave),
         "kernel": name.short,
         "demangled": name.full,
         "mangled": one.mangled,

@@ -7,7 +7,7 @@ has 32 or 64 threads and is called a wave. A lane is a thread's number in its wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,6 +43,16 @@ class Warp:
 
 
 NVIDIA = Warp()
+
+
+def wave_of(waves: Mapping[str | int, int], gpu: int, mangled: str = "") -> int | None:
+    """Return the lanes of a kernel's waves, or else of the GPU's; None on NVIDIA GPUs. waves: see `ProcessLog`."""
+    return waves.get(mangled) or waves.get(gpu)
+
+
+def vendor_fields(vendor: Vendor, wave: int | None) -> dict[str, object]:
+    """Return the JSON fields for the GPU's vendor and the number of lanes in a warp or wave."""
+    return {"vendor": vendor.word, "wave": NVIDIA.lanes if vendor is Vendor.NVIDIA else wave}
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class ProcessLog:
     over      no more records will follow
     final     the measurement is over: a name or GPU that is not known now will stay unknown
     process   number in the session; the pid is not unique, because it survives exec
-    waves     lanes per wave, by mangled name, for kernels on AMD GPUs
+    waves     lanes per wave on AMD GPUs: by mangled name of a kernel, and by ordinal of a GPU
     vendor    the vendor of its GPUs
     """
 
@@ -124,7 +124,7 @@ class ProcessLog:
     stacks: Mapping[int, tuple[StackFrame, ...]] = field(repr=False)
     over: bool
     process: int = 0
-    waves: Mapping[str, int] = field(default_factory=dict, repr=False)
+    waves: Mapping[str | int, int] = field(default_factory=dict, repr=False)
     vendor: Vendor = Vendor.NVIDIA
     final: bool = False
 

@@ -432,7 +432,10 @@ class Server:
     def _hooked(self, process: TracedProcess, payload: bytes) -> None:
         """Handle HOOKED: the agent has installed its hooks, or reports why it could not."""
         process.reported_hooks = True
-        failed, left_out, capabilities = protocol.hooked(payload)
+        failed, left_out, numbers = protocol.hooked(payload)
+        capabilities = numbers if process.vendor is Vendor.NVIDIA else ()
+        if process.vendor is Vendor.AMD:
+            process.waves |= dict(enumerate(numbers))
         if unseen := left_out.get(LACKS_OBSOLETE):
             self._measurement.note_once(
                 f"obsolete functions of this driver cannot be hooked; launches through them are not counted: {'; '.join(unseen)}"

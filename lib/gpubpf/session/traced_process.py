@@ -169,7 +169,7 @@ class TracedProcess:
     matched: set[str] = field(default_factory=set)  # kernels that the user selected
     later: set[str] = field(default_factory=set)  # kernels of large modules, with copies when launched
     entries: set[str] = field(default_factory=set)  # all kernels of its modules, launched or not
-    waves: dict[str, int] = field(default_factory=dict)  # kernel on an AMD GPU → lanes per wave
+    waves: dict[str | int, int] = field(default_factory=dict)  # see `ProcessLog`
     may_wait: set[str] = field(default_factory=set)  # kernels whose blocks may wait for each other
     # Kernel → the sites of each of its builds: modules may have different kernels of one name, or different functions that it calls.
     sites: dict[str, list[tuple[Site, ...]]] = field(default_factory=dict)

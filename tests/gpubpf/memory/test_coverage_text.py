@@ -200,7 +200,7 @@ def test_footprints():
     assert "--granule 32" in "".join(coverage_text.footprint_lines(full, []))
     assert "--granule" not in "".join(coverage_text.footprint_lines(full, [], granule=32))
     assert coverage_text.footprint_record(made.footprints[0], 25) == {
-        "type": "footprint", "pid": 7, "comm": "app", "gpu": 0, "vendor": "nvidia",
+        "type": "footprint", "pid": 7, "comm": "app", "gpu": 0, "vendor": "nvidia", "wave": 32,
         "kernel": "foo", "demangled": "foo()", "mangled": "_Z3foov",
         "sectors": 10, "bytes": 320, "requests": 25, "reuse": 2.5,
     }  # fmt: skip

@@ -351,6 +351,7 @@ void find_gpus() {
         gpu->agent = one;
         gpu->number = static_cast<uint32_t>(agent.gpus.size());
         hsa.agent_get_info(one, HSA_AGENT_COMPUTE_UNITS, &gpu->compute_units);
+        hsa.agent_get_info(one, HSA_AGENT_WAVE, &gpu->wave);
         hsa.amd_agent_iterate_memory_pools(one, on_pool, gpu.get());
         agent.gpus.push_back(std::move(gpu));
     }
@@ -501,7 +502,10 @@ AttachStatus start(const hsa_tables *given, const char *name) {
         if (virtual_clock()) agent.control->started_ns = now_ns();
     }
     if (!welcome || !failed.empty()) agent.live = false;
-    if (welcome) agent.send(Message::Hooked, Writer().text(failed).text(left_out).u32(0));
+    Writer hooked;
+    hooked.text(failed).text(left_out).u32(static_cast<uint32_t>(agent.gpus.size()));
+    for (const auto &gpu : agent.gpus) hooked.u32(gpu->wave);
+    if (welcome) agent.send(Message::Hooked, hooked);
     const bool live = agent.live;
     Connection *c = made.release();
     connection = c;

@@ -193,7 +193,7 @@ struct Arguments {
 
 struct Gpu {
     hsa_handle agent;
-    uint32_t number, compute_units = 1;
+    uint32_t number, compute_units = 1, wave = 0;  // wave: lanes
     hsa_handle own_pool{}, argument_pool{};
     std::mutex busy;  // held while maps are created or read
     bool prepared = false, usable = false;
@@ -340,9 +340,15 @@ bool read_complete_maps();  // the same, at a moment when no kernel runs. Return
 
 // --- operations.cpp ---
 
+struct Call;
 uint32_t new_queue(const Gpu &gpu);  // returns a log number for a queue
 // Logs an operation. In a HIP call of this thread, the record is held until the call returns, to get its times.
 void put_operation(Record &record);
+// Makes the record of a kernel that HIP launches itself one of the copy or memset that the program asked for.
+void describe_own_kernel(Record &record, const std::string &kernel);
+// Logs a copy that HIP made on the CPU, in a call that copied nothing by a queue. Not if other threads logged copies meanwhile.
+void log_copy_of_host(Call &call);
+uint64_t copies_logged();
 // Logs the signals that a packet waits for, then its completion signal. Log a dispatch before that. `untimed`: the id of a dispatch
 // that no probe times; `changed`, the packet for the GPU, may get a signal for timing.
 void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64_t untimed,
@@ -362,6 +368,8 @@ hsa_status on_copy_box(const hsa_box *to, const uint32_t *to_offset, const hsa_b
 
 // --- allocations.cpp ---
 
+// Returns ROCr's information on an address; empty if no GPU can use its memory.
+hsa_pointer info_of(uint64_t address);
 hsa_status on_pool_allocate(hsa_handle pool, size_t size, uint32_t flags, void **made);
 hsa_status on_pool_free(void *base);
 hsa_status on_allocate(hsa_handle region, size_t size, void **made);
@@ -373,7 +381,6 @@ hsa_status on_unlock(void *host);
 // Call before a kernel with these arguments runs: logs the allocations that they point into, unless already logged.
 void log_allocations_of(const void *arguments, size_t bytes, const Gpu &gpu);
 // For HIP's own pools: memory that a call returned to a pool, or took from one without calling ROCr.
-struct Call;
 void freed_into_pool(const Freeing &what, const char *function);
 void allocated_from_pool(const void *base, size_t bytes, const Call &call);
 // Call after the program exported the memory at `base` to other processes.
@@ -383,11 +390,18 @@ extern const Lifetime allocations_lifetime;
 // --- hip_calls.cpp ---
 
 constexpr uint64_t kUnknownStream = UINT64_MAX;
+// The memory that a call copies or sets; 0: unknown.
+struct Moved {
+    uint64_t to = 0, from = 0, bytes = 0;
+};
 struct Call {                          // a HIP call of the program
     uint64_t began = 0;                // ns
     uint64_t stream = kUnknownStream;  // the handle that the program passed
     uint32_t stack = 0;                // the id of its host stack; 0: none
     bool waits = false;                // the function waits for its copies from or to the host
+    bool for_event = false;            // the function makes a stream wait for an event
+    Moved moved;                       // by a function that copies or sets memory
+    uint64_t copies = 0;               // how many copies had been logged when it began
     const char *allocates = nullptr;   // the name of a function that allocates
     bool allocated = false;            // it has called ROCr to allocate
     std::vector<Record> records;       // operation records, held until the function returns

@@ -7,11 +7,6 @@
 
 namespace gpubpf {
 
-namespace {
-
-uint64_t number(const void *at) { return reinterpret_cast<uint64_t>(at); }
-
-// Returns ROCr's information on an address; empty if no GPU can use its memory.
 hsa_pointer info_of(uint64_t address) {
     hsa_pointer info{};
     info.size = sizeof info;
@@ -20,6 +15,10 @@ hsa_pointer info_of(uint64_t address) {
         return {};
     return info;
 }
+
+namespace {
+
+uint64_t number(const void *at) { return reinterpret_cast<uint64_t>(at); }
 
 // HIP initializes ROCr in the program's first call, which was not hooked yet when it began. If that call allocates memory, HIP's
 // internal allocations precede it. So the last allocation is the program's, and it is logged at the next event.

@@ -95,12 +95,16 @@ std::vector<Symbol> symbols_of(hsa_handle executable, hsa_handle on) {
     return found;
 }
 
-// Logs the variables of an instrumented module, except compiler-generated ones.
+// Whether the compiler or HIP's headers define a variable (blockIdx.x is a member of __HIP_Coordinates).
+bool is_of_hip(const std::string &name) {
+    return name.compare(0, 6, "__hip_") == 0 || name.find("__HIP_") != std::string::npos;
+}
+
+// Logs the variables of an instrumented module, except those of HIP.
 void add_variables(Module &module) {
     if (!agent.config.allocation_stacks) return;
     for (const Symbol &s : symbols_of<HSA_VARIABLE>(module.executable, module.gpu->agent))
-        if (s.name.compare(0, 6, "__hip_") != 0 &&
-            variable_found(module.gpu->number, s.name, s.object, s.bytes))
+        if (!is_of_hip(s.name) && variable_found(module.gpu->number, s.name, s.object, s.bytes))
             module.variables.push_back(s.object);
 }
 

@@ -162,6 +162,7 @@ void log_launch(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, const 
             packet.block[axis] ? (packet.grid[axis] + packet.block[axis] - 1) / packet.block[axis] : 0;
     }
     r.kernel.shared = packet.shared;
+    if (outcome != kInstrumented) describe_own_kernel(r, kernel.name);
     put_operation(r);
 }
 

@@ -25,7 +25,9 @@ enum What {
     kAllocates,
     kAllocatesInPool,
     kFreesInPool,
-    kExports
+    kExports,
+    kMoves,
+    kWaitsForEvent
 };
 constexpr int kNoStream = -1;
 
@@ -59,6 +61,7 @@ void log_wait(const Call &call, uint64_t returned, What what) {
 }
 
 void log_held(Call &call, uint64_t returned, int result) {
+    if (call.waits && !result) log_copy_of_host(call);
     for (Record &r : call.records) {
         r.return_ns = returned;
         oplog.put(r);
@@ -80,6 +83,37 @@ uint64_t stream_of(const Arguments &...arguments) {
     };
     (look(arguments), ...);
     return stream;
+}
+
+using P = void *;
+using N = size_t;
+using W = unsigned;
+using I = int;
+
+uint64_t address(P at) { return reinterpret_cast<uint64_t>(at); }
+
+// What a call copies or sets, by the types of its arguments (hip_calls.def). Addresses of symbols are not those of the memory.
+Moved moved_by(const char *, ...) { return {}; }
+template <class... Rest>
+Moved moved_by(const char *name, P to, P from, N bytes, Rest...) {
+    return {strstr(name, "ToSymbol") ? 0 : address(to), strstr(name, "FromSymbol") ? 0 : address(from),
+            bytes};
+}
+template <class... Rest>
+Moved moved_by(const char *, P to, I, P from, I, N bytes, Rest...) {
+    return {address(to), address(from), bytes};
+}
+template <class... Rest>
+Moved moved_by(const char *, P to, N, P from, N, N width, N height, Rest...) {
+    return {address(to), address(from), width * height};
+}
+template <class... Rest>
+Moved moved_by(const char *name, P to, I, N count, Rest...) {
+    return {address(to), 0, count * (strstr(name, "D32") ? 4 : strstr(name, "D16") ? 2 : 1)};
+}
+template <class... Rest>
+Moved moved_by(const char *, P to, N, I, N width, N height, Rest...) {
+    return {address(to), 0, width * height};
 }
 
 enum CallIndex : size_t {
@@ -104,6 +138,10 @@ int replacement(Arguments... arguments) {
     Call call;
     call.stream = stream_of<kStream>(arguments...);
     call.waits = kWhat == kWaitsForCopy;
+    call.for_event = kWhat == kWaitsForEvent;
+    if constexpr (kWhat == kWaitsForCopy || kWhat == kMoves)
+        call.moved = moved_by(hip_hooks[kIndex].name, arguments...);
+    if (call.waits) call.copies = copies_logged();
     if (allocates(kWhat)) call.allocates = hip_hooks[kIndex].name;
     if (allocates(kWhat) || (kWhat == kLaunches && agent.config.stacks)) call.stack = host_stack();
     call.began = now_ns();
@@ -139,11 +177,6 @@ struct D {
 struct E {
     size_t width, height, depth;
 };
-using P = void *;
-using N = size_t;
-using W = unsigned;
-using I = int;
-
 template <CallIndex kIndex, What kWhat, int kStream, class... Arguments>
 void *replacement_of() {
     return reinterpret_cast<void *>(&replacement<kIndex, kWhat, kStream, Arguments...>);

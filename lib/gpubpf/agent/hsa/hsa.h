@@ -22,7 +22,7 @@ typedef int hsa_status;                 /* 0 is success */
 typedef struct { uint64_t handle; } hsa_handle; /* an agent, executable, symbol, signal or other object */
 
 enum { HSA_TIMESTAMP_FREQUENCY = 3 };   /* hsa_system_info_t */
-enum { HSA_AGENT_PROFILE = 4, HSA_AGENT_DEVICE = 17, HSA_AGENT_COMPUTE_UNITS = 0xA002, HSA_CPU = 0, HSA_GPU = 1 };
+enum { HSA_AGENT_PROFILE = 4, HSA_AGENT_WAVE = 6, HSA_AGENT_DEVICE = 17, HSA_AGENT_COMPUTE_UNITS = 0xA002, HSA_CPU = 0, HSA_GPU = 1 };
 enum {                                  /* hsa_executable_symbol_info_t; the last two are for variables */
     HSA_SYMBOL_TYPE = 0,
     HSA_SYMBOL_NAME_LENGTH = 1,

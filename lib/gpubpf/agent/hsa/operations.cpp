@@ -5,12 +5,16 @@
 #include <cstring>
 #include <deque>
 #include <optional>
+#include <utility>
 
 #include "agent.h"
 
 namespace gpubpf {
 
 namespace {
+
+// The kernels that HIP launches for memsets and copies.
+constexpr char kFills[] = "__amd_rocclr_fill", kCopies[] = "__amd_rocclr_copy";
 
 constexpr size_t kMostSignals = 1 << 16, kMostTimers = 4096;
 
@@ -38,6 +42,7 @@ struct State {
     std::vector<uint64_t> free;  // unused signals for timers
     size_t timers = 0;
     std::atomic<uint32_t> queues{0};
+    std::atomic<uint64_t> copies{0};  // that were logged
 };
 AttachmentState<State> state;
 
@@ -121,6 +126,7 @@ void wait_for_signals(const uint64_t *signals, uint32_t count, uint32_t gpu, uin
         if (!signals[i]) continue;
         Record r = new_record(Kind::Wait, gpu, queue, other_id());
         r.event.event = signals[i];
+        if (const Call *call = current_call(); call && !call->for_event) r.flags |= kOrder;
         if (is_over(signals[i])) {
             r.event.record = kNoRecord;
         } else if (all) {
@@ -140,6 +146,14 @@ uint32_t engine(uint32_t gpu, Kind kind) {
                                                : QueueKind::D2D;
     if (!number) log_queue(number = ++state->queues, gpu, what);
     return number;
+}
+
+// Returns the GPU whose memory this is; null if it is the host's or unknown.
+const Gpu *gpu_of(uint64_t at) { return at ? agent.gpu(info_of(at).owner) : nullptr; }
+
+Kind kind_of(const Moved &moved) {
+    const bool to = gpu_of(moved.to), from = gpu_of(moved.from);
+    return to ? (from ? Kind::D2D : Kind::H2D) : from ? Kind::D2H : Kind::H2H;
 }
 
 // A copy, from before ROCr's call until after it.
@@ -166,6 +180,7 @@ class Copy {
     }
     void done(hsa_status status) {
         if (!queue_ || status) return;
+        ++state->copies;
         put_operation(record_);
         record_signal(completion_, queue_, {record_.id, record_.context, false, since_});
     }
@@ -212,6 +227,37 @@ void put_operation(Record &r) {
     r.stream = call->stream == kUnknownStream ? 0 : call->stream;
     r.stack = call->stack;
     call->records.push_back(r);
+}
+
+void describe_own_kernel(Record &r, const std::string &kernel) {
+    const bool sets = kernel.rfind(kFills, 0) == 0;
+    if (!sets && kernel.rfind(kCopies, 0) != 0) return;
+    Call *call = current_call();
+    const Moved moved =
+        call ? std::exchange(call->moved, {}) : Moved();  // the first of several kernels gets all bytes
+    r.kind = sets ? Kind::Memset : kind_of(moved);
+    if (!sets && r.kind == Kind::H2H) r.kind = Kind::D2D;  // a kernel does not copy for the host alone
+    r.copy = {};
+    r.copy.bytes = moved.bytes;
+    r.copy.destination = moved.to;
+    r.copy.source = moved.from;
+}
+
+uint64_t copies_logged() { return state->copies; }
+
+void log_copy_of_host(Call &call) {
+    const Kind kind = kind_of(call.moved);
+    if (!call.moved.bytes || kind == Kind::H2H || call.copies != copies_logged()) return;
+    const uint32_t gpu = gpu_of(kind == Kind::H2D ? call.moved.to : call.moved.from)->number;
+    Record r = new_record(kind, gpu, engine(gpu, kind), other_id());
+    r.flags |= kSynchronous;
+    r.call_ns = call.began;
+    r.stream = call.stream == kUnknownStream ? 0 : call.stream;
+    r.stack = call.stack;
+    r.copy.bytes = call.moved.bytes;
+    r.copy.destination = call.moved.to;
+    r.copy.source = call.moved.from;
+    call.records.push_back(r);
 }
 
 void log_packet(const hsa_packet &packet, const Gpu &gpu, uint32_t queue, uint64_t untimed,
