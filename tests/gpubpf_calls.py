@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls.api import ApiFunction
+from gpubpf_commands import words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,12 +38,12 @@ NUMBER = {f.symbol.removeprefix("calls_"): i for i, f in enumerate(FUNCTIONS)}
 def build(place: Path) -> Path:
     """The program, linked with the library, which lies beside it."""
     warn = "-O1 -Wall -Wextra -Werror -Wno-unused-parameter"
-    library = f"{place}/libgpucalls.so.1"
+    shared = "-foptimize-sibling-calls -shared -fPIC -Wl,-soname,libgpucalls.so.1"
     for made in (
-        f"gcc {warn} -foptimize-sibling-calls -shared -fPIC -Wl,-soname,libgpucalls.so.1 {HERE}/library.c -o {library}",
-        f"gcc {warn} -pthread {HERE}/program.c -o {place}/program {library} -Wl,-rpath,{place}",
+        f"gcc {warn} {shared} {{here}}/library.c -o {{place}}/libgpucalls.so.1",
+        f"gcc {warn} -pthread {{here}}/program.c -o {{place}}/program {{place}}/libgpucalls.so.1 -Wl,-rpath,{{place}}",
     ):
-        subprocess.run(made.split(), check=True)
+        subprocess.run(words(made, here=HERE, place=place), check=True)
     return place / "program"
 
 

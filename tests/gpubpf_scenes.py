@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from gpubpf_commands import words
+
 HERE = Path(__file__).parent / "gpubpf" / "calls" / "scenes"
 # Calls that wait while the kernel looks at how a program uses its memory, as some machines have it do (DAMON, huge pages).
 LAYOUT = {"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "madvise": 28}
@@ -39,10 +41,10 @@ def build(place: Path) -> None:
     """The library and the program that makes calls to it, and a file of 16 MB."""
     flags = "-O1 -Wall -Wextra -Werror -D_GNU_SOURCE"
     for command in (
-        f"gcc {flags} -shared -fPIC -Wl,-soname,libscenes.so {HERE}/library.c -o {place}/libscenes.so",
-        f"gcc {flags} {HERE}/scenes.c -o {place}/scenes -L{place} -lscenes -Wl,-rpath,$ORIGIN",
+        f"gcc {flags} -shared -fPIC -Wl,-soname,libscenes.so {{here}}/library.c -o {{place}}/libscenes.so",
+        f"gcc {flags} {{here}}/scenes.c -o {{place}}/scenes -L{{place}} -lscenes -Wl,-rpath,$ORIGIN",
     ):
-        subprocess.run(command.split(), check=True)
+        subprocess.run(words(command, here=HERE, place=place), check=True)
     (place / "file").write_bytes(os.urandom(1 << 20) * 16)
 
 

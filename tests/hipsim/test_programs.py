@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf_commands import quoted
 from hipsim_device import assert_no_code, program, run, thunk_program
 
 KERNELS = "transpose shuffles votes atomics multiply dynamic scratch arguments doubles last_block whole_words".split()
@@ -224,7 +225,7 @@ def test_code_for_another_gpu() -> None:
 @pytest.mark.every(3)
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx1030"])
 def test_each_program_gets_a_gpu_that_it_has_code_for(gpu: str) -> None:
-    done = run(["sh", "-c", f"{program('vectoradd')} && {program('vectoradd', gpu=gpu)}"])
+    done = run(["sh", "-c", f"{quoted(program('vectoradd'))} && {quoted(program('vectoradd', gpu=gpu))}"])
     assert (done.returncode, done.stdout.count("sums are right"), done.stderr) == (0, 2, ""), done
 
 

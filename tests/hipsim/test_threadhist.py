@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import hipsim_device
+from gpubpf_commands import quoted
 from hipsim_device import ROOT, environment, libraries, program
 
 measured = functools.partial(hipsim_device.measured, "threadhist")
@@ -162,7 +163,7 @@ def test_the_tool_ends_and_the_program_goes_on(end: int, tmp_path: Path) -> None
     libraries()
     with open(out, "wb") as into:
         tool = subprocess.Popen(
-            [*TOOL, "-o", tmp_path / "out", "0.1", "--", "setsid", "sh", "-c", f"{app} 3000; echo status $?"],
+            [*TOOL, "-o", tmp_path / "out", "0.1", "--", "setsid", "sh", "-c", f"{quoted(app)} 3000; echo status $?"],
             stdout=into, stderr=subprocess.PIPE, text=True, env=environment(),
         )  # fmt: skip
         assert tool.stderr is not None

@@ -20,6 +20,7 @@ import pytest
 
 import gpubpf_cuda
 import gpubpf_traces
+from gpubpf_commands import quoted
 from gpubpf_host import needs_open_checkout
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -490,7 +491,7 @@ def test_what_the_program_waited_for_before_a_fault_is_timed(app, clock):
 
 def test_after_ctrl_c_a_program_may_still_launch_kernels(tmp_path):
     started = tmp_path / "started"
-    command = ["sh", "-c", f"trap '' INT; touch {started}; sleep 1"]
+    command = ["sh", "-c", f"trap '' INT; touch {quoted(started)}; sleep 1"]
     tool = subprocess.Popen(
         [*TOOL, "--", *command],
         stdout=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
+from gpubpf_commands import quoted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOLS = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
@@ -120,7 +121,7 @@ def running(app: str, gpus: int = 1) -> Iterator[int]:
 
 def two(app: str) -> list[str]:
     """A command of two programs; one of them uses two GPUs."""
-    return ["--device", "sim", "--", "sh", "-c", f"{app} 3 2 & {app} 2 1; wait"]
+    return ["--device", "sim", "--", "sh", "-c", f"{quoted(app)} 3 2 & {quoted(app)} 2 1; wait"]
 
 
 @pytest.mark.every(2)

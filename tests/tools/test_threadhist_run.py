@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_cuda
+from gpubpf_commands import quoted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = [sys.executable, str(REPOSITORY / "tools/threadhist.py"), "--device", "sim"]
@@ -203,7 +204,7 @@ def test_interrupt_prints_and_waits(app, tmp_path):
 
 def test_a_reader_that_leaves_does_not_disturb_the_program(app):
     tool = subprocess.Popen(
-        [*TOOL, "0.1", "--", "sh", "-c", f"{app} 5 100 0 >&2; exit 3"],
+        [*TOOL, "0.1", "--", "sh", "-c", f"{quoted(app)} 5 100 0 >&2; exit 3"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

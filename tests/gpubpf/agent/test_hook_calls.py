@@ -17,6 +17,7 @@ from gpubpf.session.device import Device
 from gpubpf.session.measurement import Plan, Targets
 from gpubpf.session.session import Session
 from gpubpf.session.workers import SidecarBuilder
+from gpubpf_commands import words
 
 HEADERS = [*sorted(Path("/usr/local").glob("cuda*/include"))]
 LOADS, PERIOD = 24, 64
@@ -72,10 +73,9 @@ def test_loads_that_wait_for_the_tool_count_once(tmp_path: Path) -> None:
         pytest.skip("needs cuda.h")
     source, app = tmp_path / "app.cpp", tmp_path / "app"
     source.write_text(PROGRAM)
-    flags = (
-        f"-DLOADS={LOADS} -DPERIOD={PERIOD} -I{headers} -L{device.LIBRARIES} -Wl,-rpath,{device.LIBRARIES}"
-    )
-    subprocess.run(["g++", "-std=c++17", *flags.split(), str(source), "-o", str(app), "-lcuda"], check=True)
+    command = f"g++ -DLOADS={LOADS} -DPERIOD={PERIOD} -I{{headers}} {{source}} -o {{app}} -L{{place}} -lcuda -Wl,-rpath,{{place}}"
+    names = {"headers": headers, "source": source, "app": app, "place": device.LIBRARIES}
+    subprocess.run(words(command, **names), check=True)
     waited, lock = [0.0], threading.Lock()
 
     def instrument(data: bytes, target: Any) -> Sidecar:

@@ -30,6 +30,7 @@ from gpubpf.attach import borrow, loading, patching
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, fresh_thread, ptrace, traceable
 from gpubpf.session import device, server
+from gpubpf_commands import words
 
 HERE = Path(__file__).parent
 ROOT = os.geteuid() == 0
@@ -844,8 +845,9 @@ def loads(built: Path) -> Path:
     if not headers:
         pytest.skip("needs cuda.h")
     libraries = device.LIBRARIES
-    command = f"gcc -O1 -pthread -I{headers[0]} {HERE}/loads.c -o {built}/loads -L{libraries} -lcuda"
-    subprocess.run([*command.split(), f"-Wl,-rpath,{libraries}"], check=True)
+    command = "gcc -O1 -pthread -I{headers} {here}/loads.c -o {at}/loads -L{place} -lcuda -Wl,-rpath,{place}"
+    names = {"headers": headers[0], "here": HERE, "at": built, "place": libraries}
+    subprocess.run(words(command, **names), check=True)
     return built / "loads"
 
 

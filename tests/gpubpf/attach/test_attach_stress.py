@@ -31,6 +31,7 @@ from gpubpf.program import BPF
 from gpubpf.session import device
 from gpubpf.show import cli
 from gpubpf_code import changed
+from gpubpf_commands import words
 
 HERE = Path(__file__).parent
 TOOL = [sys.executable, str(Path(__file__).parents[3] / "tools" / "threadhist.py")]
@@ -69,9 +70,10 @@ def launching(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("stress") / "launching"
     libraries = device.LIBRARIES
     command = (
-        f"g++ -std=c++17 -O1 -pthread -I{headers[0]} {HERE}/launching.cpp -o {program} -L{libraries} -lcuda"
+        "g++ -O1 -pthread -I{headers} {here}/launching.cpp -o {program} -L{place} -lcuda -Wl,-rpath,{place}"
     )
-    subprocess.run([*command.split(), f"-Wl,-rpath,{libraries}"], check=True)
+    names = {"headers": headers[0], "here": HERE, "program": program, "place": libraries}
+    subprocess.run(words(command, **names), check=True)
     return program
 
 

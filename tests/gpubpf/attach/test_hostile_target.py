@@ -29,6 +29,8 @@ from gpubpf.show import cli
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 import fake_tool
 
+from gpubpf_commands import words
+
 HERE = Path(__file__).parent
 TOOL = [sys.executable, str(Path(__file__).parents[3] / "tools" / "threadhist.py")]
 HEADERS = [
@@ -51,8 +53,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs cuda.h")
     at = tmp_path_factory.mktemp("hostile")
     libraries = device.LIBRARIES
-    command = f"gcc -O1 -pthread -I{headers[0]} {HERE}/hostile.c -o {at}/hostile -L{libraries} -lcuda"
-    subprocess.run([*command.split(), f"-Wl,-rpath,{libraries}"], check=True)
+    command = (
+        "gcc -O1 -pthread -I{headers} {here}/hostile.c -o {at}/hostile -L{place} -lcuda -Wl,-rpath,{place}"
+    )
+    names = {"headers": headers[0], "here": HERE, "at": at, "place": libraries}
+    subprocess.run(words(command, **names), check=True)
     return at / "hostile"
 
 

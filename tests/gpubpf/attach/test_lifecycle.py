@@ -25,6 +25,7 @@ import pytest
 from gpubpf import agent
 from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.session import device
+from gpubpf_commands import words
 
 HERE = Path(__file__).parent
 TOOLS = Path(__file__).parents[3] / "tools"
@@ -47,11 +48,9 @@ def built(at: Path, name: str) -> Path:
     if not headers:
         pytest.skip("needs cuda.h")
     program = at / name
-    command = (
-        f"gcc -O1 -pthread -I{headers[0]} {HERE / name}.c -o {program} -L{device.LIBRARIES} -lcuda"
-        f" -Wl,-rpath,{device.LIBRARIES}"
-    )
-    subprocess.run(command.split(), check=True)
+    command = "gcc -O1 -pthread -I{headers} {source}.c -o {program} -L{place} -lcuda -Wl,-rpath,{place}"
+    names = {"headers": headers[0], "source": HERE / name, "program": program, "place": device.LIBRARIES}
+    subprocess.run(words(command, **names), check=True)
     return program
 
 

@@ -14,6 +14,7 @@ from gpubpf.calls.hip import API
 from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
+from gpubpf_commands import words
 from gpubpf_host import needs_bpf
 
 HERE = Path(__file__).parent
@@ -24,8 +25,8 @@ pytestmark = [needs_bpf, pytest.mark.skipif(not FOUND, reason="needs libamdhip64
 
 def test_each_call_of_a_program(tmp_path: Path) -> None:
     threads, launches = 8, 2000
-    warn = "-O1 -Wall -Wextra -Werror"
-    subprocess.run(f"gcc {warn} -pthread {HERE}/hip.c -o {tmp_path}/hip {FOUND[0]}".split(), check=True)
+    compiler = "gcc -O1 -Wall -Wextra -Werror -pthread {here}/hip.c -o {place}/hip {library}"
+    subprocess.run(words(compiler, here=HERE, place=tmp_path, library=FOUND[0]), check=True)
     said: list[str] = []
     calls = CallProbes(API, API.choose(["*", "trivial"]), CallOptions(events=True), said.append)
     try:

@@ -384,14 +384,14 @@ def test_programs_of_hipcc(place: Path, library: Path, options: str) -> None:
     source = made.with_suffix(".hip")
     source.write_text(HIP_SOURCE)
     environment = {**os.environ, "HIP_PLATFORM": "amd", "LD_LIBRARY_PATH": str(place)}
-    compiled = f"hipcc --offload-arch=gfx1030 {source} -o {made}"
+    compiled = ["hipcc", "--offload-arch=gfx1030", source, "-o", made]
     if options == "library":
-        subprocess.run(f"{compiled} -O2 -DLIBRARY -shared -fPIC".split(), check=True, env=environment)
+        subprocess.run([*compiled, "-O2", "-DLIBRARY", "-shared", "-fPIC"], check=True, env=environment)
         load = f"import ctypes; work = ctypes.CDLL({str(stripped(made))!r}).work"
         code = f"{load}; print('ready', flush=True); input(); work()"
         command = ["python3", "-c", code]
     else:
-        subprocess.run(f"{compiled} {options}".split(), check=True, env=environment)
+        subprocess.run([*compiled, *options.split()], check=True, env=environment)
         command = [str(stripped(made))]
     with watching(hip.API, library) as seen:
         process = started(seen, command, env=environment)

@@ -40,6 +40,7 @@ from gpubpf.linux.host_programs import Host
 from gpubpf.process import address_space, bpf_syscall
 from gpubpf.program import BPF
 from gpubpf.session import device
+from gpubpf_commands import words
 
 HERE = Path(__file__).parents[1] / "attach"
 TOOL = [sys.executable, str(Path(__file__).parents[3] / "tools" / "threadhist.py")]
@@ -68,8 +69,9 @@ def loads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not headers:
         pytest.skip("needs cuda.h")
     program = tmp_path_factory.mktemp("tracers") / NAME
-    command = f"gcc -O1 -pthread -I{headers[0]} {HERE}/loads.c -o {program} -L{DRIVER.parent} -lcuda"
-    subprocess.run([*command.split(), f"-Wl,-rpath,{DRIVER.parent}"], check=True)
+    command = "gcc -O1 -pthread -I{headers} {here}/loads.c -o {program} -L{place} -lcuda -Wl,-rpath,{place}"
+    names = {"headers": headers[0], "here": HERE, "program": program, "place": DRIVER.parent}
+    subprocess.run(words(command, **names), check=True)
     return program
 
 

@@ -27,6 +27,7 @@ from gpubpf.linux.libraries import LibraryNames, MappedCode
 from gpubpf.lower import programs
 from gpubpf.process import bpf_syscall
 from gpubpf.program import BPF
+from gpubpf_commands import words
 from gpubpf_host import needs_bpf
 
 HERE = Path(__file__).with_name("uprobes")
@@ -91,10 +92,12 @@ pytestmark = [needs_bpf, pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("uprobes")
-    flags = f"-O1 -shared -fPIC -fno-optimize-sibling-calls -Wl,--version-script={HERE}/library.map"
-    made = f"gcc {flags} -Wl,-soname,libsnoop.so.2 {HERE}/library.c -o {place}/libsnoop.so.2.1"
-    subprocess.run(made.split(), check=True)
-    subprocess.run(f"gcc -O1 -pthread {HERE}/calls.c -o {place}/calls -ldl".split(), check=True)
+    flags = "-O1 -shared -fPIC -fno-optimize-sibling-calls -Wl,--version-script={here}/library.map"
+    for command in (
+        f"gcc {flags} -Wl,-soname,libsnoop.so.2 {{here}}/library.c -o {{place}}/libsnoop.so.2.1",
+        "gcc -O1 -pthread {here}/calls.c -o {place}/calls -ldl",
+    ):
+        subprocess.run(words(command, here=HERE, place=place), check=True)
     return place
 
 

@@ -37,6 +37,7 @@ from gpubpf.process import traceable
 from gpubpf.ptx.values import InjectedVariable
 from gpubpf.session import device, tracing, workers
 from gpubpf.session.measurement import Follow
+from gpubpf_commands import quoted
 
 HERE = Path(__file__).parents[1] / "agent"
 sys.path.insert(0, str(HERE))
@@ -277,7 +278,7 @@ def test_one_of_two_patterns_matches(target: Path) -> None:
 
 
 def test_children_are_followed(target: Path) -> None:
-    found = measure(["sh", "-c", f"{target} & {target} slow 30; wait; exit 9"])
+    found = measure(["sh", "-c", f"{quoted(target)} & {quoted(target)} slow 30; wait; exit 9"])
     assert counted(found) == (53, 53, 53)
     assert found["status"] == 9
 
@@ -288,9 +289,10 @@ def test_fifty_forks(target: Path) -> None:
 
 def test_many_processes_need_many_files_of_the_tool_only(target: Path, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    tool = f"{sys.executable} {HERE / 'fake_tool.py'} {result}"
+    tool = shlex.join(map(str, (sys.executable, HERE / "fake_tool.py", result)))
+    command = quoted(f"ulimit -n; exec {quoted(target)} forks 80")
     done = subprocess.run(
-        ["sh", "-c", f"ulimit -Sn 60; exec {tool} -- sh -c 'ulimit -n; exec {target} forks 80'"],
+        ["sh", "-c", f"ulimit -Sn 60; exec {tool} -- sh -c {command}"],
         capture_output=True,
         text=True,
     )
@@ -302,7 +304,7 @@ def test_many_processes_need_many_files_of_the_tool_only(target: Path, tmp_path:
 def test_processes_that_are_gone_take_no_files(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpubpf.session.workers.RECENTLY_ENDED", 2)
     before = len(os.listdir("/proc/self/fd"))
-    with fake_tool.session(["sh", "-c", f"for i in $(seq 20); do {target} plain 2; done"]) as session:
+    with fake_tool.session(["sh", "-c", f"for i in $(seq 20); do {quoted(target)} plain 2; done"]) as session:
         for _ in session.intervals():
             pass
         until = time.monotonic() + 60  # others do it meanwhile
@@ -443,7 +445,9 @@ def test_under_sudo_the_command_runs_as_who_called(tmp_path: Path, monkeypatch: 
     # The checkout may be where that user gets nowhere: under /root.
     monkeypatch.setattr(agent, "LIBRARY", Path(shutil.copy(agent.LIBRARY, tmp_path)))
     assert (
-        measure(["sh", "-c", f"echo $(id -u) $(id -G) $HOME $USER $SUDO_USER > {out}"], wanted=())["status"]
+        measure(["sh", "-c", f"echo $(id -u) $(id -G) $HOME $USER $SUDO_USER > {quoted(out)}"], wanted=())[
+            "status"
+        ]
         == 0
     )
     assert out.read_text() == f"{user.pw_uid} {user.pw_gid} {user.pw_dir} nobody\n"
@@ -539,8 +543,8 @@ class Tool:
     def __init__(self, target: Path, place: Path, mode: str, number: int, **options: Any) -> None:
         self.result = place / "result.json"
         self.output = place / "output"
-        command = f"{target} {mode} {number} > {self.output}.part; echo status $? >> {self.output}.part; "
-        command += f"mv {self.output}.part {self.output}"
+        output, part = quoted(self.output), quoted(f"{self.output}.part")
+        command = f"{quoted(target)} {mode} {number} > {part}; echo status $? >> {part}; mv {part} {output}"
         self.process = subprocess.Popen(
             [sys.executable, HERE / "fake_tool.py", self.result, repr(options), "--", "sh", "-c", command],
             stderr=subprocess.PIPE,
@@ -844,7 +848,7 @@ def test_a_tool_that_fails_waits_for_its_command(tmp_path: Path) -> None:
     def tick() -> None:
         raise SessionError("cannot write")
 
-    command = ["sh", "-c", f"sleep 0.5; echo done > {tmp_path}/said"]
+    command = ["sh", "-c", f"sleep 0.5; echo done > {quoted(tmp_path)}/said"]
     with (
         pytest.raises(SessionError, match="cannot write"),
         fake_tool.session(command, wanted=()) as session,
