@@ -185,7 +185,7 @@ def fake_compiler(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     compiler.write_text(
         "#!/bin/bash\n"
         'if [ "$1" = --version ]; then echo 13; exit; fi\n'
-        f'echo "$*" >> {calls}\n'
+        f'echo "$*" >> "{calls}"\n'
         'case "$*" in *-Ifails*) echo "a.cu(1): error: no such header" >&2; exit 2 ;; esac\n'
         'while [ "$1" != -o ]; do shift; done; cp /bin/true "$2"\n'
     )

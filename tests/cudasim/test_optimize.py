@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from cudasim_device import program, run
+from gpubpf_commands import quoted
 
 
 @pytest.fixture
 def compiler(tmp_path: Path) -> Path:
     """A C compiler that writes down its options."""
     script = tmp_path / "gcc"
-    script.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path / "log"}\nexec gcc "$@"\n')
+    script.write_text(f'#!/bin/sh\necho "$@" >>{quoted(tmp_path / "log")}\nexec gcc "$@"\n')
     script.chmod(0o755)
     return script
 

@@ -17,6 +17,7 @@ from cudasim.translate.program import SPLIT_LINES, TranslatedModule
 from cudasim_device import libraries
 from gpubpf import cache
 from gpubpf.ptx.parser import parse
+from gpubpf_commands import quoted
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 # argv: the PTX of a small module, of a large one, and of two to link. All use the same file descriptor to load their code.
@@ -108,7 +109,7 @@ class Runs:
             (place / name).write_text(text)
             self.command.append(str(place / name))
         translator = place / "translator"
-        translator.write_text(REPLAY.format(place=place, python=sys.executable))
+        translator.write_text(REPLAY.format(place=quoted(place), python=quoted(sys.executable)))
         translator.chmod(0o755)
         self.environment = {
             **os.environ,

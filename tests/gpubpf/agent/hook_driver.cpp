@@ -37,7 +37,7 @@ static long changed(const char *path) {
   char line[4352], file[4097];
   while (fgets(line, sizeof line, maps)) {
     unsigned long start, end, offset;
-    if (sscanf(line, "%lx-%lx r-xp %lx %*s %*s %4096s", &start, &end, &offset, file) != 4 || strcmp(file, path) != 0) continue;
+    if (sscanf(line, "%lx-%lx r-xp %lx %*s %*s %4096[^\n]", &start, &end, &offset, file) != 4 || strcmp(file, path) != 0) continue;
     std::vector<unsigned char> bytes(end - start);
     int fd = open(path, O_RDONLY);
     const ssize_t size = pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));

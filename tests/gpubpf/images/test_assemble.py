@@ -18,6 +18,7 @@ from gpubpf.agent.definitions import CLOCK_KERNEL
 from gpubpf.errors import AssembleError
 from gpubpf.images import assemble, fatbin
 from gpubpf.process import traceable
+from gpubpf_commands import quoted
 
 TARGET = assemble.Target("gpu", (9, 0))
 LOADS = "\n".join(f"ld.global.f64 %d{i}, [%a+{i * 8}];" for i in range(40))
@@ -287,7 +288,7 @@ def test_a_ptxas_that_takes_long_ends_with_the_tool(tmp_path: Path) -> None:
     """Also if the tool is killed."""
     made = Path(ptxas(tmp_path, "13"))
     started = tmp_path / "started"
-    made.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo $$ > {started}; exec sleep 600; }}\n")
+    made.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo $$ > {quoted(started)}; exec sleep 600; }}\n")
     started.touch()
     started.chmod(0o666)
     script = f"from gpubpf.images import assemble; assemble.Ptxas({str(made)!r}).run(b'', 'sm_90', (), 3)"
