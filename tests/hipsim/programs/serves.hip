@@ -8,6 +8,8 @@
 //   leave         ends by _exit, without an answer
 #include "check.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <thread>
 #include <unistd.h>
 
@@ -31,7 +33,7 @@ int main(int count, char **) {
     std::vector<float> host(4096);
     puts("ready");
     fflush(stdout);
-    char line[256];
+    char line[8192];
     while (fgets(line, sizeof line, stdin)) {
         int n, threads;
         if (sscanf(line, "rounds %d", &n) == 1) {
@@ -53,7 +55,10 @@ int main(int count, char **) {
                     OK(hipStreamDestroy(own));
                 });
             for (std::thread &thread : all) thread.join();
-        } else if (char file[200]; sscanf(line, "module %199s %d", file, &n) == 2) {
+        } else if (char *last = strrchr(line, ' '); last && strncmp(line, "module ", 7) == 0) {
+            const char *file = line + 7;  // it may contain spaces
+            *last = 0;
+            n = atoi(last + 1);
             hipModule_t module;
             hipFunction_t function;
             OK(hipModuleLoad(&module, file));
