@@ -322,6 +322,7 @@ void loop(int n) {
     unsigned *turns;
     must(cudaMalloc(&turns, sizeof *turns), "memory");
     must(cudaMemset(turns, 0, sizeof *turns), "memset");
+    must(cudaDeviceSynchronize(), "wait");  // the graph runs in a stream that does not wait for the memset
     cudaGraphConditionalHandle handle, always;
     must(cudaGraphConditionalHandleCreate(&handle, outer, 1, cudaGraphCondAssignDefault), "handle");
     must(cudaGraphConditionalHandleCreate(&always, outer, 1, cudaGraphCondAssignDefault), "handle");
