@@ -1,7 +1,7 @@
 """Programs that launch at every moment of a process's life: what a tool sees, instruments and gives reasons for is what they launched.
 
 moments/moments.cu is all of these programs: its arguments are moments, each with a number of launches. A seed chooses them. Without
-GPUBPF_LOOKS=all, few seeds run, those of today (GPUBPF_DAY repeats a day). MOMENTS_SEEDS=FIRST:COUNT chooses them for the long run.
+GPUBPF_LOOKS=all, the first few seeds run. MOMENTS_SEEDS=FIRST:COUNT chooses others.
 """
 
 from __future__ import annotations
@@ -151,14 +151,11 @@ def generated(seed: int, hip: bool, own_process: bool = False, ends: Sequence[st
 
 
 def seeds(count: int, of_all: int = LONG) -> range:
-    """Return today's seeds, or those that MOMENTS_SEEDS names, or with GPUBPF_LOOKS=all that many."""
+    """Return the first `count` seeds, those that MOMENTS_SEEDS names, or with GPUBPF_LOOKS=all the first `of_all`."""
     if chosen := os.environ.get("MOMENTS_SEEDS"):
         first, number = map(int, chosen.split(":"))
         return range(first, first + number)
-    if os.environ.get("GPUBPF_LOOKS") == "all":
-        return range(of_all)
-    first = int(os.environ["GPUBPF_DAY"]) * count
-    return range(first, first + count)
+    return range(of_all if os.environ.get("GPUBPF_LOOKS") == "all" else count)
 
 
 # --- the two devices ------------------------------------------------------------------------------------------------
