@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
     with ExitStack() as stack:
         simulated, notice = amd_device.of_command(args)
         # AMD's own interfaces: when kernels ran on the GPU, and which GPUs there are.
-        kernel_times = stack.enter_context(closing(kernel_times_of_command(hip.API, args, bool(simulated))))
+        kernel_times = stack.enter_context(closing(kernel_times_of_command(hip.API, args, simulated)))
         devices = stack.enter_context(closing(HipDevices()))
         options = CallOptions.from_arguments(args, events=kernel_times.needs_calls)
         if options.everybody:  # let it end first: its calls would count, too

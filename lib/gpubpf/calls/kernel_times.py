@@ -342,17 +342,22 @@ class KernelTimes:
         self._processes.close()
 
 
-def kernel_times_of_command(api: Api, args: argparse.Namespace, simulated: bool = False) -> KernelTimes:
-    """Return the `KernelTimes` for a command line. Without COMMAND, there are no times. `simulated`: it runs on hipsim."""
+def kernel_times_of_command(
+    api: Api, args: argparse.Namespace, simulated: Mapping[str, str] | None = None
+) -> KernelTimes:
+    """Return the `KernelTimes` for a command line. Without COMMAND, there are no times.
+
+    simulated: the variables with which it runs on hipsim; None or empty: it does not.
+    """
     user = users.command_user(args.user) if args.command else None
     return KernelTimes(
         api,
         args.command or (),
-        os.environ,
+        {**os.environ, **(simulated or {})},
         user.uid if user else os.geteuid(),
         KernelSelection(args.kernel or ()).includes,
         any((args.api, args.errors, args.slow, args.cgroup, args.comm, args.tid, selects_launches(args))),
-        simulated,
+        bool(simulated),
     )
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +48,8 @@ def start_command(
     environment = dict(os.environ)
     environment.update(measurement.device.environment)
     environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
-    if measurement.amd:  # ROCr loads each library that this variable names
-        others = environment.get("HSA_TOOLS_LIB")
-        environment["HSA_TOOLS_LIB"] = f"{others} {agent.HSA_LIBRARY}" if others else str(agent.HSA_LIBRARY)
+    if measurement.amd:
+        environment.update(rocr_tool(agent.HSA_LIBRARY, environment))
     environment[SOCKET_VARIABLE] = socket_name
     environment.pop(CUPTI_VARIABLE, None)
     if measurement.follow.cupti:
@@ -60,6 +60,21 @@ def start_command(
             f"{measurement.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can read it, or use --user root"
         )
     return run(command, environment, measurement.user)
+
+
+def rocr_tool(library: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which ROCr loads `library` besides the tools that the environment names.
+
+    ROCr splits HSA_TOOLS_LIB at spaces. If the path has one, the variable has the name alone, and the loader's path the directory."""
+    others = environment.get("HSA_TOOLS_LIB")
+    names = [others] if others else []
+    if " " not in str(library):
+        return {"HSA_TOOLS_LIB": " ".join([*names, str(library)])}
+    places = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
+    return {
+        "HSA_TOOLS_LIB": " ".join([*names, library.name]),
+        "LD_LIBRARY_PATH": ":".join(place for place in places if place),
+    }
 
 
 def run(

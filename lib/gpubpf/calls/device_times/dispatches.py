@@ -33,9 +33,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpubpf.calls.device_times import ROCPROFILER, Agent, agent_for
+from gpubpf.calls.device_times import HSA, ROCPROFILER, Agent, agent_for
 from gpubpf.errors import TOO_MANY_FILES, out_of_files
 from gpubpf.process import ptrace
+from gpubpf.session.command import rocr_tool
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -118,7 +119,12 @@ class Dispatches:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._listener.bind("\0" + name)
         self._listener.listen(MOST_PROCESSES)
-        self.environment = {found.variable: str(found.library.resolve()), SOCKET: name}
+        library = found.library.resolve()
+        self.environment = {SOCKET: name}
+        if found is HSA:
+            self.environment |= rocr_tool(library, {**environment, HSA.variable: ""})
+        else:
+            self.environment[found.variable] = str(library)
         if found is ROCPROFILER and "ROCPROFILER_LOG_LEVEL" not in environment:
             # Its warnings would appear on the command's stderr.
             self.environment["ROCPROFILER_LOG_LEVEL"] = "error"
