@@ -28,19 +28,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 os.environ.setdefault("CUDASIM_HOSTILE", "1")
 
 
-def _choice_of_the_commit() -> int:
-    """Return a number that depends only on the content of the checked-out commit: what passed once runs again. 0 outside git."""
-    if not (REPOSITORY / ".git").exists():
-        return 0
-    command = ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), "rev-parse", "HEAD^{tree}"]
-    try:
-        tree = subprocess.run(command, capture_output=True, text=True).stdout
-    except FileNotFoundError:
-        return 0
-    return int(tree[:4] or "0", 16)
-
-
-os.environ.setdefault("GPUBPF_CHOICE", str(_choice_of_the_commit()))
+os.environ.setdefault("GPUBPF_CHOICE", (REPOSITORY / "tests" / "choice").read_text().strip())
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # started in a shell's background: Ctrl-C is tested, too
@@ -67,7 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hardware: needs a GPU; skipped with the reason where there is none")
     config.addinivalue_line("markers", "long: takes long; only with GPUBPF_LOOKS=all")
     config.addinivalue_line(
-        "markers", "every(n): every nth case of the test, in each commit others; all with GPUBPF_LOOKS=all"
+        "markers",
+        "every(n): every nth case of the test; tests/choice has the turn; all with GPUBPF_LOOKS=all",
     )
     config.addinivalue_line(
         "markers", "own_processes: runs where no other process is seen, as all would be measured"
@@ -109,7 +98,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which cases ran."""
     if os.environ.get("GPUBPF_LOOKS") != "all":
         terminalreporter.write_line(
-            f"The commit chooses which cases run. GPUBPF_CHOICE={os.environ['GPUBPF_CHOICE']} repeats this choice;"
+            f"tests/choice says which cases run. GPUBPF_CHOICE={os.environ['GPUBPF_CHOICE']} repeats this choice;"
             " script/test --all runs every case."
         )
 

@@ -1,6 +1,6 @@
 """Programs under every tool and look, on both clocks of the embedded devices: the text is readable and the data valid.
 
-The suite runs a small part of the matrix, which the commit chooses. GPUBPF_CHOICE=N repeats the part of another commit.
+The suite runs a small part of the matrix, which tests/choice chooses. GPUBPF_CHOICE=N overrides it.
 GPUBPF_LOOKS=all runs all cases, for hours.
 """
 

@@ -366,7 +366,7 @@ def test_command(tmp_path: Path, repository: Path) -> None:
         [*base, str(source), str(output)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr == "PTX line 6: there is no label nowhere in k\n"
+    assert done.stderr == "PTX line 6: there is no label nowhere, in k\n"
     broken = {**environment, "CUDASIM_CC_COMPILER": "/bin/false"}
     source.write_text(kernel(""))
     done = subprocess.run(

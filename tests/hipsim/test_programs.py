@@ -237,7 +237,7 @@ def test_a_program_with_code_for_other_gpus_only(tmp_path: Path) -> None:
     )
     app.chmod(0o755)
     done = run([app, "events"])
-    said = "has code for gfx1100, gfx908, not for gfx906; build it with --offload-arch=gfx906"
+    said = "has code for gfx1100, gfx908:sramecc+, not for gfx906; build it with --offload-arch=gfx906"
     assert done.stderr == f"hipsim: app {said}\n", done
 
 

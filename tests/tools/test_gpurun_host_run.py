@@ -22,7 +22,8 @@ APP = r"""
 #include <sys/mman.h>
 #include <unistd.h>
 extern "C" int turns(int n);
-asm(".globl turns\n.type turns, @function\nturns: xor %eax, %eax\n1: inc %eax\ncmp %edi, %eax\njl 1b\nret\n.size turns, . - turns\n");
+asm(".text\n.globl turns\n"
+    ".type turns, @function\nturns: xor %eax, %eax\n1: inc %eax\ncmp %edi, %eax\njl 1b\nret\n.size turns, . - turns\n");
 __global__ void work(int *numbers) { numbers[threadIdx.x] = 1; }
 int main() {
     char *pages = (char *)mmap((void *)PAGES, 300 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);

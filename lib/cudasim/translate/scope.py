@@ -314,7 +314,7 @@ class Names:
             if (found := at.labels.get(name)) is not None:
                 return found
             at = at.parent
-        raise PtxError(f"PTX line {line}: there is no label {name} in {self.function.name}")
+        raise PtxError(f"PTX line {line}: there is no label {name}")
 
     def table(self, scope: Scope, name: str, line: int) -> tuple[str, ...]:
         at: Scope | None = scope

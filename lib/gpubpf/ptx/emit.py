@@ -42,7 +42,7 @@ def at_lines(statements: Iterable[Statement]) -> Iterator[Statement]:
     line = 0
     for statement in statements:
         own = isinstance(statement, PtxInstruction) or (
-            isinstance(statement, Directive) and statement.name == "pragma"
+            isinstance(statement, Directive) and statement.name in ("loc", "pragma")
         )
         if own and statement.line and statement.line != line:
             yield Directive("gpubpf", f"{AT_LINE}{statement.line}")

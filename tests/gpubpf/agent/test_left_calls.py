@@ -17,7 +17,6 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "session")]
 
 import fake_tool  # noqa: E402
-from test_session import cuda_include  # noqa: E402
 
 LEAVE = HERE.parents[1] / "tools" / "unwinding" / "leave.cpp"
 SOURCES = Path(agent.__file__).parent / "src"
@@ -39,7 +38,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, int]:
     object_file, names = place / "fake.o", hooked()
     flags = ["-O1", "-fPIC", "-fexceptions", "-w", "-fcf-protection=branch", "-fno-optimize-sibling-calls"]
     subprocess.run(
-        ["gcc", *flags, "-isystem", cuda_include(), "-c", "-o", object_file, HERE / "fakecuda.c"], check=True
+        ["gcc", *flags, "-isystem", fake_tool.cuda_include(), "-c", "-o", object_file, HERE / "fakecuda.c"],
+        check=True,
     )
     renamed = [f"--redefine-sym={name}=real_{name}" for name in names]
     subprocess.run(["objcopy", *renamed, object_file], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,10 @@ def texts() -> dict[str, str]:
     return {
         "types": TEXT,
         "gpucount": programs.counting(program_of("gpucount"), [specs.count(text) for text in places], True),
-        "gpudist -H": programs.distributing(program_of("gpudist"), spread, "log2", 1, 64, False),
-        "gpudist -L": programs.distributing(program_of("gpudist"), spread, "linear", 9, 64, True),
+        "gpudist -H": programs.distributing(program_of("gpudist"), spread, 64, False),
+        "gpudist -L": programs.distributing(
+            program_of("gpudist"), [replace(one, kind="linear", width=9) for one in spread], 64, True
+        ),
         "gputrace": programs.tracing(
             program_of("gputrace"), [specs.trace(text) for text in events], 4, False
         ),

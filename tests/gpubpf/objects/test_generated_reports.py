@@ -152,6 +152,7 @@ def measured(draw: st.DrawFn) -> tuple[Any, Any, dict[str, tuple[bytes, bytes]]]
     for name in (maps.PRINTS, maps.LONG_PRINTS) if not host else ():
         kept[name] = [draw(prints(name, *own)) for own in of]
     session = SimpleNamespace(
+        only_process=lambda: {"pid": 1, "comm": "app"},
         has_map=lambda name: name in kept,
         instances=lambda name: kept[name],
         shared=lambda name: kept[name],

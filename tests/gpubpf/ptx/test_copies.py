@@ -67,8 +67,9 @@ def test_copies_of_examples(name: str, options: tuple[str, ...], tmp_path: Path)
 @needs_ptxas
 def test_what_ptxas_refuses_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = tmp_path / "good.ptx"
+    call = ".reg .b64 %f; p: .callprototype _ (); ld.param.u64 %f, [f]; call %f, (), p; ret;"
     good.write_text(
-        f"{HEAD}.visible .entry k() {{ ret; }}\n.visible .entry refused() {{ call (%r), other, (); }}\n"
+        f"{HEAD}.visible .entry k() {{ ret; }}\n.visible .entry refused(.param .u64 f) {{ {call} }}\n"
     )
     broken = "// k: from the PTX for sm_80\n" + HEAD + ".visible .entry k() { add.u32 %r1, %r2, %r3; ret; }\n"
     asked = copies._printed

@@ -287,25 +287,35 @@ void LoadedImage::ran(uint32_t index, uint64_t ns) const {
         embedded::write_cached(part_name(kernel.parts[k], kSlow), "");
 }
 
-// Reads .file and .loc (PTX ISA 11.5). A function has no line information until its first .loc.
+// Reads .file and .loc (PTX ISA 11.5). A function has no line information until its first .loc. In a copy that a tool has made, the
+// comment //gpubpf@N says that the next line is line N of the original; faults have the numbers of these lines.
 void Image::read_source_lines(std::string_view ptx) {
     if (ptx.find(".loc") == ptx.npos) return;
+    constexpr std::string_view kMark = "//gpubpf@";
+    const bool marked = ptx.find(kMark) != ptx.npos;
     uint32_t number = 0;
+    bool begins = false;  // a function whose first mark has not come yet
     for (size_t at = 0; at < ptx.size(); at++) {
         const size_t end = std::min(ptx.find('\n', at), ptx.size());
         number++;
         const std::string text(ptx.substr(at, std::min<size_t>(end - at, 4096)));
         unsigned file = 0, line = 0;
-        if (sscanf(text.c_str(), " .loc %u %u", &file, &line) == 2) {
+        if (const size_t mark = marked ? text.find(kMark) : text.npos; mark != text.npos) {
+            number = static_cast<uint32_t>(strtoul(text.c_str() + mark + kMark.size(), nullptr, 10)) - 1;
+            if (std::exchange(begins, false)) source_lines_.push_back({number + 1, 0, 0});
+        } else if (sscanf(text.c_str(), " .loc %u %u", &file, &line) == 2) {
             source_lines_.push_back({number, file, line});
         } else if (sscanf(text.c_str(), " .file %u", &file) == 1) {
             const size_t first = text.find('"'), last = text.find('"', first + 1);
             if (last != text.npos) source_files_[file] = text.substr(first + 1, last - first - 1);
         } else if (text.find(".entry") != text.npos || text.find(".func") != text.npos) {
-            source_lines_.push_back({number, 0, 0});
+            if (marked) begins = true;
+            else source_lines_.push_back({number, 0, 0});
         }
         at = end;
     }
+    std::stable_sort(source_lines_.begin(), source_lines_.end(),
+                     [](const SourceLine &a, const SourceLine &b) { return a.ptx_line < b.ptx_line; });
 }
 
 std::pair<std::string, uint32_t> Image::source_of(uint32_t ptx_line) const {
