@@ -52,8 +52,7 @@ def attached(tool: str, pid: int, out: Path, *options: object) -> Iterator[Recor
         yield records
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        # If the program has ended, SIGINT may come after the tool has restored its default action.
-        assert process.wait(60) in (0, -signal.SIGINT), process.stderr.read()
+        assert process.wait(60) == 0, process.stderr.read()
     finally:
         process.kill()
         process.wait()

@@ -111,6 +111,12 @@ def raise_file_limit() -> None:
         _files.append(before)
 
 
+def _ignore_once(number: int, frame: FrameType | None) -> None:
+    """Ignore a SIGINT that comes just after a measurement has ended by itself: it was meant to end the measurement, not to lose the
+    results. The next SIGINT ends the process."""
+    signal.signal(number, signal.SIG_DFL)
+
+
 class Signals:
     """Catches SIGINT, SIGTERM and SIGHUP, if the main thread calls `catch`.
 
@@ -155,11 +161,14 @@ class Signals:
             os.read(self.reader, 64)
 
     def close(self) -> None:
+        """Restore the signals' actions. Where SIGINT ends the process and none has come yet, the next SIGINT is ignored."""
         if self._wakeup_before is not None:
             signal.set_wakeup_fd(self._wakeup_before)
             self._wakeup_before = None
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        if self._handlers.get(signal.SIGINT) == signal.SIG_DFL and not self.interrupted:
+            signal.signal(signal.SIGINT, _ignore_once)
         self._handlers.clear()
         reader, writer = self.reader, self._writer
         self.reader = self._writer = -1  # threads may still call `wake`

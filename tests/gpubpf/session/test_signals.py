@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -40,3 +41,26 @@ def test_a_signal_that_another_thread_receives(number: str, flags: str) -> None:
         [sys.executable, "-c", PROGRAM.format(number=number)], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == (f"[True] {flags} True\n", "")
+
+AFTER = """
+import os, signal
+from gpubpf.session.command import Signals
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signals = Signals()
+signals.catch()
+if {before}:
+    os.kill(os.getpid(), signal.SIGINT)
+signals.close()
+for after in range({after}):
+    os.kill(os.getpid(), signal.SIGINT)
+print("results")
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status"), [(0, 1, 0), (0, 2, -signal.SIGINT), (1, 0, 0), (1, 1, -signal.SIGINT)]
+)
+def test_an_interrupt_just_after_the_end_leaves_the_results(before: int, after: int, status: int) -> None:
+    code = AFTER.format(before=before, after=after)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (status, "" if status else "results\n"), done.stderr
