@@ -324,7 +324,8 @@ def with_gate(device: Device, seed: int, tmp_path: Path) -> str:
 @pytest.mark.every(2)
 @pytest.mark.parametrize("of", [cuda, hip])
 def test_each_launch_after_an_attach_is_accounted_for(of: Callable[[], Device], tmp_path: Path) -> None:
-    wrong = [line for seed in seeds(1, LONG // 10) if (line := with_gate(of(), seed, tmp_path))]
+    chosen = {*seeds(1, LONG // 10), 41}  # 41: a graph with bodies, often launched before copies are ready
+    wrong = [line for seed in sorted(chosen) if (line := with_gate(of(), seed, tmp_path))]
     assert not wrong, "\n".join(wrong)
 
 

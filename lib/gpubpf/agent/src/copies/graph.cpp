@@ -410,10 +410,17 @@ bool swap_in_place(const Exec &exec, CUgraphExec handle, CUgraph graph, Walk &w)
     return updated;
 }
 
+// Whether the user did not ask for the node's kernel. This is unknown until the tool has answered about the kernel's module.
+bool is_unwanted(const KernelNode &k) {
+    if (k.outcome != kNotMatched || agent.config.match_all) return false;
+    std::lock_guard<std::mutex> hold(registry().lock);
+    return k.function.kernel->module->answer != nullptr;
+}
+
 // Whether the number of executions of each matched kernel is known.
 bool knows_executions(const Walk &w) {
     return w.whole && std::all_of(w.bodies.begin(), w.bodies.end(), [](const KernelNode &k) {
-               return k.function.kernel && (k.outcome == kInstrumented || k.outcome == kNotMatched);
+               return k.function.kernel && (k.outcome == kInstrumented || is_unwanted(k));
            });
 }
 
