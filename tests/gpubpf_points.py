@@ -9,8 +9,10 @@ import numpy as np
 
 from engine_device import Array, Device
 from gpubpf.ptx.inject import inject
+from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import TABLE, Injected, Placement, Site
+from gpubpf.ptx.symbols import TABLE
+from gpubpf.ptx.values import Placement, Site
 from gpubpf_fragments import ROOM
 
 HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"

@@ -359,7 +359,7 @@ def sources() -> str:
         "agent/definitions.py",
         "ebpf/bytecode.py",
         "ebpf/maps.py",
-        "ptx/values.py",
+        "ptx/symbols.py",
     )  # as in the agent's Makefile
     for file in (*files, *(ROOT / "lib/gpubpf" / path for path in shared)):
         if file.suffix in (".c", ".cpp", ".h", ".def", ".cu", ".S", ".py"):

@@ -17,9 +17,11 @@ from engine_device import Array, Device, compile_cuda, library, nvcc
 from gpubpf.ebpf.maps import GROUPS, SAMPLED
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
+from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.module import Module, render
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import TABLE, Injected, Placement
+from gpubpf.ptx.symbols import TABLE
+from gpubpf.ptx.values import Placement
 from gpubpf_fragments import ROOM, log, tally
 
 PTX = Path(__file__).resolve().parents[1] / "gpubpf" / "ptx"

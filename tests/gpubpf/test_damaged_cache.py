@@ -12,6 +12,7 @@ import pytest
 
 from cache_damage import DAMAGES
 from gpubpf import cache
+from gpubpf.agent.protocol import FoundKernel
 from gpubpf.ebpf import compile
 from gpubpf.images import assemble, copies, instrument, mapped
 from gpubpf.images.assemble import KernelResources, Target
@@ -23,7 +24,7 @@ from gpubpf_fragments import TIME
 TEXT = "int begins(struct gpu_entry *ctx) { return 0; } /* is not compiled here */"
 PTX = b".version 8.3\n.target sm_80\n.address_size 64\n.visible .entry fine() { ret; }\n"
 IMAGE = FatbinImage("ptx", 80, "", (8, 3), "", 0, "", 0, False, PTX)
-STAGES = ("program", "fragment", "sidecar", "assemble", "images")
+STAGES = ("program", "fragment", "sidecar", "assemble", "images", "layouts")
 
 
 class Made:
@@ -48,6 +49,7 @@ class Made:
         monkeypatch.setattr(assemble, "_assemblers", lambda: (assembler,))
         monkeypatch.setattr(mapped, "_names", self.counted(mapped._names))
         monkeypatch.setattr(mapped, "SLOW", -1)
+        monkeypatch.setattr(mapped, "_parsed_layouts", self.counted(mapped._parsed_layouts))
 
     def counted(self, make: Callable[..., object]) -> Callable[..., object]:
         def wrapper(*arguments: object) -> object:
@@ -70,6 +72,9 @@ class Made:
                 )
             case "assemble":
                 made = assemble._assemble(PTX.decode(), Target("gpu", (8, 0)), ())
+            case "layouts":
+                made = mapped._layouts(IMAGE, [FoundKernel("fine", ()), FoundKernel("gone", ())])
+                assert made == {"fine": ((), (0, 0), None)}
             case _:
                 file = mapped._FileImages("app", SimpleNamespace(identity="this file"), ((IMAGE,),))
                 made = file.names(0, IMAGE)
@@ -125,7 +130,8 @@ def test_malformed_contents(made: Made, tmp_path: Path, stage: str, content: byt
 def test_a_stage_of_another_version(made: Made, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     first, _ = made.make(stage)
     module = {"program": compile, "fragment": compile, "sidecar": instrument, "assemble": assemble}
-    monkeypatch.setattr(module.get(stage, mapped), "_version", lambda: "of another version")
+    version = "_layouts_version" if stage == "layouts" else "_version"
+    monkeypatch.setattr(module.get(stage, mapped), version, lambda: "of another version")
     assert made.make(stage)[1] >= 1
     assert made.make(stage) == (first, 0)
 

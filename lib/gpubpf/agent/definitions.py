@@ -24,8 +24,7 @@ from pathlib import Path
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
 from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
-from gpubpf.ptx.device_launches import GRIDS
-from gpubpf.ptx.values import TABLE
+from gpubpf.ptx.symbols import GRIDS, TABLE
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
 PROTOCOL_VERSION = 26  # of all that agent and tool exchange: messages, and files that both map

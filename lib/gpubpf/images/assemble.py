@@ -27,8 +27,7 @@ from gpubpf import cache
 from gpubpf.errors import AssembleError, ImageError
 from gpubpf.images import fatbin, yields
 from gpubpf.process import privileges
-from gpubpf.ptx.emit import FUNCTION
-from gpubpf.ptx.flow import DEVICE_RUNTIME
+from gpubpf.ptx.symbols import DEVICE_RUNTIME, FUNCTION
 
 GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is 7.5
 # Tegra GPUs. Their code does not run on desktop GPUs of the same major number, or vice versa (CUDA programming guide, "Binary
@@ -181,7 +180,7 @@ def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 _Made: TypeAlias = tuple[bytes, dict[str, KernelResources], tuple[str, ...]]
 
 # A declaration of a function of the device runtime, as render() writes it. Such a module must be linked with libcudadevrt.a.
-_OF_RUNTIME = re.compile(rb"^\.extern \.func (?:\([^)]*\) )?" + DEVICE_RUNTIME.pattern.encode(), re.MULTILINE)
+_OF_RUNTIME = re.compile(rb"^\.extern \.func (?:\([^)]*\) )?" + DEVICE_RUNTIME.encode(), re.MULTILINE)
 
 
 def _assemble(ptx: str, target: Target, options: tuple[str, ...], niceness: int = 0) -> _Made:

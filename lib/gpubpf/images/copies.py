@@ -29,9 +29,11 @@ from gpubpf.ptx import contraction, module, parser
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.device_launches import launched_name
 from gpubpf.ptx.inject import inject
+from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.probe import DIVIDING, FREQUENT, SEEING_RESULTS
+from gpubpf.ptx.symbols import LIMITED
 from gpubpf.ptx.trim import trim
-from gpubpf.ptx.values import LIMITED, Injected, Placement
+from gpubpf.ptx.values import Placement
 from gpubpf.show import progress, table
 
 _CAREFUL = "-Ofc=min"

@@ -22,8 +22,6 @@ from gpubpf import cache, elf
 from gpubpf.errors import Error, ImageError, PtxError
 from gpubpf.images import fatbin
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.ptx import parser
-from gpubpf.ptx.link import Input, find_definitions, is_local, is_weak, link
 
 LTO = "link-time optimised code (-dlto) without PTX"
 # NVIDIA's code for launches from kernels, which nvcc adds. It uses private entry points of the driver.
@@ -115,6 +113,8 @@ def _link(
     key = cache.key(_version(), str(partial), *sorted(overridden), *texts)
     store = cache.default()
     if (made := store.get(_STAGE, key)) is None:
+        from gpubpf.ptx.link import Input, link  # imported here, because few programs link
+
         inputs = [Input(f"text {k}", text) for k, text in enumerate(texts)]
         # A part without PTX may define the missing names.
         linked = link(inputs, complete=False, overridden=overridden, partial=partial)
@@ -255,6 +255,10 @@ def _symbols(part: Iterable[FatbinImage]) -> _Symbols | None:
 
 
 def _symbols_of_ptx(text: str) -> _Symbols:
+    # Imported here, because few programs link.
+    from gpubpf.ptx import parser
+    from gpubpf.ptx.link import find_definitions, is_local, is_weak
+
     parsed = parser.parse(text)
     defined = find_definitions(parsed)
     linked = {name: item for name, item in defined.items() if not is_local(item)}

@@ -40,8 +40,7 @@ from gpubpf.images.sidecar import (
     unpack,
 )
 from gpubpf.lower.fragment import Fragment
-from gpubpf.ptx import parser
-from gpubpf.ptx.values import LIMITED
+from gpubpf.ptx.symbols import LIMITED
 
 COUNTING_NICENESS = 10  # of ptxas where it only counts registers
 # A module with more kernels to instrument is a large one. Of 500 kernels, memtrace's copies take 100 s of CPU time, one alone 0.5 s.
@@ -136,6 +135,8 @@ def _large(text: str) -> tuple[str, ...]:
     """Return the kernels of a large module whose copies can be made at any time; none if it is another module, or no PTX."""
     if text.count(".entry") <= MANY_KERNELS or any(word in text for word in _NEEDS_ALL):
         return ()
+    from gpubpf.ptx import parser  # imported here, because few modules are large
+
     try:
         return tuple(parser.parse(text).entries)
     except PtxError:
@@ -206,6 +207,8 @@ def _entries_for(images: Sequence[FatbinImage], target: Target) -> list[str]:
 
 def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
     """Return the kernels of a module, from all images that can be read."""
+    from gpubpf.ptx import parser  # imported here, because nearly all sidecars come from the cache
+
     found: dict[str, None] = {}
     for image in images:
         try:

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpubpf import cache
 from gpubpf.agent.definitions import AMBIGUOUS
@@ -36,10 +36,9 @@ from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
 from gpubpf.images.triton import TritonCache
 from gpubpf.process import address_space, target_files
-from gpubpf.ptx import module, parser
-from gpubpf.ptx.values import parameter_layout
 
 if TYPE_CHECKING:
+    from gpubpf.ptx import module
     from gpubpf.ptx.call_graph import CallGraph
 
 T = TypeVar("T")
@@ -57,6 +56,7 @@ MEMORY_LIMIT = 1 << 30  # bytes of a file to read from a process's memory
 _RESERVED_SHARED = 1024
 _MOST_THREADS = 1024  # per block
 _STAGE = "images"
+_LAYOUTS = "layouts"
 _CHUNK = 1 << 22
 _ENTRY = re.compile(rb"\.entry\s+([\w$%.]+)")
 _TEXT_PTX = re.compile(rb"^\s*\.version\s+\d", re.MULTILINE)
@@ -617,8 +617,7 @@ def _differs(told: object, known: object) -> bool:
     return told is not None and known is not None and told != known
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """A kernel's layout in PTX. `shared`: bounds of its static shared memory in bytes. `threads`: limit per block, or None."""
 
     parameters: tuple[tuple[int, int], ...]
@@ -641,22 +640,57 @@ class _Layout:
 
 def _layouts(image: FatbinImage, kernels: Iterable[FoundKernel]) -> dict[str, _Layout]:
     """Return the layouts of those `kernels` that the PTX contains. Raises PtxError, ImageError."""
-    from gpubpf.ptx.call_graph import CallGraph  # imported here, because few kernels need it
+    names = sorted(kernel.name for kernel in kernels)
+    text = image.text
+    key, store = cache.key(_layouts_version(), text, *names), cache.default()
+    found = cache.from_json(store.get(_LAYOUTS, key), _cached_layouts)
+    if found is None or len(found) != len(names):
+        found = _parsed_layouts(text, names)
+        store.put(_LAYOUTS, key, json.dumps(found).encode())
+    return {name: layout for name, layout in zip(names, found, strict=True) if layout is not None}
 
-    parsed = parser.parse(image.text)
+
+def _cached_layouts(value: Any) -> list[_Layout | None]:
+    return [layout and _cached_layout(*layout) for layout in value]
+
+
+def _cached_layout(parameters: Any, shared: Any, threads: Any) -> _Layout:
+    least, most = map(int, shared)
+    limit = None if threads is None else int(threads)
+    return _Layout(tuple((int(offset), int(size)) for offset, size in parameters), (least, most), limit)
+
+
+@functools.cache
+def _layouts_version() -> str:
+    package = Path(__file__).resolve().parents[1]
+    return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), Path(__file__)])
+
+
+def _parsed_layouts(text: str, names: Iterable[str]) -> list[_Layout | None]:
+    """Return the layouts of the named kernels in a PTX text, None for a kernel that is not there. Raises PtxError."""
+    # Imported here, because nearly all layouts come from the cache.
+    from gpubpf.ptx import parser
+    from gpubpf.ptx.call_graph import CallGraph
+    from gpubpf.ptx.injected import parameter_layout
+
+    parsed = parser.parse(text)
     graph = CallGraph(parsed)
-    found = {}
-    for kernel in kernels:
-        if (entry := parsed.entries.get(kernel.name)) is not None:
-            variables = _shared(parsed, graph, kernel.name)
-            least = sum(variable.size for variable in variables)
-            most = sum(variable.size + variable.alignment for variable in variables)
-            found[kernel.name] = _Layout(parameter_layout(entry)[0], (least, most), _threads(entry))
+    found: list[_Layout | None] = []
+    for name in names:
+        if (entry := parsed.entries.get(name)) is None:
+            found.append(None)
+            continue
+        variables = _shared(parsed, graph, name)
+        least = sum(variable.size for variable in variables)
+        most = sum(variable.size + variable.alignment for variable in variables)
+        found.append(_Layout(parameter_layout(entry)[0], (least, most), _threads(entry)))
     return found
 
 
 def _shared(parsed: module.Module, graph: CallGraph, kernel: str) -> list[module.Variable]:
     """Return the variables in static shared memory that a kernel uses."""
+    from gpubpf.ptx import module
+
     found: dict[tuple[str, str], module.Variable] = {}
     for name in graph.reach(kernel):
         for statement in parsed.functions[name].body or ():
@@ -688,7 +722,9 @@ def _alike(candidates: list[FatbinImage], found: Found) -> list[FatbinImage]:
 
 
 def _trimmed(image: FatbinImage, found: Found) -> str:
-    from gpubpf.ptx.trim import trim  # imported here, because few kernels need it
+    # Imported here, because few kernels need it.
+    from gpubpf.ptx import module, parser
+    from gpubpf.ptx.trim import trim
 
     try:
         parsed = parser.parse(image.text)

@@ -15,8 +15,8 @@ from graphlib import CycleError, TopologicalSorter
 from gpubpf import names
 from gpubpf.images.assemble import KernelResources
 from gpubpf.ptx.call_graph import CallGraph
-from gpubpf.ptx.emit import FUNCTION, WAITING
-from gpubpf.ptx.values import PREFIX
+from gpubpf.ptx.emit import WAITING
+from gpubpf.ptx.symbols import FUNCTION, PREFIX
 
 
 def recursive(graph: CallGraph, kernels: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 
 from gpubpf.elf import STT_FUNC, Elf, NameTable, of_bytes
-from gpubpf.ptx.emit import FUNCTION
+from gpubpf.ptx.symbols import FUNCTION
 
 _OURS = re.compile(rf"(?:.*\$)?{FUNCTION}\d+", re.DOTALL)  # after the name of the kernel
 # For compute capabilities 8.0 to 12.0; ptxas 13.0 writes no YIELD there for 7.5. An instruction has 16 bytes. The first 8 of both here

@@ -21,7 +21,7 @@ from .computation import Element, computation, is_chosen
 from .congruence import common_bits
 from .contraction import products_before
 from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
-from .device_launches import GRIDS, launched_name, launches_grid
+from .device_launches import launched_name, launches_grid
 from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
 from .exits import plan_exits
 from .flow import BRANCHES, LEAVING, Flow, callee, counted, find_names
@@ -51,8 +51,9 @@ from .plan import PASSED_WORK, InjectionPlan, Role
 from .probe import AT, BYTES, DIVIDING, SEEING_RESULTS, effect, in_rows, shard_register, wants
 from .sampling import GROUP, SKIPS, choice, units
 from .source import source_lines
+from .symbols import GRIDS, LAUNCH, TABLE
 from .tables import SiteTable, VariableTable
-from .values import LAUNCH, TABLE, WAYS_OUT, Placement, Site
+from .values import WAYS_OUT, Placement, Site
 from .words import word
 
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the kernel

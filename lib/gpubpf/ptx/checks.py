@@ -11,9 +11,10 @@ from gpubpf.lower.launch_block import LaunchBlock, align
 from .address_flow import Parameter
 from .call_graph import CallGraph
 from .device_launches import kernels_passed
-from .flow import DEVICE_RUNTIME, GRID_BUFFER, SYSTEM_FUNCTIONS
+from .flow import GRID_BUFFER, SYSTEM_FUNCTIONS
+from .injected import parameter_layout
 from .module import Function, Module, PtxInstruction, Variable
-from .values import PREFIX, parameter_layout
+from .symbols import DEVICE_RUNTIME, PREFIX
 
 # The special registers that probes read (PTX ISA 9.0, chapter 10).
 _SPECIAL = re.compile(
@@ -97,7 +98,7 @@ def _check_code(module: Module, graph: CallGraph, name: str) -> None:
 
 def _check_function(module: Module, function: Function, graph: CallGraph) -> None:
     meant = module.functions.get(graph.resolve(function.name))
-    linked = function.name in SYSTEM_FUNCTIONS or DEVICE_RUNTIME.fullmatch(function.name) is not None
+    linked = function.name in SYSTEM_FUNCTIONS or re.fullmatch(DEVICE_RUNTIME, function.name) is not None
     if (meant is None or not meant.defined) and not linked:
         raise Refusal(f"needs device linking: {function.name}")
     signature = {variable.name for variable in (*function.parameters, *function.returns)}

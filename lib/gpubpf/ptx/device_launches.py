@@ -1,7 +1,7 @@
 """Kernels that launch kernels (dynamic parallelism): which kernels they launch, and the names of those in the copy.
 
 A kernel launches another one by its address. In the copy of a module, that is the address of a *launched copy* in the same module: the
-other kernel without probes, under the name `launched_name`. The copy counts the grids that it launches in the u64 GRIDS.
+other kernel without probes, under the name `launched_name`. The copy counts the grids that it launches in the u64 `symbols.GRIDS`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Collection
 from .address_flow import Parameter
 from .flow import GRID_LAUNCH, callee, find_names
 from .module import Address, Close, Function, Group, Name, Open, Operand, PtxInstruction
-from .values import LAUNCHED, PREFIX
-
-GRIDS = f"{PREFIX}_grids"  # in the table of addresses: that of the number of grids
+from .symbols import LAUNCHED
 
 
 def launched_name(kernel: str) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from .module import AT_LINE, Directive, PtxInstruction, Statement, Variable
 
-FUNCTION = "gpubpf_program"  # what begins the names of functions that hold programs,
-WAITING = "gpubpf_waiting"  # and of those where a thread may wait for another one
+WAITING = "gpubpf_waiting"  # what begins the names of functions where a thread may wait for another one
 RETURNED = "gpubpf_returned"  # the return parameter of a function that had none
 
 

@@ -6,7 +6,7 @@ from gpubpf.lower.launch_block import LaunchBlock
 
 from .emit import text
 from .module import Directive
-from .values import LAUNCH
+from .symbols import LAUNCH
 
 _NUMBERS = tuple(f"%{of}.{axis}" for of in ("ctaid", "tid") for axis in "xyz")
 

@@ -50,8 +50,7 @@ from .module import Close as CloseScope
 
 # Functions that the driver links (CUDA C++ Programming Guide: formatted output, allocation, assertion).
 SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__assert_fail"})
-# Functions of the device runtime (libcudadevrt.a), and those of them with which kernels launch kernels (dynamic parallelism).
-DEVICE_RUNTIME = re.compile(r"(?:__cudaCDP2|cuda)[A-Z]\w*")
+# Functions of the device runtime (libcudadevrt.a) with which kernels launch kernels (dynamic parallelism).
 KERNEL_LAUNCHES = re.compile(r"(?:__cudaCDP2|cuda)(?:GetParameterBuffer|LaunchDevice)")
 GRID_BUFFER = re.compile(r"(?:__cudaCDP2|cuda)GetParameterBuffer\w*")
 GRID_LAUNCH = re.compile(r"(?:__cudaCDP2|cuda)LaunchDevice\w*")

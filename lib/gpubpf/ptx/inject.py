@@ -39,11 +39,12 @@ from gpubpf.lower.launch_block import launch_block
 
 from .call_graph import CallGraph
 from .checks import check_kernel
+from .injected import Injected
 from .module import Module, render
 from .plan import InjectionPlan
 from .sampling import choice, units
 from .sidecar import SidecarModule
-from .values import Injected, InjectedKernel, Placement
+from .values import InjectedKernel, Placement
 
 
 def inject(

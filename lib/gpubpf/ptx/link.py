@@ -17,11 +17,12 @@ from itertools import accumulate, chain
 
 from gpubpf.errors import Error
 
-from .flow import DEVICE_RUNTIME, SYSTEM_FUNCTIONS, find_initializer_names
+from .flow import SYSTEM_FUNCTIONS, find_initializer_names
 from .indirect import PARTIAL
 from .module import Directive, Function, Item, Module, Variable, render
 from .parser import parse
 from .source import source_files
+from .symbols import DEVICE_RUNTIME
 from .tokens import strip_comments
 
 _IDENTIFIER = re.compile(r'"(?:\\.|[^"\\\n])*"?|(?<![\w$%.])[\w$]+')  # or a string, which is not renamed
@@ -163,7 +164,7 @@ def _all_defined(inputs: Sequence[Input], modules: Sequence[Module], definitions
         for name, item in _named(module).items():
             if name in definitions or name in SYSTEM_FUNCTIONS:
                 continue
-            if isinstance(item, Function) and DEVICE_RUNTIME.fullmatch(name):
+            if isinstance(item, Function) and re.fullmatch(DEVICE_RUNTIME, name):
                 continue  # the embedded device has these itself
             if isinstance(item, Variable) and item.space == "shared":
                 continue  # dynamic shared memory: the launch defines it

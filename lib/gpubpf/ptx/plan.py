@@ -19,13 +19,14 @@ from .barriers import barrier
 from .call_graph import CallGraph
 from .computation import Computation, asynchronous, computation, is_chosen
 from .cost import ADDED, SKIPPED
-from .emit import FUNCTION, WAITING, array, opcode_of, widened
+from .emit import WAITING, array, opcode_of, widened
 from .flow import BRANCHES, ENDING, find_names
 from .module import Address, Function, Module, PtxInstruction, with_spaces
 from .operands import operands, without_value
 from .probe import FREQUENT, Filler, wants
 from .seldom import called, shortened
-from .values import LAUNCH, PREFIX, WAYS_OUT, Placement
+from .symbols import FUNCTION, LAUNCH, PREFIX
+from .values import WAYS_OUT, Placement
 
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Fragment

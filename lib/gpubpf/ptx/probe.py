@@ -19,7 +19,8 @@ from gpubpf.lower.launch_block import LaunchBlock, map_of
 from .access import Access, Rows
 from .cost import remarked
 from .sampling import GROUP, SKIPS
-from .values import LAUNCH, Placement
+from .symbols import LAUNCH
+from .values import Placement
 
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Argument

@@ -10,17 +10,19 @@ from gpubpf.lower.launch_block import align
 from .body import Body
 from .call_graph import may_wait
 from .constants import is_constant
-from .device_launches import GRIDS, launched_name
+from .device_launches import launched_name
 from .emit import array, at_lines, marked
 from .executions import count_executions
 from .flow import GRID_LAUNCH, find_initializer_names
 from .indirect import Entry
+from .injected import parameter_layout
 from .module import Directive, Function, Item, Module, Variable
 from .plan import InjectionPlan
 from .source import source_files
 from .split import is_split, split_body
+from .symbols import GRIDS, LAUNCH, TABLE
 from .tables import SiteTable, VariableTable
-from .values import LAUNCH, TABLE, InjectedKernel, InjectedVariable, parameter_layout
+from .values import InjectedKernel, InjectedVariable
 
 # Constants may point to further constants. Chains longer than this are not copied.
 MAX_POINTERS = 16

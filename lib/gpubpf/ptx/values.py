@@ -1,4 +1,7 @@
-"""The arguments and results of `inject`: placements, sites, instrumented kernels."""
+"""What `inject` is given and what it reports: placements, sites, instrumented kernels.
+
+It imports no PTX model: a cached result needs none.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gpubpf.lower.launch_block import LaunchBlock, align
-
-from .module import Directive, Function, Module, render
+from gpubpf.lower.launch_block import LaunchBlock
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Unit
     from gpubpf.lower.fragment import Fragment
-
-TABLE = "gpubpf_variables"
-LAUNCH = "gpubpf_launch"
-PREFIX = "gpubpf"
-LIMITED = "$gpubpf_limited"  # suffix of the name of a copy that is limited to fewer registers
-LAUNCHED = "$gpubpf_launched"  # suffix of the name of a copy that other kernels launch (device_launches.py)
-
-
-def original_name(copy: str) -> str:
-    """Return the name of the kernel that a copy in a sidecar was made of."""
-    return copy.removesuffix(LIMITED).removesuffix(LAUNCHED)
 
 
 WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
@@ -146,68 +136,3 @@ class InjectedVariable:
     def refusal(self) -> str:
         """Why these kernels cannot be instrumented if the program has loaded the module before; "" if they can."""
         return "" if self.fixed else f"indirect call; the program may have changed {self.name}"
-
-
-@dataclass(frozen=True)
-class Injected:
-    """The instrumented module. `text` has no kernels if all were refused. `refusals`: reasons by mangled name.
-
-    `text` is the rendered `module`. launched: the kernels that have a copy for other kernels to launch (device_launches.py).
-    """
-
-    text: str
-    kernels: dict[str, InjectedKernel]
-    variables: tuple[InjectedVariable, ...]
-    refusals: dict[str, str]
-    module: Module = dataclasses.field(repr=False)
-    launched: tuple[str, ...] = ()
-
-    @property
-    def late_refusals(self) -> dict[str, str]:
-        """The kernels that cannot be instrumented in a program that has loaded the module before, each with the reason."""
-        return {k: v.refusal for v in self.variables if v.refusal for k in v.kernels} | self.refusals
-
-    def limited(self, limits: Mapping[str, int]) -> str:
-        """Return `text` with a second copy of each kernel in `limits`, NAME$gpubpf_limited, limited to that many registers."""
-        made = [
-            dataclasses.replace(_limit(self.module.functions[name], registers), name=name + LIMITED)
-            for name, registers in limits.items()
-        ]
-        return render(dataclasses.replace(self.module, items=(*self.module.items, *made)))
-
-    def within(self, limits: Mapping[str, int]) -> Injected:
-        """Return the same with each kernel in `limits` limited to that many registers, unless it has a limit of its own."""
-        items = [
-            _limit(item, limits[item.name])
-            if isinstance(item, Function) and item.defined and item.name in limits and not _limits(item)
-            else item
-            for item in self.module.items
-        ]
-        module = dataclasses.replace(self.module, items=tuple(items))
-        return dataclasses.replace(self, text=render(module), module=module) if limits else self
-
-
-_LIMITS = ("maxnreg", "minnctapersm")  # directives that limit a kernel's registers
-
-
-def _limits(kernel: Function) -> bool:
-    return any(directive.name in _LIMITS for directive in kernel.directives)
-
-
-def _limit(kernel: Function, registers: int) -> Function:
-    """Return the kernel with a limit of its registers, which takes the place of those that it has."""
-    others = tuple(d for d in kernel.directives if d.name not in _LIMITS)
-    return dataclasses.replace(kernel, directives=(*others, Directive("maxnreg", f".maxnreg {registers}")))
-
-
-def parameter_layout(function: Function) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Return (offset, size) of each parameter of a kernel, and the end of the last, in bytes (PTX ISA 5.1.6: natural alignment)."""
-    found = []
-    end = 0
-    for parameter in function.parameters:
-        # In `.param .u64 .ptr .global .align 16 p`, the alignment is that of the memory that p points to.
-        natural = 8 if "ptr" in parameter.attributes else parameter.alignment
-        offset = align(end, natural)
-        found.append((offset, parameter.size))
-        end = offset + parameter.size
-    return tuple(found), end

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpubpf.agent.definitions import Reason
 from gpubpf.agent.protocol import REASON_NAMES, KernelFault, NoRoom
-from gpubpf.ptx.values import original_name
+from gpubpf.ptx.symbols import original_name
 from gpubpf.show import table
 
 # --- why a launch is not counted: keys of `not_instrumented` -------------------------------------------------------

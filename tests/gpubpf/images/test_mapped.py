@@ -23,7 +23,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
 from gpubpf.process import address_space, target_files
 from gpubpf.ptx import module, parser
-from gpubpf.ptx.values import parameter_layout
+from gpubpf.ptx.injected import parameter_layout
 from gpubpf_hold import holding
 
 NVCC = shutil.which("nvcc")

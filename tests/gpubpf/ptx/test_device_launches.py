@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpubpf.images.assemble import Target, assemble, find_ptxas
-from gpubpf.ptx.device_launches import GRIDS, launched_name
+from gpubpf.ptx.device_launches import launched_name
 from gpubpf.ptx.inject import inject
+from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Injected, Placement
+from gpubpf.ptx.symbols import GRIDS
+from gpubpf.ptx.values import Placement
 from gpubpf_fragments import log, tally
 
 needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="needs ptxas")

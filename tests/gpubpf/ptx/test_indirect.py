@@ -9,9 +9,11 @@ import pytest
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.indirect import MAX_TARGETS, Entry, Shape, entries, indirect_calls, shape_of
 from gpubpf.ptx.inject import inject
+from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.link import Input, link
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import TABLE, Injected, Placement
+from gpubpf.ptx.symbols import TABLE
+from gpubpf.ptx.values import Placement
 from gpubpf_fragments import log, tally
 from gpubpf_sass import assembled
 

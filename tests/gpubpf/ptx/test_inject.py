@@ -14,9 +14,11 @@ from gpubpf.lower.launch_block import LaunchBlock, launch_block
 from gpubpf.ptx.exits import MAX_EXIT_COPIES
 from gpubpf.ptx.flow import LEAVING
 from gpubpf.ptx.inject import inject
+from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.module import Module, PtxInstruction, render
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import TABLE, Injected, Placement
+from gpubpf.ptx.symbols import TABLE
+from gpubpf.ptx.values import Placement
 from gpubpf_fragments import TIME, Argument, Fragment, log, tally
 from gpubpf_sass import assembled, need, registers, sass
 from ptxrun import Memory, Thread, place_variables

@@ -163,7 +163,8 @@ def main(path: str) -> None:
     from gpubpf.ptx.inject import inject
     from gpubpf.ptx.module import Function, render
     from gpubpf.ptx.parser import parse
-    from gpubpf.ptx.values import TABLE, Placement
+    from gpubpf.ptx.symbols import TABLE
+    from gpubpf.ptx.values import Placement
     from gpubpf_fragments import tally
 
     device = Device()

@@ -42,6 +42,7 @@ def test_a_signal_that_another_thread_receives(number: str, flags: str) -> None:
     )
     assert (done.stdout, done.stderr) == (f"[True] {flags} True\n", "")
 
+
 AFTER = """
 import os, signal
 from gpubpf.session.command import Signals
