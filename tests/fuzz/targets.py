@@ -721,9 +721,10 @@ def hard_mappings() -> Iterable[bytes]:
 @target(seeds=mapping_seeds, hard=hard_mappings)
 def mappings(data: bytes) -> None:
     """Read the list of a process's mappings. Each line is at most one of them."""
-    lines = [line for line in data.decode("utf-8", "replace").split("\n") if "-" in line]
-    assert len(address_space.parse(data)) <= len(lines)
-    address_space.libraries(address_space.parse(data))
+    lines = [line for line in data.split(b"\n") if b"-" in line]
+    found = address_space.parse(data.split(b"\n"))
+    assert len(found) <= len(lines)
+    address_space.libraries(found)
 
 
 def dispatch_seeds() -> Iterable[bytes]:

@@ -38,6 +38,7 @@ import signal
 import socket
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,9 @@ SOON = 1.0
 # Bytes after the entry of cuInit that still count as the entry: its first instruction may have run.
 ENTRY = 16
 PACKET = 1 << 16
+MAPPINGS = (
+    2 << 20
+)  # bytes of a process's list of mappings, about 20,000 of them; a process with more is not held
 FORGOTTEN = 4096  # ended processes to remember
 
 _ANOTHER: dict[str, Any] = {}  # in _HoldHelper._pending: the process has executed another program or ended
@@ -338,9 +342,10 @@ class _HoldHelper:
                 self._release(arrival.pid)
             elif not arrival.base:
                 at_entry = event.entry <= registers.rip < event.entry + ENTRY
-                mapped = address_space.mappings(arrival.pid, _C_LIBRARY if at_entry else None)
-                code = ProcessCode(arrival.pid, memory, mapped)
-                functions = code.functions(arrival.pid)
+                with _ordinary_priority():
+                    mapped = address_space.mappings(arrival.pid, _C_LIBRARY if at_entry else None, MAPPINGS)
+                    code = ProcessCode(arrival.pid, memory, mapped)
+                    functions = code.functions(arrival.pid)
                 traced.pause = self._pause
                 arrival.base = borrow.make_worker_and_wait(traced, memory, code, functions, at_entry)
                 if arrival.base:
@@ -396,6 +401,20 @@ class _HoldHelper:
             return thread.detached or (thread.poll() and thread.release())
         except ThreadEnded:
             return True
+
+
+@contextlib.contextmanager
+def _ordinary_priority() -> Iterator[None]:
+    """Read what a process may make large without real-time priority, which would keep all others from this CPU meanwhile."""
+    policy = os.sched_getscheduler(0)
+    if not policy & os.SCHED_FIFO:
+        yield
+        return
+    os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, os.sched_param(1))
 
 
 def _set_realtime_priority() -> int:

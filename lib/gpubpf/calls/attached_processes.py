@@ -17,7 +17,7 @@ from gpubpf.calls.probes import CallProbes
 from gpubpf.calls.traced_processes import TracedProcesses
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
-from gpubpf.process import traceable
+from gpubpf.process import proc, traceable
 from gpubpf.show import cli
 
 _ELF_32 = b"\x7fELF\x01"
@@ -57,7 +57,8 @@ class AttachedProcesses:
         """Announce what is traced."""
         self.waiting = list(self._processes.pids)
         if self._args.command and (program := shutil.which(self._args.command[0])):
-            self._check_bits(program, os.path.basename(program))
+            with suppress(OSError), open(program, "rb") as file:
+                self._check_bits(os.path.basename(program), file.read(len(_ELF_32)) != _ELF_32)
         if self._processes.everyone:
             self._note("watching every process")
             if self._args.json:
@@ -73,14 +74,13 @@ class AttachedProcesses:
                 if any(True for _ in libraries.mapped(pid, self._names)):
                     self._announce(pid, traceable.comm(pid))
                 else:
-                    self._check_bits(f"/proc/{pid}/exe", traceable.comm(pid))
+                    self._check_bits(traceable.comm(pid), proc.is_64_bit(pid))
 
-    def _check_bits(self, program: str, name: str) -> None:
+    def _check_bits(self, name: str, is_64_bit: bool) -> None:
         """Give a notice if a program can load none of the libraries that have probes."""
-        with suppress(OSError), open(program, "rb") as file:
-            if name not in self._of_32_bits and file.read(len(_ELF_32)) == _ELF_32:
-                self._of_32_bits.add(name)
-                self._note(f"{name} is a 32-bit program; only calls of 64-bit libraries are traced")
+        if not is_64_bit and name not in self._of_32_bits:
+            self._of_32_bits.add(name)
+            self._note(f"{name} is a 32-bit program; only calls of 64-bit libraries are traced")
 
     def check_calls(self) -> None:
         """Announce the processes that have made their first call since the last check."""

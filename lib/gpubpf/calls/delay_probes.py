@@ -16,8 +16,6 @@ launches/off_cpu.py explains why it measures off-CPU times in another way.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +25,7 @@ from gpubpf.calls.arrays import GAP
 from gpubpf.errors import Error, VerifyError
 from gpubpf.linux import btf, tracepoints
 from gpubpf.linux.host_programs import HostProbe, try_load
+from gpubpf.process import proc
 
 if TYPE_CHECKING:
     import numpy as np
@@ -301,10 +300,8 @@ def _owned(tgid: int, count: int) -> bytes:
 def _sockets(pid: int) -> set[int]:
     """Return the inodes of the sockets that a process has open, among its first _MOST_FILES files."""
     found = set()
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in itertools.islice(entries, _MOST_FILES):
-            with contextlib.suppress(OSError, ValueError):
-                target = os.readlink(entry.path)
-                if target.startswith("socket:["):
-                    found.add(int(target[8:-1]))
+    with contextlib.suppress(OSError):
+        for target in proc.open_files(pid, _MOST_FILES):
+            if target.startswith("socket:["):
+                found.add(int(target[8:-1]))
     return found

@@ -31,7 +31,7 @@ from gpubpf.elf import Elf
 from gpubpf.errors import ImageError
 from gpubpf.linux import libraries
 from gpubpf.names import KernelName
-from gpubpf.process import address_space
+from gpubpf.process import address_space, proc
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,7 +179,7 @@ class _Process:
 
     pid: int
     parent: int = 0
-    program: tuple[int, int] | None = None
+    program: tuple[int, int, int] | None = None
     mapped: tuple[address_space.Mapping, ...] = ()
     files: dict[tuple[str, int], _ElfFile | None] = field(default_factory=dict)
     others: set[tuple[str, int]] = field(default_factory=set)  # files without device code
@@ -187,17 +187,16 @@ class _Process:
 
     @property
     def alive(self) -> bool:
-        return os.path.exists(f"/proc/{self.pid}")
+        return proc.exists(self.pid)
 
     def look(self) -> None:
         """Read the process's mappings and open new files. Raise OSError if it has ended; known files are kept."""
-        with open(f"/proc/{self.pid}/stat", "rb") as stat:
-            self.parent = int(stat.read().rpartition(b")")[2].split()[1])
+        self.parent = int(proc.stat(self.pid)[1])
         mapped = tuple(m for m in address_space.mappings(self.pid) if m.file[1])
         if mapped and mapped != self.mapped:
             self.mapped = mapped
             self.found.clear()
-        self.program = _identity(self.pid)
+        self.program = _program(self.pid)
         for m in mapped:  # open the files now, since the process may end
             if m.file not in self.files and m.file not in self.others:
                 file = self._open(m)
@@ -215,7 +214,7 @@ class _Process:
 
     def symbol(self, address: int) -> str | None:
         """Return the kernel whose symbol has this address."""
-        if self.program is not None and _identity(self.pid) not in (None, self.program):  # exec
+        if self.program is not None and _program(self.pid) not in (None, self.program):  # exec
             with contextlib.suppress(OSError):
                 self.look()
         if address not in self.found:
@@ -283,11 +282,10 @@ class _Process:
                 yield file, library.base - (first.address - first.offset)
 
 
-def _identity(pid: int) -> tuple[int, int] | None:
-    """Return the device and inode of the program that a process runs, or None if it has ended."""
+def _program(pid: int) -> tuple[int, int, int] | None:
+    """Return the file of the program that a process runs, or None if it has ended."""
     with contextlib.suppress(OSError):
-        state = os.stat(f"/proc/{pid}/exe")
-        return state.st_dev, state.st_ino
+        return proc.program(pid)
     return None
 
 

@@ -20,7 +20,7 @@ from gpubpf.calls.traced_processes import TracedProcesses, check_privileges
 from gpubpf.errors import Error, ImageError
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
-from gpubpf.process import address_space, traceable, users
+from gpubpf.process import address_space, proc, traceable, users
 from gpubpf.show import cli, table
 
 if TYPE_CHECKING:
@@ -161,6 +161,8 @@ def _add_process(found: Listed, pid: int, wanted_names: LibraryNames, wanted: Se
         mapped = {m.file: m for m in address_space.mappings(pid) if m.code and m.file[1]}
     except (FileNotFoundError, ProcessLookupError):
         raise Error(f"there is no process {pid}; run ps to list the processes") from None
+    except proc.TooLarge as error:
+        raise Error(f"pid {pid} cannot be listed: {error.strerror}; name another process") from None
     except OSError as error:
         raise Error(f"pid {pid}: {error.strerror}; name a process of yours, or run as root") from None
     for m in mapped.values():

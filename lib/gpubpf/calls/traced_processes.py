@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from gpubpf.ebpf.compile import capable
 from gpubpf.errors import SessionError
-from gpubpf.process import privileges, users
+from gpubpf.process import privileges, proc, users
 from gpubpf.session import joining
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, run
 
@@ -199,7 +199,7 @@ class TracedProcesses:
 
 def _cannot_open(pid: int, error: OSError) -> SessionError:
     """Return the error that says why a process has no pidfd."""
-    if os.path.exists(f"/proc/{pid}"):
+    if proc.exists(pid):
         return SessionError(
             f"pid {pid} is not a process but a thread of one ({error.strerror}); name the process"
         )

@@ -16,12 +16,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpubpf.errors import ImageError
 from gpubpf.images import fatbin
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.process import address_space, target_files, traceable
+from gpubpf.process import address_space, proc, target_files, traceable
 
 MOST_DIRECTORIES = 1 << 17
 MOST_FILES = 256  # in one directory
@@ -127,22 +126,17 @@ class TritonCache:
 
     def _places(self) -> Iterable[str]:
         """Return the directories that may contain caches of the process, in the process's own naming."""
-        environment: dict[bytes, bytes] = {}
+        environment: dict[str, str] = {}
         with contextlib.suppress(OSError):
-            for variable in Path(f"/proc/{self._pid}/environ").read_bytes().split(b"\0"):
-                name, _, value = variable.partition(b"=")
-                environment[name] = value
+            environment = proc.environment(self._pid, ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME"))
         found: dict[str, None] = {}
-        if place := environment.get(b"TRITON_CACHE_DIR"):
-            found[os.fsdecode(place)] = None
-        for home in (
-            environment.get(b"TRITON_HOME"),
-            environment.get(b"HOME") or os.fsencode(_home(self._pid)),
-        ):
+        if place := environment.get("TRITON_CACHE_DIR"):
+            found[place] = None
+        for home in (environment.get("TRITON_HOME"), environment.get("HOME") or _home(self._pid)):
             if home:
-                found[os.path.join(os.fsdecode(home), ".triton", "cache")] = None
+                found[os.path.join(home, ".triton", "cache")] = None
         with contextlib.suppress(OSError):
-            for mapping in address_space.mappings(self._pid):
+            for mapping in address_space.mappings(self._pid, _LAUNCHER):
                 if launcher := _LAUNCHER.match(mapping.path):
                     found[launcher[1]] = None
         return [place for place in found if place.startswith("/")]

@@ -20,12 +20,13 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import UsageError, out_of_files
-from gpubpf.process import address_space, bpf_syscall, libc, target_files
+from gpubpf.process import address_space, bpf_syscall, libc, proc, scans, target_files
+from gpubpf.process.scans import ScanBudget
 
 _CACHE = Path("/etc/ld.so.cache")
 _DIRECTORIES = (
@@ -129,30 +130,44 @@ def _unreadable_skipped() -> Iterator[None]:
             raise
 
 
-def running(names: LibraryNames) -> dict[tuple[str, int], list[MappedCode]]:
-    """Return the mappings of matching libraries' code in running processes, by the file's (device, inode)."""
+def running(
+    names: LibraryNames, unsearched: Callable[[str], None] = lambda who: None
+) -> dict[tuple[str, int], list[MappedCode]]:
+    """Return the mappings of matching libraries' code in running processes, by the file's (device, inode).
+
+    unsearched: called with each process whose list of mappings is too large ("process 12 is"), and with each user for whose processes
+    no time is left (ScanBudget).
+    """
     found: dict[tuple[str, int], list[MappedCode]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                for m in mapped(int(entry), names):
+    budget, exhausted = ScanBudget(), set[int]()
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        try:
+            if budget.exhausted(user := scans.user_of(pid)):
+                if user not in exhausted:
+                    unsearched(f"some processes of user {user} are")
+                exhausted.add(user)
+                continue
+            with budget.scan(user):
+                for m in mapped(pid, names):
                     found.setdefault((m.device, m.inode), []).append(m)
+        except proc.TooLarge:
+            unsearched(f"process {pid} is")
+        except OSError:
+            continue
     return found
 
 
 def mapped(pid: int, names: LibraryNames) -> Iterator[MappedCode]:
     """Yield the mappings of matching libraries' code in one process. Raises OSError."""
-    data = Path(f"/proc/{pid}/maps").read_bytes()
-    if not any(hint in data for hint in names.hints):
-        return
-    for m in address_space.mappings(pid, re.compile(r"/")):
+    hinted = (line for line in proc.lines(pid, "maps") if any(hint in line for hint in names.hints))
+    for m in address_space.parse(hinted):
         if m.code and names.match(m.path):
             yield MappedCode(pid, m.start, m.end, m.offset, m.file[0], m.file[1], m.path)
 
 
 def open_mapped(m: MappedCode) -> int:
     """Open the mapped file. Return its descriptor. Raises OSError; FileNotFoundError if the process has ended."""
-    os.stat(f"/proc/{m.pid}/ns/mnt")
+    proc.check(m.pid)
     if not _served_by_kernel(m.pid, m.device):
         raise OSError(errno.EACCES, "it is in a FUSE file system")
     try:
@@ -187,7 +202,7 @@ def key(file: int) -> Key:
 
 
 def _served_by_kernel(pid: int, device: str) -> bool:
-    kind = _file_system(str(pid), device) or _file_system("self", device)
+    kind = _file_system(pid, device) or _file_system(os.getpid(), device)
     if kind is None:
         # In a chroot, no list of mounts has the root device, but the tool runs from it. Files in memory are in no list either.
         number = tuple(int(part, 16) for part in device.split(":"))
@@ -205,15 +220,15 @@ def _memory_device() -> int:
         os.close(file)
 
 
-def _file_system(process: str, device: str) -> str | None:
+def _file_system(pid: int, device: str) -> str | None:
     """Return the type of the file system on this device, if it is mounted in the process's mount namespace."""
     major, _, minor = device.partition(":")
-    wanted = f"{int(major, 16)}:{int(minor, 16)}"
+    wanted = b"%d:%d" % (int(major, 16), int(minor, 16))
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process}/mountinfo").read_text(errors="replace").split("\n"):
-            before, _, after = line.partition(" - ")
-            if before.split(" ")[2:3] == [wanted]:
-                return after.split()[0]
+        for line in proc.lines(pid, "mountinfo"):
+            before, _, after = line.partition(b" - ")
+            if before.split(b" ")[2:3] == [wanted]:
+                return after.split()[0].decode("utf-8", "replace")
     return None
 
 

@@ -319,8 +319,13 @@ class Uprobes:
     def _probe_running(self) -> None:
         """Probe the matching libraries of all running processes."""
         for group in self._groups:
-            for (device, inode), mapped in libraries.running(group.names).items():
+            for (device, inode), mapped in libraries.running(group.names, self._not_searched).items():
                 self._probe_mapped(device, inode, mapped)
+
+    def _not_searched(self, who: str) -> None:
+        """Say that processes may use libraries without probes."""
+        self.incomplete = True
+        self._notice(f"{who} not searched for libraries: reading the list of mappings takes too long")
 
     def _probe_mapped(self, device: str, inode: int, mapped: Sequence[MappedCode]) -> None:
         """Probe a file that processes have mapped, unless that has already been done."""

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from gpubpf import elf
 from gpubpf.errors import out_of_files
-from gpubpf.process import target_files
+from gpubpf.process import proc, target_files
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ([0-9a-f]{1,16}) (\S+) ([0-9]{1,20})\b\s*(.*)")
+MOST_MAPPINGS = 1 << 17  # kept: twice the default of vm.max_map_count
 AGENT = re.compile(r".*libgpubpf-agent(-hsa)?\.so[^/]*$")  # the path of the mapped file
 
 
@@ -60,33 +61,50 @@ class Library:
         return tuple((m.start, m.end) for m in self.mappings if m.code)
 
 
-def mappings(pid: int, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
-    """Return all mappings of a process, or those of files whose paths match `of`. Raises OSError."""
-    return parse(Path(f"/proc/{pid}/maps").read_bytes(), of)
+def mappings(
+    pid: int, of: re.Pattern[str] | None = None, most: int = proc.LARGEST_LIST
+) -> tuple[Mapping, ...]:
+    """Return all mappings of a process, or those of files whose paths match `of`.
+
+    `most`: the limit of the whole list, in bytes. Raises OSError; proc.TooLarge beyond the limits.
+    """
+    return parse(proc.lines(pid, "maps", most), of)
 
 
-def parse(data: bytes, of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
-    """Return the mappings listed in data like /proc/PID/maps: all, or those of files whose paths match `of`."""
-    found = []
-    for line in _lines(data):
+def parse(lines: Iterable[bytes], of: re.Pattern[str] | None = None) -> tuple[Mapping, ...]:
+    """Return the mappings in lines like those of /proc/PID/maps: all, or those of files whose paths match `of`.
+
+    In a path, a line feed is `\\012`, and bytes that are not UTF-8 are U+FFFD. Raises proc.TooLarge.
+    """
+    found: list[Mapping] = []
+    for raw in lines:
+        line = raw.decode("utf-8", "replace")
         if of is not None and not of.match(line, max(line.find("/"), 0)):
             continue
         if m := _LINE.match(line):
+            if len(found) == MOST_MAPPINGS:
+                raise proc.TooLarge("maps")
             found.append(_mapping(m))
     return tuple(found)
 
 
-def _lines(data: bytes) -> list[str]:
-    # Not splitlines, which splits at more characters than line feeds. Paths can contain those; the kernel only escapes line feeds.
-    return data.decode("utf-8", "replace").split("\n")
-
-
 def mapping_at(pid: int, address: int) -> Mapping | None:
     """Return the mapping that contains an address. Raises OSError."""
-    for line in _lines(Path(f"/proc/{pid}/maps").read_bytes()):
-        if (m := _LINE.match(line)) and int(m[1], 16) <= address < int(m[2], 16):
-            return _mapping(m)
-    return None
+    try:
+        at = proc.mapped_at(pid, address)
+    except OSError as error:
+        if error.errno not in (errno.ENOTTY, errno.ENAMETOOLONG):
+            raise
+        for line in proc.lines(pid, "maps"):
+            m = _LINE.match(line.decode("utf-8", "replace"))
+            if m and int(m[1], 16) <= address < int(m[2], 16):
+                return _mapping(m)
+        return None
+    if at is None:
+        return None
+    device = f"{at.device[0]:02x}:{at.device[1]:02x}"
+    path = at.path.decode("utf-8", "replace").replace("\n", "\\012")
+    return Mapping(at.start, at.end, at.permissions, at.offset, (device, at.inode), path)
 
 
 def is_return_probe(pid: int, address: int) -> bool:
@@ -118,11 +136,15 @@ def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
 
 def executed_another_program(pid: int) -> bool:
     """Return whether a process that had the agent has executed another program. Then the agent is no longer mapped."""
+    others = False
     try:
-        mapped = mappings(pid)
+        for line in proc.lines(pid, "maps"):
+            if parse([line], AGENT):
+                return False
+            others = True
     except OSError:
         return False
-    return bool(mapped) and not any(AGENT.match(m.path) for m in mapped)
+    return others
 
 
 class Memory:
@@ -176,7 +198,7 @@ def _is_local(device: str) -> bool:
     """Return whether a device from /proc/PID/maps is a file system that is also mounted here and is served by the kernel itself."""
     if not _local.get(device):
         with contextlib.suppress(OSError):
-            for line in _lines(Path("/proc/self/mountinfo").read_bytes()):
+            for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").split("\n"):
                 before, _, after = line.partition(" - ")
                 if ":" not in (number := "".join(before.split(" ")[2:3])):
                     continue

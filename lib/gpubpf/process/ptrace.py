@@ -24,10 +24,9 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gpubpf.errors import out_of_files
-from gpubpf.process import libc, syscalls
+from gpubpf.process import libc, proc, syscalls
 
 _libc = libc.library_with_gil
 _ptrace = _libc.ptrace
@@ -310,7 +309,7 @@ class TracedThread:
 def threads_of(pid: int) -> list[int]:
     """Return the IDs of a process's threads. Raises ThreadEnded, or OSError if no more files can be opened."""
     try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+        return proc.threads(pid)
     except OSError as error:
         if out_of_files(error):
             raise
@@ -330,7 +329,7 @@ class BlockedCall:
 def blocked_call(pid: int, tid: int) -> BlockedCall | None:
     """Return the system call in which a thread sleeps; None if it is running or the call cannot be read."""
     try:
-        fields = Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()
+        fields = proc.text(pid, f"task/{tid}/syscall").split()
     except OSError:
         return None
     if len(fields) != 9:
@@ -343,14 +342,14 @@ def blocked_call(pid: int, tid: int) -> BlockedCall | None:
 def parent(pid: int) -> int:
     """Return the ID of the parent process; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        return int(proc.stat(pid)[1])
     return 0
 
 
 def is_dead(pid: int, tid: int) -> bool:
     """Return whether a thread has ended, possibly as a zombie. Raises OSError if no more files can be opened."""
     try:
-        return Path(f"/proc/{pid}/task/{tid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return proc.stat(pid, tid)[0] in (b"Z", b"X")
     except OSError as error:
         if out_of_files(error):
             raise

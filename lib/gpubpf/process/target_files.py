@@ -41,7 +41,12 @@ def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
 
 def open_mapped(pid: int, start: int, end: int) -> int:
     """Open the file that is mapped there, even if it has been deleted. Raises OSError; requires CAP_CHECKPOINT_RESTORE (proc(5))."""
-    return open_regular(f"/proc/{pid}/map_files/{start:x}-{end:x}")
+    return open_regular(mapped_path(pid, start, end))
+
+
+def mapped_path(pid: int, start: int, end: int) -> str:
+    """Return a path of the file that is mapped there, which works in this process."""
+    return f"/proc/{pid}/map_files/{start:x}-{end:x}"
 
 
 def open_regular(path: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpubpf.errors import OUT_OF_FILES, TOO_MANY_FILES, SessionError, out_of_files
-from gpubpf.process import privileges
+from gpubpf.process import privileges, proc
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused, parent, threads_of
 from gpubpf.process.users import User
 
@@ -22,7 +22,7 @@ _MOST_ANCESTORS = 1000
 def comm(pid: int) -> str:
     """Return the name of a process; "" if it has ended."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
+        return proc.comm(pid)
     return ""
 
 
@@ -31,8 +31,7 @@ def started(pid: int) -> float:
 
     A process keeps its start time when it executes another program."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return int(proc.stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 
@@ -51,7 +50,8 @@ def children(pid: int) -> set[int]:
     with contextlib.suppress(OSError, ThreadEnded):
         for tid in threads_of(pid):
             with contextlib.suppress(OSError):
-                found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split()))
+                *whole, _ = proc.read(pid, f"task/{tid}/children").split(b" ")
+                found |= set(map(int, whole))
     return found
 
 
@@ -89,12 +89,11 @@ class OutOfFiles(SessionError):
 def status(pid: int) -> dict[str, str]:
     """Return the fields of /proc/PID/status; empty if there is no such process. Raises OSError if no more files can be opened."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        return proc.status(pid)
     except OSError as error:
         if out_of_files(error):
             raise
         return {}
-    return {name: rest.strip() for name, _, rest in (line.partition(":") for line in text.split("\n"))}
 
 
 def check_traceable(pid: int) -> None:
@@ -135,9 +134,8 @@ def check_traceable(pid: int) -> None:
         raise SessionError(
             f"{who} uses a shadow stack, cannot attach; start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
         )
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/exe", "rb") as file:
-        head = file.read(20)
-        if head[:4] == b"\x7fELF" and (head[4] != 2 or head[18:20] != b"\x3e\0"):
+    with contextlib.suppress(OSError):
+        if not proc.is_64_bit(pid):
             raise SessionError(
                 f"{who} is not a 64-bit x86 program, which CUDA requires here; name another process"
             )
@@ -164,6 +162,11 @@ def refusal(pid: int, code: int) -> SessionError:
         code = error.errno or code
     if code in OUT_OF_FILES:
         return OutOfFiles(pid)
+    if code == errno.E2BIG:  # only proc.TooLarge has this number
+        return SessionError(
+            f"pid {pid} ({comm(pid)}) cannot be traced: its list of mappings is too large;"
+            " start the program with the tool instead"
+        )
     # EFAULT: its memory is not what was mapped a moment ago.
     if not known or code in (errno.ESRCH, errno.EFAULT) or known.get("State", "Z")[0] in "ZX":
         return ProcessEnded(f"pid {pid} ended, or executed another program, while the tool was attaching")
@@ -221,7 +224,7 @@ def is_exiting(pid: int) -> bool:
 def _flags(pid: int) -> int | None:
     """Return the kernel's flags (PF_*) of a process's main thread; None if it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[6])
+        return int(proc.stat(pid)[6])
     except (OSError, IndexError, ValueError):
         return None
 
@@ -235,6 +238,6 @@ def _number(path: str) -> int:
 
 def _other_namespace(pid: int) -> bool:
     try:
-        return os.readlink(f"/proc/{pid}/ns/user") != os.readlink("/proc/self/ns/user")
+        return proc.link(pid, "ns/user") != os.readlink("/proc/self/ns/user")
     except OSError:
         return True

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus, Vendor
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import address_space, traceable
+from gpubpf.process import address_space, proc, traceable
 from gpubpf.session.device import Device
 from gpubpf.session.reasons import (
     BUSY,
@@ -53,6 +53,7 @@ _LIBRARIES = {
     Vendor.NVIDIA: re.compile(r".*/libcuda\.so[^/]*$"),
     Vendor.AMD: re.compile(r".*/libhsa-runtime64\.so[^/]*$"),
 }
+_CLOCKS = {Vendor.NVIDIA: "CUDASIM_CLOCK", Vendor.AMD: "HIPSIM_CLOCK"}  # environment variables
 _AGENTS = {Vendor.NVIDIA: agent.LIBRARY, Vendor.AMD: agent.HSA_LIBRARY}
 _THUNK = re.compile(r".*/libhsakmt\.so[^/]*$")  # hipsim's, or the one that ROCr uses for an AMD GPU
 # Beside `AttachStatus`: a held thread was released before the hooks were in, so the agent has given up.
@@ -264,15 +265,15 @@ def devices_of(pid: int) -> dict[Vendor, Device]:
     traceable.check_traceable(pid)
     found: dict[Vendor, Device] = {}
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        for vendor, library, symbol, clock in (
-            (Vendor.NVIDIA, _LIBRARIES[Vendor.NVIDIA], "cudasim_untimed", "CUDASIM_CLOCK"),
-            (Vendor.AMD, _THUNK, "hipsim_virtual_now", "HIPSIM_CLOCK"),
+        clocks = proc.environment(pid, _CLOCKS.values())
+        for vendor, library, symbol in (
+            (Vendor.NVIDIA, _LIBRARIES[Vendor.NVIDIA], "cudasim_untimed"),
+            (Vendor.AMD, _THUNK, "hipsim_virtual_now"),
         ):
             if not _libraries(pid, _LIBRARIES[vendor]):
                 continue
             embedded = any(symbol in address_space.exports(pid, lib) for lib in _libraries(pid, library))
-            virtual = f"{clock}=virtual".encode() in variables
+            virtual = clocks.get(_CLOCKS[vendor]) == "virtual"
             environment = {"CUDASIM_CLOCK": "virtual" if virtual else "real"}
             found[vendor] = Device("sim", environment) if embedded else Device("gpu")
     except OSError as error:

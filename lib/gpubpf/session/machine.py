@@ -31,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Set
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.linux import libraries
-from gpubpf.process import target_files, traceable
+from gpubpf.process import proc, scans, target_files, traceable
+from gpubpf.process.scans import ScanBudget
 from gpubpf.session import device
 from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, REACHED_LATE, TOO_LATE, TRACED
 from gpubpf.session.workers import DaemonThreadPool
@@ -57,12 +59,26 @@ MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between scans of one proces
 
 JOINS = 8  # concurrent attaches
 _DRIVER = libraries.LibraryNames("libcuda.so", "libhsa-runtime64.so")
+_DRIVER_FILES = b"/libcuda.so", b"/libhsa-runtime64.so"  # how their names begin
 _MAPPED = re.compile(
-    rb"^([0-9a-f]+-[0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +(/.*/lib(?:cuda|hsa-runtime64)\.so[^/\n]*)$", re.M
+    rb"([0-9a-f]+)-([0-9a-f]+) \S+ [0-9a-f]+ (\S+) (\d+) +/.*/lib(?:cuda|hsa-runtime64)\.so[^/]*$"
 )
 FIRST_USE = ("cuInit", "hsa_queue_create")  # functions that a process must call before it can launch a kernel
 _NO_DRIVER, _NO_PROBE = -math.inf, math.inf  # stored instead of a probe's time
 _FileId = tuple[bytes, int]  # a file as /proc/PID/maps identifies it: device, inode
+
+
+@dataclass
+class _Schedule:
+    """When a process is scanned. `due`: time.monotonic. `pause`: seconds until the scan after that. `user`: its user ID."""
+
+    user: int
+    due: float = 0.0
+    pause: float = MIN_SCAN_INTERVAL / 2
+
+    def scanned(self, now: float) -> None:
+        self.pause = min(2 * self.pause, MAX_SCAN_INTERVAL)
+        self.due = now + self.pause
 
 
 class MachineWatcher:
@@ -85,8 +101,9 @@ class MachineWatcher:
         self._closing = threading.Event()
         # CLOCK_BOOTTIME when a file's probe was in place; _NO_DRIVER: not a driver; _NO_PROBE: a driver without a probe.
         self._probed_files: dict[_FileId, float] = {}
-        # Pid → (time of the next scan (time.monotonic), interval in seconds).
-        self._next_scan: dict[int, tuple[float, float]] = {}
+        self._next_scan: dict[int, _Schedule] = {}  # by pid
+        self._budget = ScanBudget()
+        self._delayed: set[int] = set()  # users whose processes had to wait
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
         # Processes that have loaded ROCr but do not use it yet: pid → start time. They will be held when they start to use it.
         self._unused: dict[int, float] = {}
@@ -213,13 +230,24 @@ class MachineWatcher:
             self._unused.pop(pid, None)
         joins = []
         for pid in pids:
-            due, pause = self._next_scan.get(pid, (0.0, MIN_SCAN_INTERVAL / 2))
-            if due > now and not everything:
+            schedule = self._next_scan.get(pid) or _Schedule(scans.user_of(pid))
+            if schedule.due > now and not everything:
                 continue
-            pause = min(2 * pause, MAX_SCAN_INTERVAL)
-            self._next_scan[pid] = now + pause, pause
+            self._next_scan[pid] = schedule
+            if self._budget.exhausted(schedule.user):
+                self._delay(schedule.user)
+                continue
+            schedule.scanned(now)
             seen = time.monotonic_ns()
-            files = _drivers(pid)
+            try:
+                with self._budget.scan(schedule.user):
+                    files = _drivers(pid)
+            except proc.TooLarge:
+                schedule.due = now + MAX_SCAN_INTERVAL
+                # Attaching to the process fails for the same reason, and reports it.
+                if self._hold_helper.claim(pid, seen):
+                    joins.append(self._begin_to_join(pid, traceable.comm(pid), None, late))
+                continue
             untried = files.keys() - self._probed_files.keys()
             for file in untried:
                 self._probe_driver(files[file], file)
@@ -240,6 +268,14 @@ class MachineWatcher:
                 comm = traceable.comm(pid)
                 joins.append(self._begin_to_join(pid, comm, None, late))
         return joins
+
+    def _delay(self, user: int) -> None:
+        """Say that the processes of a user are scanned later, once."""
+        if user not in self._delayed:
+            self._delayed.add(user)
+            self._note(
+                f"processes of user {user} may be attached late or missed: searching them for GPU drivers takes too long"
+            )
 
     def _probe_driver(self, path: str, file: _FileId | None = None) -> None:
         """Put a probe on the first-use function of a driver file. `file`: its id in /proc/PID/maps, if known.
@@ -291,12 +327,9 @@ class MachineWatcher:
 def _started_by_a_tool(pid: int) -> bool:
     """Return whether the process was started under a tool, whose agent the driver loads during initialization."""
     with contextlib.suppress(OSError):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        library = agent.HSA_LIBRARY.name.encode()
-        return any(
-            variable.startswith(b"CUDA_INJECTION64_PATH=")
-            or (variable.startswith(b"HSA_TOOLS_LIB=") and library in variable)
-            for variable in variables
+        variables = proc.environment(pid, ("CUDA_INJECTION64_PATH", "HSA_TOOLS_LIB"))
+        return "CUDA_INJECTION64_PATH" in variables or (
+            agent.HSA_LIBRARY.name in variables.get("HSA_TOOLS_LIB", "")
         )
     return False
 
@@ -304,11 +337,15 @@ def _started_by_a_tool(pid: int) -> bool:
 def _drivers(pid: int) -> dict[_FileId, str]:
     """Return the driver files that a process maps: id → a path that works in this process's mount namespace.
 
-    Empty if the process has ended or may not be read. Raises OSError if no more files can be opened."""
+    Empty if the process has ended or may not be read. Raises OSError if no more files can be opened; proc.TooLarge."""
     found: dict[_FileId, str] = {}
     try:
-        for where, place, inode, _ in _MAPPED.findall(Path(f"/proc/{pid}/maps").read_bytes()):
-            found.setdefault((place, int(inode)), f"/proc/{pid}/map_files/{where.decode()}")
+        for line in proc.lines(pid, "maps"):
+            if any(name in line for name in _DRIVER_FILES) and (m := _MAPPED.match(line)):
+                place = target_files.mapped_path(pid, int(m[1], 16), int(m[2], 16))
+                found.setdefault((m[3], int(m[4])), place)
+    except proc.TooLarge:
+        raise
     except OSError as error:
         if out_of_files(error):
             raise

@@ -21,14 +21,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
-from gpubpf.process import libc, privileges, traceable
+from gpubpf.process import libc, privileges, proc, traceable
 from gpubpf.session import joining, readout, reasons, summary, translating
 from gpubpf.session.budget import Budget
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
@@ -309,10 +308,7 @@ class Session:
         """Wait at most LEAVING_WAIT until the server has read all messages of ended processes."""
         deadline = time.monotonic() + LEAVING_WAIT
         with self._measurement.lock:
-            while any(
-                not p.disconnected and not Path(f"/proc/{p.pid}").exists()
-                for p in self._measurement.processes
-            ):
+            while any(not p.disconnected and not proc.exists(p.pid) for p in self._measurement.processes):
                 if (left := deadline - time.monotonic()) <= 0:
                     break
                 self._measurement.lock.wait(left)

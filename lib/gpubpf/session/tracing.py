@@ -13,11 +13,11 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import sampling
 from gpubpf.errors import Error, SessionError, UsageError
+from gpubpf.process import proc
 from gpubpf.session import amd_device, device, joining
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Follow, Listener, Plan, Targets
@@ -224,8 +224,7 @@ def target(args: argparse.Namespace) -> Target:
     with contextlib.suppress(SessionError, OSError):  # a process without a driver may use any device
         if args.pid:
             chosen = joining.device_of(args.pid[0])
-            variables = Path(f"/proc/{args.pid[0]}/environ").read_bytes().split(b"\0")
-            environment = dict(os.fsdecode(v).partition("=")[::2] for v in variables)
+            environment = proc.environment(args.pid[0], ["CUDASIM_CC"])
             return Target(chosen.kind, device.compute_capability(chosen, environment))
     try:
         chosen = device.choose(args.device)

@@ -32,7 +32,7 @@ from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes, Event
 from gpubpf.errors import Error, SessionError
 from gpubpf.images.sidecar import Sidecar
-from gpubpf.process import address_space, bpf_syscall, fresh_thread, ptrace, traceable
+from gpubpf.process import address_space, bpf_syscall, fresh_thread, proc, ptrace, traceable
 from gpubpf.session import device, machine
 from gpubpf.session.machine import MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
@@ -582,14 +582,14 @@ def test_a_scan_without_open_files_is_repeated(built: Path, monkeypatch: pytest.
     joined = Joined(built)
     failing = 3
     drivers = machine._drivers
-    read_bytes = Path.read_bytes
+    lines = proc.lines
 
-    def read(path: Path) -> bytes:
+    def read(pid: int, name: str, *most: int) -> Iterator[bytes]:
         nonlocal failing
-        if failing and path.name == "maps":
+        if failing:
             failing -= 1
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return read_bytes(path)
+        return lines(pid, name, *most)
 
     child = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline()
@@ -597,7 +597,7 @@ def test_a_scan_without_open_files_is_repeated(built: Path, monkeypatch: pytest.
     watched = MachineWatcher(joined.join, joined.miss, notes.append)
     watched.start()
     try:
-        monkeypatch.setattr(Path, "read_bytes", read)
+        monkeypatch.setattr(proc, "lines", read)
         monkeypatch.setattr(machine, "_drivers", drivers)
         eventually(lambda: joined.missed, 20)
     finally:

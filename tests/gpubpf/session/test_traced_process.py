@@ -42,7 +42,9 @@ def test_a_program_follows_another_in_the_same_process() -> None:
 def test_a_caller_that_a_return_probe_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     page = 0x7FFFFFFFE000
     maps = f"{page:x}-{page + 4096:x} --xp 00000000 00:00 0                          [uprobes]\n"
-    mapped = address_space.parse(maps.encode() + b"7f0000000000-7f0000002000 rwxp 00000000 00:00 0\n")
+    mapped = address_space.parse(
+        [*maps.encode().split(b"\n"), b"7f0000000000-7f0000002000 rwxp 00000000 00:00 0"]
+    )
     monkeypatch.setattr(
         address_space, "mapping_at", lambda pid, at: next((m for m in mapped if m.start <= at < m.end), None)
     )

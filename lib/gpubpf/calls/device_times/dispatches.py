@@ -28,14 +28,13 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from gpubpf.calls.device_times import HSA, ROCPROFILER, Agent, agent_for
 from gpubpf.errors import TOO_MANY_FILES, out_of_files
-from gpubpf.process import ptrace
+from gpubpf.process import proc, ptrace
 from gpubpf.session.command import rocr_tool
 
 if TYPE_CHECKING:
@@ -354,10 +353,9 @@ class Dispatches:
         if unknown:
             with contextlib.suppress(OSError, ptrace.ThreadEnded):
                 for tid in ptrace.threads_of(process.pid):
-                    with contextlib.suppress(OSError, ValueError, IndexError):
-                        status = Path(f"/proc/{process.pid}/task/{tid}/status").read_text("utf-8", "replace")
-                        line = next(line for line in status.split("\n") if line.startswith("NSpid:"))
-                        process.threads[int(line.split()[-1])] = tid
+                    with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+                        inside = proc.status(process.pid, tid)["NSpid"].split()[-1]
+                        process.threads[int(inside)] = tid
             for tid in unknown:
                 process.threads.setdefault(tid, 0)
         return np.array([process.threads[int(tid)] for tid in tids], tids.dtype)

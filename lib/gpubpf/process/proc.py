@@ -1,0 +1,221 @@
+"""Read the files of /proc/PID, with limits.
+
+    proc.comm(pid)
+    proc.status(pid)["Uid"]
+    proc.environment(pid, ["HOME"])
+    for line in proc.lines(pid, "maps"): …
+
+A process chooses the content of these files, and the size of some, without privileges: its name (prctl), its command line and its
+environment (PR_SET_MM), the paths that it maps, its mounts. So every read is bounded in bytes, lists also in the length of a line and
+in CPU time, and no text is assumed to be UTF-8. Other packages name no path below /proc/PID.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import itertools
+import os
+import struct
+import time
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from gpubpf.process import libc
+
+SMALL = 1 << 20  # bytes of a file that the kernel itself limits
+LARGEST_LIST = 32 << 20  # bytes of a list: three times what the default vm.max_map_count mappings need
+LONGEST_LINE = 1 << 15  # bytes: a path of PATH_MAX bytes has up to 16 KiB when all are escaped
+LONGEST_LIST = 5.0  # seconds of CPU time to read a list, and to work on its lines meanwhile
+LARGEST_ENVIRONMENT = (
+    6 << 20
+)  # bytes: the most that execve(2) accepts, unless the limit on the stack is raised
+LONGEST_VARIABLE = 1 << 17  # bytes: MAX_ARG_STRLEN
+_PIECE = 1 << 16  # bytes
+
+# PROCMAP_QUERY, include/uapi/linux/fs.h
+_QUERY = struct.Struct("=QQQQQQQQQIIIIQQ")
+_PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
+_FLAGS = ((1, "r"), (2, "w"), (4, "x"))
+_SHARED = 8
+
+_AT_FDCWD, _DONT_SYNC, _STATX_INO = -100, 0x4000, 0x100  # statx(2)
+
+
+class TooLarge(OSError):
+    """A list of a process exceeds the limits."""
+
+    def __init__(self, name: str) -> None:
+        what = {"maps": "mappings", "mountinfo": "mounts"}.get(name, name)
+        super().__init__(errno.E2BIG, f"its list of {what} is too large")
+
+
+def read(pid: int, name: str, most: int = SMALL) -> bytes:
+    """Return up to `most` bytes of a file of a process. `name`: such as "stat" or "task/12/status". Raises OSError."""
+    found = bytearray()
+    with _opened(pid, name) as file:
+        while len(found) < most and (data := os.read(file, min(_PIECE, most - len(found)))):
+            found += data
+    return bytes(found)
+
+
+def text(pid: int, name: str) -> str:
+    """Return a file of a process as text. Raises OSError."""
+    return read(pid, name).decode("utf-8", "replace")
+
+
+def exists(pid: int) -> bool:
+    """Return whether a process exists. A zombie does."""
+    return os.path.exists(f"/proc/{pid}")
+
+
+def link(pid: int, name: str) -> str:
+    """Return what a symbolic link of a process shows, such as "exe" or "ns/user". Raises OSError."""
+    return os.readlink(f"/proc/{pid}/{name}")
+
+
+def program(pid: int) -> tuple[int, int, int]:
+    """Return the file of the program that a process runs: its device's major and minor number, and its inode. Raises OSError.
+
+    Unlike os.stat, this does not ask the file system, which may never answer (FUSE).
+    """
+    path = ctypes.create_string_buffer(b"/proc/%d/exe" % pid)
+    found = ctypes.create_string_buffer(256)
+    libc.system_call(
+        "statx", _AT_FDCWD, ctypes.addressof(path), _DONT_SYNC, _STATX_INO, ctypes.addressof(found)
+    )
+    major, minor = struct.unpack_from("=II", found, 136)
+    return major, minor, int.from_bytes(found.raw[32:40], "little")
+
+
+def check(pid: int) -> None:
+    """Raise FileNotFoundError if a process has ended, and PermissionError if this thread may not look at it."""
+    os.stat(f"/proc/{pid}/ns/mnt")
+
+
+def open_files(pid: int, most: int) -> Iterator[str]:
+    """Yield what the links of a process's open files show, for `most` files. Raises OSError."""
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in itertools.islice(entries, most):
+            with contextlib.suppress(OSError):
+                yield os.readlink(entry.path)
+
+
+def threads(pid: int) -> list[int]:
+    """Return the IDs of a process's threads. Raises OSError."""
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+
+
+def comm(pid: int) -> str:
+    """Return the name of a process. Raises OSError."""
+    return text(pid, "comm").removesuffix("\n")
+
+
+def stat(pid: int, tid: int | None = None) -> list[bytes]:
+    """Return the fields of a process's or a thread's stat file after its name: the first is its state. Raises OSError."""
+    return read(pid, "stat" if tid is None else f"task/{tid}/stat").rpartition(b")")[2].split()
+
+
+def status(pid: int, tid: int | None = None) -> dict[str, str]:
+    """Return the fields of a process's or a thread's status file. The kernel escapes the name in it. Raises OSError."""
+    found = text(pid, "status" if tid is None else f"task/{tid}/status")
+    return {name: rest.strip() for name, _, rest in (line.partition(":") for line in found.split("\n"))}
+
+
+def is_64_bit(pid: int) -> bool:
+    """Return whether a process runs a 64-bit program. Raises OSError, also for a kernel thread.
+
+    The auxiliary vector tells: its first word is a small number, and half of it in a 32-bit program's. The program's file would tell
+    too, but the process may have it from a file system that never answers.
+    """
+    return int.from_bytes(read(pid, "auxv", 8), "little") < 1 << 32
+
+
+def environment(pid: int, names: Collection[str]) -> dict[str, str]:
+    """Return those of the variables `names` that are set in a process's environment. Raises OSError.
+
+    As for getenv(3), the first value of a variable counts. Bytes that are not UTF-8 become surrogates (os.fsdecode). Variables beyond
+    LARGEST_ENVIRONMENT are not found, and none is that is longer than LONGEST_VARIABLE.
+    """
+    found: dict[str, str] = {}
+    wanted = set(map(os.fsencode, names))
+    for variable in _variables(pid):
+        name, equals, value = variable.partition(b"=")
+        if equals and name in wanted:
+            found.setdefault(os.fsdecode(name), os.fsdecode(value))
+    return found
+
+
+def _variables(pid: int) -> Iterator[bytes]:
+    """Yield the variables of a process's environment. Of longer ones than LONGEST_VARIABLE, the end comes, without the name."""
+    rest = b""
+    left = LARGEST_ENVIRONMENT
+    with _opened(pid, "environ") as file:
+        while left > 0 and (data := os.read(file, min(_PIECE, left))):
+            left -= len(data)
+            *whole, rest = (rest + data).split(b"\0")
+            yield from whole
+            if len(rest) > LONGEST_VARIABLE:
+                rest = b"="  # a variable without a name
+    if left > 0:
+        yield rest
+
+
+def lines(pid: int, name: str, most: int = LARGEST_LIST) -> Iterator[bytes]:
+    """Yield the lines of a list of a process, such as "maps". `most`: the limit in bytes.
+
+    Raises OSError; TooLarge beyond the limits."""
+    began = time.thread_time()
+    rest = b""
+    with _opened(pid, name) as file:
+        while data := os.read(file, _PIECE):
+            most -= len(data)
+            *whole, rest = (rest + data).split(b"\n")
+            longest = max(map(len, (*whole, rest)))
+            if most < 0 or longest > LONGEST_LINE or time.thread_time() > began + LONGEST_LIST:
+                raise TooLarge(name)
+            yield from whole
+    if rest:
+        yield rest
+
+
+class Mapped(NamedTuple):
+    """A mapping, as the kernel answers PROCMAP_QUERY. The values are those of a line of /proc/PID/maps."""
+
+    start: int
+    end: int
+    permissions: str
+    offset: int
+    device: tuple[int, int]
+    inode: int
+    path: bytes
+
+
+def mapped_at(pid: int, address: int) -> Mapped | None:
+    """Return the mapping that contains an address. Raises OSError: with ENOTTY, Linux is older than 6.11."""
+    name = ctypes.create_string_buffer(4096)
+    query = bytearray(
+        _QUERY.pack(_QUERY.size, 0, address, *[0] * 6, 0, 0, len(name), 0, ctypes.addressof(name), 0)
+    )
+    with _opened(pid, "maps") as file:
+        try:
+            fcntl.ioctl(file, _PROCMAP_QUERY, query)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+    _, _, _, start, end, flags, _, offset, inode, major, minor, size, _, _, _ = _QUERY.unpack(query)
+    permissions = "".join(letter if flags & bit else "-" for bit, letter in _FLAGS)
+    permissions += "s" if flags & _SHARED else "p"
+    return Mapped(start, end, permissions, offset, (major, minor), inode, name.raw[: max(size - 1, 0)])
+
+
+@contextlib.contextmanager
+def _opened(pid: int, name: str) -> Iterator[int]:
+    file = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)

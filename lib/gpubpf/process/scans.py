@@ -1,0 +1,61 @@
+"""The CPU time for reading the files of all processes, by user.
+
+    budget = ScanBudget()
+    with budget.scan(user):
+        mappings = list(proc.lines(pid, "maps"))
+    budget.exhausted(user)
+
+A process can make its files in /proc/PID large, and a user can have many processes. So each user's processes get only a part of the
+time, and nobody can keep a tool from the processes of others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from gpubpf.errors import out_of_files
+from gpubpf.process import proc
+
+# Seconds for the processes of one user at once, and the share of the time from then on.
+BURST, SHARE = 5.0, 0.1
+
+
+def user_of(pid: int) -> int:
+    """Return the user ID of a process; -1 if it has ended. Raises OSError if no more files can be opened."""
+    # The owner of /proc/PID is root if the process is not dumpable.
+    try:
+        return int(proc.status(pid)["Uid"].split()[0])
+    except OSError as error:
+        if out_of_files(error):
+            raise
+        return -1
+
+
+class ScanBudget:
+    """The CPU time that is left for each user's processes. Use it from one thread."""
+
+    def __init__(self) -> None:
+        self._left: dict[
+            int, tuple[float, float]
+        ] = {}  # by user: seconds, and when that was (time.monotonic)
+
+    def _now(self, user: int) -> tuple[float, float]:
+        now = time.monotonic()
+        left, when = self._left.get(user, (BURST, now))
+        return min(BURST, left + (now - when) * SHARE), now
+
+    def exhausted(self, user: int) -> bool:
+        """Return whether the processes of a user must wait."""
+        return user in self._left and self._now(user)[0] <= 0
+
+    @contextlib.contextmanager
+    def scan(self, user: int) -> Iterator[None]:
+        """Count the CPU time of this thread in the block."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            left, now = self._now(user)
+            self._left[user] = left - (time.thread_time() - began), now

@@ -1,0 +1,319 @@
+"""Files of /proc/PID: whatever a process chooses to be in them, and however large it makes them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from gpubpf.attach import holding
+from gpubpf.errors import SessionError
+from gpubpf.linux import libraries
+from gpubpf.linux.libraries import LibraryNames
+from gpubpf.process import address_space, fresh_thread, proc, ptrace, scans, traceable
+from gpubpf.session import device, joining, machine, translating
+from gpubpf_properties import generated
+
+ROOT = Path(__file__).parents[3]
+HERE = Path(__file__).parent
+PR_SET_NAME = 15
+TIGHT = 350_000  # KiB of memory: the tool itself needs less than half
+# Elsewhere: these read no text that a process chooses.
+OTHER = {("attach/loading.py", "/root"), ("linux/uprobes.py", "/mem")}
+
+needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_device = pytest.mark.skipif(
+    not (device.LIBRARIES / "libcuda.so.1").exists(), reason="needs the embedded device (script/setup)"
+)
+
+
+# --- only one module -----------------------------------------------------------------------------------------------
+
+
+def _paths(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and end of each formatted string for a path of a process."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr) or len(node.values) < 2:
+            continue
+        first, second, *rest = node.values
+        if (
+            isinstance(first, ast.Constant)
+            and str(first.value) == "/proc/"
+            and isinstance(second, ast.FormattedValue)
+            and ast.unparse(second.value) != "os.getpid()"
+        ):
+            yield node.lineno, str(rest[0].value) if rest and isinstance(rest[0], ast.Constant) else ""
+
+
+def test_only_the_package_process_names_files_of_processes() -> None:
+    assert list(_paths(ast.parse('open(f"/proc/{pid}/maps")'))) == [(1, "/maps")]
+    library = ROOT / "lib" / "gpubpf"
+    found = [
+        (str(file.relative_to(library)), line, end)
+        for file in sorted(library.rglob("*.py"))
+        if file.parent != library / "process"
+        for line, end in _paths(ast.parse(file.read_text()))
+    ]
+    assert [(file, line, end) for file, line, end in found if (file, end) not in OTHER] == []
+
+
+# --- any bytes -----------------------------------------------------------------------------------------------------
+
+_rest = b" S 1 5 5 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 4711 1 1\n"
+_names = st.binary(max_size=15).map(lambda name: name.replace(b"\0", b""))
+_texts = st.binary(max_size=300)
+
+
+@contextlib.contextmanager
+def _files(patch: pytest.MonkeyPatch, **contents: bytes) -> Iterator[None]:
+    """Let all processes have these files, by the last part of their names."""
+
+    @contextlib.contextmanager
+    def opened(pid: int, name: str) -> Iterator[int]:
+        file = os.memfd_create("test")
+        try:
+            os.write(file, contents.get(name.rpartition("/")[2], b""))
+            os.lseek(file, 0, os.SEEK_SET)
+            yield file
+        finally:
+            os.close(file)
+
+    with patch.context() as patched:
+        patched.setattr(proc, "_opened", opened)
+        yield
+
+
+@generated(200, name=_names)
+def test_a_name_may_have_any_bytes(name: bytes) -> None:
+    # The kernel escapes line feeds and backslashes in the status file only (fs/proc/array.c).
+    escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+    status = (
+        b"Name:\t" + escaped + b"\nState:\tS (sleeping)\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \n"
+    )
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        _files(patch, comm=name + b"\n", stat=b"7 (" + name + b")" + _rest, status=status),
+    ):
+        assert traceable.comm(7) == name.decode("utf-8", "replace")
+        assert traceable.started(7) == 4711 / os.sysconf("SC_CLK_TCK")
+        assert ptrace.parent(7) == 1 and not ptrace.is_dead(7, 7) and not traceable.is_exiting(7)
+        user = traceable.user(7)
+        assert (user.uid, user.gid, user.groups) == (2, 6, (9, 10)) and scans.user_of(7) == 1
+
+
+@generated(200, before=_texts, value=_texts, after=_texts)
+def test_an_environment_may_have_any_bytes(before: bytes, value: bytes, after: bytes) -> None:
+    value = value.replace(b"\0", b"")
+    data = before + b"\0WANTED=" + value + b"\0" + after
+    earlier = dict(v.partition(b"=")[::2] for v in reversed(before.split(b"\0")) if b"=" in v)
+    with pytest.MonkeyPatch.context() as patch, _files(patch, environ=data):
+        found = proc.environment(7, ["WANTED"])
+        assert os.fsencode(found["WANTED"]) == earlier.get(b"WANTED", value)
+        machine._started_by_a_tool(7)
+
+
+@generated(200, path=_texts, garbage=_texts)
+def test_a_list_of_mappings_may_have_any_bytes(path: bytes, garbage: bytes) -> None:
+    path = b"/" + path.replace(b"\n", b"\\012").replace(b"\0", b"") + b"/libcuda.so.1"
+    line = b"1000-3000 r-xp 00002000 08:01 12 " + path + b"\n"
+    data = garbage.replace(b"-", b"") + b"\n" + line
+    with pytest.MonkeyPatch.context() as patch, _files(patch, maps=data, mountinfo=garbage, cmdline=garbage):
+        (mapping,) = address_space.mappings(7)
+        assert (mapping.start, mapping.end, mapping.file) == (0x1000, 0x3000, ("08:01", 12))
+        assert mapping.path == path.decode("utf-8", "replace")
+        assert address_space.mapping_at(7, 0x2000) == mapping and address_space.mapping_at(7, 0x3000) is None
+        assert list(machine._drivers(7).values()) == ["/proc/7/map_files/1000-3000"]
+        assert [m.path for m in libraries.mapped(7, LibraryNames("libcuda.so"))] == [mapping.path]
+        assert address_space.executed_another_program(7)
+        libraries._file_system(7, "08:01")
+        translating._is_translator(7)
+
+
+def test_a_real_process_may_have_any_name_and_map_any_path(tmp_path: Path) -> None:
+    libc, me = ctypes.CDLL(None), os.getpid()
+    before = Path("/proc/self/comm").read_bytes().removesuffix(b"\n")
+    try:
+        for byte in range(1, 256):
+            name = b"a" + bytes([byte]) + "训".encode()[: byte % 4]
+            libc.prctl(PR_SET_NAME, name, 0, 0, 0)
+            assert traceable.comm(me) == name.decode("utf-8", "replace")
+            assert ptrace.parent(me) == os.getppid() and not ptrace.is_dead(me, me)
+            assert traceable.started(me) > 0 and traceable.status(me)["Tgid"] == str(me)
+            if byte == ord("/"):
+                continue
+            path = os.path.join(os.fsencode(tmp_path), name)
+            with open(path, "wb+") as file:
+                file.write(b"1")
+                file.flush()
+                area = mmap.mmap(file.fileno(), 1)
+                inode = os.fstat(file.fileno()).st_ino
+            address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+            found = address_space.mapping_at(me, address)
+            assert found in address_space.mappings(me) and found is not None and found.file[1] == inode
+            os.unlink(path)
+            found = address_space.mapping_at(me, address)
+            assert found in address_space.mappings(me) and found is not None
+            assert (
+                found.path
+                == os.fsdecode(path)
+                .encode("utf-8", "surrogateescape")
+                .replace(b"\n", b"\\012")
+                .decode("utf-8", "replace")
+                + " (deleted)"
+            )
+    finally:
+        libc.prctl(PR_SET_NAME, before, 0, 0, 0)
+
+
+# --- any size ------------------------------------------------------------------------------------------------------
+
+
+def test_lists_have_limits() -> None:
+    line = b"1000-3000 r-xp 00002000 08:01 12 /%s\n"
+    with pytest.MonkeyPatch.context() as patch:
+        with _files(patch, maps=line % (b"a" * proc.LONGEST_LINE * 3)), pytest.raises(proc.TooLarge):
+            address_space.mappings(7)
+        many = line % (b"a" * 4000) * 1000
+        with _files(patch, maps=many):
+            assert len(address_space.mappings(7)) == 1000
+            with pytest.raises(proc.TooLarge):
+                address_space.mappings(7, most=1 << 20)
+        with _files(patch, maps=many):
+            patch.setattr(address_space, "MOST_MAPPINGS", 999)
+            with pytest.raises(proc.TooLarge):
+                address_space.mappings(7)
+            assert address_space.mappings(7, re.compile("none")) == ()
+        patch.setattr(proc, "LONGEST_LIST", 0.0)
+        with _files(patch, maps=many), pytest.raises(proc.TooLarge):
+            address_space.mappings(7)
+
+
+def test_variables_have_limits() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        long = b"LONG=" + b"a" * (proc.LONGEST_VARIABLE + (1 << 17)) + b"LONG=b\0"
+        with _files(patch, environ=long + b"NEXT=1"):
+            assert proc.environment(7, ["LONG", "NEXT"]) == {"NEXT": "1"}
+        far = b"FIRST=1\0" + bytes(proc.LARGEST_ENVIRONMENT) + b"FAR=1\0"
+        with _files(patch, environ=far):
+            assert proc.environment(7, ["FIRST", "FAR"]) == {"FIRST": "1"}
+
+
+def test_each_users_processes_have_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"monotonic": 100.0, "thread_time": 0.0}
+    for name in clock:
+        monkeypatch.setattr(time, name, lambda name=name: clock[name])
+    budget = scans.ScanBudget()
+    with budget.scan(1000):
+        clock["thread_time"] += scans.BURST + 1
+    assert budget.exhausted(1000) and not budget.exhausted(1001)
+    clock["monotonic"] += 0.9 / scans.SHARE
+    assert budget.exhausted(1000)
+    clock["monotonic"] += 0.2 / scans.SHARE
+    assert not budget.exhausted(1000)
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="gpubpf-large-") as name:
+        at = Path(name)
+        subprocess.run(["gcc", "-O1", "-Wall", HERE / "large.c", "-o", at / "large", "-ldl"], check=True)
+        yield at
+        subprocess.run(["rm", "-rf", at / "maps"], check=True)  # Python's rmtree needs a file for each level
+
+
+@contextlib.contextmanager
+def _running(large: Path, *arguments: object) -> Iterator[int]:
+    command = [large / "large", *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            yield process.pid
+        finally:
+            process.stdin.close()
+
+
+def _maps(large: Path, depth: int, count: int) -> tuple[object, ...]:
+    """Return the arguments for so many mappings."""
+    subprocess.run(["rm", "-rf", large / "maps"], check=True)
+    (large / "maps").mkdir()
+    return "maps", large / "maps", depth, count
+
+
+def _measured(*arguments: object) -> tuple[str, int]:
+    """Run threadhist. Return what it prints, and its peak memory in KiB."""
+    code = "import subprocess, resource, sys; done = subprocess.run(sys.argv[1:], stderr=subprocess.STDOUT, timeout=100)\n"
+    code += "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    tool = [sys.executable, str(ROOT / "tools" / "threadhist.py"), *map(str, arguments)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *tool], capture_output=True, text=True, timeout=120, check=True
+    )
+    text, _, peak = done.stdout.rpartition("peak ")
+    return text, int(peak)
+
+
+@needs_gcc
+@needs_root
+@needs_device
+def test_a_large_environment_costs_nothing(large: Path) -> None:
+    with _running(large, "environ", 1000, "-") as pid:
+        assert proc.environment(pid, ["FIRST"]) == {"FIRST": "1"}
+    with _running(large, "environ", 1000, device.LIBRARIES / "libcuda.so.1") as pid:
+        text, peak = _measured("-p", pid, "-d", "0.2")
+    assert peak < TIGHT, text
+
+
+@needs_gcc
+@needs_root
+@needs_device
+@pytest.mark.parametrize("depth, count", [(200, 10), (15, 9000)])  # lines that are too long; too many lines
+def test_many_mappings_of_long_paths_are_refused(large: Path, depth: int, count: int) -> None:
+    with _running(large, *_maps(large, depth, count), device.LIBRARIES / "libcuda.so.1") as pid:
+        with pytest.raises(SessionError, match=f"pid {pid} .* cannot be traced: its list of mappings is too"):
+            joining.devices_of(pid)
+        text, peak = _measured("-p", pid)
+        assert f"pid {pid} (large) cannot be traced: its list of mappings is too large" in text
+        assert peak < TIGHT, text
+        said: list[str] = []
+        libraries.running(LibraryNames("libcuda.so"), said.append)
+        assert said == [f"process {pid} is"]
+
+
+@needs_gcc
+@needs_root
+@needs_device
+@pytest.mark.whole_machine
+def test_a_tool_that_measures_every_process_reports_large_ones(large: Path) -> None:
+    with _running(large, *_maps(large, 15, 9000), "-") as pid:
+        text, peak = _measured("-d", "1")
+    assert f"pid {pid} (large) cannot be traced: its list of mappings is too large" in text
+    assert peak < TIGHT, text
+
+
+@needs_root
+def test_the_hold_helper_reads_mappings_without_realtime_priority() -> None:
+    def policies() -> list[int]:
+        holding._set_realtime_priority()
+        found = [os.sched_getscheduler(0)]
+        with holding._ordinary_priority():
+            found.append(os.sched_getscheduler(0))
+        return [policy & ~os.SCHED_RESET_ON_FORK for policy in (*found, os.sched_getscheduler(0))]
+
+    before, inside, after = fresh_thread.run(policies, "test")
+    if before != os.SCHED_FIFO:
+        pytest.skip("this container has no real-time priority")
+    assert inside == os.SCHED_OTHER and after == os.SCHED_FIFO
