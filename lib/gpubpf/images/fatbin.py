@@ -26,7 +26,10 @@ from gpubpf.errors import Error, ImageError
 
 WRAPPER_MAGIC = 0x466243B1
 FATBIN_MAGIC = 0xBA55ED50
-LARGEST_IMAGE = 1 << 30  # bytes, uncompressed
+# In bytes. A few KB can decompress to a GB, so images have smaller limits than files.
+LARGEST_FATBIN = 1 << 30
+LARGEST_IMAGE = 256 << 20  # decompressed
+LARGEST_PTX = 64 << 20
 MOST_IMAGES = 1 << 18  # per file
 SASS_ONLY, LINKED = "SASS only", "linked from several images"  # why there is no PTX
 LARGEST_GAP = 1 << 20  # bytes between fatbins
@@ -102,6 +105,9 @@ class FatbinImage:
 
     def read(self) -> bytes:
         """Return the payload without keeping it, for processing gigabytes. Raises ImageError."""
+        size = self.size or (self.stored.size if isinstance(self.stored, FileRange) else len(self.stored))
+        if self.kind == "ptx" and size > LARGEST_PTX:
+            raise ImageError("its PTX is larger than 64 MiB; split it into modules")
         stored = self.stored.read() if isinstance(self.stored, FileRange) else self.stored
         data = _decompress(stored, self.codec, self.size)
         return data.rstrip(b"\0") if self.kind == "ptx" else data
@@ -281,7 +287,7 @@ def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
         if file.machine == elf.EM_CUDA:
             return (_cubin(file, source.read(0, source.size)),)
         return tuple(_images_of_elf(file))
-    if source.size > LARGEST_IMAGE:
+    if source.size > LARGEST_FATBIN:
         raise ImageError("it is too large for a fatbin or PTX; name a program or a library")
     magic, version = (int.from_bytes(start[at : at + 4], "little") for at in (0, 4))
     if magic == WRAPPER_MAGIC and version == _LINKED_WRAPPER:  # as the agent sends it
@@ -290,6 +296,8 @@ def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
     if magic in (WRAPPER_MAGIC, FATBIN_MAGIC):
         offset = _WRAPPER_SIZE if magic == WRAPPER_MAGIC else 0
         return tuple(_fatbins(source, offset, source.size, 0, False))
+    if source.size > LARGEST_PTX:
+        raise ImageError("it is too large for PTX; name a program, library, fatbin or cubin")
     data = source.read(0, source.size)
     if (image := ptx_image(data)) is not None:
         return (image,)
@@ -406,10 +414,12 @@ def _image(
         return None, payload + stored_size
     codec = next((codec for bit, codec in _CODECS.items() if flags & bit), "")
     if codec:
-        if not 0 < compressed_size <= payload_size or size > LARGEST_IMAGE:
+        if not 0 < compressed_size <= payload_size:
             raise ImageError("a compressed image in its fatbin has impossible sizes; build it again")
+        if size > LARGEST_IMAGE:
+            raise ImageError("a compressed image in its fatbin is larger than 256 MiB; store it uncompressed")
         payload_size = compressed_size
-    if payload_size > LARGEST_IMAGE:
+    if payload_size > LARGEST_FATBIN:
         raise ImageError("an image in its fatbin is larger than 1 GiB; build it again")
     suffix = next((suffix for bit, suffix in _SUFFIXES.items() if flags & bit), "")
     header = source.read(at, min(header_size, _HEADER_LIMIT)) if name_size or options_at else b""
@@ -537,7 +547,7 @@ def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
         made_by = ptxas_run(image.payload)
     except ImageError:
         return None
-    if not texts or sum(map(len, texts)) > LARGEST_IMAGE or any(t.count(b".version ") != 1 for t in texts):
+    if not texts or sum(map(len, texts)) > LARGEST_PTX or any(t.count(b".version ") != 1 for t in texts):
         return None
     texts = [text.replace(b"\0", b"\n") for text in texts]
     linked = "--compile-only" in made_by.options.split()

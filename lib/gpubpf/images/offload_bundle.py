@@ -23,7 +23,7 @@ MAGIC, COMPRESSED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 _SECTION = ".hip_fatbin"
 _LONGEST_NAME = 256
 _MOST_ENTRIES = 256
-_LARGEST = 1 << 30  # bytes of a bundle, decompressed
+_LARGEST = 512 << 20  # bytes of a bundle, decompressed
 
 
 def code_objects_of_file(path: str | os.PathLike[str]) -> list[bytes]:

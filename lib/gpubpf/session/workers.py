@@ -10,10 +10,9 @@ import dataclasses
 import hashlib
 import itertools
 import os
-import queue
 import socket
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -67,20 +66,30 @@ class SidecarBuilder:
 class DaemonThreadPool:
     """A thread pool that does not delay the tool's exit, unlike ThreadPoolExecutor: it drops unfinished work.
 
-    A worker thread calls `before_each` before each work item. With `drops`, it also drops work that comes after `close`."""
+    A worker thread calls `before_each` before each work item. With `drops`, it also drops work that comes after `close`.
+    each: the most threads that work for one owner at a time. Owners take turns, so none of them can occupy the pool."""
 
     def __init__(
-        self, count: int, before_each: Callable[[], None] = lambda: None, drops: bool = False
+        self,
+        count: int,
+        before_each: Callable[[], None] = lambda: None,
+        drops: bool = False,
+        each: int | None = None,
     ) -> None:
         self._before_each = before_each
         self._drops = drops
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._count = self._unstarted = count  # threads
+        self._each = count if each is None else each
+        # By the owner's identity; the one whose turn is next is first. `_busy`: the threads that work for an owner.
+        self._work: OrderedDict[int, deque[Callable[[], None]]] = OrderedDict()
+        self._busy: Counter[int] = Counter()
+        self._unstarted = count  # threads
         self._closed = False
-        self._lock = threading.Lock()  # work never comes behind the end that `close` puts into the queue
+        self._changed = threading.Condition()  # guards all of these
 
-    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call `function` in one of the threads. After `close`, call it in this thread, or cancel it."""
+    def submit(self, function: Callable[..., T], *arguments: Any, owner: object = None) -> Future[T]:
+        """Call `function` in one of the threads. After `close`, call it in this thread, or cancel it.
+
+        owner: whose work it is. The work of one owner begins in this order."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -90,12 +99,13 @@ class DaemonThreadPool:
             except BaseException as error:
                 future.set_exception(error)
 
-        with self._lock:
+        with self._changed:
             if not self._closed:
                 if self._unstarted:
                     self._unstarted -= 1
                     threading.Thread(target=self._serve, name="gpubpf-worker", daemon=True).start()
-                self._work.put(run)
+                self._work.setdefault(id(owner), deque()).append(run)
+                self._changed.notify()
                 return future
         if self._drops:
             future.cancel()
@@ -105,14 +115,32 @@ class DaemonThreadPool:
 
     def close(self) -> None:
         """Let the threads exit after their queued work. Does not wait for them."""
-        with self._lock:
+        with self._changed:
             self._closed = True
-            for _ in range(self._count - self._unstarted):
-                self._work.put(None)
+            self._changed.notify_all()
 
     def _serve(self) -> None:
-        while (work := self._work.get()) is not None:
+        while True:
+            with self._changed:
+                while (owner := self._next_owner()) is None:
+                    if self._closed and not self._work:
+                        return
+                    self._changed.wait()
+                work = self._work[owner].popleft()
+                self._busy[owner] += 1
+                self._work.move_to_end(owner)
+                if not self._work[owner]:
+                    del self._work[owner]
             work()
+            del work  # it refers to its arguments and its result
+            with self._changed:
+                self._busy[owner] -= 1
+                if not self._busy[owner]:
+                    del self._busy[owner]
+                self._changed.notify_all()
+
+    def _next_owner(self) -> int | None:
+        return next((owner for owner in self._work if self._busy[owner] < self._each), None)
 
 
 class BackgroundWork:
@@ -135,7 +163,7 @@ class BackgroundWork:
         self._loaded = loaded
         self._on_ready = on_ready
         settle = measurement.privileges.apply
-        self.sidecar_threads = DaemonThreadPool(4, settle)
+        self.sidecar_threads = DaemonThreadPool(4, settle, each=2)
         # Separate pools, so that a starting process waits neither for another's ptxas nor for the removal of another's probes.
         self._attach_threads = DaemonThreadPool(4, settle)
         self._cleanup_threads = DaemonThreadPool(2, settle)
@@ -164,15 +192,15 @@ class BackgroundWork:
 
     def make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
         """Build and send the sidecar of an image that a process loads. Takes ownership of `file`, which contains the image."""
-        self.sidecar_threads.submit(self._make_sidecar, process, image, file)
+        self.sidecar_threads.submit(self._make_sidecar, process, image, file, owner=process)
 
     def make_found(self, process: TracedProcess, found: protocol.Found) -> None:
         """Build and send the sidecar of a module that was loaded before the agent."""
-        self.sidecar_threads.submit(self._make_found, process, found)
+        self.sidecar_threads.submit(self._make_found, process, found, owner=process)
 
     def make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernel) -> None:
         """Build and send the copy of a kernel of a large module."""
-        self.sidecar_threads.submit(self._make_wanted, process, wanted)
+        self.sidecar_threads.submit(self._make_wanted, process, wanted, owner=process)
 
     def make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
         """Build the sidecars of modules that a running process may have loaded, so that their next launches are instrumented.

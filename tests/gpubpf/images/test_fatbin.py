@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import shutil
 import struct
 import subprocess
@@ -315,3 +316,25 @@ def test_damage_is_an_image_error(name: str, build) -> None:
             use(bytes(damaged))
         except ImageError as error:
             assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("kind, size", [(1, 1 << 30), (1, 128 << 20), (2, 1 << 30)])
+def test_what_decompresses_to_too_much_is_not_decompressed(codec: str, kind: int, size: int) -> None:
+    """A few KB that would become a GB are refused by the size that the header states."""
+    flag, stored = (0x8000, b"x" * 4096) if codec == "zstd" else (0x2000, b"x" * (size // 255))
+    header = fatbin._IMAGE.pack(
+        kind, 0x101, fatbin._IMAGE.size, len(stored), len(stored), 0, 0, 8, 80, 0, 0, flag, 0, size
+    )
+    body = header + stored
+    data = fatbin._FATBIN.pack(fatbin.FATBIN_MAGIC, 1, fatbin._FATBIN.size, len(body)) + body
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ImageError, match=r"larger than (256|64) MiB"):
+        fatbin.images_of_bytes(data)[0].read()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+def test_ptx_has_a_limit_however_it_is_stored() -> None:
+    text = b".version 8.0\n.target sm_80\n" + bytes(fatbin.LARGEST_PTX)
+    with pytest.raises(ImageError, match="too large for PTX"):
+        fatbin.images_of_bytes(text)

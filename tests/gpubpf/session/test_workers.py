@@ -124,3 +124,29 @@ def test_work_for_a_pool_that_is_just_being_closed_is_done(monkeypatch: pytest.M
     assert pool.submit(lambda: 7).result(30) == 7
     closing.join(30)
     assert not closing.is_alive() and pool.submit(lambda: 7).cancelled()
+
+
+def test_owners_of_work_take_turns() -> None:
+    """A process with many images occupies neither all threads nor the queue."""
+    pool = workers.DaemonThreadPool(4, each=2)
+    going_on, order, began = threading.Event(), list[str](), threading.Semaphore(0)
+
+    def work(name: str) -> None:
+        order.append(name)
+        began.release()
+        going_on.wait(60)
+
+    many, one, other = object(), object(), object()
+    futures = [pool.submit(work, f"many {number}", owner=many) for number in range(20)]
+    for _ in range(2):
+        assert began.acquire(timeout=60)
+    futures.append(pool.submit(work, "one", owner=one))
+    assert began.acquire(timeout=60)  # at once, although 18 others came before
+    assert order[2] == "one" and sorted(order[:2]) == ["many 0", "many 1"]
+    futures.append(pool.submit(work, "other", owner=other))
+    assert began.acquire(timeout=60) and order[3] == "other"
+    going_on.set()
+    for future in futures:
+        future.result(60)
+    assert len(order) == 22
+    pool.close()
