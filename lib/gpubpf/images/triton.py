@@ -68,8 +68,13 @@ class TritonCache:
                             yield cubin, ptx
 
     def _entries(self) -> list[_Entry]:
+        with contextlib.suppress(OSError, ValueError):
+            return target_files.as_user(traceable.user(self._pid), self._entries_of_user)
+        return []
+
+    def _entries_of_user(self) -> list[_Entry]:
         found: list[_Entry] = []
-        with contextlib.suppress(OSError, ValueError), target_files.acting_as(traceable.user(self._pid)):
+        with contextlib.suppress(OSError, ValueError):
             for place in self._places():
                 with contextlib.suppress(OSError, ValueError):
                     cache = target_files.open_path(self._pid, place, os.O_RDONLY | os.O_DIRECTORY)
@@ -116,8 +121,10 @@ class TritonCache:
     def _read(self, entry: _Entry, suffix: str) -> bytes:
         """Return the content of a file; b"" if it is too large or cannot be read."""
         try:
-            with target_files.acting_as(traceable.user(self._pid)):
-                file = target_files.open_path(self._pid, os.path.join(entry.directory, entry.name + suffix))
+            path = os.path.join(entry.directory, entry.name + suffix)
+            file = target_files.as_user(
+                traceable.user(self._pid), lambda: target_files.open_path(self._pid, path)
+            )
             with open(file, "rb") as opened:
                 data = opened.read(LARGEST + 1)
         except (OSError, ValueError):

@@ -15,10 +15,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def run(work: Callable[[], T], name: str) -> T:
+def run(work: Callable[[], T], name: str, daemon: bool = False) -> T:
     """Call `work` on a new thread. Return its result, or raise its exception.
 
     The kernel has removed the thread by then, so every thread that it still traced continues. `name`: the thread's name.
+    `daemon`: the tool may exit while the thread works, as on a file system that does not answer.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -29,7 +30,7 @@ def run(work: Callable[[], T], name: str) -> T:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=call, name=name)
+    thread = threading.Thread(target=call, name=name, daemon=daemon)
     thread.start()
     thread.join()
     until = time.monotonic() + 1

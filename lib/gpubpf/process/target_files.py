@@ -8,16 +8,18 @@ The process that names the file is untrusted: no symbolic link leads out of its 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
-from gpubpf.process import libc
+from gpubpf.process import fresh_thread, libc
 from gpubpf.process.users import User
+
+T = TypeVar("T")
 
 _NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10  # RESOLVE_*, include/uapi/linux/openat2.h
 
@@ -64,22 +66,24 @@ def _regular(path_descriptor: int) -> int:
         os.close(path_descriptor)
 
 
-@contextlib.contextmanager
-def acting_as(user: User) -> Iterator[None]:
-    """Open files on this thread with the permissions of `user`, so that root does not read files for a user who may not read them.
+def as_user(user: User, function: Callable[[], T]) -> T:
+    """Call `function`, which opens files, with the permissions of `user` and no others. Return its result, or raise its exception.
 
-    Raises OSError if the thread cannot act as this user.
+    Root does not read files for a user who may not read them, and reads those that the user's groups may read. `function` runs on a
+    thread of its own, unless this process belongs to the user. Raises OSError if no thread can act as this user.
     """
     if os.geteuid() == user.uid:
-        yield
-        return
-    uid, gid = libc.library.setfsuid(-1), libc.library.setfsgid(-1)
-    libc.library.setfsgid(user.gid)
-    libc.library.setfsuid(user.uid)
-    try:
+        return function()
+
+    def call() -> T:
+        groups = struct.pack(f"={len(user.groups)}I", *user.groups)
+        buffer = ctypes.create_string_buffer(groups, len(groups) or 1)
+        # The C library's function would change the groups of all threads.
+        libc.system_call("setgroups", len(user.groups), ctypes.addressof(buffer))
+        libc.library.setfsgid(user.gid)
+        libc.library.setfsuid(user.uid)
         if libc.library.setfsuid(-1) != user.uid or libc.library.setfsgid(-1) != user.gid:
             raise OSError(errno.EPERM, f"cannot act as user {user.uid}")
-        yield
-    finally:
-        libc.library.setfsuid(uid)
-        libc.library.setfsgid(gid)
+        return function()
+
+    return fresh_thread.run(call, "gpubpf-user", daemon=True)
