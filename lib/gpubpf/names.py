@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -19,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from gpubpf.process import libc
 from gpubpf.show import table
@@ -40,6 +37,7 @@ _FEW_REFERENCES = (
     24  # two references can double a name, so these make at most a few thousand times its length
 )
 _MEMORY, _SECONDS = 1 << 30, 2  # limits of the child: bytes, seconds for each name
+_MOST_SECONDS = 24 * 3600  # CPU time of the child for all names
 _LONGEST_FULL = 1 << 20  # bytes of a demangled name
 _MOST_FAILURES = 8  # a program with more names that exceed the limits is malicious
 
@@ -218,13 +216,14 @@ class _Helper:
             return answer[:-1].decode("utf-8", "replace")
 
     def _start(self) -> subprocess.Popen[bytes]:
+        from gpubpf.process import children  # imported here, because few programs have such names
+
         return subprocess.Popen(
-            # -P: import nothing from the working directory, which anybody may write to.
-            [sys.executable, "-P", "-c", "from gpubpf import names; names.serve()"],
+            children.python("from gpubpf import names; names.serve()"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+            env=children.environment(),
             start_new_session=True,  # Ctrl-C is meant for the tool
         )
 
@@ -242,11 +241,10 @@ def _helper() -> _Helper:
 
 def serve() -> None:
     """Run the child: read a mangled name per line from stdin, write the demangled name per line to stdout."""
-    from gpubpf.process import privileges
+    from gpubpf.process import children, privileges
 
     privileges.drop_all()
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    children.Limits(_MEMORY, 0, _MOST_SECONDS).apply()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process even inside the C++ library
     for line in sys.stdin.buffer:
         mangled = line[:-1].decode("utf-8", "replace")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpubpf.process import children
 from gpubpf.show import table
 
 TIMEOUT = 2.0  # seconds to wait at the end of a measurement
@@ -47,7 +47,7 @@ class HipDevices:
             installed = False
         if installed:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM],  # -P: import nothing from the working directory
+                children.python(_PROGRAM),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C must not end it
             )  # fmt: skip

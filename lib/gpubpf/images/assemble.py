@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sysconfig
-import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +25,8 @@ from typing import TypeAlias
 from gpubpf import cache
 from gpubpf.errors import AssembleError, ImageError
 from gpubpf.images import fatbin, yields
-from gpubpf.process import privileges
+from gpubpf.process import children, privileges
+from gpubpf.process.children import Limits
 from gpubpf.ptx.symbols import DEVICE_RUNTIME, FUNCTION
 
 GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is 7.5
@@ -37,7 +37,6 @@ _STAGE = "assemble"
 _TIMEOUT = 600  # seconds: large template libraries take minutes
 _ENTRIES = "--entry"  # of ptxas; nvJitLink always compiles all kernels
 _LONGEST_LIST = 1 << 16  # bytes; Linux limits an argument to 128 KiB (MAX_ARG_STRLEN)
-_WITHOUT = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "CUDA_INJECTION64_PATH")
 
 # Options that affect the generated code (ptxas --help), short and long, with the pattern of their values. None: no value.
 _NUMBER, _CACHING, _BOOLEAN = r"\d{1,4}|archmax|archmin", r"c[agsvb]|wb|wt|lu", r"true|false"
@@ -351,6 +350,7 @@ class Ptxas:
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int = 0) -> _Made:
         """Run ptxas, and nvlink if needed, without privileges, because the PTX is untrusted. Raises AssembleError."""
         linking = self.linking() if _OF_RUNTIME.search(ptx) else ()
+        _remove_abandoned()
         return privileges.run_unprivileged(
             lambda: self._run(ptx, arch, options, niceness, linking), (self.path, *linking)
         )
@@ -366,8 +366,8 @@ class Ptxas:
     def _run(
         self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int, linking: tuple[str, ...]
     ) -> _Made:
-        with tempfile.TemporaryDirectory(prefix="gpubpf-") as directory:
-            source, result = Path(directory, "module.ptx"), Path(directory, "module.cubin")
+        with children.temporary_directory() as directory:
+            source, result = directory / "module.ptx", directory / "module.cubin"
             source.write_bytes(ptx)
             # 0: on all CPUs. The code of each kernel is the same, but their order in the cubin may differ.
             threads = ["-split-compile=0"] if _numbers(self.release) >= _THREADS_SINCE else []
@@ -375,38 +375,39 @@ class Ptxas:
             talk = _run_program([self.path, *words], result, niceness)
             if linking:
                 nvlink, library = linking
-                linked = Path(directory, "linked.cubin")
+                linked = directory / "linked.cubin"
                 _run_program([nvlink, f"-arch={arch}", str(result), library], linked, niceness)
                 result = linked
-            return result.read_bytes(), parse_verbose(talk), parse_advisories(talk)
+            made = children.result(result, fatbin.LARGEST_FATBIN)
+            return made, parse_verbose(talk), parse_advisories(talk)
+
+
+@functools.cache
+def _remove_abandoned() -> None:
+    """Remove directories of tools that were killed, once."""
+    with contextlib.suppress(OSError):
+        children.remove_abandoned()
 
 
 def _run_program(command: list[str], result: Path, niceness: int) -> str:
     """Run ptxas or nvlink, which writes the file `result`. Return what it prints. Raises AssembleError."""
     name = os.path.basename(command[0])
+    cpus = os.cpu_count() or 1
+    limits = Limits(children.half_of_memory(), fatbin.LARGEST_FATBIN, _TIMEOUT * cpus)
     try:
-        done = subprocess.run(
-            [*command, "-o", str(result)],
-            capture_output=True,
-            env={variable: value for variable, value in os.environ.items() if variable not in _WITHOUT},
-            cwd=result.parent,
-            timeout=_TIMEOUT,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=functools.partial(_prepare, os.getpid(), niceness),
-        )
+        done = children.run([*command, "-o", str(result)], result.parent, limits, _TIMEOUT, niceness)
     except subprocess.TimeoutExpired:
         raise AssembleError(f"{name} took more than {_TIMEOUT} s; leave this kernel out") from None
     except OSError as error:
         raise TemporaryFailure(
             f"cannot run {command[0]}: {error.strerror}; install the CUDA toolkit"
         ) from None
-    talk = done.stderr.decode("utf-8", "replace") + done.stdout.decode("utf-8", "replace")
-    if done.returncode == 0 and result.exists():
-        return talk
+    if done.status == 0 and result.exists():
+        return done.text
     if name != "nvlink":
-        raise _refusal(talk, done.returncode)
-    found = _NOT_LINKED.search(talk)
-    said = found[1] if found is not None else " ".join(talk.split())[:200] or f"status {done.returncode}"
+        raise _refusal(done.text, done.status)
+    found = _NOT_LINKED.search(done.text)
+    said = found[1] if found is not None else " ".join(done.text.split())[:200] or f"status {done.status}"
     raise AssembleError(f"needs device linking: {said}")
 
 
@@ -422,19 +423,15 @@ def device_runtime(assembler: str) -> str:
     raise _CannotLoad("needs device linking, and libcudadevrt.a is missing; install the CUDA toolkit")
 
 
-def _prepare(parent: int, niceness: int) -> None:
-    """Called in the child that becomes ptxas."""
-    privileges.end_with_parent(parent)
-    os.nice(niceness)
-
-
 @functools.cache
 def _ptxas_release(path: str) -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        environment = {name: value for name, value in os.environ.items() if name not in _WITHOUT}
-        command = [path, "--version"]
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=10
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=children.environment(),
+            timeout=10,
         )
         if (found := re.search(rb"release (\d+\.\d+)", done.stdout)) is not None:
             return found[1].decode()

@@ -15,7 +15,6 @@ import functools
 import importlib.metadata
 import os
 import pickle
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,11 +32,12 @@ from gpubpf.gcn.lines import SourceLines
 from gpubpf.images.sidecar import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
 from gpubpf.linux import libraries
 from gpubpf.lower.amdgcn import WaveProgram
-from gpubpf.process import privileges
+from gpubpf.process import children, privileges
 from gpubpf.ptx.values import Site
 
 _PATIENCE = 100  # seconds per code object
 _MEMORY = 8 << 30  # bytes per code object
+_LARGEST_FILE = 1 << 30  # bytes of a file that AMD's code object manager may write
 
 
 @dataclass(frozen=True)
@@ -128,17 +128,11 @@ def _in_child(data: bytes, *others: object) -> Sidecar | str:
     """Return the result of `_instrument`, or the reason if it crashes or takes too long."""
     try:
         done = subprocess.run(
-            # -P: do not import from the working directory, which anyone may be able to write to.
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                f"from gpubpf.images import code_objects; code_objects.serve({os.getpid()})",
-            ],
+            children.python(f"from gpubpf.images import code_objects; code_objects.serve({os.getpid()})"),
             input=pickle.dumps((data, *others)),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            env=children.environment("LD_LIBRARY_PATH"),  # where AMD's code object manager may be
             start_new_session=True,  # so that Ctrl-C only reaches the tool
             timeout=_PATIENCE,
         )
@@ -154,8 +148,7 @@ def serve(parent: int) -> None:
 
     privileges.drop_all()
     privileges.end_with_parent(parent)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    children.Limits(_MEMORY, _LARGEST_FILE, _PATIENCE).apply()
     data, *others = pickle.load(sys.stdin.buffer)
     sys.stdout.buffer.write(pack(_instrument(CodeObject(data), *others)))
 

@@ -47,7 +47,7 @@ PROGRAMS = frozenset((BPF, PERFMON, SYS_RESOURCE, SYS_ADMIN))
 # For attaching to more running processes.
 JOINING = frozenset((SYS_NICE,))
 
-_FIRST_USER, _LAST_USER = 61184, 65519
+UNUSED_USERS = range(61184, 65520)
 _VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _BOUNDING_DROP, _NO_NEW_PRIVS, _SECUREBITS, _AMBIENT = 24, 38, 28, 47  # prctl(2)
 _PARENT_DEATH_SIGNAL = 1
@@ -160,7 +160,7 @@ def _usable_by_anyone(paths: Sequence[str]) -> bool:
 def _become_unused_user() -> bool:
     """Switch this thread to a user ID that no account has. Return False if that is not possible."""
     for _ in range(8):
-        user = random.SystemRandom().randint(_FIRST_USER, _LAST_USER)
+        user = random.SystemRandom().choice(UNUSED_USERS)
         try:
             pwd.getpwuid(user)
         except KeyError:
