@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,38 @@ def test_an_empty_environment_will_do():
         capture_output=True,
     )
     assert done.returncode == 0 and b"/usr/bin" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["venv", "a venv"])
+def test_installed_commands_run_no_code_of_others(tmp_path, name):
+    """As root, HOME and PYTHONPATH may be those of another user. The venv sees the system's packages, as that of script/setup."""
+    prefix = tmp_path / name
+    venv.create(prefix, system_site_packages=True, symlinks=True)
+    python = f"{prefix}/bin/python3"
+    first = f"#!{python}\n" if " " not in name else f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"
+    command = prefix / "bin" / "command"
+    command.write_text(f"{first}import sys\nprint(sys.prefix, *sys.argv[1:])\n")
+    command.chmod(0o755)
+    taken = tmp_path / "taken"
+    bad = f"open({str(taken)!r}, 'w')\n"
+    home = tmp_path / "home"
+    site = home / ".local/lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "bad.pth").write_text(f"import os; {bad}")
+    (home / "sitecustomize.py").write_text(bad)
+    others = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(home)}
+
+    def run():
+        done = subprocess.run([command, "a b"], env=others, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{prefix} a b\n"
+        return taken.exists()
+
+    assert run()  # so pip leaves it
+    taken.unlink()
+    isolate = ["bash", "-c", 'source "$1"; isolate "$2"', "-", REPOSITORY / "script/common", command]
+    for _ in range(2):  # a second time changes nothing
+        subprocess.run(isolate, check=True)
+        assert not run() and "-I -I" not in command.read_text()
 
 
 def test_headers_may_be_in_a_directory_with_spaces(tmp_path):
