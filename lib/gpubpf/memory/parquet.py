@@ -21,6 +21,7 @@ import numpy as np
 from gpubpf import names
 from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf.errors import Error, missing_package
+from gpubpf.show.new_file import open_new
 from gpubpf.show.table import printable
 
 if TYPE_CHECKING:
@@ -86,8 +87,12 @@ class Writer:
             [(name, arrow_types.get(name) or pyarrow.from_numpy_dtype(kind)) for name, kind in types.items()]
         )
         try:
+            file = open_new(path)
+        except OSError as error:
+            raise self._unwritable(str(error.strerror)) from None
+        try:
             self._file = pyarrow.parquet.ParquetWriter(
-                path,
+                f"/proc/self/fd/{file}",
                 self._schema,
                 compression="zstd",
                 compression_level=1,
@@ -98,6 +103,8 @@ class Writer:
             )
         except (OSError, pyarrow.ArrowException) as error:
             raise self._write_error(error) from None
+        finally:
+            os.close(file)
         self._thread = threading.Thread(target=self._write_all, name="gpubpf-parquet", daemon=True)
         self._thread.start()
 
@@ -110,7 +117,10 @@ class Writer:
             if isinstance(error, OSError) and error.errno
             else str(error).split("\n")[0]
         )
-        return Error(f"cannot write {printable(self.path)}: {said}; choose another file with --parquet")
+        return self._unwritable(said)
+
+    def _unwritable(self, why: str) -> Error:
+        return Error(f"cannot write {printable(self.path)}: {why}; choose another file with --parquet")
 
     def __enter__(self) -> Writer:
         return self

@@ -13,9 +13,11 @@ from typing import Any
 
 from gpubpf.errors import Error
 from gpubpf.show import progress
+from gpubpf.show.new_file import open_new
 from gpubpf.show.table import WIDTH, printable
 
 BATCH = 4096  # lines or records of one write
+_FORMULA = ("=", "+", "-", "@")  # how formulas of spreadsheets begin
 
 
 class Output:
@@ -32,7 +34,7 @@ class Output:
         if path is None:
             return
         try:
-            self._file = open(path, "wb", buffering=0)  # noqa: SIM115 (open as long as the tool runs)
+            self._file = open(open_new(path), "wb", buffering=0)  # noqa: SIM115 (open as long as the tool runs)
         except OSError as error:
             raise Error(
                 f"cannot write {printable(path)}: {error.strerror}; choose another file with -o"
@@ -97,13 +99,24 @@ def open_results(args: argparse.Namespace) -> Output:
 def csv_cells(cells: Iterable[object]) -> str:
     """Return cells joined by commas, quoted where RFC 4180 requires it, with control characters escaped.
 
-    Each element of a tuple is a cell of its own.
+    Each element of a tuple is a cell of its own. Text that a spreadsheet would evaluate as a formula gets an apostrophe: processes
+    choose their names.
     """
     quoted = []
     for part in (part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,))):
         text = printable(str(part))
+        if text.startswith(_FORMULA) and isinstance(part, str) and not _is_number(text):
+            text = f"'{text}"
         quoted.append('"' + text.replace('"', '""') + '"' if any(char in text for char in ',"') else text)
     return ",".join(quoted)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def drop_stdout() -> None:

@@ -7,10 +7,10 @@ from the call of a launch to the kernel.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from gpubpf.errors import Error
+from gpubpf.show.new_file import open_new
 from gpubpf.show.table import printable
 
 NS = 1000  # ns in a us, the unit of the format
@@ -26,7 +26,7 @@ class Trace:
         self._rows: dict[tuple[int, int], list[list[tuple[int, int, int]]]] = {}
         self._first = True
         try:
-            self._file = Path(path).open("w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 (closed by close)
+            self._file = open(open_new(path), "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 (closed by close)
             self._file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
             self._file.flush()  # a file that cannot be written is an error before anything is measured
         except OSError as error:

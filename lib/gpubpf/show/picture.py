@@ -8,6 +8,7 @@ Matplotlib is loaded only here, as it takes a while.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import numpy as np
 
 from gpubpf.errors import Error
 from gpubpf.show import progress, table
+from gpubpf.show.new_file import open_new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,8 +103,7 @@ def check(path: str) -> None:
     if Path(path).suffix.lower() not in FORMATS:
         raise Error(f"{path}: unknown picture format; choose a name that ends in {', '.join(FORMATS)}")
     try:
-        with open(path, "ab"):
-            pass
+        os.close(open_new(path, empty=False))
     except OSError as error:
         raise _unwritable(path, error) from None
 
@@ -125,7 +126,9 @@ def _write(path: str, heats: Sequence[Source]) -> None:
     with matplotlib.rc_context(_FIGURE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example: the font has no such letter
         try:
-            _figure(charts).savefig(path, dpi=DOTS_PER_INCH, metadata=_UNDATED[Path(path).suffix.lower()])
+            form = Path(path).suffix.lower()
+            with open(open_new(path), "wb") as file:
+                _figure(charts).savefig(file, format=form[1:], dpi=DOTS_PER_INCH, metadata=_UNDATED[form])
         except OSError as error:
             raise _unwritable(path, error) from None
 

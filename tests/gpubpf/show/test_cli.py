@@ -386,6 +386,27 @@ def test_output_takes_any_standard_output(monkeypatch):
     assert text.getvalue() == "ä\n"
 
 
+def test_csv_has_no_formulas():
+    """Processes choose their names, and spreadsheets evaluate cells. Numbers stay."""
+    cells = [
+        "=1+1",
+        "+A1",
+        "-A1",
+        "@x",
+        '=HYPERLINK("a,b")',
+        "\t=1",
+        "a=1",
+        "-5",
+        -5,
+        "-1.5e3",
+        "+3",
+        "-inf",
+        "",
+    ]
+    expected = """'=1+1,'+A1,'-A1,'@x,"'=HYPERLINK(""a,b"")",\\t=1,a=1,-5,-5,-1.5e3,+3,-inf,"""
+    assert cli.csv_cells(cells) == expected
+
+
 def test_csv_cells_are_quoted_where_they_must_be():
     assert cli.csv_cells([1, (2, 3), "a,b", 'say "x"', "\x1b\n"]) == '1,2,3,"a,b","say ""x""",\\x1b\\n'
 

@@ -1,0 +1,42 @@
+"""Create the files that a user names for results."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+
+
+def open_new(path: str, empty: bool = True) -> int:
+    """Create a file for writing. Return its descriptor. `empty`: remove what the file contained. Raises OSError.
+
+    In a directory where others can put files, such as /tmp, symbolic links, and files, pipes and devices of others are refused: they
+    would let their owner choose what root overwrites. Linux does the same if fs.protected_symlinks and so on are set.
+    """
+    directory = os.path.dirname(path) or "."
+    shared = os.stat(directory)
+    if not (shared.st_mode & stat.S_ISVTX and shared.st_mode & 0o022):
+        how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if empty else 0)
+        return os.open(path, how, 0o666)
+    owners = os.geteuid(), shared.st_uid
+    with contextlib.suppress(FileNotFoundError):
+        _check(os.lstat(path), owners)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        state = os.fstat(file)
+        _check(state, owners)
+        if empty and stat.S_ISREG(state.st_mode):
+            os.ftruncate(file, 0)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _check(state: os.stat_result, owners: tuple[int, int]) -> None:
+    """Raise OSError for a symbolic link, and for a file of another user than `owners`."""
+    if stat.S_ISLNK(state.st_mode):
+        raise OSError(errno.ELOOP, "it is a symbolic link in a directory that others can write to")
+    if state.st_uid not in owners:
+        raise OSError(errno.EACCES, "it belongs to another user, in a directory that others can write to")

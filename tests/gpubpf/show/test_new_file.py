@@ -1,0 +1,77 @@
+"""Files for results, in directories where others can put files, too."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpubpf.errors import Error
+from gpubpf.show import picture
+from gpubpf.show.new_file import open_new
+from gpubpf.show.output import Output
+from gpubpf.show.perfetto import Trace
+
+
+def _parquet(path: str) -> object:
+    pytest.importorskip("pyarrow")
+    from gpubpf.memory import parquet
+
+    return parquet.Writer(path)
+
+
+WRITERS: list[Callable[[str], object]] = [Output, Trace, picture.check, _parquet]
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    place = tmp_path / "shared"
+    place.mkdir()
+    place.chmod(0o1777)
+    return place
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_link_in_a_shared_directory_is_refused(
+    shared: Path, tmp_path: Path, write: Callable[[str], object]
+) -> None:
+    target = tmp_path / "target.png"
+    target.write_text("kept")
+    link = shared / "out.png"
+    link.symlink_to(target)
+    with pytest.raises(Error, match=r"cannot write .*out\.png: it is a symbolic link in a directory"):
+        write(str(link))
+    assert target.read_text() == "kept"
+    link.unlink()
+    link.symlink_to(tmp_path / "missing")
+    with pytest.raises(Error, match="symbolic link"):
+        write(str(link))
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("make", [lambda path: path.write_text("kept"), os.mkfifo])
+def test_a_file_of_another_user_in_a_shared_directory_is_refused(
+    shared: Path, make: Callable[[Path], object]
+) -> None:
+    made = shared / "out"
+    make(made)
+    os.chown(made, 12345, 12345)
+    with pytest.raises(OSError, match="it belongs to another user"):
+        open_new(str(made))
+    assert stat.S_ISFIFO(made.stat().st_mode) or made.read_text() == "kept"
+
+
+def test_all_else_is_written(shared: Path, tmp_path: Path) -> None:
+    (shared / "own").write_text("old text")
+    (tmp_path / "link").symlink_to(tmp_path / "target")  # only its user can make it
+    for path in (shared / "own", shared / "new", tmp_path / "link", tmp_path / "new"):
+        with open(open_new(str(path)), "w") as file:
+            file.write("new")
+        assert path.read_text() == "new"
+    assert (tmp_path / "target").exists()
+    os.close(open_new(str(shared / "own"), empty=False))
+    assert (shared / "own").read_text() == "new"
