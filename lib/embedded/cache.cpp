@@ -35,20 +35,28 @@ bool trusted(const struct stat &found) {
 
 bool is_absolute(const std::string &path) { return path.rfind('/', 0) == 0; }
 
+// Returns whether no other user can replace a directory that this user has in this one.
+bool keeps_entries(const struct stat &directory) {
+    const bool sticky = directory.st_uid == 0 && (directory.st_mode & S_ISVTX);  // such as /tmp
+    return trusted(directory) || sticky;
+}
+
 // Creates the missing directories of a path, but none in another user's directory: under sudo, HOME may be another user's.
 void make_directories(const std::string &path) {
     for (size_t slash = path.find('/', 1); slash != std::string::npos; slash = path.find('/', slash + 1)) {
         const std::string parent = path.substr(0, slash), child = path.substr(0, path.find('/', slash + 1));
         struct stat found;
         if (stat(parent.c_str(), &found) != 0) return;
-        const bool sticky = found.st_uid == 0 && (found.st_mode & S_ISVTX);  // such as /tmp
-        if (trusted(found) || sticky) mkdir(child.c_str(), 0700);
+        if (keeps_entries(found)) mkdir(child.c_str(), 0700);
     }
 }
 
 bool usable(const std::string &path) {
     make_directories(path);
+    const size_t name = path.find_last_of('/', path.find_last_not_of('/'));
+    const std::string parent = name == std::string::npos ? "." : path.substr(0, name + 1);
     struct stat found;
+    if (stat(parent.c_str(), &found) != 0 || !keeps_entries(found)) return false;
     return lstat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode) && trusted(found) &&
            access(path.c_str(), R_OK | W_OK | X_OK) == 0;
 }

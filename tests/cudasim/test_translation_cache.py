@@ -274,11 +274,20 @@ def test_read_only_disk(runs: Runs, mount: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["a file", "writable for others", "a symlink", "another user's", "in another user's"]
+    "wrong",
+    [
+        "a file",
+        "writable for others",
+        "a symlink",
+        "another user's",
+        "in another user's",
+        "where others can replace it",
+        "where another user can replace it",
+    ],
 )
 def test_folder_that_is_not_used(runs: Runs, tmp_path: Path, wrong: str) -> None:
     """The next place in the list is used."""
-    if "user's" in wrong and os.geteuid() != 0:
+    if "user" in wrong and os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     chosen = tmp_path / "theirs" / "cache"
     chosen.parent.mkdir()
@@ -294,6 +303,12 @@ def test_folder_that_is_not_used(runs: Runs, tmp_path: Path, wrong: str) -> None
         case "another user's":
             chosen.mkdir(0o700)
             os.chown(chosen, 65534, 65534)
+        case "where others can replace it":
+            chosen.mkdir(0o700)
+            chosen.parent.chmod(0o777)
+        case "where another user can replace it":
+            chosen.mkdir(0o700)
+            os.chown(chosen.parent, 65534, 65534)
         case _:
             os.chown(chosen.parent, 65534, 65534)
     runs.fill()
@@ -302,6 +317,7 @@ def test_folder_that_is_not_used(runs: Runs, tmp_path: Path, wrong: str) -> None
         path.chmod(0o700)
     assert runs.run(CUDASIM_CACHE=str(chosen), XDG_CACHE_HOME=str(tmp_path)) == 0
     assert wrong != "in another user's" or not chosen.exists()
+    assert "replace" not in wrong or not list(chosen.iterdir())
 
 
 def test_nothing_is_left_where_files_are_exchanged(runs: Runs, tmp_path: Path) -> None:
