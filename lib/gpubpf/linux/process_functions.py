@@ -16,6 +16,7 @@ from gpubpf.linux.function_names import NamedFunction
 from gpubpf.linux.indirect_functions import implementations
 from gpubpf.linux.libraries import LibraryNames, MappedCode
 from gpubpf.linux.returns import Code, Returns
+from gpubpf.process import target_files
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ def lacking(path: str, symbol: str, offset: int) -> str:
     if "/" not in path:
         return ""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        file = target_files.open_regular(
+            path
+        )  # an object may name a device, and to open one may have effects
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,3 +100,11 @@ def test_an_offset_needs_one_function(process: tuple[Path, subprocess.Popen[str]
         probe = FunctionProbe("f", "libnamed.so", symbol, offset=1)
         with process_functions.found(process[1].pid, probe) as places:
             assert isinstance(places, str) and wanted in places
+
+
+def test_an_object_cannot_make_the_tool_open_a_device(tmp_path: Path) -> None:
+    """Opening some devices has effects: a watchdog restarts the machine."""
+    os.mkfifo(tmp_path / "fifo")
+    for path in ("/dev/null", str(tmp_path / "fifo")):
+        said = process_functions.lacking(path, "main", 0)
+        assert said == f"{path} cannot be read (not a regular file)"
