@@ -119,6 +119,11 @@ def test_files_that_are_named_exist(page: str) -> None:
     assert not missing
 
 
+def test_the_security_page_names_tests_that_exist() -> None:
+    named = re.findall(r"`(?:tests/[\w/]+/)?(test_\w+\.py)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) >= 8 and set(named) <= {file.name for file in (ROOT / "tests").rglob("test_*.py")}
+
+
 def test_sections_that_sources_cite_exist() -> None:
     """Comments and man pages cite `docs/timing.md, "Clocks"`."""
     missing = []
