@@ -538,10 +538,11 @@ class Symbol:
     size: int
 
 
-def exports(memory: AddressSpace, base: int = 0) -> dict[str, Symbol]:
+def exports(memory: AddressSpace, base: int = 0, most: int = _MOST_EXPORTS) -> dict[str, Symbol]:
     """Return the functions and variables that the library loaded at `base` exports, each in its default version.
 
-    They are read from the dynamic section, as the dynamic linker does. Memory that cannot be read or is no library has none.
+    They are read from the dynamic section, as the dynamic linker does. Memory that cannot be read or is not a library has none.
+    `most`: a library with more symbols has none, either.
     """
     found: dict[str, Symbol] = {}
     with contextlib.suppress(OSError, ImageError, struct.error, ValueError):
@@ -567,6 +568,8 @@ def exports(memory: AddressSpace, base: int = 0) -> dict[str, Symbol]:
             return value if not value or value >= base else value + bias
 
         total = _symbol_count(memory, address(DT_HASH), address(DT_GNU_HASH))
+        if total > most:
+            return {}
         names = NameTable(memory.read(address(DT_STRTAB), min(tags.get(DT_STRSZ, 0), _LARGEST_TEXT)))
         symbols = memory.read(address(DT_SYMTAB), total * _SYMBOL.size)
         versions = memory.read(address(DT_VERSYM), total * 2) if DT_VERSYM in tags else b"\x01\0" * total

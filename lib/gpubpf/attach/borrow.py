@@ -229,6 +229,9 @@ _MALLOC = (
 _LIBC = re.compile(r"libc(\.so\.6|-2\.\d+\.so)")
 _BESIDE_LIBC = re.compile(r"lib(pthread|dl)(\.so\.\d|-2\.\d+\.so)")
 # Files that may replace malloc: the name contains "malloc", or it is the program itself.
+# A process chooses how many files with these names it maps, and how large they are. glibc has three, and 4,000 symbols.
+_MOST_C_LIBRARIES, _MOST_C_SYMBOLS, _MOST_C_CODE = 8, 1 << 14, 8 << 20
+_MOST_ALLOCATORS = 16  # files that may replace malloc; of further ones, all code counts as unsafe
 _MAY_ALLOCATE = re.compile(r"malloc|^(?!.*\.so)")
 
 
@@ -295,7 +298,8 @@ class ProcessCode:
         with address_space.library_file(self._pid, library) as (identity, source, base):
             if identity is not None and identity in _library_code:
                 return _library_code[identity]
-            found = elf.exports(source, base)
+            own = library in self._c
+            found = elf.exports(source, base, _MOST_C_SYMBOLS) if own else elf.exports(source, base)
             unsafe = _ranges(found, _TAKE_LOCKS)
             if _LIBC.fullmatch(library.name):
                 unsafe.append(_malloc_of(found))
@@ -312,23 +316,28 @@ class ProcessCode:
 
     @staticmethod
     def _find(instructions: bytes, source: AddressSpace, base: int, library: Library) -> int:
+        left = _MOST_C_CODE
         for start, end in library.code:
-            data = source.some(start - library.base + base, min(end - start, 4 << 20))
+            data = source.some(start - library.base + base, min(end - start, 4 << 20, left))
+            left -= len(data)
             if (at := data.find(instructions)) >= 0:
                 return start - library.base + at
         return -1
 
     @functools.cached_property
-    def _unsafe(self) -> list[tuple[int, int]]:
+    def unsafe(self) -> list[tuple[int, int]]:
         """Ranges of code in which a thread may hold a lock that pthread_create takes."""
         found: list[tuple[int, int]] = []
+        allocators: set[tuple[str, int]] = set()
         for library in self.libraries:
             if library in self._c:
                 found += [(library.base + a, library.base + b) for a, b in self._library(library).unsafe]
-            elif library.name.startswith("ld-") or (
-                _MAY_ALLOCATE.search(library.name) and self._library(library).replaces_malloc
-            ):
+            elif library.name.startswith("ld-"):
                 found += library.code
+            elif _MAY_ALLOCATE.search(library.name):
+                allocators.add(library.mappings[0].file)
+                if len(allocators) > _MOST_ALLOCATORS or self._library(library).replaces_malloc:
+                    found += library.code
         return found
 
     @functools.cached_property
@@ -341,6 +350,9 @@ class ProcessCode:
 
     def functions(self, pid: int) -> dict[str, int]:
         """Return the addresses of the C library functions that the stub and the worker call. Raises SessionError."""
+        files = {library.mappings[0].file for library in self._c}
+        if len(files) > _MOST_C_LIBRARIES:
+            raise SessionError(f"pid {pid} cannot be traced: it has mapped {len(files)} C libraries; use one")
         found: dict[str, int] = {}
         for library in sorted(self._c, key=lambda x: not _LIBC.fullmatch(x.name)):
             found = {n: library.base + at for n, at in self._library(library).functions.items()} | found
@@ -387,8 +399,8 @@ class ProcessCode:
         inside = not registers.in_syscall and not after_syscall and self._within(self.libc, registers.rip)
         return (
             not inside
-            and not self._within(self._unsafe, registers.rip)
-            and not any(self._within(self._unsafe, a) for a in addresses)
+            and not self._within(self.unsafe, registers.rip)
+            and not any(self._within(self.unsafe, a) for a in addresses)
         )
 
     def _is_code(self, address: int) -> bool:

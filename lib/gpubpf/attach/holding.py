@@ -346,6 +346,8 @@ class _HoldHelper:
                     mapped = address_space.mappings(arrival.pid, _C_LIBRARY if at_entry else None, MAPPINGS)
                     code = ProcessCode(arrival.pid, memory, mapped)
                     functions = code.functions(arrival.pid)
+                    if not at_entry:  # at the entry, the thread holds no lock
+                        _ = code.unsafe
                 traced.pause = self._pause
                 arrival.base = borrow.make_worker_and_wait(traced, memory, code, functions, at_entry)
                 if arrival.base:
