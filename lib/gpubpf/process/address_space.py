@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,8 @@ from gpubpf.errors import out_of_files
 from gpubpf.process import proc, target_files
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ([0-9a-f]{1,16}) (\S+) ([0-9]{1,20})\b\s*(.*)")
+MOST_EXPORTS = 1 << 14  # of a driver library, which has a thousand
+_CACHED_EXPORTS = 32  # files
 MOST_MAPPINGS = 1 << 17  # kept: twice the default of vm.max_map_count
 AGENT = re.compile(r".*libgpubpf-agent(-hsa)?\.so[^/]*$")  # the path of the mapped file
 
@@ -240,14 +243,19 @@ def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, 
         yield None, memory, library.base
 
 
-_exported: dict[Identity, frozenset[str]] = {}
+_exported: OrderedDict[Identity, frozenset[str]] = OrderedDict()
 
 
 def exports(pid: int, library: Library) -> frozenset[str]:
-    """Return the names of the functions that a library exports, cached for all processes that map the same file. Raises OSError."""
+    """Return the names of the functions that a driver library exports; none if it has more than MOST_EXPORTS. Raises OSError.
+
+    The names are cached for other processes that map the same file."""
     with library_file(pid, library) as (identity, source, base):
-        if identity is None:
-            return frozenset(elf.exports(source, base))
-        if identity not in _exported:
-            _exported[identity] = frozenset(elf.exports(source, base))
-        return _exported[identity]
+        found = _exported.get(identity) if identity is not None else None
+        if found is None:
+            found = frozenset(elf.exports(source, base, MOST_EXPORTS))
+        if identity is not None:
+            _exported[identity] = found
+            if len(_exported) > _CACHED_EXPORTS:
+                _exported.pop(next(iter(_exported)), None)
+        return found

@@ -56,6 +56,8 @@ _LIBRARIES = {
 _CLOCKS = {Vendor.NVIDIA: "CUDASIM_CLOCK", Vendor.AMD: "HIPSIM_CLOCK"}  # environment variables
 _AGENTS = {Vendor.NVIDIA: agent.LIBRARY, Vendor.AMD: agent.HSA_LIBRARY}
 _THUNK = re.compile(r".*/libhsakmt\.so[^/]*$")  # hipsim's, or the one that ROCr uses for an AMD GPU
+_ANY = re.compile("|".join(name.pattern for name in (*_LIBRARIES.values(), _THUNK)))
+MOST_DRIVERS = 16  # files with a driver's or an agent's name that a process may map
 # Beside `AttachStatus`: a held thread was released before the hooks were in, so the agent has given up.
 _RELEASED = -1
 DESCENDANTS = 4096  # most processes that are searched for untraced children
@@ -266,13 +268,19 @@ def devices_of(pid: int) -> dict[Vendor, Device]:
     found: dict[Vendor, Device] = {}
     try:
         clocks = proc.environment(pid, _CLOCKS.values())
+        mapped = address_space.mappings(pid, _ANY)
         for vendor, library, symbol in (
             (Vendor.NVIDIA, _LIBRARIES[Vendor.NVIDIA], "cudasim_untimed"),
             (Vendor.AMD, _THUNK, "hipsim_virtual_now"),
         ):
-            if not _libraries(pid, _LIBRARIES[vendor]):
+            if not _named(mapped, _LIBRARIES[vendor]):
                 continue
-            embedded = any(symbol in address_space.exports(pid, lib) for lib in _libraries(pid, library))
+            named = _named(mapped, library)
+            if len({lib.mappings[0].file for lib in named}) > MOST_DRIVERS:
+                raise SessionError(
+                    f"pid {pid} cannot be traced: it has mapped more than {MOST_DRIVERS} drivers; use one"
+                )
+            embedded = any(symbol in address_space.exports(pid, lib) for lib in named)
             virtual = clocks.get(_CLOCKS[vendor]) == "virtual"
             environment = {"CUDASIM_CLOCK": "virtual" if virtual else "real"}
             found[vendor] = Device("sim", environment) if embedded else Device("gpu")
@@ -303,6 +311,10 @@ def _vendor_at(pid: int, tid: int) -> Vendor:
     return Vendor.NVIDIA
 
 
+def _named(mapped: Iterable[address_space.Mapping], name: re.Pattern[str]) -> Sequence[address_space.Library]:
+    return address_space.libraries(m for m in mapped if name.match(m.path))
+
+
 def _libraries(pid: int, name: re.Pattern[str]) -> Sequence[address_space.Library]:
     return address_space.libraries(address_space.mappings(pid, name))
 
@@ -310,8 +322,9 @@ def _libraries(pid: int, name: re.Pattern[str]) -> Sequence[address_space.Librar
 def _owner(pid: int) -> str:
     """Return the name of the tool that traces the process, according to its agent. The text is untrusted: use it only in messages."""
     with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
-        for library in address_space.libraries(address_space.mappings(pid, address_space.AGENT)):
-            if symbol := elf.exports(memory, library.base).get(OWNER_VARIABLE):
+        agents = address_space.libraries(address_space.mappings(pid, address_space.AGENT))
+        for library in agents[:MOST_DRIVERS]:
+            if symbol := elf.exports(memory, library.base, address_space.MOST_EXPORTS).get(OWNER_VARIABLE):
                 text = memory.some(symbol.address, OWNER_SIZE).partition(b"\0")[0].decode(errors="replace")
                 return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
     return "another tool"

@@ -317,3 +317,36 @@ def test_the_hold_helper_reads_mappings_without_realtime_priority() -> None:
     if before != os.SCHED_FIFO:
         pytest.skip("this container has no real-time priority")
     assert inside == os.SCHED_OTHER and after == os.SCHED_FIFO
+
+
+def test_a_process_may_map_a_few_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = b"%x000-%x000 r-xp 00000000 08:01 %d /%d/libcuda.so.1\n"
+    many = b"".join(line % (0x1000 + n, 0x1001 + n, n + 1, n) for n in range(1000))
+    read: list[int] = []
+
+    def exports(pid: int, library: address_space.Library) -> frozenset[str]:
+        read.append(library.base)
+        return frozenset()
+
+    monkeypatch.setattr(address_space, "exports", exports)
+    monkeypatch.setattr(traceable, "check_traceable", lambda pid: None)
+    with _files(monkeypatch, maps=many), pytest.raises(SessionError, match="more than 16 drivers"):
+        joining.devices_of(7)
+    assert not read
+    with _files(monkeypatch, maps=b"".join(many.splitlines(keepends=True)[:16])):
+        assert len(joining.devices_of(7)) == 1 and len(read) == 16
+
+
+def test_few_files_exports_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter(range(1000))
+
+    @contextlib.contextmanager
+    def library_file(pid: int, library: address_space.Library) -> Iterator[object]:
+        yield address_space.Identity(1, next(numbers), 1, 1), None, 0
+
+    monkeypatch.setattr(address_space, "library_file", library_file)
+    monkeypatch.setattr(address_space.elf, "exports", lambda source, base, most: {"cuInit": None})
+    monkeypatch.setattr(address_space, "_exported", type(address_space._exported)())
+    for _ in range(1000):
+        assert address_space.exports(7, address_space.Library(0, ())) == {"cuInit"}
+    assert len(address_space._exported) == 32
