@@ -7,11 +7,13 @@ import contextlib
 import ctypes
 import mmap
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,9 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from gpubpf import elf
 from gpubpf.attach import holding
+from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
@@ -350,3 +354,31 @@ def test_few_files_exports_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(1000):
         assert address_space.exports(7, address_space.Library(0, ())) == {"cuInit"}
     assert len(address_space._exported) == 32
+
+
+@needs_gcc
+@needs_root
+@needs_device
+@pytest.mark.whole_machine
+@pytest.mark.may_come_too_late
+def test_the_hold_helper_holds_no_process_with_a_large_list(large: Path) -> None:
+    """It would read the list while other processes wait. The tool is told, and attaches late."""
+    arrived: queue.Queue[tuple[int, bool, bool]] = queue.Queue()
+
+    def on_arrival(pid: int, comm: str, held: Held | None, late: bool) -> None:
+        arrived.put((pid, held is not None, late))
+        if held is not None:  # not from the helper's thread, which gets the answer
+            threading.Thread(target=helper.finish, args=(pid,)).start()
+
+    driver = device.LIBRARIES / "libcuda.so.1"
+    helper = machine.HoldHelper(on_arrival, lambda pid: None, lambda: None)
+    try:
+        with open(driver, "rb") as file:
+            library = elf.LoadedFile(file.fileno())
+            entry = library.offset(elf.exports(library)["cuInit"].address)
+            helper.add_probe(f"/proc/{os.getpid()}/fd/{file.fileno()}", entry)
+            for count, is_held in ((1, True), (1000, False)):
+                with _running(large, *_maps(large, 15, count), driver) as pid:
+                    assert arrived.get(timeout=60) == (pid, is_held, not is_held)
+    finally:
+        helper.close()
