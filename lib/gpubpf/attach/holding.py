@@ -58,9 +58,8 @@ SOON = 1.0
 # Bytes after the entry of cuInit that still count as the entry: its first instruction may have run.
 ENTRY = 16
 PACKET = 1 << 16
-MAPPINGS = (
-    2 << 20
-)  # bytes of a process's list of mappings, about 20,000 of them; a process with more is not held
+# Bytes of a process's list of mappings, about 20,000 of them. A process with more is not held.
+MAPPINGS = 2 << 20
 FORGOTTEN = 4096  # ended processes to remember
 
 _ANOTHER: dict[str, Any] = {}  # in _HoldHelper._pending: the process has executed another program or ended

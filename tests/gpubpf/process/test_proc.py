@@ -377,7 +377,7 @@ def test_the_hold_helper_holds_no_process_with_a_large_list(large: Path) -> None
             library = elf.LoadedFile(file.fileno())
             entry = library.offset(elf.exports(library)["cuInit"].address)
             helper.add_probe(f"/proc/{os.getpid()}/fd/{file.fileno()}", entry)
-            for count, is_held in ((1, True), (1000, False)):
+            for count, is_held in ((1, True), (600, False)):
                 with _running(large, *_maps(large, 15, count), driver) as pid:
                     assert arrived.get(timeout=60) == (pid, is_held, not is_held)
     finally:
