@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -121,6 +122,20 @@ def test_what_a_killed_tool_leaves_is_removed(tmp_path: Path, monkeypatch: pytes
     children.remove_abandoned()
     assert sorted(path.name for path in place.iterdir()) == ["gpubpf-link", "gpubpf-mine"]
     assert program.exists()
+
+
+def test_all_children_that_read_untrusted_data_get_the_small_environment() -> None:
+    library = Path(children.__file__).parents[1]
+    found = []
+    for file in (library / "names.py", *(library / "images").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "subprocess.run",
+                "subprocess.Popen",
+            ):
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                found.append((file.name, given.get("env", "").startswith("children.environment(")))
+    assert len(found) >= 3 and all(small for _, small in found), found
 
 
 def test_ptxas_runs_with_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
