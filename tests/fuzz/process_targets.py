@@ -40,6 +40,7 @@ from gpubpf.errors import Error, ImageError
 from gpubpf.images import assemble, fatbin
 from gpubpf.images.triton import TritonCache
 from gpubpf.process import seccomp
+from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session import readout, summary
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Follow, Measurement, Plan, Targets, is_ring
@@ -294,7 +295,7 @@ def _converse(data: bytes) -> None:
     process: Any = None
     try:
         peer.setblocking(False)
-        process = server._admit(connection, os.getpid())
+        process = server._admit(TargetSocket(connection), os.getpid())
         process.attached = bool(options & 1)
         server._newly_admitted.get()
         at, alive, readings = 1, True, 0

@@ -1,7 +1,8 @@
 """The messages between tool and agent, encoded and decoded. `src/wire.h` is the agent's side.
 
 A frame is ``{u32 type, u32 length}`` and `length` bytes, little-endian; a file descriptor may come with its first byte. The agent runs
-in the traced process, so what it sends is untrusted. The functions check every length, count and offset, and raise `Malformed`. They
+in the traced process, so what it sends is untrusted. All messages go through a `TargetSocket`, which never waits longer than its
+caller allows. The functions check every length, count and offset, and raise `Malformed`. They
 read the agent's files, which `in_memory` accepts, with `pread`. Map only files that `sealed` accepts, because the owner of any other
 could shrink it.
 

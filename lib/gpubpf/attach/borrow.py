@@ -211,7 +211,7 @@ PENDING = 0x7FFFFFFF  # in CREATED: pthread_create has not returned yet
 
 _FUNCTIONS = (
     "__errno_location pthread_create pthread_self pthread_detach usleep dlopen dlsym dlerror munmap"
-    " memfd_create socketpair close"
+    " memfd_create sendfile socketpair recvmsg close"
 ).split()
 # Functions that hold locks that pthread_create takes, in addition to those of malloc and the dynamic linker.
 _TAKE_LOCKS = (

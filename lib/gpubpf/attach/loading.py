@@ -33,8 +33,9 @@ until the agent has installed its hooks. The agent installs them itself, because
 that takes too long, the thread is released (`Held.expire`). If the agent has not started by then, it is told that threads are running.
 
 **Containers.** Functions are found in the memory of the process. If the process does not see the same library file, or its user cannot
-read it, the library is passed as a memfd. On request, the agent's connection is also passed: a socket pair is created in the process
-and fetched with pidfd_getfd(2), which works across network namespaces.
+read it, the library is passed as a sealed memfd, which the worker copies into a memfd of the process. On request, the agent's
+connection is also passed. To pass a file, a socket pair is created in the process, and one end of it is fetched with pidfd_getfd(2),
+which works across network namespaces. The process may keep that end too, so nothing but the file goes through it (target_socket.py).
 
 x86-64 with glibc only.
 """
@@ -61,11 +62,16 @@ from gpubpf.agent.definitions import FILE_PREFIX, STARTING_SUFFIX
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import address_space, libc, ptrace, traceable, users
+from gpubpf.process import address_space, libc, ptrace, target_socket, traceable, users
 from gpubpf.process.address_space import Memory
 from gpubpf.process.syscalls import NUMBERS
+from gpubpf.process.target_socket import TargetSocket
 
 ANSWER = 10.0  # seconds for one call on the worker
+# struct msghdr, an iovec, the byte to receive, and a control message with one file.
+_MESSAGE = struct.Struct("<QI4xQQQQi4x QQ 8x QiiI4x")
+_VECTOR, _BYTE, _CONTROL = 56, 72, 80  # offsets of its parts
+_CONTROL_SIZE = socket.CMSG_SPACE(4)
 _STACK = 1 << 16  # bytes of the worker's stack to search
 _MEMFD = re.compile("/memfd:")
 
@@ -78,7 +84,7 @@ class Injection:
     """
 
     def __init__(
-        self, worker: _Worker, entry: str, connection: socket.socket | None, held: Held | None, stood_ns: int
+        self, worker: _Worker, entry: str, connection: TargetSocket | None, held: Held | None, stood_ns: int
     ) -> None:
         self._worker, self._entry, self._held = worker, entry, held
         self.socket = connection
@@ -119,7 +125,7 @@ class Held:
         self.worker.parked, self.worker.made = True, False
         self._stood = 0.0  # seconds that it was held; 0: it is still held
         self._entered = self._expired = False
-        self._connection: socket.socket | None = None
+        self._connection: TargetSocket | None = None
         self._lock = threading.Lock()
         self._all[self.tid] = self
 
@@ -168,7 +174,7 @@ class Held:
         """Whether it has not been released yet."""
         return not self._stood
 
-    def begin_agent(self, connection: socket.socket | None) -> bool:
+    def begin_agent(self, connection: TargetSocket | None) -> bool:
         """Call this before the agent's entry function. Return whether the thread stays held until the agent has answered."""
         with self._lock:
             self._entered, self._connection = not self._expired, connection
@@ -182,8 +188,7 @@ class Held:
         with self._lock:
             self._expired = True
             if self._entered and self._connection is not None:
-                with contextlib.suppress(OSError):
-                    self._connection.shutdown(socket.SHUT_RDWR)
+                self._connection.shutdown()
             return not self._entered
 
     def is_deadlocked(self) -> bool:
@@ -344,27 +349,41 @@ class _Worker:
         self.memory.write(at, data[:4095] + b"\0")
         return at
 
-    def connection(self) -> tuple[socket.socket, int]:
-        """Create a socket pair in the process. Return one end, fetched, and the other end's descriptor number in the process."""
+    def connection(self) -> tuple[TargetSocket, int]:
+        """Connect the process to this one. Return this process's end, and the number of the other end's descriptor there."""
+        ours, theirs = target_socket.pair()
+        try:
+            with theirs:
+                return ours, self.give(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+
+    def give(self, file: int) -> int:
+        """Pass a file to the process. Return the number of its descriptor there. Raises SessionError."""
         pair = self.text("        ", 1)
         self.call("socketpair", socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, 0, pair)
-        theirs, ours = struct.unpack("<ii", self.memory.read(pair, 8))
+        receiving, sending = struct.unpack("<ii", self.memory.read(pair, 8))
         try:
-            fetched = _fetch(self.pid, ours)
-        except OSError as error:
-            self.call("close", theirs)
-            if out_of_files(error):
-                raise traceable.OutOfFiles(self.pid) from None
-            raise SessionError(
-                f"cannot fetch a file descriptor of pid {self.pid} ({error.strerror}); use Linux 5.6 or later"
-            ) from None
+            _send(self.pid, sending, file)
+            at = self.base + TEXTS + 1024
+            message = _MESSAGE.pack(
+                *(0, 0, at + _VECTOR, 1, at + _CONTROL, _CONTROL_SIZE, 0),
+                *(at + _BYTE, 1),
+                *(0, 0, 0, 0),
+            )
+            self.memory.write(at, message)
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            received = self.call("recvmsg", receiving, at, flags)
+            *_, level, kind, number = _MESSAGE.unpack(self.memory.read(at, _MESSAGE.size))
         finally:
-            self.call("close", ours)
-        try:
-            return socket.socket(fileno=fetched), theirs
-        except OSError:
-            os.close(fetched)
-            raise SessionError(f"pid {self.pid} returned a non-socket; not attaching") from None
+            self.call("close", sending)
+            self.call("close", receiving)
+        if (received, level, kind) != (1, socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            raise traceable.NotHookable(
+                f"pid {self.pid} ({traceable.comm(self.pid)}) cannot be hooked: it did not receive a file; raise its limits"
+            )
+        return int(number)
 
     def close(self) -> None:
         """Have the thread free its memory and end. Code and data stay mapped if the borrowed thread may still use them."""
@@ -379,15 +398,28 @@ class _Worker:
         self.memory.close()
 
 
-def _fetch(pid: int, file: int) -> int:
-    """Return a duplicate of a process's file descriptor, as pidfd_getfd(2) does. Raises OSError."""
-    process = libc.system_call("pidfd_open", pid, 0)
+def _send(pid: int, number: int, file: int) -> None:
+    """Send a file through a socket of a process, named by its number there. Raises SessionError."""
     try:
-        fetched = libc.system_call("pidfd_getfd", process, file, 0)
-    finally:
-        os.close(process)
+        process = libc.system_call("pidfd_open", pid, 0)
+        try:
+            fetched = libc.system_call("pidfd_getfd", process, number, 0)
+        finally:
+            os.close(process)
+    except OSError as error:
+        if out_of_files(error):
+            raise traceable.OutOfFiles(pid) from None
+        raise SessionError(
+            f"cannot fetch a file descriptor of pid {pid} ({error.strerror}); use Linux 5.6 or later"
+        ) from None
     os.set_inheritable(fetched, False)
-    return fetched
+    try:
+        end = TargetSocket(socket.socket(fileno=fetched))
+    except OSError:
+        os.close(fetched)
+        raise SessionError(f"pid {pid} returned a non-socket; not attaching") from None
+    with end, contextlib.suppress(OSError):  # a file that did not arrive is noticed there
+        end.send(b"\0", [file])
 
 
 def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
@@ -406,8 +438,7 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
                 symbol := elf.exports(worker.memory, present.base).get(entry)
             ):
                 return symbol.address, -1
-        opened = worker.call("memfd_create", worker.text(name, 3), os.MFD_CLOEXEC)
-        _fill(worker.pid, opened, data)
+        opened = _copy(worker, name, data)
         # dlopen returns a library already loaded from the same path. So the path encodes the bits of the library's digest.
         bits = f"{int(digest, 16):b}".replace("1", "./").replace("0", "/")
         path = f"/proc/self/fd/{bits}{opened}"
@@ -426,25 +457,38 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
     return function, opened
 
 
-def _fill(pid: int, number: int, data: bytes) -> None:
-    """Write `data` into the memfd that the process claims to have created.
+def _copy(worker: _Worker, name: str, data: bytes) -> int:
+    """Create a memfd with `data` in the process. Return the number of its descriptor there. Raises SessionError.
 
-    The process could name any of its files. So the descriptor is duplicated, with the process's own access rights. It is not reopened
-    with the tool's permissions.
-    """
+    The process itself writes it: another process's write could have to wait for it."""
+    opened = worker.call("memfd_create", worker.text(name, 3), os.MFD_CLOEXEC)
+    source = _sealed(name, data)
     try:
-        file = _fetch(pid, number)
-    except OSError as error:
-        raise traceable.refusal(pid, error.errno or 0) from None
-    try:
-        fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails if it is not a memfd
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-    except OSError:
-        raise SessionError(f"pid {pid} returned a file that is not a memfd; not attaching") from None
+        given = worker.give(source)
     finally:
+        os.close(source)
+    written = worker.call("sendfile", opened, given, 0, len(data))
+    worker.call("close", given)
+    if written != len(data):
+        raise traceable.NotHookable(
+            f"pid {worker.pid} ({traceable.comm(worker.pid)}) cannot be hooked: sendfile failed in it; raise its limits"
+        )
+    return opened
+
+
+def _sealed(name: str, data: bytes) -> int:
+    """Return a memfd with `data` that can no longer be changed."""
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(file, "wb", closefd=False) as out:
+            out.write(data)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+        os.lseek(file, 0, os.SEEK_SET)
+    except BaseException:
         os.close(file)
+        raise
+    return file
 
 
 def _is_visible(pid: int, library: Path) -> bool:

@@ -41,7 +41,7 @@ _CALLS: tuple[tuple[str, tuple[int, ...]], ...] = (
         (name, ())
         for name in (
             "munmap madvise set_robust_list rseq rt_sigprocmask rt_sigaction rt_sigreturn sigaltstack futex exit read pread64 write"
-            " pwrite64 close fstat newfstatat ftruncate memfd_create eventfd2 sendmsg recvmsg sendto shutdown poll membarrier"
+            " pwrite64 close fstat newfstatat ftruncate memfd_create eventfd2 sendmsg recvmsg sendto sendfile shutdown poll membarrier"
             " getpid gettid tgkill getcpu sched_yield sched_setscheduler clock_nanosleep"
         ).split()
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import WARP, DrainFlag, Place
 from gpubpf.ebpf import maps, sampling
+from gpubpf.process import limits
 from gpubpf.session.builds import without_first_line
 from gpubpf.session.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
 
@@ -222,6 +224,7 @@ def logs(measurement: Measurement) -> list[ProcessLog]:
 def rings(measurement: Measurement, map_name: str) -> list[RingRecords]:
     """See `Session.rings`."""
     found = []
+    until = time.monotonic() + limits.SEND_WAIT  # for all processes together
     for process, context, ring in _rings(measurement, map_name, measurement.active()):
         if ring.done:
             continue
@@ -232,13 +235,13 @@ def rings(measurement: Measurement, map_name: str) -> list[RingRecords]:
         else:
             copied = _read_copy(measurement, process, ring, last)
             if copied is None and not last and not process.disconnected and not measurement.stopped:
-                process.send(protocol.drain(0, 0.0, DrainFlag.ONLY_RINGS))
+                process.send(protocol.drain(0, 0.0, DrainFlag.ONLY_RINGS), until=until)
             if copied is None:
                 ring.done = last
                 continue
             records = copied
             if not process.disconnected:
-                process.send(protocol.consumed(place.map, context, ring.reader.consumed))
+                process.send(protocol.consumed(place.map, context, ring.reader.consumed), until=until)
         measurement.drain_soon |= ring.reader.full > FILLING_FAST
         process.drained_bytes += records.nbytes
         if last:

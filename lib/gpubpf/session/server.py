@@ -31,16 +31,16 @@ from gpubpf.agent.definitions import (
     Vendor,
 )
 from gpubpf.errors import TOO_MANY_FILES, in_words, out_of_files
-from gpubpf.process import address_space, traceable
+from gpubpf.process import address_space, limits, traceable
+from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session import reasons
-from gpubpf.session.traced_process import BUFFERED_RECORDS, PENDING_LIMIT, TracedProcess
+from gpubpf.session.traced_process import TracedProcess
 from gpubpf.show import table
 
 if TYPE_CHECKING:
     from gpubpf.session.measurement import Measurement
     from gpubpf.session.workers import BackgroundWork
 
-SEND_WAIT = 5.0  # seconds for an agent to receive a message
 WORKING_INTERVAL = 1.0  # seconds; an agent that waits to begin gives up after five without a message
 MOST_REFUSED = 1000  # processes of other users that count as missed
 LOG_INTERVAL = 0.01  # seconds between two readings of the logs
@@ -146,8 +146,7 @@ class Server:
                     elif key.fileobj == key.data.pidfd:
                         selector.unregister(key.fileobj)
                         # Its children may still have the socket open. Messages that it already sent are still read.
-                        with contextlib.suppress(OSError):
-                            key.data.socket.shutdown(socket.SHUT_RD)
+                        key.data.socket.shutdown(socket.SHUT_RD)
                     elif not self._receive(key.data):
                         selector.unregister(key.data.socket)
                         with contextlib.suppress(KeyError, ValueError):
@@ -206,7 +205,7 @@ class Server:
             active = self._measurement.active()
             buffered = sum(process.buffered for process in active)
             for process in active:
-                if buffered < BUFFERED_RECORDS:
+                if buffered < limits.BUFFERED_RECORDS:
                     before = process.buffered
                     process.buffer_log()
                     buffered += max(process.buffered - before, 0)
@@ -225,7 +224,7 @@ class Server:
         expected = (self._measurement.user.uid if self._measurement.user else os.geteuid(), 0)
         # Whatever the command starts may change its user.
         if pid > 0 and (uid in expected or traceable.descends(pid, os.getpid())):
-            self._admit(connection, pid)
+            self._admit(TargetSocket(connection), pid)
             return True
         connection.close()
         if pid > 0 and pid not in self._refused and len(self._refused) < MOST_REFUSED:
@@ -235,7 +234,7 @@ class Server:
             )
         return True
 
-    def adopt(self, connection: socket.socket, pid: int, pidfd: int) -> TracedProcess | None:
+    def adopt(self, connection: TargetSocket, pid: int, pidfd: int) -> TracedProcess | None:
         """Serve a running process to which the session attached. Return None if the measurement has ended.
 
         Takes ownership of `connection` and `pidfd`. From any thread."""
@@ -267,11 +266,9 @@ class Server:
     def remove(self, process: TracedProcess) -> None:
         """Forget an adopted process after attaching to it has failed. From any thread."""
         self._measurement.remove(process)
-        with contextlib.suppress(OSError):
-            process.socket.shutdown(socket.SHUT_RDWR)  # `_serve` notices that and closes its files
+        process.socket.shutdown()  # `_serve` notices that and closes its files
 
-    def _admit(self, connection: socket.socket, pid: int, pidfd: int | None = None) -> TracedProcess | None:
-        connection.settimeout(SEND_WAIT)
+    def _admit(self, connection: TargetSocket, pid: int, pidfd: int | None = None) -> TracedProcess | None:
         started = traceable.started(pid)
         with self._measurement.lock:
             if self._measurement.stopped:  # the process continues untraced
@@ -289,18 +286,20 @@ class Server:
         """Handle the messages that have arrived. Return False if the agent disconnected or sent a malformed message."""
         self._measurement.privileges.apply()
         try:
-            data, files, flags, _ = socket.recv_fds(process.socket, 1 << 20, 8)
+            received = process.socket.receive(1 << 20)
         except OSError:
             return False
+        if received is None:
+            return True
         try:
-            if flags & socket.MSG_CTRUNC:  # the kernel dropped files that were sent with a message
+            if received.truncated:
                 self._measurement.drop(process, TOO_MANY_FILES, lacking_files=True)
-                for received in files:
-                    os.close(received)
+                for unwanted in received.files:
+                    os.close(unwanted)
                 return False
-            if not data:
+            if not received.data:
                 return False
-            frames = process.frames.feed(data, files)
+            frames = process.frames.feed(received.data, received.files)
             done, told = 0, len(process.faults)
             try:
                 for kind, payload, file in frames:
@@ -338,7 +337,7 @@ class Server:
                     process.again = f"after it {what}"
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload, process.vendor)
-            if process.pending_images >= PENDING_LIMIT:
+            if process.pending_images >= limits.PENDING:
                 raise protocol.Malformed("too many images at once")
             process.pending_images += 1
             if process.attached and not process.reported_hooks:  # loaded before the agent
@@ -349,14 +348,14 @@ class Server:
         elif kind == Message.FOUND:
             process.count_text(len(payload))
             found = protocol.found(payload)
-            if process.pending_images >= PENDING_LIMIT:
+            if process.pending_images >= limits.PENDING:
                 raise protocol.Malformed("too many modules at once")
             process.pending_images += 1
             process.preparing[found.request] = frozenset(kernel.name for kernel in found.kernels)
             self._background.make_found(process, found)
         elif kind == Message.KERNEL:
             wanted = protocol.wanted_kernel(payload)
-            if process.pending_images >= PENDING_LIMIT:
+            if process.pending_images >= limits.PENDING:
                 raise protocol.Malformed("too many kernels at once")
             process.pending_images += 1
             self._background.make_wanted(process, wanted)

@@ -27,7 +27,7 @@ from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
-from gpubpf.process import libc, privileges, proc, traceable
+from gpubpf.process import libc, limits, privileges, proc, traceable
 from gpubpf.session import joining, readout, reasons, summary, translating
 from gpubpf.session.budget import Budget
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
@@ -632,8 +632,9 @@ class Session:
         self._measurement.request += 1
         request = self._measurement.request
         waiting_for = [p for p in self._measurement.active() if not p.disconnected]
+        until = time.monotonic() + limits.SEND_WAIT  # for all of them together
         for process in waiting_for:
-            process.send(protocol.drain(request, wait, flags))
+            process.send(protocol.drain(request, wait, flags), until=until)
         self._server.wake()
         deadline = time.monotonic() + wait + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import socket
 import threading
 import time
 import zlib
@@ -23,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import LEAST_CAPACITY, Place, SnapshotFlag, Vendor
 from gpubpf.errors import Error, SessionError
-from gpubpf.process import address_space, traceable
+from gpubpf.process import address_space, limits, traceable
+from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session.log_file import LogFile
 from gpubpf.session.register_counts import RegisterCounts
 
@@ -38,17 +38,6 @@ if TYPE_CHECKING:
     from gpubpf.session.operation_log import OpLog
     from gpubpf.session.rings import RingReader
 
-# Limits per process, beyond what any program needs: a hostile agent must not exhaust the tool's memory or files.
-TEXT_LIMIT = 64 << 20  # bytes of names, reasons and stacks
-PENDING_LIMIT = 4096  # images and modules without an answer
-CONTEXT_LIMIT = 4096
-MOST_RINGS = 64
-READINGS, READING_BYTES = (
-    64,
-    256 << 20,
-)  # most readings that the tool has not taken yet; older ones are dropped
-
-BUFFERED_RECORDS = 1 << 22  # most log records, in all processes, that the tool has not taken yet
 HIDDEN_CALLER = "unknown"  # the symbol of a stack frame whose return address a return probe has replaced
 GRACE = 0.3  # seconds until all writes of an ended process have reached its files
 
@@ -135,7 +124,7 @@ class TracedProcess:
     _log_lock: `log`, `_log_reader` and the buffered records.
     """
 
-    socket: socket.socket
+    socket: TargetSocket
     pid: int
     number: int  # from 1, unique in the session; the kernel may reuse a pid
     comm: str = ""
@@ -205,7 +194,7 @@ class TracedProcess:
     images: int = 0  # images that it loaded and the agent sent
     image_bytes: int = 0
     sent_patches: bool = False  # PATCHES has arrived
-    text: int = 0  # bytes of names, reasons and stacks, for TEXT_LIMIT
+    text: int = 0  # bytes of names, reasons and stacks, for limits.TEXT
     _resource_lock: threading.Lock = field(default_factory=threading.Lock)
     _log_lock: threading.Lock = field(default_factory=threading.Lock)
     _log_reader: OpLog | None = None  # created at the first reading
@@ -342,26 +331,30 @@ class TracedProcess:
         """Tell the waiting agent that the tool is working on its request, unless another thread is sending. Never waits."""
         if self.send_lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
-                os.write(self.socket.fileno(), protocol.working())
+                self.socket.send(protocol.working())  # small, so it is sent as a whole or not at all
             self.send_lock.release()
 
-    def send(self, data: bytes, file: int | None = None) -> None:
-        """Send a message, from any thread. Disconnect an agent that does not receive it."""
-        with self.send_lock:
-            try:
-                if file is None:
-                    self.socket.sendall(data)
-                else:
-                    sent = socket.send_fds(self.socket, [data], [file])
-                    self.socket.sendall(data[sent:])
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self.socket.shutdown(socket.SHUT_RDWR)
+    def send(self, data: bytes, file: int | None = None, until: float | None = None) -> None:
+        """Send a message, from any thread. Disconnect an agent that does not take it in time.
+
+        until: how long to wait (time.monotonic); None: for limits.SEND_WAIT. If another thread still sends then, nothing is sent."""
+        if until is None:
+            until = time.monotonic() + limits.SEND_WAIT
+        if not self.send_lock.acquire(timeout=max(until - time.monotonic(), 0.0)):
+            return
+        try:
+            sent = self.socket.send(data, () if file is None else [file], until)
+        except OSError:
+            sent = False
+        finally:
+            self.send_lock.release()
+        if not sent:
+            self.socket.shutdown()
 
     def count_text(self, size: int) -> None:
-        """Count bytes of text that the tool keeps for the agent. Raises Malformed beyond TEXT_LIMIT."""
+        """Count bytes of text that the tool keeps for the agent. Raises Malformed beyond limits.TEXT."""
         self.text += size
-        if self.text > TEXT_LIMIT:
+        if self.text > limits.TEXT:
             raise protocol.Malformed("too many names")
 
     def add_stack(self, number: int, frames: Sequence[protocol.StackFrame]) -> None:
@@ -395,7 +388,7 @@ class TracedProcess:
             os.close(file)
             return
         before = self.snapshots.get(snapshot.context)
-        if before is None and len(self.snapshots) >= CONTEXT_LIMIT:
+        if before is None and len(self.snapshots) >= limits.CONTEXTS:
             raise protocol.Malformed("memory of too many contexts")
         if snapshot.flags & SnapshotFlag.FAILED and (before or snapshot.size):
             os.close(file)  # keep the older one
@@ -407,8 +400,8 @@ class TracedProcess:
         self.drained_bytes += min(held, snapshot.size)
         if keep:
             self.readings.append(StoredSnapshot(snapshot, os.dup(file)))
-            while len(self.readings) > READINGS or (
-                len(self.readings) > 1 and sum(t.snapshot.size for t in self.readings) > READING_BYTES
+            while len(self.readings) > limits.READINGS or (
+                len(self.readings) > 1 and sum(t.snapshot.size for t in self.readings) > limits.READING_BYTES
             ):
                 self.readings.popleft().close()
                 self.skipped_readings += 1
@@ -436,7 +429,7 @@ class TracedProcess:
         size = place.shards * place.capacity * place.stride
         if size > most and place.capacity > LEAST_CAPACITY:
             raise protocol.Malformed("a ring larger than requested")
-        if (place.map, place.context) in self.rings or len(self.rings) >= MOST_RINGS:
+        if (place.map, place.context) in self.rings or len(self.rings) >= limits.RINGS:
             raise protocol.Malformed("too many rings")
         if (file is None) != (place.place == Place.GPU_RING):
             raise protocol.Malformed("a ring without its memory")
@@ -504,8 +497,7 @@ class TracedProcess:
     def close(self) -> None:
         """Close the files of a disconnected process, because there may be thousands of them. Keep the last counters."""
         self.frames.close()
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that is sending
+        self.socket.shutdown()  # a thread that is sending gives up
         with self.send_lock:
             self.socket.close()
         last, graphs, times = self.counters(), self.graph_launches(), self.virtual_times()

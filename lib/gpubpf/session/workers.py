@@ -5,11 +5,11 @@ The server calls `BackgroundWork`, so that running ptxas for one process does no
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
 import os
+import queue
 import socket
 import threading
 from collections import Counter, OrderedDict, deque
@@ -469,8 +469,7 @@ def _patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
     except (Error, OSError) as error:
         files = isinstance(error, traceable.OutOfFiles) or out_of_files(error)
         measurement.drop(process, in_words(error), lacking_files=files)
-        with contextlib.suppress(OSError):
-            process.socket.shutdown(socket.SHUT_RDWR)  # the agent waits for the answer
+        process.socket.shutdown()  # the agent waits for the answer
     finally:
         os.close(file)
 
@@ -584,8 +583,7 @@ def _welcome(
         # Device programs need the maps that they share with host programs.
         if out_of_files(error) and not shared:
             measurement.drop(process, in_words(error), lacking_files=True)
-            with contextlib.suppress(OSError):
-                process.socket.shutdown(socket.SHUT_RDWR)
+            process.socket.shutdown()
         else:
             measurement.note(f"{process.label}: host programs do not run at its launches: {in_words(error)}")
             config = dataclasses.replace(config, host=())

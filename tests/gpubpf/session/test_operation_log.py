@@ -276,7 +276,7 @@ def test_a_program_call_by_call(program: str, hostile: str, monkeypatch: pytest.
 @pytest.mark.parametrize("size", [64, 4096])
 def test_what_finds_no_room_is_counted(program: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four threads at once: every launch has a record, or is one of those that are lost."""
-    monkeypatch.setattr("gpubpf.session.server.BUFFERED_RECORDS", 0)  # nobody makes room meanwhile
+    monkeypatch.setattr("gpubpf.process.limits.BUFFERED_RECORDS", 0)  # nobody makes room meanwhile
     kernels = lost = 0
     ids: set[int] = set()
     with Session(

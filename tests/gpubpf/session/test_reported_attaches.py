@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpubpf.images.sidecar import Sidecar
+from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Listener, Plan, Targets
 from gpubpf.session.session import Session, _NewlyHooked
@@ -27,7 +28,7 @@ class Reports:
         )
         builder = SidecarBuilder(lambda image, target: Sidecar())
         self.session = Session(Targets(pids=(7,)), Plan(Device("sim")), builder, listener)
-        self.process = TracedProcess(socket.socket(), 7, 1)
+        self.process = TracedProcess(TargetSocket(socket.socket()), 7, 1)
         self.process.preparing[0] = frozenset({""})
         self.newly = _NewlyHooked(self.process, time.monotonic() + 1000)
         self.session._newly_hooked.append(self.newly)

@@ -33,7 +33,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.memory.allocations import Allocation, Allocations
-from gpubpf.process import traceable
+from gpubpf.process import target_socket, traceable
 from gpubpf.ptx.values import InjectedVariable
 from gpubpf.session import device, tracing, workers
 from gpubpf.session.measurement import Follow
@@ -762,7 +762,7 @@ def test_an_attach_that_is_not_over_is_counted_by_the_watcher() -> None:
     """Its process ends meanwhile, and then the measurement of every process."""
     said: list[str] = []
     with fake_tool.session(["sleep", "0.5"], note=said.append, wanted=()) as session:
-        ours, agents = socket.socketpair()
+        ours, agents = target_socket.pair()
         process = session._server.adopt(ours, os.getpid(), os.pidfd_open(os.getpid()))
         assert process is not None
         session._watcher = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
@@ -781,8 +781,8 @@ def test_more_gpus_than_there_are_are_refused() -> None:
 
 
 def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubpf.session.traced_process.TEXT_LIMIT", 1000)
-    monkeypatch.setattr("gpubpf.session.traced_process.CONTEXT_LIMIT", 3)
+    monkeypatch.setattr("gpubpf.process.limits.TEXT", 1000)
+    monkeypatch.setattr("gpubpf.process.limits.CONTEXTS", 3)
     name = protocol.frame(Message.NAME, struct.pack("<II", 0, 500) + b"\x1b" * 500)
     said = connect_and(lambda peer: peer.sendall(name * 2))
     assert any("too many names" in line for line in said)

@@ -10,11 +10,12 @@ from gpubpf.agent.definitions import Vendor
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.images import symbols
 from gpubpf.process import address_space
+from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session.traced_process import TracedProcess
 
 
 def process(number: int, pid: int = 7, started: float = 1.5, vendor: Vendor = Vendor.NVIDIA) -> TracedProcess:
-    made = TracedProcess(socket.socket(), pid, number)
+    made = TracedProcess(TargetSocket(socket.socket()), pid, number)
     made.started, made.vendor = started, vendor
     return made
 
