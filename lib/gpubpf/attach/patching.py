@@ -91,6 +91,8 @@ def _check_patch(pid: int, mapped: Sequence[Mapping], patch: Patch) -> None:
 
 def _in_file(pid: int, at: Mapping, patch: Patch) -> bytes | None:
     """Return the original bytes from the mapped file; None if it cannot be read."""
+    if not address_space.is_local(at.file[0], pid):
+        return None
     for opened in (
         partial(target_files.open_mapped, pid, at.start, at.end),
         partial(target_files.open_path, pid, at.path),

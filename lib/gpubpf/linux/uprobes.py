@@ -31,7 +31,7 @@ from gpubpf.errors import Error, UsageError, in_words, out_of_files
 from gpubpf.linux import libraries, matched_calls
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.linux.returns import Code, Returns
-from gpubpf.process import bpf_syscall
+from gpubpf.process import address_space, bpf_syscall
 
 METHODS = ("multi", "event")  # best first
 _ATTACH = {"multi": bpf_syscall.UPROBE_MULTI, "event": 0}
@@ -41,6 +41,7 @@ _BREAKPOINTS = (0xCC, 0xE8)  # written by the kernel for a uprobe: int3, or call
 _RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so all five bytes are compared
 # Seconds between reads of mappings. The pause limits how often a machine that starts many programs wakes the tool.
 _PAUSE = 0.002
+_LAST_WAIT = 5.0  # seconds for the thread to end: it may be reading a file that does not answer
 _MOST_NAMED = 8  # functions in one notice
 
 
@@ -281,10 +282,11 @@ class Uprobes:
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
             if self._thread is not None:
-                self._thread.join()
-            if self._mappings is not None:
-                self._mappings.close()
-            os.close(self._wake)
+                self._thread.join(_LAST_WAIT)
+            if self._thread is None or not self._thread.is_alive():  # else, it still uses these
+                if self._mappings is not None:
+                    self._mappings.close()
+                os.close(self._wake)
             self._wake = -1
         files = [*reversed(self._events), *(file for _, file in self.programs)]
         self._events, self.programs = [], []
@@ -521,8 +523,8 @@ def _hooked_in(code: bytes, offset: int, mapped: Sequence[MappedCode]) -> int | 
     size = len(code) if code[0] in _RELATIVE else 1
     for m in mapped:
         if m.offset <= offset < m.offset + m.end - m.start:
-            with contextlib.suppress(OSError), open(f"/proc/{m.pid}/mem", "rb", buffering=0) as memory:
-                there = os.pread(memory.fileno(), size, m.start + offset - m.offset)
+            with contextlib.suppress(OSError), address_space.Memory(m.pid) as memory:
+                there = memory.some(m.start + offset - m.offset, size)
                 if (
                     there
                     and there != code[:size]

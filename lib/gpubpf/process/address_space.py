@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import functools
+import math
 import mmap
 import os
 import re
+import struct
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from gpubpf import elf
-from gpubpf.errors import out_of_files
+from gpubpf.errors import SessionError, out_of_files
 from gpubpf.process import proc, target_files
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ([0-9a-f]{1,16}) (\S+) ([0-9]{1,20})\b\s*(.*)")
@@ -150,14 +155,34 @@ def executed_another_program(pid: int) -> bool:
     return others
 
 
-class Memory:
-    """/proc/PID/mem. Raises OSError for unmapped addresses, and if the process has ended."""
+class Unreadable(SessionError, OSError):
+    """The memory of a process cannot be read or written without the risk of waiting for ever."""
 
     def __init__(self, pid: int) -> None:
+        super().__init__(
+            f"pid {pid} maps a file where the tool has to read its memory, and that file's system (FUSE?) may never answer;"
+            " name another process"
+        )
+        self.errno = errno.EDEADLK
+
+
+class Memory:
+    """The memory of a process. Raises OSError for unmapped addresses, and if the process has ended.
+
+    A process can map a file whose pages come from a program (FUSE). The kernel lets a read of such a page wait for that program, and
+    the reader cannot even be killed meanwhile. So only anonymous memory, files in memory and files on other file systems are read and
+    written. All methods raise Unreadable elsewhere. (A page that userfaultfd(2) has left out is no problem: the kernel reports an
+    error for it here, but not to process_vm_readv(2).)
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self.file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        self._mappings = _MappingsByAddress(pid)
 
     def close(self) -> None:
         os.close(self.file)
+        self._mappings.close()
 
     def __enter__(self) -> Memory:
         return self
@@ -167,8 +192,9 @@ class Memory:
 
     def some(self, address: int, size: int) -> bytes:
         """Return up to `size` bytes; fewer, or none, if they are not all mapped."""
+        size = self._accessible(address, size)
         try:
-            return os.pread(self.file, size, address)
+            return os.pread(self.file, size, address) if size else b""
         except (OSError, OverflowError):
             return b""
 
@@ -180,8 +206,73 @@ class Memory:
 
     def write(self, address: int, data: bytes) -> None:
         """Write to memory, even if it is read-only for the process itself."""
-        if os.pwrite(self.file, data, address) != len(data):
+        if self._accessible(address, len(data)) != len(data) or (
+            os.pwrite(self.file, data, address) != len(data)
+        ):
             raise OSError(errno.EFAULT, "not mapped")
+
+    def _accessible(self, address: int, size: int) -> int:
+        """Return how many of these bytes are mapped, from the first one on, and can be accessed without waiting.
+
+        Raises Unreadable if the first one is mapped, but may make the tool wait."""
+        end = address
+        while end < address + size and (found := self._mappings.at(end)) is not None:
+            if not found.safe:
+                if end == address:
+                    raise Unreadable(self._pid)
+                break
+            end = found.end
+        return min(end - address, size)
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """The addresses of a mapping, and whether accessing its pages cannot wait."""
+
+    start: int
+    end: int
+    safe: bool
+
+
+class _MappingsByAddress:
+    """Finds the mapping of an address, and remembers it."""
+
+    # struct procmap_query, its size as part of the request's number, and PROCMAP_QUERY (include/uapi/linux/fs.h).
+    _QUERY = struct.Struct("<9Q4I2Q")
+    _PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._maps = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
+        self._known: list[_Extent] = []
+
+    def close(self) -> None:
+        os.close(self._maps)
+
+    def at(self, address: int) -> _Extent | None:
+        """Return the mapping that contains an address; None if there is none or the process has ended."""
+        for known in self._known:
+            if known.start <= address < known.end:
+                return known
+        with contextlib.suppress(OSError):
+            if (found := self._query(address)) is not None:
+                self._known.append(found)
+                return found
+        return None
+
+    def _query(self, address: int) -> _Extent | None:
+        query = bytearray(self._QUERY.pack(self._QUERY.size, 0, address & (1 << 64) - 1, *[0] * 12))
+        try:
+            fcntl.ioctl(self._maps, self._PROCMAP_QUERY, query)
+        except OSError as error:
+            if error.errno != errno.ENOTTY:  # Linux before 6.11
+                raise
+            found = mapping_at(self._pid, address)
+            if found is None:
+                return None
+            return _Extent(found.start, found.end, not found.file[1] or is_local(found.file[0], self._pid))
+        _, _, _, start, end, _, _, _, inode, major, minor, *_ = self._QUERY.unpack(query)
+        return _Extent(start, end, not inode or is_local(f"{major:02x}:{minor:02x}", self._pid))
 
 
 @dataclass(frozen=True)
@@ -194,21 +285,45 @@ class Identity:
     changed_ns: int
 
 
-_local: dict[str, bool] = {}
+_MOST_MOUNTS = 1 << 20  # bytes of a process's list of mounts to read
+_REREAD = 1.0  # seconds; a device's number can be used again for another file system
+_SERVED = ("fuse", "devtmpfs")  # file systems whose pages come from a program or a driver
+_own_mounts: tuple[float, dict[str, bool]] = (-math.inf, {})
 
 
-def _is_local(device: str) -> bool:
-    """Return whether a device from /proc/PID/maps is a file system that is also mounted here and is served by the kernel itself."""
-    if not _local.get(device):
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").split("\n"):
-                before, _, after = line.partition(" - ")
-                if ":" not in (number := "".join(before.split(" ")[2:3])):
-                    continue
+def is_local(device: str, pid: int) -> bool:
+    """Return whether a device from /proc/PID/maps is a file system that the kernel itself serves.
+
+    It must be mounted where the tool or the process sees it, or be the file system of memory files."""
+    global _own_mounts
+    if time.monotonic() > _own_mounts[0] + _REREAD:
+        _own_mounts = time.monotonic(), _mounts(os.getpid()) | {_memory_files(): True}
+    local = _own_mounts[1].get(device)
+    return _mounts(pid).get(device, False) if local is None else local
+
+
+def _mounts(pid: int) -> dict[str, bool]:
+    """Return which of the devices that a process has mounted are served by the kernel."""
+    found: dict[str, bool] = {}
+    with contextlib.suppress(OSError):
+        for line in proc.read(pid, "mountinfo", _MOST_MOUNTS).decode("utf-8", "replace").split("\n"):
+            before, _, after = line.partition(" - ")
+            if ":" in (number := "".join(before.split(" ")[2:3])):
                 major, _, minor = number.partition(":")
                 name = f"{int(major):02x}:{int(minor):02x}"
-                _local[name] = _local.get(name, True) and not after.startswith("fuse")
-    return _local.get(device, False)
+                found[name] = found.get(name, True) and not after.startswith(_SERVED)
+    return found
+
+
+@functools.cache
+def _memory_files() -> str:
+    """Return the device of files from memfd_create and of shared anonymous memory."""
+    file = os.memfd_create("device", os.MFD_CLOEXEC)
+    try:
+        device = os.fstat(file).st_dev
+        return f"{os.major(device):02x}:{os.minor(device):02x}"
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager
@@ -224,7 +339,7 @@ def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, 
         partial(target_files.open_mapped, pid, first.start, first.end),
         partial(target_files.open_path, pid, first.path),
     )
-    for opened in ways if _is_local(first.file[0]) else ():
+    for opened in ways if is_local(first.file[0], pid) else ():
         try:
             file = opened()
         except OSError as error:

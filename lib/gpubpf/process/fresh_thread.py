@@ -15,11 +15,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def run(work: Callable[[], T], name: str, daemon: bool = False) -> T:
+def run(work: Callable[[], T], name: str) -> T:
     """Call `work` on a new thread. Return its result, or raise its exception.
 
     The kernel has removed the thread by then, so every thread that it still traced continues. `name`: the thread's name.
-    `daemon`: the tool may exit while the thread works, as on a file system that does not answer.
+    The tool may exit while the thread works, as on a file system that does not answer.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -30,7 +30,7 @@ def run(work: Callable[[], T], name: str, daemon: bool = False) -> T:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=call, name=name, daemon=daemon)
+    thread = threading.Thread(target=call, name=name, daemon=True)
     thread.start()
     thread.join()
     until = time.monotonic() + 1

@@ -86,4 +86,4 @@ def as_user(user: User, function: Callable[[], T]) -> T:
             raise OSError(errno.EPERM, f"cannot act as user {user.uid}")
         return function()
 
-    return fresh_thread.run(call, "gpubpf-user", daemon=True)
+    return fresh_thread.run(call, "gpubpf-user")

@@ -150,6 +150,8 @@ def refusals(pid: int) -> Iterator[None]:
         raise refusal(pid, errno.ESRCH) from None
     except TraceRefused as error:
         raise refusal(pid, error.errno) from None
+    except SessionError:  # one that is also an OSError
+        raise
     except OSError as error:
         raise refusal(pid, error.errno or errno.ESRCH) from None
 
@@ -213,6 +215,12 @@ def user(pid: int) -> User:
     uid, gid = (int(known[name].split()[1]) for name in ("Uid", "Gid"))
     groups = tuple(int(g) for g in known.get("Groups", "").split())
     return User(str(uid), uid, gid, groups, "/", "")
+
+
+def uid(pid: int) -> int:
+    """Return the effective user ID of a process; -1 if it has ended. Raises OSError if no more files can be opened."""
+    fields = status(pid).get("Uid", "").split()
+    return int(fields[1]) if len(fields) > 1 else -1
 
 
 def is_exiting(pid: int) -> bool:

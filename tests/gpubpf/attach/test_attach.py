@@ -24,11 +24,13 @@ from typing import Any
 
 import pytest
 
+import gpubpf_fuse
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import ALREADY_CHANGED
 from gpubpf.attach import borrow, loading, patching
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, fresh_thread, ptrace, traceable
+from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session import device, server
 from gpubpf_commands import words
 
@@ -197,6 +199,14 @@ def test_a_stop_that_comes_meanwhile_is_not_lost(built: Path, monkeypatch: pytes
 # --- loading ---
 
 
+def said(connection: TargetSocket) -> bytes:
+    """Return what a library has said, and close the connection."""
+    with connection:
+        received = connection.receive(16)
+    assert received is not None and not received.files
+    return received.data
+
+
 @pytest.mark.every(2)
 def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
     with running(built / "stress", built / "loaded.so") as process:
@@ -209,8 +219,7 @@ def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
                 injection = loading.inject(process.pid, built / "library.so", "entry", connect=True)
                 assert injection.wait() == 77
                 assert injection.socket is not None
-                with injection.socket as connection:
-                    assert connection.recv(16) == b"hello"
+                assert said(injection.socket) == b"hello"
             if i % 4 == 0:
                 fresh_thread.run(lambda: stop(process.pid), "stop")
             if i == 40:
@@ -225,6 +234,27 @@ def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
         assert len(turns) == 19 and min(turns.values()) > 10, turns
         sent, masked = map(int, re.search(r"signals (\d+) (\d+)", out).groups())  # type: ignore[union-attr]
         assert sent > 100 and masked > 100
+
+
+@pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())
+def test_a_stack_that_never_answers_is_not_read(built: Path, tmp_path: Path) -> None:
+    """The process is refused at once, and runs on as if nothing had happened."""
+    with gpubpf_fuse.unanswered(tmp_path) as file, running(built / "kinds", "fuse", file) as process:
+        until(lambda: state(process.pid) == "S")
+        errors: list[SessionError] = []
+
+        def attach() -> None:
+            try:
+                put(process.pid, built / "library.so")
+            except SessionError as error:
+                errors.append(error)
+
+        attaching = threading.Thread(target=attach, daemon=True)
+        attaching.start()
+        attaching.join(100)
+        assert not attaching.is_alive()
+        assert "maps a file where the tool has to read its memory" in str(errors[0])
+        assert traceable.status(process.pid)["TracerPid"] == "0" and state(process.pid) == "S"
 
 
 @pytest.mark.parametrize("kind", ["pause", "spin", "malloc", "writes", "vfork", "mutex"])
@@ -627,27 +657,39 @@ def test_a_container(built: Path, tmp_path: Path) -> None:
         injection = loading.inject(inner, library, "entry", connect=True)
         assert injection.wait() == 77
         assert injection.socket is not None
-        with injection.socket as connection:
-            assert connection.recv(16) == b"hello"
+        assert said(injection.socket) == b"hello"
         os.kill(inner, signal.SIGKILL)
     for left in Path("/dev/shm").glob("kinds.*"):
         left.unlink()
 
 
 @needs_root
-def test_a_file_that_is_no_memory_is_not_written(built: Path, tmp_path: Path) -> None:
-    """A process could name one that it may only read, and the tool may write."""
+def test_only_sockets_get_files(built: Path, tmp_path: Path) -> None:
+    """A process could name any file in place of its socket, such as one that it may only read and the tool may write."""
     precious = tmp_path / "precious"
     precious.write_bytes(b"as it was")
     with open(precious, "rb") as file:
         process = subprocess.Popen([built / "kinds", "pause"], stdin=file, stdout=subprocess.PIPE)
         try:
-            with pytest.raises(SessionError, match="a file that is not a memfd"):
-                loading._fill(process.pid, 0, b"something else")
+            with pytest.raises(SessionError, match="returned a non-socket; not attaching"):
+                loading._send(process.pid, 0, file.fileno())
         finally:
             process.kill()
             process.communicate()
     assert precious.read_bytes() == b"as it was"
+
+
+def test_only_the_tool_has_its_end_of_the_connection(built: Path) -> None:
+    """The process keeps both ends of each socket pair that it is made to create. The tool's end must not be one of these."""
+    with running(built / "kinds", "keeps") as process:
+        injection = loading.inject(process.pid, built / "library.so", "entry", connect=True)
+        assert injection.wait() == 77
+        assert injection.socket is not None
+        ours = os.fstat(injection.socket.fileno()).st_ino
+        there = {os.readlink(f"/proc/{process.pid}/fd/{n}") for n in os.listdir(f"/proc/{process.pid}/fd")}
+        assert any(link.startswith("socket:") for link in there)  # those that it keeps
+        assert f"socket:[{ours}]" not in there
+        assert said(injection.socket) == b"hello"
 
 
 # --- patching ---
