@@ -114,7 +114,7 @@ NOTICES = (
         ("machine",),
     ),
     Notice(
-        r"note: the hold helper exited; new processes will be attached late",
+        r"note: the hold helper (exited|does not answer); new processes will be attached late, or missed",
         NOTHING,
         (OUT_OF_FILES, "little memory of the tool", *SIGNALS),
     ),

@@ -250,7 +250,7 @@ class CuInitProbes:
 
     def __init__(self, tool: int, cpu: int) -> None:
         self._files = contextlib.ExitStack()
-        self._uprobes: list[int] = []
+        self._uprobes: dict[str, list[int]] = {}
         program = _prebuilt_program()
         with contextlib.ExitStack() as stack:
             self._maps = {
@@ -281,7 +281,7 @@ class CuInitProbes:
 
     def close(self) -> None:
         """Detach and unload all programs. Waiting threads continue."""
-        bpf_syscall.close_all(self._uprobes)
+        bpf_syscall.close_all([file for files in self._uprobes.values() for file in files])
         self._files.close()
 
     @property
@@ -289,9 +289,14 @@ class CuInitProbes:
         """A file descriptor that is readable while events are pending."""
         return self._maps["events"]
 
-    def attach(self, path: str, offset: int) -> None:
-        """Attach to the function at `offset` in a driver file. Raises OSError."""
-        self._uprobes.append(bpf_syscall.attach_uprobe(self._cuinit_program, path, offset))
+    def attach(self, path: str, offset: int, name: str = "") -> None:
+        """Attach to the function at `offset` in a driver file. `name`: for `remove`. Raises OSError."""
+        probe = bpf_syscall.attach_uprobe(self._cuinit_program, path, offset)
+        self._uprobes.setdefault(name, []).append(probe)
+
+    def remove(self, name: str) -> None:
+        """Remove the probes that were attached with this name. The kernel needs some time, for which this call does not wait."""
+        bpf_syscall.start_closing(self._uprobes.pop(name, []))
 
     def events(self) -> list[Event]:
         """Return the unread events, in order."""

@@ -11,7 +11,8 @@ of its threads at a time. A stopped process must not wait for that. When the too
 
 Messages are JSON objects, one per packet. To the helper:
 
-    place       path and offset: attach a probe there. Answer: 0, or the errno value
+    place       path, offset and a name: attach a probe there. Answer: 0, or the errno value
+    remove      a name: remove the probes that were attached with it
     release     let the process continue
     done        let the process continue, and do not hold it again, unless `again` is set. Answer: whether it called cuInit while the
                 tool attached to it as a running process
@@ -184,6 +185,8 @@ class _HoldHelper:
         answer: Any = None
         if "place" in message:
             answer = self._attach(*message["place"])
+        elif "remove" in message:
+            self._probes.remove(message["remove"])
         elif "ask" in message:
             pid, seen = message["ask"]
             answer = pid not in self._known and seen > self._forgotten.get(pid, 0)
@@ -201,9 +204,9 @@ class _HoldHelper:
         if "id" in message:
             self._send(id=message["id"], answer=answer)
 
-    def _attach(self, path: str, offset: int) -> int:
+    def _attach(self, path: str, offset: int, name: str) -> int:
         try:
-            self._probes.attach(path, offset)
+            self._probes.attach(path, offset, name)
         except OSError as error:
             return error.errno or errno.EIO
         return 0

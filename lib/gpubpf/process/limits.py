@@ -18,3 +18,10 @@ SEND_WAIT = 5.0  # seconds to take a message; for a message to every process: fo
 # --- all traced processes ---
 
 BUFFERED_RECORDS = 1 << 22  # log records that the tool has not taken yet
+
+# --- processes of the machine that map a file named like a GPU driver ---
+
+DRIVERS_OF_PROCESS = 16  # files that get a probe
+DRIVERS_OF_USER = 64  # likewise; not for root, as containers often run as root
+DRIVERS = 2048
+UNMAPPED_DRIVERS = 64  # probed files that no process maps

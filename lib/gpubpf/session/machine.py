@@ -43,6 +43,7 @@ from gpubpf.linux import libraries
 from gpubpf.process import proc, scans, target_files, traceable
 from gpubpf.process.scans import ScanBudget
 from gpubpf.session import device
+from gpubpf.session.driver_files import DriverFiles, FileId
 from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, REACHED_LATE, TOO_LATE, TRACED
 from gpubpf.session.workers import DaemonThreadPool
 
@@ -55,6 +56,7 @@ TICK = 0.05  # between checks of held threads
 FILE_WAIT = 2.0  # for reading a driver file
 START_WAIT = 10.0  # for the hold helper to start
 ANSWER_WAIT = 5.0  # for the hold helper to answer
+HELPER_EXIT_WAIT = 10.0  # for the hold helper to end after the tool has disconnected
 MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between scans of one process; doubles each time
 
 JOINS = 8  # concurrent attaches
@@ -65,7 +67,6 @@ _MAPPED = re.compile(
 )
 FIRST_USE = ("cuInit", "hsa_queue_create")  # functions that a process must call before it can launch a kernel
 _NO_DRIVER, _NO_PROBE = -math.inf, math.inf  # stored instead of a probe's time
-_FileId = tuple[bytes, int]  # a file as /proc/PID/maps identifies it: device, inode
 
 
 @dataclass
@@ -99,8 +100,14 @@ class MachineWatcher:
     ) -> None:
         self._join, self._missed, self._note = join, missed, note
         self._closing = threading.Event()
+        self.blind = False  # new processes are not held, so some may come and end unseen
         # CLOCK_BOOTTIME when a file's probe was in place; _NO_DRIVER: not a driver; _NO_PROBE: a driver without a probe.
-        self._probed_files: dict[_FileId, float] = {}
+        self._probed_files: dict[FileId, float] = {}
+        self._driver_files = DriverFiles()
+        self._installed: frozenset[FileId] = (
+            frozenset()
+        )  # driver files that `libraries.files` finds; no limit applies to them
+        self._over_limit: dict[int, float] = {}  # processes with files beyond a limit: pid → start time
         self._next_scan: dict[int, _Schedule] = {}  # by pid
         self._budget = ScanBudget()
         self._delayed: set[int] = set()  # users whose processes had to wait
@@ -120,6 +127,7 @@ class MachineWatcher:
         try:
             for path in libraries.files(_DRIVER, also=[device.LIBRARIES]):
                 self._probe_driver(path)
+            self._installed = frozenset(self._probed_files)
             wait(self._scan(late=False, everything=True), FIRST_JOINS_WAIT)
             if set(self._probed_files.values()) <= {_NO_DRIVER}:
                 self._note("no CUDA driver and no ROCr found yet; waiting for a process that loads one")
@@ -145,9 +153,10 @@ class MachineWatcher:
     def _on_exec_or_exit(self, pid: int) -> None:
         self._next_scan.pop(pid, None)
 
-    def _on_helper_exit(self) -> None:
+    def _on_helper_exit(self, why: str) -> None:
         if not self._closing.is_set():
-            self._note("the hold helper exited; new processes will be attached late")
+            self.blind = True
+            self._note(f"the hold helper {why}; new processes will be attached late, or missed")
 
     # --- attaching ---
 
@@ -190,7 +199,7 @@ class MachineWatcher:
     def _scan_loop(self) -> None:
         failed = False  # whether the previous scan failed
         while not self._closing.wait(MIN_SCAN_INTERVAL):
-            lost = self._hold_helper.lost
+            lost = self._hold_helper.lost or self._lost_before
             if lost[1] and not self._lost_before[1]:
                 self._note(
                     "the kernel skipped a probe; new processes may be attached late, and short-lived ones missed"
@@ -218,7 +227,7 @@ class MachineWatcher:
         return joins
 
     def _scan_processes(
-        self, late: bool, everything: bool, lost: bool = False, new: Set[_FileId] | None = None
+        self, late: bool, everything: bool, lost: bool = False, new: Set[FileId] | None = None
     ) -> list[Future[None]]:
         """Attach to processes that may have mapped a driver (with `new`: one of these files) before it had a probe.
 
@@ -228,6 +237,12 @@ class MachineWatcher:
         for pid in self._next_scan.keys() - pids:
             self._next_scan.pop(pid, None)
             self._unused.pop(pid, None)
+        for pid in self._over_limit.keys() - pids:
+            del self._over_limit[pid]
+        self._driver_files.keep(pids)
+        for file in self._driver_files.surplus():
+            self._probed_files.pop(file, None)
+            self._hold_helper.remove_probe(file)
         joins = []
         for pid in pids:
             schedule = self._next_scan.get(pid) or _Schedule(scans.user_of(pid))
@@ -241,7 +256,7 @@ class MachineWatcher:
             seen = time.monotonic_ns()
             try:
                 with self._budget.scan(schedule.user):
-                    files = _drivers(pid)
+                    files = self._admitted(pid, _drivers(pid))
             except proc.TooLarge:
                 schedule.due = now + MAX_SCAN_INTERVAL
                 # Attaching to the process fails for the same reason, and reports it.
@@ -256,13 +271,15 @@ class MachineWatcher:
                 since
                 for file in files
                 if (since := self._probed_files.get(file, _NO_DRIVER)) == _NO_PROBE
+                or (since != _NO_DRIVER and self._hold_helper.exited)
                 or file in untried
                 or (everything and (new is None or file in new))
             ]
             started = traceable.started(pid) if probed else 0.0
             if probed and not lost and self._unused.get(pid) == started:
                 continue
-            if any(since != _NO_DRIVER if lost else started <= since for since in probed) and (
+            unheld = lost or self._hold_helper.exited
+            if any(since != _NO_DRIVER if unheld else started <= since for since in probed) and (
                 self._hold_helper.claim(pid, seen)
             ):
                 comm = traceable.comm(pid)
@@ -277,7 +294,24 @@ class MachineWatcher:
                 f"processes of user {user} may be attached late or missed: searching them for GPU drivers takes too long"
             )
 
-    def _probe_driver(self, path: str, file: _FileId | None = None) -> None:
+    def _admitted(self, pid: int, files: dict[FileId, str]) -> dict[FileId, str]:
+        """Return the driver files of a process that may have a probe. Report a process that maps more, once."""
+        found = [file for file in files if file not in self._installed]
+        if not found:
+            return files
+        admitted = self._driver_files.admitted(pid, traceable.uid(pid), found)
+        started = traceable.started(pid)
+        if (more := len(found) - len(admitted)) and self._over_limit.get(pid) != started:
+            self._over_limit[pid] = started
+            comm = traceable.comm(pid)
+            self._missed(pid, comm, FORBIDDEN)
+            self._note(
+                f"pid {pid} ({comm}) maps {len(files)} files as GPU drivers; {more} of them exceed the limits of a process or user,"
+                " and launches through them are not counted"
+            )
+        return {file: path for file, path in files.items() if file in admitted or file in self._installed}
+
+    def _probe_driver(self, path: str, file: FileId | None = None) -> None:
         """Put a probe on the first-use function of a driver file. `file`: its id in /proc/PID/maps, if known.
 
         Raises OSError if no more files can be opened."""
@@ -293,11 +327,11 @@ class MachineWatcher:
         if failed:
             raise failed[0]
 
-    def _place_probe(self, path: str, file: _FileId | None, failed: list[OSError]) -> None:
+    def _place_probe(self, path: str, file: FileId | None, failed: list[OSError]) -> None:
         """Put a probe on the first-use function of a driver file, and record it. If the file has disappeared, a later scan retries.
 
         A scan also retries if no more files could be opened, here or in the hold helper. That error is added to `failed`."""
-        files: list[_FileId] = [] if file is None else [file]
+        files: list[FileId] = [] if file is None else [file]
         placed = _NO_PROBE
         try:
             with open(target_files.open_regular(path), "rb") as opened:
@@ -313,7 +347,7 @@ class MachineWatcher:
                     )
                     # `path` may already be invalid, because the dynamic linker changes mappings.
                     open_file = f"/proc/{os.getpid()}/fd/{opened.fileno()}"
-                    self._hold_helper.add_probe(open_file, driver.offset(found.address))
+                    self._hold_helper.add_probe(open_file, driver.offset(found.address), file)
                     placed = time.clock_gettime(time.CLOCK_BOOTTIME)
         except FileNotFoundError:  # the process has ended, or the dynamic linker has just changed the mapping
             return
@@ -334,11 +368,11 @@ def _started_by_a_tool(pid: int) -> bool:
     return False
 
 
-def _drivers(pid: int) -> dict[_FileId, str]:
+def _drivers(pid: int) -> dict[FileId, str]:
     """Return the driver files that a process maps: id → a path that works in this process's mount namespace.
 
     Empty if the process has ended or may not be read. Raises OSError if no more files can be opened; proc.TooLarge."""
-    found: dict[_FileId, str] = {}
+    found: dict[FileId, str] = {}
     try:
         for line in proc.lines(pid, "maps"):
             if any(name in line for name in _DRIVER_FILES) and (m := _MAPPED.match(line)):
@@ -352,13 +386,17 @@ def _drivers(pid: int) -> dict[_FileId, str]:
     return found
 
 
+def _name(file: FileId | None) -> str:
+    return "" if file is None else f"{file[0].decode()} {file[1]}"
+
+
 class HoldHelper:
     """The connection to the hold helper, a process that holds new processes inside their first cuInit (holding.py).
 
     on_arrival(pid, comm, held, late): a process is in its first cuInit. held: None if it could not be held. late: it, or one of its
     threads, may already have continued.
     on_exec_or_exit(pid): a process executed another program, or ended.
-    on_helper_exit(): the helper exited, so new processes are no longer held.
+    on_helper_exit(why): the helper exited, or was killed because it did not answer, so new processes are no longer held.
 
     This class's thread receives messages, calls these functions and releases threads whose hold has timed out. Any thread may call the
     methods. `_request_lock` lets one request at a time wait for its answer; `_lock` guards `_held`.
@@ -369,7 +407,7 @@ class HoldHelper:
         self,
         on_arrival: Callable[[int, str, Held | None, bool], None],
         on_exec_or_exit: Callable[[int], None],
-        on_helper_exit: Callable[[], None],
+        on_helper_exit: Callable[[str], None],
     ) -> None:
         self._on_arrival, self._on_exec_or_exit, self._on_helper_exit = (
             on_arrival,
@@ -377,6 +415,9 @@ class HoldHelper:
             on_helper_exit,
         )
         self._request_lock = threading.Lock()
+        self._silent = False  # the helper did not answer, so it was killed
+        self.exited = False  # new processes are no longer held
+        self._claimed: dict[int, float] = {}  # processes to attach to: pid → start time
         self._last_id = 0
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._held: dict[int, Held] = {}
@@ -419,21 +460,39 @@ class HoldHelper:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
-            self._thread.join()
-        self._connection.close()
+            self._thread.join(LEAVE)
+        if not self._thread.is_alive():  # else, it still reads from the connection
+            self._connection.close()
         # The kernel removes the helper's probes one by one, which takes a while. Do not wait for that.
-        threading.Thread(target=self._process.wait, name="gpubpf-holder", daemon=True).start()
+        threading.Thread(target=self._end_helper, name="gpubpf-holder", daemon=True).start()
 
-    def add_probe(self, path: str, offset: int) -> None:
-        """Put a probe on a first-use function, at this offset in the file. Raises OSError."""
-        if (failed := self._request(place=[path, offset])) != 0:  # None: the helper did not answer
+    def _end_helper(self) -> None:
+        """Wait until the helper has ended, and kill it if that takes too long."""
+        try:
+            self._process.wait(HELPER_EXIT_WAIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def add_probe(self, path: str, offset: int, file: FileId | None) -> None:
+        """Put a probe on a first-use function, at this offset in the file. `file`: its name for `remove_probe`. Raises OSError."""
+        if (failed := self._request(place=[path, offset, _name(file)])) != 0:  # None: the helper has exited
             raise OSError(number := failed or errno.EIO, os.strerror(number))
+
+    def remove_probe(self, file: FileId) -> None:
+        """Remove the probe on a file, if there is one."""
+        self._request(remove=_name(file))
 
     def claim(self, pid: int, seen: int) -> bool:
         """Return whether to attach to a running process.
 
         False if an attach was in progress, or done, when it was `seen` (time.monotonic_ns)."""
-        return bool(self._request(ask=[pid, seen]))
+        started = traceable.started(pid)
+        if (answer := self._request(ask=[pid, seen])) is None:  # the helper has exited
+            answer = self._claimed.get(pid) != started
+        if answer:
+            self._claimed[pid] = started
+        return bool(answer)
 
     def finish(self, pid: int, again: bool = False) -> bool:
         """Release a process after an attach succeeded or failed. It will not be held again, unless `again` is set.
@@ -448,19 +507,30 @@ class HoldHelper:
         return overtaken
 
     @property
-    def lost(self) -> tuple[int, int]:
-        """The number of new processes that the helper's probes saw but could not report, and of probes that the kernel skipped."""
-        reported, skipped = self._request(lost=True) or (0, 0)
+    def lost(self) -> tuple[int, int] | None:
+        """The number of new processes that the helper's probes saw but could not report, and of probes that the kernel skipped.
+
+        None if the helper has exited."""
+        if (answer := self._request(lost=True)) is None:
+            return None
+        reported, skipped = answer
         return int(reported), int(skipped)
 
     def _request(self, **message: Any) -> Any:
-        """Send a request, and return the helper's answer; None if it does not answer."""
-        with self._request_lock, contextlib.suppress(OSError, queue.Empty):
+        """Send a request, and return the helper's answer; None if it has exited. A helper that does not answer is killed."""
+        with self._request_lock, contextlib.suppress(OSError):
+            if self.exited:
+                return None
             self._last_id += 1
-            self._connection.send(json.dumps({**message, "id": self._last_id}).encode())
-            while answer := self._answers.get(timeout=ANSWER_WAIT):
-                if answer["id"] == self._last_id:
-                    return answer["answer"]
+            self._connection.send(json.dumps({**message, "id": self._last_id}).encode(), socket.MSG_DONTWAIT)
+            try:
+                while answer := self._answers.get(timeout=ANSWER_WAIT):
+                    if answer["id"] == self._last_id:
+                        return answer["answer"]
+            except queue.Empty:
+                self._silent = True
+                self._process.kill()  # the kernel lets the threads that it has stopped continue
+                self._connection.shutdown(socket.SHUT_RDWR)  # it may wait in the kernel, and not end yet
         return None
 
     def _all_held(self) -> list[Held]:
@@ -483,8 +553,9 @@ class HoldHelper:
                 next_check = time.monotonic() + TICK
             if data:
                 self._handle(json.loads(data))
+        self.exited = True
         self._answers.put({})  # wake a thread that waits in `_request`
-        self._on_helper_exit()
+        self._on_helper_exit("does not answer" if self._silent else "exited")
 
     def _expire_late(self) -> None:
         """Release threads that were held too long, or that hold a lock that their worker waits for."""

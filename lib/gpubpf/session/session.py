@@ -302,6 +302,8 @@ class Session:
                     if self._measurement.missed
                     else "no kernel was launched"
                 )
+                if self._watcher is not None and self._watcher.blind:
+                    what, when = "no launch was seen, but processes may have come and ended unseen", ""
                 say(what + when)
 
     def _wait_for_last_messages(self) -> None:

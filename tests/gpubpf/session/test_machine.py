@@ -25,6 +25,8 @@ from typing import Any
 import pytest
 
 import gpubpf_examples
+import gpubpf_fuse
+import gpubpf_hold
 import gpubpf_scenes as scenes
 from gpubpf import agent, elf
 from gpubpf.attach import borrow, holding, loading
@@ -32,7 +34,7 @@ from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, ENDED, EXECUTED, WAIT_NS, CuInitProbes, Event
 from gpubpf.errors import Error, SessionError
 from gpubpf.images.sidecar import Sidecar
-from gpubpf.process import address_space, bpf_syscall, fresh_thread, proc, ptrace, traceable
+from gpubpf.process import address_space, bpf_syscall, fresh_thread, limits, proc, ptrace, syscalls, traceable
 from gpubpf.session import device, machine
 from gpubpf.session.machine import MachineWatcher
 from gpubpf.session.measurement import Measurement, Plan, Targets
@@ -74,6 +76,7 @@ def built() -> Iterator[Path]:
             [*gcc, "-shared", "-fPIC", HERE / "library.c", "-o", at / "loaded.so"],
             [*gcc, "-shared", "-fPIC", HERE / "constructor.c", "-o", at / "constructor.so", *cuda],
             [*gcc, HERE / "comes.c", "-o", at / "comes", *cuda],
+            [*gcc, HERE / "kinds.c", "-o", at / "kinds"],
             [
                 "g++",
                 "-std=c++17",
@@ -646,6 +649,42 @@ def test_a_probe_for_which_there_is_no_file_is_placed_later(
     assert sum("too many open files" in note for note in notes) == 1
 
 
+@pytest.mark.own_processes
+def test_one_process_gets_few_probes(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It maps many files that are named like a driver. Their probes go when it does, and others are traced as ever."""
+    monkeypatch.setattr(limits, "DRIVERS_OF_PROCESS", 3)
+    monkeypatch.setattr(limits, "UNMAPPED_DRIVERS", 1)
+    (tmp_path / "driver.c").write_text("int cuInit(int flags) { return 0; }")
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", tmp_path / "driver.c", "-o", tmp_path / "libcuda.so.0"], check=True
+    )
+    for number in range(1, 20):
+        shutil.copy(tmp_path / "libcuda.so.0", tmp_path / f"libcuda.so.{number}")
+    notes: list[str] = []
+    missed: list[tuple[int, str, str]] = []
+    joined = Joined(built)
+    monkeypatch.setattr(joined, "miss", lambda *one: missed.append(one))
+
+    with watching(joined, notes.append) as watched:
+
+        def probes() -> int:
+            links = Path(f"/proc/{watched._hold_helper._process.pid}/fd")
+            return sum("perf_event" in os.readlink(link) for link in links.iterdir())
+
+        before = probes()
+        with gpubpf_hold.holding(gpubpf_hold.build(tmp_path), *tmp_path.glob("libcuda.so.*")) as process:
+            eventually(lambda: notes)
+            eventually(lambda: probes() == before + 3)
+            run(built, "once")
+        eventually(lambda: probes() == before + 1)
+        eventually(lambda: len(joined.held + joined.ran) == 1)
+    assert [one for one in missed if one[0] == process.pid] == [(process.pid, "hold", FORBIDDEN)]
+    assert [note for note in notes if "drivers" in note] == [
+        f"pid {process.pid} (hold) maps 20 files as GPU drivers; 17 of them exceed the limits of a process or user,"
+        " and launches through them are not counted"
+    ]
+
+
 def test_without_open_files_there_is_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.HoldHelper, "_request", lambda helper, **message: errno.ENFILE)
     watched = MachineWatcher(lambda pid, tid: None, lambda *a: None, lambda text: None)
@@ -793,6 +832,58 @@ def test_the_parent_of_one_that_is_killed_while_it_leaves_sees_its_end(
 
         eventually(nobody_leaves)
         assert parent.stdout.readline() == "137\n"
+
+
+@pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())
+def test_a_stack_that_never_answers_is_not_read(
+    built: Path, tmp_path: Path, told_helper: tuple[Any, Told, socket.socket]
+) -> None:
+    helper, probes, tool = told_helper
+    with gpubpf_fuse.unanswered(tmp_path) as file:
+        process = subprocess.Popen([built / "kinds", "fuse", file], stdout=subprocess.DEVNULL)
+
+        def stack() -> int:
+            call = ptrace.blocked_call(process.pid, process.pid)
+            return call.rsp if call is not None and call.number == syscalls.NUMBERS["pause"] else 0
+
+        eventually(stack)
+
+        def advance() -> None:
+            probes.new = [called(process.pid, stack())]
+            helper._read_events()
+            while helper._arrivals or helper._leaving:
+                for arrival in list(helper._arrivals.values()):
+                    helper._advance(arrival, time.monotonic())
+                helper._detach_from_leaving()
+
+        thread = threading.Thread(target=advance, daemon=True)  # that traces the process
+        thread.start()
+        thread.join(60)
+        try:
+            assert not thread.is_alive()
+            assert late_ones(tool) == [process.pid] and tracer(process.pid) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.own_processes
+def test_a_helper_that_does_not_answer_is_ended(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New processes are found without it, and count as reached late."""
+    monkeypatch.setattr(machine, "ANSWER_WAIT", 0.5)
+    monkeypatch.setattr(machine, "MAX_SCAN_INTERVAL", 0.5)
+    joined, notes = Joined(built), list[str]()
+    with watching(joined, notes.append) as watched:
+        helper = watched._hold_helper._process
+        os.kill(helper.pid, signal.SIGSTOP)
+        process = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        eventually(lambda: joined.ran)
+        assert helper.wait(60) == -signal.SIGKILL
+        eventually(lambda: joined.missed)
+        process.communicate(b"\n", timeout=60)
+        eventually(lambda: watched.blind, 10)
+    assert joined.ran == [process.pid] and joined.missed == [(process.pid, "comes", REACHED_LATE)]
+    assert notes == ["the hold helper does not answer; new processes will be attached late, or missed"]
 
 
 @pytest.mark.may_come_too_late

@@ -765,7 +765,7 @@ def test_an_attach_that_is_not_over_is_counted_by_the_watcher() -> None:
         ours, agents = target_socket.pair()
         process = session._server.adopt(ours, os.getpid(), os.pidfd_open(os.getpid()))
         assert process is not None
-        session._watcher = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+        session._watcher = SimpleNamespace(close=lambda: None, blind=False)  # type: ignore[assignment]
         with agents:
             hello_and_stubs(agents)
         for _ in session.intervals():
