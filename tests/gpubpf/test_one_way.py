@@ -1,0 +1,58 @@
+"""Only one module talks to a process's socket, and only one reads its memory: these know how not to wait for it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpubpf
+
+pytestmark = pytest.mark.without_driver
+
+LIBRARY = Path(gpubpf.__file__).parent
+SOCKETS = {"recv_fds", "send_fds", "recvmsg", "recvmsg_into", "sendmsg", "sendall", "settimeout"}
+# Sockets that no process has which the tool does not trust, or that the tool has accepted and sets itself not to wait.
+OWN_SOCKETS = {"session/machine.py": {"settimeout"}, "calls/device_times/dispatches.py": {"recvmsg"}}
+MEMORY = ("/mem", "process_vm_readv", "process_vm_writev")
+OWN_MEMORY = {"process/address_space.py": {"/mem"}, "process/syscalls.py": set(MEMORY[1:])}
+
+
+def modules(*words: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the modules of the library that contain one of these words, each with its syntax tree."""
+    for path in sorted(LIBRARY.rglob("*.py")):
+        text = path.read_text()
+        if any(word in text for word in words):
+            yield str(path.relative_to(LIBRARY)), ast.parse(text)
+
+
+def test_only_one_module_talks_to_processes() -> None:
+    found: dict[str, set[str]] = {}
+    for name, tree in modules(*SOCKETS):
+        calls = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & SOCKETS
+        if calls - OWN_SOCKETS.get(name, set()):
+            found[name] = calls
+    assert found.keys() == {"process/target_socket.py"}
+
+
+def test_only_one_module_reads_memory_of_processes() -> None:
+    found: dict[str, set[str]] = {}
+    for name, tree in modules(*MEMORY):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
+                used = {way for way in MEMORY if node.value.endswith(way) or way in node.value.split()}
+                if used := used - OWN_MEMORY.get(name, set()):
+                    found.setdefault(name, set()).update(used)
+    assert not found
+
+
+def test_only_one_module_fetches_files_of_processes() -> None:
+    users = [
+        name
+        for name, tree in modules("pidfd_getfd")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value == "pidfd_getfd"
+    ]
+    assert users == ["attach/loading.py"]
