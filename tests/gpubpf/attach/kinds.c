@@ -1,13 +1,10 @@
 // Programs of one kind each, named by the first argument: where a thread can be found.
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
@@ -39,32 +36,6 @@ static void *block_all(void *a) {
   return a;
 }
 
-// What this process calls in place of socketpair: it keeps duplicates of both ends.
-static int kept_pair(int domain, int type, int protocol, int pair[2]) {
-  long result = syscall(SYS_socketpair, domain, type, protocol, pair);
-  dup(pair[0]);
-  dup(pair[1]);
-  return (int)result;
-}
-
-static void keep_sockets(void) {
-  unsigned char jump[] = {0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0};  // mov rax, kept_pair; jmp rax
-  void *to = (void *)kept_pair;
-  char *at = (char *)socketpair;
-  memcpy(jump + 2, &to, 8);
-  mprotect(at - (size_t)at % 4096, 8192, PROT_READ | PROT_WRITE | PROT_EXEC);
-  memcpy(at, jump, sizeof jump);
-}
-
-// Stay in a system call, with a stack pointer that leads into a file that a program serves.
-static void stand_on(const char *file) {
-  int opened = open(file, O_RDWR);
-  char *at = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE, opened, 0);
-  if (at == MAP_FAILED) exit(1);
-  at += (1 << 20) - (64 << 10);
-  __asm__ volatile("mov %0, %%rsp\n1: mov $34, %%eax\nsyscall\njmp 1b" : : "r"(at));  // pause
-}
-
 static void pause_for_ever(void) {
   for (;;) pause();
 }
@@ -73,11 +44,9 @@ int main(int argc, char **argv) {
   const char *kind = argc > 1 ? argv[1] : "";
   pthread_t thread;
   if (!strcmp(kind, "dumpable")) prctl(PR_SET_DUMPABLE, 0);
-  if (!strcmp(kind, "keeps")) keep_sockets();
   if (!strcmp(kind, "leaderless")) pthread_create(&thread, 0, wait_for_ever, 0);
   puts("ready");
   fflush(stdout);
-  if (!strcmp(kind, "fuse")) stand_on(argv[2]);
   if (!strcmp(kind, "spin"))
     for (;;) n++;
   if (!strcmp(kind, "malloc"))
@@ -120,7 +89,6 @@ int main(int argc, char **argv) {
     usleep(50000);
     setgid(getgid());
   }
-  if (!strcmp(kind, "keeps")) keep_sockets();
   if (!strcmp(kind, "leaderless")) pthread_exit(0);
   for (;;) pause();
 }

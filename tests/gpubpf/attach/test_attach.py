@@ -58,6 +58,7 @@ def _build(at: Path) -> None:
         [*gcc, "-shared", "-fPIC", HERE / "library.c", "-o", at / "library.so"],
         [*gcc, "-shared", "-fPIC", HERE / "library.c", "-o", at / "loaded.so"],
         [*gcc, HERE / "kinds.c", "-o", at / "kinds"],
+        [*gcc, HERE / "blocks.c", "-o", at / "blocks"],
         [*gcc, "-static", HERE / "kinds.c", "-o", at / "static"],
         [*gcc, "-shared", "-fPIC", HERE / "code.c", "-o", at / "libcode.so"],
         [*gcc, HERE / "patched.c", "-o", at / "patched", f"-L{at}", "-lcode", f"-Wl,-rpath,{at}"],
@@ -239,7 +240,7 @@ def test_a_program_that_checks_itself_notices_nothing(built: Path) -> None:
 @pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())
 def test_a_stack_that_never_answers_is_not_read(built: Path, tmp_path: Path) -> None:
     """The process is refused at once, and runs on as if nothing had happened."""
-    with gpubpf_fuse.unanswered(tmp_path) as file, running(built / "kinds", "fuse", file) as process:
+    with gpubpf_fuse.unanswered(tmp_path) as file, running(built / "blocks", "fuse", file) as process:
         until(lambda: state(process.pid) == "S")
         errors: list[SessionError] = []
 
@@ -681,7 +682,7 @@ def test_only_sockets_get_files(built: Path, tmp_path: Path) -> None:
 
 def test_only_the_tool_has_its_end_of_the_connection(built: Path) -> None:
     """The process keeps both ends of each socket pair that it is made to create. The tool's end must not be one of these."""
-    with running(built / "kinds", "keeps") as process:
+    with running(built / "blocks", "keeps") as process:
         injection = loading.inject(process.pid, built / "library.so", "entry", connect=True)
         assert injection.wait() == 77
         assert injection.socket is not None

@@ -76,7 +76,7 @@ def built() -> Iterator[Path]:
             [*gcc, "-shared", "-fPIC", HERE / "library.c", "-o", at / "loaded.so"],
             [*gcc, "-shared", "-fPIC", HERE / "constructor.c", "-o", at / "constructor.so", *cuda],
             [*gcc, HERE / "comes.c", "-o", at / "comes", *cuda],
-            [*gcc, HERE / "kinds.c", "-o", at / "kinds"],
+            [*gcc, HERE / "blocks.c", "-o", at / "blocks"],
             [
                 "g++",
                 "-std=c++17",
@@ -840,7 +840,7 @@ def test_a_stack_that_never_answers_is_not_read(
 ) -> None:
     helper, probes, tool = told_helper
     with gpubpf_fuse.unanswered(tmp_path) as file:
-        process = subprocess.Popen([built / "kinds", "fuse", file], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([built / "blocks", "fuse", file], stdout=subprocess.DEVNULL)
 
         def stack() -> int:
             call = ptrace.blocked_call(process.pid, process.pid)
