@@ -793,10 +793,16 @@ class Frames:
         self._files += [file for _, _, file in frames if file is not None]
 
     def close(self) -> None:
-        """Close the files that belong to incomplete frames."""
+        """Discard incomplete frames, and close the files that belong to them."""
         for file in self._files:
             os.close(file)
         self._files.clear()
+        self._buffer = bytearray()
+
+    @property
+    def unfinished(self) -> int:
+        """The number of bytes of incomplete frames."""
+        return len(self._buffer)
 
 
 def in_memory(file: int) -> bool:

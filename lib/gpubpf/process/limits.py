@@ -15,7 +15,19 @@ RINGS = 64
 READINGS, READING_BYTES = 64, 256 << 20  # that the tool has not taken yet; older ones are dropped
 SEND_WAIT = 5.0  # seconds to take a message; for a message to every process: for all of them together
 
+GREETINGS = 64  # connections that have not said yet which GPUs they are for
+CONNECTIONS_OF_PROCESS = (
+    256  # in all: a process has another one after it executes a program or initializes ROCr again
+)
+
 # --- all traced processes ---
+
+CONNECTIONS_OF_USER = 4096  # at the same time; not for root
+CONNECTIONS = 16384  # at the same time
+TEXTS = 512 << 20  # bytes of names, reasons and stacks
+UNFINISHED = 512 << 20  # bytes of messages that have arrived in part
+REFUSED = 1000  # processes of other users that are counted because they connected
+SETTLE_WAIT = 0.5  # seconds to admit processes before the command's results are read
 
 BUFFERED_RECORDS = 1 << 22  # log records that the tool has not taken yet
 

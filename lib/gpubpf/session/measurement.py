@@ -18,7 +18,15 @@ from gpubpf.agent.definitions import HostArgument, Place, Unit, Vendor
 from gpubpf.ebpf import maps
 from gpubpf.process import users
 from gpubpf.process.privileges import Privileges
-from gpubpf.session.reasons import ENDED, NO_DRIVER, NO_ROCR, OUT_OF_FILES, REACHED_LATE, UNHOOKED
+from gpubpf.session.reasons import (
+    ENDED,
+    NO_DRIVER,
+    NO_ROCR,
+    OTHER_USER,
+    OUT_OF_FILES,
+    REACHED_LATE,
+    UNHOOKED,
+)
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
@@ -226,6 +234,7 @@ class Measurement:
         self.lock = threading.Condition()
         self.processes: list[TracedProcess] = []
         self._active: list[TracedProcess] = []
+        self._latest: dict[tuple[int, float, Vendor], TracedProcess] = {}  # by `TracedProcess.agent`
         self.started_ns = self.ended_ns = 0
         self.request = 0  # number of the last request to read the maps
         self.stopped = False  # the measurement has ended
@@ -264,10 +273,19 @@ class Measurement:
         self.processes.append(process)
         self._active.append(process)
 
+    def introduce(self, process: TracedProcess) -> TracedProcess | None:
+        """Take note that the vendor of a process's agent is known. The caller holds `lock`.
+
+        Return the entry that it follows: the latest one of the same process and vendor; None if there is none."""
+        before, self._latest[process.agent] = self._latest.get(process.agent), process
+        return before
+
     def remove(self, process: TracedProcess) -> None:
         """Remove a process. From any thread, without `lock`."""
         with self.lock:
             self.processes.remove(process)
+            if self._latest.get(process.agent) is process:
+                del self._latest[process.agent]
             self._active = [p for p in self._active if p is not process]
 
     def active(self) -> list[TracedProcess]:
@@ -309,7 +327,7 @@ class Measurement:
             return {
                 reason: round(sum(max(min(p.until, end) - p.since, 0) for p in found) * 1e9)
                 for reason, found in self.missed.items()
-                if found and reason not in (NO_DRIVER, NO_ROCR)
+                if found and reason not in (NO_DRIVER, NO_ROCR, OTHER_USER)
             }
 
     def end(self) -> None:

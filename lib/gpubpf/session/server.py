@@ -30,10 +30,11 @@ from gpubpf.agent.definitions import (
     Message,
     Vendor,
 )
-from gpubpf.errors import TOO_MANY_FILES, in_words, out_of_files
+from gpubpf.errors import TOO_MANY_FILES, SessionError, in_words, out_of_files
 from gpubpf.process import address_space, limits, traceable
 from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session import reasons
+from gpubpf.session.connections import Connections
 from gpubpf.session.traced_process import TracedProcess
 from gpubpf.show import table
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from gpubpf.session.workers import BackgroundWork
 
 WORKING_INTERVAL = 1.0  # seconds; an agent that waits to begin gives up after five without a message
-MOST_REFUSED = 1000  # processes of other users that count as missed
 LOG_INTERVAL = 0.01  # seconds between two readings of the logs
 
 
@@ -75,6 +75,10 @@ class Server:
         self._closing = False
         self._numbers = itertools.count(1)
         self._refused: set[int] = set()  # processes of other users
+        self._connections = Connections()
+        self._excessive: set[tuple[int, float]] = set()  # processes with too many connections
+        self._unfinished = 0  # bytes of incomplete messages of all processes
+        self._text = 0  # bytes of names, reasons and stacks of all processes
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
         self._settling: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # of `settle`
         self.socket_name = f"@gpubpf-{secrets.token_hex(12)}"
@@ -111,12 +115,12 @@ class Server:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_writer, b"w")
 
-    def settle(self, seconds: float) -> None:
-        """Wait, at most so many seconds, until the server has admitted all processes that have connected by now."""
+    def settle(self, seconds: float) -> bool:
+        """Wait, at most so many seconds, until the server has admitted the processes that have connected by now. Return whether it did."""
         settled = threading.Event()
         self._settling.put(settled)
         self.wake()
-        settled.wait(seconds)
+        return settled.wait(seconds)
 
     def _serve(self) -> None:
         last_working = 0.0
@@ -138,7 +142,9 @@ class Server:
                             os.read(self._wake_reader, 4096)
                         with contextlib.suppress(queue.Empty):
                             while settled := self._settling.get_nowait():
-                                while self._accept():
+                                # Anybody may connect, again and again.
+                                until = time.monotonic() + limits.SETTLE_WAIT
+                                while self._accept() and time.monotonic() < until:
                                     pass
                                 settled.set()
                     elif key.data.disconnected:
@@ -182,6 +188,8 @@ class Server:
             )
         self._note_silent_cupti(process)
         with self._measurement.lock:
+            self._connections.remove(process.socket.fileno())
+            self._unfinished -= process.frames.unfinished
             process.close()
             self._measurement.lock.notify_all()
         self._background.end(process)
@@ -224,10 +232,10 @@ class Server:
         expected = (self._measurement.user.uid if self._measurement.user else os.geteuid(), 0)
         # Whatever the command starts may change its user.
         if pid > 0 and (uid in expected or traceable.descends(pid, os.getpid())):
-            self._admit(TargetSocket(connection), pid)
+            self._admit(TargetSocket(connection), pid, uid)
             return True
         connection.close()
-        if pid > 0 and pid not in self._refused and len(self._refused) < MOST_REFUSED:
+        if pid > 0 and pid not in self._refused and len(self._refused) < limits.REFUSED:
             self._refused.add(pid)
             self._measurement.record_missed(
                 pid, traceable.comm(pid), reasons.OTHER_USER, traceable.started(pid)
@@ -238,7 +246,7 @@ class Server:
         """Serve a running process to which the session attached. Return None if the measurement has ended.
 
         Takes ownership of `connection` and `pidfd`. From any thread."""
-        process = self._admit(connection, pid, pidfd)
+        process = self._admit(connection, pid, 0, pidfd)
         if process is None:
             os.close(pidfd)
             return None
@@ -268,19 +276,39 @@ class Server:
         self._measurement.remove(process)
         process.socket.shutdown()  # `_serve` notices that and closes its files
 
-    def _admit(self, connection: TargetSocket, pid: int, pidfd: int | None = None) -> TracedProcess | None:
+    def _admit(
+        self, connection: TargetSocket, pid: int, uid: int, pidfd: int | None = None
+    ) -> TracedProcess | None:
+        """Serve a new connection. `uid`: its user. Return None, and close it, if the measurement has ended or a limit is exceeded."""
         started = traceable.started(pid)
         with self._measurement.lock:
-            if self._measurement.stopped:  # the process continues untraced
+            excess = self._connections.add(connection.fileno(), pid, started, uid)
+            if excess or self._measurement.stopped:  # the process continues untraced
+                self._connections.remove(connection.fileno())
                 connection.close()
-                return None
-            process = TracedProcess(connection, pid, next(self._numbers))
-            process.started, process.attached, process.pidfd = started, pidfd is not None, pidfd
-            # Until its agent tells. A process without an agent may end before it is named.
-            process.comm = traceable.comm(pid)
-            self._measurement.add(process)
-        self._newly_admitted.put(process)
+                process = None
+            else:
+                process = TracedProcess(connection, pid, next(self._numbers))
+                process.started, process.attached, process.pidfd = started, pidfd is not None, pidfd
+                # Until its agent tells. A process without an agent may end before it is named.
+                process.comm = traceable.comm(pid)
+                self._measurement.add(process)
+        if excess:
+            self._report_excess(pid, started, excess)
+        if process is not None:
+            self._newly_admitted.put(process)
         return process
+
+    def _report_excess(self, pid: int, started: float, excess: str) -> None:
+        """Report, once for each process, that it has too many connections."""
+        if (pid, started) in self._excessive or len(self._excessive) >= limits.REFUSED:
+            return
+        self._excessive.add((pid, started))
+        comm = traceable.comm(pid)
+        self._measurement.record_missed(pid, comm, reasons.UNHOOKED, started)
+        self._measurement.note(
+            f"pid {pid} ({comm}) is not fully traced: {excess} already has too many connections"
+        )
 
     def _receive(self, process: TracedProcess) -> bool:
         """Handle the messages that have arrived. Return False if the agent disconnected or sent a malformed message."""
@@ -299,7 +327,9 @@ class Server:
                 return False
             if not received.data:
                 return False
+            before = process.frames.unfinished
             frames = process.frames.feed(received.data, received.files)
+            self._unfinished += process.frames.unfinished - before
             done, told = 0, len(process.faults)
             try:
                 for kind, payload, file in frames:
@@ -311,12 +341,16 @@ class Server:
                 for _, _, file in frames[done:]:
                     if file is not None:
                         os.close(file)
+            if self._unfinished > limits.UNFINISHED:
+                raise SessionError(
+                    f"the incomplete messages of all processes exceed {limits.UNFINISHED >> 20} MiB"
+                )
             for fault in process.faults[told:]:
                 self._measurement.note_once(reasons.kernel_failed(process.label, fault))
         except OSError as error:
             self._measurement.drop(process, in_words(error), out_of_files(error))
             return False
-        except protocol.Malformed as error:
+        except SessionError as error:
             self._measurement.drop(process, str(error))
             return False
         return True
@@ -326,15 +360,16 @@ class Server:
         if file is not None and not protocol.in_memory(file):
             raise protocol.Malformed("a file that is not in memory")
         if kind in (Message.NAME, Message.REFUSED, Message.STACK):
-            process.count_text(len(payload))
+            self._count_text(process, len(payload))
         if kind == Message.HELLO and file is not None and process.control is None:
             process.driver_version, process.comm, process.vendor = protocol.hello(payload)
             process.control = file
-            for other in self._measurement.processes:
-                if process.follows(other):
-                    other.executed = process.vendor is not Vendor.AMD or not process.driver_version
-                    what = "executed another program" if other.executed else "initialized ROCr again"
-                    process.again = f"after it {what}"
+            self._connections.greeted(process.socket.fileno())
+            if (before := self._measurement.introduce(process)) is not None:
+                before.executed = process.vendor is not Vendor.AMD or not process.driver_version
+                what = "executed another program" if before.executed else "initialized ROCr again"
+                process.again = f"after it {what}"
+                before.socket.shutdown(socket.SHUT_RD)  # it has one agent; what that has already sent is read
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload, process.vendor)
             if process.pending_images >= limits.PENDING:
@@ -346,7 +381,7 @@ class Server:
             process.image_bytes += image.size
             self._background.make_sidecar(process, image, file)
         elif kind == Message.FOUND:
-            process.count_text(len(payload))
+            self._count_text(process, len(payload))
             found = protocol.found(payload)
             if process.pending_images >= limits.PENDING:
                 raise protocol.Malformed("too many modules at once")
@@ -372,7 +407,7 @@ class Server:
             lacking = protocol.no_room(payload)
             process.no_room[lacking.slot] = lacking
         elif kind == Message.KERNEL_FAILED:
-            process.count_text(4096 + len(payload))
+            self._count_text(process, 4096 + len(payload))
             process.faults.append(protocol.kernel_failed(payload))
         elif kind == Message.SNAPSHOT and file is not None:
             process.add_snapshot(protocol.snapshot(payload), file, bool(self._measurement.follow.pump))
@@ -381,7 +416,7 @@ class Server:
             self._background.welcome(process, file)
         elif kind == Message.CONTEXT:
             number, gpu = protocol.context(payload)
-            process.count_text(4096)
+            self._count_text(process, 4096)
             process.contexts[number] = gpu
         elif kind == Message.STACK:
             number, frames = protocol.stack(payload)
@@ -405,6 +440,13 @@ class Server:
             process.last_drain, _ = protocol.drained(payload)
         else:
             raise protocol.Malformed("an unexpected message")
+
+    def _count_text(self, process: TracedProcess, size: int) -> None:
+        """Count bytes of text that the tool keeps. Raises SessionError if a process, or all together, exceed the limit."""
+        process.count_text(size)
+        self._text += size
+        if self._text > limits.TEXTS:
+            raise SessionError(f"the names and stacks of all processes exceed {limits.TEXTS >> 20} MiB")
 
     def _ring(self, process: TracedProcess, payload: bytes, file: int | None) -> None:
         """Handle RING: the agent has created a ring. Takes ownership of `file`, unless it raises Malformed."""

@@ -222,10 +222,10 @@ class TracedProcess:
         """Equal for all entries of a process."""
         return self.pid, self.started
 
-    def follows(self, other: TracedProcess) -> bool:
-        """Return whether this is the same process as `other`, after it has executed another program or initialized ROCr again."""
-        same = self.pid == other.pid and self.started == other.started  # the first differs for almost all
-        return same and self.vendor == other.vendor and self.number > other.number
+    @property
+    def agent(self) -> tuple[int, float, Vendor]:
+        """Equal for the entries of a process that follow one another: it executed another program, or initialized ROCr again."""
+        return self.pid, self.started, self.vendor
 
     @property
     def waiting(self) -> int:

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,10 +34,11 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.memory.allocations import Allocation, Allocations
-from gpubpf.process import target_socket, traceable
+from gpubpf.process import limits, target_socket, traceable
 from gpubpf.ptx.values import InjectedVariable
-from gpubpf.session import device, tracing, workers
+from gpubpf.session import device, reasons, tracing, workers
 from gpubpf.session.measurement import Follow
+from gpubpf.session.session import Session
 from gpubpf_commands import quoted
 
 HERE = Path(__file__).parents[1] / "agent"
@@ -795,6 +797,103 @@ def test_names_and_contexts_without_end_are_refused(monkeypatch: pytest.MonkeyPa
     before = len(os.listdir("/proc/self/fd"))
     assert any("memory of too many contexts" in line for line in connect_and(contexts))
     assert len(os.listdir("/proc/self/fd")) <= before + 3  # what it had said before is kept
+
+
+def connections(session: Session) -> Iterator[socket.socket]:
+    """Yield new connections of this process to a session, without end. They stay open."""
+    while True:
+        peer = socket.socket(socket.AF_UNIX)
+        peer.settimeout(60)
+        peer.connect("\0" + session.socket_name[1:])
+        yield peer
+
+
+def greet(peer: socket.socket) -> None:
+    hello = protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"many" + bytes(4))
+    with open(os.memfd_create("control"), "wb") as file:
+        socket.send_fds(peer, [hello], [file.fileno()])
+
+
+def ends(session: Session) -> None:
+    session._child.send_signal(signal.SIGKILL)
+    for _ in session.intervals():
+        pass
+
+
+def test_a_process_has_one_connection() -> None:
+    """Each one that greets replaces the one before, so limits of a process cannot be multiplied."""
+    said: list[str] = []
+    with fake_tool.session(["sleep", "60"], note=said.append, wanted=()) as session:
+        peers = [peer for peer, _ in zip(connections(session), range(10), strict=False)]
+        greet(peers[0])
+        for before, peer in pairwise(peers):
+            greet(peer)
+            assert before.recv(16) == b""  # it is closed
+        live = [p for p in session._measurement.all_processes() if not p.disconnected]
+        assert len(live) == 1
+        for peer in peers:
+            peer.close()
+        ends(session)
+
+
+@pytest.mark.parametrize("greeting", [False, True])
+def test_a_process_cannot_connect_without_end(greeting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_OF_PROCESS" if greeting else "GREETINGS", 5)
+    said: list[str] = []
+    with fake_tool.session(["sleep", "60"], note=said.append, wanted=()) as session:
+        peers = []
+        for peer, number in zip(connections(session), range(20), strict=False):
+            peers.append(peer)
+            if greeting and number < 5:
+                greet(peer)
+        session._server.settle(60)
+        assert len(session._measurement.all_processes()) == 5
+        for peer in peers[5:]:
+            assert peer.recv(16) == b""
+        ends(session)
+        assert session.summary()["processes"]["missed"][reasons.UNHOOKED] == 1
+        for peer in peers:
+            peer.close()
+    name = traceable.comm(os.getpid())
+    assert [line for line in said if "connections" in line] == [
+        f"pid {os.getpid()} ({name}) is not fully traced: it already has too many connections"
+    ]
+
+
+def test_all_processes_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one process has filled counts after it has disconnected."""
+    monkeypatch.setattr(limits, "TEXTS", 1000)
+    monkeypatch.setattr(limits, "UNFINISHED", 2000)
+    name = protocol.frame(Message.NAME, struct.pack("<II", 0, 600) + b"n" * 600)
+    said: list[str] = []
+    with fake_tool.session(["sleep", "60"], note=said.append, wanted=()) as session:
+        for peer, data in zip(connections(session), (name, name, name[:500] + bytes(9)), strict=False):
+            greet(peer)
+            peer.sendall(data)
+            peer.shutdown(socket.SHUT_WR)
+            assert not peer.recv(16)
+            peer.close()
+        assert session._server._unfinished == 0
+        part = struct.pack("<II", Message.NAME, 1 << 20) + bytes(1200)
+        peers = [peer for peer, _ in zip(connections(session), range(2), strict=False)]
+        for peer in peers:
+            peer.sendall(part)
+        assert not peers[1].recv(16)
+        for peer in peers:
+            peer.close()
+        ends(session)
+    assert [line.partition(": ")[2] for line in said if "exceed" in line] == [
+        "the names and stacks of all processes exceed 0 MiB",
+        "the incomplete messages of all processes exceed 0 MiB",
+    ]
+
+
+def test_settling_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody connects again and again."""
+    with fake_tool.session(["sleep", "60"], wanted=()) as session:
+        monkeypatch.setattr(session._server, "_accept", lambda: True)
+        assert session._server.settle(60)
+        ends(session)
 
 
 def test_a_program_waits_for_a_tool_that_is_slow(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

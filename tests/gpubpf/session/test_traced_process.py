@@ -34,10 +34,10 @@ def test_the_kernels_that_wait_are_counted_once() -> None:
 
 def test_a_program_follows_another_in_the_same_process() -> None:
     first = process(1)
-    assert process(2).follows(first) and not first.follows(process(2))
-    assert not process(2, started=2.5).follows(first)  # its PID was reused
-    assert not process(2, pid=8).follows(first)
-    assert not process(2, vendor=Vendor.AMD).follows(first)  # the second agent of a program
+    assert process(2).agent == first.agent
+    assert process(2, started=2.5).agent != first.agent  # its PID was reused
+    assert process(2, pid=8).agent != first.agent
+    assert process(2, vendor=Vendor.AMD).agent != first.agent  # the second agent of a program
 
 
 def test_a_caller_that_a_return_probe_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

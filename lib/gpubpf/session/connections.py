@@ -1,0 +1,50 @@
+"""The number of connections of each process and user, which are limited: a process may connect as often as it likes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpubpf.process import limits
+
+
+class Connections:
+    """Counts connections. The caller makes one call at a time. Connections are named by their file descriptors."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[int, float, int]] = {}  # process ID, start time, user ID
+        self._silent: dict[int, tuple[int, float]] = {}  # those that have not greeted: process
+        self._greeting: Counter[tuple[int, float]] = Counter()
+        self._of_process: Counter[tuple[int, float]] = Counter()  # including closed ones
+        self._of_user: Counter[int] = Counter()
+
+    def add(self, connection: int, pid: int, started: float, uid: int) -> str:
+        """Count a new connection. Return whose limit it exceeds: "it", "its user" or "the machine"; "" if it exceeds none.
+
+        In any case, call `remove` when it is closed."""
+        process = pid, started
+        self._open[connection] = pid, started, uid
+        self._silent[connection] = process
+        self._greeting[process] += 1
+        self._of_process[process] += 1
+        self._of_user[uid] += 1
+        if (
+            self._greeting[process] > limits.GREETINGS
+            or self._of_process[process] > limits.CONNECTIONS_OF_PROCESS
+        ):
+            return "it"
+        if uid and self._of_user[uid] > limits.CONNECTIONS_OF_USER:
+            return "its user"
+        return "the machine" if len(self._open) > limits.CONNECTIONS else ""
+
+    def greeted(self, connection: int) -> None:
+        """Take note that the agent has greeted."""
+        if (process := self._silent.pop(connection, None)) is not None:
+            self._greeting[process] -= 1
+            if not self._greeting[process]:
+                del self._greeting[process]
+
+    def remove(self, connection: int) -> None:
+        """Take note that a connection is closed."""
+        self.greeted(connection)
+        if (found := self._open.pop(connection, None)) is not None:
+            self._of_user[found[2]] -= 1

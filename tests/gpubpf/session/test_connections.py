@@ -1,0 +1,41 @@
+"""How many connections a process and a user may have."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpubpf.process import limits
+from gpubpf.session.connections import Connections
+
+pytestmark = pytest.mark.without_driver
+
+
+def test_a_process_may_greet_and_be_replaced_many_times() -> None:
+    counted = Connections()
+    for number in range(limits.CONNECTIONS_OF_PROCESS):
+        assert counted.add(number, 7, 1.0, 1000) == ""
+        counted.greeted(number)
+        counted.remove(number)
+    assert counted.add(0, 7, 1.0, 1000) == "it"
+    assert counted.add(1, 7, 2.0, 1000) == ""  # another process, of the same ID
+
+
+def test_few_may_be_silent() -> None:
+    counted = Connections()
+    for number in range(limits.GREETINGS):
+        assert counted.add(number, 7, 1.0, 0) == ""
+    assert counted.add(limits.GREETINGS, 7, 1.0, 0) == "it"
+    counted.remove(limits.GREETINGS)
+    counted.greeted(3)
+    assert counted.add(limits.GREETINGS, 7, 1.0, 0) == ""
+
+
+def test_a_user_has_a_limit_but_root_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_OF_USER", 3)
+    monkeypatch.setattr(limits, "CONNECTIONS", 9)
+    counted = Connections()
+    assert [counted.add(n, n, 1.0, 1000) for n in range(4)] == ["", "", "", "its user"]
+    counted.remove(3)
+    counted.remove(0)
+    assert counted.add(4, 4, 1.0, 1000) == ""
+    assert [counted.add(n, n, 1.0, 0) for n in range(5, 12)] == ["", "", "", "", "", "", "the machine"]
