@@ -62,7 +62,7 @@ from gpubpf.agent.definitions import FILE_PREFIX, STARTING_SUFFIX
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import address_space, libc, ptrace, target_socket, traceable, users
+from gpubpf.process import address_space, libc, ptrace, target_files, target_socket, traceable, users
 from gpubpf.process.address_space import Memory
 from gpubpf.process.syscalls import NUMBERS
 from gpubpf.process.target_socket import TargetSocket
@@ -493,13 +493,16 @@ def _sealed(name: str, data: bytes) -> int:
 
 def _is_visible(pid: int, library: Path) -> bool:
     """Return whether the process sees the same file at the same path, and may load it."""
-    there = Path(f"/proc/{pid}/root{library}")
     try:
-        ours, theirs = library.stat(), there.stat()
-        return (
-            (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
-            and not os.statvfs(there).f_flag & os.ST_NOEXEC
-            and users.can_read(traceable.user(pid), library)
-        )
+        there = target_files.open_path(pid, str(library), os.O_PATH)
+        try:
+            ours, theirs = library.stat(), os.fstat(there)
+            return (
+                (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+                and not os.fstatvfs(there).f_flag & os.ST_NOEXEC
+                and users.can_read(traceable.user(pid), library)
+            )
+        finally:
+            os.close(there)
     except OSError:
         return False

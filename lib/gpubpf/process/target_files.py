@@ -25,7 +25,9 @@ _NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10  # RESOLVE_*, include/uapi/linux/openat2.
 
 
 def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file or, with O_DIRECTORY, a directory for reading. Return its descriptor. Raises OSError."""
+    """Open a file or, with O_DIRECTORY, a directory for reading; with O_PATH, whatever is there, but not for reading.
+
+    Return its descriptor. Raises OSError."""
     directory = bool(flags & os.O_DIRECTORY)
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -38,7 +40,7 @@ def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
             raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(root)
-    return made if directory else _regular(made)
+    return made if directory or flags & os.O_PATH else _regular(made)
 
 
 def open_mapped(pid: int, start: int, end: int) -> int:

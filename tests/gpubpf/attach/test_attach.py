@@ -680,6 +680,30 @@ def test_only_sockets_get_files(built: Path, tmp_path: Path) -> None:
     assert precious.read_bytes() == b"as it was"
 
 
+@needs_root
+def test_a_symbolic_link_does_not_lead_out_of_the_root_of_a_process(built: Path, tmp_path: Path) -> None:
+    """The process does not see the library, although its link leads to it from outside."""
+    root = tmp_path / "root"
+    root.mkdir()
+    shutil.copy(built / "static", root / "static")
+    library = tmp_path / "library.so"
+    shutil.copy(built / "library.so", library)
+    place = root / str(library)[1:]
+    place.parent.parent.mkdir(parents=True)
+    place.parent.symlink_to(tmp_path)
+    process = subprocess.Popen(["chroot", root, "/static", "pause"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert not loading._is_visible(process.pid, library)
+        place.parent.unlink()
+        place.parent.mkdir()
+        os.link(library, place)
+        assert loading._is_visible(process.pid, library) == os.access(library, os.R_OK)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_only_the_tool_has_its_end_of_the_connection(built: Path) -> None:
     """The process keeps both ends of each socket pair that it is made to create. The tool's end must not be one of these."""
     with running(built / "blocks", "keeps") as process:
