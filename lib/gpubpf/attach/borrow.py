@@ -45,6 +45,8 @@ ENOUGH = (
     400  # rounds over all threads; until then, the search may take five times PATIENCE, for busy machines
 )
 CREATE_TIMEOUT = 1.0  # seconds for pthread_create, which takes less than a millisecond
+# Seconds for all that a borrowed thread does for the tool, and to give it back: a flood of signals stops it again and again.
+BORROW_LIMIT, SHORT_BORROW_LIMIT = 15.0, 2.0  # the second, while other processes wait
 STACK_LIMIT = 256 << 10  # bytes of a stack to search for return addresses
 
 # System calls that wait for an event, and not for a lock.
@@ -253,7 +255,8 @@ def make_worker_and_wait(
     created the worker. Return 0 if the thread cannot be borrowed where it is; it remains stopped then.
     `holds_no_lock`: the thread is known to hold none of the locks. Raises SessionError, ThreadEnded, TraceRefused, OSError.
     """
-    return _Borrowing(thread.pid, memory, code, functions).borrow_and_wait(thread, holds_no_lock)
+    borrowing = _Borrowing(thread.pid, memory, code, functions, SHORT_BORROW_LIMIT)
+    return borrowing.borrow_and_wait(thread, holds_no_lock)
 
 
 def create_error(pid: int, code: int) -> SessionError:
@@ -443,8 +446,17 @@ def _malloc_of(symbols: dict[str, Symbol]) -> tuple[int, int]:
 class _Borrowing:
     """Borrows one thread of the process."""
 
-    def __init__(self, pid: int, memory: Memory, code: ProcessCode, functions: dict[str, int]) -> None:
+    def __init__(
+        self,
+        pid: int,
+        memory: Memory,
+        code: ProcessCode,
+        functions: dict[str, int],
+        limit: float = BORROW_LIMIT,
+    ) -> None:
         self.pid, self.memory, self.code, self.functions = pid, memory, code, functions
+        self.limit = limit  # seconds for a borrowed thread
+        self.deadline = 0.0  # time.monotonic
         self.seccomp = traceable.status(pid).get("Seccomp", "0") != "0"
         self._filters_checked = False
         self.saved = Registers()
@@ -583,6 +595,7 @@ class _Borrowing:
     @contextlib.contextmanager
     def _saved_state(self, thread: TracedThread) -> Iterator[None]:
         """Save the thread's state. If the block raises, restore the state and detach."""
+        self.deadline = time.monotonic() + self.limit
         self.mask = thread.blocked_signals()
         self.calling, self.returning = self.code.gadgets()
         if self.seccomp:
@@ -685,7 +698,7 @@ class _Borrowing:
         asked = False
         thread.to_syscall()
         while True:
-            if not thread.wait(until):
+            if not thread.wait(until) or time.monotonic() > last:
                 if time.monotonic() > last:  # the borrowed thread returns to its code by itself
                     raise SessionError(
                         f"pid {self.pid} did not create a thread within {5 * CREATE_TIMEOUT:.0f} s; try again later"
@@ -749,13 +762,18 @@ class _Borrowing:
             self.deferred = number
 
     def _wait_for_stop(self, thread: TracedThread) -> bool:
-        """Wait until the thread is stopped. Raises ThreadEnded if that takes more than 5 s."""
+        """Wait until the thread is stopped. Raises ThreadEnded if that takes more than 5 s, and SessionError after the deadline."""
+        if time.monotonic() > self.deadline:
+            raise SessionError(
+                f"pid {self.pid} does not run what the tool needs; signals interrupt it, try again"
+            )
         if not thread.wait(time.monotonic() + 5):
             raise ThreadEnded
         return True
 
     def _restore(self, thread: TracedThread) -> None:
         """Restore the thread's state and detach. The thread continues where it was stopped, and does not notice."""
+        self.deadline = max(self.deadline, time.monotonic() + self.limit / 2)
         thread.block_signals(_ALL_OTHERS)
         back = self.saved.copy()
         back.rip, back.rsp, back.orig_rax = self.returning, self.frame + 8, ptrace.NO_SYSCALL

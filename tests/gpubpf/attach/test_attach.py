@@ -680,6 +680,44 @@ def test_only_sockets_get_files(built: Path, tmp_path: Path) -> None:
     assert precious.read_bytes() == b"as it was"
 
 
+class Interrupted:
+    """A thread that stops again and again, but never where the tool needs it."""
+
+    at_syscall = interrupted = False
+    signal = 0
+
+    def wait(self, until: float) -> bool:
+        return True
+
+    def registers(self) -> ptrace.Registers:
+        return ptrace.Registers()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: None
+
+
+@pytest.mark.parametrize("step", ["_call", "_restore", "_run_stub"])
+def test_a_thread_that_is_interrupted_without_end_is_given_up(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(borrow, "CREATE_TIMEOUT", 0.01)
+    with address_space.Memory(os.getpid()) as memory:
+        code = borrow.ProcessCode(os.getpid(), memory, ())
+        borrowing: Any = borrow._Borrowing(os.getpid(), memory, code, {}, 0.05)
+        errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                getattr(borrowing, step)(Interrupted(), *([0] if step != "_restore" else []))
+            except SessionError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive() and errors
+
+
 @needs_root
 def test_a_symbolic_link_does_not_lead_out_of_the_root_of_a_process(built: Path, tmp_path: Path) -> None:
     """The process does not see the library, although its link leads to it from outside."""
