@@ -20,16 +20,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from gpubpf import elf
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import proc, target_files
+from gpubpf.process import limits, proc, target_files
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ([0-9a-f]{1,16}) (\S+) ([0-9]{1,20})\b\s*(.*)")
-MOST_EXPORTS = 1 << 14  # of a driver library, which has a thousand
 _CACHED_EXPORTS = 32  # files
-MOST_MAPPINGS = 1 << 17  # kept: twice the default of vm.max_map_count
 AGENT = re.compile(r".*libgpubpf-agent(-hsa)?\.so[^/]*$")  # the path of the mapped file
 
 
@@ -70,7 +67,7 @@ class Library:
 
 
 def mappings(
-    pid: int, of: re.Pattern[str] | None = None, most: int = proc.LARGEST_LIST
+    pid: int, of: re.Pattern[str] | None = None, most: int = limits.LARGEST_LIST
 ) -> tuple[Mapping, ...]:
     """Return all mappings of a process, or those of files whose paths match `of`.
 
@@ -90,7 +87,7 @@ def parse(lines: Iterable[bytes], of: re.Pattern[str] | None = None) -> tuple[Ma
         if of is not None and not of.match(line, max(line.find("/"), 0)):
             continue
         if m := _LINE.match(line):
-            if len(found) == MOST_MAPPINGS:
+            if len(found) == limits.MAPPINGS:
                 raise proc.TooLarge("maps")
             found.append(_mapping(m))
     return tuple(found)
@@ -285,7 +282,6 @@ class Identity:
     changed_ns: int
 
 
-_MOST_MOUNTS = 1 << 20  # bytes of a process's list of mounts to read
 _REREAD = 1.0  # seconds; a device's number can be used again for another file system
 _SERVED = ("fuse", "devtmpfs")  # file systems whose pages come from a program or a driver
 _own_mounts: tuple[float, dict[str, bool]] = (-math.inf, {})
@@ -306,7 +302,7 @@ def _mounts(pid: int) -> dict[str, bool]:
     """Return which of the devices that a process has mounted are served by the kernel."""
     found: dict[str, bool] = {}
     with contextlib.suppress(OSError):
-        for line in proc.read(pid, "mountinfo", _MOST_MOUNTS).decode("utf-8", "replace").split("\n"):
+        for line in proc.read(pid, "mountinfo").decode("utf-8", "replace").split("\n"):
             before, _, after = line.partition(" - ")
             if ":" in (number := "".join(before.split(" ")[2:3])):
                 major, _, minor = number.partition(":")
@@ -362,13 +358,13 @@ _exported: OrderedDict[Identity, frozenset[str]] = OrderedDict()
 
 
 def exports(pid: int, library: Library) -> frozenset[str]:
-    """Return the names of the functions that a driver library exports; none if it has more than MOST_EXPORTS. Raises OSError.
+    """Return the names of the functions that a driver library exports; none if it has more than limits.EXPORTS. Raises OSError.
 
     The names are cached for other processes that map the same file."""
     with library_file(pid, library) as (identity, source, base):
         found = _exported.get(identity) if identity is not None else None
         if found is None:
-            found = frozenset(elf.exports(source, base, MOST_EXPORTS))
+            found = frozenset(elf.exports(source, base, limits.EXPORTS))
         if identity is not None:
             _exported[identity] = found
             if len(_exported) > _CACHED_EXPORTS:

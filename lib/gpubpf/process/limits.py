@@ -6,6 +6,24 @@ reader sees at once how much memory, time and how many files strangers can take.
 
 from __future__ import annotations
 
+# --- what a process shows in /proc ---
+
+SMALL_FILE = 1 << 20  # bytes of a file that the kernel itself limits, and of a list of mounts
+LARGEST_LIST = 32 << 20  # bytes of a list: three times what the default vm.max_map_count mappings need
+LONGEST_LINE = 1 << 15  # bytes: a path of PATH_MAX bytes has up to 16 KiB when all are escaped
+LONGEST_LIST = 5.0  # seconds of CPU time to read a list, and to work on its lines meanwhile
+LARGEST_ENVIRONMENT = (
+    6 << 20
+)  # bytes: the most that execve(2) accepts, unless the limit on the stack is raised
+LONGEST_VARIABLE = 1 << 17  # bytes: MAX_ARG_STRLEN
+MAPPINGS = 1 << 17  # kept: twice the default of vm.max_map_count
+EXPORTS = 1 << 14  # of a driver library, which has a thousand
+DESCENDANTS = 4096  # of a process, that are searched for untraced ones
+SCAN_BURST, SCAN_SHARE = (
+    5.0,
+    0.1,
+)  # seconds for the processes of a user at once, and the share of the time from then on
+
 # --- one traced process ---
 
 TEXT = 64 << 20  # bytes of names, reasons and stacks
@@ -33,7 +51,7 @@ BUFFERED_RECORDS = 1 << 22  # log records that the tool has not taken yet
 
 # --- processes of the machine that map a file named like a GPU driver ---
 
-DRIVERS_OF_PROCESS = 16  # files that get a probe
+DRIVERS_OF_PROCESS = 16  # files that get a probe, or are searched for what the driver is
 DRIVERS_OF_USER = 64  # likewise; not for root, as containers often run as root
 DRIVERS = 2048
 UNMAPPED_DRIVERS = 64  # probed files that no process maps

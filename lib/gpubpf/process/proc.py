@@ -23,16 +23,8 @@ import time
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from gpubpf.process import libc
+from gpubpf.process import libc, limits
 
-SMALL = 1 << 20  # bytes of a file that the kernel itself limits
-LARGEST_LIST = 32 << 20  # bytes of a list: three times what the default vm.max_map_count mappings need
-LONGEST_LINE = 1 << 15  # bytes: a path of PATH_MAX bytes has up to 16 KiB when all are escaped
-LONGEST_LIST = 5.0  # seconds of CPU time to read a list, and to work on its lines meanwhile
-LARGEST_ENVIRONMENT = (
-    6 << 20
-)  # bytes: the most that execve(2) accepts, unless the limit on the stack is raised
-LONGEST_VARIABLE = 1 << 17  # bytes: MAX_ARG_STRLEN
 _PIECE = 1 << 16  # bytes
 
 # PROCMAP_QUERY, include/uapi/linux/fs.h
@@ -52,7 +44,7 @@ class TooLarge(OSError):
         super().__init__(errno.E2BIG, f"its list of {what} is too large")
 
 
-def read(pid: int, name: str, most: int = SMALL) -> bytes:
+def read(pid: int, name: str, most: int = limits.SMALL_FILE) -> bytes:
     """Return up to `most` bytes of a file of a process. `name`: such as "stat" or "task/12/status". Raises OSError."""
     found = bytearray()
     with _opened(pid, name) as file:
@@ -137,7 +129,7 @@ def environment(pid: int, names: Collection[str]) -> dict[str, str]:
     """Return those of the variables `names` that are set in a process's environment. Raises OSError.
 
     As for getenv(3), the first value of a variable counts. Bytes that are not UTF-8 become surrogates (os.fsdecode). Variables beyond
-    LARGEST_ENVIRONMENT are not found, and none is that is longer than LONGEST_VARIABLE.
+    limits.LARGEST_ENVIRONMENT are not found, and none is that is longer than limits.LONGEST_VARIABLE.
     """
     found: dict[str, str] = {}
     wanted = set(map(os.fsencode, names))
@@ -149,21 +141,21 @@ def environment(pid: int, names: Collection[str]) -> dict[str, str]:
 
 
 def _variables(pid: int) -> Iterator[bytes]:
-    """Yield the variables of a process's environment. Of longer ones than LONGEST_VARIABLE, the end comes, without the name."""
+    """Yield the variables of a process's environment. Of longer ones than limits.LONGEST_VARIABLE, the end comes, without the name."""
     rest = b""
-    left = LARGEST_ENVIRONMENT
+    left = limits.LARGEST_ENVIRONMENT
     with _opened(pid, "environ") as file:
         while left > 0 and (data := os.read(file, min(_PIECE, left))):
             left -= len(data)
             *whole, rest = (rest + data).split(b"\0")
             yield from whole
-            if len(rest) > LONGEST_VARIABLE:
+            if len(rest) > limits.LONGEST_VARIABLE:
                 rest = b"="  # a variable without a name
     if left > 0:
         yield rest
 
 
-def lines(pid: int, name: str, most: int = LARGEST_LIST) -> Iterator[bytes]:
+def lines(pid: int, name: str, most: int = limits.LARGEST_LIST) -> Iterator[bytes]:
     """Yield the lines of a list of a process, such as "maps". `most`: the limit in bytes.
 
     Raises OSError; TooLarge beyond the limits."""
@@ -174,7 +166,7 @@ def lines(pid: int, name: str, most: int = LARGEST_LIST) -> Iterator[bytes]:
             most -= len(data)
             *whole, rest = (rest + data).split(b"\n")
             longest = max(map(len, (*whole, rest)))
-            if most < 0 or longest > LONGEST_LINE or time.thread_time() > began + LONGEST_LIST:
+            if most < 0 or longest > limits.LONGEST_LINE or time.thread_time() > began + limits.LONGEST_LIST:
                 raise TooLarge(name)
             yield from whole
     if rest:

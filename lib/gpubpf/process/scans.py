@@ -16,10 +16,7 @@ import time
 from collections.abc import Iterator
 
 from gpubpf.errors import out_of_files
-from gpubpf.process import proc
-
-# Seconds for the processes of one user at once, and the share of the time from then on.
-BURST, SHARE = 5.0, 0.1
+from gpubpf.process import limits, proc
 
 
 def user_of(pid: int) -> int:
@@ -43,8 +40,8 @@ class ScanBudget:
 
     def _now(self, user: int) -> tuple[float, float]:
         now = time.monotonic()
-        left, when = self._left.get(user, (BURST, now))
-        return min(BURST, left + (now - when) * SHARE), now
+        left, when = self._left.get(user, (limits.SCAN_BURST, now))
+        return min(limits.SCAN_BURST, left + (now - when) * limits.SCAN_SHARE), now
 
     def exhausted(self, user: int) -> bool:
         """Return whether the processes of a user must wait."""

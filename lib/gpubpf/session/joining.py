@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus, Vendor
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import address_space, proc, traceable
+from gpubpf.process import address_space, limits, proc, traceable
 from gpubpf.session.device import Device
 from gpubpf.session.reasons import (
     BUSY,
@@ -57,10 +57,8 @@ _CLOCKS = {Vendor.NVIDIA: "CUDASIM_CLOCK", Vendor.AMD: "HIPSIM_CLOCK"}  # enviro
 _AGENTS = {Vendor.NVIDIA: agent.LIBRARY, Vendor.AMD: agent.HSA_LIBRARY}
 _THUNK = re.compile(r".*/libhsakmt\.so[^/]*$")  # hipsim's, or the one that ROCr uses for an AMD GPU
 _ANY = re.compile("|".join(name.pattern for name in (*_LIBRARIES.values(), _THUNK)))
-MOST_DRIVERS = 16  # files with a driver's or an agent's name that a process may map
 # Beside `AttachStatus`: a held thread was released before the hooks were in, so the agent has given up.
 _RELEASED = -1
-DESCENDANTS = 4096  # most processes that are searched for untraced children
 
 
 class Missed(SessionError):
@@ -276,9 +274,9 @@ def devices_of(pid: int) -> dict[Vendor, Device]:
             if not _named(mapped, _LIBRARIES[vendor]):
                 continue
             named = _named(mapped, library)
-            if len({lib.mappings[0].file for lib in named}) > MOST_DRIVERS:
+            if len({lib.mappings[0].file for lib in named}) > limits.DRIVERS_OF_PROCESS:
                 raise SessionError(
-                    f"pid {pid} cannot be traced: it has mapped more than {MOST_DRIVERS} drivers; use one"
+                    f"pid {pid} cannot be traced: it has mapped more than {limits.DRIVERS_OF_PROCESS} drivers; use one"
                 )
             embedded = any(symbol in address_space.exports(pid, lib) for lib in named)
             virtual = clocks.get(_CLOCKS[vendor]) == "virtual"
@@ -323,8 +321,8 @@ def _owner(pid: int) -> str:
     """Return the name of the tool that traces the process, according to its agent. The text is untrusted: use it only in messages."""
     with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
         agents = address_space.libraries(address_space.mappings(pid, address_space.AGENT))
-        for library in agents[:MOST_DRIVERS]:
-            if symbol := elf.exports(memory, library.base, address_space.MOST_EXPORTS).get(OWNER_VARIABLE):
+        for library in agents[: limits.DRIVERS_OF_PROCESS]:
+            if symbol := elf.exports(memory, library.base, limits.EXPORTS).get(OWNER_VARIABLE):
                 text = memory.some(symbol.address, OWNER_SIZE).partition(b"\0")[0].decode(errors="replace")
                 return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
     return "another tool"
@@ -337,7 +335,7 @@ def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
     known, bases = set(pids), {base for pid in pids for base in _drivers(pid)}
     found: dict[int, str] = {}
     queue = deque(known)
-    while queue and len(known) < DESCENDANTS:
+    while queue and len(known) < limits.DESCENDANTS:
         for child in traceable.children(queue.popleft()) - known:
             known.add(child)
             queue.append(child)

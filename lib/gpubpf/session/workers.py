@@ -9,8 +9,6 @@ import dataclasses
 import hashlib
 import itertools
 import os
-import queue
-import socket
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

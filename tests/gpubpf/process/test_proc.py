@@ -27,7 +27,7 @@ from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
-from gpubpf.process import address_space, fresh_thread, proc, ptrace, scans, traceable
+from gpubpf.process import address_space, fresh_thread, limits, proc, ptrace, scans, traceable
 from gpubpf.session import device, joining, machine, translating
 from gpubpf_properties import generated
 
@@ -189,7 +189,7 @@ def test_a_real_process_may_have_any_name_and_map_any_path(tmp_path: Path) -> No
 def test_lists_have_limits() -> None:
     line = b"1000-3000 r-xp 00002000 08:01 12 /%s\n"
     with pytest.MonkeyPatch.context() as patch:
-        with _files(patch, maps=line % (b"a" * proc.LONGEST_LINE * 3)), pytest.raises(proc.TooLarge):
+        with _files(patch, maps=line % (b"a" * limits.LONGEST_LINE * 3)), pytest.raises(proc.TooLarge):
             address_space.mappings(7)
         many = line % (b"a" * 4000) * 1000
         with _files(patch, maps=many):
@@ -197,7 +197,7 @@ def test_lists_have_limits() -> None:
             with pytest.raises(proc.TooLarge):
                 address_space.mappings(7, most=1 << 20)
         with _files(patch, maps=many):
-            patch.setattr(address_space, "MOST_MAPPINGS", 999)
+            patch.setattr(limits, "MAPPINGS", 999)
             with pytest.raises(proc.TooLarge):
                 address_space.mappings(7)
             assert address_space.mappings(7, re.compile("none")) == ()
@@ -208,10 +208,10 @@ def test_lists_have_limits() -> None:
 
 def test_variables_have_limits() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        long = b"LONG=" + b"a" * (proc.LONGEST_VARIABLE + (1 << 17)) + b"LONG=b\0"
+        long = b"LONG=" + b"a" * (limits.LONGEST_VARIABLE + (1 << 17)) + b"LONG=b\0"
         with _files(patch, environ=long + b"NEXT=1"):
             assert proc.environment(7, ["LONG", "NEXT"]) == {"NEXT": "1"}
-        far = b"FIRST=1\0" + bytes(proc.LARGEST_ENVIRONMENT) + b"FAR=1\0"
+        far = b"FIRST=1\0" + bytes(limits.LARGEST_ENVIRONMENT) + b"FAR=1\0"
         with _files(patch, environ=far):
             assert proc.environment(7, ["FIRST", "FAR"]) == {"FIRST": "1"}
 
@@ -222,11 +222,11 @@ def test_each_users_processes_have_their_own_time(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(time, name, lambda name=name: clock[name])
     budget = scans.ScanBudget()
     with budget.scan(1000):
-        clock["thread_time"] += scans.BURST + 1
+        clock["thread_time"] += limits.SCAN_BURST + 1
     assert budget.exhausted(1000) and not budget.exhausted(1001)
-    clock["monotonic"] += 0.9 / scans.SHARE
+    clock["monotonic"] += 0.9 / limits.SCAN_SHARE
     assert budget.exhausted(1000)
-    clock["monotonic"] += 0.2 / scans.SHARE
+    clock["monotonic"] += 0.2 / limits.SCAN_SHARE
     assert not budget.exhausted(1000)
 
 
@@ -371,7 +371,7 @@ def test_the_hold_helper_holds_no_process_with_a_large_list(large: Path) -> None
             threading.Thread(target=helper.finish, args=(pid,)).start()
 
     driver = device.LIBRARIES / "libcuda.so.1"
-    helper = machine.HoldHelper(on_arrival, lambda pid: None, lambda: None)
+    helper = machine.HoldHelper(on_arrival, lambda pid: None, lambda how: None)
     try:
         with open(driver, "rb") as file:
             library = elf.LoadedFile(file.fileno())
