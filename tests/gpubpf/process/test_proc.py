@@ -382,3 +382,28 @@ def test_the_hold_helper_holds_no_process_with_a_large_list(large: Path) -> None
                     assert arrived.get(timeout=60) == (pid, is_held, not is_held)
     finally:
         helper.close()
+
+
+@needs_root
+def test_a_user_without_time_left_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes are scanned again once there is time."""
+    notes: list[str] = []
+    scanned: list[int] = []
+    watcher = machine.MachineWatcher(lambda pid, tid: None, lambda *missed: None, notes.append)
+    monkeypatch.setattr(machine, "_drivers", lambda pid: scanned.append(pid) or {})
+    with contextlib.ExitStack() as stack:
+        theirs, ours = (
+            stack.enter_context(subprocess.Popen(["sleep", "600"], user=user)) for user in (12345, 0)
+        )
+        stack.callback(ours.kill)
+        stack.callback(theirs.kill)
+        watcher._budget._left[12345] = -1.0, time.monotonic()
+        for _ in range(2):
+            watcher._scan(late=True, everything=True)
+        assert ours.pid in scanned and theirs.pid not in scanned
+        assert [note for note in notes if "user 12345" in note] == [
+            "processes of user 12345 may be attached late or missed: searching them for GPU drivers takes too long"
+        ]
+        watcher._budget._left[12345] = 1.0, time.monotonic()
+        watcher._scan(late=True)
+        assert theirs.pid in scanned
