@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SIZE = 1 << 20  # bytes of the file
-_LOOKUP, _GETATTR, _OPEN, _READ, _FORGET, _INTERRUPT, _INIT = 1, 3, 14, 15, 2, 36, 26
+_GETATTR, _OPEN, _READ, _FORGET, _FLUSH, _INTERRUPT, _INIT = 3, 14, 15, 2, 25, 36, 26
 _IN, _OUT = struct.Struct("<IIQQIIII"), struct.Struct("<IiQ")  # struct fuse_in_header, fuse_out_header
 _ATTRIBUTES = struct.pack("<QII6Q3I7I", 60, 0, 0, 1, SIZE, 8, 0, 0, 0, 0, 0, 0, 0o100644, 1, 0, 0, 0, 4096, 0)
 _MNT_FORCE, _MNT_DETACH = 1, 2
@@ -27,8 +27,8 @@ def cannot_mount() -> str:
 
 
 @contextlib.contextmanager
-def unanswered(directory: Path) -> Iterator[Path]:
-    """Yield a file of SIZE bytes that can be opened and mapped. Each read of it waits until the block ends."""
+def unanswered(directory: Path, closes: bool = True) -> Iterator[Path]:
+    """Yield a file of SIZE bytes that can be opened and mapped. Reads wait until the block ends; without `closes`, so does closing."""
     place = directory / "unanswered"
     place.touch()
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -36,7 +36,7 @@ def unanswered(directory: Path) -> Iterator[Path]:
     if _libc.mount(b"unanswered", os.fsencode(place), b"fuse", 0, options) != 0:
         os.close(device)
         raise OSError(ctypes.get_errno(), "cannot mount a FUSE file system")
-    server = threading.Thread(target=_serve, args=(device,), daemon=True)
+    server = threading.Thread(target=_serve, args=(device, closes), daemon=True)
     server.start()
     try:
         os.stat(place)  # asks for the size
@@ -49,7 +49,7 @@ def unanswered(directory: Path) -> Iterator[Path]:
         os.close(device)
 
 
-def _serve(device: int) -> None:
+def _serve(device: int, closes: bool) -> None:
     while True:
         try:
             request = os.read(device, 1 << 20)
@@ -64,7 +64,7 @@ def _serve(device: int) -> None:
             answer = _ATTRIBUTES
         elif kind == _OPEN:
             answer = struct.pack("<QII", 1, 0, 0)
-        elif kind in (_READ, _FORGET, _INTERRUPT):
+        elif kind in (_READ, _FORGET, _INTERRUPT) or (kind == _FLUSH and not closes):
             continue
         else:
             os.write(device, _OUT.pack(_OUT.size, -errno.ENOSYS, unique))

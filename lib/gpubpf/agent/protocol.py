@@ -48,6 +48,7 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import HOST_POINTS
 from gpubpf.ebpf.maps import RING_PAGE, RING_SHARD
 from gpubpf.errors import SessionError
+from gpubpf.process import target_socket
 
 GPUS = 256  # of a machine, at most
 REASON_NAMES = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
@@ -795,7 +796,7 @@ class Frames:
     def close(self) -> None:
         """Discard incomplete frames, and close the files that belong to them."""
         for file in self._files:
-            os.close(file)
+            target_socket.discard(file)
         self._files.clear()
         self._buffer = bytearray()
 

@@ -414,12 +414,15 @@ def _send(pid: int, number: int, file: int) -> None:
         ) from None
     os.set_inheritable(fetched, False)
     try:
-        end = TargetSocket(socket.socket(fileno=fetched))
+        end = socket.socket(fileno=fetched)
     except OSError:
-        os.close(fetched)
+        target_socket.discard(fetched)
         raise SessionError(f"pid {pid} returned a non-socket; not attaching") from None
-    with end, contextlib.suppress(OSError):  # a file that did not arrive is noticed there
-        end.send(b"\0", [file])
+    if end.family != socket.AF_UNIX:  # closing it may wait (SO_LINGER)
+        target_socket.discard(end.detach())
+        raise SessionError(f"pid {pid} returned a socket of another family; not attaching")
+    with TargetSocket(end) as through, contextlib.suppress(OSError):  # a lost file is noticed by the worker
+        through.send(b"\0", [file])
 
 
 def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:

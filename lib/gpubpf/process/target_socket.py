@@ -14,8 +14,12 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
+import os
+import queue
 import select
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,6 +100,27 @@ class TargetSocket:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def discard(file: int) -> None:
+    """Close a file that a process handed over, without waiting.
+
+    close(2) waits for the program that serves a file system (FUSE), even for one of an ordinary user in its own user namespace. So one
+    thread closes all these files. If it waits for ever, the others stay open."""
+    _closing().put(file)
+
+
+@functools.cache
+def _closing() -> queue.SimpleQueue[int]:
+    files: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def close() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                os.close(files.get())
+
+    threading.Thread(target=close, name="gpubpf-close", daemon=True).start()
+    return files
 
 
 def pair() -> tuple[TargetSocket, socket.socket]:

@@ -31,7 +31,7 @@ from gpubpf.agent.definitions import (
     Vendor,
 )
 from gpubpf.errors import TOO_MANY_FILES, SessionError, in_words, out_of_files
-from gpubpf.process import address_space, limits, traceable
+from gpubpf.process import address_space, limits, target_socket, traceable
 from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session import reasons
 from gpubpf.session.connections import Connections
@@ -323,7 +323,7 @@ class Server:
             if received.truncated:
                 self._measurement.drop(process, TOO_MANY_FILES, lacking_files=True)
                 for unwanted in received.files:
-                    os.close(unwanted)
+                    target_socket.discard(unwanted)
                 return False
             if not received.data:
                 return False
@@ -340,7 +340,7 @@ class Server:
             finally:
                 for _, _, file in frames[done:]:
                     if file is not None:
-                        os.close(file)
+                        target_socket.discard(file)
             if self._unfinished > limits.UNFINISHED:
                 raise SessionError(
                     f"the incomplete messages of all processes exceed {limits.UNFINISHED >> 20} MiB"

@@ -201,7 +201,7 @@ def test_lists_have_limits() -> None:
             with pytest.raises(proc.TooLarge):
                 address_space.mappings(7)
             assert address_space.mappings(7, re.compile("none")) == ()
-        patch.setattr(proc, "LONGEST_LIST", 0.0)
+        patch.setattr(limits, "LONGEST_LIST", 0.0)
         with _files(patch, maps=many), pytest.raises(proc.TooLarge):
             address_space.mappings(7)
 
@@ -376,7 +376,7 @@ def test_the_hold_helper_holds_no_process_with_a_large_list(large: Path) -> None
         with open(driver, "rb") as file:
             library = elf.LoadedFile(file.fileno())
             entry = library.offset(elf.exports(library)["cuInit"].address)
-            helper.add_probe(f"/proc/{os.getpid()}/fd/{file.fileno()}", entry)
+            helper.add_probe(f"/proc/{os.getpid()}/fd/{file.fileno()}", entry, None)
             for count, is_held in ((1, True), (600, False)):
                 with _running(large, *_maps(large, 15, count), driver) as pid:
                     assert arrived.get(timeout=60) == (pid, is_held, not is_held)

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+import gpubpf_fuse
 from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import PROTOCOL_VERSION, Message
@@ -886,6 +887,28 @@ def test_all_processes_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) ->
         "the names and stacks of all processes exceed 0 MiB",
         "the incomplete messages of all processes exceed 0 MiB",
     ]
+
+
+@pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())
+def test_a_file_that_does_not_close_delays_nobody(tmp_path: Path) -> None:
+    """A program serves it (FUSE), and close(2) waits for that program."""
+    said: list[str] = []
+    with (
+        fake_tool.session(["sleep", "60"], note=said.append, wanted=()) as session,
+        gpubpf_fuse.unanswered(tmp_path, closes=False) as place,
+    ):
+        bad, good = (peer for peer, _ in zip(connections(session), range(2), strict=False))
+        file = os.open(place, os.O_RDWR)
+        hello = protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"evil" + bytes(4))
+        socket.send_fds(bad, [hello], [file])
+        target_socket.discard(file)  # closing it here would wait as well
+        assert bad.recv(16) == b""
+        bad.close()
+        good.sendall(struct.pack("<II", Message.NAME, 1 << 31))
+        assert good.recv(16) == b""  # the server answers
+        good.close()
+        ends(session)
+    assert any("a file that is not in memory" in line for line in said)
 
 
 def test_settling_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
