@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine_device import Array, Device, DeviceFault
+from engine_device import Array, Device, DeviceFault, TranslateFailure
 from gpubpf_sass import need
 
 # By name: the body of a kernel of 32 threads with [in] in %rd1, [out] in %rd2, the lane in %r0, its place at 4 bytes each in %rd3 and
@@ -276,6 +276,41 @@ KERNELS = {
         mov.u32 %z.w, %r12;
         st.global.v4.u32 [%rd6], %z;
         st.global.u32 [%rd4+512], %r13;""",
+    "elements": """
+        .reg .b16 %i; .reg .b64 %j; .reg .s32 %n; .shared .v2 .u32 pair[4]; .shared .u16 halves[4][8];
+        .local .u32 lane[4];
+        cvt.u16.u32 %i, %r0; cvt.u64.u32 %j, %r0; sub.s32 %n, %r0, 4;
+        { .reg .b64 upper; mov.b64 upper, 0x700000000; or.b64 %j, %j, upper; }
+        shl.b32 %r10, %r0, 8;
+        st.shared.u8 tile[%r0+4], %r0;
+        bar.sync 0;
+        ld.shared.u8 %r10, tile[%i+4];
+        ld.shared.u8 %r11, tile[%j+4];
+        ld.shared.u8 %r12, tile[%n+8];
+        ld.shared.u8 %r13, tile[2+3];
+        st.global.v4.b32 [%rd6], {%r10, %r11, %r12, %r13};
+        mov.u32 %r10, pair[3]; mov.u32 %r11, halves[%r0+1]; mov.u32 %r12, tile[-4]; mov.u64 %rd7, tile[%r0];
+        cvt.u32.u64 %r13, %rd7;
+        { .reg .u32 at; mov.u32 at, pair; sub.u32 %r10, %r10, at; mov.u32 at, halves; sub.u32 %r11, %r11, at; }
+        { .reg .u32 at; mov.u32 at, tile; sub.u32 %r12, %r12, at; sub.u32 %r13, %r13, at; }
+        st.global.v4.b32 [%rd6+512], {%r10, %r11, %r12, %r13};
+        and.b32 %r10, %r0, 3;
+        ld.global.u32 %r11, numbers[%r10];
+        ldu.global.v2.u32 {%r12, %r13}, numbers[2];
+        st.local.u32 lane[%r10], %r0;
+        st.u32 lane[%r10+0], %r0;
+        ld.u32 %r10, lane[%r10];
+        st.global.v4.b32 [%rd6+1024], {%r10, %r11, %r12, %r13};
+        and.b32 %r10, %r0, 1;
+        ld.const.b32 %r10, table[%r10];
+        cvta.global.u64 %rd7, numbers[%r0+-4];
+        mov.u64 %rd8, numbers;
+        sub.u64 %rd7, %rd7, %rd8;
+        mov.b64 {%r11, %r12}, %rd7;
+        mul.lo.u32 %r13, %r0, 0x40000000;
+        cvta.const.u64 %rd7, table[%r13+1]; mov.u64 %rd8, table; cvta.const.u64 %rd8, %rd8;
+        sub.u64 %rd7, %rd7, %rd8; cvt.u32.u64 %r13, %rd7;
+        st.global.v4.b32 [%rd6+1536], {%r10, %r11, %r12, %r13};""",
     "uneven": """
         mov.u32 %r10, 24;
         cp.async.bulk.global.shared::cta.bulk_group [%rd2], [tile], %r10;""",
@@ -293,7 +328,7 @@ def ptx() -> str:
 .target sm_100a
 .address_size 64
 .const .align 8 .b32 table[2] = {33, 44};
-.global .align 4 .b32 words[4] = {50, 60, 70, 80};
+.global .align 4 .b32 words[4] = {50, 60, 70, 80}, numbers[4] = {5, 6, 7, 8};
 """
     for name, body in KERNELS.items():
         text += f""".visible .entry {name}(.param .u64 a, .param .u64 b) {{
@@ -353,6 +388,80 @@ def test_an_address_without_a_space_is_in_the_space_of_the_variable_that_it_name
 @pytest.mark.parametrize("virtual", [False, True])
 def test_each_address_of_an_asynchronous_store_may_name_a_variable(virtual: bool) -> None:
     assert ran("told_by_name", NOISE, virtual=virtual)[:8].tolist() == [3, 4, 5, 1, 0, 1, 7, 0]
+
+
+def test_elements_of_arrays() -> None:
+    """The unit is the size of the array's type, without dimensions and vectors. An index and its offset are summed in 32 bits."""
+    out = ran("elements", NOISE)[:512].reshape(4, 32, 4)
+    same, zeros = np.stack([LANES] * 3, 1), np.zeros(32, np.uint32)
+    assert (out[0] == np.c_[same, zeros + 1]).all()
+    assert (out[1] == np.c_[zeros + 12, 2 + 2 * LANES, zeros - 4, LANES]).all()
+    numbers = np.array([5, 6, 7, 8], np.uint32)
+    assert (out[2] == np.c_[LANES, numbers[LANES % 4], zeros + 7, zeros + 8]).all()
+    distance = 4 * (LANES - 4)  # not a negative number of 64 bits
+    assert (out[3] == np.c_[np.array([33, 44])[LANES % 2], distance, zeros, zeros + 4]).all()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "atom.shared.add.u32 %r1, tile[1], 3;",
+        "ld.shared.u32 %r1, [tile[2]];",
+        "ld.shared.u32 %r1, tile[%r0][1];",
+        "ld.shared.u32 %r1, bar[0];",
+        "ld.shared.u32 %r1, %rd1[0];",
+        "ld.shared.u32 %r1, tile[2.5];",
+        "ld.shared.u32 %r1, tile[%p1];",
+        "ld.shared.u32 %r1, tile[%tid.x];",
+        "add.u32 %r1, %r1, tile[2];",
+        "st.shared.u32 [tile], tile[2];",
+        "{ .reg .b32 tile; ld.shared.u32 %r1, tile[2]; }",
+    ],
+)
+def test_what_has_no_element_of_an_array(text: str, tmp_path: Path) -> None:
+    whole = f""".version 9.0
+.target sm_100a
+.address_size 64
+.visible .entry k() {{ .reg .pred %p<4>; .reg .b32 %r<9>; .reg .b64 %rd<4>; .shared .b32 tile[64]; .shared .b64 bar;
+{text} ret; }}"""
+    (tmp_path / "one.ptx").write_text(whole)
+    command = [need("ptxas"), "-arch=sm_100a", "-o", "/dev/null", tmp_path / "one.ptx"]
+    assert subprocess.run(command, capture_output=True).returncode != 0
+    with pytest.raises(TranslateFailure, match="PTX line 5"):
+        Device(whole).launch("k", 1, 1)
+
+
+def test_elements_of_parameters() -> None:
+    """Those of kernels, of functions, and of what is passed to functions. A register cannot choose any of the latter."""
+    text = """.version 9.0
+.target sm_100a
+.address_size 64
+.func (.param .b32 two[2]) both(.param .b16 four[4], .param .b32 n) {
+.reg .b32 r, i; ld.param.b32 i, [n];
+ld.param.u16 r, four[i+1]; st.param.b32 two[0], r;
+ld.param.u16 r, four[0]; st.param.b32 two[1], r; ret; }
+.visible .entry k(.param .u64 out, .param .b32 n, .param .b16 given[6]) {
+.reg .b32 %r<4>; .reg .b64 at; .reg .b16 h; ld.param.u64 at, [out]; ld.param.b32 %r0, [n];
+{ .param .b16 four[4]; .param .b32 index; .param .b32 two[2];
+ld.param.b16 h, given[1]; st.param.b16 four[0], h; ld.param.b16 h, given[2]; st.param.b16 four[1], h;
+ld.param.b16 h, given[%r0+1]; st.param.b16 four[2], h; st.param.b16 four[3], 9; st.param.b32 [index], %r0;
+call (two), both, (four, index); ld.param.b32 %r1, two[0]; ld.param.b32 %r2, two[1]; }
+st.global.v2.b32 [at], {%r1, %r2}; ret; }
+.visible .entry far(.param .u64 out, .param .b32 n, .param .b16 given[6]) {
+.reg .b32 r; .reg .b64 at; ld.param.b32 r, [n]; ld.param.u64 at, [out];
+ld.param.u16 r, given[r]; st.global.b32 [at], r; ret; }
+.visible .entry passed(.param .u64 out, .param .b32 n, .param .b16 given[6]) {
+.reg .b32 r; ld.param.b32 r, [n]; { .param .b32 p[2]; st.param.b32 p[r], 1; } ret; }"""
+    found = Device(text)
+    for n, right in ((2, [9, 11]), (1, [12, 11])):
+        out, given = Array(np.zeros(2, np.uint32)), np.array([10, 11, 12, 13, 14, 15], np.uint16)
+        given[n + 1] = 13 if n == 2 else 12
+        found.launch("k", 1, 1, out, np.uint32(n), given.tobytes())
+        assert out.host.tolist() == right
+    with pytest.raises(DeviceFault):
+        found.launch("far", 1, 1, out, np.uint32(1 << 28), bytes(12))
+    with pytest.raises(DeviceFault, match="a register as the index of a parameter"):
+        found.launch("passed", 1, 1, 0, np.uint32(0), bytes(12))
 
 
 def test_vector_registers_and_their_elements() -> None:

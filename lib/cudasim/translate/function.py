@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.carry import reads_carry
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
 from gpubpf.ptx.module import (
+    Address,
     Function,
     Group,
     Immediate,
@@ -47,6 +48,14 @@ def slots(sizes: list[int]) -> list[int]:
     for size in sizes:
         offsets.append(offsets[-1] + max(SLOT, (size + SLOT - 1) // SLOT * SLOT))
     return offsets
+
+
+def _taken(i: PtxInstruction) -> Iterator[str]:
+    """Yield the names whose addresses an instruction takes, and those of arrays whose elements it chooses with registers."""
+    for operand in i.operands:
+        if isinstance(operand, Address) and operand.base is not None and operand.index is not None:
+            yield operand.base
+    yield from (o.name for o in i.operands[1:] if i.opcode == "mov" and isinstance(o, Name))
 
 
 def kernel_parameters(function: Function) -> list[tuple[int, int, int]]:
@@ -143,24 +152,21 @@ class FunctionCode:
                 out.append((register, offset + k * width, width))
 
     def _find_address_taken(self) -> None:
-        """Put parameters whose address mov takes into local memory (PTX ISA 9.7.9.4)."""
+        """Put parameters whose address mov takes, or whose elements registers choose, into local memory (PTX ISA 9.7.9.4)."""
         byname = {p.name for p in self.function.parameters}
         for statement, scope in self.names.statements:
-            if isinstance(statement, PtxInstruction) and statement.opcode == "mov":
-                for o in statement.operands[1:]:
-                    if (
-                        isinstance(o, Name)
-                        and o.name in byname
-                        and self.names.register(scope, o.name) is None
-                    ):
-                        storage = self.names.storage(scope, o.name)
-                        if storage is not None and storage.kind == "frame":
-                            align = max(8, storage.align)
-                            self.names.local_size = (self.names.local_size + align - 1) // align * align
-                            self.values.local_parameters[storage.name] = self.names.local_size
-                            scope.storages[o.name] = storage
-                            self.names.root.storages[o.name] = storage
-                            self.names.local_size += storage.size
+            for name in _taken(statement) if isinstance(statement, PtxInstruction) else ():
+                if name not in byname or self.names.register(scope, name) is not None:
+                    continue
+                storage = self.names.storage(scope, name)
+                known = self.values.local_parameters
+                if storage is not None and storage.kind == "frame" and storage.name not in known:
+                    align = max(8, storage.align)
+                    self.names.local_size = (self.names.local_size + align - 1) // align * align
+                    known[storage.name] = self.names.local_size
+                    scope.storages[name] = storage
+                    self.names.root.storages[name] = storage
+                    self.names.local_size += storage.size
 
     # -- blocks
 

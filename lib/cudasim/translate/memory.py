@@ -93,11 +93,15 @@ def _parameter(v: Values, operand: Operand, space: str, how: str) -> str | None:
             raise PtxError(
                 f"PTX line {v.instruction.line}: Illegal to write to input parameter '{storage.name}'"
             )
-        return f"(w->params + {storage.index + operand.offset})"
+        return f"(w->params + {storage.index + operand.offset})" if operand.index is None else None
     if storage.kind == "frame" and storage.name in v.local_parameters:
+        if operand.index is not None:
+            return None
         offset = v.local_parameters[storage.name] + operand.offset
         return f"(w->local + (u64)l * w->local_stride + w->lsp[l] + local_at_ + {offset}u)"
     if storage.kind == "frame":
+        if operand.index is not None:
+            raise v.unsupported("a register as the index of a parameter of a call, or of a result")
         if not 0 <= operand.offset < max(1, storage.size):
             raise v.unsupported("an offset outside of the parameter")
         return f"(R->{storage.name}[l] + {operand.offset})"

@@ -195,6 +195,8 @@ class Values:
             return constant(immediate_bits(operand, type_name), width)
         if isinstance(operand, Not):
             return f"!{self.src(operand.operand, 'pred')}"
+        if isinstance(operand, Address) and operand.index is not None:
+            return f"({c_type(width)}){self.address(operand)}"
         if not isinstance(operand, Name):
             raise self.unsupported(f"operand {operand}")
         found = self.names.register(self.scope, operand.name)  # it may have the name of a special register
@@ -304,12 +306,16 @@ class Values:
     # -- addresses
 
     def address(self, operand: Operand) -> str:
-        """Return an address such as `[%rd1+8]` as u64 in its space. 32-bit registers wrap."""
+        """Return an address such as `[%rd1+8]` or `array[%r1]` as u64 in its space. Sums of 32 bits wrap."""
         self._based = None
         if not isinstance(operand, Address):
             raise self.unsupported(f"address {operand}")
         if operand.base is None:
             return f"{operand.offset & (1 << 64) - 1}ull"
+        if operand.index is not None:
+            index = self.src(Name(operand.index), "u32")
+            bytes_ = f"{index} * {operand.unit}u + {operand.offset & (1 << 32) - 1}u"
+            return f"(u64)({self.address_of(operand.base)} + (u32)({bytes_}))"
         found = self.names.register(self.scope, operand.base)
         if found is None:
             return f"(u64)({self.address_of(operand.base, operand.offset)})"

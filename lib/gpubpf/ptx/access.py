@@ -79,9 +79,9 @@ _SPACE_NAMES = {
     "shared::cluster": "shared",
 }
 
-# Instructions that have an address in brackets but move no data: caches, barriers, queries.
+# Instructions that have an address in brackets but move no data: caches, barriers, queries, addresses of elements of arrays.
 _NO_DATA = frozenset(
-    "applypriority createpolicy cp.async.mbarrier cp.async.bulk.prefetch discard fence mbarrier prefetch prefetchu suq "
+    "applypriority createpolicy cp.async.mbarrier cp.async.bulk.prefetch cvta discard fence mbarrier mov prefetch prefetchu suq "
     "tcgen05.commit txq".split()
 )
 # Instructions whose addresses are unknown, by the names that reports use: kind and space. Programs that need no address see them.

@@ -164,6 +164,8 @@ class _Addresses:
         raise _Leaves
 
     def _instruction(self, instruction: PtxInstruction) -> None:
+        if any(isinstance(o, Address) and o.index is not None for o in instruction.operands):
+            raise _Leaves  # it may be any element of an array: compilers do not write that
         match instruction.opcode:
             case "call":
                 self._call(instruction)

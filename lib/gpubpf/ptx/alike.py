@@ -100,7 +100,7 @@ def _key(instruction: PtxInstruction, access: Access) -> _Key | None:
     """Return what two alike accesses have in common; None for accesses that are not compared."""
     address = access.address
     plain = access.kind in ("load", "store") and access.size is None and access.rows is None
-    if not plain or address.base is None or address.coordinates:
+    if not plain or address.base is None or address.coordinates or address.index is not None:
         return None
     same = dataclasses.replace(access, address=dataclasses.replace(address, offset=0))
     return instruction.predicate, instruction.negated, same

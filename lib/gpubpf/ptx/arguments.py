@@ -32,6 +32,8 @@ def returned(instruction: PtxInstruction, name: str) -> list[tuple[int, Operands
         return []
     if len(operands) != 2 or not isinstance(operands[0], Address) or operands[0].base != name:
         return []
+    if operands[0].index is not None:
+        return []
     elements = operands[1].items if isinstance(operands[1], Vector) else operands[1:]
     size = type_size(types[-1])
     return [

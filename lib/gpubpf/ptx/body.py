@@ -695,6 +695,11 @@ class Body:
         """Return instructions that put an address or a number, zero-extended, into the 64-bit register `into`. Raises Refusal."""
         offset = 0
         match operand:
+            case Address(index=str()) if not self._is_in_table(index, operand.base or ""):
+                return [f"mov.b64 {into}, {operand};"]
+            case Address(index=str()):
+                start = f"ld.const.b64 {into}, [{TABLE}+{self.variables.offset(operand.base or '')}];"
+                return [start, self._add_element(index, operand, into)]
             case Address():
                 base, offset = operand.base, operand.offset
             case Name():
@@ -720,6 +725,16 @@ class Body:
                 ]
             start = f"mov.b64 {into}, {base};"
         return [start, f"add.s64 {into}, {into}, {offset};"] if offset else [start]
+
+    def _add_element(self, index: int, operand: Address, to: str) -> str:
+        """Return instructions that add the distance of an array's element to the array's address in a register (see `Address`)."""
+        width = 8 * type_size(self._type(index, operand.index or "") or "b32")
+        number = "%gpubpf_0number"
+        lines = ["{", f".reg .b32 {number};", f".reg .b64 {number}64;"]
+        lines.append(f"cvt.u32.u{width} {number}, {operand.index};")
+        lines.append(f"mad.lo.u32 {number}, {number}, {operand.unit}, {operand.offset & (1 << 32) - 1};")
+        lines += [f"cvt.u64.u32 {number}64, {number};", f"add.s64 {to}, {to}, {number}64;", "}"]
+        return "\n".join(lines)
 
     def _declaration(self, index: int, name: str) -> Variable | None:
         """Return the declaration that a name means at statement `index`; None if it is not in this body."""
@@ -881,6 +896,10 @@ class Body:
                 base = operand.base
                 if base is not None and self._is_in_table(index, base):
                     base = self._load_address(base, loads)
+                    if operand.index is not None:
+                        loads.append(text(self._add_element(index, operand, base)))
+                        is_value = self.flow.instruction(index).opcode in ("mov", "cvta")
+                        return Name(base) if is_value else Address(base)
                 return dataclasses.replace(operand, base=base, coordinates=coordinates)
             case Vector():
                 return Vector(tuple(self._operand(index, o, loads) for o in operand.items))

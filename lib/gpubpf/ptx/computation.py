@@ -70,6 +70,8 @@ def computation(instruction: PtxInstruction) -> Computation | None:
     opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
     if opcode in OF_IMAGES:
         return _of_image(instruction)
+    if opcode in ("mov", "cvta"):
+        operands = tuple(map(_without_array, operands))
     if opcode in _WITHOUT_RESULT or not operands or any(isinstance(o, Address | Group) for o in operands):
         return None
     first = _used(operands[0])
@@ -88,6 +90,11 @@ def computation(instruction: PtxInstruction) -> Computation | None:
         tuple(_elements(o) for o in operands[1:]),
         _OPERATIONS.get(opcode, "") if kind in _FLOATS else "",
     )
+
+
+def _without_array(operand: Operand) -> Operand:
+    """Return the register that chooses an element of an array, instead of the element; any other operand as it is."""
+    return Name(operand.index) if isinstance(operand, Address) and operand.index is not None else operand
 
 
 def _of_image(instruction: PtxInstruction) -> Computation | None:

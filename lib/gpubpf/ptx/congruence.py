@@ -71,7 +71,7 @@ def _of_result(writer: PtxInstruction, known: dict[str, int], parameters: Collec
     """Return how many lower bits of an instruction's result are the same in all lanes."""
     opcode, modifiers, operands = writer.opcode, writer.modifiers, writer.operands[1:]
     if opcode == "ld" and "param" in modifiers and isinstance(operands[0], Address):
-        return UNIFORM if operands[0].base in parameters else 0
+        return UNIFORM if operands[0].base in parameters and operands[0].index is None else 0
     if not modifiers or modifiers[-1] not in _INTEGERS or {"cc", "sat"} & {*modifiers}:
         return 0
     inputs = [_of_input(operand, known) for operand in operands]

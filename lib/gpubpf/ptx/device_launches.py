@@ -77,7 +77,7 @@ def kernels_passed(
                 case PtxInstruction(
                     opcode="ld",
                     modifiers=("param", "b64" | "u64" | "s64"),
-                    operands=(Name(), Address(base=str(base), offset=0)),
+                    operands=(Name(), Address(base=str(base), offset=0, index=None)),
                 ) if base in numbers:
                     found.add(Parameter(function.name, numbers[base]))
                 case _:

@@ -389,8 +389,7 @@ def find_names(operands: Iterable[Operand]) -> Iterator[str]:
             case Not():
                 yield operand.operand.name
             case Address():
-                if operand.base is not None:
-                    yield operand.base
+                yield from (name for name in (operand.base, operand.index) if name is not None)
                 yield from find_names(operand.coordinates)
             case Vector() | Group():
                 yield from find_names(operand.items)

@@ -101,14 +101,25 @@ class Immediate:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`[base+offset]`, `[a].unified`. `base` is None for an absolute address. `coordinates`: as in `[tensor, {%r1, %r2}]`."""
+    """`[base+offset]`, `[a].unified`, `array[%r1+2]`, which has no brackets around it (PTX ISA 6.4.2).
+
+    base         a register or variable; None for an absolute address
+    offset       in bytes
+    coordinates  as in `[tensor, {%r1, %r2}]`
+    index        a register: the number of an element of the array `base`, which is added to `offset` in elements
+    unit         bytes of an element. The sum of index and offset is taken as an unsigned number of 32 bits, as ptxas takes it.
+    """
 
     base: str | None
     offset: int = 0
     coordinates: tuple[Operand, ...] = ()
     unified: bool = False
+    index: str | None = None
+    unit: int = 1
 
     def __str__(self) -> str:
+        if self.index is not None:
+            return f"{self.base}[{Name(self.index, self.offset // self.unit)}]"
         inside = self.base if self.base is not None else str(self.offset)
         if self.base is not None and self.offset:
             inside += f"+{self.offset}"  # `[a+-4]`: ptxas does not accept `[a-4]`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ from .module import (
     Statement,
     Variable,
     Vector,
+    type_size,
 )
 from .tokens import Lexer, Token, parse_integer, parse_size, strip_comments
 
@@ -40,6 +42,8 @@ _LINKAGE = {"visible", "extern", "weak", "common"}
 _LINE_DIRECTIVES = {"loc", "file"}  # end at the end of the line, not at `;`
 _NEGATED = re.compile(r"!\s*(?!WARP_SZ\b)[%A-Za-z_$]")  # `!%p1`; `!0` is a constant expression
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
+# Instructions with an operand that may be an element of an array, and the number of that operand.
+_INDEXING = {"ld": 1, "ldu": 1, "st": 0, "mov": 1, "cvta": 1}
 _DEEPEST = 16  # maximum nesting of braces or parentheses in an operand or initializer
 # The rest of a list of decimal and octal numbers.
 _NUMBERS = re.compile(r"\s*+[0-9]++(?:\s*+,\s*+[0-9]++)*+\s*+\}")
@@ -53,7 +57,7 @@ def parse(text: str | bytes) -> Module:
     if isinstance(text, bytes):
         text = text.rstrip(b"\0").decode("utf-8", "replace")
     lexer = Lexer(strip_comments(text.rstrip("\0")))
-    operands: dict[str, Operand] = {}  # of the bodies
+    known = _Known({}, ChainMap())
     version: tuple[int, int] | None = None
     target: tuple[str, ...] = ()
     address_size = 64
@@ -78,7 +82,9 @@ def parse(text: str | bytes) -> Module:
         elif token.text == ";" or token.kind == "mark":
             lexer.next()
         elif token.kind == "dotted":
-            items.extend(_item(lexer, operands))
+            found = tuple(_item(lexer, known))
+            known.declare(found)
+            items.extend(found)
         else:
             raise PtxError(f"PTX line {token.line}: unexpected {token.text!r} outside of a function")
     if version is None or not target:
@@ -86,7 +92,33 @@ def parse(text: str | bytes) -> Module:
     return Module(version, target, address_size, tuple(items))
 
 
-def _item(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Item]:
+@dataclass(frozen=True)
+class _Known:
+    """What functions share: operands that were parsed before, by their text, and bytes of an element of each variable's array.
+
+    The bytes are 0 for what is not an array.
+    """
+
+    operands: dict[str, Operand]
+    units: ChainMap[str, int]
+
+    def declare(self, items: Iterable[Item]) -> None:
+        for item in items:
+            if isinstance(item, Variable):
+                self.units[item.name] = type_size(item.type) if item.dimensions else 0
+
+    def inside(self, items: Iterable[Item] = ()) -> _Known:
+        """Return what a block knows, at whose beginning `items` are declared."""
+        found = _Known(self.operands, self.units.new_child())
+        found.declare(items)
+        return found
+
+    def outside(self) -> _Known:
+        """Return what the block around this one knows."""
+        return _Known(self.operands, self.units.parents)
+
+
+def _item(lexer: Lexer, known: _Known) -> Iterator[Item]:
     linkage: list[str] = []
     while (token := lexer.peek()) is not None and token.text[1:] in _LINKAGE:
         linkage.append(lexer.next().text[1:])
@@ -94,7 +126,7 @@ def _item(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Item]:
         raise PtxError("PTX ends after a linkage directive")
     name = token.text[1:]
     if name in ("entry", "func"):
-        yield _function(lexer, tuple(linkage), operands)
+        yield _function(lexer, tuple(linkage), known)
     elif name in _SPACES:
         yield from _variables(lexer, tuple(linkage))
     elif linkage:
@@ -128,22 +160,19 @@ def _directive(lexer: Lexer) -> Directive:
 
 @dataclass(frozen=True)
 class _UnparsedBody:
-    """A function's body: `text` from `start` to `end`. It begins at line `line`.
-
-    `operands` has operands that were parsed before, by their text. All functions of a module share it.
-    """
+    """A function's body: `text` from `start` to `end`. It begins at line `line`."""
 
     text: str
     start: int
     end: int
     line: int
-    operands: dict[str, Operand] = field(repr=False, compare=False)
+    known: _Known = field(repr=False, compare=False)
 
     def mentions(self, name: str) -> bool:
         return self.text.find(name, self.start, self.end) >= 0
 
     def parse(self) -> tuple[Statement, ...]:
-        return tuple(_statements(Lexer(self.text, self.start, self.end, self.line), self.operands))
+        return tuple(_statements(Lexer(self.text, self.start, self.end, self.line), self.known))
 
 
 def only_bodies_of(text: str, module: Module, kernels: Collection[str]) -> str:
@@ -159,7 +188,7 @@ def only_bodies_of(text: str, module: Module, kernels: Collection[str]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _function(lexer: Lexer, linkage: tuple[str, ...], operands: dict[str, Operand]) -> Function:
+def _function(lexer: Lexer, linkage: tuple[str, ...], known: _Known) -> Function:
     kind = lexer.next()
     directives: list[Directive] = []
     while (token := lexer.peek()) is not None and token.kind == "dotted":  # .attribute(.unified(…))
@@ -181,7 +210,7 @@ def _function(lexer: Lexer, linkage: tuple[str, ...], operands: dict[str, Operan
             raise PtxError(f"PTX line {name.line}: {name.text} has no end")
         if token.text == "{":
             start, end, line = lexer.skip_braces()
-            unparsed = _UnparsedBody(lexer.text, start, end, line, operands)
+            unparsed = _UnparsedBody(lexer.text, start, end, line, known.inside((*parameters, *returns)))
             break
         if lexer.accept(";"):
             # A `;` ends a declaration, but also a .pragma before the body.
@@ -457,27 +486,30 @@ def _pieces(words: str) -> list[str]:
     return [*found, *inside]
 
 
-def _statements(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Statement]:
+def _statements(lexer: Lexer, known: _Known) -> Iterator[Statement]:
     """Parse the statements of a function body. Raises PtxError."""
     while True:
-        yield from _common(lexer, operands)
+        yield from _common(lexer, known.operands)
         token = lexer.peek()
         if token is None:
             return
         if token.text == "{":
             lexer.next()
+            known = known.inside()
             yield Open(token.line)
         elif token.text == "}":
             lexer.next()
+            known = known.outside()
             yield Close(token.line)
         elif token.text == ";":
             lexer.next()
         elif token.kind == "dotted":
             name = token.text[1:]
             if name in _SPACES or name in _LINKAGE:
-                for item in _item(lexer, operands):
+                for item in _item(lexer, known):
                     if not isinstance(item, Variable):
                         raise PtxError(f"PTX line {token.line}: .{name} inside of a function")
+                    known.declare([item])
                     yield item
             elif name in _LINE_DIRECTIVES:
                 lexer.next()
@@ -495,17 +527,19 @@ def _statements(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Statemen
             if lexer.accept(":"):
                 yield Label(first.text, first.line)
             else:
-                yield _instruction(lexer, first, None, False)
+                yield _instruction(lexer, first, None, False, known)
         elif token.text == "@":
             lexer.next()
             negated = lexer.accept("!")
             guard = lexer.next()
-            yield _instruction(lexer, lexer.next(), guard.text, negated)
+            yield _instruction(lexer, lexer.next(), guard.text, negated, known)
         else:
             raise PtxError(f"PTX line {token.line}: unexpected {token.text!r}")
 
 
-def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: bool) -> PtxInstruction:
+def _instruction(
+    lexer: Lexer, first: Token, predicate: str | None, negated: bool, known: _Known
+) -> PtxInstruction:
     opcode, _, component = first.text.partition(".")  # in `set.r…`, the lexer may see a component
     modifiers = [component] if component else []
     while (token := lexer.peek()) is not None and token.kind == "dotted":
@@ -514,8 +548,30 @@ def _instruction(lexer: Lexer, first: Token, predicate: str | None, negated: boo
     while not lexer.accept(";"):
         if operands:
             lexer.expect(",")
-        operands.append(_operand(lexer, of_call=opcode == "call"))
+        found = _operand(lexer, of_call=opcode == "call")
+        if isinstance(found, Name) and _INDEXING.get(opcode) == len(operands) and lexer.accept("["):
+            found = _element(lexer, found, known, opcode in ("mov", "cvta"))
+        operands.append(found)
     return PtxInstruction(opcode, tuple(modifiers), tuple(operands), predicate, negated, first.line)
+
+
+def _element(lexer: Lexer, array: Name, known: _Known, of_value: bool) -> Operand:
+    """Parse the rest of `array[2]`, `array[%r1]` or `array[%r1+2]`. `of_value`: the operand is the address itself, for mov or cvta."""
+    unit = known.units.get(array.name, 0)
+    if not unit or array.offset:
+        raise PtxError(f"PTX line {lexer.line}: Array indexing on non-array")
+    token = lexer.peek()
+    chosen = token is not None and token.kind == "name" and token.text != "WARP_SZ"
+    index = _symbol(lexer) if chosen else integer(lexer)
+    lexer.expect("]")
+    if isinstance(index, Name):
+        if "." in index.name:
+            raise PtxError(
+                f"PTX line {lexer.line}: {index.name} is not an index: only a whole register can be one"
+            )
+        return Address(array.name, index.offset * unit, index=index.name, unit=unit)
+    offset = index * unit
+    return Name(array.name, offset) if of_value else Address(array.name, offset)
 
 
 def _operand(lexer: Lexer, depth: int = 0, of_call: bool = False) -> Operand:

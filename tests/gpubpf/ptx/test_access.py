@@ -24,6 +24,13 @@ ld.shared.u8 %h1, [%r1+-1]; = load shared 1 [%r1+-1]
 ld.shared::cta.s16 %h1, [tile+2]; = load shared 2 [tile+2]
 ld.local.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1]; = load local 16 [%rd1]
 ld.const.v2.f32 {%f1, %f2}, [table+8]; = load const 8 [table+8]
+ld.shared.v2.u32 {%r1, %r2}, pairs[3]; = load shared 8 [pairs+12]
+ld.u32 %r1, pairs[%r2]; = load generic 4 pairs[%r2]
+ldu.global.f32 %f1, floats[%rd1+2]; = load global 4 floats[%rd1+2]
+st.shared.u16 pairs[%h1+-1], %h2; = store shared 2 pairs[%h1+-1]
+mov.u32 %r1, pairs[%r2]; =
+mov.u64 %rd1, floats[4]; =
+cvta.shared.u64 %rd1, pairs[%r2]; =
 ld.param.u64 %rd1, [a]; =
 ld.param::entry.u64 %rd1, [a]; =
 ld.global.v2.u8 {%h1, %h2}, [%rd1]; = load global 2 [%rd1]
@@ -246,6 +253,7 @@ def module(sm: str, instructions: str) -> str:
 .global .texref picture;
 .global .surfref surface;
 .const .align 8 .b8 table[64];
+.global .f32 floats[64];
 .visible .entry k(.param .u64 a) {{
 .reg .pred %p<4>;
 .reg .b16 %h<9>;
@@ -255,6 +263,7 @@ def module(sm: str, instructions: str) -> str:
 .reg .f64 %fd<9>;
 {".reg .b128 %q<4>;" if sm not in ("sm_75", "sm_80") else ""}
 .shared .align 128 .b8 tile[1024];
+.shared .v2 .u32 pairs[8];
 {instructions}
 ret;
 }}

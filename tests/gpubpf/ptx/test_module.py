@@ -105,6 +105,23 @@ def test_instruction(text, expected):
     assert one(str(expected)) == expected
 
 
+def test_elements_of_arrays():
+    """Constant indices become offsets in bytes; the innermost declaration of a name says what it is."""
+    text = """.shared .v2 .u32 a[4][4]; .reg .b32 i;
+        ld.shared.u32 i, a[2]; st.shared.u32 a[-1], i; mov.u32 i, a[1+1];
+        ld.shared.u32 i, a[i+3]; mov.u32 i, a [ i ] ;
+        { .local .b16 a[2]; ldu.u16 i, a[i+-1]; } cvta.shared.u64 i, a[i];"""
+    operands = [s.operands for s in body_of(text) if isinstance(s, PtxInstruction)]
+    assert [o for both in operands for o in both if o != Name("i")] == [
+        Address("a", 8), Address("a", -4), Name("a", 8),
+        Address("a", 12, index="i", unit=4), Address("a", 0, index="i", unit=4),
+        Address("a", -2, index="i", unit=2), Address("a", 0, index="i", unit=4),
+    ]  # fmt: skip
+    again = body_of("\n".join(map(str, body_of(text))))
+    assert [s.operands for s in again if isinstance(s, PtxInstruction)] == operands
+    assert [str(o[1]) for o in operands[3:6]] == ["a[i+3]", "a[i]", "a[i+-1]"]
+
+
 def test_statements_of_a_body():
     statements = body_of(
         """

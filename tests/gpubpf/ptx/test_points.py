@@ -104,6 +104,72 @@ def test_an_access_without_a_space_that_names_a_variable(form: str) -> None:
     assert (atomic, through_register) == (table + 16, table + 4)
 
 
+ELEMENTS = f"""{HEAD}
+.global .align 16 .b32 table[64];
+.const .b16 fixed[32] = {{{", ".join(str(3 * n) for n in range(32))}}};
+.shared .v2 .b32 cells[32];
+.visible .entry k(.param .u64 p) {{
+    .reg .b32 %r<20>; .reg .b16 %h; .reg .b64 %rd<9>; .local .b64 mine[4]; .reg .pred %p;
+    ld.param.u64 %rd1, [p]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.u64 %rd1, %rd1, %rd2;
+    cvt.u16.u32 %h, %r1; setp.lt.u32 %p, %r1, 4; cvt.u64.u32 %rd3, %r1;
+    st.u32 cells[%h+1], %r1;
+    @%p st.local.u64 mine[%r1], %rd2;
+    ld.const.u16 %r2, fixed[%rd3+2];
+    st.global.u32 table[%r1], %r2;
+    ld.global.u32 %r1, table[%r1+0];
+    mov.u64 %rd4, table[%h+3];
+    cvta.const.u64 %rd5, fixed[%r2];
+    sub.u64 %rd4, %rd4, %rd5;
+    st.global.u32 [%rd1], %r1;
+    ret;
+}}"""
+
+
+def test_elements_of_arrays(form: str) -> None:
+    """An index is added in elements: to variables that stay in the kernel, and to addresses from the table of variables."""
+    run = Run(ELEMENTS, [Placement(log("access"), "access")])
+    out = Array(np.zeros(8, np.uint32))
+    run("k", 8, out)
+    assert out.host.tolist() == [3 * (t + 2) for t in range(8)]
+    table, fixed = (run.variables[name].ctypes.data for name in ("table", "fixed"))
+    sites = [site for _, site in sorted(run.sites("k").items())]
+    assert [(s.space, s.kind) for s in sites] == [
+        ("shared", "store"), ("local", "store"), ("const", "load"),
+        ("global", "store"), ("global", "load"), ("global", "store"),
+    ]  # fmt: skip
+    addresses = {n: [r[2] for r in run.records(7) if r[1] == n] for n in range(6)}
+    cells, mine = addresses[0][0], addresses[1][0]
+    assert addresses == {
+        0: [cells + 4 * t for t in range(8)],
+        1: [mine + 8 * t for t in range(4)],
+        2: [fixed + 2 * (t + 2) for t in range(8)],
+        3: [table + 4 * t for t in range(8)],
+        4: [table + 4 * t for t in range(8)],
+        5: [out.address + 4 * t for t in range(8)],
+    }
+
+
+def test_values_at_elements_of_arrays(form: str, tmp_path: Path) -> None:
+    """A load may overwrite its index. An instruction that takes an element's address reads the index alone."""
+    of_value = Placement(log("value", "log", "site", "address", "low"), "value")
+    of_result = log("instruction", "results", "site", "low", "operand0", "operands")
+    run = Run(ELEMENTS, [of_value, Placement(of_result, "instruction", opcodes=("mov.u64", "cvta"))])
+    assembled(run.injected.text, "sm_80", tmp_path)
+    run("k", 8, Array(np.zeros(8, np.uint32)))
+    table, fixed = (run.variables[name].ctypes.data for name in ("table", "fixed"))
+    sites = {n: site for n, site in run.sites("k").items() if site.point == "value"}
+    (load,) = (n for n, site in sites.items() if site.space == "global" and site.kind == "load")
+    loaded = [r[2:] for r in run.records(3) if r[1] == load]
+    assert loaded == [(table + 4 * t, 3 * (t + 2)) for t in range(8)]
+    results: dict[str, list[tuple[int, ...]]] = {opcode: [] for opcode in ("mov.u64", "cvta.const.u64")}
+    for record in run.records(4, "results"):
+        results[run.sites("k")[record[1]].opcode].append(record[2:])
+    assert results == {
+        "mov.u64": [(table + 4 * (t + 3), t, 1) for t in range(8)],
+        "cvta.const.u64": [(fixed + 2 * (3 * (t + 2)), 3 * (t + 2), 1) for t in range(8)],
+    }
+
+
 def by_text(text: str, sites: dict[int, Site]) -> dict[str, list[int]]:
     lines = text.splitlines()
     found: dict[str, list[int]] = {}
