@@ -482,35 +482,104 @@ def _bits(form: Form, flags: set[str]) -> Reference:
     return operations[form.opcode]
 
 
-@computes("dp4a", "dp2a", "vabsdiff2", "vabsdiff4")
+@computes("dp4a", "dp2a")
 def _dot(form: Form, flags: set[str]) -> Reference:
     def part(x: int, at: int, w: int, t: str) -> int:
         return signed(x >> at, w) if t == "s32" else x >> at & (1 << w) - 1
 
-    ta, tb = (
-        (m for m in form.modifiers[:3] if m in ("u32", "s32"))
-        if "vabsdiff" not in form.opcode
-        else ("u32", "u32")
-    )
+    ta, tb = (m for m in form.modifiers[:3] if m in ("u32", "s32"))
     if form.opcode == "dp4a":
         return lambda a, b, c: sum(part(a, 8 * k, 8, ta) * part(b, 8 * k, 8, tb) for k in range(4)) + c & M32
-    if form.opcode == "dp2a":
-        high = 16 * ("hi" in flags)
-        return lambda a, b, c: (
-            sum(part(a, 16 * k, 16, ta) * part(b, high + 8 * k, 8, tb) for k in range(2)) + c & M32
-        )
-    w = 32 // int(form.opcode[-1])
-
-    def differences(a: int, b: int, c: int) -> int:
-        parts = [abs(part(a, at, w, "u32") - part(b, at, w, "u32")) for at in range(0, 32, w)]
-        return sum(parts) + c & M32 if "add" in flags else sum(x << w * k for k, x in enumerate(parts))
-
-    return differences
+    high = 16 * ("hi" in flags)
+    return lambda a, b, c: (
+        sum(part(a, 16 * k, 16, ta) * part(b, high + 8 * k, 8, tb) for k in range(2)) + c & M32
+    )
 
 
 @computes("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vshl", "vshr", "vset")
 def _video(form: Form, flags: set[str]) -> Reference:
     return video(form.name, ("", "", ""))
+
+
+@computes("vmad")
+def _vmad(form: Form, flags: set[str]) -> Reference:
+    return multiplied(form.name, ("", ""), ("", "", ""))
+
+
+@computes(*(f"{name}{n}" for name in "vabsdiff vadd vsub vavrg vmin vmax vset".split() for n in (2, 4)))
+def _simd(form: Form, flags: set[str]) -> Reference:
+    return parallel(form.name, ("", "", ""))
+
+
+def chosen(x: int, part: str, t: str) -> int:
+    """Return the part of a word that a selector such as "b1" names, with or without sign."""
+    width = {"": 32, "b": 8, "h": 16}[part[:1]]
+    bits_ = x >> int(part[1:] or 0) * width & (1 << width) - 1
+    return signed(bits_, width) if t == "s32" else bits_
+
+
+def multiplied(name: str, parts: Sequence[str], signs: Sequence[str]) -> Reference:
+    """Return what vmad gives (PTX ISA 9.7.17.1.5). `parts`: of the sources; `signs`: "-" for each of the three that is negated."""
+    _, _, ta, tb, *flags = name.split(".")
+    product, third = signs[0] != signs[1], bool(signs[2])
+    signed_final = "s32" in (ta, tb) or product or third
+
+    def operation(a: int, b: int, c: int) -> int:
+        made = chosen(a, parts[0], ta) * chosen(b, parts[1], tb)
+        if third:
+            c = ~c & M32
+        if product:
+            made = ~made
+        made += (signed(c, 32) if signed_final else c) + (product or third or "po" in flags)
+        made >>= 7 if "shr7" in flags else 15 if "shr15" in flags else 0
+        return clamped(made, "s32" if signed_final else "u32") if "sat" in flags else made & M32
+
+    return operation
+
+
+def parallel(name: str, selectors: Sequence[str]) -> Reference:
+    """Return what a SIMD video instruction gives (PTX ISA 9.7.17.2).
+
+    `selectors`: of the destination, as "h1", and of the two sources, as "h30"; "" for the default.
+    """
+    opcode, *modifiers = name.split(".")
+    count = int(opcode[-1])
+    width, letter = 32 // count, "bh"[count == 2]
+    result, ta, tb = ["u32", *modifiers[:2]] if opcode.startswith("vset") else modifiers[:3]
+    defaults = [
+        letter + "".join(map(str, reversed(r))) for r in (range(count), range(count), range(count, 2 * count))
+    ]
+    mask, of_a, of_b = (
+        [int(digit) for digit in (given or default)[:0:-1]]
+        for given, default in zip(selectors, defaults, strict=True)
+    )
+
+    def operation(a: int, b: int, c: int) -> int:
+        both = b << 32 | a
+        total = c if "add" in modifiers else 0
+        for k in range(count):
+            x, y = (
+                chosen(both >> width * place[k], f"{letter}0", t) for place, t in ((of_a, ta), (of_b, tb))
+            )
+            made = {
+                "vadd": lambda x, y: x + y,
+                "vsub": lambda x, y: x - y,
+                "vavrg": lambda x, y: x + y + 1 >> 1 if x + y >= 0 else x + y >> 1,
+                "vabsdiff": lambda x, y: abs(x - y),
+                "vmin": min,
+                "vmax": max,
+                "vset": lambda x, y: related(modifiers[2], Fraction(x), Fraction(y)),
+            }[opcode[:-1]](x, y)
+            if "sat" in modifiers:
+                made = clamped(made, f"{result[0]}{width}")
+            if "add" in modifiers:
+                total += made if k in mask else 0
+            else:
+                part = int(made) if k in mask else c >> width * k
+                total |= (part & (1 << width) - 1) << width * k
+        return total & M32
+
+    return operation
 
 
 def video(name: str, parts: Sequence[str]) -> Reference:
@@ -520,13 +589,8 @@ def video(name: str, parts: Sequence[str]) -> Reference:
     kinds = modifiers[:2]
     second = next((m for m in modifiers[2:] if m in ("add", "min", "max")), None)
 
-    def extended(x: int, part: str, t: str) -> int:
-        width = {"": 32, "b": 8, "h": 16}[part[:1]]
-        chosen = x >> int(part[1:] or 0) * width & (1 << width) - 1
-        return signed(chosen, width) if t == "s32" else chosen
-
     def operation(a: int, b: int, c: int = 0) -> int | None:
-        x, y = extended(a, parts[1], kinds[0]), extended(b, parts[2], kinds[1])
+        x, y = chosen(a, parts[1], kinds[0]), chosen(b, parts[2], kinds[1])
         if opcode in ("vshl", "vshr"):
             y = min(y, 32) if "clamp" in modifiers else y % 32
         made = {
@@ -543,7 +607,7 @@ def video(name: str, parts: Sequence[str]) -> Reference:
         low, high = (-(1 << width - 1), (1 << width - 1) - 1) if result == "s32" else (0, (1 << width) - 1)
         if "sat" in modifiers:
             made = min(max(made, low), high)
-        third = extended(c, "", result)
+        third = chosen(c, "", result)
         if second == "add":
             made += third
         elif second is not None:

@@ -512,15 +512,6 @@ INL u32 dp2a(u32 a, u32 b, u32 c, int sa, int sb, int hi) {
     }
     return c;
 }
-INL u32 vabsdiff(u32 a, u32 b, u32 c, u32 width, int add) {
-    u32 r = 0;
-    for (u32 at = 0; at < 32; at += width) {
-        const u32 most = (1u << width) - 1, x = a >> at & most, y = b >> at & most, d = x < y ? y - x : x - y;
-        if (add) c += d;
-        else r |= d << at;
-    }
-    return add ? c : r;
-}
 
 /* ---- f32, f64 */
 INL u32 ftz(u32 a) { return a & 0x7f800000u ? a : a & 0x80000000u; }

@@ -481,17 +481,6 @@ def lop3(v: Values, i: PtxInstruction) -> str:
     return v.dst(destination, "b32", value)
 
 
-@emits("vabsdiff2", "vabsdiff4")
-def absolute_differences(v: Values, i: PtxInstruction) -> str:
-    """Translate the forms that CUDA's SIMD intrinsics use: unsigned, all parts, with or without their sum."""
-    if i.modifiers[:3] != ("u32",) * 3 or i.modifiers[3:] not in ((), ("add",)):
-        raise v.unsupported()
-    a, b, c = (v.src(o, "b32") for o in i.operands[1:4])
-    return v.dst(
-        i.operands[0], "b32", f"vabsdiff({a}, {b}, {c}, {32 // int(i.opcode[-1])}, {len(i.modifiers) - 3})"
-    )
-
-
 @emits("dp4a")
 def dp4a(v: Values, i: PtxInstruction) -> str:
     ta, tb = i.modifiers[-2:]
@@ -565,9 +554,9 @@ def testp(v: Values, i: PtxInstruction) -> str:
 
 # --- comparison and selection -----------------------------------------------------------------------
 
-_RELATION = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+RELATION = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
-_COMPARISONS = set(_RELATION) | set(_UNSIGNED) | {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
+_COMPARISONS = set(RELATION) | set(_UNSIGNED) | {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
 
 
 def compare(v: Values, i: PtxInstruction, operator: str, a: str, b: str, t: str) -> str:
@@ -588,18 +577,18 @@ def compare(v: Values, i: PtxInstruction, operator: str, a: str, b: str, t: str)
             return f"(!{unordered} && {x} != {y})"
         if operator == "neu":
             return f"({x} != {y})"
-        if operator in _RELATION:
-            return f"({x} {_RELATION[operator]} {y})"
-        if operator.endswith("u") and operator[:2] in _RELATION:
-            return f"({unordered} || {x} {_RELATION[operator[:2]]} {y})"
+        if operator in RELATION:
+            return f"({x} {RELATION[operator]} {y})"
+        if operator.endswith("u") and operator[:2] in RELATION:
+            return f"({unordered} || {x} {RELATION[operator[:2]]} {y})"
         raise v.unsupported(operator)
     w = width_bits(t)
     if operator in _UNSIGNED:
         return f"((u{w})({a}) {_UNSIGNED[operator]} (u{w})({b}))"
-    if operator not in _RELATION:
+    if operator not in RELATION:
         raise v.unsupported(operator)
     cast = f"(s{w})" if t in SIGNED else f"(u{w})"
-    return f"({cast}({a}) {_RELATION[operator]} {cast}({b}))"
+    return f"({cast}({a}) {RELATION[operator]} {cast}({b}))"
 
 
 def comparison_operator(v: Values, i: PtxInstruction) -> str:

@@ -39,20 +39,23 @@ def numbered(name: str) -> tuple[str, int]:
 class Name:
     """A register (`%tid.x` includes the component, `%r1.b2` the byte), variable, function or label.
 
-    offset   as in `table+8`, in bytes
+    offset    as in `table+8`, in bytes
+    negative  as in `-%r1`, of vmad
     """
 
     name: str
     offset: int = 0
+    negative: bool = False
 
     @property
     def whole(self) -> str:
-        """The name without the byte or half-word that a scalar video instruction chooses: `%r1` of `%r1.b2`."""
-        return self.name[:-3] if self.name[-3:-1] in (".b", ".h") else self.name
+        """The name without the bytes or half-words that a video instruction chooses: `%r1` of `%r1.b2` and `%r1.h10`."""
+        base, _, selector = self.name.rpartition(".")
+        return base if base and len(selector) > 1 and selector[0] in "bh" else self.name
 
     def __str__(self) -> str:
         # A negative offset gives `a+-4`: ptxas does not accept `a-4`.
-        return f"{self.name}+{self.offset}" if self.offset else self.name
+        return f"{'-' * self.negative}{self.name}{f'+{self.offset}' if self.offset else ''}"
 
 
 @dataclass(frozen=True, slots=True)

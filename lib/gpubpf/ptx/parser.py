@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpubpf.errors import PtxError
 
@@ -41,6 +41,7 @@ _SPACES = {"reg", "local", "shared", "global", "const", "param", "tex", "sreg"}
 _LINKAGE = {"visible", "extern", "weak", "common"}
 _LINE_DIRECTIVES = {"loc", "file"}  # end at the end of the line, not at `;`
 _NEGATED = re.compile(r"!\s*(?!WARP_SZ\b)[%A-Za-z_$]")  # `!%p1`; `!0` is a constant expression
+_MINUS = re.compile(r"-\s*(?!WARP_SZ\b)[%A-Za-z_$]")  # `-%r1`, of vmad
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
 # Instructions with an operand that may be an element of an array, and the number of that operand.
 _INDEXING = {"ld": 1, "ldu": 1, "st": 0, "mov": 1, "cvta": 1}
@@ -423,7 +424,7 @@ def _symbol(lexer: Lexer) -> Name:
 _COMMON = re.compile(
     r"""\s*+(?:
         (?:@(?P<not>!?)(?P<guard>%[A-Za-z_]\w*)[ \t]+)?
-        (?P<opcode>[a-z]\w*+(?!\.(?:[xyzwrgba]|[bh][0-3])::)(?:\.[A-Za-z0-9_]\w*+(?:::\w++)*)*)
+        (?P<opcode>[a-z]\w*+(?!\.(?:[xyzwrgba]|b[0-7]{1,4}|h[0-3]{1,2})::)(?:\.[A-Za-z0-9_]\w*+(?:::\w++)*)*)
         (?:\s++(?P<operands>[^;"(@/:]*+))?;
       | \.loc[ \t]+(?P<loc>[^\n\s][^\n]*+)
       | (?P<label>[A-Za-z_$][\w$]*+):
@@ -548,11 +549,20 @@ def _instruction(
     while not lexer.accept(";"):
         if operands:
             lexer.expect(",")
-        found = _operand(lexer, of_call=opcode == "call")
+        if opcode == "vmad" and operands and _accept_minus(lexer):
+            found: Operand = replace(_symbol(lexer), negative=True)
+        else:
+            found = _operand(lexer, of_call=opcode == "call")
         if isinstance(found, Name) and _INDEXING.get(opcode) == len(operands) and lexer.accept("["):
             found = _element(lexer, found, known, opcode in ("mov", "cvta"))
         operands.append(found)
     return PtxInstruction(opcode, tuple(modifiers), tuple(operands), predicate, negated, first.line)
+
+
+def _accept_minus(lexer: Lexer) -> bool:
+    """Take a minus that precedes a name, and return whether there was one."""
+    token = lexer.peek()
+    return token is not None and _MINUS.match(lexer.text, token.start) is not None and lexer.accept("-")
 
 
 def _element(lexer: Lexer, array: Name, known: _Known, of_value: bool) -> Operand:

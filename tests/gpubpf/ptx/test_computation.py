@@ -53,6 +53,9 @@ def parsed(text: str) -> PtxInstruction:
         ("cvt.rn.f16x2.e2m1x2 %r1, %h1;", "f16", "b8", "%r1", "%h1", "cvt"),
         ("cvt.rzi.s32.f32 %r1, %f1;", "s32", "f32", "%r1", "%f1", ""),
         ("setp.lt.and.f32 %p1|%p2, %f1, %f2, !%p3;", "pred", "f32", "%p1", "%f1, %f2, !%p3", ""),
+        ("vmad.u32.s32.u32.sat.shr7 %r1, -%r2.h0, %r3.b3, %r4;", "u32", "s32", "%r1", "%r2, %r3, %r4", ""),
+        ("vadd4.s32.u32.u32.sat %r1.b320, %r2.b7001, %r3, %r4;", "s32", "u32", "%r1", "%r2, %r3, %r4", ""),
+        ("vset2.u32.u32.ne.add %r1.h1, %r2.h30, %r2, %r4;", "u32", "u32", "%r1", "%r2, %r2, %r4", ""),
         ("setp.lt.s32 _|%p2, %r1, 5;", "pred", "s32", "%p2", "%r1, 5", ""),
         ("selp.f32 %f1, %f2, 0f00000000, %p1;", "f32", "f32", "%f1", "%f2, 0f00000000, %p1", ""),
         ("slct.f32.s32 %f1, %f2, %f3, %r1;", "f32", "f32", "%f1", "%f2, %f3, %r1", ""),
@@ -319,7 +322,8 @@ FORMS = """
     fma.rn.f32 %f1, %f2, 0f40000000, %f1; fma.rn.bf16x2 %r1, %r1, %r2, %r3; mad.rn.f32 %f1, %f2, %f3, %f4; mul.f64 %d1, %d1, %d1;
     div.rn.f32 %f1, %f2, %f3; sqrt.rn.f64 %d1, %d2; rcp.approx.ftz.f32 %f1, %f2; rsqrt.approx.f32 %f1, %f1; ex2.approx.f16x2 %r1, %r2;
     tanh.approx.f32 %f1, %f2; sin.approx.f32 %f1, %f2; lg2.approx.f32 %f1, %f2; max.NaN.f16 %h1, %h2, %h3;
-    min.f32 %f1, %f2, 0f00000000;
+    min.f32 %f1, %f2, 0f00000000; vmad.u32.u32.u32 %r1, -%r2, %r3.h1, %r4; vadd2.u32.u32.u32.add %r1.h1, %r2, %r3.h31, %r4;
+    cvta.shared.u64 %rd1, memory[%r1+1];
     abs.f32 %f1, %f2; neg.f64 %d1, %d2; copysign.f32 %f1, %f2, %f3; @%p1 add.f32 %f1, %f2, %f3; @!%p1 mul.f32 %f1, %f1, %f1;
     setp.lt.f32 %p1, %f1, %f2; setp.eq.and.s64 %p1|%p2, %rd1, -1, !%p1; @%p1 setp.ne.f16 %p1, %h1, %h2; set.lt.u32.f32 %r1, %f1, %f2;
     selp.f32 %f1, %f2, 0f00000000, %p1; slct.f32.s32 %f1, 0f3F800000, %f2, %r1; testp.normal.f32 %p1, %f1; isspacep.shared %p1, %rd1;

@@ -72,6 +72,24 @@ def test_long_and_short_lists_of_numbers():
                 line=6,
             ),
         ),
+        (
+            "vmad.u32.u32.s32 %r0, -%r1.b3, - low, 5;",
+            PtxInstruction(
+                "vmad",
+                ("u32", "u32", "s32"),
+                (Name("%r0"), Name("%r1.b3", negative=True), Name("low", negative=True), Immediate("5")),
+                line=6,
+            ),
+        ),
+        (
+            "vadd4.u32.u32.u32.add %r1.b3210, %r2.b7770, %r3, %r1;",
+            PtxInstruction(
+                "vadd4",
+                ("u32", "u32", "u32", "add"),
+                (Name("%r1.b3210"), Name("%r2.b7770"), Name("%r3"), Name("%r1")),
+                line=6,
+            ),
+        ),
         ("ret;", PtxInstruction("ret", line=6)),
         ("mov.b64 {%r1, _}, %rd1;", PtxInstruction("mov", ("b64",), (Vector((Name("%r1"), Name("_"))), Name("%rd1")), line=6)),
         (
