@@ -325,7 +325,8 @@ def _float_arithmetic(form: Form, flags: set[str], t: str) -> Reference:
     }
     mode = _mode(flags)
     if len(types) < 2:
-        return of_values(operations[form.opcode], t, mode, sorted(flags))
+        plain = of_values(operations[form.opcode], t, mode, sorted(flags))
+        return with_oob(plain) if "oob" in flags else plain
     single = of_values(operations[form.opcode], "f32", mode, sorted(flags))  # of f32 with a smaller type
 
     def reference(*patterns: int) -> int | None:
@@ -333,6 +334,11 @@ def _float_arithmetic(form: Form, flags: set[str], t: str) -> Reference:
         return single(*widened, patterns[-1])
 
     return reference
+
+
+def with_oob(reference: Reference) -> Reference:
+    """Return a reference that gives 0 if a factor is the NaN with which tensor copies fill."""
+    return lambda a, b, c: 0 if 0x7FF7 in (a & 0x7FFF, b & 0x7FFF) else reference(a, b, c)
 
 
 @computes("abs", "neg")

@@ -166,6 +166,7 @@ def edges(t: str) -> list[int]:
         f.infinity - 1,
     ]
     found += [f.infinity, f.infinity + (normal >> 1), encoded(Fraction(3, 2), t), encoded(Fraction(1, 3), t)]
+    found += [0x7FF7] if f.width == 16 else []  # a NaN with a meaning for fma.oob
     return found + [pattern | f.sign for pattern in found]
 
 

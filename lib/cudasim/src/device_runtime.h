@@ -779,6 +779,8 @@ INL u16 bfma(u16 a, u16 b, u16 c) {
     if ((error > 0 || error < 0) && !(odd & 1)) odd += (error > 0) == (s > 0) ? 1 : -1;
     return f64_to_bf16(f64_(odd));
 }
+/* PTX names no bits of the NaN with which tensor copies fill what is outside a tensor. These are a GPU's, with either sign. */
+INL int is_oob(u16 a) { return (a & 0x7fff) == CS_OOB_NAN; }
 INL u16 lo16(u32 a) { return (u16)a; }
 INL u16 hi16(u32 a) { return (u16)(a >> 16); }
 INL u32 pack16(u32 lo, u32 hi) { return (lo & 0xffff) | hi << 16; }

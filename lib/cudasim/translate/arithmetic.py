@@ -99,8 +99,6 @@ def halves(
 
 def float_operation(v: Values, i: PtxInstruction, operation: str, type_name: str, sources: int) -> str:
     """Translate add, sub, mul or fma of any floating-point type."""
-    if "oob" in i.modifiers:
-        raise v.unsupported()
     if "f32" in i.modifiers and type_name in ("f16", "bf16"):  # add.f32.f16: its last operand is an f32
         up = f"{type_name}_to_f32"
         texts = [f"{up}({v.src(o, type_name)})" for o in i.operands[1:sources]]
@@ -112,12 +110,15 @@ def float_operation(v: Values, i: PtxInstruction, operation: str, type_name: str
         texts = [float_source(v, i, o, type_name) for o in i.operands[1 : 1 + sources]]
     if type_name in ("f16x2", "bf16x2"):
         element = PACKED[type_name]
-        h = "h" if element == "f16" else "b"
         return halves(
-            v, i, type_name, lambda x: float_result(v, i, f"{h}{operation}({', '.join(x)})", element), sources
+            v,
+            i,
+            type_name,
+            lambda x: float_result(v, i, _of_half(i, operation, x, element), element),
+            sources,
         )
     if type_name in ("f16", "bf16"):
-        expression = f"{'h' if type_name == 'f16' else 'b'}{operation}({', '.join(texts)})"
+        expression = _of_half(i, operation, texts, type_name)
     else:
         suffix = _SUFFIX[type_name]
         mode = rounding(i)
@@ -128,6 +129,14 @@ def float_operation(v: Values, i: PtxInstruction, operation: str, type_name: str
             call = f"api->round{suffix}(CS_F_{operation.upper()}, {mode}, {', '.join(values)})"
             expression = f"u{suffix}_({call})"
     return v.dst(i.operands[0], type_name, float_result(v, i, expression, type_name))
+
+
+def _of_half(i: PtxInstruction, operation: str, sources: list[str], type_name: str) -> str:
+    """Return an operation on 16-bit floats. With .oob, the result is 0 if a factor is what tensor copies fill with."""
+    expression = f"{'h' if type_name == 'f16' else 'b'}{operation}({', '.join(sources)})"
+    if "oob" in i.modifiers:
+        return f"(u16)(is_oob({sources[0]}) | is_oob({sources[1]}) ? 0 : {expression})"
+    return expression
 
 
 def is_float(type_name: str) -> bool:

@@ -133,8 +133,9 @@ void reduce(ElementType type, uint32_t operation, void *at, T value) {
 }
 
 void fill(const TensorMap &map, uint8_t *to, uint32_t size) {
-    memset(to, map.not_a_number ? 0xff : 0, size);
-    if (map.not_a_number) to[size - 1] = 0x7f;
+    memset(to, 0, size);
+    if (map.not_a_number)
+        for (uint32_t at = 0; at < size; at++) to[at] = static_cast<uint8_t>(CS_OOB_NAN >> at % 2 * 8);
 }
 
 void load(ElementType type, uint8_t *to, const uint8_t *from, uint32_t size) {
