@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 20
+#define CS_ABI 21
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 
@@ -128,6 +128,23 @@ struct cs_tensor_copy {   /* cp.async.bulk.tensor of one lane */
     int32_t at[5];
 };
 
+enum { /* fields of a tensor map that kernels change */
+       CS_MAP_GLOBAL_ADDRESS,
+       CS_MAP_RANK,
+       CS_MAP_BOX_DIM,
+       CS_MAP_GLOBAL_DIM,
+       CS_MAP_GLOBAL_STRIDE,
+       CS_MAP_ELEMENT_STRIDE,
+       CS_MAP_ELEMTYPE,
+       CS_MAP_SWIZZLE_MODE,
+       CS_MAP_FILL_MODE
+};
+struct cs_map_change { /* tensormap.replace of one lane */
+    uint64_t map;      /* generic address */
+    uint32_t field, dimension;
+    uint64_t value; /* as PTX defines it */
+};
+
 struct cs_surface_access { /* suld, sust and sured of one lane */
     uint64_t handle;
     uint32_t geometry, layered, outside; /* outside: CS_SURFACE_* */
@@ -178,6 +195,7 @@ struct cs_services { /* called by generated code; those marked * do not return a
     uint64_t (*runtime)(struct cs_warp *w, uint32_t call,
                         const uint64_t *arguments); /* * the device runtime, for the current lane */
     uint32_t (*tensor_copy)(struct cs_warp *w, const struct cs_tensor_copy *copy); /* * bytes of the box */
+    void (*change_map)(struct cs_warp *w, const struct cs_map_change *change);     /* * */
     void (*cluster_barrier)(struct cs_warp *w, uint32_t mask, uint32_t waits,
                             uint32_t next_pc); /* * arrive, or wait; then call pick */
     void *(*cluster_shared)(

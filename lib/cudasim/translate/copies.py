@@ -147,6 +147,53 @@ def _tensor(v: Values, i: PtxInstruction) -> str:
     return f"{{ {_for_each_rank(v, rest[1], text) if multicast else text} }}"
 
 
+# The fields of tensormap.replace that are constants, with how many values each has; and those that belong to a dimension.
+_CHOICES = {"elemtype": 16, "interleave_layout": 3, "swizzle_mode": 4, "swizzle_atomicity": 4, "fill_mode": 2}
+_DIMENSIONS = {"box_dim": 5, "global_dim": 5, "global_stride": 4, "element_stride": 5}
+_ELEMENT_TYPES = 11  # that copies can have; the next ones are .tf32 and packed types
+
+
+@emits("tensormap")
+def tensormap(v: Values, i: PtxInstruction) -> str:
+    """Translate tensormap.replace, and tensormap.cp_fenceproxy, which all lanes execute alike."""
+    v.code.alone = v.code.memory = v.code.reads_shared = v.code.writes_shared = True
+    if i.modifiers[0] == "cp_fenceproxy":
+        to, source = v.address(i.operands[0]), v.address(i.operands[1])
+        copied = f"LD(u64, {element(v, 'shared', 'from_', 8, 'r')})"
+        stored = f"ST(u64, {element(v, 'global', 'to_', 8, 'w')}, {copied});"
+        return f"{{ {v.line()} const u64 to_ = {to}, from_ = {source}; for (u64 k_ = 0; k_ < 128; k_ += 8) {stored} }}"
+    _, mode, field, *_ = i.modifiers
+    t = i.modifiers[-1]
+    address, *rest = i.operands
+    dimension = 0
+    if i.modifiers[0] != "replace" or mode != "tile":
+        raise v.unsupported()
+    if field in _DIMENSIONS:
+        place = rest.pop(0)
+        dimension = place.integer if isinstance(place, Immediate) else -1
+        if not 0 <= dimension < _DIMENSIONS[field]:
+            raise v.unsupported(f"dimension {place}")
+    (value,) = rest
+    if field in _CHOICES:
+        number = value.integer if isinstance(value, Immediate) else -1
+        others = {
+            "elemtype": number >= _ELEMENT_TYPES,
+            "interleave_layout": number,
+            "swizzle_atomicity": number,
+        }
+        if not 0 <= number < _CHOICES[field] or others.get(field):
+            raise v.unsupported(f"value {value}")
+        if field in ("interleave_layout", "swizzle_atomicity"):
+            return ""  # 0, which every map has
+    window = "w->shared_window + " if space_at(v, i, address) == "shared" else ""
+    fields = f".map = {window}{v.address(address)}, .field = CS_MAP_{field.upper()}, .dimension = {dimension}"
+    v.forget_base()
+    return (
+        f"{{ {v.line()} const struct cs_map_change c_ = {{{fields}, .value = {v.src(value, t)}}}; "
+        "api->change_map(w, &c_); }"
+    )
+
+
 @emits("mbarrier")
 def mbarrier(v: Values, i: PtxInstruction) -> str:
     m = i.modifiers

@@ -327,6 +327,11 @@ def nothing(v: Values, i: PtxInstruction) -> str:
     return ""
 
 
+@emits("multimem")
+def multimem(v: Values, i: PtxInstruction) -> str:
+    raise v.unsupported("there are no multicast objects (cuMulticastCreate)")
+
+
 @emits("nanosleep")
 def nanosleep(v: Values, i: PtxInstruction) -> str:
     """Translate nanosleep on the virtual clock, which it advances. On the real clock it ends a block (function.py)."""

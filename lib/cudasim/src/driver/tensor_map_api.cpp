@@ -72,20 +72,18 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType type, cuuin
     map.rank = static_cast<uint8_t>(rank);
     map.type = *element;
     map.not_a_number = fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
-    map.strides[0] = bytes_of(*element);
     for (cuuint32_t d = 0; d < rank; d++) {
         if (dimensions[d] == 0 || dimensions[d] > uint64_t{1} << 32 || box[d] == 0 || box[d] > 256)
             return CUDA_ERROR_INVALID_VALUE;
         if (steps[d] == 0 || steps[d] > 8) return CUDA_ERROR_INVALID_VALUE;
         if (d > 0 && (strides[d - 1] % 16 != 0 || strides[d - 1] >= uint64_t{1} << 40))
             return CUDA_ERROR_INVALID_VALUE;
-        const uint32_t step = d == 0 ? 1 : steps[d];  // in the first dimension, copies have no step
         map.last[d] = static_cast<uint32_t>(dimensions[d] - 1);
-        map.box[d] = static_cast<uint16_t>((box[d] + step - 1) / step);
-        map.steps[d] = static_cast<uint8_t>(step);
+        map.box[d] = static_cast<uint16_t>(box[d]);
+        map.steps[d] = static_cast<uint8_t>(steps[d]);
         if (d > 0) map.strides[d] = strides[d - 1];
     }
-    const uint64_t row = uint64_t{box[0]} * map.strides[0];
+    const uint64_t row = uint64_t{box[0]} * bytes_of(*element);
     if (row % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
     if (CUresult status = describe_swizzle(swizzle, row, map.swizzle)) return status;
     memset(to, 0, sizeof *to);

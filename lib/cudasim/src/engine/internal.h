@@ -235,6 +235,7 @@ void *surface_texel(cs_warp *w, const cs_surface_access *access, uint32_t *is_si
 void surface_put(cs_warp *w, const cs_surface_access *access, const uint32_t *values, uint32_t count);
 uint32_t texture_query(cs_warp *w, uint64_t handle, uint32_t what, uint32_t level);
 uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy);
+void change_map(cs_warp *w, const cs_map_change *change);
 
 struct Translation {
     std::string object;              // a shared object

@@ -1,4 +1,5 @@
 // Bulk tensor copies (PTX ISA 9.7.9.25.5): boxes of a tensor in global memory, to and from shared memory. Tiled mode.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -8,23 +9,31 @@
 namespace cudasim {
 namespace {
 
-TensorMap read_map(cs_warp *w, uint64_t address) {
-    constexpr uint32_t kPart = 64;  // its alignment
-    uint8_t bytes[2 * kPart];
-    for (uint32_t at = 0; at < sizeof bytes; at += kPart)
-        memcpy(bytes + at, resolve(w, address + at, kPart, 'r'), kPart);
+constexpr uint32_t kMapBytes = 128, kPart = 64;  // of a tensor map, and its alignment
+
+union MapBytes {
+    uint8_t bytes[kMapBytes];
     TensorMap map;
-    memcpy(static_cast<void *>(&map), bytes, sizeof map);
-    return map;
+};
+
+MapBytes read_map(cs_warp *w, uint64_t address) {
+    MapBytes read{};
+    for (uint32_t at = 0; at < kMapBytes; at += kPart)
+        memcpy(read.bytes + at, resolve(w, address + at, kPart, 'r'), kPart);
+    return read;
 }
 
-// Returns whether a map is one that cuTensorMapEncodeTiled made. A kernel may have changed its bytes.
+// Returns whether copies can use a map. cuTensorMapEncodeTiled makes only such maps, but a kernel may have changed its bytes.
 bool is_valid(const TensorMap &map, uint32_t rank) {
-    if (map.magic != TensorMap::kMagic || map.rank != rank || map.type > ElementType::f64) return false;
-    if (map.swizzle & ~7) return false;
-    for (uint32_t d = 0; d < rank; d++)
-        if (map.box[d] == 0 || map.box[d] > 256) return false;
-    return true;
+    if (map.magic != TensorMap::kMagic || map.rank != rank || map.type > ElementType::bf16) return false;
+    for (uint32_t d = 0; d < rank; d++) {
+        if (map.box[d] == 0 || map.box[d] > 256 || map.steps[d] == 0 || map.steps[d] > 8) return false;
+        if (d > 0 && (map.strides[d] % 16 != 0 || map.strides[d] >= uint64_t{1} << 40)) return false;
+    }
+    const uint32_t row = map.box[0] * bytes_of(map.type);
+    const bool swizzles = map.swizzle == 1 || map.swizzle == 3 || map.swizzle == 7;
+    return map.base % 16 == 0 && row % 16 == 0 &&
+           (swizzles ? row == 16 * (uint32_t{map.swizzle} + 1) : map.swizzle == 0);
 }
 
 double real(ElementType type, uint64_t bits) {
@@ -148,10 +157,36 @@ void load(ElementType type, uint8_t *to, const uint8_t *from, uint32_t size) {
 
 }  // namespace
 
+// Changes a field of a map. One whose bytes are all 0 becomes a map: kernels make maps so.
+void change_map(cs_warp *w, const cs_map_change *change) {
+    MapBytes read = read_map(w, change->map);
+    const bool empty =
+        std::all_of(std::begin(read.bytes), std::end(read.bytes), [](uint8_t b) { return b == 0; });
+    if (empty) read.map = TensorMap();
+    if (read.map.magic != TensorMap::kMagic)
+        raise_fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, change->map, kMapBytes, 'r', "this is not a tensor map");
+    TensorMap &map = read.map;
+    const uint32_t d = change->dimension;
+    const auto value = static_cast<uint32_t>(change->value);
+    switch (change->field) {
+        case CS_MAP_GLOBAL_ADDRESS: map.base = change->value; break;
+        case CS_MAP_RANK: map.rank = static_cast<uint8_t>(std::min(value, 254u) + 1); break;
+        case CS_MAP_BOX_DIM: map.box[d] = static_cast<uint16_t>(std::min(value, 65535u)); break;
+        case CS_MAP_GLOBAL_DIM: map.last[d] = value - 1; break;
+        case CS_MAP_GLOBAL_STRIDE: map.strides[d + 1] = change->value; break;
+        case CS_MAP_ELEMENT_STRIDE: map.steps[d] = static_cast<uint8_t>(std::min(value, 255u)); break;
+        case CS_MAP_ELEMTYPE: map.type = static_cast<ElementType>(value); break;
+        case CS_MAP_SWIZZLE_MODE: map.swizzle = static_cast<uint8_t>((1u << value) - 1); break;
+        default: map.not_a_number = value != 0;
+    }
+    for (uint32_t at = 0; at < kMapBytes; at += kPart)
+        memcpy(resolve(w, change->map + at, kPart, 'w'), read.bytes + at, kPart);
+}
+
 // Copies one box. Parts of it outside the tensor are filled in shared memory, and are not written to the tensor. Returns its bytes.
 uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
     constexpr uint32_t kSharedAlignment = 128;
-    const TensorMap map = read_map(w, copy->map);
+    const TensorMap map = read_map(w, copy->map).map;
     const bool loads = copy->operation == CS_TENSOR_LOAD;
     const bool known = is_valid(map, copy->rank) &&
                        (copy->operation <= CS_TENSOR_STORE || can_reduce(map.type, copy->operation));
@@ -161,7 +196,7 @@ uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
     const uint32_t size = bytes_of(map.type);
     uint32_t count = 1;
     for (uint32_t d = 0; d < map.rank; d++) {
-        count *= map.box[d];  // at most 256 in each dimension; more than shared memory is refused at once
+        count *= map.count(d);  // at most 256 in each dimension; more than shared memory is refused at once
         if (uint64_t{count} * size > w->total_shared)
             raise_fault(w, CS_FAULT_ILLEGAL_ADDRESS, w->shared_window + copy->shared, count * size, 'w',
                         nullptr);
@@ -176,9 +211,9 @@ uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
         bool inside = true;
         uint64_t address = map.base;
         for (uint32_t d = 0; d < map.rank; d++) {
-            const int64_t at = copy->at[d] + int64_t{place[d]} * map.steps[d];
+            const int64_t at = copy->at[d] + int64_t{place[d]} * map.step(d);
             inside = inside && at >= 0 && at <= int64_t{map.last[d]};
-            address += static_cast<uint64_t>(at) * map.strides[d];
+            address += static_cast<uint64_t>(at) * (d == 0 ? size : map.strides[d]);
         }
         uint64_t offset = copy->shared + uint64_t{k} * size;
         offset ^= (offset >> 7 & map.swizzle) << 4;
@@ -198,7 +233,7 @@ uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
                 reduce<uint32_t>(map.type, copy->operation, there, static_cast<uint32_t>(value));
             else reduce<uint16_t>(map.type, copy->operation, there, static_cast<uint16_t>(value));
         }
-        for (uint32_t d = 0; d < map.rank && ++place[d] == map.box[d]; d++) place[d] = 0;
+        for (uint32_t d = 0; d < map.rank && ++place[d] == map.count(d); d++) place[d] = 0;
     }
     return bytes;
 }

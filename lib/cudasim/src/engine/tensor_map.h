@@ -5,7 +5,8 @@
 
 namespace cudasim {
 
-enum class ElementType : uint8_t { u8, u16, u32, s32, u64, s64, f16, bf16, f32, f32_ftz, f64 };
+// As PTX numbers them. The rest is not supported.
+enum class ElementType : uint8_t { u8, u16, u32, s32, u64, s64, f16, f32, f32_ftz, f64, bf16 };
 
 struct TensorMap {
     static constexpr uint64_t kMagic = 0x50414d5f53434355;
@@ -13,14 +14,19 @@ struct TensorMap {
 
     uint64_t magic = kMagic;
     uint64_t base = 0;
-    uint64_t strides[kMostDimensions] = {};  // in bytes; the first is an element's size
+    uint64_t strides[kMostDimensions] = {};  // in bytes, but for the first, which is an element's size
     uint32_t last[kMostDimensions] = {};     // the highest coordinate inside the tensor
-    uint16_t box[kMostDimensions] = {};      // elements in shared memory
-    uint8_t steps[kMostDimensions] = {};     // from one of these to the next, in elements of the tensor
+    uint16_t box[kMostDimensions] = {};      // in elements of the tensor
+    uint8_t steps[kMostDimensions] = {};     // from one element that is copied to the next; not of the first
     uint8_t rank = 0;
     ElementType type = ElementType::u8;
     uint8_t swizzle = 0;        // mask: these bits of bytes 128 and up are added to those of bytes 16 and up
     bool not_a_number = false;  // fills what is outside the tensor, else zero
+
+    // From one element in shared memory to the next, in elements of the tensor.
+    uint32_t step(uint32_t d) const { return d == 0 ? 1 : steps[d]; }
+    // Elements of the box in shared memory.
+    uint32_t count(uint32_t d) const { return (box[d] + step(d) - 1) / step(d); }
 };
 static_assert(sizeof(TensorMap) <= 128);
 
