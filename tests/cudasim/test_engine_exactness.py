@@ -122,7 +122,9 @@ def _conversion_cases() -> None:
     kinds = [f"{sign}{w}" for sign in "su" for w in (16, 32, 64)]
     for s in kinds:
         for d in kinds:
-            case(f"cvt.sat.{d}.{s}", [d, s], lambda a, d=d, s=s: clamped(integer(a, s), d))
+            ends = integer(1 << bits(s) - 1, s), (1 << bits(s) - (s[0] == "s")) - 1
+            if any(integer(clamped(x, d), d) != x for x in ends):  # else PTX has no .sat
+                case(f"cvt.sat.{d}.{s}", [d, s], lambda a, d=d, s=s: clamped(integer(a, s), d))
             case(f"cvt.{d}.{s}", [d, s], lambda a, d=d, s=s: integer(a, s) & (1 << bits(d)) - 1)
         for d in FORMATS:
             for mode in MODES if d in ("f32", "f64") else ("rn",):

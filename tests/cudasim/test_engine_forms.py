@@ -119,8 +119,22 @@ def differs(form: Form, columns: list[list[int]], results: list[int]) -> str | N
 
 
 @pytest.fixture(scope="module")
-def forms(tmp_path_factory: pytest.TempPathFactory) -> list[Form]:
-    return accepted(legal(tmp_path_factory.mktemp("forms"), arithmetic()))
+def known(tmp_path_factory: pytest.TempPathFactory) -> list[Form]:
+    """The forms that ptxas knows."""
+    return legal(tmp_path_factory.mktemp("forms"), arithmetic())
+
+
+@pytest.fixture(scope="module")
+def forms(known: list[Form]) -> list[Form]:
+    return accepted(known)
+
+
+def test_what_ptxas_refuses_is_refused(known: list[Form]) -> None:
+    """Of all combinations of types and modifiers, the device takes none that ptxas does not know."""
+    of_ptxas = set(known)
+    others = [form for form in dict.fromkeys(arithmetic()) if form not in of_ptxas]
+    assert len(others) > 9 * len(known)
+    assert [str(form) for form in accepted(others)] == []
 
 
 @pytest.mark.every(2)

@@ -2,6 +2,7 @@
 
 scope.py       names in a function
 values.py      operands as C expressions
+syntax.py      the forms that arithmetic instructions have
 arithmetic.py  one lane's arithmetic; video.py its scalar video instructions; memory.py its memory accesses
                copies.py asynchronous copies; matrix.py matrices that a warp moves
 function.py    basic blocks (block.py), calls, barriers, collectives

@@ -168,7 +168,7 @@ def _sum_with_carry(v: Values, i: PtxInstruction, t: str, a: str, b: str, carry:
     subc. It saturates those of madc only at -O0, so that form is refused.
     """
     if "sat" in i.modifiers:
-        if i.opcode not in ("addc", "subc") or sets_carry(i):
+        if i.opcode == "madc":
             raise v.unsupported("saturation with a carry")
         total = f"(s64)(s32){a} + (s32){b} + (s64){carry}"
         return v.dst(i.operands[0], t, f"clamp_s32({total})")
@@ -563,9 +563,9 @@ def testp(v: Values, i: PtxInstruction) -> str:
 
 # --- comparison and selection -----------------------------------------------------------------------
 
-RELATION = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_RELATION = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
-_COMPARISONS = set(RELATION) | set(_UNSIGNED) | {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
+_COMPARISONS = set(_RELATION) | set(_UNSIGNED) | {"equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"}
 
 
 def compare(v: Values, i: PtxInstruction, operator: str, a: str, b: str, t: str) -> str:
@@ -586,18 +586,18 @@ def compare(v: Values, i: PtxInstruction, operator: str, a: str, b: str, t: str)
             return f"(!{unordered} && {x} != {y})"
         if operator == "neu":
             return f"({x} != {y})"
-        if operator in RELATION:
-            return f"({x} {RELATION[operator]} {y})"
-        if operator.endswith("u") and operator[:2] in RELATION:
-            return f"({unordered} || {x} {RELATION[operator[:2]]} {y})"
+        if operator in _RELATION:
+            return f"({x} {_RELATION[operator]} {y})"
+        if operator.endswith("u") and operator[:2] in _RELATION:
+            return f"({unordered} || {x} {_RELATION[operator[:2]]} {y})"
         raise v.unsupported(operator)
     w = width_bits(t)
     if operator in _UNSIGNED:
         return f"((u{w})({a}) {_UNSIGNED[operator]} (u{w})({b}))"
-    if operator not in RELATION:
+    if operator not in _RELATION:
         raise v.unsupported(operator)
     cast = f"(s{w})" if t in SIGNED else f"(u{w})"
-    return f"({cast}({a}) {RELATION[operator]} {cast}({b}))"
+    return f"({cast}({a}) {_RELATION[operator]} {cast}({b}))"
 
 
 def comparison_operator(v: Values, i: PtxInstruction) -> str:
@@ -644,6 +644,8 @@ def setp(v: Values, i: PtxInstruction) -> str:
         return text + f"{v.dst(destination.first, 'pred', low)} {v.dst(destination.second, 'pred', high)} }}"
     a, b = (float_source(v, i, o, t) if is_float(t) else v.src(o, t) for o in i.operands[1:3])
     test = compare(v, i, operator, a, b, t)
+    if isinstance(destination, Pair) and t in ("f16", "bf16"):
+        raise v.unsupported("two results")
     if not isinstance(destination, Pair):
         return v.dst(destination, "pred", combine(v, i, test, c and f"(u8)({c})"))
     text = f"{{ const u8 t_ = {test}, c_ = {c or 0}; (void)c_; "

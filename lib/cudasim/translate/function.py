@@ -30,7 +30,7 @@ from gpubpf.ptx.module import (
     Vector,
 )
 
-from . import copies, dynamic_parallelism, matrix, memory, tensor, texture, video  # noqa: F401 (copies, texture, video: their instructions)
+from . import copies, dynamic_parallelism, matrix, memory, syntax, tensor, texture, video  # noqa: F401 (copies, texture, video: their instructions)
 from .arithmetic import TABLE, lose_carry
 from .block import Block
 from .liveness import computed_again, mark_live
@@ -226,8 +226,9 @@ class FunctionCode:
                 self._checked(self._call, statement, scope)
                 continue
             emit = TABLE.get(statement.opcode)
-            if emit is None:
-                raise v.unsupported()
+            wrong = syntax.reason(statement)
+            if emit is None or wrong:
+                raise v.unsupported(wrong)
             self._append(statement, scope, self._checked(emit, v, statement))
         self._omitted(len(self.names.statements))
         if self._current.kind == "goto" and not self._current.targets:

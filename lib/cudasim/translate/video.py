@@ -11,7 +11,7 @@ import re
 
 from gpubpf.ptx.module import Name, Operand, PtxInstruction
 
-from .arithmetic import RELATION, compare, comparison_operator, emits
+from .arithmetic import compare, comparison_operator, emits
 from .values import Values
 
 _OPERATIONS = {
@@ -65,10 +65,7 @@ def _limited(is_signed: bool, width: int) -> str:
 
 def _operation(v: Values, i: PtxInstruction) -> str:
     if i.opcode.startswith("vset"):
-        operator = comparison_operator(v, i)
-        if operator not in RELATION:
-            raise v.unsupported()
-        return compare(v, i, operator, "x_", "y_", "s64")
+        return compare(v, i, comparison_operator(v, i), "x_", "y_", "s64")
     return _OPERATIONS[i.opcode.rstrip("24")]
 
 
@@ -142,7 +139,7 @@ def parallel(v: Values, i: PtxInstruction) -> str:
         _places(v, operand, order, 2 * count - 1)
         for operand, order in zip(i.operands[1:3], orders, strict=True)
     ]
-    if mask != sorted(set(mask)) or any(len(c) != count for c in chosen) or ("sat" in modifiers and adds):
+    if mask != sorted(set(mask)) or any(len(c) != count for c in chosen):
         raise v.unsupported()
     d, a, b, c = i.operands
     if not isinstance(c, Name) or _selector(c):

@@ -1,0 +1,221 @@
+"""The forms of arithmetic instructions that PTX has: types and modifiers (PTX ISA 9.7.1 to 9.7.6, 9.7.8, 9.7.9, 9.7.17).
+
+    reason(instruction)      # "" or why PTX has no such instruction: `add.ftz.f64`
+
+ptxas takes modifiers in nearly any order, and so does this. Opcodes without a row have no such check: their emitters look at what they
+are given. Of the forms that PTX has, the emitters refuse some.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpubpf.ptx.module import PtxInstruction
+
+_TYPE = re.compile(
+    r"[usb](?:8|16|32|64|128)|[us][24]|[us]16x2|b?f16(?:x2)?|f32(?:x2)?|f64|tf32|u?e\dm\d(?:x[24])?|pred"
+)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Types in their order, and groups of modifiers: at most one of each, or exactly one if the group is required.
+
+    operands: how many there are; 0 if that is not checked
+    """
+
+    types: frozenset[tuple[str, ...]]
+    groups: tuple[frozenset[str], ...]
+    required: tuple[bool, ...]
+    operands: int = 0
+
+    def has(self, types: tuple[str, ...], modifiers: tuple[str, ...], operands: int) -> bool:
+        if types not in self.types or self.operands not in (0, operands):
+            return False
+        numbers = [next((n for n, group in enumerate(self.groups) if m in group), -1) for m in modifiers]
+        needed = {n for n, is_required in enumerate(self.required) if is_required}
+        return -1 not in numbers and len(set(numbers)) == len(numbers) and needed <= set(numbers)
+
+
+_FORMS: dict[str, list[_Form]] = {}
+
+
+def _form(opcodes: str, types: str | Iterable[str], *groups: str, operands: int = 0) -> None:
+    """Note a form. `types`: in words, each as in an instruction: "f32.f16". A group of modifiers that begins with ! is required."""
+    words = types.split() if isinstance(types, str) else types
+    form = _Form(
+        frozenset(tuple(word.split(".")) for word in words),
+        tuple(frozenset(group.lstrip("!").split()) for group in groups),
+        tuple(group.startswith("!") for group in groups),
+        operands,
+    )
+    for opcode in opcodes.split():
+        _FORMS.setdefault(opcode, []).append(form)
+
+
+def _products(*places: str) -> list[str]:
+    """Return all combinations of the types of several places."""
+    found = [""]
+    for place in places:
+        found = [f"{before}.{t}".lstrip(".") for before in found for t in place.split()]
+    return found
+
+
+def _can_saturate(to: str, of: str) -> bool:
+    """Return whether one integer type has values that the other does not have."""
+    return (of[0] == "s" and to[0] == "u") or int(of[1:]) - (of[0] == "s") > int(to[1:]) - (to[0] == "s")
+
+
+_SIGNED, _UNSIGNED = "s16 s32 s64", "u16 u32 u64"
+_INTEGERS = f"{_SIGNED} {_UNSIGNED}"
+_WIDE = "s32 s64 u32 u64"
+_BITS = "b16 b32 b64"
+_HALVES, _BRAINS = "f16 f16x2", "bf16 bf16x2"
+_ROUNDED = "rn rz rm rp"
+_WHOLE = "rni rzi rmi rpi"
+
+# Integer arithmetic, with and without carry.
+_form("add sub", f"{_INTEGERS}")
+_form("add", "u16x2 s16x2")
+_form("add sub", "s32", "!sat")
+_form("add sub addc subc", _WIDE, "!cc")
+_form("addc subc", _INTEGERS)
+_form("addc subc", "s32", "!sat")
+_form("mul", _INTEGERS, "!lo hi")
+_form("mul", "s16 s32 u16 u32", "!wide")
+_form("mad madc", _INTEGERS, "!lo hi")
+_form("mad", "s16 s32 u16 u32", "!wide")
+_form("mad madc", _WIDE, "!lo hi", "!cc")
+_form("mad madc mad24", "s32", "!hi", "!sat")
+_form("mul24 mad24", "s32 u32", "!lo hi")
+_form("div rem sad", _INTEGERS)
+_form("abs neg", _SIGNED)
+_form("min max", f"{_INTEGERS} u16x2 s16x2", operands=3)
+_form("min max", "s32 s16x2", "!relu", operands=3)
+_form("popc clz brev", "b32 b64")
+_form("bfind", _WIDE, "shiftamt")
+_form("fns", "b32")
+_form("bfe", _WIDE)
+_form("bfi", "b32 b64")
+_form("bmsk", "b32", "!clamp wrap")
+_form("szext", "s32 u32", "!clamp wrap")
+_form("dp4a", _products("s32 u32", "s32 u32"))
+_form("dp2a", _products("s32 u32", "s32 u32"), "!lo hi")
+# Bits.
+_form("and or xor not", f"{_BITS} pred")
+_form("cnot shl", _BITS)
+_form("shr", f"{_BITS} {_INTEGERS}")
+_form("shf", "b32", "!l r", "!clamp wrap")
+_form("lop3", "b32", "and or")
+_form("prmt", "b32", "f4e b4e rc8 ecl ecr rc16")
+# Floating-point arithmetic.
+_form("add sub mul", "f32", _ROUNDED, "ftz", "sat")
+_form("add sub mul", "f32x2", _ROUNDED, "ftz")
+_form("add sub mul", "f64", _ROUNDED)
+_form("add sub mul", _HALVES, "rn", "ftz", "sat")
+_form("add sub mul", _BRAINS, "rn")
+_form("add sub", "f32.f16 f32.bf16", _ROUNDED, "sat")
+_form("fma", "f32.f16 f32.bf16", f"!{_ROUNDED}", "sat")
+_form("fma mad", "f32", f"!{_ROUNDED}", "ftz", "sat")
+_form("fma", "f32x2", f"!{_ROUNDED}", "ftz")
+_form("fma mad", "f64", f"!{_ROUNDED}")
+_form("fma", _HALVES, "!rn", "ftz", "sat relu")
+_form("fma", _HALVES, "!rn", "!oob", "sat relu")
+_form("fma", _BRAINS, "!rn", "oob", "relu")
+_form("div", "f32", f"!approx full {_ROUNDED}", "ftz")
+_form("div", "f64", f"!{_ROUNDED}")
+_form("abs neg", f"f32 {_HALVES}", "ftz")
+_form("abs neg", f"f64 {_BRAINS}")
+_form("min max", f"f32 {_HALVES}", "ftz", "NaN", operands=3)
+_form("min max", f"f32 {_HALVES}", "ftz", "NaN", "!xorsign", "!abs", operands=3)
+_form("min max", "f32", "ftz", "NaN", "abs", operands=4)
+_form("min max", _BRAINS, "NaN", operands=3)
+_form("min max", _BRAINS, "NaN", "!xorsign", "!abs", operands=3)
+_form("min max", "f64", operands=3)
+_form("rcp sqrt", "f32", f"!approx {_ROUNDED}", "ftz")
+_form("rcp sqrt", "f64", f"!{_ROUNDED}")
+_form("rcp", "f64", f"!approx {_ROUNDED}", "!ftz")
+_form("rsqrt", "f32 f64", "!approx", "ftz")
+_form("sin cos lg2 ex2", "f32", "!approx", "ftz")
+_form("ex2", _HALVES, "!approx")
+_form("ex2", _BRAINS, "!approx", "!ftz")
+_form("tanh", f"f32 {_HALVES} {_BRAINS}", "!approx")
+_form("copysign", "f32 f64")
+_form("testp", "f32 f64", "!finite infinite number notanumber normal subnormal")
+# Comparison and selection.
+_EQUAL, _ORDERED = "eq ne", "eq ne lt le gt ge"
+_OF_FLOATS = f"{_ORDERED} equ neu ltu leu gtu geu num nan"
+_JOINED = "and or xor"
+for _sources, _operators in (
+    (_BITS, _EQUAL), (_SIGNED, _ORDERED), (_UNSIGNED, f"{_ORDERED} lo ls hi hs"), ("f32 f64 f16 bf16", _OF_FLOATS),
+):  # fmt: skip
+    _form("setp", _sources, f"!{_operators}", _JOINED)
+    _pairs = _products("u32 s32 f32 f16 bf16", _sources)
+    _form(
+        "set", {p for p in _pairs if p not in ("f32.f16", "f32.bf16", "f16.bf16")}, f"!{_operators}", _JOINED
+    )
+_form("setp", "f32 f16 f16x2", f"!{_OF_FLOATS}", _JOINED, "!ftz")
+_form("setp", "f16x2 bf16x2", f"!{_OF_FLOATS}", _JOINED)
+_form("set", _products("u16 s16", "f16 bf16"), f"!{_OF_FLOATS}", _JOINED)
+_form(
+    "set", [*_products("u32 s32", "f16x2 bf16x2"), "f16x2.f16x2", "bf16x2.bf16x2"], f"!{_OF_FLOATS}", _JOINED
+)
+_flushed = [*_products("u32 s32", "f32 f16 f16x2"), *_products("u16 s16", "f16")]
+_form("set", [*_flushed, "f32.f32", "f16.f32", "f16.f16", "f16x2.f16x2"], f"!{_OF_FLOATS}", _JOINED, "!ftz")
+_SELECTED = f"{_BITS} {_INTEGERS} f32 f64"
+_form("selp", _SELECTED)
+_form("slct", _products(_SELECTED, "s32"))
+_form("slct", _products(_SELECTED, "f32"), "ftz")
+# Moves and conversions.
+_form("mov", f"{_SELECTED} b128 pred", "v2 v4")
+_NARROW = f"s8 u8 {_INTEGERS}"
+_form("cvt", _products(_NARROW, _NARROW))
+_form("cvt", {p for p in _products(_NARROW, _NARROW) if _can_saturate(*p.split("."))}, "!sat")
+_form("cvt", {*_products("f16 f32 f64", f"{_NARROW} f64")} - {"f64.f64"}, f"!{_ROUNDED}", "sat")
+_form("cvt", [*_products("f32", f"{_NARROW} f64"), "f16.f32"], f"!{_ROUNDED}", "ftz", "sat")
+_form("cvt", _products("bf16", f"{_INTEGERS} f64"), f"!{_ROUNDED}")
+_form("cvt", _products(_NARROW, "f16 f32 f64"), f"!{_WHOLE}", "sat")
+_form("cvt", _products(_NARROW, "f32"), f"!{_WHOLE}", "ftz", "sat")
+_form("cvt", _products(_INTEGERS, "bf16"), f"!{_WHOLE}")
+_form("cvt", "f32.f32 f16.f16 f64.f64", _WHOLE, "sat")
+_form("cvt", "f32.f32", _WHOLE, "ftz", "sat")
+_form("cvt", "bf16.bf16", _WHOLE)
+_form("cvt", "f32.f16 f64.f32", "ftz", "sat")
+_form("cvt", "f64.f16", "sat")
+_form("cvt", "bf16.f16 f16.bf16 f64.bf16 f32.bf16", _ROUNDED)
+_form("cvt", "f32.bf16", _ROUNDED, "ftz")
+_form("cvt", "bf16.f32", f"!{_ROUNDED}", "ftz")
+_form("cvt", "f16.f32 bf16.f32 f16x2.f32 bf16x2.f32", "!rn rz", "satfinite", "relu")
+_form("cvt", "tf32.f32", "!rn rz", "satfinite", "relu")
+_form("cvt", "tf32.f32", "!rna", "satfinite")
+_form("cvt", _products("e4m3x2 e5m2x2", "f32 f16x2"), "!rn", "!satfinite", "relu")
+_form("cvt", _products("f16x2", "e4m3x2 e5m2x2"), "!rn", "relu")
+_form("cvt", "s16.s32 u16.s32", "!pack", "!sat")
+_form("cvt", _products("s8 u8 s4 u4 s2 u2", "s32", "b32"), "!pack", "!sat")
+# Video instructions.
+_SIGNS = ("s32 u32",) * 3
+_form("vadd vsub vabsdiff vmin vmax", _products(*_SIGNS), "sat", "add min max")
+_form("vshl vshr", _products(*_SIGNS[:2], "u32"), "!clamp wrap", "sat", "add min max")
+_form("vmad", _products(*_SIGNS), "po", "sat", "shr7 shr15")
+_form("vset", _products(*_SIGNS[:2]), f"!{_ORDERED}", "add min max")
+_form("vset2 vset4", _products(*_SIGNS[:2]), f"!{_ORDERED}", "add")
+_PARALLEL = " ".join(
+    f"{name}{n}" for name in ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax") for n in (2, 4)
+)
+_form(_PARALLEL, _products(*_SIGNS), "sat add")
+
+
+def reason(i: PtxInstruction) -> str:
+    """Return why PTX has no such form of an instruction; "" if it has, or if this does not know the opcode."""
+    known = i.opcode not in _FORMS or _exists(i.opcode, i.modifiers, len(i.operands))
+    return "" if known else "PTX has no such form"
+
+
+@functools.lru_cache(4096)
+def _exists(opcode: str, modifiers: tuple[str, ...], operands: int) -> bool:
+    types = tuple(m for m in modifiers if _TYPE.fullmatch(m))
+    others = tuple(m for m in modifiers if not _TYPE.fullmatch(m))
+    return any(form.has(types, others, operands) for form in _FORMS[opcode])
