@@ -236,10 +236,10 @@ def _chosen(form: Form) -> bool:
 T = TypeVar("T", bound=object)  # an instruction: str() is its text
 
 
-def legal(folder: Path, candidates: Iterable[T]) -> list[T]:
+def legal(folder: Path, candidates: Iterable[T], head: str = HEAD) -> list[T]:
     """Return the instructions that ptxas knows. It finds some errors only in a text without errors of other kinds."""
     forms = list(dict.fromkeys(candidates))
-    head = f"{HEAD}.visible .entry k() {{ {REGISTERS}\n"
+    head = f"{head}.visible .entry k() {{ {REGISTERS}\n"
     first = head.count("\n") + 1
     path = folder / "forms.ptx"
     command = [need("ptxas"), "-O0", f"-arch={TARGET}", str(path), "-o", "/dev/null"]
@@ -258,7 +258,7 @@ def kernel(name: str, body: str) -> str:
     return f".visible .entry {name}() {{ {REGISTERS} {body} ret; }}\n"
 
 
-def accepted(forms: Sequence[T]) -> list[T]:
+def accepted(forms: Sequence[T], head: str = HEAD) -> list[T]:
     """Return the instructions that the embedded device translates."""
-    module = TranslatedModule(parse(HEAD + "".join(kernel(f"k{k}", str(f)) for k, f in enumerate(forms))))
+    module = TranslatedModule(parse(head + "".join(kernel(f"k{k}", str(f)) for k, f in enumerate(forms))))
     return [form for k, form in enumerate(forms) if f"k{k}" not in module.refused]

@@ -713,7 +713,7 @@ NAMES = {instruction: f"k{k}" for k, instruction in enumerate(CASES)}
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    text = ".version 8.0\n.target sm_80\n.address_size 64\n"
+    text = ".version 8.6\n.target sm_100\n.address_size 64\n"
     for instruction, (_, types, _) in CASES.items():
         text += kernel(NAMES[instruction], instruction, types) + "\n"
     return Device(text)

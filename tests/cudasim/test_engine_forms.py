@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,6 +136,23 @@ def test_what_ptxas_refuses_is_refused(known: list[Form]) -> None:
     others = [form for form in dict.fromkeys(arithmetic()) if form not in of_ptxas]
     assert len(others) > 9 * len(known)
     assert [str(form) for form in accepted(others)] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "target"),
+    [
+        ("3.0", "sm_30"), ("4.3", "sm_53"), ("6.3", "sm_75"), ("6.5", "sm_75"), ("7.0", "sm_80"), ("7.8", "sm_90"), ("8.1", "sm_90"),
+        ("8.6", "sm_89"), ("8.6", "sm_100"), ("9.0", "sm_30"), ("9.0", "sm_61"), ("9.0", "sm_86"),
+    ],
+)  # fmt: skip
+@pytest.mark.every(3)
+def test_the_forms_of_older_versions_and_targets(
+    version: str, target: str, forms: list[Form], tmp_path: Path
+) -> None:
+    head = f".version {version}\n.target {target}\n.address_size 64\n"
+    of_ptxas, of_device = set(legal(tmp_path, forms, head)), set(accepted(forms, head))
+    assert sorted(map(str, of_device - of_ptxas)) == []
+    assert sorted(map(str, of_ptxas - of_device)) == []
 
 
 @pytest.mark.every(2)

@@ -79,12 +79,15 @@ class FunctionCode:
         module_scope: dict[str, Storage],
         functions: dict[str, Function],
         indices: dict[str, int],
+        of: tuple[tuple[int, int], int],
         virtual: bool = False,
         counted: bool = False,
     ) -> None:
+        """Translate the body. `of`: the version of PTX, and the target's architecture. Raises PtxError."""
         self.function = function
         self.virtual = virtual
         self.counted = counted
+        self.of = of
         self.index = index
         self.functions = functions
         self.names = Names(function, module_scope)
@@ -226,7 +229,7 @@ class FunctionCode:
                 self._checked(self._call, statement, scope)
                 continue
             emit = TABLE.get(statement.opcode)
-            wrong = syntax.reason(statement)
+            wrong = syntax.reason(statement, *self.of)
             if emit is None or wrong:
                 raise v.unsupported(wrong)
             self._append(statement, scope, self._checked(emit, v, statement))

@@ -208,6 +208,7 @@ class TranslatedModule:
                     self.scope,
                     self.functions,
                     self.indices,
+                    (self.module.version, self.module.architecture),
                     self.virtual,
                     self.counting is not None,
                 )

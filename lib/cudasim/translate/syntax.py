@@ -1,6 +1,6 @@
 """The forms of arithmetic instructions that PTX has: types and modifiers (PTX ISA 9.7.1 to 9.7.6, 9.7.8, 9.7.9, 9.7.17).
 
-    reason(instruction)      # "" or why PTX has no such instruction: `add.ftz.f64`
+    reason(instruction, (7, 8), 80)     # "" or why a module of PTX 7.8 for sm_80 has no such instruction
 
 ptxas takes modifiers in nearly any order, and so does this. Opcodes without a row have no such check: their emitters look at what they
 are given. Of the forms that PTX has, the emitters refuse some.
@@ -24,13 +24,16 @@ _TYPE = re.compile(
 class _Form:
     """Types in their order, and groups of modifiers: at most one of each, or exactly one if the group is required.
 
-    operands: how many there are; 0 if that is not checked
+    operands          how many there are; 0 if that is not checked
+    version, target   the first of PTX and the lowest architecture that have it
     """
 
     types: frozenset[tuple[str, ...]]
     groups: tuple[frozenset[str], ...]
     required: tuple[bool, ...]
-    operands: int = 0
+    operands: int
+    version: tuple[int, int]
+    target: int
 
     def has(self, types: tuple[str, ...], modifiers: tuple[str, ...], operands: int) -> bool:
         if types not in self.types or self.operands not in (0, operands):
@@ -43,14 +46,24 @@ class _Form:
 _FORMS: dict[str, list[_Form]] = {}
 
 
-def _form(opcodes: str, types: str | Iterable[str], *groups: str, operands: int = 0) -> None:
-    """Note a form. `types`: in words, each as in an instruction: "f32.f16". A group of modifiers that begins with ! is required."""
+def _form(
+    opcodes: str, types: str | Iterable[str], *groups: str, operands: int = 0, since: str = "0.0 0"
+) -> None:
+    """Note a form. A group of modifiers that begins with ! is required.
+
+    types: in words, each as in an instruction: "f32.f16"
+    since: the first version of PTX and the lowest architecture; without it, as old as the oldest that ptxas takes
+    """
+    version, target = since.split()
+    major, minor = version.split(".")
     words = types.split() if isinstance(types, str) else types
     form = _Form(
         frozenset(tuple(word.split(".")) for word in words),
         tuple(frozenset(group.lstrip("!").split()) for group in groups),
         tuple(group.startswith("!") for group in groups),
         operands,
+        (int(major), int(minor)),
+        int(target),
     )
     for opcode in opcodes.split():
         _FORMS.setdefault(opcode, []).append(form)
@@ -79,70 +92,84 @@ _WHOLE = "rni rzi rmi rpi"
 
 # Integer arithmetic, with and without carry.
 _form("add sub", f"{_INTEGERS}")
-_form("add", "u16x2 s16x2")
+_form("add", "u16x2 s16x2", since="8.0 90")
 _form("add sub", "s32", "!sat")
-_form("add sub addc subc", _WIDE, "!cc")
+_form("add sub addc subc", "s32 u32", "!cc")
+_form("add sub addc subc", "s64 u64", "!cc", since="4.3 0")
 _form("addc subc", _INTEGERS)
 _form("addc subc", "s32", "!sat")
 _form("mul", _INTEGERS, "!lo hi")
 _form("mul", "s16 s32 u16 u32", "!wide")
 _form("mad madc", _INTEGERS, "!lo hi")
 _form("mad", "s16 s32 u16 u32", "!wide")
-_form("mad madc", _WIDE, "!lo hi", "!cc")
+_form("mad madc", "s32 u32", "!lo hi", "!cc")
+_form("mad madc", "s64 u64", "!lo hi", "!cc", since="4.3 0")
 _form("mad madc mad24", "s32", "!hi", "!sat")
 _form("mul24 mad24", "s32 u32", "!lo hi")
 _form("div rem sad", _INTEGERS)
 _form("abs neg", _SIGNED)
-_form("min max", f"{_INTEGERS} u16x2 s16x2", operands=3)
-_form("min max", "s32 s16x2", "!relu", operands=3)
+_form("min max", _INTEGERS, operands=3)
+_form("min max", "u16x2 s16x2", operands=3, since="8.0 90")
+_form("min max", "s32 s16x2", "!relu", operands=3, since="8.0 90")
 _form("popc clz brev", "b32 b64")
 _form("bfind", _WIDE, "shiftamt")
-_form("fns", "b32")
+_form("fns", "b32", since="6.0 0")
 _form("bfe", _WIDE)
 _form("bfi", "b32 b64")
-_form("bmsk", "b32", "!clamp wrap")
-_form("szext", "s32 u32", "!clamp wrap")
-_form("dp4a", _products("s32 u32", "s32 u32"))
-_form("dp2a", _products("s32 u32", "s32 u32"), "!lo hi")
+_form("bmsk", "b32", "!clamp wrap", since="7.6 70")
+_form("szext", "s32 u32", "!clamp wrap", since="7.6 70")
+_form("dp4a", _products("s32 u32", "s32 u32"), since="5.0 61")
+_form("dp2a", _products("s32 u32", "s32 u32"), "!lo hi", since="5.0 61")
 # Bits.
 _form("and or xor not", f"{_BITS} pred")
 _form("cnot shl", _BITS)
 _form("shr", f"{_BITS} {_INTEGERS}")
-_form("shf", "b32", "!l r", "!clamp wrap")
-_form("lop3", "b32", "and or")
+_form("shf", "b32", "!l r", "!clamp wrap", since="3.1 32")
+_form("lop3", "b32", since="4.3 50")
+_form("lop3", "b32", "!and or", since="8.2 70")
 _form("prmt", "b32", "f4e b4e rc8 ecl ecr rc16")
 # Floating-point arithmetic.
 _form("add sub mul", "f32", _ROUNDED, "ftz", "sat")
-_form("add sub mul", "f32x2", _ROUNDED, "ftz")
+_form("add sub mul", "f32x2", _ROUNDED, "ftz", since="8.6 100")
 _form("add sub mul", "f64", _ROUNDED)
-_form("add sub mul", _HALVES, "rn", "ftz", "sat")
-_form("add sub mul", _BRAINS, "rn")
-_form("add sub", "f32.f16 f32.bf16", _ROUNDED, "sat")
-_form("fma", "f32.f16 f32.bf16", f"!{_ROUNDED}", "sat")
+_form("add sub mul", _HALVES, "rn", "ftz", "sat", since="4.2 53")
+_form("add sub mul", _BRAINS, "rn", since="7.8 90")
+_form("add sub", "f32.f16 f32.bf16", _ROUNDED, "sat", since="8.6 100")
+_form("fma", "f32.f16 f32.bf16", f"!{_ROUNDED}", "sat", since="8.6 100")
 _form("fma mad", "f32", f"!{_ROUNDED}", "ftz", "sat")
-_form("fma", "f32x2", f"!{_ROUNDED}", "ftz")
+_form("fma", "f32x2", f"!{_ROUNDED}", "ftz", since="8.6 100")
 _form("fma mad", "f64", f"!{_ROUNDED}")
-_form("fma", _HALVES, "!rn", "ftz", "sat relu")
-_form("fma", _HALVES, "!rn", "!oob", "sat relu")
-_form("fma", _BRAINS, "!rn", "oob", "relu")
+_form("fma", _HALVES, "!rn", "ftz", "sat", since="4.2 53")
+_form("fma", _HALVES, "!rn", "ftz", "!relu", since="7.0 80")
+_form("fma", _HALVES, "!rn", "!oob", "sat relu", since="8.1 90")
+_form("fma", _BRAINS, "!rn", "relu", since="7.0 80")
+_form("fma", _BRAINS, "!rn", "!oob", "relu", since="8.1 90")
 _form("div", "f32", f"!approx full {_ROUNDED}", "ftz")
 _form("div", "f64", f"!{_ROUNDED}")
-_form("abs neg", f"f32 {_HALVES}", "ftz")
-_form("abs neg", f"f64 {_BRAINS}")
-_form("min max", f"f32 {_HALVES}", "ftz", "NaN", operands=3)
-_form("min max", f"f32 {_HALVES}", "ftz", "NaN", "!xorsign", "!abs", operands=3)
-_form("min max", "f32", "ftz", "NaN", "abs", operands=4)
-_form("min max", _BRAINS, "NaN", operands=3)
-_form("min max", _BRAINS, "NaN", "!xorsign", "!abs", operands=3)
+_form("abs neg", "f32", "ftz")
+_form("abs", _HALVES, "ftz", since="6.5 53")
+_form("neg", _HALVES, "ftz", since="6.0 53")
+_form("abs neg", "f64")
+_form("abs neg", _BRAINS, since="7.0 80")
+_form("min max", "f32", "ftz", operands=3)
+_form("min max", "f32", "ftz", "!NaN", operands=3, since="7.0 80")
+_form("min max", _HALVES, "ftz", "NaN", operands=3, since="7.0 80")
+_form("min max", f"f32 {_HALVES}", "ftz", "NaN", "!xorsign", "!abs", operands=3, since="7.2 86")
+_form("min max", "f32", "ftz", "NaN", "abs", operands=4, since="8.8 100")
+_form("min max", _BRAINS, "NaN", operands=3, since="7.0 80")
+_form("min max", _BRAINS, "NaN", "!xorsign", "!abs", operands=3, since="7.2 86")
 _form("min max", "f64", operands=3)
 _form("rcp sqrt", "f32", f"!approx {_ROUNDED}", "ftz")
 _form("rcp sqrt", "f64", f"!{_ROUNDED}")
 _form("rcp", "f64", f"!approx {_ROUNDED}", "!ftz")
-_form("rsqrt", "f32 f64", "!approx", "ftz")
+_form("rsqrt", "f32", "!approx", "ftz")
+_form("rsqrt", "f64", "!approx")
+_form("rsqrt", "f64", "!approx", "!ftz", since="4.0 0")
 _form("sin cos lg2 ex2", "f32", "!approx", "ftz")
-_form("ex2", _HALVES, "!approx")
-_form("ex2", _BRAINS, "!approx", "!ftz")
-_form("tanh", f"f32 {_HALVES} {_BRAINS}", "!approx")
+_form("ex2", _HALVES, "!approx", since="7.0 75")
+_form("ex2", _BRAINS, "!approx", "!ftz", since="7.8 90")
+_form("tanh", f"f32 {_HALVES}", "!approx", since="7.0 75")
+_form("tanh", _BRAINS, "!approx", since="7.8 90")
 _form("copysign", "f32 f64")
 _form("testp", "f32 f64", "!finite infinite number notanumber normal subnormal")
 # Comparison and selection.
@@ -150,51 +177,75 @@ _EQUAL, _ORDERED = "eq ne", "eq ne lt le gt ge"
 _OF_FLOATS = f"{_ORDERED} equ neu ltu leu gtu geu num nan"
 _JOINED = "and or xor"
 for _sources, _operators in (
-    (_BITS, _EQUAL), (_SIGNED, _ORDERED), (_UNSIGNED, f"{_ORDERED} lo ls hi hs"), ("f32 f64 f16 bf16", _OF_FLOATS),
+    (_BITS, _EQUAL), (_SIGNED, _ORDERED), (_UNSIGNED, f"{_ORDERED} lo ls hi hs"), ("f32 f64", _OF_FLOATS),
 ):  # fmt: skip
     _form("setp", _sources, f"!{_operators}", _JOINED)
-    _pairs = _products("u32 s32 f32 f16 bf16", _sources)
-    _form(
-        "set", {p for p in _pairs if p not in ("f32.f16", "f32.bf16", "f16.bf16")}, f"!{_operators}", _JOINED
-    )
-_form("setp", "f32 f16 f16x2", f"!{_OF_FLOATS}", _JOINED, "!ftz")
-_form("setp", "f16x2 bf16x2", f"!{_OF_FLOATS}", _JOINED)
-_form("set", _products("u16 s16", "f16 bf16"), f"!{_OF_FLOATS}", _JOINED)
+    _form("set", _products("u32 s32 f32", _sources), f"!{_operators}", _JOINED)
+    _form("set", _products("f16", _sources), f"!{_operators}", _JOINED, since="4.2 53")
+    _form("set", _products("bf16", _sources), f"!{_operators}", _JOINED, since="7.8 90")
+_form("setp", "f16 f16x2", f"!{_OF_FLOATS}", _JOINED, "ftz", since="4.2 53")
+_form("setp", "f32", f"!{_OF_FLOATS}", _JOINED, "!ftz")
+_form("setp", _BRAINS, f"!{_OF_FLOATS}", _JOINED, since="7.8 90")
+_form("set", _products("u32 s32 f32", "f32"), f"!{_OF_FLOATS}", _JOINED, "!ftz")
+_form("set", "f16.f16 f16x2.f16x2", f"!{_OF_FLOATS}", _JOINED, "ftz", since="4.2 53")
+_form("set", "f16.f32", f"!{_OF_FLOATS}", _JOINED, "!ftz", since="4.2 53")
 _form(
-    "set", [*_products("u32 s32", "f16x2 bf16x2"), "f16x2.f16x2", "bf16x2.bf16x2"], f"!{_OF_FLOATS}", _JOINED
+    "set",
+    [*_products("u16 s16", "f16"), *_products("u32 s32", _HALVES)],
+    f"!{_OF_FLOATS}",
+    _JOINED,
+    "ftz",
+    since="6.5 53",
 )
-_flushed = [*_products("u32 s32", "f32 f16 f16x2"), *_products("u16 s16", "f16")]
-_form("set", [*_flushed, "f32.f32", "f16.f32", "f16.f16", "f16x2.f16x2"], f"!{_OF_FLOATS}", _JOINED, "!ftz")
+_to_brains = [
+    "bf16.f16",
+    "bf16.bf16",
+    "bf16x2.bf16x2",
+    *_products("u16 s16", "bf16"),
+    *_products("u32 s32", _BRAINS),
+]
+_form("set", _to_brains, f"!{_OF_FLOATS}", _JOINED, since="7.8 90")
 _SELECTED = f"{_BITS} {_INTEGERS} f32 f64"
 _form("selp", _SELECTED)
 _form("slct", _products(_SELECTED, "s32"))
 _form("slct", _products(_SELECTED, "f32"), "ftz")
 # Moves and conversions.
-_form("mov", f"{_SELECTED} b128 pred", "v2 v4")
+_form("mov", f"{_SELECTED} pred", "v2 v4")
+_form("mov", "b128", since="8.3 70")
 _NARROW = f"s8 u8 {_INTEGERS}"
 _form("cvt", _products(_NARROW, _NARROW))
 _form("cvt", {p for p in _products(_NARROW, _NARROW) if _can_saturate(*p.split("."))}, "!sat")
 _form("cvt", {*_products("f16 f32 f64", f"{_NARROW} f64")} - {"f64.f64"}, f"!{_ROUNDED}", "sat")
 _form("cvt", [*_products("f32", f"{_NARROW} f64"), "f16.f32"], f"!{_ROUNDED}", "ftz", "sat")
-_form("cvt", _products("bf16", f"{_INTEGERS} f64"), f"!{_ROUNDED}")
+_form("cvt", _products("bf16", f"{_INTEGERS} f64"), f"!{_ROUNDED}", since="7.8 90")
 _form("cvt", _products(_NARROW, "f16 f32 f64"), f"!{_WHOLE}", "sat")
 _form("cvt", _products(_NARROW, "f32"), f"!{_WHOLE}", "ftz", "sat")
-_form("cvt", _products(_INTEGERS, "bf16"), f"!{_WHOLE}")
+_form("cvt", _products(_INTEGERS, "bf16"), f"!{_WHOLE}", since="7.8 90")
 _form("cvt", "f32.f32 f16.f16 f64.f64", _WHOLE, "sat")
 _form("cvt", "f32.f32", _WHOLE, "ftz", "sat")
-_form("cvt", "bf16.bf16", _WHOLE)
+_form("cvt", "bf16.bf16", _WHOLE, since="7.8 90")
 _form("cvt", "f32.f16 f64.f32", "ftz", "sat")
 _form("cvt", "f64.f16", "sat")
-_form("cvt", "bf16.f16 f16.bf16 f64.bf16 f32.bf16", _ROUNDED)
-_form("cvt", "f32.bf16", _ROUNDED, "ftz")
-_form("cvt", "bf16.f32", f"!{_ROUNDED}", "ftz")
-_form("cvt", "f16.f32 bf16.f32 f16x2.f32 bf16x2.f32", "!rn rz", "satfinite", "relu")
-_form("cvt", "tf32.f32", "!rn rz", "satfinite", "relu")
-_form("cvt", "tf32.f32", "!rna", "satfinite")
-_form("cvt", _products("e4m3x2 e5m2x2", "f32 f16x2"), "!rn", "!satfinite", "relu")
-_form("cvt", _products("f16x2", "e4m3x2 e5m2x2"), "!rn", "relu")
-_form("cvt", "s16.s32 u16.s32", "!pack", "!sat")
-_form("cvt", _products("s8 u8 s4 u4 s2 u2", "s32", "b32"), "!pack", "!sat")
+_form("cvt", "bf16.f16 f16.bf16 f64.bf16", _ROUNDED, since="7.8 90")
+_form("cvt", "f32.bf16", _ROUNDED, since="7.1 80")
+_form("cvt", "f32.bf16", _ROUNDED, "!ftz", since="7.8 90")
+_PACKED = "bf16.f32 f16x2.f32 bf16x2.f32"
+_form("cvt", "bf16.f32", f"!{_ROUNDED}", "ftz", since="7.0 80")
+_form("cvt", _PACKED, "!rn rz", "relu", since="7.0 80")
+_form("cvt", f"f16.f32 {_PACKED}", "!rn rz", "satfinite", "!relu", since="8.1 80")
+_form("cvt", "f16.f32", "!rn rz", "!relu", since="7.0 80")
+_form("cvt", "f16.f32", "!rn rz", "!satfinite", since="8.1 70")
+_form("cvt", _PACKED, "!rn rz", "!satfinite", since="8.1 80")
+_form("cvt", "tf32.f32", "!rn rz", "relu", since="7.8 90")
+_form("cvt", "tf32.f32", "!rn rz", "relu", "!satfinite", since="8.6 100")
+_form("cvt", "tf32.f32", "!rna", since="7.0 80")
+_form("cvt", "tf32.f32", "!rna", "!satfinite", since="8.1 80")
+for _since in ("7.8 90", "8.1 89"):
+    _form("cvt", _products("e4m3x2 e5m2x2", "f32 f16x2"), "!rn", "!satfinite", "relu", since=_since)
+    _form("cvt", _products("f16x2", "e4m3x2 e5m2x2"), "!rn", "relu", since=_since)
+_form("cvt", "s16.s32 u16.s32", "!pack", "!sat", since="6.5 72")
+_form("cvt", _products("s8 u8", "s32", "b32"), "!pack", "!sat", since="6.5 72")
+_form("cvt", _products("s4 u4 s2 u2", "s32", "b32"), "!pack", "!sat", since="6.5 75")
 # Video instructions.
 _SIGNS = ("s32 u32",) * 3
 _form("vadd vsub vabsdiff vmin vmax", _products(*_SIGNS), "sat", "add min max")
@@ -208,14 +259,21 @@ _PARALLEL = " ".join(
 _form(_PARALLEL, _products(*_SIGNS), "sat add")
 
 
-def reason(i: PtxInstruction) -> str:
-    """Return why PTX has no such form of an instruction; "" if it has, or if this does not know the opcode."""
-    known = i.opcode not in _FORMS or _exists(i.opcode, i.modifiers, len(i.operands))
-    return "" if known else "PTX has no such form"
+def reason(i: PtxInstruction, version: tuple[int, int], target: int) -> str:
+    """Return why PTX of a version has no such form for a target (80 for sm_80); "" if it has, or if the opcode is not known here."""
+    forms = _found(i.opcode, i.modifiers, len(i.operands)) if i.opcode in _FORMS else None
+    if forms is None or any(form.version <= version and form.target <= target for form in forms):
+        return ""
+    if not forms:
+        return "PTX has no such form"
+    first = min(forms, key=lambda form: (form.target, form.version))
+    if first.target > target:
+        return f"it requires .target sm_{first.target} or higher"
+    return f"it requires PTX ISA .version {first.version[0]}.{first.version[1]} or later"
 
 
 @functools.lru_cache(4096)
-def _exists(opcode: str, modifiers: tuple[str, ...], operands: int) -> bool:
+def _found(opcode: str, modifiers: tuple[str, ...], operands: int) -> tuple[_Form, ...]:
     types = tuple(m for m in modifiers if _TYPE.fullmatch(m))
     others = tuple(m for m in modifiers if not _TYPE.fullmatch(m))
-    return any(form.has(types, others, operands) for form in _FORMS[opcode])
+    return tuple(form for form in _FORMS[opcode] if form.has(types, others, operands))
