@@ -103,7 +103,7 @@ def test_memsets_and_copies_of_every_kind(tmp_path: Path) -> None:
     )
     assert {one["name"] for one in of_type(records, "op") if one["op"] == "kernel"} == {"work"}
     assert [one["waited_for"] and one["waited_for"]["kind"] for one in launches(records)] == [
-        None, "memset", "copy", "copy", "event"
+        None, None, "memset", "copy", "copy", "event"
     ]  # fmt: skip
     assert {one["wave"] for one in records if "gpu" in one} == {64}
 

@@ -72,7 +72,7 @@ def test_copies(setting: str) -> None:
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("setting", ["plain", "hostile", "no-interrupts"])
+@pytest.mark.parametrize("setting", ["plain", "hostile", "no-interrupts", "virtual-clock"])
 def test_streams(setting: str) -> None:
     assert output("streams", **SETTINGS[setting]) == "streams are right\n"
 

@@ -1,11 +1,13 @@
 // latency: kernels that wait for kernels, events and copies. Prints how many ns each run of `work` took by its own clock.
-// `work` runs until the host has launched what waits for it. Then: how many ns of the host its first launch call took.
+// `work` runs until the host has launched what waits for it, and longer than these launches take on the virtual clock. Then: how many
+// ns of the host its first launch call took.
 #include "check.h"
 
 #include <chrono>
 
 __global__ void work(uint64_t *took, volatile int *go, int turn) {
     uint64_t begin = clock64();
+    for (int i = 0; i < 5000; i++) asm volatile("s_nop 0");
     while (*go < turn) {
     }
     *took = clock64() - begin;

@@ -2,7 +2,10 @@
 #include "check.h"
 
 __global__ void work(int *data, int turns) {
-    for (int i = 0; i < turns; i++) data[threadIdx.x] += i;
+    for (int i = 0; i < turns; i++) {
+        asm volatile("s_nop 0");
+        data[threadIdx.x] += i;
+    }
 }
 
 int main() {
@@ -21,6 +24,7 @@ int main() {
     OK(hipStreamCreate(&stream));
     OK(hipStreamCreate(&other));
     OK(hipEventCreate(&event));
+    work<<<1, 64, 0, stream>>>(two, 1000);  // so that the memset ends after the launch behind it
     OK(hipMemsetAsync(two, 1, 4096, stream));
     work<<<1, 64, 0, stream>>>(two, 10);
     OK(hipMemcpyAsync(pinned, one, bytes, hipMemcpyDeviceToHost, stream));

@@ -201,6 +201,7 @@ struct Readings {
 // Serves the tool until it exits or has received all that it requested. By then, the file descriptors may belong to the program.
 void serve(Connection &c) {
     is_own_thread = true;
+    Untimed untimed;
     prctl(PR_SET_NAME, "gpubpf-hsa");
     uint64_t read_up_to = 0, pumps = 0;  // launches; groups of `pump` launches
     Readings readings;
@@ -472,6 +473,7 @@ AttachStatus start(const hsa_tables *given, const char *name) {
     std::optional<Visit> visit(std::in_place);  // detach waits for this
     auto made = std::make_unique<Connection>();
     find_virtual_clock();
+    Untimed untimed;
     shut_down = false;
     agent.resting = agent.ending = false;
     agent.exit_thread = 0;

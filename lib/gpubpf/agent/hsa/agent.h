@@ -416,6 +416,18 @@ inline Call *&own_call() {
 // Returns the calling thread's hooked call; null if there is none.
 inline Call *current_call() { return depth() ? own_call() : nullptr; }
 
+// While it exists, what the calling thread does takes no time on hipsim's virtual clock.
+class Untimed {
+  public:
+    Untimed() noexcept;
+    ~Untimed();
+    Untimed(const Untimed &) = delete;
+    Untimed &operator=(const Untimed &) = delete;
+
+  private:
+    void (*hipsim_)(int on);
+};
+
 // Put this around the agent's work in a ROCr function. The work counts as overhead of the HIP function that the thread is in, or else
 // as a hooked call of its own. It is subtracted from the HIP function's duration.
 // False if the agent is detached, or if the agent itself calls the function: then there is nothing to do.
@@ -444,8 +456,9 @@ class OwnWork {
     explicit operator bool() const { return back_ || hook_.keeps_records(); }
 
   private:
-    BackFromDriver back_;       // used in a HIP function
-    HookCall hook_;             // used outside HIP functions
+    BackFromDriver back_;  // used in a HIP function
+    HookCall hook_;        // used outside HIP functions
+    Untimed untimed_;
     Thread *thread_ = nullptr;  // null: overhead is not measured in this call; only every 64th call is
     Call *call_ = nullptr;
 };

@@ -17,6 +17,7 @@ constexpr uint64_t kFuture = uint64_t(1) << 56;  // ticks; for a future time, RO
 constexpr uint64_t kApart = uint64_t(1) << 40;   // ticks
 
 uint64_t (*virtual_now)() = nullptr;
+void (*hipsim_untimed)(int on) = nullptr;
 
 uint64_t host(clockid_t clock) {
     timespec t{};
@@ -42,6 +43,15 @@ void find_virtual_clock() {
     void *library = dlopen("libhsakmt.so.1", RTLD_NOLOAD | RTLD_LAZY);
     if (library) virtual_now = reinterpret_cast<uint64_t (*)()>(dlsym(library, "hipsim_virtual_now"));
     if (virtual_now && virtual_now() == kReal) virtual_now = nullptr;
+    if (virtual_now) hipsim_untimed = reinterpret_cast<void (*)(int)>(dlsym(library, "hipsim_untimed"));
+}
+
+Untimed::Untimed() noexcept : hipsim_(hipsim_untimed) {
+    if (hipsim_) hipsim_(1);
+}
+
+Untimed::~Untimed() {
+    if (hipsim_) hipsim_(0);
 }
 
 bool virtual_clock() { return virtual_now != nullptr; }

@@ -50,6 +50,11 @@ const hsa_signal &memory_of(uint64_t signal) { return *reinterpret_cast<const hs
 
 bool is_over(uint64_t signal) { return __atomic_load_n(&memory_of(signal).value, __ATOMIC_ACQUIRE) <= 0; }
 
+// Whether the calling thread may know that a signal's work is over: on the virtual clock, the device is ahead of the host.
+bool is_known_over(uint64_t signal) {
+    return is_over(signal) && (!virtual_clock() || memory_of(signal).end <= now_ns());
+}
+
 Record new_record(Kind kind, uint32_t gpu, uint32_t queue, uint64_t id) {
     Record r;
     r.kind = kind;
@@ -127,7 +132,7 @@ void wait_for_signals(const uint64_t *signals, uint32_t count, uint32_t gpu, uin
         Record r = new_record(Kind::Wait, gpu, queue, other_id());
         r.event.event = signals[i];
         if (const Call *call = current_call(); call && !call->for_event) r.flags |= kOrder;
-        if (is_over(signals[i])) {
+        if (is_known_over(signals[i])) {
             r.event.record = kNoRecord;
         } else if (all) {
             std::lock_guard<std::mutex> hold(state->lock);

@@ -80,6 +80,7 @@ struct Fault {
 struct Result {
     Fault fault;
     uint64_t instructions = 0;  // of all waves
+    uint64_t stored_bytes = 0;  // by stores of all lanes
     uint64_t end_ns = 0;        // virtual clock: when the last wave has ended
 };
 

@@ -308,6 +308,7 @@ void store(Wave &w, const Op &op) {
                                                                                  : 2;
     Access access;
     if (!addresses(w, op, bytes, true, access)) return;
+    w.stored_bytes += bytes * unsigned(std::popcount(access.active));
     const uint32_t (*d)[lanes] = w.v + op.i.data[0];
     if (kind == Store::word && words == 1 && access.active == ~uint64_t{0} && access.dense &&
         consecutive(access.at)) {

@@ -278,6 +278,7 @@ void Dispatch::give(std::unique_ptr<Resident> resident, bool ended, const Fault 
         if (resident) {
             for (const Wave &wave : resident->waves) {
                 result.instructions += wave.instructions;
+                result.stored_bytes += wave.stored_bytes;
                 result.end_ns = std::max(result.end_ns, launch_.start_ns + wave.time);
             }
             spare_.push_back(std::move(resident));

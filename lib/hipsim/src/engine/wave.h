@@ -75,6 +75,7 @@ struct alignas(64) Wave {
         false;  // virtual clock: what runs takes no time; it is `paused_at`, and clocks show `ahead` more
     uint64_t paused_at = 0, ahead = 0;
     uint64_t instructions = 0;
+    uint64_t stored_bytes = 0;
     uint64_t dpp_lanes = 0;  // lanes that the DPP instruction in progress may write
     Group *group = nullptr;
     Program *program = nullptr;

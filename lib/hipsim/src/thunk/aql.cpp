@@ -4,6 +4,7 @@
 // A packet stays in its slot until it is complete, because ROCr looks at the packet that read_dispatch_id names. Then
 // the slot becomes free. Last, the packet's signal is decremented.
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -22,6 +23,7 @@
 #include "thunk/hostile.h"
 #include "thunk/queues.h"
 #include "thunk/signals.h"
+#include "thunk/submissions.h"
 
 namespace hipsim {
 namespace {
@@ -116,6 +118,15 @@ int64_t check(uint32_t node, const hsa_kernel_dispatch_packet_t &packet) {
     return 0;
 }
 
+// Virtual clock: returns when a dispatch ends.
+uint64_t end_of(const hsa_kernel_dispatch_packet_t &packet, const Result &result, uint64_t start) {
+    switch (own_kernel(packet.kernel_object)) {
+        case OwnKernel::fill: return start + fill_ns(result.stored_bytes);
+        case OwnKernel::copy: return start + copy_ns(result.stored_bytes);
+        default: return result.end_ns;
+    }
+}
+
 Outcome dispatch(Queue &queue, uint64_t address, uint64_t index, const hsa_kernel_dispatch_packet_t &packet,
                  uint64_t *start, uint64_t *end) {
     if (int64_t error = check(queue.node, packet); error != 0) {
@@ -144,7 +155,7 @@ Outcome dispatch(Queue &queue, uint64_t address, uint64_t index, const hsa_kerne
         report_fault(queue, packet.kernel_object, result.fault);
         return Outcome::stopped;
     }
-    *end = config().virtual_clock ? result.end_ns : now();
+    *end = config().virtual_clock ? end_of(packet, result, *start) : now();
     return Outcome::complete;
 }
 
@@ -231,6 +242,13 @@ Outcome process(Queue &queue, uint64_t address, uint64_t index, const Packet &pa
     return outcome;
 }
 
+// Virtual clock: returns when a packet can start, if it depends on no signals.
+uint64_t ready_at(const Queue &queue, const Packet &packet) {
+    // All packets that can run have their signal at the same place.
+    return std::max(
+        {queue.time, submission_of(&packet), submission_of_work(packet.dispatch.completion_signal.handle)});
+}
+
 }  // namespace
 
 void process_aql(Queue &queue) {
@@ -243,12 +261,13 @@ void process_aql(Queue &queue) {
         uint16_t *header = reinterpret_cast<uint16_t *>(address);
         uint8_t type = packet_type(__atomic_load_n(header, __ATOMIC_ACQUIRE));
         if (type == HSA_PACKET_TYPE_INVALID) return;  // its writer has not rung the doorbell yet
+        if (config().virtual_clock && !is_submitted(queue.ring, index)) return;
 
         hostile_delay(100);
         Packet packet;
         memcpy(&packet, header, sizeof(packet));
         uint64_t start = now(), end = start;
-        if (config().virtual_clock) start = end = std::max(start, queue.time);
+        if (config().virtual_clock) start = end = ready_at(queue, packet);
         // Memory that is freed meanwhile stays mapped until the packet is complete.
         heap().enter();
         struct Leave {
@@ -257,7 +276,11 @@ void process_aql(Queue &queue) {
         if (process(queue, address, index, packet, &start, &end) == Outcome::stopped) return;
 
         queue.time = end;
-        if (config().virtual_clock) advance(end);
+        if (config().virtual_clock) {
+            advance(end);
+            clear_submission(header);
+            forget_work(packet.dispatch.completion_signal.handle);
+        }
         __atomic_store_n(header, HSA_PACKET_TYPE_INVALID << HSA_PACKET_HEADER_TYPE, __ATOMIC_RELEASE);
         __atomic_store_n(queue.read, index + 1, __ATOMIC_RELEASE);
         // All packets that can run have their signal at the same place.

@@ -1,11 +1,9 @@
 #include <algorithm>
-#include <csignal>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <time.h>
 
 #include <amd_hsa_queue.h>
@@ -15,6 +13,8 @@
 #include "thunk/heap.h"
 #include "thunk/queues.h"
 #include "thunk/forked.h"
+#include "thunk/submissions.h"
+#include "thunk/threads.h"
 
 namespace hipsim {
 namespace {
@@ -40,21 +40,6 @@ Queues &queues() {
 void sleep_microseconds(long microseconds) {
     timespec time{0, microseconds * 1000};
     nanosleep(&time, nullptr);
-}
-
-// Threads of the device receive no signals: the program's handlers expect its own threads.
-template <typename Function>
-std::thread start(const char *name, Function function) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread thread([name, function] {
-        prctl(PR_SET_NAME, name);
-        prctl(PR_SET_TIMERSLACK, 1000);  // 1 us, not 50
-        function();
-    });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
 }
 
 // Wakes every queue whose doorbell has changed. Returns whether there was one.
@@ -94,10 +79,12 @@ void run(Queue &queue) {
             continue;
         }
         queue.pending = false;
+        queue.working = true;
         lock.unlock();
         if (queue.aql) process_aql(queue);
         else process_sdma(queue);
         lock.lock();
+        queue.working = false;
     }
 }
 
@@ -132,6 +119,29 @@ bool take_doorbell(Queues &all, Queue &queue) {
 void wake_queues() {
     Queues &all = queues();
     if (look(all)) all.idle.store(0, std::memory_order_relaxed);
+}
+
+bool queues_wait() {
+    wake_queues();
+    Queues &all = queues();
+    std::lock_guard lock(all.mutex);
+    for (const auto &[id, queue] : all.by_id) {
+        std::lock_guard queue_lock(queue->mutex);
+        if (queue->suspended || queue->failed) continue;
+        if (queue->working ? !queue->waiting : queue->pending) return false;
+    }
+    return true;
+}
+
+void wake_queue(uint64_t ring) {
+    Queues &all = queues();
+    std::lock_guard lock(all.mutex);
+    for (const auto &[id, queue] : all.by_id) {
+        if (queue->ring != ring) continue;
+        std::lock_guard queue_lock(queue->mutex);
+        queue->pending = true;
+        queue->wake.notify_one();
+    }
 }
 
 void pause(uint32_t step) {
@@ -187,11 +197,11 @@ HSAKMT_STATUS hsaKmtCreateQueue(HSAuint32 node, HSA_QUEUE_TYPE type, HSAuint32 p
     *queue->doorbell = queue->rung;
     queue->suspended = percentage == 0;
     queue->id = all.next_id++;
-    queue->thread = start(aql ? "hipsim queue" : "hipsim sdma", [queue] { run(*queue); });
+    queue->thread = start_thread(aql ? "hipsim queue" : "hipsim sdma", [queue] { run(*queue); });
     all.by_id[queue->id] = queue;
     if (!all.looking) {
         all.looking = true;
-        start("hipsim doorbell", look_out).detach();
+        start_thread("hipsim doorbell", look_out).detach();
     }
     resource->QueueId = queue->id;
     resource->Queue_DoorBell_aql = queue->doorbell;

@@ -34,12 +34,23 @@ struct Queue {
     std::atomic<bool> suspended{false};  // hsaKmtUpdateQueue with 0 %
     std::atomic<bool> failed{false};     // after an error; the program can only destroy the queue
     std::atomic<bool> destroyed{false};
-    uint64_t time = 0;  // virtual clock: when the last packet ended
+    bool working = false;              // the thread processes packets
+    std::atomic<bool> waiting{false};  // meanwhile, it waits for a change of memory
+    // Virtual clock:
+    uint64_t time = 0;   // when the last packet ended
+    uint64_t ready = 0;  // SDMA: the end of what the current copy depends on
+    uint64_t spent = 0;  // SDMA: how long the packets of the current copy took
     std::thread thread;
 };
 
 // Checks the doorbells now, as the look-out does every few microseconds: the caller is about to wait.
 void wake_queues();
+
+// Returns whether no queue has work that it can do now.
+bool queues_wait();
+
+// Wakes the queue with this ring, if there is one: more of its packets may be processed.
+void wake_queue(uint64_t ring);
 
 // Process all packets that the program has submitted. Return when there are none, or the queue has failed.
 void process_aql(Queue &queue);
@@ -47,17 +58,19 @@ void process_sdma(Queue &queue);
 
 // Waits until `condition()` holds. Returns false if the queue is destroyed first.
 template <typename Condition>
-bool wait_for(const Queue &queue, Condition condition);
+bool wait_for(Queue &queue, Condition condition);
 
 // One step of waiting for a change without notification, such as the program's store to memory.
 void pause(uint32_t step);
 
 template <typename Condition>
-bool wait_for(const Queue &queue, Condition condition) {
+bool wait_for(Queue &queue, Condition condition) {
     for (uint32_t step = 0; !condition(); step++) {
         if (queue.destroyed.load(std::memory_order_relaxed)) return false;
+        queue.waiting = true;
         pause(step);
     }
+    queue.waiting = false;
     return true;
 }
 

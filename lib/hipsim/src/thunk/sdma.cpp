@@ -16,6 +16,8 @@
 #include "thunk/heap.h"
 #include "thunk/hostile.h"
 #include "thunk/queues.h"
+#include "thunk/signals.h"
+#include "thunk/submissions.h"
 
 namespace hipsim {
 namespace {
@@ -56,7 +58,18 @@ class Engine {
     // Checks that the device may use an address; reports a memory fault if not.
     bool may(uint64_t address, uint64_t bytes, bool write);
     uint32_t unknown(const char *what);
-    void took(uint64_t nanoseconds) { queue_.time = std::max(queue_.time, now()) + nanoseconds; }
+    void took(uint64_t nanoseconds) { queue_.spent += nanoseconds; }
+
+    // Virtual clock. ROCr writes the packets of a copy one after the other: those that wait for signals, the copy itself between
+    // two timestamps, and one that decrements the copy's signal. A copy of ROCr's own, such as that of code, takes no time.
+    bool is_timed(uint64_t signal) const { return submission_of_work(signal) != kUnknownTime; }
+    uint64_t began(uint64_t signal) const {
+        return std::max({queue_.time, queue_.ready, submission_of_work(signal)});
+    }
+    uint64_t time_of_copy(uint64_t signal) const {
+        return is_timed(signal) ? began(signal) + queue_.spent : queue_.time;
+    }
+    void end_copy(uint64_t signal);
 
     uint32_t copy_linear();
     uint32_t copy_window();
@@ -90,7 +103,7 @@ uint32_t Engine::copy_linear() {
     uint64_t bytes = uint64_t{bits(word(1), 0, 30)} + 1, from = address(3), to = address(5);
     if (!may(from, bytes, false) || !may(to, bytes, true)) return 0;
     memmove(host(to), host(from), bytes);
-    took((bytes + 9) / 10);
+    took(copy_ns(bytes));
     return 7;
 }
 
@@ -119,7 +132,7 @@ uint32_t Engine::copy_window() {
             if (!may(source, bytes, false) || !may(target, bytes, true)) return 0;
             memmove(host(target), host(source), bytes);
         }
-    took((bytes * height * depth + 9) / 10);
+    took(copy_ns(bytes * height * depth));
     return 13;
 }
 
@@ -140,7 +153,7 @@ uint32_t Engine::fill() {
     uint64_t bytes = (uint64_t{bits(word(4), 0, 22)} + unit) & ~uint64_t{unit - 1}, to = address(1);
     if (!may(to, bytes, true)) return 0;
     for (uint64_t at = to; at < to + bytes; at += unit) memcpy(host(at), &value, unit);
-    took((bytes + 99) / 100);
+    took(fill_ns(bytes));
     return 5;
 }
 
@@ -170,7 +183,21 @@ uint32_t Engine::poll() {
         }
     });
     if (!known) may(at, 4, false);
-    return done && known ? 6 : 0;
+    if (!done || !known) return 0;
+    if (uint64_t signal = config().virtual_clock ? signal_of_value(queue_.node, at) : 0; signal != 0)
+        queue_.ready = std::max(queue_.ready, signal_time(queue_.node, signal));
+    return 6;
+}
+
+void Engine::end_copy(uint64_t signal) {
+    if (is_timed(signal)) {
+        uint64_t start = began(signal);
+        queue_.time = start + queue_.spent;
+        set_signal_times(queue_.node, signal, start, queue_.time);
+        forget_work(signal);
+        advance(queue_.time);
+    }
+    queue_.ready = queue_.spent = 0;
 }
 
 uint32_t Engine::atomic() {
@@ -178,13 +205,14 @@ uint32_t Engine::atomic() {
     if (bits(word(0), 25, 7) != kAtomicAdd64) return unknown("atomic operation");
     if (at % 8 != 0 || !may(at, 8, true)) return 0;
     hostile_delay(200);
-    if (config().virtual_clock) advance(queue_.time);
+    if (config().virtual_clock) end_copy(signal_of_value(queue_.node, at));
     __atomic_fetch_add(reinterpret_cast<uint64_t *>(host(at)), operand, __ATOMIC_ACQ_REL);
     return 8;
 }
 
 uint32_t Engine::timestamp() {
-    uint64_t at = address(1), time = config().virtual_clock ? std::max(queue_.time, now()) : now();
+    uint64_t at = address(1), time = now();
+    if (config().virtual_clock) time = time_of_copy(signal_of_timestamp(queue_.node, at));
     if (bits(word(0), 8, 8) != kTimestampGlobal) return unknown("timestamp");
     if (!may(at, 8, true)) return 0;
     memcpy(host(at), &time, 8);
@@ -236,7 +264,6 @@ void process_sdma(Queue &queue) {
         uint32_t words = engine.execute(end - read);
         heap().leave();
         if (words == 0) return;
-        if (config().virtual_clock) advance(queue.time);
         __atomic_store_n(queue.read, read + uint64_t{words} * 4, __ATOMIC_RELEASE);
     }
 }

@@ -1,3 +1,5 @@
+#include <cstddef>
+
 #include <amd_hsa_signal.h>
 
 #include "engine/engine.h"
@@ -30,6 +32,28 @@ bool read_signal(uint32_t node, uint64_t handle, int64_t *value) {
     if (signal == nullptr) return false;
     *value = __atomic_load_n(&signal->value, __ATOMIC_ACQUIRE);
     return true;
+}
+
+uint64_t signal_of_value(uint32_t node, uint64_t address) {
+    uint64_t handle = address & ~uint64_t{sizeof(amd_signal_t) - 1};
+    uint64_t offset = address - handle - offsetof(amd_signal_t, value);
+    const amd_signal_t *signal = signal_at(node, handle, false);
+    return signal != nullptr && offset < sizeof signal->value && signal->kind == AMD_SIGNAL_KIND_USER ? handle
+                                                                                                      : 0;
+}
+
+// ROCr has the timestamps of copies in the 64 bytes after the signal.
+uint64_t signal_of_timestamp(uint32_t node, uint64_t address) {
+    uint64_t handle = (address & ~uint64_t{sizeof(amd_signal_t) - 1}) - sizeof(amd_signal_t);
+    const amd_signal_t *signal = signal_at(node, handle, false);
+    return signal != nullptr && signal->kind == AMD_SIGNAL_KIND_USER ? handle : 0;
+}
+
+void set_signal_times(uint32_t node, uint64_t handle, uint64_t start, uint64_t end) {
+    amd_signal_t *signal = signal_at(node, handle, true);
+    if (signal == nullptr) return;
+    signal->start_ts = start;
+    signal->end_ts = end;
 }
 
 uint64_t signal_time(uint32_t node, uint64_t handle) {

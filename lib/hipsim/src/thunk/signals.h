@@ -8,6 +8,13 @@ namespace hipsim {
 // Returns the value of the signal, or false if the device may not read it.
 bool read_signal(uint32_t node, uint64_t handle, int64_t *value);
 
+// Returns the handle of the signal that has its value, or a timestamp of a copy, at this address; 0 if there is none.
+uint64_t signal_of_value(uint32_t node, uint64_t address);
+uint64_t signal_of_timestamp(uint32_t node, uint64_t address);
+
+// Sets when the signal's work began and ended.
+void set_signal_times(uint32_t node, uint64_t handle, uint64_t start, uint64_t end);
+
 // Returns when the signal's work was complete; 0 if it has no timestamps.
 uint64_t signal_time(uint32_t node, uint64_t handle);
 
