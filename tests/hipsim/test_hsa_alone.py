@@ -29,7 +29,12 @@ def test_what_the_agent_owns_is_given_back_before_rocr_shuts_down(tool: str, tmp
     assert [r.get("launches", r.get("count")) for r in records if r["type"] == "kernel"] == [LAUNCHES] * 4
 
 
-def test_hipsnoop_gives_its_signals_back(tmp_path: Path) -> None:
-    records, stderr = run_alone("hipsnoop", tmp_path / "out")
+@pytest.mark.parametrize("lives", [1, 3])
+def test_hipsnoop_gives_its_signals_back(lives: int, tmp_path: Path) -> None:
+    """And it has the times of each life of ROCr."""
+    records, stderr = run_alone("hipsnoop", tmp_path / "out", lives)
     assert stderr == ["hipsnoop: note: no traced process has loaded libamdhip64.so"]
-    assert records[-1]["device_times"]["dispatches"] == LAUNCHES
+    times = records[-1]["device_times"]
+    assert (times["dispatches"], times["lost"], times["unended"]) == (lives * LAUNCHES, 0, 0)
+    (kernel,) = (record for record in records if record["type"] == "kernel")
+    assert (kernel["kernel"], kernel["runs"]) == ("seen", lives * LAUNCHES)

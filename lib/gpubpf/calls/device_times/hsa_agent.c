@@ -423,12 +423,33 @@ static bool find_hsa(void) {
 #undef FIND
 }
 
-static uint32_t start(hsa_tables *tables) {
+/* Forget what belonged to ROCr before it was shut down. What the GPU may still have changed then stays in memory. */
+static void forget(void) {
+    pthread_mutex_lock(&pool_lock);
+    while (every) {
+        struct pending *older = every->older;
+        if (!every->own.handle)
+            free(every);
+        every = older;
+    }
+    pool = NULL;
+    queues = NULL;
+    pending_count = 0;
+    gpu_count = 0;
+    ring_forget_gpus();
+    unloaded = false;
+    pthread_mutex_unlock(&pool_lock);
+}
+
+/* `again`: ROCr has been shut down since this library started. */
+static uint32_t start(hsa_tables *tables, bool again) {
     const int at = HSA_AMD_INTERCEPT(hsa_functions_of(tables->amd));
     if (hsa_functions_of(tables->core) <= HSA_CORE_FREEZE || at < 0 || !find_hsa() || hsa.system_get_info(HSA_TIMESTAMP_FREQUENCY, &frequency) ||
         !frequency)
         return AGENT_VERSION;
-    if (!ring_create() || atexit(finish))
+    if (again)
+        forget();
+    else if (!ring_create() || atexit(finish))
         return AGENT_NO_MEMORY;
     hsa.iterate_agents(on_agent, NULL);
     void **core = tables->core->functions, **amd = tables->amd->functions;
@@ -443,14 +464,16 @@ static uint32_t start(hsa_tables *tables) {
     return AGENT_STARTED;
 }
 
-/* Called by ROCr before the program can make a queue. It ignores the library if the result is false: also when ROCr is initialized once
-   more after it was shut down. */
+/* Called by ROCr before the program can make a queue, also when ROCr is initialized again after it was shut down. It ignores the library
+   if the result is false. */
 EXPORTED bool OnLoad(void *tables, uint64_t version, uint64_t failed, const char *const *names) {
     (void)version, (void)failed, (void)names;
     const char *socket = secure_getenv(SOCKET);
-    if (!socket || !tables || create_queue)
+    if (!socket || !tables)
         return false;
-    hello.state = start(tables);
+    if (create_queue)
+        return ring_here() && start(tables, true) == AGENT_STARTED;
+    hello.state = start(tables, false);
     if (!ring_tell(socket) && hello.state == AGENT_STARTED)
         ring_stop(); /* nobody reads */
     return hello.state == AGENT_STARTED;

@@ -61,6 +61,10 @@ void ring_add_gpu(uint64_t gpu) {
         header->gpu[header->gpus++] = gpu;
 }
 
+void ring_forget_gpus(void) {
+    header->gpus = 0;
+}
+
 uint32_t ring_gpu(uint64_t gpu) {
     for (uint32_t at = 0; at < header->gpus; at++)
         if (header->gpu[at] == gpu)

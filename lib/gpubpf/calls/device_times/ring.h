@@ -61,6 +61,8 @@ bool ring_tell(const char *socket);
 bool ring_here(void);
 void ring_stop(void);
 void ring_add_gpu(uint64_t gpu);
+/* Forget all GPUs: the runtime starts again, and gives them other numbers. */
+void ring_forget_gpus(void);
 /* Return the number of a GPU that was added, or ~0. */
 uint32_t ring_gpu(uint64_t gpu);
 void ring_name(uint64_t kernel, const char *name);
