@@ -175,7 +175,11 @@ class Memory:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        self._mappings = _MappingsByAddress(pid)
+        try:
+            self._mappings = _MappingsByAddress(pid)
+        except BaseException:
+            os.close(self.file)
+            raise
 
     def close(self) -> None:
         os.close(self.file)
@@ -247,15 +251,20 @@ class _MappingsByAddress:
         os.close(self._maps)
 
     def at(self, address: int) -> _Extent | None:
-        """Return the mapping that contains an address; None if there is none or the process has ended."""
+        """Return the mapping that contains an address; None if there is none or the process has ended.
+
+        Raises OSError if no more files can be opened."""
         for known in self._known:
             if known.start <= address < known.end:
                 return known
-        with contextlib.suppress(OSError):
+        try:
             if (found := self._query(address)) is not None:
                 self._known.append(found)
-                return found
-        return None
+            return found
+        except OSError as error:
+            if out_of_files(error):
+                raise
+            return None
 
     def _query(self, address: int) -> _Extent | None:
         query = bytearray(self._QUERY.pack(self._QUERY.size, 0, address & (1 << 64) - 1, *[0] * 12))
@@ -301,13 +310,18 @@ def is_local(device: str, pid: int) -> bool:
 def _mounts(pid: int) -> dict[str, bool]:
     """Return which of the devices that a process has mounted are served by the kernel."""
     found: dict[str, bool] = {}
-    with contextlib.suppress(OSError):
-        for line in proc.read(pid, "mountinfo").decode("utf-8", "replace").split("\n"):
-            before, _, after = line.partition(" - ")
-            if ":" in (number := "".join(before.split(" ")[2:3])):
-                major, _, minor = number.partition(":")
-                name = f"{int(major):02x}:{int(minor):02x}"
-                found[name] = found.get(name, True) and not after.startswith(_SERVED)
+    try:
+        lines = proc.read(pid, "mountinfo").decode("utf-8", "replace").split("\n")
+    except OSError as error:
+        if out_of_files(error):
+            raise
+        return found
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if ":" in (number := "".join(before.split(" ")[2:3])):
+            major, _, minor = number.partition(":")
+            name = f"{int(major):02x}:{int(minor):02x}"
+            found[name] = found.get(name, True) and not after.startswith(_SERVED)
     return found
 
 
