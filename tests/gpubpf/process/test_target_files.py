@@ -34,7 +34,7 @@ def _may_read(path: Path, user: User) -> bool:
 
 
 def test_only_the_users_own_groups_count(tmp_path: Path) -> None:
-    for directory in (tmp_path, *tmp_path.parents[:2]):
+    for directory in (tmp_path, *tmp_path.parents[:3]):
         directory.chmod(directory.stat().st_mode | 0o711)
     file = tmp_path / "file"
     file.write_text("secret")
