@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from gpubpf.errors import ImageError
 from gpubpf.images import fatbin
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.process import address_space, proc, target_files, traceable
+from gpubpf.process import address_space, started_with, target_files, traceable
 
 MOST_DIRECTORIES = 1 << 17
 MOST_FILES = 256  # in one directory
@@ -135,7 +135,7 @@ class TritonCache:
         """Return the directories that may contain caches of the process, in the process's own naming."""
         environment: dict[str, str] = {}
         with contextlib.suppress(OSError):
-            environment = proc.environment(self._pid, ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME"))
+            environment = started_with.environment(self._pid, ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME"))
         found: dict[str, None] = {}
         if place := environment.get("TRITON_CACHE_DIR"):
             found[place] = None

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import math
 import mmap
 import os
 import re
-import struct
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -175,15 +173,10 @@ class Memory:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._mappings = _MappingsByAddress(pid)
-        except BaseException:
-            os.close(self.file)
-            raise
+        self._mappings: list[Mapping] = []  # those that were looked up
 
     def close(self) -> None:
         os.close(self.file)
-        self._mappings.close()
 
     def __enter__(self) -> Memory:
         return self
@@ -217,68 +210,30 @@ class Memory:
 
         Raises Unreadable if the first one is mapped, but may make the tool wait."""
         end = address
-        while end < address + size and (found := self._mappings.at(end)) is not None:
-            if not found.safe:
+        while end < address + size and (found := self._mapping(end)) is not None:
+            if found.file[1] and not is_local(found.file[0], self._pid):
                 if end == address:
                     raise Unreadable(self._pid)
                 break
             end = found.end
         return min(end - address, size)
 
-
-@dataclass(frozen=True)
-class _Extent:
-    """The addresses of a mapping, and whether accessing its pages cannot wait."""
-
-    start: int
-    end: int
-    safe: bool
-
-
-class _MappingsByAddress:
-    """Finds the mapping of an address, and remembers it."""
-
-    # struct procmap_query, its size as part of the request's number, and PROCMAP_QUERY (include/uapi/linux/fs.h).
-    _QUERY = struct.Struct("<9Q4I2Q")
-    _PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._maps = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
-        self._known: list[_Extent] = []
-
-    def close(self) -> None:
-        os.close(self._maps)
-
-    def at(self, address: int) -> _Extent | None:
+    def _mapping(self, address: int) -> Mapping | None:
         """Return the mapping that contains an address; None if there is none or the process has ended.
 
         Raises OSError if no more files can be opened."""
-        for known in self._known:
+        for known in self._mappings:
             if known.start <= address < known.end:
                 return known
         try:
-            if (found := self._query(address)) is not None:
-                self._known.append(found)
-            return found
+            found = mapping_at(self._pid, address)
         except OSError as error:
             if out_of_files(error):
                 raise
             return None
-
-    def _query(self, address: int) -> _Extent | None:
-        query = bytearray(self._QUERY.pack(self._QUERY.size, 0, address & (1 << 64) - 1, *[0] * 12))
-        try:
-            fcntl.ioctl(self._maps, self._PROCMAP_QUERY, query)
-        except OSError as error:
-            if error.errno != errno.ENOTTY:  # Linux before 6.11
-                raise
-            found = mapping_at(self._pid, address)
-            if found is None:
-                return None
-            return _Extent(found.start, found.end, not found.file[1] or is_local(found.file[0], self._pid))
-        _, _, _, start, end, _, _, _, inode, major, minor, *_ = self._QUERY.unpack(query)
-        return _Extent(start, end, not inode or is_local(f"{major:02x}:{minor:02x}", self._pid))
+        if found is not None:
+            self._mappings.append(found)
+        return found
 
 
 @dataclass(frozen=True)

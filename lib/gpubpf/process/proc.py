@@ -2,7 +2,6 @@
 
     proc.comm(pid)
     proc.status(pid)["Uid"]
-    proc.environment(pid, ["HOME"])
     for line in proc.lines(pid, "maps"): …
 
 A process chooses the content of these files, and the size of some, without privileges: its name (prctl), its command line and its
@@ -20,7 +19,7 @@ import itertools
 import os
 import struct
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpubpf.process import libc, limits
@@ -125,36 +124,6 @@ def is_64_bit(pid: int) -> bool:
     return int.from_bytes(read(pid, "auxv", 8), "little") < 1 << 32
 
 
-def environment(pid: int, names: Collection[str]) -> dict[str, str]:
-    """Return those of the variables `names` that are set in a process's environment. Raises OSError.
-
-    As for getenv(3), the first value of a variable counts. Bytes that are not UTF-8 become surrogates (os.fsdecode). Variables beyond
-    limits.LARGEST_ENVIRONMENT are not found, and none is that is longer than limits.LONGEST_VARIABLE.
-    """
-    found: dict[str, str] = {}
-    wanted = set(map(os.fsencode, names))
-    for variable in _variables(pid):
-        name, equals, value = variable.partition(b"=")
-        if equals and name in wanted:
-            found.setdefault(os.fsdecode(name), os.fsdecode(value))
-    return found
-
-
-def _variables(pid: int) -> Iterator[bytes]:
-    """Yield the variables of a process's environment. Of longer ones than limits.LONGEST_VARIABLE, the end comes, without the name."""
-    rest = b""
-    left = limits.LARGEST_ENVIRONMENT
-    with _opened(pid, "environ") as file:
-        while left > 0 and (data := os.read(file, min(_PIECE, left))):
-            left -= len(data)
-            *whole, rest = (rest + data).split(b"\0")
-            yield from whole
-            if len(rest) > limits.LONGEST_VARIABLE:
-                rest = b"="  # a variable without a name
-    if left > 0:
-        yield rest
-
-
 def lines(pid: int, name: str, most: int = limits.LARGEST_LIST) -> Iterator[bytes]:
     """Yield the lines of a list of a process, such as "maps". `most`: the limit in bytes.
 
@@ -189,7 +158,9 @@ def mapped_at(pid: int, address: int) -> Mapped | None:
     """Return the mapping that contains an address. Raises OSError: with ENOTTY, Linux is older than 6.11."""
     name = ctypes.create_string_buffer(4096)
     query = bytearray(
-        _QUERY.pack(_QUERY.size, 0, address, *[0] * 6, 0, 0, len(name), 0, ctypes.addressof(name), 0)
+        _QUERY.pack(
+            _QUERY.size, 0, address & (1 << 64) - 1, *[0] * 6, 0, 0, len(name), 0, ctypes.addressof(name), 0
+        )
     )
     with _opened(pid, "maps") as file:
         try:

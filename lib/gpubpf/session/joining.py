@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus, Vendor
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import address_space, limits, proc, traceable
+from gpubpf.process import address_space, limits, started_with, traceable
 from gpubpf.session.device import Device
 from gpubpf.session.reasons import (
     BUSY,
@@ -265,7 +265,7 @@ def devices_of(pid: int) -> dict[Vendor, Device]:
     traceable.check_traceable(pid)
     found: dict[Vendor, Device] = {}
     try:
-        clocks = proc.environment(pid, _CLOCKS.values())
+        clocks = started_with.environment(pid, _CLOCKS.values())
         mapped = address_space.mappings(pid, _ANY)
         for vendor, library, symbol in (
             (Vendor.NVIDIA, _LIBRARIES[Vendor.NVIDIA], "cudasim_untimed"),

@@ -40,7 +40,7 @@ from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.linux import libraries
-from gpubpf.process import proc, scans, target_files, traceable
+from gpubpf.process import proc, scans, started_with, target_files, traceable
 from gpubpf.process.scans import ScanBudget
 from gpubpf.session import device
 from gpubpf.session.driver_files import DriverFiles, FileId
@@ -361,7 +361,7 @@ class MachineWatcher:
 def _started_by_a_tool(pid: int) -> bool:
     """Return whether the process was started under a tool, whose agent the driver loads during initialization."""
     with contextlib.suppress(OSError):
-        variables = proc.environment(pid, ("CUDA_INJECTION64_PATH", "HSA_TOOLS_LIB"))
+        variables = started_with.environment(pid, ("CUDA_INJECTION64_PATH", "HSA_TOOLS_LIB"))
         return "CUDA_INJECTION64_PATH" in variables or (
             agent.HSA_LIBRARY.name in variables.get("HSA_TOOLS_LIB", "")
         )

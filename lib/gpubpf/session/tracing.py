@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import sampling
 from gpubpf.errors import Error, SessionError, UsageError
-from gpubpf.process import proc
+from gpubpf.process import started_with
 from gpubpf.session import amd_device, device, joining
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Follow, Listener, Plan, Targets
@@ -224,7 +224,7 @@ def target(args: argparse.Namespace) -> Target:
     with contextlib.suppress(SessionError, OSError):  # a process without a driver may use any device
         if args.pid:
             chosen = joining.device_of(args.pid[0])
-            environment = proc.environment(args.pid[0], ["CUDASIM_CC"])
+            environment = started_with.environment(args.pid[0], ["CUDASIM_CC"])
             return Target(chosen.kind, device.compute_capability(chosen, environment))
     try:
         chosen = device.choose(args.device)

@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from gpubpf.process import proc, traceable
+from gpubpf.process import started_with, traceable
 from gpubpf.show import progress
 
 PERIOD = 0.5  # seconds between two looks
@@ -50,5 +50,5 @@ def translates(pid: int) -> bool:
 
 def _is_translator(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return TRANSLATOR.encode() in proc.read(pid, "cmdline", 8192).split(b"\0")[:8]
+        return TRANSLATOR.encode() in started_with.arguments(pid, 8192)[:8]
     return False

@@ -1,5 +1,6 @@
 // A program whose files in /proc/PID are large. It says "ready" and waits for the end of its input.
 //     large environ MEGABYTES                   an environment of that size, of pages that exist only once
+//     large served FILE                         an environment and a command line that are pages of this file
 //     large maps DIRECTORY DEPTH COUNT          so many mappings of a file in nested directories with names of 250 bytes
 // With "-", it has no driver; else the last argument is the driver that it loads first, in which it then calls cuInit.
 #define _GNU_SOURCE
@@ -25,10 +26,11 @@ static unsigned long number(int field) {
     return strtoul(at, 0, 10);
 }
 
-static int environ_of(size_t size) {
-    char *made = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+static int environ_of(size_t size, int file) {
+    int flags = MAP_PRIVATE | MAP_NORESERVE | (file < 0 ? MAP_ANONYMOUS : 0);
+    char *made = mmap(0, size, PROT_READ | PROT_WRITE, flags, file, 0);
     if (made == MAP_FAILED) return 1;
-    strcpy(made, "FIRST=1");
+    if (file < 0) strcpy(made, "FIRST=1");
     struct prctl_mm_map map = {
         .start_code = number(26),
         .end_code = number(27),
@@ -37,8 +39,8 @@ static int environ_of(size_t size) {
         .end_data = number(46),
         .start_brk = number(47),
         .brk = (unsigned long)sbrk(0),
-        .arg_start = number(48),
-        .arg_end = number(49),
+        .arg_start = file < 0 ? number(48) : (unsigned long)made,
+        .arg_end = file < 0 ? number(49) : (unsigned long)made + size,
         .env_start = (unsigned long)made,
         .env_end = (unsigned long)made + size,
         .exe_fd = -1,
@@ -66,8 +68,10 @@ int main(int argc, char **argv) {
         void *library = dlopen(driver, RTLD_NOW);
         if (library == 0 || (init = (int (*)(unsigned))dlsym(library, "cuInit")) == 0) return 2;
     }
-    int failed = strcmp(argv[1], "maps") == 0 ? maps_of(argv[2], atoi(argv[3]), atoi(argv[4]))
-                                              : environ_of((size_t)atoi(argv[2]) << 20);
+    int failed;
+    if (strcmp(argv[1], "maps") == 0) failed = maps_of(argv[2], atoi(argv[3]), atoi(argv[4]));
+    else if (strcmp(argv[1], "served") == 0) failed = environ_of(4096, open(argv[2], O_RDWR));
+    else failed = environ_of((size_t)atoi(argv[2]) << 20, -1);
     if (failed) return perror(argv[1]), 3;
     if (init != 0) init(0);
     puts("ready");

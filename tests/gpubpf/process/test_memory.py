@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 import gpubpf_fuse
-from gpubpf.process import address_space
+from gpubpf.process import proc, started_with
 from gpubpf.process.address_space import Memory, Unreadable
 
 pytestmark = [
@@ -106,7 +106,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         def refused(*_: object) -> None:
             raise OSError(errno.ENOTTY, "")
 
-        monkeypatch.setattr(address_space.fcntl, "ioctl", refused)
+        monkeypatch.setattr(proc.fcntl, "ioctl", refused)
 
 
 @needs_fuse
@@ -122,6 +122,21 @@ def test_a_page_of_a_file_that_a_program_serves(pages: Path, tmp_path: Path) -> 
         assert len(within(60, lambda: memory.some(at, 8192))) == 4096  # up to that page
         with pytest.raises(OSError, match="not mapped"):
             within(60, lambda: memory.write(at + 4000, bytes(200)))
+
+
+@needs_fuse
+def test_an_environment_that_never_arrives_is_not_read(tmp_path: Path) -> None:
+    program = tmp_path / "large"
+    subprocess.run(["gcc", "-w", "-o", program, Path(__file__).with_name("large.c"), "-ldl"], check=True)
+    with gpubpf_fuse.unanswered(tmp_path) as file:
+        command = [program, "served", file, "-"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            with pytest.raises(Unreadable):
+                within(60, lambda: started_with.environment(process.pid, ["HOME"]))
+            with pytest.raises(Unreadable):
+                within(60, lambda: started_with.arguments(process.pid, 100))
+            process.kill()
 
 
 @pytest.mark.usefixtures("way")

@@ -28,7 +28,7 @@ from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
-from gpubpf.process import address_space, fresh_thread, limits, proc, ptrace, scans, traceable
+from gpubpf.process import address_space, fresh_thread, limits, proc, ptrace, scans, started_with, traceable
 from gpubpf.session import device, joining, machine, translating
 from gpubpf_properties import generated
 
@@ -102,6 +102,18 @@ def _files(patch: pytest.MonkeyPatch, **contents: bytes) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _environment(patch: pytest.MonkeyPatch, content: bytes) -> Iterator[None]:
+    """Let all processes have this environment, read in pieces."""
+
+    def pieces(pid: int, field: int, most: int) -> Iterator[bytes]:
+        yield from (content[at : min(at + 65536, most)] for at in range(0, min(len(content), most), 65536))
+
+    with patch.context() as patched:
+        patched.setattr(started_with, "_pieces", pieces)
+        yield
+
+
 @generated(200, name=_names)
 def test_a_name_may_have_any_bytes(name: bytes) -> None:
     # The kernel escapes line feeds and backslashes in the status file only (fs/proc/array.c).
@@ -125,8 +137,8 @@ def test_an_environment_may_have_any_bytes(before: bytes, value: bytes, after: b
     value = value.replace(b"\0", b"")
     data = before + b"\0WANTED=" + value + b"\0" + after
     earlier = dict(v.partition(b"=")[::2] for v in reversed(before.split(b"\0")) if b"=" in v)
-    with pytest.MonkeyPatch.context() as patch, _files(patch, environ=data):
-        found = proc.environment(7, ["WANTED"])
+    with pytest.MonkeyPatch.context() as patch, _environment(patch, data):
+        found = started_with.environment(7, ["WANTED"])
         assert os.fsencode(found["WANTED"]) == earlier.get(b"WANTED", value)
         machine._started_by_a_tool(7)
 
@@ -136,7 +148,7 @@ def test_a_list_of_mappings_may_have_any_bytes(path: bytes, garbage: bytes) -> N
     path = b"/" + path.replace(b"\n", b"\\012").replace(b"\0", b"") + b"/libcuda.so.1"
     line = b"1000-3000 r-xp 00002000 08:01 12 " + path + b"\n"
     data = garbage.replace(b"-", b"") + b"\n" + line
-    with pytest.MonkeyPatch.context() as patch, _files(patch, maps=data, mountinfo=garbage, cmdline=garbage):
+    with pytest.MonkeyPatch.context() as patch, _files(patch, maps=data, mountinfo=garbage):
         (mapping,) = address_space.mappings(7)
         assert (mapping.start, mapping.end, mapping.file) == (0x1000, 0x3000, ("08:01", 12))
         assert mapping.path == path.decode("utf-8", "replace")
@@ -210,11 +222,11 @@ def test_lists_have_limits() -> None:
 def test_variables_have_limits() -> None:
     with pytest.MonkeyPatch.context() as patch:
         long = b"LONG=" + b"a" * (limits.LONGEST_VARIABLE + (1 << 17)) + b"LONG=b\0"
-        with _files(patch, environ=long + b"NEXT=1"):
-            assert proc.environment(7, ["LONG", "NEXT"]) == {"NEXT": "1"}
+        with _environment(patch, long + b"NEXT=1"):
+            assert started_with.environment(7, ["LONG", "NEXT"]) == {"NEXT": "1"}
         far = b"FIRST=1\0" + bytes(limits.LARGEST_ENVIRONMENT) + b"FAR=1\0"
-        with _files(patch, environ=far):
-            assert proc.environment(7, ["FIRST", "FAR"]) == {"FIRST": "1"}
+        with _environment(patch, far):
+            assert started_with.environment(7, ["FIRST", "FAR"]) == {"FIRST": "1"}
 
 
 def test_each_users_processes_have_their_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +288,7 @@ def _measured(*arguments: object) -> tuple[str, int]:
 @needs_device
 def test_a_large_environment_costs_nothing(large: Path) -> None:
     with _running(large, "environ", 1000, "-") as pid:
-        assert proc.environment(pid, ["FIRST"]) == {"FIRST": "1"}
+        assert started_with.environment(pid, ["FIRST"]) == {"FIRST": "1"}
     with _running(large, "environ", 1000, device.LIBRARIES / "libcuda.so.1") as pid:
         text, peak = _measured("-p", pid, "-d", "0.2")
     assert peak < TIGHT, text
@@ -335,6 +347,7 @@ def test_a_process_may_map_a_few_drivers(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(address_space, "exports", exports)
     monkeypatch.setattr(traceable, "check_traceable", lambda pid: None)
+    monkeypatch.setattr(joining.started_with, "environment", lambda pid, names: {})
     with _files(monkeypatch, maps=many), pytest.raises(SessionError, match="more than 16 drivers"):
         joining.devices_of(7)
     assert not read
