@@ -34,7 +34,7 @@ import numpy as np
 
 from gpubpf.calls.device_times import HSA, ROCPROFILER, Agent, agent_for
 from gpubpf.errors import TOO_MANY_FILES, out_of_files
-from gpubpf.process import proc, ptrace
+from gpubpf.process import proc, ptrace, target_socket
 from gpubpf.session.command import rocr_tool
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Dispatches:
                 connection.close()
             finally:
                 for file in files:
-                    os.close(file)
+                    target_socket.discard(file)
         self._waiting = still
 
     def _greet(self, connection: socket.socket, files: list[int]) -> bool:
