@@ -12,6 +12,7 @@ import shutil
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -277,8 +278,12 @@ def conversation(data: bytes) -> None:
     """Handle an agent's messages in any order, with files of any kind, and read what a tool reads from such a process."""
     before = set(os.listdir("/proc/self/fd"))
     _converse(data)
-    # Fewer is no defect: what others left open may be closed meanwhile, when Python finds it.
-    assert set(os.listdir("/proc/self/fd")) <= before
+    # Fewer is no defect: what others left open may be closed meanwhile, when Python finds it. Files of the process are closed by a
+    # thread (target_socket.discard).
+    until = time.monotonic() + 10
+    while not set(os.listdir("/proc/self/fd")) <= before:
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 def _converse(data: bytes) -> None:
@@ -295,7 +300,7 @@ def _converse(data: bytes) -> None:
     process: Any = None
     try:
         peer.setblocking(False)
-        process = server._admit(TargetSocket(connection), os.getpid())
+        process = server._admit(TargetSocket(connection), os.getpid(), os.getuid())
         process.attached = bool(options & 1)
         server._newly_admitted.get()
         at, alive, readings = 1, True, 0

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import accounts
+import hostile
 from accounts import CALLS, EXITS, LAUNCHES, Account, Defect, demand
 
 from gpubpf.session import device
@@ -566,6 +567,11 @@ def main() -> int:
         action="store_true",
         help="also watch every process, and set the machine's clock back and forth: do this where nothing else runs",
     )
+    parser.add_argument(
+        "--hostile",
+        action="store_true",
+        help="instead, measure every process while a hostile user does what it can (hostile.py); requires root",
+    )
     parser.add_argument("--verbose", action="store_true", help="print the account of each cycle")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the results to FILE, as JSON")
     args = parser.parse_args()
@@ -576,6 +582,8 @@ def main() -> int:
     faults: collections.Counter[str] = collections.Counter()
     explained: collections.Counter[str] = collections.Counter()
     slowest: list[tuple[float, str]] = []
+    if args.hostile:
+        return hostile.run(args.minutes, build, args.report)
     with tempfile.TemporaryDirectory() as directory:
         program = build(Path(directory))
         tools = build_others(program)
