@@ -156,7 +156,7 @@ for device in [Device(open({str(kernel)!r}).read(), virtual) for virtual in (Fal
     working.mkdir()
     temporary.mkdir()
     fallback = f"/tmp/gpubpf-{os.geteuid()}"  # others may write to it, so it is no cache
-    mount = f"mkdir -p {fallback}; mount -t tmpfs -o mode=777 none {fallback}"
+    mount = f"mkdir -p -m 700 {fallback}; mount -t tmpfs -o mode=777 none {fallback}"
     inside = ["unshare", "--mount", "sh", "-ec"]
     if subprocess.run([*inside, mount], capture_output=True).returncode != 0:
         pytest.skip("needs root")
