@@ -219,7 +219,7 @@ class Memory:
         return min(end - address, size)
 
     def _mapping(self, address: int) -> Mapping | None:
-        """Return the mapping that contains an address; None if there is none or the process has ended.
+        """Return the mapping that contains an address. Return None if nothing is mapped there, or if the process has ended.
 
         Raises OSError if no more files can be opened."""
         for known in self._mappings:

@@ -53,7 +53,7 @@ class DriverFiles:
     def surplus(self) -> list[FileId]:
         """Forget the files that no process maps, but for the latest limits.UNMAPPED_DRIVERS. Return the forgotten files.
 
-        Some are kept, because another process may map them soon, as when the programs of a script run one after the other."""
+        The latest are kept, because the next program of a script may map them again."""
         unmapped = [file for file, pids in self._mapped_by.items() if not pids]
         over = unmapped[: max(len(unmapped) - limits.UNMAPPED_DRIVERS, 0)]
         for file in over:

@@ -274,9 +274,9 @@ class Measurement:
         self._active.append(process)
 
     def introduce(self, process: TracedProcess) -> TracedProcess | None:
-        """Take note that the vendor of a process's agent is known. The caller holds `lock`.
+        """Make this the latest entry of its process and vendor, once the vendor of its agent is known. The caller holds `lock`.
 
-        Return the entry that it follows: the latest one of the same process and vendor; None if there is none."""
+        Return the entry that was the latest before, or None."""
         before, self._latest[process.agent] = self._latest.get(process.agent), process
         return before
 

@@ -116,7 +116,7 @@ class Server:
             os.write(self._wake_writer, b"w")
 
     def settle(self, seconds: float) -> bool:
-        """Wait, at most so many seconds, until the server has admitted the processes that connected before. Return whether it did."""
+        """Wait until the server has admitted the processes that have connected. Return False if that takes longer than `seconds`."""
         settled = threading.Event()
         self._settling.put(settled)
         self.wake()

@@ -18,7 +18,7 @@ uint64_t now();
 // Virtual clock: work is complete at `time`.
 void advance(uint64_t time);
 
-// Virtual clock: how long copies and fills of so many bytes take.
+// The time that a copy or a fill takes on the virtual clock, by its size.
 constexpr uint64_t copy_ns(uint64_t bytes) { return (bytes + 9) / 10; }
 constexpr uint64_t fill_ns(uint64_t bytes) { return (bytes + 99) / 100; }
 

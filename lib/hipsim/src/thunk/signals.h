@@ -8,7 +8,7 @@ namespace hipsim {
 // Returns the value of the signal, or false if the device may not read it.
 bool read_signal(uint32_t node, uint64_t handle, int64_t *value);
 
-// Returns the handle of the signal that has its value, or a timestamp of a copy, at this address; 0 if there is none.
+// Returns the handle of the signal whose value is at this address, or whose timestamp of a copy is. 0: no signal has it there.
 uint64_t signal_of_value(uint32_t node, uint64_t address);
 uint64_t signal_of_timestamp(uint32_t node, uint64_t address);
 
