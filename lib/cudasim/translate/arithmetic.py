@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpubpf.ptx.carry import reads_carry, sets_carry
+from gpubpf.ptx.carry import sets_carry
 from gpubpf.ptx.module import Immediate, Operand, Pair, PtxInstruction, Vector
+from gpubpf.ptx.opcodes import facts
 
 from .values import SIGNED, Values, c_type, size_of
 
@@ -186,11 +187,11 @@ def add(v: Values, i: PtxInstruction) -> str:
     if is_float(t):
         return float_operation(v, i, "sub" if subtract else "add", t, 2)
     sign = "-" if subtract else "+"
-    if reads_carry(i) or sets_carry(i):
+    if facts(i).adds_carry or sets_carry(i):
         # The carry is the adder's: a - b is a + ~b + 1, which carries unless it borrows.
         a, b = (c_cast(t, v.src(o, t)) for o in i.operands[1:3])
         b = c_cast(t, f"~{b}") if subtract else b
-        carry = _carry(v) if reads_carry(i) else int(subtract)
+        carry = _carry(v) if facts(i).adds_carry else int(subtract)
         return _sum_with_carry(v, i, t, a, b, carry)
     if t in PACKED:
         return halves(v, i, t, lambda x: f"(u16)({x[0]} {sign} {x[1]})", 2)
@@ -237,8 +238,8 @@ def mad(v: Values, i: PtxInstruction) -> str:
     result = _product_type(i, t)
     product = _product(v, i, t)
     c = v.src(i.operands[3], result)
-    if reads_carry(i) or sets_carry(i):
-        carry = _carry(v) if reads_carry(i) else 0
+    if facts(i).adds_carry or sets_carry(i):
+        carry = _carry(v) if facts(i).adds_carry else 0
         return _sum_with_carry(v, i, result, c_cast(result, product), c_cast(result, c), carry)
     if "sat" in i.modifiers:  # mad.hi.sat.s32
         return v.dst(i.operands[0], result, f"add_sat_s32({product}, {c})")

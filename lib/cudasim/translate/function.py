@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.carry import reads_carry
 from gpubpf.ptx.flow import KERNEL_LAUNCHES, find_names
 from gpubpf.ptx.module import (
     Address,
@@ -29,6 +28,7 @@ from gpubpf.ptx.module import (
     Variable,
     Vector,
 )
+from gpubpf.ptx.opcodes import facts
 
 from . import copies, dynamic_parallelism, matrix, memory, syntax, tensor, texture, video  # noqa: F401 (copies, texture, video: their instructions)
 from .arithmetic import TABLE, lose_carry
@@ -106,7 +106,7 @@ class FunctionCode:
         self._current = Block()
         self._declare()
         self.adds_carry = any(
-            isinstance(statement, PtxInstruction) and reads_carry(statement)
+            isinstance(statement, PtxInstruction) and facts(statement).adds_carry
             for statement, _ in self.names.statements
         )
         self._together: dict[Register, Code] = {}  # results of activemask

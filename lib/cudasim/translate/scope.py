@@ -27,17 +27,8 @@ from gpubpf.ptx.module import (
     numbered,
     type_size,
 )
+from gpubpf.ptx.opcodes import SPACES, facts
 
-# Instructions that take one address of any space; modifiers that name a space, or a form for which `memory.space_at` is asked.
-_GENERIC = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "wmma"})
-_SPACES = frozenset({"global", "shared", "local", "const", "param", "async", "bulk"})
-# The spaces that opcodes take, of those that take fewer.
-_TAKEN = {
-    "ldu": frozenset({"global"}),
-    "st": _SPACES - {"const"},
-    "atom": frozenset({"global", "shared"}),
-    "red": frozenset({"global", "shared", "async"}),
-}
 _SPACE_OF = {"kernel": "param", "frame": "param"}  # by kind of storage; the other kinds are spaces
 MOST_VECTORS = 4096  # in one declaration
 _BAD = re.compile(r"[^A-Za-z0-9_]")
@@ -326,10 +317,11 @@ class Names:
 
     def in_named_space(self, scope: Scope, i: PtxInstruction) -> PtxInstruction:
         """Return an instruction whose address names a variable with the variable's space, as ptxas takes it. Raises PtxError."""
-        if i.opcode not in _GENERIC or not i.modifiers:
+        taken = facts(i).spaces
+        if not taken or not i.modifiers:
             return i
-        given = next((m for m in (m.split("::")[0] for m in i.modifiers) if m in _SPACES), "")
-        if given and given not in _TAKEN.get(i.opcode, _SPACES):
+        given = next((m for m in (m.split("::")[0] for m in i.modifiers) if m in SPACES), "")
+        if given and given not in taken:
             raise PtxError(f"PTX line {i.line}: State space incorrect for instruction '{i.opcode}'")
         address = next((o for o in i.operands if isinstance(o, Address)), None)
         space = self.named_space(scope, address)

@@ -168,7 +168,7 @@ class Values:
 
     def unsupported(self, why: str = "") -> Unsupported:
         found = self.instruction
-        name = ".".join((found.opcode, *found.modifiers))
+        name = found.full_name
         return Unsupported(
             f"PTX line {found.line}: the embedded device does not support {name}{': ' + why if why else ''}"
         )

@@ -93,7 +93,7 @@ VALUE_KINDS = ("load", "store", "atomic")
 FLOAT_OPERATIONS = tuple(
     "add sub mul fma div rcp sqrt rsqrt min max abs neg copysign sin cos tanh lg2 ex2 cvt mma".split()
 )
-# What `work` of an exit program can count (ptx/flow.py has the exact definitions).
+# What `work` of an exit program can count (ptx/opcodes.py has the exact definitions).
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 
 

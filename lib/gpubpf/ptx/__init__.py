@@ -1,1 +1,2 @@
-"""PTX: the model (`module`), reading (`tokens`, `parser`), control flow (`flow`), instrumentation (`inject`), linking (`link`)."""
+"""PTX: the model (`module`), reading (`tokens`, `parser`), facts about opcodes (`opcodes`), control flow (`flow`),
+instrumentation (`inject`), linking (`link`)."""

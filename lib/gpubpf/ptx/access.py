@@ -4,7 +4,7 @@
     unprobed(instruction)       # tex.2d.v4.f32… → "tex"
     unaddressed_accesses(instruction)   # the same: (Access("load", "texture", 16, …),)
 
-Covers PTX ISA 9.0, chapter 9.7 (ld … tcgen05). `flow.counted` defines loads, stores and atomics. A copy (cp.async, cp.async.bulk,
+Covers PTX ISA 9.0, chapter 9.7 (ld … tcgen05). `opcodes` defines loads, stores and atomics. A copy (cp.async, cp.async.bulk,
 cp.reduce.async.bulk) is two accesses: its source and its destination. Parameters do not count as memory, nor do mbarriers, which
 synchronize. Instructions that only move lines between caches (prefetch, discard, applypriority) access nothing.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .module import Address, Immediate, Name, Not, Operand, PtxInstruction, type_size
+from .opcodes import TABLE, facts, is_of_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +80,9 @@ _SPACE_NAMES = {
     "shared::cluster": "shared",
 }
 
-# Instructions that have an address in brackets but move no data: caches, barriers, queries, addresses of elements of arrays.
-_NO_DATA = frozenset(
-    "applypriority createpolicy cp.async.mbarrier cp.async.bulk.prefetch cvta discard fence mbarrier mov prefetch prefetchu suq "
-    "tcgen05.commit txq".split()
-)
 # Instructions whose addresses are unknown, by the names that reports use: kind and space. Programs that need no address see them.
-UNADDRESSED = {
-    "tex": ("load", "texture"),
-    "tld4": ("load", "texture"),
-    "suld": ("load", "surface"),
-    "sust": ("store", "surface"),
-    "sured": ("atomic", "surface"),
-    "cp.async.bulk.tensor": ("async", "tensor"),
-    "cp.reduce.async.bulk.tensor": ("async", "tensor"),
-    "wgmma.mma_async": ("load", "tensor"),
-}
-_UNADDRESSED_OPCODES = frozenset(name.partition(".")[0] for name in UNADDRESSED)
-OF_IMAGES = frozenset(name for name, (_, space) in UNADDRESSED.items() if space != "tensor")
-# Instructions that no program sees.
-_UNPROBED = (
-    "clusterlaunchcontrol.try_cancel tcgen05.alloc tcgen05.cp tcgen05.ld tcgen05.mma tcgen05.shift tcgen05.st "
-    "tensormap.cp_fenceproxy tensormap.replace".split()
-)
+UNADDRESSED = {row.name: row.unaddressed for row in TABLE.values() if row.unaddressed is not None}
+_KINDS = {"loads": "load", "stores": "store", "atomics": "atomic"}
 _WGMMA_SHAPE = re.compile(r"m64n(\d+)k\d+")
 
 
@@ -144,13 +125,13 @@ def named_space(address: Address, declared_in: Callable[[str], str | None]) -> s
 
 def unprobed(instruction: PtxInstruction) -> str | None:
     """Return the name of an instruction whose accesses cannot be probed because its form or address is unknown; else None."""
-    full = ".".join((instruction.opcode, *instruction.modifiers))
-    for name in (*UNADDRESSED, *_UNPROBED):
-        if is_named(full, name):
-            return name
+    known = facts(instruction)
+    if known.unaddressed is not None or known.is_opaque:
+        return known.name
     bracketed = any(isinstance(o, Address) for o in instruction.operands)
-    known = any(is_named(full, name) for name in _NO_DATA)
-    return full if bracketed and not known and _read(instruction, _is_predicate) is None else None
+    if bracketed and known.moves and _read(instruction, _is_predicate) is None:
+        return instruction.full_name
+    return None
 
 
 def unaddressed_accesses(instruction: PtxInstruction) -> tuple[Access, ...]:
@@ -159,13 +140,10 @@ def unaddressed_accesses(instruction: PtxInstruction) -> tuple[Access, ...]:
     The width: of textures and surfaces, all elements in registers, which may differ from those in memory. Of wgmma, what each of the
     128 lanes would read of the matrices in shared memory if they shared the work. Of a tensor copy 0, because it is unknown.
     """
-    if instruction.opcode not in _UNADDRESSED_OPCODES:
+    unaddressed = facts(instruction).unaddressed
+    if unaddressed is None:
         return ()
-    full = ".".join((instruction.opcode, *instruction.modifiers))
-    name = next((name for name in UNADDRESSED if is_named(full, name)), None)
-    if name is None:
-        return ()
-    kind, space = UNADDRESSED[name]
+    kind, space = unaddressed
     width = 0
     if space != "tensor":
         width = _width_of_image(instruction)
@@ -192,11 +170,6 @@ def _width_of_wgmma(instruction: PtxInstruction) -> int:
     return (64 * 32 * in_shared + columns * (64 if "sp" in instruction.modifiers else 32)) // 128
 
 
-def is_named(full: str, name: str) -> bool:
-    """Return whether `full`, an opcode with modifiers, is `name` or `name` with further modifiers."""
-    return full == name or full.startswith(name + ".")
-
-
 def _read(instruction: PtxInstruction, is_predicate: Callable[[str], bool]) -> tuple[Access, ...] | None:
     """Return the accesses of an instruction; None if it has no address or an unknown form."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
@@ -209,15 +182,11 @@ def _read(instruction: PtxInstruction, is_predicate: Callable[[str], bool]) -> t
         return _matrix(instruction, addresses[0])
     if opcode == "wmma":
         return _wmma(instruction, addresses[0])
-    if opcode == "multimem":
-        opcode = {"ld_reduce": "ld", "st": "st", "red": "red"}.get(modifiers[0] if modifiers else "", "")
-    reads = opcode in ("ld", "ldu", "atom", "red")
-    writes = opcode in ("st", "atom", "red")
-    if not (reads or writes):
+    kind = next(map(_KINDS.get, facts(instruction).counts), None)
+    if kind is None:
         return None
-    if any(m == "param" or m.startswith("param::") for m in modifiers):
+    if is_of_parameters(instruction):
         return ()
-    kind = "atomic" if reads and writes else "load" if reads else "store"
     width, size = _width(modifiers), None
     if opcode == "st" and modifiers[:1] == ("bulk",):
         if len(instruction.operands) < 2:
@@ -225,7 +194,11 @@ def _read(instruction: PtxInstruction, is_predicate: Callable[[str], bool]) -> t
         width, size = _amount(instruction.operands[1])
     elif not width:
         return None
-    return _some(Access(kind, _space(modifiers), width, addresses[0], size, reads=reads, writes=writes))
+    return _some(
+        Access(
+            kind, _space(modifiers), width, addresses[0], size, reads=kind != "store", writes=kind != "load"
+        )
+    )
 
 
 def _copy(

@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from .access import Access, accesses, unaddressed_accesses, without_operands
 from .congruence import common_bits
 from .exits import synchronizes
-from .flow import BRANCHES, ENDING, find_names
+from .flow import find_names
 from .module import Address, Close, Function, Label, Open, PtxInstruction, Variable, with_spaces
+from .opcodes import facts
 
 _Key = tuple[str | None, bool, Access]
 
@@ -52,13 +53,14 @@ class Alike:
             self._found.setdefault(key, []).append((access.address.offset, site))
 
     def overwrite(self, instruction: PtxInstruction) -> None:
-        """Forget the accesses whose registers an instruction may overwrite: those of its first operand, except for tcgen05.
+        """Forget the accesses whose registers an instruction may overwrite: those of its first operand, or all of them.
 
         Forget all where lanes may come together, since other lanes may then execute what follows.
         """
         # mma.sync, ldmatrix.sync and others bring lanes together, too.
         together = "sync" in instruction.modifiers or synchronizes(instruction)
-        if instruction.opcode in ("call", "tcgen05") or together:
+        known = facts(instruction)
+        if together or known.control == "call" or known.result == "any":
             self.enter()
         if self._found and instruction.operands and not isinstance(instruction.operands[0], Address):
             written = {name.partition(".")[0] for name in find_names(instruction.operands[:1])}
@@ -83,7 +85,7 @@ def count_unlike(function: Function, variables: Mapping[str, Variable], modulus:
                 found[without_operands(access)] += 1
                 alike.add(statement, access, index)
         alike.overwrite(statement)
-        if statement.opcode in ENDING or statement.opcode in BRANCHES:
+        if facts(statement).ends:
             alike.enter()
     return found
 

@@ -22,9 +22,9 @@ from .congruence import common_bits
 from .contraction import products_before
 from .cost import ADDED, SKIPPED, TALLY, lengths, tallied
 from .device_launches import launched_name, launches_grid
-from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, opcode_of, text, widened
+from .emit import RETURNED, accumulator, add, around, array, counts, guard, marked, text, widened
 from .exits import plan_exits
-from .flow import BRANCHES, LEAVING, Flow, callee, counted, find_names
+from .flow import Flow, callee, find_names
 from .indirect import Entry, IndirectCall, direct, indirect_calls
 from .module import (
     Address,
@@ -46,6 +46,7 @@ from .module import (
     type_size,
 )
 from .number_types import INTEGER, number_types
+from .opcodes import LEAVING, counted, facts
 from .operands import Operands, operands
 from .plan import PASSED_WORK, InjectionPlan, Role
 from .probe import AT, BYTES, DIVIDING, SEEING_RESULTS, effect, in_rows, shard_register, wants
@@ -270,8 +271,8 @@ class Body:
     def _plan_branches(self) -> None:
         """Plan the programs before each conditional branch."""
         for index, branch in self.flow.instructions() if self.at_branch else ():
-            if branch.opcode in BRANCHES and branch.predicate is not None:
-                site = self._site("branch", branch.line, self.sources[index], opcode=opcode_of(branch))
+            if facts(branch).parts and branch.predicate is not None:
+                site = self._site("branch", branch.line, self.sources[index], opcode=branch.full_name)
                 condition = f"{'!' if branch.negated else ''}{branch.predicate}"
                 self.before.setdefault(index, []).extend(
                     text(self.filler.branch(p, site, condition)) for p in self.at_branch
@@ -525,7 +526,7 @@ class Body:
             point,
             instruction.line,
             self.sources[index],
-            opcode=opcode_of(instruction),
+            opcode=instruction.full_name,
             kind=access.kind,
             space=access.space,
             width=access.width,
@@ -587,7 +588,7 @@ class Body:
         after: list[Statement] = []
         for point in dict.fromkeys(p.point for p in self.at_result) if found is not None else ():
             assert found is not None
-            opcode = opcode_of(instruction)
+            opcode = instruction.full_name
             placements = [p for p in self.at_result if p.point == point and is_chosen(p.opcodes, opcode)]
             if not placements or not (found.operation or point == "instruction"):
                 continue
@@ -815,7 +816,7 @@ class Body:
     ) -> Directive:
         """Return the programs of one point of a barrier."""
         point = placements[0].point
-        site = self._site(point, instruction.line, self.sources[index], opcode=opcode_of(instruction))
+        site = self._site(point, instruction.line, self.sources[index], opcode=instruction.full_name)
         context = {"site": str(site), "waited": _WAITED, "barrier": str(2**64 - 1), "threads": "0"}
         lines = ["{"]
         if point == "barrier_leave" and any(self.filler.reads(p, "waited") for p in placements):

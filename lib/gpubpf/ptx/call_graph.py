@@ -17,7 +17,7 @@ from gpubpf import names
 from gpubpf.errors import PtxError
 
 from .address_flow import Parameter, passes
-from .flow import OPCODES, Flow, callee, find_initializer_names, find_names
+from .flow import Flow, callee, find_initializer_names, find_names
 from .indirect import (
     MAX_CALLS,
     MAX_TARGETS,
@@ -31,6 +31,7 @@ from .indirect import (
     shape_of,
 )
 from .module import Close, Function, Module, Open, PtxInstruction, Variable
+from .opcodes import facts
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def references(function: Function, module: Module) -> References:
             scopes[-1].append(statement)
         if not isinstance(statement, PtxInstruction):
             continue
-        if statement.opcode not in OPCODES:
-            unknown.add(".".join((statement.opcode, *statement.modifiers)))
+        if not facts(statement).is_known:
+            unknown.add(statement.full_name)
         target = callee(statement) if statement.opcode == "call" else None
         if statement.opcode == "call":
             if index in followed:
@@ -356,7 +357,7 @@ def _looks(function: Function, index: int) -> bool:
     instruction = (function.body or ())[index]
     assert isinstance(instruction, PtxInstruction)
     opcode, modifiers = instruction.opcode, set(instruction.modifiers)
-    if opcode in ("nanosleep", "multimem"):
+    if facts(instruction).waits == "blocks":
         return True
     if opcode in ("membar", "fence"):
         return not modifiers & {"cta", "proxy"}

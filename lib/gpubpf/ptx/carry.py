@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .emit import text
-from .flow import ENDING, Flow
+from .flow import Flow
 from .module import PtxInstruction, Statement
+from .opcodes import facts
 
 KEPT = "%gpubpf_0carry"  # 32 bits: the saved carry, 0 or 1
 
@@ -28,11 +29,6 @@ class Carry:
     after: frozenset[int] = frozenset()
 
 
-def reads_carry(instruction: PtxInstruction) -> bool:
-    """Return whether an instruction adds the carry."""
-    return instruction.opcode in ("addc", "subc", "madc")
-
-
 def sets_carry(instruction: PtxInstruction) -> bool:
     """Return whether an instruction sets the carry, if its predicate is true."""
     return "cc" in instruction.modifiers
@@ -40,7 +36,7 @@ def sets_carry(instruction: PtxInstruction) -> bool:
 
 def live_carry(flow: Flow) -> Carry:
     """Return where the carry is live. `Carry.after` omits branches and exits, because nothing is added after them."""
-    if not any(reads_carry(instruction) for _, instruction in flow.instructions()):
+    if not any(facts(instruction).adds_carry for _, instruction in flow.instructions()):
         return Carry()
     blocks = [[flow.instruction(index) for index in block.instructions] for block in flow.blocks]
     # Per block: whether the carry is live at its beginning, indexed by whether it is live at its end.
@@ -58,7 +54,7 @@ def live_carry(flow: Flow) -> Carry:
     for block, now in zip(flow.blocks, ends, strict=True):
         for index in reversed(block.instructions):
             instruction = flow.instruction(index)
-            if now and instruction.opcode not in ENDING:
+            if now and not facts(instruction).ends:
                 after.add(index)
             now = _live_before(instruction, now)
             if now:
@@ -85,7 +81,7 @@ def _at_begin(block: Iterable[PtxInstruction], live: bool) -> bool:
 
 
 def _live_before(instruction: PtxInstruction, live_after: bool) -> bool:
-    if reads_carry(instruction):
+    if facts(instruction).adds_carry:
         return True
     sets = sets_carry(instruction) or instruction.opcode == "call"
     return live_after and not (sets and instruction.predicate is None)

@@ -17,8 +17,9 @@ from fnmatch import fnmatchcase
 
 from gpubpf.ebpf.bytecode import FLOAT_OPERATIONS, TYPES
 
-from .access import OF_IMAGES, TYPE, is_named
+from .access import TYPE
 from .module import Address, Group, Immediate, Name, Not, Operand, Pair, PtxInstruction, Vector
+from .opcodes import facts
 
 Element = Name | Immediate | Not  # a register, another name, a number, or a negated predicate
 
@@ -49,13 +50,6 @@ class Computation:
 # Matches the modifiers that are types.
 _TYPE = re.compile(rf"{TYPE.pattern}|f32x2|tf32|[su]16x2|u?e\dm\d(?:x\d)?|pred")
 _NAMED = {"tf32": "f32"}  # types that are reported under another name
-_ASYNCHRONOUS = ("wgmma.mma_async", "tcgen05.mma")
-_WITHOUT_RESULT = frozenset(
-    "bar barrier bra brkpt brx call cp discard exit fence griddepcontrol mbarrier membar nanosleep pmevent ret setmaxnreg "
-    "stackrestore tcgen05 tensormap trap wgmma".split()
-)
-_OF_PREDICATE = ("isspacep", "istypep", "setp", "testp")  # return a predicate, whatever their type
-_OF_32_BITS = ("bfind", "clz", "fns", "match", "popc")  # return 32 bits
 _FLOATS = ("f16", "bf16", "f32", "f64")
 # How many coordinates accesses to textures and surfaces have. Vectors with more elements are filled up (PTX ISA 9.7.10).
 _COORDINATES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 2, "a2d": 3, "cube": 3, "acube": 4, "2dms": 3, "a2dms": 4}
@@ -68,19 +62,19 @@ def computation(instruction: PtxInstruction) -> Computation | None:
     For an access to a texture or surface, each coordinate is an operand.
     """
     opcode, modifiers, operands = instruction.opcode, instruction.modifiers, instruction.operands
-    if opcode in OF_IMAGES:
+    known = facts(instruction)
+    if known.is_of_image:
         return _of_image(instruction)
     if opcode in ("mov", "cvta"):
         operands = tuple(map(_without_array, operands))
-    if opcode in _WITHOUT_RESULT or not operands or any(isinstance(o, Address | Group) for o in operands):
+    without_result = known.result in ("nothing", "any")
+    if without_result or not operands or any(isinstance(o, Address | Group) for o in operands):
         return None
     first = _used(operands[0])
     types = [m for m in modifiers if _TYPE.fullmatch(m)] or ["b32"]
     kind = _element(types[0])
-    if opcode in _OF_PREDICATE:
-        kind = "pred"
-    elif opcode in _OF_32_BITS:
-        kind = "u32"
+    if known.result in ("pred", "u32"):
+        kind = known.result
     elif "wide" in modifiers and kind in ("s16", "u16", "s32", "u32"):
         kind = f"{kind[0]}{2 * int(kind[1:])}"
     return Computation(
@@ -126,10 +120,8 @@ def _used(result: Operand) -> Operand:
 
 def asynchronous(instruction: PtxInstruction) -> str | None:
     """Return the name of an instruction whose floating-point result arrives later, so that programs cannot see it; else None."""
-    if instruction.opcode not in ("tcgen05", "wgmma"):
-        return None
-    full = ".".join((instruction.opcode, *instruction.modifiers))
-    return next((name for name in _ASYNCHRONOUS if is_named(full, name)), None)
+    known = facts(instruction)
+    return known.name if known.is_late else None
 
 
 def is_chosen(patterns: Collection[str], opcode: str) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 
 from .flow import find_names
 from .module import Address, Close, Function, Immediate, Name, Open, Operand, PtxInstruction, Variable
+from .opcodes import written
 
 UNIFORM = 64  # all bits are the same in all lanes
 _MOST = 32  # of the bits that are known to be the same, if not all are
@@ -62,8 +63,7 @@ def _writes(function: Function) -> Counter[str]:
             and not isinstance(statement.operands[0], Address)
         ):
             twice = depth > 0 or statement.predicate is not None
-            written = statement.operands if statement.opcode == "tcgen05" else statement.operands[:1]
-            writes.update(dict.fromkeys(find_names(written), 1 + twice))
+            writes.update(dict.fromkeys(find_names(written(statement)), 1 + twice))
     return writes
 
 

@@ -82,8 +82,3 @@ def guard(instruction: PtxInstruction) -> str:
 def around(instruction: PtxInstruction, label: str) -> str:
     """Return a branch to `label` for the lanes that do not execute the instruction."""
     return f"@{'' if instruction.negated else '!'}{instruction.predicate} bra {label};"
-
-
-def opcode_of(instruction: PtxInstruction) -> str:
-    """Return the opcode with its modifiers: `ld.global.f32`."""
-    return ".".join((instruction.opcode, *instruction.modifiers))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from .flow import LEAVING, SYSTEM_FUNCTIONS, Flow, callee
+from .flow import SYSTEM_FUNCTIONS, Flow, callee
 from .module import Label, PtxInstruction
+from .opcodes import facts
 
 # If more branches of a function lead to exits than this, the remaining ones share one probe (`shared_exits` counts them).
 MAX_EXIT_COPIES = 64
@@ -70,7 +71,7 @@ def plan_exits(
         falls = _falls_into(plan, flow, label)
         takers = list(sources[label])[0 if falls else 1 :]
         plan.arrivals.setdefault(path[-1], []).append(None if falls else next(iter(sources[label])))
-        place = next(i for i in path if flow.instruction(i).opcode in ("bra", *LEAVING))
+        place = next(i for i in path if facts(flow.instruction(i)).ends)
         name = flow.body[label]
         assert isinstance(name, Label)
         for source in takers:
@@ -124,7 +125,7 @@ def _plan_direct_exits(
                 path = flow.tail(start, MAX_TAIL)
                 if path is None or flow.instruction(path[-1]).opcode not in leaving:
                     continue
-                bare = all(flow.instruction(i).opcode in ("bra", *LEAVING) for i in path)
+                bare = all(facts(flow.instruction(i)).ends for i in path)
                 same = flow.scope[start] == flow.scope[index] and all(flow.means_same(i, index) for i in path)
                 if bare or same:
                     plan.direct_exits[index] = path, taken
@@ -152,7 +153,7 @@ def synchronizes(instruction: PtxInstruction) -> bool:
     """Return whether lanes may wait for each other at an instruction, or in a function that it calls."""
     if instruction.opcode == "call":
         return callee(instruction) not in SYSTEM_FUNCTIONS
-    return instruction.opcode in ("bar", "barrier", "shfl", "vote", "match", "redux", "elect")
+    return facts(instruction).waits == "lanes"
 
 
 def _falls_into(plan: ExitPlan, flow: Flow, label: int) -> bool:
@@ -162,8 +163,7 @@ def _falls_into(plan: ExitPlan, flow: Flow, label: int) -> bool:
         if index in plan.direct_exits:
             return plan.direct_exits[index][1]
         if isinstance(statement, PtxInstruction):
-            falls = statement.opcode not in ("bra", "brx", "ret", "exit", "trap")
-            return statement.predicate is not None or falls
+            return statement.predicate is not None or not facts(statement).ends
         if isinstance(statement, Label) and index in flow.leaders:
             return True
     return True

@@ -1,21 +1,7 @@
-"""Analyse control flow (labels, branches, basic blocks), and define which kinds of work an instruction counts as.
+"""Analyse control flow: labels, branches and basic blocks.
 
-    flow = Flow(function.body)
-    flow.blocks, flow.targets, flow.falls_off
-    counted(instruction)              # {"loads": 1}
-
-Definitions (`threadhist --work`; PTX ISA 9.0, chapter 9.7):
-
-instructions  every PTX instruction that the thread reaches, including `ld.param`, `bra`, `call`, `ret`, and those predicated off.
-loads         ld, ldu, ldmatrix, wmma.load, multimem.ld_reduce and cp.async (its source), of every space but .param.
-stores        st, stmatrix, wmma.store, st.async, st.bulk, multimem.st and cp.async (its destination), of every space but .param.
-atomics       atom, red, red.async, multimem.red, cp.reduce.async.
-barriers      bar and barrier (arrive, sync, red, cluster arrive and wait), but neither bar.warp.sync nor mbarrier.
-blocks        basic blocks entered. A block begins at the start of the kernel or function, at a label that is the target of a
-              branch, and after bra, brx, ret, exit and trap (predicated or not). A call does not end a block.
-
-Texture and surface fetches, prefetches and collectives such as shfl count as instructions only.
-Instructions and blocks always count; the other kinds count only if the predicate is true. A vector access counts once.
+flow = Flow(function.body)
+flow.blocks, flow.targets, flow.falls_off
 """
 
 from __future__ import annotations
@@ -47,6 +33,7 @@ from .module import (
     numbered,
 )
 from .module import Close as CloseScope
+from .opcodes import LEAVING, facts
 
 # Functions that the driver links (CUDA C++ Programming Guide: formatted output, allocation, assertion).
 SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__assert_fail"})
@@ -54,60 +41,6 @@ SYSTEM_FUNCTIONS = frozenset({"vprintf", "malloc", "free", "__assertfail", "__as
 KERNEL_LAUNCHES = re.compile(r"(?:__cudaCDP2|cuda)(?:GetParameterBuffer|LaunchDevice)")
 GRID_BUFFER = re.compile(r"(?:__cudaCDP2|cuda)GetParameterBuffer\w*")
 GRID_LAUNCH = re.compile(r"(?:__cudaCDP2|cuda)LaunchDevice\w*")
-
-LEAVING = frozenset({"ret", "exit"})
-ENDING = frozenset({"bra", "brx", "ret", "exit", "trap"})
-# With a predicate, these are conditional branches: each lane takes the branch or continues with the next instruction.
-BRANCHES = LEAVING | {"bra"}
-
-# Opcodes of PTX ISA 9.0. Other opcodes count only as instructions and are reported, because their effects are unknown.
-OPCODES = frozenset(
-    """
-    abs activemask add addc alloca and applypriority atom bar barrier bfe bfi bfind bmsk bra brev brkpt brx call
-    clusterlaunchcontrol clz cnot copysign cos cp createpolicy cvt cvta discard div dp2a dp4a elect ex2 exit fence fma fns
-    getctarank griddepcontrol isspacep istypep ld ldmatrix ldu lg2 lop3 mad mad24 madc mapa match max mbarrier membar min
-    mma mov movmatrix mul mul24 multimem nanosleep neg not or pmevent popc prefetch prefetchu prmt rcp red redux rem ret
-    rsqrt sad selp set setmaxnreg setp shf shfl shl shr sin slct sqrt st stackrestore stacksave stmatrix sub subc
-    suld suq sured sust szext tanh tcgen05 tensormap testp tex tld4 trap txq vabsdiff vabsdiff2 vabsdiff4 vadd vadd2
-    vadd4 vavrg2 vavrg4 vmad vmax vmax2 vmax4 vmin vmin2 vmin4 vote vset vset2 vset4 vshl vshr vsub vsub2 vsub4 wgmma
-    wmma xor
-    """.split()
-)
-
-
-def counted(instruction: PtxInstruction) -> tuple[str, ...]:
-    """Return the kinds of work, besides instructions, that an instruction counts as when its predicate is true."""
-    opcode, modifiers = instruction.opcode, instruction.modifiers
-    first = modifiers[0] if modifiers else ""
-    if opcode in ("ld", "st"):
-        if any(m == "param" or m.startswith("param::") for m in modifiers):
-            return ()
-        return ("loads",) if opcode == "ld" else ("stores",)
-    if opcode in ("ldu", "ldmatrix"):
-        return ("loads",)
-    if opcode == "stmatrix":
-        return ("stores",)
-    if opcode in ("atom", "red"):
-        return ("atomics",)
-    if opcode in ("bar", "barrier"):
-        return () if first == "warp" else ("barriers",)
-    if opcode == "wmma":
-        return {"load": ("loads",), "store": ("stores",)}.get(first, ())
-    if opcode == "multimem":
-        return {"ld_reduce": ("loads",), "st": ("stores",), "red": ("atomics",)}.get(first, ())
-    if opcode == "cp":
-        if first == "reduce":
-            return ("atomics",)
-        # cp.async.commit_group, .wait_group, .bulk.prefetch, .mbarrier.arrive move no data
-        if modifiers[:1] == ("async",) and not {
-            "commit_group",
-            "wait_group",
-            "wait_all",
-            "prefetch",
-            "mbarrier",
-        } & set(modifiers):
-            return ("loads", "stores")
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +196,7 @@ class Flow:
                     first_of[label] = len(parts)
                 pending.clear()
                 current.append(index)
-                if statement.opcode in ENDING:
+                if facts(statement).ends:
                     finish(True)
                 elif statement.opcode == "call" and may_not_return(callee(statement) or ""):
                     finish(False)
@@ -275,7 +208,7 @@ class Flow:
             last = self.body[indices[-1]]
             assert isinstance(last, PtxInstruction)
             successors = [first_of[t] for t in self.targets[indices[-1]] if t in first_of]
-            if last.opcode not in ENDING or last.predicate is not None:
+            if not facts(last).ends or last.predicate is not None:
                 if number + 1 < len(parts):
                     successors.append(number + 1)
                 else:
@@ -353,7 +286,7 @@ class Flow:
                     position = self.targets[found[-1]][0]
                 elif (
                     plain == limit
-                    or statement.opcode not in PLAIN
+                    or not facts(statement).is_simple
                     or self.scope[position] != self.scope[after]
                     or not self.means_same(position, after)
                 ):
@@ -364,12 +297,6 @@ class Flow:
                 return None
             position += 1
         return None
-
-
-# Opcodes that only compute with registers.
-PLAIN = frozenset(
-    "abs add and bfe bfi cvt cvta div fma lop3 mad max min mov mul neg not or popc rem selp set setp shl shr shf sub xor".split()
-)
 
 
 def callee(call: PtxInstruction) -> str | None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .constants import is_constant
-from .flow import PLAIN, find_names
+from .flow import find_names
 from .module import (
     Close,
     Directive,
@@ -36,6 +36,7 @@ from .module import (
     Variable,
     type_size,
 )
+from .opcodes import facts
 from .tokens import parse_integer
 
 # Virtual tables, and those of objects under construction (Itanium C++ ABI 5.1.4.1 and 5.1.4.4). With -rdc, nvcc puts the name of the
@@ -100,7 +101,7 @@ def indirect_calls(body: Sequence[Statement]) -> dict[int, IndirectCall]:
 
 
 def _call_in(body: Sequence[Statement], begin: int, end: int) -> IndirectCall | None:
-    """Return the call through a register in a scope. Return None without one, or if the scope has instructions that are not `PLAIN`.
+    """Return the call through a register in a scope. Return None without one, or if the scope has instructions that are not simple.
 
     Besides passing arguments, nvcc computes them there, in unrolled loops.
     """
@@ -115,9 +116,9 @@ def _call_in(body: Sequence[Statement], begin: int, end: int) -> IndirectCall | 
                 if call is not None:
                     return None
                 call = index
-            case PtxInstruction(opcode=opcode, modifiers=modifiers, operands=operands, predicate=None):
+            case PtxInstruction(opcode=opcode, modifiers=modifiers, operands=operands, predicate=None) as one:
                 passing = opcode in ("ld", "st") and modifiers[:1] == ("param",)
-                if not passing and opcode not in PLAIN:
+                if not passing and not facts(one).is_simple:
                     return None
                 if call is None and opcode != "st":
                     written.update(find_names(operands[:1]))

@@ -176,10 +176,14 @@ class PtxInstruction:
     negated: bool = False
     line: int = 0
 
+    @property
+    def full_name(self) -> str:
+        """The opcode with its modifiers: `ld.global.f32`."""
+        return ".".join((self.opcode, *self.modifiers))
+
     def __str__(self) -> str:
         guard = "" if self.predicate is None else f"@{'!' if self.negated else ''}{self.predicate} "
-        name = ".".join((self.opcode, *self.modifiers))
-        return f"{guard}{name} {', '.join(map(str, self.operands))}".rstrip() + ";"
+        return f"{guard}{self.full_name} {', '.join(map(str, self.operands))}".rstrip() + ";"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .access import OF_IMAGES
 from .computation import computation
 from .module import Immediate, Name, Operand, PtxInstruction, Statement, Variable, Vector, numbered
+from .opcodes import facts
 
 _FLOATS = ("f16", "bf16", "f32")
 INTEGER = "integer"
 _COPIES = ("mov", "selp")  # their operands have the type of their result
-# Their operands have different types, or their result says nothing of the operands.
-_OTHERS = ("mma", "wmma", "wgmma", "tcgen05", "setp", "set", "slct", "shfl", "prmt", *OF_IMAGES)
 
 
 def number_types(body: Iterable[Statement]) -> Mapping[str, str]:
@@ -28,7 +26,7 @@ def number_types(body: Iterable[Statement]) -> Mapping[str, str]:
     for statement in body:
         if isinstance(statement, Variable) and statement.type in _FLOATS:
             found.declared[statement.name] = statement.type
-        elif not isinstance(statement, PtxInstruction) or statement.opcode in _OTHERS:
+        elif not isinstance(statement, PtxInstruction) or facts(statement).mixed:
             continue
         elif statement.opcode in _COPIES:
             if (pair := _widens(statement)) is not None:

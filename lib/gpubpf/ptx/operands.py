@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from gpubpf.ebpf.bytecode import TYPES
 
-from .access import TYPE, accesses, is_named, unprobed
+from .access import TYPE, accesses, unprobed
 from .module import Address, Immediate, Name, Operand, PtxInstruction, Vector, type_size
-
-_WITHOUT_VALUE = ("ldmatrix", "stmatrix", "wmma.load", "wmma.store", "st.bulk")
+from .opcodes import facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,9 @@ class Operands:
 
 def operands(instruction: PtxInstruction) -> Operands | None:
     """Return the operands of an instruction with one access; None for other instructions and unknown forms."""
-    opcode, modifiers = instruction.opcode, instruction.modifiers
+    modifiers = instruction.modifiers
     types = [m for m in modifiers if TYPE.fullmatch(m)]
-    full = ".".join((opcode, *modifiers))
-    if not types or any(is_named(full, name) for name in _WITHOUT_VALUE):
+    if not types or not facts(instruction).has_value:
         return None
     found = accesses(instruction)
     if len(found) != 1 or found[0].kind == "async":
@@ -69,8 +67,8 @@ def without_value(instruction: PtxInstruction) -> str | None:
         return unprobed(instruction)
     if all(access.kind == "async" for access in found) or operands(instruction) is not None:
         return None
-    full = ".".join((instruction.opcode, *instruction.modifiers))
-    return next((name for name in _WITHOUT_VALUE if is_named(full, name)), full)
+    known = facts(instruction)
+    return instruction.full_name if known.has_value else known.name
 
 
 def _bits(type_name: str) -> int:

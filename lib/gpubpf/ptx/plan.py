@@ -19,9 +19,10 @@ from .barriers import barrier
 from .call_graph import CallGraph
 from .computation import Computation, asynchronous, computation, is_chosen
 from .cost import ADDED, SKIPPED
-from .emit import WAITING, array, opcode_of, widened
-from .flow import BRANCHES, ENDING, find_names
+from .emit import WAITING, array, widened
+from .flow import find_names
 from .module import Address, Function, Module, PtxInstruction, with_spaces
+from .opcodes import facts
 from .operands import operands, without_value
 from .probe import FREQUENT, Filler, wants
 from .seldom import called, shortened
@@ -251,9 +252,9 @@ class InjectionPlan:
                 if not isinstance(statement, PtxInstruction):
                     continue
                 places["exit"] += statement.opcode == "exit"
-                places["basic_block"] += statement.opcode in ENDING or not places["basic_block"]
+                places["basic_block"] += facts(statement).ends or not places["basic_block"]
                 targets.update(find_names(statement.operands) if statement.opcode in ("bra", "brx") else ())
-                places["branch"] += statement.opcode in BRANCHES and statement.predicate is not None
+                places["branch"] += facts(statement).parts and statement.predicate is not None
                 missed["branch"].update(["brx.idx"] if statement.opcode == "brx" else [])
                 if (known := barrier(statement)) is not None:
                     places["barrier_arrive"] += known.arrives
@@ -278,7 +279,7 @@ class InjectionPlan:
             instructions = [
                 s for s in self.module.functions[name].body or () if isinstance(s, PtxInstruction)
             ]
-            found = [(opcode_of(one), computation(one)) for one in instructions]
+            found = [(one.full_name, computation(one)) for one in instructions]
             self._computations[name] = [(opcode, one) for opcode, one in found if one is not None]
         return self._computations[name]
 

@@ -21,7 +21,7 @@ from gpubpf.ebpf.bytecode import (
     WRITES,
 )
 from gpubpf.program import BPF
-from gpubpf.ptx import flow
+from gpubpf.ptx import opcodes
 from gpubpf.ptx.parser import parse
 
 ROOT = Path(__file__).parents[3]
@@ -73,5 +73,5 @@ def test_work_is_what_the_injector_counts():
     assert all(f"`{kind}`" in text for kind in WORK)
     forms = "ld.global.u32 %r,[%d]; st.u32 [%d],%r; atom.add.u32 %r,[%d],1; bar.sync 0;"
     kernel = parse(f".version 8.0\n.target sm_80\n.visible .entry k() {{ {forms} }}").functions["k"]
-    work = {kind for statement in kernel.body or () for kind in flow.counted(statement)}
+    work = {kind for statement in kernel.body or () for kind in opcodes.counted(statement)}
     assert {"instructions", "blocks", *work} == set(WORK)

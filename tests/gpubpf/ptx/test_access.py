@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ptx.access import Access, accesses, unaddressed_accesses, unprobed
-from gpubpf.ptx.flow import counted
 from gpubpf.ptx.module import PtxInstruction, render
+from gpubpf.ptx.opcodes import counted
 from gpubpf.ptx.parser import parse
 from gpubpf_sass import need
 

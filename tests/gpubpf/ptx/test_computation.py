@@ -362,9 +362,7 @@ def test_ptxas_takes_a_probe_at_every_form(tmp_path: Path) -> None:
     assert not injected.refusals
     places = [site.opcode for site in injected.kernels["k"].sites if site.point == "instruction"]
     body = parse(text).functions["k"].body or ()
-    assert len(set(places)) == len(
-        {".".join((s.opcode, *s.modifiers)) for s in body if isinstance(s, PtxInstruction)} - {"ret"}
-    )
+    assert len(set(places)) == len({s.full_name for s in body if isinstance(s, PtxInstruction)} - {"ret"})
     assembled(injected.text, "sm_90", tmp_path, "-O0")
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.call_graph import CallGraph, may_wait, references
-from gpubpf.ptx.flow import Flow, counted, find_names
+from gpubpf.ptx.flow import Flow, find_names
 from gpubpf.ptx.module import Module, PtxInstruction, Variable
+from gpubpf.ptx.opcodes import counted
 from gpubpf.ptx.parser import parse
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
