@@ -32,7 +32,7 @@ from gpubpf.process.users import User
 
 LONGEST_TEXT = 16 << 20  # bytes that a child prints; the rest is dropped
 _PASSED = ("PATH", "TMPDIR", "LANG")
-_PREFIX = "gpubpf-"  # of temporary directories
+_PREFIX = "gpubpf-child-"  # of temporary directories, and of nothing else
 _ABANDONED = 60.0  # seconds until a directory that nobody has locked belongs to no tool
 _MOST_ENTRIES = 1 << 16  # of the temporary directory, to look for abandoned ones
 

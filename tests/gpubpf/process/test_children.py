@@ -116,15 +116,16 @@ def test_what_a_killed_tool_leaves_is_removed(tmp_path: Path, monkeypatch: pytes
         children.remove_abandoned()
         assert left.exists()  # the tool works there
         tool.kill()
-    kept = place / "gpubpf-mine"
-    kept.mkdir(mode=0o755)
-    (place / "gpubpf-link").symlink_to(tmp_path)
+    (place / "gpubpf-child-mine").mkdir(mode=0o755)
+    (place / "gpubpf-mine").mkdir(mode=0o700)  # of a user, or of another program
+    (place / "gpubpf-child-link").symlink_to(tmp_path)
+    kept = sorted(path for path in place.iterdir() if path != left)
     # A child that the tool had forked, and that had not become its program yet, has the lock for a moment longer.
     until = time.monotonic() + 60
     while left.exists() and time.monotonic() < until:
         children.remove_abandoned()
         time.sleep(0.01)
-    assert sorted(path.name for path in place.iterdir()) == ["gpubpf-link", "gpubpf-mine"]
+    assert sorted(place.iterdir()) == kept
     assert program.exists()
 
 
