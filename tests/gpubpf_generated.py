@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, BpfFunction, Instruction, Program
 from gpubpf.ebpf.maps import SHAPED, MapDefinition, prints_definition
+from gpubpf.record import replace
 from gpubpf_asm import (
     END,
     Code,

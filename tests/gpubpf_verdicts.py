@@ -11,7 +11,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import hipsim_engine
 from gpubpf.ebpf import bytecode as b
@@ -19,6 +19,7 @@ from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition, initial, record_stride
 from gpubpf.errors import VerifyError
 from gpubpf.lower import amdgcn, nvptx, x86
+from gpubpf.record import replace
 from gpubpf.verify import kernel, rules
 from gpubpf.verify.values import Checked, CheckedAccess
 from gpubpf_generated import EDGES, FIELDS, POINT, WIDE_EDGES, Generated, generate, mutate

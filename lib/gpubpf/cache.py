@@ -26,9 +26,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from gpubpf.record import MutableRecord, field
 
 LIMIT = 1 << 30  # bytes, over all stages
 _STAGE = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
@@ -74,8 +75,7 @@ def key_of_files(files: Iterable[Path]) -> str:
     return key(*contents, *([os.urandom(16)] if changed > _BEGAN else []))
 
 
-@dataclass
-class Cache:
+class Cache(MutableRecord):
     """A cache in `directory`, which is private to this user (see `open_directory`). With None it keeps nothing."""
 
     directory: Path | None

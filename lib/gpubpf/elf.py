@@ -21,11 +21,11 @@ import errno
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gpubpf.errors import ImageError
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,8 +90,7 @@ class AddressSpace(Protocol):
         """Return exactly these bytes. Raises OSError if they are not all there."""
 
 
-@dataclass(frozen=True)
-class HeldBytes:
+class HeldBytes(Record):
     """A `ByteSource` of bytes that are in memory."""
 
     data: bytes
@@ -105,8 +104,7 @@ class HeldBytes:
         return self.data[offset : offset + size]
 
 
-@dataclass(frozen=True)
-class OpenFile:
+class OpenFile(Record):
     """A `ByteSource` of an open file, which is read in pieces and stays the caller's.
 
     PyTorch's libraries have gigabytes. The file is not mapped: if it were truncated meanwhile, the reader would be killed.
@@ -153,8 +151,7 @@ class Segment(NamedTuple):
         return bool(self.flags & 1)
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Record):
     """A section header. Sizes and offsets are bytes."""
 
     name: str
@@ -515,8 +512,7 @@ class LoadedFile:
         return offset
 
 
-@dataclass(frozen=True)
-class _Offsets:
+class _Offsets(Record):
     """An `AddressSpace` whose addresses are offsets in a file."""
 
     source: ByteSource
@@ -530,8 +526,7 @@ class _Offsets:
         return self.source.read(address, size)
 
 
-@dataclass(frozen=True)
-class Symbol:
+class Symbol(Record):
     """A function or variable. `size` is bytes, 0 if unknown."""
 
     address: int

@@ -12,12 +12,12 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from gpubpf import __version__
 from gpubpf.errors import Error
+from gpubpf.record import Record
 
 CLOCKS = ("real", "virtual")
 
@@ -30,8 +30,7 @@ class LauncherError(Error):
         self.status = status
 
 
-@dataclass(frozen=True)
-class EmbeddedDevice:
+class EmbeddedDevice(Record):
     """`libraries` is the folder, `library` the file that must be there once it is built."""
 
     name: str  # of the command

@@ -15,10 +15,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from gpubpf.process import libc
+from gpubpf.record import Record
 from gpubpf.show import table
 from gpubpf.show.kernel_names import fitted, shorten, told_apart
 
@@ -42,8 +42,7 @@ _LONGEST_FULL = 1 << 20  # bytes of a demangled name
 _MOST_FAILURES = 8  # a program with more names that exceed the limits is malicious
 
 
-@dataclass(frozen=True)
-class KernelName:
+class KernelName(Record):
     """A kernel's name in three forms."""
 
     mangled: str

@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf.ebpf import filters, maps, sampling
@@ -25,6 +24,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
 from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
+from gpubpf.record import Record, replace
 from gpubpf.show import notices, progress
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def null_probes() -> bool:
     return bool(os.environ.get(NULL_PROBE_VARIABLE))
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Record):
     """A device program and where it is attached.
 
     `kernels`, `functions` and `opcodes` are patterns for kernels, device functions and instructions; empty: all of them. `kinds`

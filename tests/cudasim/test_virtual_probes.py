@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import re
 import struct
@@ -22,6 +21,7 @@ from gpubpf.ptx.module import Module, render
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.symbols import TABLE
 from gpubpf.ptx.values import Placement
+from gpubpf.record import replace
 from gpubpf_fragments import ROOM, log, tally
 
 PTX = Path(__file__).resolve().parents[1] / "gpubpf" / "ptx"
@@ -113,7 +113,7 @@ def corpus(kernels: list[str], *options: str) -> Module:
         re.sub("_INTERNAL_[0-9a-f]+", "_INTERNAL_0", text)
     )  # names that differ each time are not cached
     kept = tuple(i for i in application.items if getattr(i, "kind", "func") == "func" or i.name in kernels)
-    return dataclasses.replace(application, items=kept)
+    return replace(application, items=kept)
 
 
 class Pair:
@@ -214,9 +214,7 @@ def test_programs_at_every_point_take_no_time(form: str, monkeypatch: pytest.Mon
         monkeypatch.setattr("gpubpf.ptx.plan.MIN_FUNCTION", 0)
     wanted = ("vectorAdd", "histogram", "leavesFromFunction", "gridSync")
     kernels = [name for name in CORPUS if any(part in name for part in wanted)]
-    placements = [
-        dataclasses.replace(one, sampled="warp") if form == "sampled" else one for one in EVERYWHERE
-    ]
+    placements = [replace(one, sampled="warp") if form == "sampled" else one for one in EVERYWHERE]
     pair = Pair(corpus(kernels), kernels, placements)
     assert ("gpubpf_program0" in pair.injected.text) is (form == "functions")
     for name in kernels:

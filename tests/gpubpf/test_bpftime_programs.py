@@ -124,7 +124,7 @@ int on_exit(struct gpu_exit *ctx) {
 """
 SCRIPT = """
 import pickle, sys
-from dataclasses import replace
+from gpubpf.record import replace
 from gpubpf.ebpf import compile, maps
 from gpubpf.lower import programs
 from gpubpf.program import BPF

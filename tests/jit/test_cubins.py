@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ import gpubpf_cuda
 from gpubpf.images import fatbin
 from gpubpf.ptx.module import Directive, Module
 from gpubpf.ptx.parser import parse
+from gpubpf.record import replace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,4 +81,4 @@ def test_what_is_damaged_is_none(ptx: Path) -> None:
         twice,
         data[:64],
     ):
-        assert fatbin.ptx_of_cubin(dataclasses.replace(image, stored=changed)) is None
+        assert fatbin.ptx_of_cubin(replace(image, stored=changed)) is None

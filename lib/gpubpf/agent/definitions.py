@@ -17,7 +17,6 @@ import re
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
 from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.symbols import GRIDS, TABLE
+from gpubpf.record import Record
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
 PROTOCOL_VERSION = 26  # of all that agent and tool exchange: messages, and files that both map
@@ -256,8 +256,7 @@ def outcome_of(reason: Reason) -> int:
 # --- layouts ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(Record):
     """A field of a structure. type: one of `SIZES`; count: elements, 1 for a plain field; align: bytes, 0: its size."""
 
     type: str
@@ -279,8 +278,7 @@ _C_TYPES = {
 _FORMATS = {"u64": "Q", "u32": "I", "u16": "H", "i32": "i", "char": "c", "u8": "B"}
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Record):
     """A structure in a file that agent and tool share: `size` bytes, zeros behind the fields.
 
     name: in C++, where the fields of a structure with `atomic` are atomic. tail: a C++ declaration of what follows in the file."""
@@ -511,8 +509,7 @@ _KEPT = Field(
 )
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Record):
     """The last 64 bytes of records of these kinds."""
 
     name: str

@@ -17,7 +17,6 @@ import os
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpubpf.agent.definitions import (
@@ -49,6 +48,7 @@ from gpubpf.ebpf.bytecode import HOST_POINTS
 from gpubpf.ebpf.maps import RING_PAGE, RING_SHARD
 from gpubpf.errors import SessionError
 from gpubpf.process import target_socket
+from gpubpf.record import Record, field, replace
 
 GPUS = 256  # of a machine, at most
 REASON_NAMES = tuple(reason.name.lower().replace("_", " ") for reason in Reason)
@@ -61,8 +61,7 @@ class Malformed(SessionError):
         super().__init__(f"its agent sent an invalid message ({what})")
 
 
-@dataclass(frozen=True)
-class MapSpec:
+class MapSpec(Record):
     """The storage of a map, in bytes.
 
     A map of a context has `fixed` bytes. A map of an instance has `fixed` bytes, and `per_unit` for each unit (in a site array: for
@@ -76,8 +75,7 @@ class MapSpec:
     place: Place = Place.GPU
 
 
-@dataclass(frozen=True)
-class HostCode:
+class HostCode(Record):
     """A host program that runs in the traced process at `point`, one of HOST_POINTS.
 
     arguments: (kind, map number, value), as in src/log/host_program.h."""
@@ -88,8 +86,7 @@ class HostCode:
     arguments: tuple[tuple[int, int, int], ...]
 
 
-@dataclass(frozen=True)
-class KeptMap:
+class KeptMap(Record):
     """A map with rows of a word for each of `slots` launches, and where the largest word of a launch is kept after a wait.
 
     source, target: the maps, by number; `target` is a shared array. offset: of the word in an element of `target`, in bytes."""
@@ -100,8 +97,7 @@ class KeptMap:
     slots: int
 
 
-@dataclass(frozen=True)
-class AgentConfig:
+class AgentConfig(Record):
     """What WELCOME asks an agent to do; see `Plan` and `Follow` in session/measurement.py.
 
     map_memory: bytes for each context. launches: the first and the last launch to instrument; None: no last one.
@@ -130,8 +126,7 @@ class AgentConfig:
     clock_kernels: Mapping[int, bytes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class BlockField:
+class BlockField(Record):
     """Where the launch block has the address of map number `map`, and the capacity of an array by launch shape or site."""
 
     map: int
@@ -139,8 +134,7 @@ class BlockField:
     capacity_offset: int | None
 
 
-@dataclass(frozen=True)
-class KernelLayout:
+class KernelLayout(Record):
     """The parameters of an instrumented kernel: the application's `parameters`, then `block` at `block_offset`.
 
     pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
@@ -170,8 +164,7 @@ class KernelLayout:
     executions: int | None = None
 
 
-@dataclass(frozen=True)
-class VariableSlot:
+class VariableSlot(Record):
     """Slot `index` of the table of variables. kernels: those that need it; empty: all.
 
     entry, refusal: as in `gpubpf.ptx.values.InjectedVariable`."""
@@ -184,8 +177,7 @@ class VariableSlot:
     refusal: str = ""
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(Record):
     """A module that the process loads; of AMD GPUs a code object, which says itself which GPU it is for.
 
     linked: the number of cuLink's inputs, 0 if it was not linked. The image of a linked module is the PTX among the inputs, if any,
@@ -198,8 +190,7 @@ class Image:
     linked: int = 0
 
 
-@dataclass(frozen=True)
-class FoundKernel:
+class FoundKernel(Record):
     """A kernel of a module that was loaded before the agent, as the driver describes it. -1: the driver does not say.
 
     parameters: (offset, size) of each, in bytes; None: unknown.
@@ -213,8 +204,7 @@ class FoundKernel:
     ptx_version: int = -1
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Record):
     """A module that was loaded before the agent, and has launched a kernel. The tool answers with a sidecar, as for `Image`.
 
     names: mangled names of its kernels. whole: `names` has all of them. kernels: those that were launched."""
@@ -227,8 +217,7 @@ class Found:
     kernels: tuple[FoundKernel, ...]
 
 
-@dataclass(frozen=True)
-class WantedKernel:
+class WantedKernel(Record):
     """A kernel (mangled) of a large module that is launched for the first time. The tool answers with its copy, perhaps with others.
 
     module: the request that the tool has answered with the list of such kernels (`later` in `sidecar`)."""
@@ -240,8 +229,7 @@ class WantedKernel:
     name: str
 
 
-@dataclass(frozen=True)
-class ArrayPart:
+class ArrayPart(Record):
     """An array of an instance in the snapshot's file: map number, offset, size, capacity in units.
 
     The capacity of a site array is as `sites_and_shards` takes it."""
@@ -252,8 +240,7 @@ class ArrayPart:
     capacity: int
 
 
-@dataclass(frozen=True)
-class InstancePart:
+class InstancePart(Record):
     """The arrays of a kernel and launch shape. Extents of 0: the arrays that all shapes of the kernel share.
 
     build: which of the kernels with this name it is, of those whose sites differ (`TracedProcess.sites`)."""
@@ -271,8 +258,7 @@ class InstancePart:
         return self.grid[0] != 0
 
 
-@dataclass(frozen=True)
-class RingPart:
+class RingPart(Record):
     """A ring in a snapshot: the offset of its control block and, for a ring in GPU memory, offset and size of its data."""
 
     map: int
@@ -281,8 +267,7 @@ class RingPart:
     size: int
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Record):
     """The maps of one context. The file that comes with it has `size` bytes; `instances`, `shared` and `rings` have offsets in it.
 
     shared: maps that all instances share: map number → (offset, size). taken_ns: when copying began, on the host's clock.
@@ -299,8 +284,7 @@ class Snapshot:
     rings: tuple[RingPart, ...] = ()
 
 
-@dataclass(frozen=True)
-class RingPlace:
+class RingPlace(Record):
     """A ring that a process made: `shards` of `capacity` records, each `stride` bytes."""
 
     map: int
@@ -327,8 +311,7 @@ class RingPlace:
         return self.first + -(-self.shards * self.capacity * self.stride // RING_PAGE) * RING_PAGE
 
 
-@dataclass(frozen=True)
-class StackFrame:
+class StackFrame(Record):
     """A return address. offset, file: where it is; 0 and "" outside files. symbol: the name that the process itself found."""
 
     address: int
@@ -453,8 +436,7 @@ def slot_and_text(payload: bytes) -> tuple[int, str]:
     return slot, text
 
 
-@dataclass(frozen=True)
-class NoRoom:
+class NoRoom(Record):
     """A launch ran the original kernel because no copy fits: the first such launch of the kernel in `slot`.
 
     needed, allowed: blocks that must be resident at once, and those of a copy that can be; allowed is None if the driver does not say.
@@ -478,8 +460,7 @@ def no_room(payload: bytes) -> NoRoom:
     return NoRoom(slot, threads, needed, None if allowed == NO_RECORD else allowed, registers, original)
 
 
-@dataclass(frozen=True)
-class KernelFault:
+class KernelFault(Record):
     """A kernel ended with an error, and its context cannot be used any more.
 
     gpu       ordinal
@@ -843,8 +824,7 @@ def read_file(file: int, size: int, offset: int = 0) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-@dataclass(frozen=True)
-class Counters:
+class Counters(Record):
     """Launches of one kernel name, from the control block."""
 
     seen: int = 0

@@ -29,7 +29,6 @@ import struct
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from gpubpf import elf
@@ -39,6 +38,7 @@ from gpubpf.process import address_space, fresh_thread, ptrace, seccomp, syscall
 from gpubpf.process.address_space import Library, Mapping, Memory
 from gpubpf.process.ptrace import Registers, ThreadEnded, TracedThread, TraceRefused
 from gpubpf.process.syscalls import NUMBERS
+from gpubpf.record import Record
 
 PATIENCE = 3.0  # seconds to find a thread that can be borrowed
 ENOUGH = (
@@ -268,8 +268,7 @@ def create_error(pid: int, code: int) -> SessionError:
     )
 
 
-@dataclass(frozen=True)
-class _LibraryCode:
+class _LibraryCode(Record):
     """Facts about a library, as offsets from its base: `functions` to call, and `unsafe` ranges of code, in which a thread may hold a
     lock. `calling`, `returning`: the _CALLING and _RETURNING code; -1: none found. `replaces_malloc`: it exports malloc and free."""
 

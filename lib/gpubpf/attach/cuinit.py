@@ -23,13 +23,13 @@ import contextlib
 import json
 import os
 import struct
-from dataclasses import dataclass
 
 from gpubpf.ebpf import bytecode, compile
 from gpubpf.ebpf.bytecode import Program
 from gpubpf.lower.programs import PREBUILT
 from gpubpf.process import bpf_syscall
 from gpubpf.process.bpf_syscall import KPROBE, RAW_TRACEPOINT, BpfRingBuffer
+from gpubpf.record import Record
 
 PROGRAM = r"""
 #include <uapi/linux/ptrace.h>
@@ -223,8 +223,7 @@ _ID = struct.Struct("<I")
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the inode of /proc/self/ns/pid
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Record):
     """An event at time `ts` (ns, CLOCK_MONOTONIC).
 
     For a call of cuInit, `entry` is the function's address, and `return_address` is stored at `sp`. They are 0 for other kinds.

@@ -40,7 +40,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from gpubpf.attach import borrow
@@ -49,6 +48,7 @@ from gpubpf.attach.cuinit import CALLED_CUINIT, CuInitProbes, Event
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
+from gpubpf.record import MutableRecord, field
 
 LIMIT = 5.0  # longest time in seconds that a process is held
 BORROW = 0.2  # seconds to reach a position where a thread can be borrowed
@@ -69,8 +69,7 @@ _C_LIBRARY = re.compile(
 )
 
 
-@dataclass
-class _Thread:
+class _Thread(MutableRecord):
     """A thread that is inside cuInit, as far as known. `traced` None: stop it again at time `again`."""
 
     event: Event
@@ -78,8 +77,7 @@ class _Thread:
     again: float = 0.0
 
 
-@dataclass
-class _Arrival:
+class _Arrival(MutableRecord):
     """A process in its first cuInit.
 
     `base`: the address of the worker's memory, once a thread has created the worker and the tool has been told; otherwise 0.

@@ -53,7 +53,6 @@ import socket
 import struct
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -66,6 +65,7 @@ from gpubpf.process import address_space, libc, ptrace, target_files, target_soc
 from gpubpf.process.address_space import Memory
 from gpubpf.process.syscalls import NUMBERS
 from gpubpf.process.target_socket import TargetSocket
+from gpubpf.record import MutableRecord
 
 ANSWER = 10.0  # seconds for one call on the worker
 # struct msghdr, an iovec, the byte to receive, and a control message with one file.
@@ -279,8 +279,7 @@ def _make_worker(pid: int) -> tuple[_Worker, int]:
         return _Worker(pid, memory, base, functions), stood_ns
 
 
-@dataclass
-class _Worker:
+class _Worker(MutableRecord):
     """The new thread in the process, which makes one call after the other."""
 
     pid: int
@@ -289,7 +288,7 @@ class _Worker:
     functions: dict[str, int]
     made: bool = True  # the thread exists, as far as known
     parked: bool = False  # the borrowed thread may still run code in `base`
-    _commands: int = field(default=0, init=False)
+    _commands: int = 0
 
     @property
     def was_called(self) -> bool:

@@ -14,7 +14,6 @@ import random
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -23,6 +22,7 @@ from gpubpf.errors import SessionError
 from gpubpf.process import address_space, fresh_thread, ptrace, target_files, traceable
 from gpubpf.process.address_space import Mapping, Memory
 from gpubpf.process.ptrace import NotStopped, TraceRefused
+from gpubpf.record import Record
 
 PATIENCE = 3.0  # seconds to find a moment when the code can be changed
 PASSING = 1.0  # seconds to wait for another tool that briefly traces the threads
@@ -34,8 +34,7 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _SCANNED = 128 << 10  # bytes of each thread's stack to search for addresses in the code to change
 
 
-@dataclass(frozen=True)
-class Patch:
+class Patch(Record):
     """A change of at most eight bytes of code."""
 
     address: int

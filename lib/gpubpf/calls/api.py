@@ -22,10 +22,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from gpubpf.errors import UsageError
+from gpubpf.record import Record
 
 GROUPS = (
     "launch",
@@ -49,8 +49,7 @@ _PLACE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ArgumentPlace:
+class ArgumentPlace(Record):
     """The location of a call's field.
 
     `argument`: 0 to 5 for registers, 6 and up for words on the stack. `offset`: the value is this many bytes
@@ -68,8 +67,7 @@ class ArgumentPlace:
     items: bool = False
 
 
-@dataclass(frozen=True)
-class ApiFunction:
+class ApiFunction(Record):
     """One function of a runtime library.
 
     `symbol`: the symbol that libraries export, without its version. `name`: the name that users write;
@@ -122,8 +120,7 @@ def _parse_place(text: str) -> ArgumentPlace:
     )
 
 
-@dataclass(frozen=True)
-class Api:
+class Api(Record):
     """The host API of a GPU vendor. A function's number is its index in `functions`.
 
     `libraries`: names or paths, for `BPF.attach_uprobe`. `errors`: prefix of function names → names of error

@@ -16,10 +16,10 @@ call produced), `kernel`, `gap_ns`, `gap_off_ns`, `spent` (struct call_spent; se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls.api import REGISTERS, ApiFunction, ArgumentPlace
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +32,7 @@ NOWHERE, MEMORY = 255, REGISTERS + STACK
 _SHAPES = ("grid", "block")
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Record):
     """How the eBPF program reads a function's arguments: struct call_layout.
 
     A place is 0 to 5 for registers, 6 to 9 for words on the stack, MEMORY for the first window, or NOWHERE.

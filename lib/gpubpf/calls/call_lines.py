@@ -6,12 +6,12 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls.records import HEX, SHAPES, map_distinct
+from gpubpf.record import Record
 from gpubpf.show import cli, table
 from gpubpf.show.table import us, with_unit
 
@@ -39,8 +39,7 @@ CSV_CALLS = (
 )
 
 
-@dataclass(frozen=True)
-class CallColumns:
+class CallColumns(Record):
     """The columns of lines for calls.
 
     `origin_ns`: the CLOCK_BOOTTIME that is shown as 0. `several`: the calls come from several processes.

@@ -11,13 +11,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubpf import elf
 from gpubpf.errors import ImageError
 from gpubpf.linux.libraries import LibraryNames
+from gpubpf.record import replace
 from gpubpf.session import device
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ cuLaunchKernel_ptsz, which uses the per-thread default stream.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from gpubpf.calls.api import Api, parse_functions, parse_names
+from gpubpf.record import replace
 
 _VERSION = re.compile(r"_v\d+(?=_pt|$)")  # the suffix that the headers add with macros
 _PER_THREAD_STREAM = re.compile(r"^ +(\w+)\[(_pt\w\w)\](.*)", re.M)

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls.arrays import GAP
 from gpubpf.process import syscalls
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,8 +52,7 @@ ROW = [(name, "<u4") for name in ("tgid", "tid", "function", "reason")] + [
 KEY = ("tgid", "tid", "function", "reason", "syscall")
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(Record):
     """A reason for a delay. It happened `count` times and took `ns` in total, at most `largest_ns` at once.
 
     `where`: the function in which it happened, if functions are distinguished.

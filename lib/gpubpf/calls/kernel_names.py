@@ -22,7 +22,6 @@ import re
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import elf, names
@@ -32,6 +31,7 @@ from gpubpf.errors import ImageError
 from gpubpf.linux import libraries
 from gpubpf.names import KernelName
 from gpubpf.process import address_space, proc
+from gpubpf.record import MutableRecord, field
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,8 +173,7 @@ class KernelNames:
         return self._processes[pid]
 
 
-@dataclass
-class _Process:
+class _Process(MutableRecord):
     """A process and the files that it maps, as of the last `look`."""
 
     pid: int

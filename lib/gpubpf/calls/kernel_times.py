@@ -14,7 +14,6 @@ import argparse
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,6 +24,7 @@ from gpubpf.calls.device_times.dispatches import DISPATCH, Dispatches
 from gpubpf.calls.selection import KernelSelection, selects_launches
 from gpubpf.calls.statistics import CallStatistics, Durations
 from gpubpf.process import users
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,8 +49,7 @@ CALL = np.dtype(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class JoinedDispatches:
+class JoinedDispatches(Record):
     """Dispatches, the call of each, and whether the call is known. All arrays have the shape (dispatches,)."""
 
     dispatches: Array

@@ -19,11 +19,11 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.calls.delays import DRIVER, Cause
 from gpubpf.process.privileges import SYS_ADMIN, effective
+from gpubpf.record import Record
 
 _DEVICE = Path("/dev/kfd")
 _NODES = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -63,8 +63,7 @@ _TIMED = re.compile(r"(\d{1,20}) -(\d{1,10}) (?:@([0-9a-f]+)\(([0-9a-f]+)\) ?)?(
 _VMFAULT = re.compile(r"([0-9a-f]+):")
 
 
-@dataclass(frozen=True)
-class DriverEvent:
+class DriverEvent(Record):
     """An event of the driver.
 
     Times are CLOCK_BOOTTIME. Both are equal if the event takes no time, or if the driver does not report its
@@ -82,8 +81,7 @@ class DriverEvent:
         return self.end_ns - self.start_ns
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(Record):
     """A parsed line of an event file: the event's number, time, process and details."""
 
     number: int

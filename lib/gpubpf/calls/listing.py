@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import elf, names
@@ -21,6 +20,7 @@ from gpubpf.errors import Error, ImageError
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
 from gpubpf.process import address_space, proc, traceable, users
+from gpubpf.record import MutableRecord, Record, field
 from gpubpf.show import cli, table
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 NOT_EXPORTED = "the library does not export it"
 
 
-@dataclass(frozen=True)
-class ListedLibrary:
+class ListedLibrary(Record):
     """A library file. `functions`: name → why the function cannot be probed, or None if it can."""
 
     path: str
@@ -39,8 +38,7 @@ class ListedLibrary:
     comm: str | None = None
 
 
-@dataclass
-class RegisteredKernel:
+class RegisteredKernel(MutableRecord):
     """A kernel that the code of `file` registers. If a command launched it, `file` is the name of the process
     that did.
     """
@@ -52,8 +50,7 @@ class RegisteredKernel:
     comm: str | None = None
 
 
-@dataclass
-class Listed:
+class Listed(MutableRecord):
     """The libraries and kernels that were found."""
 
     libraries: list[ListedLibrary] = field(default_factory=list)

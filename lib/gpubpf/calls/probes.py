@@ -17,7 +17,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import arrays
@@ -28,6 +27,7 @@ from gpubpf.errors import Error
 from gpubpf.linux import btf, tracepoints, uprobes
 from gpubpf.process import libc
 from gpubpf.program import BPF
+from gpubpf.record import Record
 from gpubpf.session.command import raise_file_limit
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ _COUNTS = ("records", "sums", "calls", "processes", "nested", "abandoned", "unse
 _NEWTASK: tracepoints.RecordLayout = {"pid": (8, 4), "clone_flags": (32, 8)}
 
 
-@dataclass(frozen=True)
-class CallOptions:
+class CallOptions(Record):
     """Which calls the programs count.
 
     `events`: also record each call. `everybody`: count calls of every process. `slow_ns`, `errors`: count only
@@ -82,8 +81,7 @@ class CallOptions:
         )
 
 
-@dataclass(frozen=True)
-class CallCounts:
+class CallCounts(Record):
     """What the programs count besides the sums.
 
     Lost: `records` that did not fit into the ring buffer; `sums`, calls that are in no sum; `calls` whose entry

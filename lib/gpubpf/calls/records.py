@@ -7,7 +7,6 @@ and C code can format the lines (call_lines.py). `call_records` makes a dictiona
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +15,7 @@ import numpy as np
 from gpubpf.calls import arrays
 from gpubpf.calls.statistics import NameOrAddress
 from gpubpf.names import KernelName
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api, ApiFunction
@@ -36,8 +36,7 @@ HEX = ("fn_addr", "stream", "out")
 SHAPES = ("grid", "block_dim")
 
 
-@dataclass(frozen=True)
-class CallGroup:
+class CallGroup(Record):
     """Calls of one function that have the same fields.
 
     `positions`: their positions among the events. `fields`: the fields of the record "call" in order, without

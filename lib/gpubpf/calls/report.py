@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import delay_text, hip_devices, statistics_text, summary_text
@@ -26,6 +25,7 @@ from gpubpf.calls.kernel_times import with_gpu_times
 from gpubpf.calls.selection import KernelSelection, LaunchSelection, selects_launches
 from gpubpf.calls.statistics import CallStatistics, by_function, by_kernel, merge_sums, sums_of_events
 from gpubpf.calls.timeline import PendingTimeline, TraceFile
+from gpubpf.record import Record
 from gpubpf.show import cli
 from gpubpf.show.owner_columns import OwnerColumns
 
@@ -44,8 +44,7 @@ TICK = 0.1  # seconds between two readings of the programs' records
 EARLY_TICK, EARLY = 0.005, 1.0
 
 
-@dataclass(frozen=True)
-class ReportInputs:
+class ReportInputs(Record):
     """What a report reads. The last four exist only for vendors that have such an interface.
 
     `device_notice`: a notice about the device, given as soon as a process uses it.

@@ -10,13 +10,13 @@ and maxima are exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpubpf.calls import arrays
 from gpubpf.names import KernelName
+from gpubpf.record import MutableRecord, field
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
@@ -25,8 +25,7 @@ NameOrAddress = KernelName | str | None  # a name, the address of a kernel whose
 _KEY = ["tgid", "function", "kernel"]  # fields of the array of sums
 
 
-@dataclass
-class Durations:
+class Durations(MutableRecord):
     """Durations: their count, sum, maximum and histogram, and how much of the sum was off the CPU."""
 
     count: int = 0
@@ -56,8 +55,7 @@ class Durations:
         return {"mean": round(self.ns / self.count), "p50": p50, "p99": p99, "max": self.largest_ns}
 
 
-@dataclass
-class CallStatistics:
+class CallStatistics(MutableRecord):
     """The calls of a function, or the launches of a kernel, by one process: a row of a table.
 
     `number`: the function's number. `address`: a handle of the kernel. `times`: durations of the calls. `gaps`:

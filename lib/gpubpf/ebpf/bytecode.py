@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.record import Record
 
 # Instruction classes (low three bits of the opcode).
 LD, LDX, ST, STX, ALU, JMP, JMP32, ALU64 = range(8)
@@ -97,8 +97,7 @@ FLOAT_OPERATIONS = tuple(
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(Record):
     """One instruction slot. An ld_imm64 has its whole 64-bit value in `imm`; the slot after it has opcode 0.
 
     `line` is the line in the C text, from 1; 0 if unknown. `map` names the map whose address an ld_imm64 loads;
@@ -118,8 +117,7 @@ class Instruction:
         return self.opcode & 7
 
 
-@dataclass(frozen=True)
-class BpfFunction:
+class BpfFunction(Record):
     """One program of a C text: its instructions, followed by those of its subprograms, as the kernel wants them.
 
     `point`: one of CONTEXTS, `uprobe` (the context is struct pt_regs) or `host` (any other context, such as a tracepoint's record).
@@ -135,8 +133,7 @@ class BpfFunction:
 WIDE = "#define GPU_LANES 64\n"
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Record):
     """A compiled C text. It is relocatable: instructions name maps, and nothing refers to this process."""
 
     text: str

@@ -14,7 +14,6 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from gpubpf import elf
 from gpubpf.ebpf import btf, headers
 from gpubpf.ebpf.bytecode import LD_IMM64, PSEUDO_MAP, without_comments
 from gpubpf.errors import CompileError
+from gpubpf.record import Record
 
 PRELUDE = Path(__file__).parent / "clang.h"
 SECONDS = 120.0  # longer than clang takes for any text
@@ -48,8 +48,7 @@ def find() -> str | None:
     return versions[max(versions)] if versions else None
 
 
-@dataclass(frozen=True)
-class CompiledFunction:
+class CompiledFunction(Record):
     """A program: its code, in which a map reference has a number of `maps` as its value, the maps, and the line of each slot."""
 
     name: str
@@ -58,8 +57,7 @@ class CompiledFunction:
     lines: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class CompiledMap:
+class CompiledMap(Record):
     """A map, with its types as bcc describes them. kind: array, hash or ringbuf."""
 
     name: str

@@ -7,18 +7,17 @@ headers, other than gpubpf.h, by the header's text.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.ebpf.bytecode import without_comments
+from gpubpf.record import Record
 
 INCLUDE = Path(__file__).parent.parent / "include"
 _ANY_LINE = re.compile(r"\s*#\s*include\s*<(gpubpf\w*\.h)>\s*")
 _LINE = re.compile(r"\s*#\s*include\s*<(gpubpf_\w+\.h)>\s*")
 
 
-@dataclass(frozen=True)
-class ExpandedText:
+class ExpandedText(Record):
     """C text with its headers in place. `origins`: the origin of each line, as (name of the header or "", line from 1)."""
 
     text: str

@@ -11,13 +11,13 @@ whose verifier knows its helpers itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
 from typing import NamedTuple
 
 from gpubpf.ebpf.bytecode import STACK_SIZE
 from gpubpf.ebpf.maps import LONG_PRINT_ARGUMENTS, MAX_RECORD, PRINT_ARGUMENTS, SHAPED
+from gpubpf.record import Record
 
 _FIRST_NOT_OF_KERNEL = 500
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
@@ -75,8 +75,7 @@ class StandIn(Enum):
     RINGBUF = auto()  # bpf_ringbuf_output, which takes no context
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(Record):
     """How programs of one side use a helper.
 
     `lowering` names a function of `lower/helper_calls.py` (see LOWERINGS there), `operand` what it is given. `maps` are the kinds of
@@ -89,8 +88,7 @@ class Use:
     points: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Helper:
+class Helper(Record):
     """A helper. `name` is what programs call in C. `device` and `native`: its use on that side, None where it does not exist.
 
     `result`: the least and the greatest number that it returns, as a u64, or the kind of address. `wide`: the same in

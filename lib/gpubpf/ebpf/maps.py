@@ -34,13 +34,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.errors import Error
 from gpubpf.process import bpf_syscall
+from gpubpf.record import Record, replace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,8 +139,7 @@ _SCALARS = {
 }
 
 
-@dataclass(frozen=True)
-class MapDefinition:
+class MapDefinition(Record):
     """A map of a C text. Sizes are in bytes, `max_entries` is in entries, or in bytes for a ring buffer.
 
     `key_type` and `value_type` describe dtypes as JSON values (see `dtype`). `flags` are from the C text; bit 31 marks a map that

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import argparse
@@ -24,8 +25,7 @@ PARAMETER = "gpubpf_sampling"  # the parameter in the launch block: u32 limit, u
 OF_UNIT, OF_LAUNCH, ROUND_1, ROUND_2 = 0x85EBCA6B, 0x9E3779B1, 0x7FEB352D, 0x846CA68B
 
 
-@dataclass(frozen=True)
-class Sampling:
+class Sampling(Record):
     """One block or warp (`unit`) in `one_in`, a power of two, is chosen in each launch. seed: a number of 32 bits."""
 
     unit: Unit

@@ -18,11 +18,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from gpubpf.record import MutableRecord, Record, field
 from gpubpf.session.launch_shape import Shape
 from gpubpf.session.sampled import Sample, rounded
 from gpubpf.show import table
@@ -53,8 +54,7 @@ def middles() -> np.ndarray:
     return (number - shift * 32) * 2.0**shift + (2.0**shift - 1) / 2
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(Record):
     """A distribution of times, in ns. bins: the middles of its bins above 0, and the number of times in each."""
 
     count: int
@@ -109,8 +109,7 @@ def _rank(count: int, share: float) -> int:
     return max(1, -int(-count * share // 1))
 
 
-@dataclass
-class BinnedValues:
+class BinnedValues(MutableRecord):
     """Counted values: integers from 0 in units of a clock. `where` is the location of the largest."""
 
     count: int = 0
@@ -136,8 +135,7 @@ class BinnedValues:
         return Distribution.of_bins(self.count, float(self.total), self.bins, float(self.largest), scale)
 
 
-@dataclass(frozen=True)
-class LaneLateness:
+class LaneLateness(Record):
     """The lateness of each lane since the program began.
 
     sums    uint64 [lane]        cycles
@@ -224,8 +222,7 @@ class LaneLateness:
         np.maximum.at(self.worst, lane, worst)
 
 
-@dataclass(frozen=True)
-class CycleLength:
+class CycleLength(Record):
     """The length of a multiprocessor cycle in ns, and its relative error."""
 
     ns: float = 1.0
@@ -258,8 +255,7 @@ class CycleLength:
         return cls(middle, max(2 * tick / max(weights), apart))
 
 
-@dataclass
-class Exits:
+class Exits(MutableRecord):
     """What is known about the exits of one kernel and launch shape.
 
     warp, block   spreads in cycles
@@ -276,7 +272,6 @@ class Exits:
     """
 
     shape: Shape
-    lateness: LaneLateness = field(init=False)
     warp: BinnedValues = field(default_factory=BinnedValues)
     block: BinnedValues = field(default_factory=BinnedValues)
     grid: BinnedValues = field(default_factory=BinnedValues)
@@ -291,8 +286,10 @@ class Exits:
     error: float = 0.0
     seen: set[tuple[int, int]] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        self.lateness = LaneLateness.none(self.shape.warp)
+    @cached_property
+    def lateness(self) -> LaneLateness:
+        """How late each lane of a warp was."""
+        return LaneLateness.none(self.shape.warp)
 
     def add_warps(self, first: np.ndarray, late: np.ndarray, there: np.ndarray) -> None:
         """Add complete blocks. Arrays are [block, warp]: the first exit, the time to the last exit (cycles), and whether the warp has
@@ -452,8 +449,7 @@ def _unwrapped(values: np.ndarray, bits: int) -> np.ndarray:
     return _wrapped(values - values[:1], bits)
 
 
-@dataclass(frozen=True)
-class LaneReport:
+class LaneReport(Record):
     """A lane's exits. late: the distribution of its known lateness. site: where it was latest; None: never late, or unknown.
 
     With sampling, `exits` is the estimate for all blocks, and `error` the standard error of the mean lateness (None: unknown).
@@ -466,8 +462,7 @@ class LaneReport:
     error: float | None = None
 
 
-@dataclass(frozen=True)
-class ExitReport:
+class ExitReport(Record):
     """When the threads of one kernel and launch shape exited.
 
     launches      instrumented launches

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
 from gpubpf.expressions.evaluate import evaluate
 from gpubpf.expressions.launches import Launches
 from gpubpf.expressions.specs import Spec
+from gpubpf.record import Record, replace
 from gpubpf.session.launch_shape import Warp
 from gpubpf.show import table
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 Place = tuple[int, int, str, int]
 
 
-@dataclass(frozen=True)
-class Count:
+class Count(Record):
     """How often a point of a kernel was reached. count: by warps, or launches. threads: by lanes, or threads of the launches' grids.
 
     wave: the lanes of a wave, on an AMD GPU."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from gpubpf.expressions.counts import passes
 from gpubpf.expressions.evaluate import evaluate, signed
 from gpubpf.expressions.launches import Launch, Launches
 from gpubpf.expressions.specs import Distribution
+from gpubpf.record import MutableRecord, Record, field, replace
 from gpubpf.session.kernel_shapes import file_names, site_name
 from gpubpf.session.launch_shape import Warp
 from gpubpf.show import histogram, table
@@ -32,8 +32,7 @@ Key = tuple[str, str, str]
 Place = tuple[int, int, Key, int]
 
 
-@dataclass
-class Sums:
+class Sums(MutableRecord):
     """Values that were added up. buckets: how many by the number of the bucket, or by value."""
 
     count: int = 0
@@ -53,8 +52,7 @@ class Sums:
         return Sums(self.count - before.count, self.sum - before.sum, buckets)
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Record):
     """The distribution of one specification and key in a process. wave: the lanes of a wave, on an AMD GPU."""
 
     pid: int

@@ -8,7 +8,6 @@ for _ in session.intervals(…, tick=lambda: printer(events.take(session))):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
@@ -17,6 +16,7 @@ from gpubpf.expressions.counts import passes
 from gpubpf.expressions.evaluate import evaluate
 from gpubpf.expressions.launches import Launch, Launches
 from gpubpf.expressions.specs import Trace
+from gpubpf.record import Record
 from gpubpf.session.kernel_shapes import KernelShapes, site_names
 from gpubpf.session.launch_shape import Warp
 from gpubpf.show import table
@@ -35,8 +35,7 @@ RING = "events"
 MOST_PENDING = 4096  # launches whose records wait for their launch in the log
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Record):
     """An event: a lane, or a warp at a barrier, at a place in a kernel, or a launch, which has no block, thread and source.
 
     time: ns on the clock of the results; None: not known. values: of the arguments, in their order. wave: the lanes of a wave, on an

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpubpf.errors import UsageError
 from gpubpf.expressions.evaluate import signed
 from gpubpf.expressions.syntax import Name
 from gpubpf.expressions.values import ELEMENTS, as_float
+from gpubpf.record import Record
 from gpubpf.show.table import printable
 
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", '"': '"', "'": "'"}
@@ -25,8 +25,7 @@ LETTERS = "diuxXopsc" + FLOATS
 MOST_DIGITS = 3  # of a width or precision
 
 
-@dataclass(frozen=True)
-class Conversion:
+class Conversion(Record):
     """One conversion: `flags`, `width` and `precision` as C has them, `letter` is one of LETTERS."""
 
     flags: str
@@ -67,8 +66,7 @@ class Conversion:
         return f"{value:#x}" if self.letter == "p" else signed(value) if self.letter in "di" else value
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(Record):
     """parts: texts and conversions, in order."""
 
     parts: tuple[str | Conversion, ...]

@@ -11,7 +11,6 @@ Every launch that the user asked for is there, also one of a kernel that cannot 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from gpubpf.agent.definitions import NUMBER_MASK, Reason, outcome_of
 from gpubpf.expressions.points import LAUNCH_NAMES
+from gpubpf.record import Record
 from gpubpf.session import operation_log
 from gpubpf.show import table
 from gpubpf.show.notices import note
@@ -30,8 +30,7 @@ MOST_UNNAMED = 1 << 16  # records of a log that wait for the name of their kerne
 _LEFT_OUT = (outcome_of(Reason.SAMPLED_OUT), outcome_of(Reason.FILTERED))  # by --sample and --launch
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Record):
     """A launch. values: by the names of `points.LAUNCH_NAMES`. wave: the lanes of a wave, on an AMD GPU. time: ns, of the call."""
 
     pid: int

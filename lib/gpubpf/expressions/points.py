@@ -6,7 +6,6 @@ A new attach point of the library needs a row in POINTS, and its context in `byt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -26,12 +25,12 @@ from gpubpf.ebpf.bytecode import (
 from gpubpf.errors import UsageError
 from gpubpf.expressions.syntax import U64, Names, Type
 from gpubpf.expressions.values import VALUES
+from gpubpf.record import Record, field, replace
 
 ALL = ""  # the key of what is attached without a DETAIL
 
 
-@dataclass(frozen=True)
-class Attachment:
+class Attachment(Record):
     """How a program is attached: with `BPF.attach_gpu_METHOD`, and these arguments beside the kernel and the function's name.
 
     Its argument is a `struct gpu_CONTEXT *`. `lacks` are fields of the context that have no value, because nothing was asked for.
@@ -52,8 +51,7 @@ class Attachment:
         return replace(self, method="value", context="value") if self.context == "access" else self
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(Record):
     """A point as the command line names it.
 
     details: what is attached for each DETAIL; ALL: without one. glob: the argument of `attach` that any other DETAIL is, a glob.
@@ -107,8 +105,7 @@ class Point:
         return bool(self.values) and not used.isdisjoint({*VALUES, *RETURNED, *OF_VALUES})
 
 
-@dataclass(frozen=True)
-class Builtin:
+class Builtin(Record):
     """A name that every device program has. c: its C text. after: the statement of SETUP that must run before."""
 
     c: str

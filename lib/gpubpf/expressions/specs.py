@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gpubpf.errors import UsageError
@@ -20,6 +19,7 @@ from gpubpf.expressions import points
 from gpubpf.expressions.formats import Format
 from gpubpf.expressions.points import Attachment, Point
 from gpubpf.expressions.syntax import U64, Name, Names, Node, names_of, parse, parse_list
+from gpubpf.record import Record, field, replace
 
 MOST = 32  # specifications of a command line, and EXPRs of a FORMAT
 TYPES = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
@@ -34,8 +34,7 @@ _NAMED = re.compile(r"\(anonymous namespace\)|operator\(\)|\{[^{}]*\}")
 _TYPE = re.compile(rf"(?<!:):\s*({'|'.join(TYPES)})\s*:(?!:)")
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(Record):
     """POINT:KERNEL[:DETAIL] [(FILTER)]. text: all of it, as the user typed it."""
 
     text: str
@@ -50,8 +49,7 @@ class Spec:
         return self.point.names(self.attachment)
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(Record):
     """What gpudist adds up: the value of an expression, as a type of TYPES. key: a name of `points.TEXTS`, or "".
 
     kind: log2, linear or values. width: of a linear bucket."""
@@ -69,8 +67,7 @@ class Distribution:
         return self.type.startswith("s")
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(Record):
     """What gputrace prints. arguments: expressions, and names of `points.TEXTS`. Without FORMAT there are none.
 
     numbers: the expressions that a record has. The last are the types of what is shown as floating-point numbers."""

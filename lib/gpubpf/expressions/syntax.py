@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 
 from gpubpf.errors import UsageError
+from gpubpf.record import Record, field
 
 LONGEST = 4000  # characters of an expression
 MOST_LISTED = 16  # constants in an error message
@@ -37,8 +37,7 @@ U64, S64 = Type.U64, Type.S64
 # --- the tree ---
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(Record):
     """A literal. `value` is below 2**64."""
 
     value: int
@@ -46,8 +45,7 @@ class Number:
     depth: int = 1
 
 
-@dataclass(frozen=True)
-class Name:
+class Name(Record):
     """A field or builtin of the point, one of its values, or a function of FLOAT_FUNCTIONS of a value: `isnan(value)`."""
 
     name: str
@@ -55,8 +53,7 @@ class Name:
     depth: int = 1
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Record):
     """A call of one of FUNCTIONS."""
 
     function: str
@@ -65,8 +62,7 @@ class Call:
     depth: int
 
 
-@dataclass(frozen=True)
-class Unary:
+class Unary(Record):
     """One of - ~ ! before an operand."""
 
     operator: str
@@ -75,8 +71,7 @@ class Unary:
     depth: int
 
 
-@dataclass(frozen=True)
-class Binary:
+class Binary(Record):
     """An operator of PRECEDENCE between two operands."""
 
     operator: str
@@ -92,8 +87,7 @@ class Binary:
         return all(one.type is S64 for one in operands)
 
 
-@dataclass(frozen=True)
-class Conditional:
+class Conditional(Record):
     """CONDITION ? YES : NO."""
 
     condition: Node
@@ -121,8 +115,7 @@ FUNCTIONS = ("popcount", "log2", *CASTS)
 FLOAT_FUNCTIONS = ("isnan", "isinf")
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(Record):
     """What an expression may name at a point.
 
     point: for messages. fields: those of the point's context. builtins: those that every point of its kind has. constants: numbers,
@@ -198,8 +191,7 @@ _SUFFIX = re.compile(r"(?i:u|l|ll|ul|ull|lu|llu)?")
 END = "end"
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(Record):
     """kind: float, number, name, operator or END. text: as typed. at: where it begins."""
 
     kind: str

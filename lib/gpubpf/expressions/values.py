@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gpubpf.ebpf.bytecode import OPERANDS, TYPES
 from gpubpf.expressions.evaluate import signed
+from gpubpf.record import Record
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(Record):
     """A name, or a function of one. c: its C text. fields: those of the context that it reads."""
 
     c: str

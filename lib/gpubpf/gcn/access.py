@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 
 from gpubpf.ebpf.bytecode import READS, WRITES
 from gpubpf.gcn.calls import VCC, use
 from gpubpf.gcn.comgr import GcnInstruction
+from gpubpf.record import Record
 
 SCRATCH = "s[0:3]"  # the scratch buffer descriptor: kernels set it here, and functions expect it here
 _EFFECTS = {"load": READS, "store": WRITES, "atomic": READS | WRITES}
 
 
-@dataclass(frozen=True)
-class GcnAccess:
+class GcnAccess(Record):
     """One memory access that each lane makes when it executes an instruction.
 
     kind     load, store or atomic

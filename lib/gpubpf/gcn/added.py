@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
 
 from gpubpf import elf
 from gpubpf.errors import ImageError
@@ -11,6 +10,7 @@ from gpubpf.gcn.code_object import PT_GNU_STACK, PT_LOAD, CodeObject
 from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.kernel_code import words
 from gpubpf.lower import amdgcn
+from gpubpf.record import MutableRecord, field
 
 PAGE = 4096
 NOP = 0xBF800000  # s_nop
@@ -20,8 +20,7 @@ _INFO = 4  # offset of a symbol's type and binding in its entry
 _LOW, _HIGH = 8, 16  # offsets of the literals in the code that computes an address
 
 
-@dataclass
-class Added:
+class Added(MutableRecord):
     """Content appended after the code object, from address `begin` on."""
 
     begin: int

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from gpubpf.gcn.calls import sgprs, use
 from gpubpf.gcn.comgr import GcnInstruction
 from gpubpf.gcn.kernel_code import writes_exec
 from gpubpf.lower.amdgcn import OTHERS, WHOLE
+from gpubpf.record import Record
 
 _EXEC = ("exec", "exec_lo")
 # Branches of whole waves, each with the text that puts 0 into two SGPRs if its flag is 0.
@@ -35,8 +35,7 @@ _COMPARE = re.compile(r"v_cmpx_(\w+)_(e32|e64|sdwa)")
 _SWITCHES_ON = re.compile(r"s_(?:xor|or)_b|s_(?:or|andn2)_(?:saveexec|wrexec)_b|s_mov_b\d+ exec\w*, -1$")
 
 
-@dataclass(frozen=True)
-class GcnBranch:
+class GcnBranch(Record):
     """How a place where lanes part gets its mask. facts: what it says (`amdgcn.WHOLE`, `amdgcn.OTHERS`)."""
 
     text: str

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from gpubpf import elf
 from gpubpf.errors import ImageError
+from gpubpf.record import Record
 
 EM_AMDGPU = 224
 PT_LOAD, PT_GNU_STACK = 1, 0x6474E551
@@ -37,8 +37,7 @@ _USER_SGPRS = {
 }
 
 
-@dataclass(frozen=True)
-class Descriptor:
+class Descriptor(Record):
     """A kernel descriptor. `entry`: the distance in bytes from the descriptor to the first instruction."""
 
     group_bytes: int
@@ -88,8 +87,7 @@ class Descriptor:
         return (self.resources[1] >> 10 & 1) + (self.resources[1] & 1)
 
 
-@dataclass(frozen=True)
-class GcnKernel:
+class GcnKernel(Record):
     """A kernel: its mangled name, its descriptor with file offset and address, and the address range of its code."""
 
     name: str

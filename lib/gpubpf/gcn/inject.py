@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gpubpf.errors import Refusal
 from gpubpf.gcn import arguments
@@ -32,13 +31,13 @@ from gpubpf.gcn.start import KEPT
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align, launch_block
+from gpubpf.record import Record
 
 # Not gfx101x: its branches over 64 words go wrong (LLVM: FeatureOffset3fBug), and copying changes branch distances.
 _FAMILIES = re.compile(r"gfx(90[0-9ac]|103[0-6])")
 
 
-@dataclass(frozen=True)
-class GcnPlacement:
+class GcnPlacement(Record):
     """A program, its point, and the kind of work that is counted for it (one of `bytecode.WORK`).
 
     At `access`, `kinds` and `spaces` restrict the accesses; at `instruction`, the globs `opcodes` the instructions. () means all.
@@ -52,8 +51,7 @@ class GcnPlacement:
     opcodes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class GcnInjected:
+class GcnInjected(Record):
     """A code object with probes. Kernels in `refusals` are unchanged."""
 
     image: bytes

@@ -18,7 +18,6 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from gpubpf.ebpf.bytecode import KINDS
@@ -35,6 +34,7 @@ from gpubpf.gcn.start import SAVED, Save
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import Probe, WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align
+from gpubpf.record import Record, replace
 
 SGPRS = 102  # available on every GPU
 _OWN = 5  # SGPRs after the probe's, which save VCC (2), EXEC (2) and SCC
@@ -124,8 +124,7 @@ class InnerProbes:
         return any(one.opcodes and is_chosen(one.opcodes, opcode) for one in self._at["instruction"])
 
 
-@dataclass(frozen=True)
-class InnerRegisters:
+class InnerRegisters(Record):
     """The registers of probes in the middle of a kernel. sgprs: the number of SGPRs, from `sgpr` on. given: the registers that a site
     sets, relative to `sgpr`. lanes: the kernel's SGPRs in this range, each with the VGPR and lane that save it."""
 
@@ -159,8 +158,7 @@ class InnerRegisters:
         return [(n, *where) for n, where in self.lanes.items() if n - self.sgpr not in self.given]
 
 
-@dataclass(frozen=True)
-class InnerSite:
+class InnerSite(Record):
     """A probed place: its number and point, the access at an access point, the block's number at a basic_block point, and the branch
     at a branch point."""
 
@@ -173,8 +171,7 @@ class InnerSite:
     branch: GcnBranch | None = None
 
 
-@dataclass(frozen=True)
-class Insertion:
+class Insertion(Record):
     """Code to insert before or after the instruction at an address. calls: the byte offsets of its s_call_b64 instructions, whose
     target is not filled in yet, each with the probe to call."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from gpubpf.gcn import calls
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.lower.launch_block import align
+from gpubpf.record import Record
 
 _INDEXED = re.compile(r"v_movrel|s_set_gpr_idx")  # VGPRs are indexed at run time
 _REGISTERS = re.compile(r"\b([sva])(?:(\d+)\b|\[(\d+):(\d+)\])")
@@ -32,8 +32,7 @@ _NEAR = 1 << 17  # bytes that s_branch reaches
 _LOW, _HIGH = 8, 16  # byte offsets of the literals from s_getpc_b64
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(Record):
     """An address computed from the program counter: the address of s_getpc_b64, and the resulting 64-bit address.
 
     `last`: the address of the last of the three instructions. `sgpr`: the first of the two SGPRs that they write.
@@ -53,8 +52,7 @@ class Region(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True)
-class MovedCode:
+class MovedCode(Record):
     """A relocated copy of a kernel's instructions. `places`: each instruction's new address, by its original address. `starts`: where
     the code inserted before it begins.
 
@@ -67,8 +65,7 @@ class MovedCode:
     references: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class KernelCode:
+class KernelCode(Record):
     """The instructions of a kernel and of the functions that it calls, and the registers that they name.
 
     code: the bytes of each instruction, by its address. regions: the kernel and each function. calls: the addresses of the references

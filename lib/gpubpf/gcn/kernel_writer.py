@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from gpubpf.errors import Refusal
 from gpubpf.gcn import registers, times, work
@@ -29,6 +28,7 @@ from gpubpf.gcn.times import UNTIMED_BEFORE, UNTIMED_BEGIN, UNTIMED_END, UNTIMED
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import Probe
 from gpubpf.lower.launch_block import LaunchBlock, align
+from gpubpf.record import Record, field
 
 _MOST_VGPRS = 256
 _AT_SITE = amdgcn.TIME + 2 * len(amdgcn.TIMES)  # SGPRs that a site sets, including the pair for a jump
@@ -38,8 +38,7 @@ _ENTRY = 256  # alignment of a kernel's first instruction
 _ALIGNED = 64  # bytes: the copy keeps the original's alignment to instruction cache lines
 
 
-@dataclass(frozen=True)
-class GcnSite:
+class GcnSite(Record):
     """A probed place: its number, its address in the original code object, its function (mangled; "" without a symbol), and its offset
     in that function in bytes. opcode: its name inside the kernel, except at basic blocks. block: the basic block's number."""
 
@@ -53,8 +52,7 @@ class GcnSite:
     block: int | None = None
 
 
-@dataclass(frozen=True)
-class InjectedGcnKernel:
+class InjectedGcnKernel(Record):
     """An instrumented kernel: the size of its arguments in bytes, the offset of the launch block after them, and its sites.
 
     references: the addresses to patch once both code objects are loaded, so that the copy uses the original's variables. Each has the
@@ -79,8 +77,7 @@ class InjectedGcnKernel:
     unprobed: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class PlacedProbe:
+class PlacedProbe(Record):
     """A probe that runs where waves begin or end: its address, its register counts, the `amdgcn.TIMES` that it receives, and its
     programs' points. Each point has its own site at each place."""
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpubpf.errors import Refusal
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.start import Start
 from gpubpf.lower.launch_block import align
+from gpubpf.record import Record
 
 _WGP_MODE = 29  # a bit of COMPUTE_PGM_RSRC1
 Change: TypeAlias = tuple[int, bytes]  # a file offset, and the bytes to write there
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(Record):
     """The VGPRs of a kernel, and the waves that fit on a SIMD unit."""
 
     vgprs: int

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpubpf.errors import Refusal
 from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.lower import amdgcn
+from gpubpf.record import Record
 
 # Values that the prologue saves, in the order of a probe's first registers (amdgcn.REGISTERS): launch block address (2), workgroup
 # indices (3), the first lane's work-item, EXEC (2).
@@ -16,8 +16,7 @@ _INDICES, _FIRST, _LANES = 2, 5, 6
 KEPT = 4  # VGPRs that hold the kernel's initial registers while the entry probe runs
 
 
-@dataclass(frozen=True)
-class Save:
+class Save(Record):
     """Where the prologue saves values: in SGPRs from `sgpr` on or, if there are too few, in lanes of a VGPR."""
 
     sgpr: int
@@ -36,8 +35,7 @@ class Save:
         return f"v_readlane_b32 s{to}, v{self.vgpr}, {number}"
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Record):
     """The registers when a wave starts: as the kernel expects them, and as the prologue needs them.
 
     `kernarg`: the first register of the argument address. `indices`: the registers of the workgroup indices. `moves`: (from, to), to

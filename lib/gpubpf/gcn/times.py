@@ -7,11 +7,11 @@ the kernel's end, the probe runs once per group of lanes with the same time, the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gpubpf.gcn.start import SAVED, Save, arrive, give
 from gpubpf.lower import amdgcn
 from gpubpf.lower.launch_block import align
+from gpubpf.record import Record
 
 # On hipsim's virtual clock, code between the first two marks takes no time. The other two begin code that is inserted before an
 # instruction where lanes leave, or in place of the kernel's end: clocks there show the time after that instruction.
@@ -21,8 +21,7 @@ _NUMBER = 0x12345678  # a placeholder that assembles to a 32-bit literal
 _MASKS = 4  # SGPRs for the mask of remaining lanes, and for the earliest time
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(Record):
     """Where times are kept: for each requested `amdgcn.TIMES`, the first of two VGPRs. site: the VGPR for the number of the site where
     a lane left. sgpr: the first free SGPR for reading the time. None: no SGPR is free, so s0 and the following are saved and restored,
     in lanes of the prologue's save VGPR."""
@@ -52,8 +51,7 @@ class Times:
         return [*lines, f"v_mov_b32 v{self.site}, {_NUMBER:#x}"]
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(Record):
     """The site at a kernel's end, in three texts. `head` follows the code of `Times.keep`. `body` begins the turn of one group, up to
     the call of the probe. `tail` is followed by a branch back to `body` if SCC is set, and by the kernel's end."""
 

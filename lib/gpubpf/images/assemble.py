@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,6 +27,7 @@ from gpubpf.images import fatbin, yields
 from gpubpf.process import children, privileges
 from gpubpf.process.children import Limits
 from gpubpf.ptx.symbols import DEVICE_RUNTIME, FUNCTION
+from gpubpf.record import Record, asdict, field
 
 GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is 7.5
 # Tegra GPUs. Their code does not run on desktop GPUs of the same major number, or vice versa (CUDA programming guide, "Binary
@@ -62,8 +62,7 @@ _STEERING: dict[str, str | None] = {
 }
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Record):
     """The device to generate code for."""
 
     device: str  # "gpu" or "sim": the embedded device
@@ -72,8 +71,7 @@ class Target:
     release: str = ""  # preferred ptxas release, such as "12.8"; "": the first suitable one
 
 
-@dataclass(frozen=True)
-class KernelResources:
+class KernelResources(Record):
     """The resources that one kernel needs, as printed by `ptxas -v`: 32-bit registers per thread; everything else in bytes.
 
     Of a device function that is not inlined, only the stack and the spills are known.
@@ -87,8 +85,7 @@ class KernelResources:
     constant: int = 0
 
 
-@dataclass(frozen=True)
-class Assembled:
+class Assembled(Record):
     """An assembled module: the code that the device loads, and its functions' resources."""
 
     cubin: bytes = field(repr=False)  # for the embedded device: PTX, which it loads directly
@@ -326,8 +323,7 @@ _THREADS_SINCE = (12, 8)  # the first release whose ptxas compiles kernels on al
 _AMOUNT = re.compile(r"(\d{1,18}) bytes (cumulative stack size|smem|cmem)")
 
 
-@dataclass(frozen=True)
-class Ptxas:
+class Ptxas(Record):
     """The assembler as a program, from the CUDA toolkit."""
 
     path: str
@@ -500,8 +496,7 @@ def parse_verbose(talk: str) -> dict[str, KernelResources]:
 # --- nvJitLink ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NvJitLink:
+class NvJitLink(Record):
     """The assembler of ptxas as a library, called through its C interface (nvJitLink documentation, "API")."""
 
     path: str

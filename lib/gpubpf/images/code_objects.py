@@ -18,7 +18,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubpf import cache, names
@@ -34,14 +33,14 @@ from gpubpf.linux import libraries
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.process import children, privileges
 from gpubpf.ptx.values import Site
+from gpubpf.record import Record, replace
 
 _PATIENCE = 100  # seconds per code object
 _MEMORY = 8 << 30  # bytes per code object
 _LARGEST_FILE = 1 << 30  # bytes of a file that AMD's code object manager may write
 
 
-@dataclass(frozen=True)
-class AmdAttachment:
+class AmdAttachment(Record):
     """A device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
 
     lowered: return the program for waves of 32 or 64 lanes. Raises VerifyError if it cannot run in such waves. accumulate: the kind of

@@ -7,9 +7,7 @@ This needs most of `ptx`, which takes a while to import. `images.instrument` imp
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpubpf import names
 from gpubpf.errors import AssembleError, ImageError, PtxError
@@ -34,6 +32,7 @@ from gpubpf.ptx.probe import DIVIDING, FREQUENT, SEEING_RESULTS
 from gpubpf.ptx.symbols import LIMITED
 from gpubpf.ptx.trim import trim
 from gpubpf.ptx.values import Placement
+from gpubpf.record import Record, replace
 from gpubpf.show import progress, table
 
 _CAREFUL = "-Ofc=min"
@@ -68,7 +67,7 @@ def make_copies(
     if not kernels:
         return Sidecar(entries=entries)
     if known is not None:
-        parsed = dataclasses.replace(parsed, known_constants=known)
+        parsed = replace(parsed, known_constants=known)
     try:
         parsed = rounded(parsed, text, kernels, target, options)
     except TemporaryFailure as error:
@@ -129,8 +128,7 @@ def _placements(attachments: Sequence[Attachment], entries: Sequence[str]) -> di
     return kernels
 
 
-@dataclass(frozen=True)
-class _Copies:
+class _Copies(Record):
     """The copies of a module's kernels that the assembler accepts; none: no image and text.
 
     injected  the copies

@@ -15,13 +15,13 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubpf import cache, elf
 from gpubpf.errors import Error, ImageError, PtxError
 from gpubpf.images import fatbin
 from gpubpf.images.fatbin import FatbinImage
+from gpubpf.record import Record, replace
 
 LTO = "link-time optimised code (-dlto) without PTX"
 # NVIDIA's code for launches from kernels, which nvcc adds. It uses private entry points of the driver.
@@ -135,8 +135,7 @@ def _version() -> str:
 # --- grouping parts by module --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Symbols:
+class _Symbols(Record):
     kernels: frozenset[str] = frozenset()
     strong: frozenset[str] = frozenset()
     weak: frozenset[str] = frozenset()

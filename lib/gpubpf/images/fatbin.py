@@ -16,13 +16,13 @@ import re
 import stat
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from gpubpf import elf
 from gpubpf.elf import ByteSource, Elf, HeldBytes, OpenFile, Section, check_range
 from gpubpf.errors import Error, ImageError
+from gpubpf.record import Record, field, replace
 
 WRAPPER_MAGIC = 0x466243B1
 FATBIN_MAGIC = 0xBA55ED50
@@ -55,8 +55,7 @@ _PTX_VERSION = re.compile(rb"^[ \t\r\f\v]*\.version\s+(\d{1,3})\.(\d{1,3})", re.
 _PTX_TARGET = re.compile(rb"^[ \t\r\f\v]*\.target\s+sm_(\d{1,4})([af]?)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class FileRange:
+class FileRange(Record):
     """Bytes of a source that have not been read yet."""
 
     source: ByteSource
@@ -67,8 +66,7 @@ class FileRange:
         return self.source.read(self.offset, self.size)
 
 
-@dataclass(frozen=True)
-class FatbinImage:
+class FatbinImage(Record):
     """One form of one module.
 
     `payload` is read and decompressed at first use, and raises ImageError if that fails.
@@ -494,8 +492,7 @@ def decompress_zstd(data: bytes, size: int) -> bytes:
 # --- cubins -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CubinKernel:
+class CubinKernel(Record):
     """A cubin's data about one of its kernels. Attributes have the names that cuobjdump -elf prints."""
 
     name: str  # mangled

@@ -17,7 +17,6 @@ A program launches few of a large module's kernels, so such a module may get the
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -41,6 +40,7 @@ from gpubpf.images.sidecar import (
 )
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx.symbols import LIMITED
+from gpubpf.record import asdict, replace
 
 COUNTING_NICENESS = 10  # of ptxas where it only counts registers
 # A module with more kernels to instrument is a large one. Of 500 kernels, memtrace's copies take 100 s of CPU time, one alone 0.5 s.
@@ -80,7 +80,7 @@ def instrument_module(
         text = chosen.text
     except ImageError as error:
         return refuse(_entries_for(images, target), attachments, str(error))
-    before, own = _registers_of(images, dataclasses.replace(target, release=chosen.release))
+    before, own = _registers_of(images, replace(target, release=chosen.release))
     source = Source(text, cache.key(text), chosen.options, chosen.release, before, own)
     return _of_source(source, attachments, target, (), later)
 
@@ -100,7 +100,7 @@ def _of_source(
     later: bool,
 ) -> Sidecar:
     """See `instrument_module` and `instrument_kernels`. The sidecar comes from the cache if it has it."""
-    target = dataclasses.replace(target, release=source.release)
+    target = replace(target, release=source.release)
     key = cache.key(
         _version(),
         source.digest,
@@ -228,7 +228,7 @@ def register_use(sidecar: Sidecar, target: Target, kernels: Collection[str]) -> 
     """
     if not sidecar.text:
         return {}
-    target = dataclasses.replace(target, release=sidecar.release)
+    target = replace(target, release=sidecar.release)
     # For a GPU, the whole sidecar has been assembled, and this result is in the cache.
     copies = [name for k in sidecar.kernels if k.name in kernels for name in (k.name, k.limited) if name]
     only = copies if target.device == "sim" else ()
@@ -273,6 +273,7 @@ def _version() -> str:
         "images/yields.py",
         "lower/fragment.py",
         "lower/launch_block.py",
+        "record.py",
     )
     return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), *(package / name for name in others)])
 
@@ -280,5 +281,5 @@ def _version() -> str:
 def _identity(attachment: Attachment) -> str:
     fragment = attachment.fragment
     arguments = [(a.name, a.type, a.kind, a.map, a.offset, a.width, a.field) for a in fragment.arguments]
-    rest = dataclasses.astuple(dataclasses.replace(attachment, fragment=Fragment("", "", ())))
-    return repr((fragment.ptx, arguments, rest[1:]))
+    rest = asdict(replace(attachment, fragment=Fragment("", "", ())))
+    return repr((fragment.ptx, arguments, rest))

@@ -13,7 +13,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import names
@@ -28,6 +27,7 @@ from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import module, parser
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.values import Placement
+from gpubpf.record import MutableRecord, Record, field
 from gpubpf.show import cli, progress, table
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ CheckAmd = Callable[[bytes], Sidecar]
 Instrument = Callable[[FatbinImage, Sequence[str], Target], tuple[str, Mapping[str, str]]]
 
 
-@dataclass(frozen=True)
-class ImageFile:
+class ImageFile(Record):
     """A file with images, under the name that the user knows, and the launches of its kernels."""
 
     file: str
@@ -56,8 +55,7 @@ class ImageFile:
     code_objects: tuple[bytes, ...] = field(default=(), repr=False)  # for AMD GPUs
 
 
-@dataclass(frozen=True)
-class ListedFileKernel:
+class ListedFileKernel(Record):
     """One kernel of one file."""
 
     name: names.KernelName
@@ -125,8 +123,7 @@ def listed(
     return found
 
 
-@dataclass
-class _Kernel:
+class _Kernel(MutableRecord):
     """Facts about one kernel from the modules of one file."""
 
     ptx: set[tuple[int, str]] = field(default_factory=set)

@@ -20,7 +20,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -36,6 +35,7 @@ from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
 from gpubpf.images.triton import TritonCache
 from gpubpf.process import address_space, target_files
+from gpubpf.record import MutableRecord, Record, field, replace
 
 if TYPE_CHECKING:
     from gpubpf.ptx import module
@@ -265,8 +265,7 @@ class MappedImages:
 # --- files ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _ReadBudget:
+class _ReadBudget(MutableRecord):
     """The number of bytes that may still be read."""
 
     left: int = READ_LIMIT
@@ -403,8 +402,7 @@ class _MappedMemory:
             number += fatbin.MOST_IMAGES
 
 
-@dataclass
-class _FileImages:
+class _FileImages(MutableRecord):
     """A mapped file with device code: its images by module, and their kernels' names."""
 
     path: str
@@ -514,8 +512,7 @@ def _is_fatbin(start: bytes) -> bool:
 # --- matching a module --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(Record):
     """A module that fits. `ptx`: the image to instrument; None if there is none, for `reason`."""
 
     ptx: FatbinImage | None

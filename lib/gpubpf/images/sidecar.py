@@ -8,18 +8,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpubpf import names
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.ptx.values import InjectedVariable, Site
+from gpubpf.record import Record, asdict, field, replace
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Unit
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 STAGE = "sidecar"  # in the cache
 
 
-@dataclass(frozen=True)
-class Attachment:
+class Attachment(Record):
     """A lowered device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
 
     `accumulate`, `kinds`, `spaces`, `functions`, `opcodes`, `sampled` and `alike` are as in `Placement`.
@@ -46,8 +44,7 @@ class Attachment:
     alike: int = 0
 
 
-@dataclass(frozen=True)
-class SidecarKernel:
+class SidecarKernel(Record):
     """How to launch the instrumented copy of the kernel `name` (mangled).
 
     It takes the application's own `parameters`, as (offset, size) in bytes, then the launch block at `block_offset`. The other
@@ -67,8 +64,7 @@ class SidecarKernel:
     amd: AmdKernel | None = None  # for a kernel on an AMD GPU
 
 
-@dataclass(frozen=True)
-class AmdKernel:
+class AmdKernel(Record):
     """Attributes of kernels on AMD GPUs only: see `gcn.kernel_writer.InjectedGcnKernel`. registers: VGPRs."""
 
     wave: int
@@ -79,8 +75,7 @@ class AmdKernel:
     references: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class RegisterUse:
+class RegisterUse(Record):
     """The registers per thread of a kernel, of its copy, and of its limited copy (0 if there is none).
 
     spilled, spilled_limited: the additional local memory of these copies compared to the original, in bytes per thread.
@@ -100,8 +95,7 @@ class RegisterUse:
         return self.before, after, max(self.spilled, self.spilled_limited)
 
 
-@dataclass(frozen=True)
-class Sidecar:
+class Sidecar(Record):
     """The image that the agent loads. `image` is empty if no kernel matched, or if all were refused.
 
     `entries`: all kernels of the module (mangled). `refusals`: the reason for each matched kernel that is not in `kernels`.
@@ -123,8 +117,7 @@ class Sidecar:
     later: Later | None = None
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Record):
     """What a module's sidecar is made from.
 
     stored   the PTX, perhaps compressed
@@ -151,13 +144,10 @@ class Source:
 
     def compressed(self) -> Source:
         """Return the same with compressed PTX, to be kept while the module is loaded."""
-        return dataclasses.replace(
-            self, stored=zlib.compress(self.text.encode("utf-8", "surrogateescape"), 1)
-        )
+        return replace(self, stored=zlib.compress(self.text.encode("utf-8", "surrogateescape"), 1))
 
 
-@dataclass(frozen=True)
-class Later:
+class Later(Record):
     """A large module's kernels (mangled) that get copies when they are asked for: see `instrument_kernels`."""
 
     kernels: tuple[str, ...]
@@ -186,7 +176,7 @@ def refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: st
 
 def pack(sidecar: Sidecar) -> bytes:
     """Return a sidecar in its cache format."""
-    head = dataclasses.asdict(dataclasses.replace(sidecar, image=b""))
+    head = asdict(replace(sidecar, image=b""))
     head["image"] = ""
     encoded = json.dumps(head).encode()
     return len(encoded).to_bytes(4, "little") + encoded + sidecar.image

@@ -8,12 +8,12 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import elf, names
 from gpubpf.elf import Elf
 from gpubpf.errors import ImageError
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,16 +26,14 @@ _LIBRARIES = re.compile(r"lib(cuda|cudart|cudasim|gpubpf|stdc\+\+|c|pthread|dl|g
 _RUNTIME = re.compile(r"(cu[A-Z]|cuda[A-Z]|cudart|__cuda|libcudart|_?_?cudart)")
 
 
-@dataclass(frozen=True)
-class FunctionOffset:
+class FunctionOffset(Record):
     """A function and an address in it: the demangled name without arguments, and the offset from its start in bytes."""
 
     name: str
     offset: int
 
 
-@dataclass(frozen=True)
-class _Functions:
+class _Functions(Record):
     """The functions of a file, sorted by address."""
 
     starts: np.ndarray[Any, Any]

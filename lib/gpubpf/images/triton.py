@@ -15,12 +15,12 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from gpubpf.errors import ImageError
 from gpubpf.images import fatbin
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.process import address_space, started_with, target_files, traceable
+from gpubpf.record import Record
 
 MOST_DIRECTORIES = 1 << 17
 MOST_FILES = 256  # in one directory
@@ -29,8 +29,7 @@ _SLACK = 64  # zero bytes by which a cubin's size in memory and in its file may 
 _LAUNCHER = re.compile(r"(/.*)/[^/]+/(?:__triton_launcher|cuda_utils)[^/]*\.so(?: \(deleted\))?\Z", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(Record):
     """A cubin in the cache that has PTX."""
 
     directory: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from gpubpf.agent.definitions import Kind, QueueKind, SyncTarget
 from gpubpf.launches.arrays import equal_runs, row_numbers, stable_order
+from gpubpf.record import Record, field
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,8 +31,7 @@ LONG = 16  # the shortest run of operations for which NumPy pays off
 WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET, Kind.HOST_FUNCTION)
 
 
-@dataclass(frozen=True)
-class Operations:
+class Operations(Record):
     """Operations: int64 arrays with one element per operation, in the order in which their calls returned.
 
     A copy that its call waits for may have its place where it was called, because other threads go on meanwhile.
@@ -94,8 +93,7 @@ class Operations:
         return _members(self)
 
 
-@dataclass(frozen=True)
-class Members:
+class Members(Record):
     """The kernels of graph launches, by launch, and in order within each launch. A node occurs at most once per launch.
 
     launches   indices of the graph launches that ran kernels
@@ -116,8 +114,7 @@ class Members:
         }
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(Record):
     """The times of each operation in ns; NONE if unknown or if it does not run on the GPU. A graph starts with its first kernel.
 
     latency      start - call
@@ -326,8 +323,7 @@ def _later(state: State, other: State) -> State:
     return other if other[0] > state[0] else state
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(Record):
     """What each operation must wait for, as columns: the `State` of its stream before it."""
 
     before: Integers

@@ -6,7 +6,6 @@ Times are in ns on the host's clock. None stands for an unknown number.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +17,7 @@ from gpubpf.images import symbols
 from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.launches import METHODS, OperationColumns
+from gpubpf.record import Record
 from gpubpf.session.clock import UNKNOWN
 from gpubpf.session.launch_shape import vendor_fields, wave_of
 from gpubpf.show.owner_columns import Owner, OwnerColumns
@@ -256,8 +256,7 @@ def known(value: Any) -> int | None:
 # --- findings ---
 
 
-@dataclass(frozen=True)
-class GraphCandidate:
+class GraphCandidate(Record):
     """A sequence of launches of short kernels in one stream, by a host that does little else meanwhile. Times are in ns.
 
     took       time from the first call to the last end

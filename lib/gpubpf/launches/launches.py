@@ -9,9 +9,7 @@ for _ in session.intervals(…, tick=lambda: launches.take(session)):
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -31,6 +29,7 @@ from gpubpf.launches import dependencies
 from gpubpf.launches.arrays import among, as_bytes, distinct, elements, equal_runs, joined, row_numbers
 from gpubpf.launches.dependencies import NEVER, NONE, Operations, Waits
 from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, DeviceCells
+from gpubpf.record import MutableRecord, Record, field, replace
 from gpubpf.session import operation_log
 from gpubpf.session.clock import UNKNOWN, Bracket, GpuClock
 
@@ -63,8 +62,7 @@ SPREAD = 64  # number of launches that then bound the clock
 _HOST = "host"  # the source of cells that come from the shared array in host memory
 
 
-@dataclass
-class LoggedProcess:
+class LoggedProcess(MutableRecord):
     """A traced process.
 
     virtual   its times are on the virtual clock of the embedded device
@@ -109,8 +107,7 @@ class Numbering:
         return number
 
 
-@dataclass(frozen=True)
-class OperationColumns:
+class OperationColumns(Record):
     """What is known about operations: arrays with one element per operation.
 
     process     index in `processes`
@@ -473,7 +470,7 @@ class _ColumnsBuilder:
         parent, firsts = self.parents, np.where(graph, field("graph", "first"), none)
         waits = dependencies.waits(ops)
         lasted = times.pop("exec")
-        waits = dataclasses.replace(waits, exec=np.where(waits.exec != NONE, waits.exec, lasted))
+        waits = replace(waits, exec=np.where(waits.exec != NONE, waits.exec, lasted))
         wanted = asked & ~np.isin(outcome, LEFT_OUT)
         chosen = self._by_chosen_threads(ops, parent, firsts, passed)
         return OperationColumns(

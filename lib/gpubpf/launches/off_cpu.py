@@ -25,7 +25,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf.compile import capable
@@ -33,6 +32,7 @@ from gpubpf.errors import Error
 from gpubpf.linux import btf, tracepoints
 from gpubpf.process import syscalls
 from gpubpf.program import BPF
+from gpubpf.record import Record, field
 
 if TYPE_CHECKING:
     import numpy as np
@@ -221,8 +221,7 @@ _FULL = 1 << 18  # new records after which `forget` is due
 _LONGEST_CALL = 60_000_000_000  # ns; the log does not have a launch before its call returns
 
 
-@dataclass(frozen=True)
-class Activity:
+class Activity(Record):
     """What was recorded, by thread and sorted by time: off-CPU times (`spans`) and long system calls
     (`syscalls`).
 

@@ -8,7 +8,6 @@ records = overlap.records()     # one for each GPU with copies
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from gpubpf.agent.definitions import Kind, Vendor
 from gpubpf.launches import arrays, dependencies
 from gpubpf.launches.dependencies import NONE
+from gpubpf.record import MutableRecord, field
 from gpubpf.show import table
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ MOST = 1 << 20  # maximum intervals to keep per GPU and process; beyond it, the 
 _Gpu: TypeAlias = tuple[Vendor, int]
 
 
-@dataclass
-class _Intervals:
+class _Intervals(MutableRecord):
     """When a GPU worked for a process. Intervals are int64 [n, 2], disjoint and in order; those before `begin` are summed."""
 
     copies: Integers = field(default_factory=lambda: np.zeros((0, 2), np.int64))

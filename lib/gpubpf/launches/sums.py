@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.latency import SPLIT, GraphCandidate, LaunchView, graph_candidates
 from gpubpf.launches.launches import METHODS
+from gpubpf.record import MutableRecord, field
 from gpubpf.session.clock import UNKNOWN
 from gpubpf.show import histogram
 
@@ -99,8 +99,7 @@ def _rounded(values: Integers) -> Integers:
     return np.sign(values) * ((size + (np.int64(1) << shift >> 1)) >> shift << shift)
 
 
-@dataclass
-class LaunchGroup:
+class LaunchGroup(MutableRecord):
     """The sums of the launches of one kernel (and stream, graph node) of one process and GPU, or of one graph.
 
     fields   the first fields of its record

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.ebpf.btf import Types
 from gpubpf.errors import Error
+from gpubpf.record import Record
 
 _FILE = Path("/sys/kernel/btf/vmlinux")
 # Magic, version, flags, size of the header, types (offset, length), strings (offset, length).
@@ -23,8 +23,7 @@ _MAGIC, _STRUCT = 0xEB9F, 4
 _BIT_FIELDS = 1 << 31  # in `info`: the highest byte of the members' offsets is the size of a bit field
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Record):
     """A member of a structure. `offset`: of the byte with its first bit. `shift`: that bit's number in the byte. `bits`: 0 if it is
     not a bit field."""
 

@@ -13,17 +13,16 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from gpubpf import elf, names
 from gpubpf.errors import ImageError
+from gpubpf.record import Record
 
 _IDENTIFIER = re.compile(r"\w+")
 _MOST_LISTED = 8
 
 
-@dataclass(frozen=True)
-class NamedFunction:
+class NamedFunction(Record):
     """A function. `address`: in the file. `size`: bytes, 0 if unknown. `chosen_at_run_time`: at the address is the function that
     chooses an implementation when the process starts (STT_GNU_IFUNC)."""
 

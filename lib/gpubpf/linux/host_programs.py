@@ -20,7 +20,6 @@ import stat
 import struct
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import maps
@@ -41,6 +40,7 @@ from gpubpf.linux import matched_calls, process_functions, uprobes
 from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
 from gpubpf.lower import context
 from gpubpf.process import bpf_syscall
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,8 +52,7 @@ if TYPE_CHECKING:
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-@dataclass(frozen=True)
-class HostProbe:
+class HostProbe(Record):
     """A host program and its event: `launch`, `operation`, a tracepoint CATEGORY:NAME, a raw tracepoint NAME, or another event of the
     kernel."""
 
@@ -70,8 +69,7 @@ class HostProbe:
         return bpf_syscall.TRACEPOINT if ":" in self.event else bpf_syscall.RAW_TRACEPOINT
 
 
-@dataclass(frozen=True)
-class RunCount:
+class RunCount(Record):
     """How often a host program ran in the kernel, and its average time, according to the kernel."""
 
     function: str

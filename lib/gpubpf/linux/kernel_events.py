@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 
 from gpubpf.errors import Error, UsageError, out_of_files
 from gpubpf.process import bpf_syscall
+from gpubpf.record import Record
 
 # enum perf_sw_ids of the kernel's include/uapi/linux/perf_event.h, by perf's names.
 SOFTWARE = {
@@ -29,8 +29,7 @@ _PERF_EVENT = re.compile(r"([\w-]+):([1-9]\d{0,17})(hz)?")
 PERF_EVENT_FORM = "EVENT:N (each N events) or EVENT:Nhz (N times a second)"
 
 
-@dataclass(frozen=True)
-class KernelFunction:
+class KernelFunction(Record):
     """A function of the Linux kernel: an instruction at `offset` in it, or its return."""
 
     name: str
@@ -65,8 +64,7 @@ def kprobe_type(function: str) -> int:
         ) from None
 
 
-@dataclass(frozen=True)
-class PerfEvent:
+class PerfEvent(Record):
     """A software event on every CPU: each `count` events or, if `frequency` is set, `count` times a second."""
 
     name: str

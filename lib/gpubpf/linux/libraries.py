@@ -21,12 +21,12 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import UsageError, out_of_files
 from gpubpf.process import address_space, bpf_syscall, libc, proc, scans, target_files
 from gpubpf.process.scans import ScanBudget
+from gpubpf.record import Record
 
 _CACHE = Path("/etc/ld.so.cache")
 _DIRECTORIES = (
@@ -79,8 +79,7 @@ class LibraryNames:
         return " or ".join(self.patterns)
 
 
-@dataclass(frozen=True)
-class MappedCode:
+class MappedCode(Record):
     """A mapping of a library's code in a process. `device`: as in /proc/PID/maps. `offset`: in the file."""
 
     pid: int
@@ -92,8 +91,7 @@ class MappedCode:
     path: str
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(Record):
     """Identifies a file as the kernel does for uprobes, which it attaches to an inode.
 
     A file of a container image appears in several overlay file systems, but is one file. For such a file, `device` is 0, and the

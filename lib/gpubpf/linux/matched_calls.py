@@ -8,12 +8,11 @@ left by an exception or by longjmp stays in the count.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction
 from gpubpf.ebpf.helpers import number_of
 from gpubpf.process import bpf_syscall
+from gpubpf.record import replace
 
 MAP = "gpubpf_matched"
 _ENTRIES = 16384

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpubpf import elf, names
 from gpubpf.linux import function_names, libraries
@@ -17,10 +16,10 @@ from gpubpf.linux.indirect_functions import implementations
 from gpubpf.linux.libraries import LibraryNames, MappedCode
 from gpubpf.linux.returns import Code, Returns
 from gpubpf.process import target_files
+from gpubpf.record import Record
 
 
-@dataclass(frozen=True)
-class FunctionProbe:
+class FunctionProbe(Record):
     """A program, and the function of a program or library that it is attached to. `path`: as `LibraryNames` takes it. `symbol`: as
     `function_names.named` takes it. `offset`: of an instruction in the function, in bytes.
 
@@ -40,8 +39,7 @@ class FunctionProbe:
         return f"{self.symbol} of {self.path}"
 
 
-@dataclass(frozen=True)
-class FunctionPlace:
+class FunctionPlace(Record):
     """Where a function is: a path that this process can open while the place is used, and offsets in the file.
 
     `returns`: those of the return instructions, for a probe at returns."""

@@ -16,13 +16,13 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 from gpubpf import elf
 from gpubpf.errors import ImageError
 from gpubpf.linux import x86_code
 from gpubpf.linux.x86_code import Block
+from gpubpf.record import Record
 
 _PIECE = 1 << 16  # bytes of code that are read at once
 _MOST_BLOCKS = 50_000  # of one function
@@ -33,8 +33,7 @@ _UNKNOWN = "it has an instruction that is not known"
 _ANYWHERE = "it ends in a jump to a function that only the running program knows"
 
 
-@dataclass(frozen=True)
-class Returns:
+class Returns(Record):
     """The addresses of a function's return instructions.
 
     `unseen`: why the function may return elsewhere; "" if it does not. `jumps`: it can end in a jump to an exported function. `own`:
@@ -47,8 +46,7 @@ class Returns:
     own: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(Record):
     """What follows a block: where control can go, and why it can go where nobody sees it."""
 
     to: tuple[int, ...] = ()

@@ -21,7 +21,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from gpubpf import elf
 from gpubpf.ebpf import bytecode as b
@@ -32,6 +31,7 @@ from gpubpf.linux import libraries, matched_calls
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.linux.returns import Code, Returns
 from gpubpf.process import address_space, bpf_syscall
+from gpubpf.record import Record, replace
 
 METHODS = ("multi", "event")  # best first
 _ATTACH = {"multi": bpf_syscall.UPROBE_MULTI, "event": 0}
@@ -45,8 +45,7 @@ _LAST_WAIT = 5.0  # seconds for the thread to end: it may be reading a file that
 _MOST_NAMED = 8  # functions in one notice
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Record):
     """A program and the functions that it is attached to: (name without symbol version, cookie). `returns`: attach at their returns.
     `optional`: a library may lack some of them. `mark`: is added to the cookie at the entry of a function that can end in a jump to
     another one that the library exports, and at return instructions that only this function has."""
@@ -85,8 +84,7 @@ def table(
     return Table(function, patterns, made, returns, optional, mark)
 
 
-@dataclass(frozen=True)
-class ProbedFile:
+class ProbedFile(Record):
     """The probes on one file.
 
     `functions`: functions with probes. `missing`: functions that the library does not export. `refused`: by name, why the others have
@@ -100,8 +98,7 @@ class ProbedFile:
     late: int | None = None
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(Record):
     """Functions with a program at their entry, one at their return, or both."""
 
     names: LibraryNames
@@ -112,8 +109,7 @@ class _Group:
     mark: int = 0
 
 
-@dataclass(frozen=True)
-class _Target:
+class _Target(Record):
     """A function to probe. `at_entry`, `at_returns`: (offset in the file, cookie)."""
 
     name: str

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from gpubpf.record import Record
 
 RETURN, JUMP, BRANCH, INDIRECT, END = "return", "jump", "branch", "indirect", "end"
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Record):
     """Instructions from `start` to `end`; the last one begins at `last`.
 
     kind      RETURN; JUMP or BRANCH to `target`; INDIRECT: a jump through a register or memory; END: nothing follows (ud2, hlt, int3);

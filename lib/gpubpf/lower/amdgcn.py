@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from gpubpf.lower.backend import Backend
 from gpubpf.lower.emitter import AXES
 from gpubpf.lower.fragment import Argument
 from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
+from gpubpf.record import Record, asdict, field
 from gpubpf.verify.values import Checked
 
 # What a place puts into s0, s1, …: the address of the launch block (two registers), the indices of the workgroup, the work-item
@@ -283,8 +283,7 @@ def backend(wave: int, at_exit: bool = False) -> Backend:
     )
 
 
-@dataclass(frozen=True)
-class WaveProgram:
+class WaveProgram(Record):
     """A lowered device program for waves of `wave` lanes: the function ENTRY in LLVM IR, and its arguments.
 
     together: it uses collective operations, whose results depend on which lanes run together.
@@ -325,8 +324,7 @@ class WaveProgram:
         return given or (TIMES[:1] if self.together else ())
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Record):
     """The machine code of a probe, whose entry is its first byte, and the number of registers that it needs."""
 
     code: bytes

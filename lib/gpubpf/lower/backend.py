@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from gpubpf.record import Record, field
 
 
-@dataclass(frozen=True)
-class Backend:
+class Backend(Record):
     """One LLVM target.
 
     `pointer`: the type of a pointer to map memory. `scope`: the scope of atomic operations on it. `warps`: whether it has warps.

@@ -7,11 +7,11 @@ through context pointers in ways that verifiers reject, such as two fields with 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, BpfFunction, Instruction
 from gpubpf.ebpf.helpers import TAKE_CONTEXT
+from gpubpf.record import replace
 
 # Offsets in struct pt_regs of x86-64 (arch/x86/include/asm/ptrace.h) of the registers that hold the fields, in order: the first six
 # argument registers (System V ABI), then two caller-saved registers.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gpubpf.record import Record, asdict, field
 
-@dataclass(frozen=True)
-class Argument:
+
+class Argument(Record):
     """A value that a program receives. A fragment reads it from the register `register`, of PTX type `type`.
 
     Kinds:
@@ -45,8 +45,7 @@ class Argument:
         return f"%gpubpf_{self.name}"
 
 
-@dataclass(frozen=True)
-class Fragment:
+class Fragment(Record):
     """A lowered device program.
 
     `ptx` is a block `{ … }` with its own registers and labels, which ends at its closing brace. It reads its `arguments` from the

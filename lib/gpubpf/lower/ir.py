@@ -8,7 +8,6 @@ Verification has determined which memory each instruction accesses (`Checked`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, Instruction, Program
@@ -18,6 +17,7 @@ from gpubpf.lower.backend import Backend
 from gpubpf.lower.emitter import NOT_NULL
 from gpubpf.lower.fragment import Argument
 from gpubpf.lower.helper_calls import HelperCalls
+from gpubpf.record import Record
 from gpubpf.verify.values import Checked, CheckedAccess
 
 ENTRY = "gpubpf_program"
@@ -25,8 +25,7 @@ LOOP_TURNS = 1 << 20  # limit of turns of all loops of unknown length in one run
 STOPPED = f": a loop was stopped after {LOOP_TURNS} turns\n"  # the end of what a program prints then
 
 
-@dataclass(frozen=True)
-class LoweredModule:
+class LoweredModule(Record):
     """A lowered program: the LLVM IR of the function ENTRY, its arguments in order, and the texts that it prints, by number."""
 
     text: str

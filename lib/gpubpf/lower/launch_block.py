@@ -6,13 +6,12 @@ block.bases["times"]      # the offset of that map's address
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from gpubpf.errors import Error
 from gpubpf.lower.fragment import Argument
+from gpubpf.record import Record, field
 
 TICK_BITS = 10  # the length of a tick is in ns << TICK_BITS
 
@@ -24,8 +23,7 @@ class Lowered(Protocol):
     def arguments(self) -> tuple[Argument, ...]: ...
 
 
-@dataclass(frozen=True)
-class LaunchBlock:
+class LaunchBlock(Record):
     """The layout of the launch block: offsets in bytes, by name for maps.
 
     The number of a launch is the u64 at `launch_id`. If the u64 at `replay` is not 0, it is the address of a u64 in GPU memory to add
@@ -35,9 +33,9 @@ class LaunchBlock:
     size: int
     launch_id: int = 0
     replay: int = 8
-    bases: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    params: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # offset, size
+    bases: Mapping[str, int] = field(default_factory=dict)
+    capacities: Mapping[str, int] = field(default_factory=dict)
+    params: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # offset, size
     # Each of these is None if no program reads it:
     pid_tgid: int | None = None  # process << 32 | thread, of the thread that launched (u64)
     kernel: int | None = None  # the kernel's number in its process (u64)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpubpf.errors import VerifyError
+from gpubpf.record import Record
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(Record):
     """One value that native code receives.
 
     Kinds:
@@ -26,8 +25,7 @@ class Given:
     map: str = ""
 
 
-@dataclass(frozen=True)
-class Native:
+class Native(Record):
     """A host program in machine code.
 
     `code` is the function `void run(const u64 *values)` for x86-64 (System V ABI). It is position-independent and refers to no other

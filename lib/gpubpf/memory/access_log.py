@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from gpubpf.agent.definitions import NUMBER_BITS, NUMBER_MASK
 from gpubpf.ebpf.bytecode import WRITES
+from gpubpf.record import Record
 from gpubpf.session.kernel_shapes import KernelShape, KernelShapes, site_names
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
@@ -44,8 +44,7 @@ MOST_WAITING = 1 << 22  # maximum records whose launch is not known yet
 MOST_HELD = 1 << 22  # maximum records to keep until the end for sorting
 
 
-@dataclass(frozen=True)
-class Accesses:
+class Accesses(Record):
     """Accesses of one kernel and launch shape, in the order of their records. All arrays have the same length.
 
     launch   u64: number of the launch in its process, with the process's number above it
@@ -119,8 +118,7 @@ def _unravel(numbers: Array, extents: Index) -> tuple[Array, Array, Array]:
     return x, y, z
 
 
-@dataclass(frozen=True)
-class SiteLabels:
+class SiteLabels(Record):
     """What is known about the sites of a kernel. Each tuple is indexed by site number; its last element is for unknown sites.
 
     texts    source line or PTX line (``scale.cu:17``, ``PTX line 40``); "?" if unknown
@@ -350,7 +348,7 @@ def _select(accesses: Accesses, mask: Array) -> Accesses:
     """Return the accesses for which `mask` is true."""
     columns: dict[str, Any] = {
         name: None if (column := getattr(accesses, name)) is None else column[mask]
-        for name in accesses.__dataclass_fields__
+        for name in accesses.__match_args__
         if name != "place"
     }
     return Accesses(accesses.place, **columns)

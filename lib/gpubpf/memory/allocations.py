@@ -12,13 +12,14 @@ assumed to have ended.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpubpf.agent.definitions import Vendor
+from gpubpf.record import Record, field
 from gpubpf.session import operation_log
 from gpubpf.session.launch_shape import wave_of
 
@@ -92,8 +93,7 @@ LIMIT = 1 << 20  # maximum allocations to keep
 _MOST_OVERLAPS = 64  # maximum live allocations to check against a new one, and to keep for one address
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Record):
     """Memory at [base, base + bytes). These addresses belong to it in launches of the epochs first_epoch to last_epoch.
 
     process       number of the process in the session

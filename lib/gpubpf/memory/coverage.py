@@ -21,7 +21,6 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from gpubpf import names
 from gpubpf.agent.definitions import Vendor
 from gpubpf.memory.granularity import Grain
 from gpubpf.memory.traffic import UNADDRESSED, may_hide_bytes
+from gpubpf.record import Record, replace
 from gpubpf.session.launch_shape import wave_of
 from gpubpf.session.reasons import LAUNCH_FAILED
 
@@ -58,8 +58,7 @@ _BITS_OF_BYTE = np.array([bin(byte).count("1") for byte in range(256)], np.uint8
 _LOW_BITS = np.array([(1 << bit) - 1 for bit in range(65)], np.uint64)  # element n has the n lowest bits set
 
 
-@dataclass(frozen=True)
-class TouchedPages:
+class TouchedPages(Record):
     """The pages that kernels of one process touched. Each array has one element per page.
 
     page    page number: address / bytes of a page
@@ -86,8 +85,7 @@ class TouchedPages:
         return bool(self.missed.any())
 
 
-@dataclass(frozen=True)
-class AllocationCoverage:
+class AllocationCoverage(Record):
     """An allocation, and how many of its bytes instrumented kernels read, wrote, and touched in either way.
 
     Counts are None if unknown, because the table was full or could not be read, or there were too many overlaps or epochs.
@@ -103,8 +101,7 @@ class AllocationCoverage:
         return None if self.touched is None else self.allocation.bytes - self.touched
 
 
-@dataclass(frozen=True)
-class Footprint:
+class Footprint(Record):
     """The memory that a kernel touched in one process, on one GPU.
 
     mangled         mangled name of the kernel; "" if unknown
@@ -123,8 +120,7 @@ class Footprint:
     wave: int | None = None
 
 
-@dataclass(frozen=True)
-class Outside:
+class Outside(Record):
     """What kernels touched outside all known allocations.
 
     bytes       how many
@@ -137,8 +133,7 @@ class Outside:
     allocation: Allocation | None = None
 
 
-@dataclass(frozen=True)
-class CoverageReport:
+class CoverageReport(Record):
     """The coverage at one moment.
 
     unallocated  what was touched outside all known allocations, by (pid, comm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
@@ -12,6 +11,7 @@ from gpubpf.images import symbols
 from gpubpf.memory.allocations import BEFORE_ATTACH
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
 from gpubpf.memory.granularity import SECTOR
+from gpubpf.record import Record
 from gpubpf.session.launch_shape import vendor_fields
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
@@ -111,8 +111,7 @@ def records(
         yield footprint_record(one, requested.get((one.pid, one.gpu, one.mangled)))
 
 
-@dataclass(frozen=True)
-class _CallSite:
+class _CallSite(Record):
     """A row of the table: the sums of all allocations with one call stack, in one process on one GPU.
 
     what                      driver function, name of a variable, or "(made before)"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpubpf.agent.definitions import Vendor
 from gpubpf.errors import UsageError
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     from gpubpf.session.measurement import Follow
@@ -16,8 +16,7 @@ SECTOR = Vendor.NVIDIA.sector  # bytes; AMD's is larger
 LOG_RECORDS = 1 << 16  # capacity of each process's log, which is read continuously
 
 
-@dataclass(frozen=True)
-class Grain:
+class Grain(Record):
     """How finely touched bytes are tracked.
 
     granule    bytes that one bit stands for, a power of two

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpubpf.record import Record
 from gpubpf.session.sampled import Estimate, rounded
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ SUMS = {
 }
 
 
-@dataclass(frozen=True)
-class SampledPart:
+class SampledPart(Record):
     """The sampled part of the traffic of a site or kernel.
 
     sums: each of SUMS over the sampled blocks or warps, as an array with one element per group

@@ -13,10 +13,8 @@ numbers that follow from the width are derived here rather than on the device. O
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,7 @@ from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
 from gpubpf.ebpf.maps import SAMPLED
 from gpubpf.memory.sampled_part import SUMS, SampledPart
 from gpubpf.memory.updates import Updates, read_updates
+from gpubpf.record import Record, replace
 from gpubpf.session import kernel_shapes
 from gpubpf.session.builds import joined
 from gpubpf.session.launch_shape import NVIDIA, Warp
@@ -62,8 +61,7 @@ _BY_ADDRESS = tuple(
 )
 
 
-@dataclass(frozen=True)
-class SiteTraffic:
+class SiteTraffic(Record):
     """The accesses of one site in one memory space. A site whose generic addresses point to several spaces has one for each.
 
     Sums over all requests, as docs/memory.md defines them. What follows from addresses is 0 where `has_addresses` is false.
@@ -236,8 +234,7 @@ class SiteTraffic:
         )
 
 
-@dataclass(frozen=True)
-class KernelTraffic:
+class KernelTraffic(Record):
     """The traffic of one kernel in one process, on one GPU.
 
     sites      the executed sites, by number
@@ -494,8 +491,7 @@ def _with_parts(
             for name, values in of_site.items():
                 values[group] = getattr(site, name)
     return tuple(
-        dataclasses.replace(site, part=SampledPart(sample, sums[site.site.number, site.space]))
-        for site in sites
+        replace(site, part=SampledPart(sample, sums[site.site.number, site.space])) for site in sites
     )
 
 
@@ -597,7 +593,7 @@ def decode_cells(
                 updates.get(number) if updates and name == UPDATED and not cell["uncounted_max"] else None
             )
             row = site_traffic(site, space, cell, counted, warp)
-            found += [row, *(dataclasses.replace(row, site=other) for other in followers.get(number, ()))]
+            found += [row, *(replace(row, site=other) for other in followers.get(number, ()))]
     return tuple(sorted(found, key=lambda row: (row.site.number, row.space))), unknown
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +16,7 @@ from gpubpf import names
 from gpubpf.memory.sampled_part import SampledPart
 from gpubpf.memory.traffic import BANKS, GATHER, SHIFTED, UNIT, KernelTraffic, SiteTraffic
 from gpubpf.memory.updates import Updates
+from gpubpf.record import Record
 from gpubpf.session.kernel_shapes import file_names
 from gpubpf.show import kernel_names, table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
@@ -57,8 +57,7 @@ _CONSTANTS = (
 )
 
 
-@dataclass(frozen=True)
-class SiteGroup:
+class SiteGroup(Record):
     """A row of the table: the copies that the compiler made of one source line, with the same kind, space and pattern."""
 
     where: str

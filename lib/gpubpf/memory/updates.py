@@ -10,10 +10,11 @@ Device programs (gpubpf_updates.h) fill three maps, with one element per pair of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from gpubpf.record import Record, replace
 
 if TYPE_CHECKING:
     from gpubpf.session.session import Session
@@ -24,8 +25,7 @@ MAPS = ("update_tags", "update_sites", "updates")
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # in the tags of gpubpf_updates.h
 
 
-@dataclass(frozen=True)
-class Updates:
+class Updates(Record):
     """The updates by one or several sites of a kernel since the beginning.
 
     counts  the updates of each address

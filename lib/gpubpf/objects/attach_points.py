@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import ImageError, UsageError
 from gpubpf.linux import kernel_events
 from gpubpf.linux.libraries import LibraryNames
+from gpubpf.record import Record
 
 _SYMBOLS = Path("/proc/kallsyms")
 ON_GPU = "cuda_"
@@ -43,8 +43,7 @@ _FUNCTION = re.compile(r"((?:[^+]|(?<=operator)\+[+=]?)+)(?:\+(0x[0-9a-fA-F]{1,8
 _PATH = re.compile(r"(.*[^:]):(?!:)(.*)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class AttachPoint:
+class AttachPoint(Record):
     """Where a program goes.
 
     event     entry, exit, access: on the GPU. alone: it runs as a kernel of its own. function: on the host, in traced processes.

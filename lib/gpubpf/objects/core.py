@@ -9,13 +9,12 @@ is found by its name, a type by its name and kind. A name may end in a flavor, `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from gpubpf.ebpf import btf
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.btf import Types, essential_name
 from gpubpf.ebpf.bytecode import Instruction
 from gpubpf.errors import ImageError
+from gpubpf.record import Record, replace
 
 # enum bpf_core_relo_kind in the kernel's include/uapi/linux/bpf.h.
 FIELD_OFFSET, FIELD_SIZE, FIELD_EXISTS, FIELD_SIGNED, FIELD_LSHIFT, FIELD_RSHIFT = range(6)
@@ -27,8 +26,7 @@ _DEEPEST = 32  # members of members
 _MOST_CANDIDATES = 64
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(Record):
     """A member in a type: the member's type, its offset in bits, and its bits if it is a bit field."""
 
     type: int

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import Instruction
 from gpubpf.errors import ImageError
 from gpubpf.objects.core import Relocations
 from gpubpf.objects.object_file import Function, ObjectFile
+from gpubpf.record import replace
 
 MOST_INSTRUCTIONS = 1 << 16  # of a program with its subprograms
 _MOST_LINES = 1 << 20

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from gpubpf.objects.core import Relocations
 from gpubpf.objects.linking import Linker
 from gpubpf.objects.object_file import LARGEST, ObjectFile
 from gpubpf.objects.settings import Settings
+from gpubpf.record import Record, replace
 from gpubpf.show import notices
 from gpubpf.verify import records
 
@@ -61,8 +61,7 @@ class ObjectPrograms(CompiledPrograms):
         return made
 
 
-@dataclass(frozen=True)
-class LoadedObject:
+class LoadedObject(Record):
     """An object: its programs, and where each goes."""
 
     programs: ObjectPrograms

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
@@ -14,6 +13,7 @@ from gpubpf.ebpf.maps import MAX_RECORD, MapDefinition
 from gpubpf.errors import ImageError
 from gpubpf.objects.object_file import ObjectMap, Variables
 from gpubpf.process import bpf_syscall
+from gpubpf.record import replace
 
 # enum bpf_map_type of the Linux kernel.
 _KERNEL_TYPES = (

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from gpubpf import elf
 from gpubpf.ebpf import btf
 from gpubpf.elf import Section, SymbolEntry
 from gpubpf.errors import ImageError
+from gpubpf.record import Record
 
 LARGEST = 64 << 20  # bytes of a file
 MOST_PROGRAMS = 1024
@@ -34,8 +34,7 @@ _FIELDS = ("type", "max_entries", "map_flags", "key_size", "value_size", "key", 
 _IGNORED = ("map_extra", "numa_node", "pinning")
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(Record):
     """A function: where its code is. `start` and `size` are bytes in the section."""
 
     name: str
@@ -44,8 +43,7 @@ class Function:
     size: int
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(Record):
     """What an instruction refers to: `kind` map (`name`), value (of the section `section`, at `offset`) or function (`section`,
     `offset`). An offset is in bytes, without what the instruction adds."""
 
@@ -55,8 +53,7 @@ class Reference:
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class ObjectMap:
+class ObjectMap(Record):
     """A map in the section .maps. `type` is a number of enum bpf_map_type, or bpftime's. `key` and `value` are types, or 0."""
 
     name: str
@@ -69,8 +66,7 @@ class ObjectMap:
     value: int
 
 
-@dataclass(frozen=True)
-class Variables:
+class Variables(Record):
     """A section of global variables: their contents, and the variables as (name, offset, type)."""
 
     name: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower import ir
 from gpubpf.objects.values import columns, plain, shown
+from gpubpf.record import Record
 from gpubpf.show import notices, table
 from gpubpf.show.result_writer import SHAPE_COLUMNS
 
@@ -29,8 +29,7 @@ _LABEL = table.WIDTH - len("  of ,")  # columns of a kernel's name
 COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value", "mangled", *SHAPE_COLUMNS)
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(Record):
     """What is in one map, or the new records of a ring buffer.
 
     owner    fields that say whose it is: pid and comm of a process, gpu. A map of the Linux kernel has no gpu, and without a single

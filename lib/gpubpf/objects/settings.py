@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
+from gpubpf.record import Record, field, replace
 from gpubpf.show import table
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ _MOST_CONTENTS = 1 << 24  # bytes of an array that are set, or of a hash of whic
 _ARRAYS = ("array", "shared_array")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Record):
     """What the command line changes in an object: the sections of programs, and values of variables, arrays and hashes.
 
     sections  by name of a program, the section that replaces its own

@@ -16,20 +16,19 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from gpubpf import elf
 from gpubpf.errors import SessionError, out_of_files
 from gpubpf.process import limits, proc, target_files
+from gpubpf.record import Record
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ([0-9a-f]{1,16}) (\S+) ([0-9]{1,20})\b\s*(.*)")
 _CACHED_EXPORTS = 32  # files
 AGENT = re.compile(r".*libgpubpf-agent(-hsa)?\.so[^/]*$")  # the path of the mapped file
 
 
-@dataclass(frozen=True)
-class Mapping:
+class Mapping(Record):
     """A line of /proc/PID/maps. `file`: (device, inode)."""
 
     start: int
@@ -44,8 +43,7 @@ class Mapping:
         return "x" in self.permissions
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(Record):
     """An ELF file that is mapped into the process."""
 
     base: int
@@ -236,8 +234,7 @@ class Memory:
         return found
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(Record):
     """Identifies a file and its contents: no one can change or replace the file and keep all of these values."""
 
     device: int

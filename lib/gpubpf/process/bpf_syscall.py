@@ -16,13 +16,13 @@ import re
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.errors import Error
 from gpubpf.process import libc
 from gpubpf.process.libc import bpf, system_call
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -228,8 +228,7 @@ def _load(
     return bpf(_PROG_LOAD, attributes)[0]
 
 
-@dataclass(frozen=True)
-class Statistics:
+class Statistics(Record):
     """The kernel's counts for a program. `runs` and their total time are only counted while statistics are enabled. `missed` is always
     counted: the program was skipped because the CPU was inside another program."""
 
@@ -409,8 +408,7 @@ def tracefs() -> Iterator[Path]:
             os.close(file)
 
 
-@dataclass(frozen=True)
-class Tracepoint:
+class Tracepoint(Record):
     """A tracepoint. `number`: for `attach_tracepoint`. `fields`: by name, (offset, size) in the record that programs receive."""
 
     number: int

@@ -24,11 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.process import privileges, target_files
 from gpubpf.process.users import User
+from gpubpf.record import Record
 
 LONGEST_TEXT = 16 << 20  # bytes that a child prints; the rest is dropped
 _PASSED = ("PATH", "TMPDIR", "LANG")
@@ -37,8 +37,7 @@ _ABANDONED = 60.0  # seconds until a directory that nobody has locked belongs to
 _MOST_ENTRIES = 1 << 16  # of the temporary directory, to look for abandoned ones
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Record):
     """What a child may use. memory: bytes of address space. file: bytes of each file that it writes. seconds: of CPU time."""
 
     memory: int
@@ -78,8 +77,7 @@ def python(program: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-c", start, *arguments]
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(Record):
     """How a child ended. status: as in subprocess. text: what it printed, at most LONGEST_TEXT bytes."""
 
     status: int

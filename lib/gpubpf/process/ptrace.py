@@ -23,10 +23,10 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from gpubpf.errors import out_of_files
 from gpubpf.process import libc, proc, syscalls
+from gpubpf.record import MutableRecord, Record, field
 
 _libc = libc.library_with_gil
 _ptrace = _libc.ptrace
@@ -316,8 +316,7 @@ def threads_of(pid: int) -> list[int]:
         raise ThreadEnded from None
 
 
-@dataclass(frozen=True)
-class BlockedCall:
+class BlockedCall(Record):
     """The system call in which a thread sleeps, as shown by /proc/PID/task/TID/syscall without a stop."""
 
     number: int
@@ -356,8 +355,7 @@ def is_dead(pid: int, tid: int) -> bool:
         return True
 
 
-@dataclass
-class StoppedProcess:
+class StoppedProcess(MutableRecord):
     """A process whose threads are all stopped. `positions`: (rip, rsp) by thread ID, for each thread that may run again."""
 
     pid: int

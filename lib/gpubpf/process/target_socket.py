@@ -22,15 +22,15 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from gpubpf.record import Record
 
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _MOST_FILES = 8  # that are received at once
 _PAUSE = 0.01  # seconds, if the socket is writable but takes nothing
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(Record):
     """Data and files that have arrived; no data: the other end is closed. `truncated`: the kernel dropped files that came with it."""
 
     data: bytes

@@ -6,14 +6,13 @@ import os
 import pwd
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.errors import SessionError
+from gpubpf.record import Record
 
 
-@dataclass(frozen=True)
-class User:
+class User(Record):
     """The properties of a user account that a command needs."""
 
     name: str

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from gpubpf.record import replace
 
 from .module import Address, Immediate, Name, Not, Operand, PtxInstruction, type_size
 from .opcodes import TABLE, facts, is_of_parameters

@@ -15,9 +15,9 @@ that is computed may be to any place from the constant part of the offset on, bu
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
+from gpubpf.record import Record
 
 from .flow import KERNEL_LAUNCHES, Flow, callee, find_names
 from .module import (
@@ -40,8 +40,7 @@ _WIDTH = 8  # bytes of an address
 _MOST_PASSES = 64  # over a body
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(Record):
     """A place in a variable: an offset in bytes; not `exact`: from there on."""
 
     variable: str
@@ -73,8 +72,7 @@ class _Place:
         return not (before or after)
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(Record):
     """A place in a parameter of a function: the parameter's number, and the offset in bytes."""
 
     function: str

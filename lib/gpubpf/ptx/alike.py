@@ -14,9 +14,10 @@ Such accesses have the same base register, which no instruction between them ove
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+
+from gpubpf.record import replace
 
 from .access import Access, accesses, unaddressed_accesses, without_operands
 from .congruence import common_bits
@@ -104,7 +105,7 @@ def _key(instruction: PtxInstruction, access: Access) -> _Key | None:
     plain = access.kind in ("load", "store") and access.size is None and access.rows is None
     if not plain or address.base is None or address.coordinates or address.index is not None:
         return None
-    same = dataclasses.replace(access, address=dataclasses.replace(address, offset=0))
+    same = replace(access, address=replace(address, offset=0))
     return instruction.predicate, instruction.negated, same
 
 

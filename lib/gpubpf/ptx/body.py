@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections import Counter
@@ -11,6 +10,7 @@ from typing import Any
 
 from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, RETURNS, TYPES, WORK
 from gpubpf.errors import Refusal
+from gpubpf.record import replace
 
 from .access import Access, accesses, unaddressed_accesses
 from .alike import Alike, step_of
@@ -379,7 +379,7 @@ class Body:
             place = index if source is None else source
             line = self.flow.body[place].line
             probes = self._probes(self.at_return if returns else self.at_exit, line, self.sources[place])
-            going = dataclasses.replace(instruction, predicate=None, negated=False)
+            going = replace(instruction, predicate=None, negated=False)
             # Count the instruction before the probe, so that a probe that reads the virtual clock sees when the thread ends.
             leave = [*counts(1), *probes, *(self._return_work() if returns else ()), text(str(going))]
             if instruction.predicate is None:
@@ -509,7 +509,7 @@ class Body:
         if access.kind != "load" or found is None or not found.written:
             return access
         used = sum(isinstance(o, Name) and o.name != "_" and self.mentions[o.name] > 1 for o in found.written)
-        return dataclasses.replace(access, width=access.width * used // len(found.written) or access.width)
+        return replace(access, width=access.width * used // len(found.written) or access.width)
 
     def _access_site(
         self,
@@ -606,7 +606,7 @@ class Body:
                     before += self._bits(index, read, found.operand_type, 0, context[field])
             if instruction.predicate in tuple(find_names(found.written)):
                 before.append(f"mov.pred {self._added(_HELD, 'pred')}, {instruction.predicate};")
-                instruction = dataclasses.replace(instruction, predicate=_HELD)
+                instruction = replace(instruction, predicate=_HELD)
             size = self._size(index, found.written, found.type)
             for start in range(0, max(1, len(found.written)), 16 // size):
                 part = found.written[start : start + 16 // size]
@@ -766,7 +766,7 @@ class Body:
                 case _:
                     return operand
 
-        return dataclasses.replace(instruction, operands=tuple(map(replaced, instruction.operands)))
+        return replace(instruction, operands=tuple(map(replaced, instruction.operands)))
 
     def _type(self, index: int, name: str) -> str:
         """Return the PTX type of a register, or of a component of one (`%v.x`); "" if it is unknown."""
@@ -793,7 +793,7 @@ class Body:
             if instruction.predicate in known.results:  # the barrier overwrites its predicate
                 self.added_registers[_HELD] = "pred"
                 out.append(text(f"mov.pred {_HELD}, {instruction.predicate};"))
-                left = dataclasses.replace(instruction, predicate=_HELD)
+                left = replace(instruction, predicate=_HELD)
             kept: list[Operand | None] = []
             for operand, register in ((known.number, _NUMBER), (known.threads, _THREADS)):
                 if isinstance(operand, Name) and operand.name in known.results:
@@ -802,7 +802,7 @@ class Body:
                     kept.append(Name(register))
                 else:
                     kept.append(operand)
-            known = dataclasses.replace(known, number=kept[0], threads=kept[1])
+            known = replace(known, number=kept[0], threads=kept[1])
             if any(self.filler.reads(p, "waited") for p in leaves):
                 self.added_registers[_WAITED] = "b64"
                 out.append(text(f"mov.u64 {_WAITED}, %clock64;"))
@@ -856,7 +856,7 @@ class Body:
         if statement.opcode == "bra" and index in self.exits.retarget:
             target = statement.operands[0]
             assert isinstance(target, Name)
-            return [dataclasses.replace(statement, operands=(Name(self.exits.retarget[index][target.name]),))]
+            return [replace(statement, operands=(Name(self.exits.retarget[index][target.name]),))]
         if statement.opcode == "call":
             return self._call(index, statement)
         if statement.opcode in ("bar", "barrier"):
@@ -879,7 +879,7 @@ class Body:
             operands = tuple(self._operand(index, o, loads) for o in operands)
         return [
             *loads,
-            dataclasses.replace(instruction, modifiers=_modifiers(instruction), operands=operands),
+            replace(instruction, modifiers=_modifiers(instruction), operands=operands),
         ]
 
     def _operand(self, index: int, operand: Operand, loads: list[Statement]) -> Operand:
@@ -901,7 +901,7 @@ class Body:
                         loads.append(text(self._add_element(index, operand, base)))
                         is_value = self.flow.instruction(index).opcode in ("mov", "cvta")
                         return Name(base) if is_value else Address(base)
-                return dataclasses.replace(operand, base=base, coordinates=coordinates)
+                return replace(operand, base=base, coordinates=coordinates)
             case Vector():
                 return Vector(tuple(self._operand(index, o, loads) for o in operand.items))
             case Group():
@@ -983,7 +983,7 @@ class Body:
         operands: tuple[Operand, ...] = (Group(results),) if results else ()
         operands += (Name(self.plan.new_name(name, self.variant)),)
         operands += (Group(arguments),) if arguments else ()
-        return [Open(), *setup, dataclasses.replace(call, operands=operands), *after, Close()]
+        return [Open(), *setup, replace(call, operands=operands), *after, Close()]
 
     def _indirect_call(self, call: IndirectCall) -> list[Statement]:
         """Return a call through a register as direct calls of all functions that it can reach. Each lane executes one of them.
@@ -1014,7 +1014,7 @@ class Body:
             if index == call.call and name is not None:
                 out += [*self._before(index), *self._call(index, direct(self.flow.instruction(index), name))]
             elif isinstance(statement, Variable) and name is None:
-                out.append(dataclasses.replace(statement))  # its own: the result of the other calls is wider
+                out.append(replace(statement))  # its own: the result of the other calls is wider
             elif not (name is not None and _is_prototype(statement)):
                 out += self._with_added(index)
         return out
@@ -1066,7 +1066,7 @@ class Body:
             if at is not None and declared is not None and declared.space == "param":
                 self.widened_results[at] = widened(declared, role.work_offset, kinds)
                 return given.name, [], []
-        mine = dataclasses.replace(widened(original, role.work_offset, kinds), name="gpubpf_result")
+        mine = replace(widened(original, role.work_offset, kinds), name="gpubpf_result")
         copied: list[Statement] = []
         if original is not None and isinstance(given, Name) and given.name != "_":
             if condition:

@@ -7,14 +7,13 @@ may_wait(kernel, graph)                   # whether its blocks may wait for each
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from gpubpf import names
 from gpubpf.errors import PtxError
+from gpubpf.record import Record, field, replace
 
 from .address_flow import Parameter, passes
 from .flow import Flow, callee, find_initializer_names, find_names
@@ -34,8 +33,7 @@ from .module import Close, Function, Module, Open, PtxInstruction, Variable
 from .opcodes import facts
 
 
-@dataclass(frozen=True)
-class References:
+class References(Record):
     """The names that one function uses.
 
     indirect  it makes calls through registers that cannot be followed
@@ -51,7 +49,7 @@ class References:
     indirect: bool
     taken: frozenset[str]
     unknown: frozenset[str]
-    shapes: Mapping[Shape, int] = dataclasses.field(default_factory=dict)
+    shapes: Mapping[Shape, int] = field(default_factory=dict)
     originals: frozenset[str] = frozenset()
     launched: frozenset[str] = frozenset()
 
@@ -150,7 +148,7 @@ class CallGraph:
         reached = [self._reached(own, shape) for shape in found.shapes]
         followed = frozenset[str]().union(*(targets for targets in reached if not isinstance(targets, str)))
         in_tables = (found.taken | followed) & self.entries.keys()
-        return dataclasses.replace(
+        return replace(
             found,
             calls=found.calls | own | followed,
             indirect=found.indirect or any(isinstance(targets, str) for targets in reached),

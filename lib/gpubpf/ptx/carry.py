@@ -11,7 +11,8 @@ do not preserve it, and added statements may contain a call or set the carry the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from gpubpf.record import Record
 
 from .emit import text
 from .flow import Flow
@@ -21,8 +22,7 @@ from .opcodes import facts
 KEPT = "%gpubpf_0carry"  # 32 bits: the saved carry, 0 or 1
 
 
-@dataclass(frozen=True)
-class Carry:
+class Carry(Record):
     """The instructions of a function, by index, before and after which the carry is live: a later instruction may read it."""
 
     before: frozenset[int] = frozenset()

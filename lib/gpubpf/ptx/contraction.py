@@ -14,11 +14,11 @@ the first. A probe ends the block, so ptxas would choose otherwise in a copy. Th
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpubpf.errors import PtxError
+from gpubpf.record import replace
 
 from .call_graph import CallGraph
 from .carry import Carry
@@ -65,7 +65,7 @@ def with_roundings(
         else item
         for item in module.items
     ]
-    return dataclasses.replace(module, items=tuple(items))
+    return replace(module, items=tuple(items))
 
 
 def _with_roundings(function: Function, operations: Mapping[int, frozenset[str]]) -> Function:
@@ -94,7 +94,7 @@ def _with_roundings(function: Function, operations: Mapping[int, frozenset[str]]
                     apart -= read
     return function.with_body(
         tuple(
-            dataclasses.replace(statement, modifiers=("rn", *statement.modifiers))
+            replace(statement, modifiers=("rn", *statement.modifiers))
             if index in apart and isinstance(statement, PtxInstruction)
             else statement
             for index, statement in enumerate(body)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+
+from gpubpf.record import MutableRecord, field
 
 from .flow import SYSTEM_FUNCTIONS, Flow, callee
 from .module import Label, PtxInstruction
@@ -15,8 +16,7 @@ MAX_EXIT_COPIES = 64
 MAX_TAIL = 4
 
 
-@dataclass
-class ExitPlan:
+class ExitPlan(MutableRecord):
     """How a function's exits are rewritten. Statements are identified by their index in the body.
 
     retarget        branch or branch table → label → label of the copy

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from gpubpf.record import Record, replace
 
 from .constants import is_constant
 from .flow import find_names
@@ -55,16 +56,14 @@ _PROTOTYPE = re.compile(r"\.callprototype\s*(?:\(([^()]*)\))?\s*_\s*(?:\(([^()]*
 _PARAMETER = re.compile(r"\s*\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+_\s*(?:\[\s*(\w+)\s*\])?\s*")
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(Record):
     """The size and alignment, in bytes, of a function's results and parameters. A call reaches only functions of its own shape."""
 
     results: tuple[tuple[int, int], ...]
     parameters: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Record):
     """An entry of a table: the table's name, and the offset in bytes. fixed: the entry never changes."""
 
     table: str
@@ -72,8 +71,7 @@ class Entry:
     fixed: bool
 
 
-@dataclass(frozen=True)
-class IndirectCall:
+class IndirectCall(Record):
     """A call through a register, with the scope around it: the indices of `{`, the call and `}` in the body.
 
     This scope only passes the call's arguments and result, and computes with registers.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gpubpf.lower.launch_block import align
+from gpubpf.record import Record, field, replace
 
 from .module import Directive, Function, Module, render
 from .symbols import LIMITED
 from .values import InjectedKernel, InjectedVariable
 
 
-@dataclass(frozen=True)
-class Injected:
+class Injected(Record):
     """The instrumented module. `text` has no kernels if all were refused. `refusals`: reasons by mangled name.
 
     `text` is the rendered `module`. launched: the kernels that have a copy for other kernels to launch (device_launches.py).
@@ -24,7 +22,7 @@ class Injected:
     kernels: dict[str, InjectedKernel]
     variables: tuple[InjectedVariable, ...]
     refusals: dict[str, str]
-    module: Module = dataclasses.field(repr=False)
+    module: Module = field(repr=False)
     launched: tuple[str, ...] = ()
 
     @property
@@ -35,10 +33,10 @@ class Injected:
     def limited(self, limits: Mapping[str, int]) -> str:
         """Return `text` with a second copy of each kernel in `limits`, NAME$gpubpf_limited, limited to that many registers."""
         made = [
-            dataclasses.replace(_limit(self.module.functions[name], registers), name=name + LIMITED)
+            replace(_limit(self.module.functions[name], registers), name=name + LIMITED)
             for name, registers in limits.items()
         ]
-        return render(dataclasses.replace(self.module, items=(*self.module.items, *made)))
+        return render(replace(self.module, items=(*self.module.items, *made)))
 
     def within(self, limits: Mapping[str, int]) -> Injected:
         """Return the same with each kernel in `limits` limited to that many registers, unless it has a limit of its own."""
@@ -48,8 +46,8 @@ class Injected:
             else item
             for item in self.module.items
         ]
-        module = dataclasses.replace(self.module, items=tuple(items))
-        return dataclasses.replace(self, text=render(module), module=module) if limits else self
+        module = replace(self.module, items=tuple(items))
+        return replace(self, text=render(module), module=module) if limits else self
 
 
 _LIMITS = ("maxnreg", "minnctapersm")  # directives that limit a kernel's registers
@@ -62,7 +60,7 @@ def _limits(kernel: Function) -> bool:
 def _limit(kernel: Function, registers: int) -> Function:
     """Return the kernel with a limit of its registers, which takes the place of those that it has."""
     others = tuple(d for d in kernel.directives if d.name not in _LIMITS)
-    return dataclasses.replace(kernel, directives=(*others, Directive("maxnreg", f".maxnreg {registers}")))
+    return replace(kernel, directives=(*others, Directive("maxnreg", f".maxnreg {registers}")))
 
 
 def parameter_layout(function: Function) -> tuple[tuple[tuple[int, int], ...], int]:

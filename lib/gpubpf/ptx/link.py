@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 from gpubpf.errors import Error
+from gpubpf.record import Record, replace
 
 from .flow import SYSTEM_FUNCTIONS, find_initializer_names
 from .indirect import PARTIAL
@@ -36,8 +36,7 @@ class LinkError(Error):
     """The texts do not fit together: a name is undefined, or defined twice."""
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(Record):
     """A text, and its name for messages."""
 
     name: str

@@ -4,21 +4,21 @@
     module.functions["_Z9vectorAddPKfS0_Pfi"].body      # statements, parsed on first use
     render(module)                                      # PTX text again
 
-Statements are immutable values: a pass builds new ones (`dataclasses.replace`) and never changes its input.
+Statements are immutable values: a pass builds new ones (`replace`) and never changes its input.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import struct
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from gpubpf.errors import PtxError
+from gpubpf.record import Record, field, replace
 
 from .tokens import parse_integer, parse_size
 
@@ -385,8 +385,7 @@ class UnparsedBody(Protocol):
         """Return the statements. Raises PtxError, which names the line."""
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(Record):
     """`.entry` or `.func`. `body` is None for a declaration."""
 
     kind: str  # entry or func
@@ -431,7 +430,7 @@ class Function:
 
     def with_body(self, statements: tuple[Statement, ...] | None) -> Function:
         """Return this function with another body, or as a declaration if `statements` is None."""
-        return dataclasses.replace(self, statements=statements, unparsed=None)
+        return replace(self, statements=statements, unparsed=None)
 
     @property
     def declaration(self) -> Function:
@@ -441,7 +440,7 @@ class Function:
         (`.maxntid`) belong to its definition alone.
         """
         directives = self.directives if self.kind == "func" else ()
-        return dataclasses.replace(self, directives=directives, statements=None, unparsed=None)
+        return replace(self, directives=directives, statements=None, unparsed=None)
 
     def __str__(self) -> str:
         head = "".join(f".{word} " for word in self.linkage) + f".{self.kind} "
@@ -461,8 +460,7 @@ class Function:
 Item = Function | Variable | Directive
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(Record):
     """A PTX translation unit. `target` is `("sm_75", "debug")`. known_constants: answers of `constants.is_constant`, kept by it."""
 
     version: tuple[int, int]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
+from gpubpf.record import Record, field, replace
 
 from .constant_expressions import constant, integer
 from .module import (
@@ -93,8 +94,7 @@ def parse(text: str | bytes) -> Module:
     return Module(version, target, address_size, tuple(items))
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(Record):
     """What functions share: operands that were parsed before, by their text, and bytes of an element of each variable's array.
 
     The bytes are 0 for what is not an array.
@@ -159,8 +159,7 @@ def _directive(lexer: Lexer) -> Directive:
     return Directive(first.text[1:], lexer.text[first.start : last.end], tuple(names), first.line)
 
 
-@dataclass(frozen=True)
-class _UnparsedBody:
+class _UnparsedBody(Record):
     """A function's body: `text` from `start` to `end`. It begins at line `line`."""
 
     text: str

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpubpf import names
 from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
 from gpubpf.errors import Error, Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
+from gpubpf.record import Record, field, replace
 
 from .access import UNADDRESSED, Access, accesses, unaddressed_accesses, unprobed, without_operands
 from .alike import count_unlike
@@ -45,8 +44,7 @@ MIN_FUNCTION = 40
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
 
 
-@dataclass(frozen=True)
-class Role:
+class Role(Record):
     """How a function takes part in counting work, leaving the kernel and probing. This determines its signature."""
 
     returns_work: bool  # it appends the counted work to its return value, at `work_offset`
@@ -55,17 +53,16 @@ class Role:
     work_offset: int = 0
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(Record):
     """The places in a function's body where programs can be injected."""
 
     # Point → number of places: `exit` (only `exit` instructions), barriers, `branch`, `basic_block` (an upper bound).
-    places: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    places: Mapping[str, int] = field(default_factory=dict)
     # Access without its operands → number of places; `values` counts only those whose value programs can see.
-    accesses: Mapping[Access, int] = dataclasses.field(default_factory=dict)
-    values: Mapping[Access, int] = dataclasses.field(default_factory=dict)
+    accesses: Mapping[Access, int] = field(default_factory=dict)
+    values: Mapping[Access, int] = field(default_factory=dict)
     # Point → opcode → number of places where no program can be injected.
-    unprobed: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    unprobed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 class InjectionPlan:
@@ -318,7 +315,7 @@ class InjectionPlan:
         name = self.new_name(function.name, variant)
         # `.attribute(.unified(…))` names the original function on all devices.
         directives = tuple(d for d in function.directives if d.name != "attribute")
-        function = dataclasses.replace(function, name=name, directives=directives)
+        function = replace(function, name=name, directives=directives)
         if role is None:
             return function
         returns, parameters = function.returns, function.parameters
@@ -328,4 +325,4 @@ class InjectionPlan:
             parameters += (array(PASSED_WORK, 8 * len(self.work)),)
         if role.block:
             parameters += (array(LAUNCH, self.block.size),)
-        return dataclasses.replace(function, returns=returns, parameters=parameters)
+        return replace(function, returns=returns, parameters=parameters)

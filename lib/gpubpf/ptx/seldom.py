@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from gpubpf.record import Record, replace
 
 from .emit import marked, text
 from .module import Function, Variable
@@ -27,16 +28,14 @@ _LABEL = re.compile(r"\s*(\$\w+):\s*$")
 _BRANCH = re.compile(r"\s*(@!?%\w+\s+)?bra(?:\.uni)?\s+(\$\w+);")
 
 
-@dataclass(frozen=True)
-class Shortened:
+class Shortened(Record):
     """The text that is inlined for a fragment, and the function that this text calls."""
 
     text: str
     function: Function
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Record):
     """A basic block: its label or "", its lines, the labels that it branches to, and whether it can fall through to the next block."""
 
     label: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 
 from gpubpf.lower.launch_block import align
+from gpubpf.record import replace
 
 from .body import Body
 from .call_graph import may_wait
@@ -79,7 +79,7 @@ class SidecarModule:
                 self._add_function(called, 0)
             function = plan.module.functions[name]
             body = Body(plan, self.sites, self.variables, function, 0, ())
-            made = dataclasses.replace(function, name=launched_name(name), linkage=("visible",))
+            made = replace(function, name=launched_name(name), linkage=("visible",))
             self._add(name, made.with_body(body.rewrite()))
             self.launched += (name,)
 
@@ -96,7 +96,7 @@ class SidecarModule:
             statements = body.rewrite()
         statements = (*marked(count_executions(plan.block)), *statements)
         parameters = (*function.parameters, array(LAUNCH, plan.block.size))
-        self._add(name, dataclasses.replace(function, parameters=parameters).with_body(statements))
+        self._add(name, replace(function, parameters=parameters).with_body(statements))
         self._shared_exits[name] = body.exits.shared_exits
         layout, end = parameter_layout(function)
         run = {plan.new_name(f, variant) for f in reached - {name}} | {name}
@@ -129,7 +129,7 @@ class SidecarModule:
             if isinstance(item, Variable):
                 if item.name in copies:
                     linkage = "visible" if item is module.variables[item.name] else "extern"
-                    items.append(dataclasses.replace(item, space="global", linkage=(linkage,)))
+                    items.append(replace(item, space="global", linkage=(linkage,)))
                 elif item.name in self.variables.kept:
                     items.append(item)
             elif isinstance(item, Function):
@@ -156,7 +156,7 @@ class SidecarModule:
         made = InjectedVariable(name, index, v.space, v.size, name in copies, self._users(what))
         if entry is None:
             return made
-        return dataclasses.replace(made, copied=False, entry=entry.offset, fixed=entry.fixed)
+        return replace(made, copied=False, entry=entry.offset, fixed=entry.fixed)
 
     def _users(self, what: str | Entry) -> tuple[str, ...]:
         """Return the instrumented kernels that use a variable or an entry, directly or in called functions."""

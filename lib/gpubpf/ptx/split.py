@@ -12,7 +12,7 @@ Both bodies have scopes of their own for registers and labels. They share the va
 
 from __future__ import annotations
 
-import dataclasses
+from gpubpf.record import replace
 
 from .body import Body
 from .emit import marked, text
@@ -57,7 +57,7 @@ def split_body(
     function = plan.module.functions[kernel]
     placements = plan.placements[kernel]
     (unit,) = units([placements])
-    placements = tuple(dataclasses.replace(p, unconditional=True) for p in placements)
+    placements = tuple(replace(p, unconditional=True) for p in placements)
     chosen = Body(plan, sites, variables, function, plan.variant_of[kernel], placements)
     others = Body(plan, sites, variables, function, 0, ())
     bodies = [body.rewrite() for body in (chosen, others)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+
+from gpubpf.record import replace
 
 from .indirect import Entry
 from .values import Site
@@ -25,7 +26,7 @@ class SiteTable:
         """Add a site and return its number. `source`: file number and line, 0 if unknown. Number and source are set in the site."""
         file = self.files.get(source[0], "")
         number, self.count = self.count, self.count + 1
-        made = dataclasses.replace(site, number=number, source=file, source_line=source[1] if file else 0)
+        made = replace(site, number=number, source=file, source_line=source[1] if file else 0)
         self._by_function.setdefault(new_name, []).append(made)
         return number
 

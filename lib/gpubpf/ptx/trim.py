@@ -5,8 +5,9 @@ module.render(trim(parsed, ["vectorAdd"]))      # PTX that ptxas takes
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+
+from gpubpf.record import replace
 
 from . import flow, module
 from .call_graph import CallGraph
@@ -42,4 +43,4 @@ def trim(parsed: module.Module, kernels: Iterable[str]) -> module.Module:
             kept.append(item)
     # With `debug`, ptxas would require the dropped sections.
     target = tuple(word for word in parsed.target if word != "debug")
-    return dataclasses.replace(parsed, target=target, items=tuple(kept))
+    return replace(parsed, target=target, items=tuple(kept))

@@ -5,12 +5,11 @@ It imports no PTX model: a cached result needs none.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gpubpf.lower.launch_block import LaunchBlock
+from gpubpf.record import Record, field
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Unit
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(Record):
     """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work to count for it: one of `bytecode.WORK`, or
     of `cost.ADDED` and `cost.SKIPPED`.
 
@@ -54,8 +52,7 @@ class Placement:
         return bool(self.sampled) and not self.unconditional
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Record):
     """One probed place: its number (`ctx->site`), its function (mangled), and its line in the original PTX.
 
     Numbers begin at 0. Sites in called functions come first; all kernels of the module share them. The kernel's own sites follow. The
@@ -89,8 +86,7 @@ class Site:
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 
 
-@dataclass(frozen=True)
-class InjectedKernel:
+class InjectedKernel(Record):
     """An instrumented kernel.
 
     parameters    the application's parameters as (offset, size) in bytes; the launch block follows at `block_offset`
@@ -110,12 +106,11 @@ class InjectedKernel:
     unknown: tuple[str, ...] = ()
     waits: bool = True
     site_count: int = 0
-    unprobed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    unprobed: Mapping[str, int] = field(default_factory=dict)
     split: bool = False
 
 
-@dataclass(frozen=True)
-class InjectedVariable:
+class InjectedVariable(Record):
     """A variable of the application. Its address must be written to slot `index` of `gpubpf_variables`.
 
     `copied`: the sidecar has a copy with the same name, for use if the driver does not find the original. `entry`: not the address is

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import glob
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 import hipsim
 from gpubpf import elf
 from gpubpf.errors import ImageError, SessionError
+from gpubpf.record import replace
 from gpubpf.session.device import Device
 from hipsim import gpus
 
@@ -97,7 +97,7 @@ def beside(chosen: Device, wanted: str | None, program: str) -> Device:
     if (clock := chosen.environment.get("CUDASIM_CLOCK")) and variables:
         variables["HIPSIM_CLOCK"] = clock
     environment = {**chosen.environment, **variables}
-    return dataclasses.replace(chosen, environment=environment, notice=notice if for_hip else chosen.notice)
+    return replace(chosen, environment=environment, notice=notice if for_hip else chosen.notice)
 
 
 def of_command(args: argparse.Namespace) -> tuple[dict[str, str], str | None]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
 from gpubpf.agent.definitions import SLOTS, Reason
 from gpubpf.agent.protocol import REASON_NAMES
+from gpubpf.record import Record
 from gpubpf.session import readout
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ NEVER = 1 << 62  # one launch in so many: none
 SAMPLED_OUT = REASON_NAMES[Reason.SAMPLED_OUT]
 
 
-@dataclass(frozen=True)
-class KernelCost:
+class KernelCost(Record):
     """What the launches of a kernel in one process cost.
 
     slot       its number in the process

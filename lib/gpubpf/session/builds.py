@@ -7,8 +7,9 @@ before its own. `Session.sites` returns the sites of one build.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from gpubpf.record import replace
 
 if TYPE_CHECKING:
     from gpubpf.ptx.values import Site

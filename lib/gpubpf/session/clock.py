@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,8 +37,7 @@ CYCLE = (0.2, 10.0)  # limits for the length of a GPU's cycle in ns
 TICKS = 64  # GPU timer ticks in one window of a multiprocessor's clock
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(Record):
     """Times on the target clock and the error of each, in ns (UNKNOWN: the time is not known). int64 arrays of the same shape."""
 
     at: Integers
@@ -48,8 +48,7 @@ class Times:
         return self.error != UNKNOWN
 
 
-@dataclass(frozen=True)
-class Bracket:
+class Bracket(Record):
     """The GPU's clock showed `gpu` at some moment between `before` and `after` on the host's clock; all in ns.
 
     tick   resolution of the GPU's clock: its true time was at least `gpu` and less than `gpu + tick` (0: unknown in this bracket)
@@ -220,8 +219,7 @@ class SmClock:
         return Times(_integers(np.rint((low + high) / 2)) + base, _integers(np.ceil((high - low) / 2 + 0.5)))
 
 
-@dataclass(frozen=True)
-class _Window:
+class _Window(Record):
     """A window of a multiprocessor's clock: its range in cycles, and the lines that fit it and its neighbours."""
 
     begin: float
@@ -270,8 +268,7 @@ def _narrowest(brackets: list[Bracket]) -> list[Bracket]:
 # --- lines through intervals ---
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(Record):
     """All lines y = a + b x with y <= high at `high_at`, y >= low at `low_at`, and `slopes[0]` <= b <= `slopes[1]`."""
 
     high_at: Reals

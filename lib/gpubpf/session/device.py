@@ -9,10 +9,10 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpubpf.errors import SessionError, UsageError
+from gpubpf.record import Record, field
 
 LIBRARIES = Path(__file__).resolve().parents[2] / "cudasim" / "lib"
 DRIVER_TIMEOUT = 60.0  # seconds; without the persistence daemon, the driver initializes the GPU first
@@ -41,8 +41,7 @@ _CLOCKS = ("CUDASIM_CLOCK", "HIPSIM_CLOCK")  # all devices in a run share one cl
 REAL_CLOCK = "embedded device, real clock: times mean nothing"
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Record):
     """A device. `kind`: "gpu" or "sim". `notice`: a line for the user or None. `environment`: variables to set for the command."""
 
     kind: str

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpubpf import names
 from gpubpf.agent.definitions import NUMBER_MASK
+from gpubpf.record import Record
 from gpubpf.session import operation_log
 from gpubpf.session.clock import Bracket, GpuClock
 from gpubpf.session.launch_shape import Index, Shape
@@ -32,8 +32,7 @@ MOST_UNNAMED = 1 << 16  # records of a log whose kernel name is not known yet
 READINGS = 4096  # clock brackets to keep per GPU
 
 
-@dataclass(frozen=True)
-class KernelShape:
+class KernelShape(Record):
     """A kernel and launch shape in a process. wave: lanes per wave, if it ran on an AMD GPU. build: see `KernelShapes`."""
 
     pid: int

@@ -8,20 +8,19 @@ has 32 or 64 threads and is called a wave. A lane is a thread's number in its wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from gpubpf.agent.definitions import WARP, Vendor
+from gpubpf.record import Record
 
 By = Literal["thread", "lane", "warp", "block"]
 Index = tuple[int, int, int]
 Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Warp:
+class Warp(Record):
     """Threads that execute together: number of lanes, size of a memory sector in bytes, and the vendor's word for the group."""
 
     lanes: int = WARP
@@ -55,8 +54,7 @@ def vendor_fields(vendor: Vendor, wave: int | None) -> dict[str, object]:
     return {"vendor": vendor.word, "wave": NVIDIA.lanes if vendor is Vendor.NVIDIA else wave}
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(Record):
     """The grid and block dimensions of a launch. wave: lanes per wave, on an AMD GPU."""
 
     grid: Index

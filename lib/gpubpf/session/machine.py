@@ -31,7 +31,6 @@ import threading
 import time
 from collections.abc import Callable, Set
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.linux import libraries
 from gpubpf.process import proc, scans, started_with, target_files, traceable
 from gpubpf.process.scans import ScanBudget
+from gpubpf.record import MutableRecord
 from gpubpf.session import device
 from gpubpf.session.driver_files import DriverFiles, FileId
 from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, REACHED_LATE, TOO_LATE, TRACED
@@ -69,8 +69,7 @@ FIRST_USE = ("cuInit", "hsa_queue_create")  # functions that a process must call
 _NO_DRIVER, _NO_PROBE = -math.inf, math.inf  # stored instead of a probe's time
 
 
-@dataclass
-class _Schedule:
+class _Schedule(MutableRecord):
     """When a process is scanned. `due`: time.monotonic. `pause`: seconds until the scan after that. `user`: its user ID."""
 
     user: int

@@ -10,7 +10,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gpubpf.agent import protocol
@@ -18,6 +17,7 @@ from gpubpf.agent.definitions import HostArgument, Place, Unit, Vendor
 from gpubpf.ebpf import maps
 from gpubpf.process import users
 from gpubpf.process.privileges import Privileges
+from gpubpf.record import Record, field, replace
 from gpubpf.session.reasons import (
     ENDED,
     NO_DRIVER,
@@ -51,8 +51,7 @@ UNITS = {
 }
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(Record):
     """An array with rows of a word for each of `slots` launches, and the shared array that keeps the largest word of a launch.
 
     Of the first, a reading has only the largest word of each launch.
@@ -65,8 +64,7 @@ class Kept:
     slots: int
 
 
-@dataclass(frozen=True)
-class Follow:
+class Follow(Record):
     """What a tool collects from each traced process in addition to its maps (docs/timing.md).
 
     log_records: size of the operation log in records, a power of two; 0: no log.
@@ -100,8 +98,7 @@ class Follow:
         return driver >= GRAPHS_TESTED if self.graphs is None else self.graphs
 
 
-@dataclass(frozen=True)
-class Targets:
+class Targets(Record):
     """The processes that a session traces: those of a command, some running processes, or all processes.
 
     user: run the command as this user (`--user`); None: see `users.command_user`.
@@ -114,8 +111,7 @@ class Targets:
     user: str | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     """What a session measures.
 
     device: the device that the traced processes use.
@@ -152,8 +148,7 @@ class Plan:
     sampled: Literal["", "block", "warp"] = ""
 
 
-@dataclass(frozen=True)
-class Listener:
+class Listener(Record):
     """Callbacks of a session.
 
     Called from the thread that runs `Session.intervals`:

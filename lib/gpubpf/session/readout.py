@@ -9,13 +9,13 @@ import mmap
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import WARP, DrainFlag, Place
 from gpubpf.ebpf import maps, sampling
 from gpubpf.process import limits
+from gpubpf.record import replace
 from gpubpf.session.builds import without_first_line
 from gpubpf.session.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
 

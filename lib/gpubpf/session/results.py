@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent.definitions import Vendor
 from gpubpf.ebpf import maps
+from gpubpf.record import Record, field, replace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from gpubpf.session.rings import ShardCount
 
 
-@dataclass(frozen=True)
-class Instance:
+class Instance(Record):
     """The contents of a map for one kernel and launch shape.
 
     A site array has an instance for each copy of a kernel in a context, with extents of 0. A map that is not by shape has one per
@@ -86,8 +84,7 @@ class Instance:
         return names.demangle(self.mangled).short
 
 
-@dataclass(frozen=True)
-class KernelCount:
+class KernelCount(Record):
     """The launches of one kernel name in all processes."""
 
     mangled: str
@@ -97,8 +94,7 @@ class KernelCount:
     not_instrumented: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class ProcessLog:
+class ProcessLog(Record):
     """The new records of a process's operation log.
 
     records   new records, of `operation_log.DTYPE`
@@ -129,8 +125,7 @@ class ProcessLog:
     final: bool = False
 
 
-@dataclass(frozen=True)
-class RingRecords:
+class RingRecords(Record):
     """New records of a ring buffer, with the map's `value_dtype`. `process`: its number, which is the upper bits of launch ids."""
 
     pid: int
@@ -142,8 +137,7 @@ class RingRecords:
     process: int = 0
 
 
-@dataclass(frozen=True)
-class RingCounts:
+class RingCounts(Record):
     """The counts of a ring buffer's shards in one context."""
 
     pid: int
@@ -152,8 +146,7 @@ class RingCounts:
     shards: tuple[ShardCount, ...]
 
 
-@dataclass(frozen=True)
-class SharedArray:
+class SharedArray(Record):
     """The contents of a process's shared array: (entries,) with the map's `value_dtype`."""
 
     pid: int
@@ -162,8 +155,7 @@ class SharedArray:
     process: int = 0  # its number in the session
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(Record):
     """The maps of a context at one time.
 
     taken_ns    when copying began, on the host's clock
@@ -201,7 +193,7 @@ def merged(found: list[Instance]) -> list[Instance]:
         elif one.definition.kind in maps.SHAPED and (total := _added(other.array, one.array)) is not None:
             raw = total.tobytes() + bytes(one.definition.value_size)  # the last value, which is never read
             launches, idle = other.launches + one.launches, other.idle and one.idle
-            by_place[place] = dataclasses.replace(other, raw=raw, launches=launches, idle=idle)
+            by_place[place] = replace(other, raw=raw, launches=launches, idle=idle)
         else:
             rest.append(one)
     return [*by_place.values(), *rest]

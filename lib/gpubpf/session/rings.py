@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpubpf.ebpf.maps import DISCARDED, HEADER, RECORD_HEADER, RING_SHARD, pad8
 from gpubpf.errors import Error
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     from gpubpf.agent.protocol import RingPlace
@@ -81,8 +81,7 @@ def _copy(to: Records, ring: Records, position: int) -> None:
     to[first:] = ring[: len(to) - first]
 
 
-@dataclass(frozen=True)
-class ShardCount:
+class ShardCount(Record):
     """The last known record counts of one shard. A killed process does not report its final counts.
 
     reserved: records that got space. received: records that the tool has read. lost: records that found no space.

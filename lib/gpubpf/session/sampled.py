@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpubpf.ebpf.maps import GROUPS, SAMPLED
+from gpubpf.record import Record
 from gpubpf.show import table
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     Groups = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Record):
     """An estimated total and its standard error, None if that is unknown."""
 
     value: float
@@ -56,8 +55,7 @@ def rounded(error: float | None) -> float | None:
     return None if error is None else round(error, 6)
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Record):
     """The units that were chosen in some launches.
 
     units   how many blocks or warps these launches had; None if some may have been running when maps were read

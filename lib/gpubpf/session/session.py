@@ -20,7 +20,6 @@ import selectors
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
@@ -28,6 +27,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.process import libc, limits, privileges, proc, traceable
+from gpubpf.record import MutableRecord
 from gpubpf.session import joining, readout, reasons, summary, translating
 from gpubpf.session.budget import Budget
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
@@ -73,8 +73,7 @@ def _named(processes: Sequence[TracedProcess]) -> str:
     return f"{shown} and {len(processes) - 3:,} more" if len(processes) > 3 else shown
 
 
-@dataclass
-class _NewlyHooked:
+class _NewlyHooked(MutableRecord):
     """A process whose hooks are live. until: when to report missing copies (time.monotonic); told: whether they were reported."""
 
     process: TracedProcess

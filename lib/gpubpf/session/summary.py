@@ -5,7 +5,6 @@ Each public function implements the `Session` method of the same name, or return
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import SLOTS
 from gpubpf.ebpf import maps, sampling
+from gpubpf.record import asdict
 from gpubpf.session.measurement import SHARED, is_ring
 from gpubpf.session.reasons import BEFORE_READY, LOADED_BEFORE, REFUSED, fault_record
 from gpubpf.session.results import KernelCount
@@ -48,7 +48,7 @@ def summary(measurement: Measurement) -> dict[str, Any]:
     }
     if measurement.sampled:
         chosen = sampling.of_parameter(measurement.sampled, measurement.params[sampling.PARAMETER])
-        record["sampling"] = dataclasses.asdict(chosen)
+        record["sampling"] = asdict(chosen)
     if unnamed and not unnamed_matched:
         record["launches_unknown"] = unnamed  # launches of kernels whose name is unknown
     if graphs := sum(process.graph_launches_before() for process in measurement.all_processes()):

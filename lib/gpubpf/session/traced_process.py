@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 import time
@@ -15,7 +14,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +22,7 @@ from gpubpf.agent.definitions import LEAST_CAPACITY, Place, SnapshotFlag, Vendor
 from gpubpf.errors import Error, SessionError
 from gpubpf.process import address_space, limits, traceable
 from gpubpf.process.target_socket import TargetSocket
+from gpubpf.record import MutableRecord, field, replace
 from gpubpf.session.log_file import LogFile
 from gpubpf.session.register_counts import RegisterCounts
 
@@ -42,8 +41,7 @@ HIDDEN_CALLER = "unknown"  # the symbol of a stack frame whose return address a 
 GRACE = 0.3  # seconds until all writes of an ended process have reached its files
 
 
-@dataclass
-class Ring:
+class Ring(MutableRecord):
     """A ring of one context. copy: the latest unread snapshot (file, offset) of a ring in GPU memory."""
 
     reader: RingReader
@@ -113,8 +111,7 @@ class StoredSnapshot:
         self.close()  # for a session that was dropped without being closed
 
 
-@dataclass(eq=False)
-class TracedProcess:
+class TracedProcess(MutableRecord):
     """A process that loaded the agent. It is kept after the process has ended.
 
     The server's thread and `BackgroundWork` fill it while they hold `Measurement.lock`. The thread that runs `Session.intervals` takes
@@ -360,7 +357,7 @@ class TracedProcess:
     def add_stack(self, number: int, frames: Sequence[protocol.StackFrame]) -> None:
         """Keep a host stack. Where another tracer's return probe has replaced a return address, the caller is unknown."""
         self.stacks[number] = tuple(
-            dataclasses.replace(frame, symbol=HIDDEN_CALLER)
+            replace(frame, symbol=HIDDEN_CALLER)
             if not (frame.file or frame.symbol) and address_space.is_return_probe(self.pid, frame.address + 1)
             else frame
             for frame in frames

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.ebpf import sampling
 from gpubpf.errors import Error, SessionError, UsageError
 from gpubpf.process import started_with
+from gpubpf.record import Record, replace
 from gpubpf.session import amd_device, device, joining
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Follow, Listener, Plan, Targets
@@ -40,8 +39,7 @@ CUPTI_STAND_IN = (
 )
 
 
-@dataclass(frozen=True)
-class ForAmd:
+class ForAmd(Record):
     """What a measurement needs for AMD GPUs: a function that returns the attachments, and the maps of their programs.
 
     notice: what the user is told once kernels for AMD GPUs are instrumented; "": nothing."""
@@ -158,7 +156,7 @@ def trace(
 def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
     """Return `follow` with the command line's options applied."""
     size, place = getattr(args, "ring_size", None), getattr(args, "ring", None)
-    return dataclasses.replace(
+    return replace(
         follow,
         graphs=getattr(args, "graphs", None),
         cupti=_cupti(args, chosen),
@@ -270,8 +268,7 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
             first = max((image.module for image in images), default=-1) + 1
             with contextlib.suppress(Error):
                 images += [
-                    dataclasses.replace(image, module=first + image.module)
-                    for image in fatbin.images_of_bytes(data)
+                    replace(image, module=first + image.module) for image in fatbin.images_of_bytes(data)
                 ]
         launched = launches.get(comm, {})
         sources.append(ImageFile(comm, tuple(images), launched, pids.get(comm), comm, code_objects))

@@ -5,7 +5,6 @@ The server calls `BackgroundWork`, so that running ptxas for one process does no
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -13,13 +12,13 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
 from gpubpf.process import traceable
+from gpubpf.record import Record, replace
 from gpubpf.session.large_modules import LargeModule, Step
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ InstrumentKernels = Callable[["Source", "Target", Collection[str]], "Sidecar"]
 CountRegisters = Callable[[Any, "Target | None", Collection[str]], Mapping[str, "RegisterUse"]]
 
 
-@dataclass(frozen=True)
-class SidecarBuilder:
+class SidecarBuilder(Record):
     """The functions that build sidecars.
 
     instrument: build the sidecar of an image. Called from several threads, once for equal images.
@@ -285,7 +283,7 @@ class BackgroundWork:
                     name: fatbin.LINKED if reason == fatbin.SASS_ONLY else reason
                     for name, reason in sidecar.refusals.items()
                 }
-                sidecar = dataclasses.replace(sidecar, refusals=why)
+                sidecar = replace(sidecar, refusals=why)
             return sidecar
 
         try:
@@ -304,7 +302,7 @@ class BackgroundWork:
             entries = tuple(dict.fromkeys((*sidecar.entries, *reasons)))
             kernels = tuple(kernel for kernel in sidecar.kernels if kernel.name not in reasons)
             refusals = {**sidecar.refusals, **refusals}
-            return dataclasses.replace(sidecar, kernels=kernels, refusals=refusals, entries=entries)
+            return replace(sidecar, kernels=kernels, refusals=refusals, entries=entries)
 
         self._answer(process, found, make)
 
@@ -316,9 +314,7 @@ class BackgroundWork:
         if not names:
             return sidecar
         kept = tuple(name for name in later.kernels if name not in names)
-        return dataclasses.replace(
-            instrument(later.source, target, names), later=dataclasses.replace(later, kernels=kept)
-        )
+        return replace(instrument(later.source, target, names), later=replace(later, kernels=kept))
 
     def _make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernel) -> None:
         module = process.large_modules.get(wanted.module)
@@ -554,13 +550,13 @@ def _welcome(
     clock_kernels: Callable[[int], Mapping[int, bytes]],
 ) -> None:
     """See `BackgroundWork.welcome`."""
-    config = dataclasses.replace(
+    config = replace(
         measurement.agent_config,
         maps=measurement.maps_of(process.vendor),
         graphs=measurement.follow.instruments_graphs(process.driver_cuda),
     )
     if config.log_records:
-        config = dataclasses.replace(config, clock_kernels=clock_kernels(process.driver_cuda))
+        config = replace(config, clock_kernels=clock_kernels(process.driver_cuda))
     shared = measurement.host is None
     try:
         if measurement.host is not None:
@@ -584,7 +580,7 @@ def _welcome(
             process.socket.shutdown()
         else:
             measurement.note(f"{process.label}: host programs do not run at its launches: {in_words(error)}")
-            config = dataclasses.replace(config, host=())
+            config = replace(config, host=())
     finally:
         if stubs is not None:
             os.close(stubs)

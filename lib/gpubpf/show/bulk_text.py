@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 13  # records of one call: few enough for the CPU cache, many enough to amortize the call
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(Record):
     """A column of text: `texts[codes]`."""
 
     texts: Sequence[bytes]
@@ -26,8 +26,7 @@ class Words:
         return Words(self.texts, self.codes[places])
 
 
-@dataclass(frozen=True)
-class Hex:
+class Hex(Record):
     """A column of numbers in lower-case hexadecimal, without leading zeros."""
 
     values: np.ndarray

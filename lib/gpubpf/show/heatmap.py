@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from gpubpf.record import Record
 from gpubpf.show import table
 from gpubpf.show.picture import Chart, Rows
 
@@ -64,8 +64,7 @@ class BlockHeat:
         )
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(Record):
     """A named region of memory, such as an allocation: `size` bytes from `base`."""
 
     base: int
@@ -179,8 +178,7 @@ class AddressHeat:
         return [(band, np.array(places)) for band, places in found]
 
 
-@dataclass(frozen=True)
-class _NamedHeat:
+class _NamedHeat(Record):
     """An `AddressHeat` with the names of regions."""
 
     heat: AddressHeat

@@ -11,13 +11,13 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from gpubpf.errors import Error
+from gpubpf.record import Record, replace
 from gpubpf.show import progress, table
 from gpubpf.show.new_file import open_new
 
@@ -45,8 +45,7 @@ _FIGURE: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(Record):
     """One band of a chart: counts (int64 [rows, columns, series]) of places from `first` (top) to `last`."""
 
     label: str
@@ -55,8 +54,7 @@ class Rows:
     counts: np.ndarray
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(Record):
     """What is drawn of one kernel, or of one process's memory.
 
     span      the width in ns, from `time`

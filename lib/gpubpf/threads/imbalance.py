@@ -5,11 +5,11 @@ Threads, lanes, warps and blocks are numbered as in `session/launch_shape.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from gpubpf.record import Record
 from gpubpf.session.launch_shape import By, Index, Shape, index_of
 from gpubpf.show import table
 
@@ -17,8 +17,7 @@ FAR_OFF = 0.10  # share of the median; threads or groups that differ more are na
 NAMED = 4  # maximum to name individually
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(Record):
     """Threads, lanes, warps or blocks and their work. Arrays have one element for each.
 
     numbers  int64   number of the thread, warp or block in the grid, or of the lane in its warp

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpubpf import names
+from gpubpf.record import Record
 from gpubpf.session.launch_shape import By, Ranges, Shape, shape_cells
 from gpubpf.session.sampled import Estimate, Sample, kernel_of, rounded
 from gpubpf.session.sampled import samples as sampled_units
@@ -33,8 +33,7 @@ SCREEN = 32  # more rows than this are shown as a histogram
 OF_LOOPS = ("instructions", "loads", "atomics", "basic blocks")  # what a thread does while it waits in a loop
 
 
-@dataclass(frozen=True)
-class ThreadCounts:
+class ThreadCounts(Record):
     """The work of the threads of one kernel and launch shape in one interval. Without intervals, the whole run is one.
 
     runs, work  uint64 arrays with one element per thread of the grid

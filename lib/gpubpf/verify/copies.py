@@ -7,11 +7,11 @@ branches. The lowering must know what each call does, so the gate undoes this.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import Instruction
 from gpubpf.ebpf.helpers import HELPERS
+from gpubpf.record import replace
 from gpubpf.verify.flow import jumps, target_of
 
 _TOGETHER = (

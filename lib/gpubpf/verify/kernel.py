@@ -11,7 +11,6 @@ import errno
 import os
 import platform
 from contextlib import ExitStack
-from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
@@ -21,6 +20,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.process import bpf_syscall
 from gpubpf.process.bpf_syscall import Rejected
+from gpubpf.record import replace
 from gpubpf.verify.values import Checked, place_of
 
 _CONTEXT_SHIFT = 8

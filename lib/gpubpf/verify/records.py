@@ -6,10 +6,9 @@ space, so it should be no larger than the records that the programs write.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpubpf.ebpf.bytecode import Program
 from gpubpf.ebpf.maps import MapDefinition, record_stride, type_size
+from gpubpf.record import replace
 from gpubpf.verify.rules import check
 
 

@@ -7,13 +7,13 @@ thread must not do. The lowering uses what the gate learns, such as which memory
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import NoReturn
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE, BpfFunction, Instruction, Program
 from gpubpf.errors import VerifyError
+from gpubpf.record import replace
 from gpubpf.verify import copies, flow, ranges
 from gpubpf.verify.calls import HelperCall
 from gpubpf.verify.ranges import Range, constant, truncate

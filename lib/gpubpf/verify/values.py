@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import gcd
 from typing import NamedTuple
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import STACK_SIZE, BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.record import Record, field
 from gpubpf.verify.ranges import ANY, Range
 
 # The call instructions (by number) that lead into a subprogram; () is the program itself.
@@ -33,8 +33,7 @@ class Value(NamedTuple):
     nullable: bool = False
 
 
-@dataclass(frozen=True)
-class CheckedAccess:
+class CheckedAccess(Record):
     """The memory that an instruction accesses, the same on every path.
 
     kind `stack`, `memory` (global memory; `alignment` of the access), `context` (`name` of the field, `offset` in it), `param`
@@ -47,8 +46,7 @@ class CheckedAccess:
     alignment: int = 0
 
 
-@dataclass(frozen=True)
-class CheckedCall:
+class CheckedCall(Record):
     """A helper call, the same on every path.
 
     map       the map that it works on
@@ -68,8 +66,7 @@ class CheckedCall:
     numbers: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(Record):
     """A program that passed the second gate, and what was learnt: accesses and calls by place, all reachable places, and the ways that
     each conditional jump can go. `constants`: the results of loads from constant maps, by place."""
 

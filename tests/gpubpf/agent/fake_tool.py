@@ -6,7 +6,6 @@ Its probe adds 1 for each thread of `vectorAdd`. RESULT gets a JSON object: what
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
 import os
 import shutil
@@ -101,7 +100,7 @@ def session(command: list[str], pids: Sequence[int] = (), **options: Any) -> Ses
         options["matches"] = lambda name: name in wanted
 
     def made(kind: Any) -> Any:
-        names = [field.name for field in dataclasses.fields(kind) if field.name in options]
+        names = [name for name in kind.__match_args__ if name in options]
         return kind(**{name: options.pop(name) for name in names})
 
     targets = Targets(command, pids, user=options.pop("user", None))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from gpubpf.calls.api import GROUPS, KERNEL_NAMING, RESULTS, Api, ApiFunction, A
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import UsageError
 from gpubpf.process import bpf_syscall
+from gpubpf.record import replace
 from gpubpf.session.device import LIBRARIES
 from gpubpf_hip import needs_hip
 from gpubpf_host import needs_bpf

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gpubpf.calls.kernel_names import BY_HANDLE, BY_NAME, REGISTERED, KernelName
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import ImageError
 from gpubpf.process import bpf_syscall
+from gpubpf.record import replace
 from gpubpf.session.device import LIBRARIES
 from gpubpf_host import needs_bpf
 

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import time
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +24,7 @@ from gpubpf.calls.device_times import dispatches as reader
 from gpubpf.calls.device_times.dispatches import Dispatches
 from gpubpf.errors import TOO_MANY_FILES
 from gpubpf.linux import libraries
+from gpubpf.record import replace
 from gpubpf.session import amd_device
 
 ADD, SCALE = "_Z9vectorAddPKfS0_Pfi", "_Z5scalePff"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gpubpf.ebpf.bytecode import WIDE, Program
 from gpubpf.errors import CompileError
 from gpubpf.expressions import points, programs, specs
 from gpubpf.lower import nvptx
+from gpubpf.record import replace
 from gpubpf.verify import rules
 from gpubpf_host import needs_bpf
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from gpubpf.exits.exit_log import ExitLog
 from gpubpf.exits.lateness import CLOCK_BITS, CLOCK_MASK, ROUNDS, SAMPLE_GROUPS
 from gpubpf.lower.programs import load
 from gpubpf.ptx.values import Site
+from gpubpf.record import replace
 from gpubpf.session import kernel_shapes, operation_log
 from gpubpf.session.kernel_shapes import KernelShape, site_names
 from gpubpf.session.launch_shape import Shape
@@ -146,7 +146,7 @@ def test_clocks_of_programs_with_the_same_pid_are_not_compared() -> None:
     """The second program uses another GPU, whose clocks have counted for longer."""
     found = ExitLog(False, EVERY, EVERY)
     for process in (1, 2):
-        made = dataclasses.replace(log(brackets=200, virtual=False), process=process)
+        made = replace(log(brackets=200, virtual=False), process=process)
         clock = made.records["clock"]
         clock["clock64"] = 2 * clock["gpu"] + process * 10**8
         found.take(session([made], []))
@@ -157,10 +157,10 @@ def test_clocks_of_programs_with_the_same_pid_are_not_compared() -> None:
 def test_names_and_gpus_may_come_later_than_the_log() -> None:
     """Names and GPUs come separately from the log. Until then no launch is attributed to a wrong kernel or GPU."""
     found, thread = ExitLog(True, EVERY, EVERY), np.arange(128)
-    early = dataclasses.replace(log(5), names={}, gpus={})
+    early = replace(log(5), names={}, gpus={})
     found.take(session([early], [ring(5, thread, thread)]))
     assert not list(found.reports(since_last=False))
-    nothing = dataclasses.replace(early, records=early.records[:0], names={0: "_Z5scalePf"}, gpus={0: 1})
+    nothing = replace(early, records=early.records[:0], names={0: "_Z5scalePf"}, gpus={0: 1})
     found.take(session([nothing], []))
     ((place, report),) = found.reports(since_last=False)
     assert (place.mangled, place.gpu, report.exits, report.complete) == ("_Z5scalePf", 1, 128, 1)
@@ -170,8 +170,8 @@ def test_kernels_that_share_a_name_are_told_apart() -> None:
     found, thread = ExitLog(True, EVERY, EVERY), np.arange(128)
     twins = ["_Z4twinILi3EiEvPT0_", "_Z4twinILi4EiEvPT0_", "_Z5scalePf"]
     for number, name in enumerate(twins):
-        made = dataclasses.replace(log(number), names={0: name}, process=number)
-        mine = dataclasses.replace(ring(number, thread, thread), process=number)
+        made = replace(log(number), names={0: name}, process=number)
+        mine = replace(ring(number, thread, thread), process=number)
         found.take(session([made], [mine]))
     titles = sorted(found.title(place, False) for place, _ in found.reports(since_last=False))
     assert titles == ["scale", "twin<3, int>(int*)", "twin<4, int>(int*)"]
@@ -280,13 +280,13 @@ def test_each_program_with_the_same_pid_has_its_own_clocks(heats: bool) -> None:
     """GPU 0 of the second program is another one: its timer is 1 s further behind the host, and ticks every 32 ns."""
     told: list[Any] = []
     found = ExitLog(True, EVERY, EVERY, heats, each=lambda *one: told.append(one))
-    logs = [dataclasses.replace(log(5, virtual=False, brackets=20), process=number) for number in (1, 2)]
+    logs = [replace(log(5, virtual=False, brackets=20), process=number) for number in (1, 2)]
     clocks = logs[1].records["clock"][1:]
     clocks["host_before"] += 10**9
     clocks["host_after"] += 10**9
     clocks["tick_ns"] = 32
     thread = np.arange(128)
-    rings = [dataclasses.replace(ring(5, thread, 8_000_000 + thread), process=number) for number in (1, 2)]
+    rings = [replace(ring(5, thread, 8_000_000 + thread), process=number) for number in (1, 2)]
     found.take(session(logs, rings))
     assert [len(times) for _, _, times in told] == [128, 128]
     for (_, _, times), offset in zip(told, (10**6, 10**9 + 10**6), strict=True):

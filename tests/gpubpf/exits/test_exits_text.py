@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import re
 
@@ -14,6 +13,7 @@ from gpubpf.exits.findings import _blocks as block_findings
 from gpubpf.exits.findings import _warps as warp_findings
 from gpubpf.exits.findings import findings
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
+from gpubpf.record import replace
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.table import WIDTH
@@ -154,10 +154,10 @@ def test_generated_reports(rng: random.Random, source: np.random.Generator) -> N
 
 def test_seconds_of_many_ranges_of_lanes_in_one_of_several_processes() -> None:
     """The ranges of lanes are shortened before a column is left out."""
-    kernel = dataclasses.replace(KERNEL, pid=4194304, comm="c" * 15)
+    kernel = replace(KERNEL, pid=4194304, comm="c" * 15)
     times = np.full((3, 32), 10**9)
     times[:, [11, 14, 20, 21, 25]] = 0, 1, *[5 * 10**9] * 3
-    owners = OwnerColumns(True).see([kernel, dataclasses.replace(kernel, gpu=7)])
+    owners = OwnerColumns(True).see([kernel, replace(kernel, gpu=7)])
     found = report(kernel, times)
     lines = list(
         exits_text.lines([(kernel, found)], lambda *_: "k", lambda _: lambda _: "a.cu:1", owners, False)
@@ -263,7 +263,7 @@ def test_warps_that_were_not_read_whole() -> None:
     times = np.random.default_rng(1).integers(0, 1000, (40, 32))
     found = report(KERNEL, times - times.min(axis=1, keepdims=True))
     assert "varies" in findings(found, lambda _: None)[0]
-    unknown = dataclasses.replace(found, warp=lateness.BinnedValues().distribution())
+    unknown = replace(found, warp=lateness.BinnedValues().distribution())
     assert findings(unknown, lambda _: None)[0].startswith(
         "the lanes of a warp exit at different times, up to 9"
     )

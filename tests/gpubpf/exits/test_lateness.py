@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from gpubpf.exits.lateness import (
     Exits,
     LaneLateness,
 )
+from gpubpf.record import replace
 from gpubpf.session.launch_shape import Shape
 
 RECORD = np.dtype(
@@ -325,7 +325,7 @@ def test_partial_warps_and_single_threads() -> None:
     assert [row for row, _ in exits.spreads(single)] == ["blocks of a grid", "tail of a grid"]
     together = both(Shape((5, 1, 1), (1, 1, 1)), 7)
     assert said(together) == "the blocks of a grid finish together"
-    of_blocks = dataclasses.replace(together, selected=(5, 1), shape=Shape((5, 1, 1), (64, 1, 1)))
+    of_blocks = replace(together, selected=(5, 1), shape=Shape((5, 1, 1), (64, 1, 1)))
     assert said(of_blocks) == "the selected threads exit together"
     alone = both(Shape((1, 1, 1), (1, 1, 1)), 7)
     assert said(alone) == "one exit in each launch: there is no other one to compare it with"

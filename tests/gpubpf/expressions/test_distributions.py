@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from gpubpf.expressions import distributions, specs
 from gpubpf.expressions.distributions import NEGATIVE, Found, Keys, Sums
 from gpubpf.ptx.values import Site
+from gpubpf.record import replace
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.tools import gpudist
 

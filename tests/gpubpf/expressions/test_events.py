@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 
 from gpubpf.ebpf.compile import compile_text
 from gpubpf.expressions import events, programs, specs
+from gpubpf.record import replace
 from gpubpf.session import operation_log, readout
 from gpubpf.session.results import ProcessLog, RingRecords
 from gpubpf_host import needs_bpf
@@ -79,14 +79,14 @@ def test_records_without_a_launch_are_counted_in_the_end() -> None:
 
 def test_launches_whose_gpu_is_not_known_when_the_measurement_ends() -> None:
     """An interrupted tool may get the log before it is told which GPU a context belongs to."""
-    first = dataclasses.replace(log(range(1, 4)), gpus={})
+    first = replace(log(range(1, 4)), gpus={})
     logs = [first]
     found, session = (
         events.Events([specs.trace("kernel:*")], [()]),
         SimpleNamespace(logs=lambda: logs, has_map=lambda name: False, stopped=False),
     )
     assert not found.take(session)  # type: ignore[arg-type]
-    logs[0] = dataclasses.replace(first, records=first.records[:0], final=True)
+    logs[0] = replace(first, records=first.records[:0], final=True)
     assert [event.launch for event in found.take(session)] == [1, 2, 3]  # type: ignore[arg-type]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from gpubpf.expressions.distributions import Distributions, as_type
 from gpubpf.expressions.evaluate import signed
 from gpubpf.expressions.events import RING, Events, Printer
 from gpubpf.ptx.values import Site
+from gpubpf.record import replace
 from gpubpf.session import operation_log
 from gpubpf.session.results import Instance, ProcessLog, RingCounts, RingRecords
 from gpubpf.session.rings import ShardCount

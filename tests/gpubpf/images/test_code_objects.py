@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from gpubpf.gcn.code_object import CodeObject
 from gpubpf.images import code_objects
 from gpubpf.images.code_objects import AmdAttachment, instrument
 from gpubpf.lower import amdgcn
+from gpubpf.record import replace
 from gpubpf.verify.rules import check
 from gpubpf_bcc import compiled
 from hipsim_engine import assemble, kernel
@@ -74,7 +74,7 @@ def test_what_one_version_of_amds_library_made_or_refused_is_not_kept_for_anothe
 def test_points_that_these_kernels_lack_are_refused_by_name(
     tmp_path: Path, attachment: AmdAttachment, point: str
 ) -> None:
-    data, lacking = built(tmp_path, "s_nop 3"), dataclasses.replace(attachment, point=point)
+    data, lacking = built(tmp_path, "s_nop 3"), replace(attachment, point=point)
     alone = instrument(data, [lacking])
     assert not alone.kernels
     assert alone.refusals == {"one": f"kernels of AMD GPUs have no probes at {point} yet"}

@@ -6,7 +6,6 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from gpubpf.images.device_link import LTO
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.ptx import parser
 from gpubpf.ptx.indirect import PARTIAL
+from gpubpf.record import replace
 
 needs_ptxas = pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
 CC = (9, 0)

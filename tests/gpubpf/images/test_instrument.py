@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from gpubpf.images.occupancy import limit_of_copy, most_registers
 from gpubpf.images.sidecar import Attachment, Sidecar
 from gpubpf.program import BPF
 from gpubpf.ptx.parser import parse
+from gpubpf.record import replace
 from gpubpf.show import cli
 from gpubpf.tools import memtrace
 from gpubpf_cuda import run_nvcc
@@ -78,7 +78,7 @@ def test_of_machine_code_only_the_image_for_this_gpu_is_read(
     monkeypatch.setattr(FatbinImage, "read", lambda image: read.append(image.sm) or kept(image))
     for cc, sms in (((9, 0), {90}), ((8, 6), {80}), ((12, 0), {75, 80, 90})):
         read.clear()
-        fresh = [dataclasses.replace(image) for image in images]
+        fresh = [replace(image) for image in images]
         made = instrument.instrument_module(fresh, [Attachment(TIME, "exit")], Target("gpu", cc))
         assert made.refusals == {"_Z1kPf": fatbin.SASS_ONLY} and set(read) == sms
 

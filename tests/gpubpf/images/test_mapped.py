@@ -24,6 +24,7 @@ from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
 from gpubpf.process import address_space, target_files
 from gpubpf.ptx import module, parser
 from gpubpf.ptx.injected import parameter_layout
+from gpubpf.record import replace
 from gpubpf_hold import holding
 
 NVCC = shutil.which("nvcc")
@@ -181,29 +182,25 @@ def test_which_instance_of_a_template(at: Path, build: Callable[..., Path]) -> N
     ],
 )
 def test_what_the_driver_tells_must_fit(at: Path, build: Callable[..., Path], change: dict[str, Any]) -> None:
-    import dataclasses
-
     library = build("app", *BOTH)
     with holding(at / "hold", library) as process:
         told = loaded(library, GPU, "bounded")
         assert found_in(process, told, GPU)[0] is not None
-        kernels = tuple(dataclasses.replace(k, **change) for k in told.kernels)
-        assert found_in(process, dataclasses.replace(told, kernels=kernels), GPU) == (None, {NOT_FOUND})
+        kernels = tuple(replace(k, **change) for k in told.kernels)
+        assert found_in(process, replace(told, kernels=kernels), GPU) == (None, {NOT_FOUND})
         for names, whole in (((*told.names, "another"), False), (told.names[:1], True)):
-            changed = dataclasses.replace(told, names=names, whole=whole)
+            changed = replace(told, names=names, whole=whole)
             assert found_in(process, changed, GPU) == (None, {NOT_FOUND})
 
 
 def test_threads_and_ptx_version_of_what_was_compiled(at: Path, build: Callable[..., Path]) -> None:
-    import dataclasses
-
     library = build("app", *BOTH)
     with holding(at / "hold", library) as process:
         told = loaded(library, SIM, "bounded")
 
         def changed(**values: int) -> fatbin.FatbinImage | None:
-            kernels = tuple(dataclasses.replace(k, **values) for k in told.kernels)
-            return found_in(process, dataclasses.replace(told, kernels=kernels), SIM)[0]
+            kernels = tuple(replace(k, **values) for k in told.kernels)
+            return found_in(process, replace(told, kernels=kernels), SIM)[0]
 
         assert changed(max_threads=128) is not None
         assert changed(max_threads=256) is None

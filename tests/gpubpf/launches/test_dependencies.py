@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from gpubpf.agent.definitions import Kind, QueueKind, SyncTarget
 from gpubpf.launches import dependencies
 from gpubpf.launches.dependencies import NEVER, NONE, Operations, ended_by, waits
+from gpubpf.record import replace
 
 TIMES = {"call": 0, "ret": 0, "start": NONE, "end": NONE}
 REST = {"queue": 0, "context": 0, "waits": 0, "link": 0, "what": 0, "graph": -1, "replay": -1, "node": -1}
@@ -94,9 +94,7 @@ def test_what_waits_for_work_from_before_the_attachment_is_not_known() -> None:
     ) -> list[tuple[int, bool]]:
         made = operations(rows, kinds)
         old = [number in unseen for number in range(len(kinds))]
-        found = waits(
-            dataclasses.replace(made, unseen=old, unseen_contexts=frozenset({0} if any(old) else ()))
-        )
+        found = waits(replace(made, unseen=old, unseen_contexts=frozenset({0} if any(old) else ())))
         assert ((found.wait == NONE) == (found.overhead == NONE)).all()
         return list(zip(found.wait.tolist(), found.unseen.tolist(), strict=True))
 
@@ -272,7 +270,7 @@ def some_operations(random: np.random.Generator) -> Operations:
         row["context"] = int(row.get("queue", 0)) % 2
     ops = operations(rows, kinds, {0: [(0, 1), (0, 2), (1, 3), (2, 3)]})
     old = [bool(flag) for flag in random.random(5) < 0.3]
-    return dataclasses.replace(ops, unseen=old, unseen_contexts=frozenset({1} if old[0] else ()))
+    return replace(ops, unseen=old, unseen_contexts=frozenset({1} if old[0] else ()))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -284,9 +282,9 @@ def test_many_operations_at_once_wait_as_one_by_one(seed: int, monkeypatch: pyte
     for least in (1, 5):
         monkeypatch.setattr(dependencies, "LONG", least)
         at_once = waits(ops)
-        for column in dataclasses.fields(at_once):
-            same = getattr(at_once, column.name) == getattr(one_by_one, column.name)
-            assert np.flatnonzero(~same).tolist() == [], column.name
+        for column in at_once.__match_args__:
+            same = getattr(at_once, column) == getattr(one_by_one, column)
+            assert np.flatnonzero(~same).tolist() == [], column
 
 
 def test_a_million_launches_take_seconds() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.device_times import MASK
 from gpubpf.launches.launches import DEVICE, STAMP, Launches, LoggedProcess, OperationColumns
 from gpubpf.launches.sums import LaunchLosses, LaunchSums, ValueCounts, kernel_record
+from gpubpf.record import replace
 from gpubpf.session import operation_log
 from gpubpf.session.clock import UNKNOWN
 from gpubpf.show import perfetto
@@ -138,7 +138,7 @@ def test_since_when_a_launch_is_open() -> None:
 
 def test_no_launch_of_a_process_that_has_ended_is_still_running() -> None:
     log, device = two_kernels()
-    launches, ended = Launches(SLOTS), dataclasses.replace(process(), ended=True)
+    launches, ended = Launches(SLOTS), replace(process(), ended=True)
     launches.log(ended, log.array())
     launches.reading(ended, device.starts, device.ends, 1_055_000, False)
     seen = launches.columns()
@@ -192,7 +192,7 @@ def test_what_is_launched_during_a_copy_comes_after_it() -> None:
 
 
 def test_the_operations_of_a_call_to_hip_keep_their_order() -> None:
-    log, app = Log(), dataclasses.replace(process(virtual=False), vendor=Vendor.AMD)
+    log, app = Log(), replace(process(virtual=False), vendor=Vendor.AMD)
     times = {"call_ns": 1_000_000, "return_ns": 2_000_000}
     mark = log.put(operation_log.RECORDED, **times)
     log.put(operation_log.WAIT, {"event": {"record": mark}}, queue=2, **times)

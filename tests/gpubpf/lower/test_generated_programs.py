@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from engine_device import DeviceFault
 from gpubpf.ebpf import bytecode as b
 from gpubpf.lower import amdgcn, nvptx, x86
+from gpubpf.record import replace
 from gpubpf.verify.rules import check
 from gpubpf_asm import END, alu, load, lookup, mov, store
 from gpubpf_generated import POINT, Generated, generate, mutate

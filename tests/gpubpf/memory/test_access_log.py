@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import errno
 import io
 import json
@@ -23,6 +22,7 @@ from gpubpf.memory import access_log, access_trace, parquet
 from gpubpf.memory.access_log import Accesses, AccessLog, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
 from gpubpf.ptx.values import Site
+from gpubpf.record import replace
 from gpubpf.session import operation_log
 from gpubpf.session.kernel_shapes import KernelShape
 from gpubpf.session.results import ProcessLog, RingRecords
@@ -116,7 +116,7 @@ def test_records_may_come_before_their_launch_and_mixed() -> None:
     assert found.delivered == 100 and {part.launch[0] & access_log.NUMBER_MASK for part, _ in kept.parts} == {
         5
     }
-    other = dataclasses.replace(log(900, 6), names={0: "_Z5otherv"})
+    other = replace(log(900, 6), names={0: "_Z5otherv"})
     found.take(session(), [other])
     assert found.delivered == 300 and found.unknown == 0
     for number, name in ((5, "_Z5scalePf"), (6, "_Z5otherv"), (900, "_Z5otherv")):
@@ -133,7 +133,7 @@ def test_launches_of_two_programs_in_one_process_id() -> None:
     """After exec numbers begin anew."""
     kept = Kept()
     found = AccessLog(False, False, [kept])
-    other = dataclasses.replace(log(5, process=4), names={0: "_Z5otherv"})
+    other = replace(log(5, process=4), names={0: "_Z5otherv"})
     found.take(session(ring(some(5, [1])), ring(some(5, [2]), process=4)), [log(5), other])
     assert [(part.place.mangled, part.thread.tolist()) for part, _ in kept.parts] == [
         ("_Z5scalePf", [1]),
@@ -242,7 +242,7 @@ def test_lines_tell_kernels_that_share_a_name_apart(tmp_path: Path) -> None:
     for process, kernel in enumerate(
         ("_Z4twinILi64EiEvPT0_", "_Z4twinILi128EiEvPT0_", "_Z4twinILi64EfEvPT0_")
     ):
-        launches = dataclasses.replace(log(5, process=process), names={0: kernel})
+        launches = replace(log(5, process=process), names={0: kernel})
         found.take(session(ring(some(5, [0]), process)), [launches])
     lines = (tmp_path / "out").read_text().splitlines()
     assert max(map(len, lines)) <= 80
@@ -259,7 +259,7 @@ def test_lines(form: str, timed: bool, tmp_path: Path) -> None:
     made["how"][1], made["address"][1] = 1, 0x40
     if timed:
         made["time"] = [5, 6, 7]
-    launches = dataclasses.replace(log(5, virtual=timed), comm='a "b"')
+    launches = replace(log(5, virtual=timed), comm='a "b"')
     for part in (made[:2], made[2:]):
         found.take(session(ring(part)), [launches])
     lines = (tmp_path / "out").read_text().splitlines()

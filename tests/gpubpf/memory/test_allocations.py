@@ -6,7 +6,6 @@ import random
 import time
 from argparse import Namespace
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import gpubpf_cuda
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.memory.allocations import LIMIT, Allocation, Allocations
+from gpubpf.record import replace
 from gpubpf.session import operation_log
 from gpubpf.session.results import ProcessLog
 

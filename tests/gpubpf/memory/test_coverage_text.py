@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -14,6 +12,7 @@ from gpubpf.images import symbols
 from gpubpf.memory import coverage_text
 from gpubpf.memory.allocations import Allocation
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint, Outside
+from gpubpf.record import replace
 
 
 def frame(symbol: str, file: str = "") -> StackFrame:
@@ -196,7 +195,7 @@ def test_footprints():
     text = list(coverage_text.footprint_lines(made, []))
     assert any(line.split() == ["foo", "320", "10", "?", "?"] for line in text)
     assert any(line.split() == ["bar", "?", "?", "?", "?"] for line in text)
-    full = dataclasses.replace(made, full=True)
+    full = replace(made, full=True)
     assert "--granule 32" in "".join(coverage_text.footprint_lines(full, []))
     assert "--granule" not in "".join(coverage_text.footprint_lines(full, [], granule=32))
     assert coverage_text.footprint_record(made.footprints[0], 25) == {

@@ -12,6 +12,7 @@ from gpubpf.memory import traffic, traffic_text, updates
 from gpubpf.memory.traffic import BROADCAST, GATHER, PART, SHIFTED, SINGLE, STRIDED, UNIT
 from gpubpf.memory.updates import Updates
 from gpubpf.ptx.values import Site
+from gpubpf.record import replace
 from gpubpf.session.results import Instance
 from gpubpf.show import table
 from gpubpf_properties import generated, rare
@@ -395,7 +396,7 @@ def test_builds_have_their_own_sites():
     cells, more = array(1, 3), array(1, 2)
     cells["requests"][0, :, UNIT] = 2, 0, 6
     more["requests"][0, :, UNIT] = 8, 16
-    first = [site(0, line=7), dataclasses.replace(site(1, line=9), like=0)]
+    first = [site(0, line=7), replace(site(1, line=9), like=0)]
     second = [site(0, line=8), site(1, line=9)]
     session = Session({"global_cells": [cells]}, None)
     session.sites = lambda mangled, pid, build: dict(enumerate((first, second)[build]))
@@ -442,18 +443,18 @@ def test_the_record_has_what_is_promised():
 
 
 def test_copies_of_a_place_are_one_row():
-    same = [dataclasses.replace(found({UNIT: 2}), site=site(n)) for n in range(3)]
-    other = dataclasses.replace(found({GATHER: 2}, sectors=64), site=site(3))
+    same = [replace(found({UNIT: 2}), site=site(n)) for n in range(3)]
+    other = replace(found({GATHER: 2}, sectors=64), site=site(3))
     rows = traffic_text.group_sites([*same, other])
     assert [len(row.sites) for row in rows] == [1, 3]  # the waste first
     assert rows[1].cells(0.25)["REQUESTS"] == "6"
-    bare = [dataclasses.replace(one, site=site(n, source="")) for n, one in enumerate(same)]
+    bare = [replace(one, site=site(n, source="")) for n, one in enumerate(same)]
     assert len(traffic_text.group_sites(bare)) == 3
 
 
 def test_bank_conflicts_cost_time_and_are_no_wasted_bytes():
     slow = found({STRIDED: 4}, space="shared", ways=128, ways_max=32)
-    unit = dataclasses.replace(found({UNIT: 4}), site=site(1, line=7))
+    unit = replace(found({UNIT: 4}), site=site(1, line=7))
     text = "\n".join(traffic_text.lines(kernel(unit, slow), "k", False))
     assert "app.cu:12 loses the most in shared memory: 32-way bank conflicts" in text
     assert "wastes the most" not in text
@@ -461,8 +462,8 @@ def test_bank_conflicts_cost_time_and_are_no_wasted_bytes():
         "k: memory traffic app (pid 7), 2 launches, 8 requests at 2 places global and local memory: asked for 512 B, moved 512 B;"
         " contiguous lanes would move 512 B (1.00x) shared memory takes 32.00 times"
     ), text
-    wide = dataclasses.replace(found({STRIDED: 4}, sectors=128), site=site(1, line=7))
-    text = "\n".join(traffic_text.lines(kernel(wide, dataclasses.replace(slow, ways=100)), "k", False))
+    wide = replace(found({STRIDED: 4}, sectors=128), site=site(1, line=7))
+    text = "\n".join(traffic_text.lines(kernel(wide, replace(slow, ways=100)), "k", False))
     assert "app.cu:7 wastes the most: 100 % of 3.50 KB" in text
     assert "app.cu:12 loses the most in shared memory: up to 32-way bank conflicts" in text
 
@@ -630,9 +631,7 @@ def test_the_rest_of_an_unrolled_loop_may_have_another_pattern():
     )
     text = "\n".join(traffic_text.lines(kernel(*copies, rest), "k", False))
     assert "stride 7" in text and "scattered" not in text
-    assert "stride 7" not in str(
-        traffic_text.advice([copies[0], dataclasses.replace(rest, requests=100, sectors=2000)])
-    )
+    assert "stride 7" not in str(traffic_text.advice([copies[0], replace(rest, requests=100, sectors=2000)]))
 
 
 def test_idle_lanes_may_hide_a_stride_in_rows_of_a_block():
@@ -769,13 +768,13 @@ def test_advice_is_about_all_copies_of_a_line():
 def test_the_same_advice_is_given_once():
     shifted, stored = found({SHIFTED: 1}, sectors=5), found({SHIFTED: 1}, at=site(kind="store"), sectors=5)
     places = [site(line=14), site(line=17), site(source="dir/other.cu"), site(source="")]
-    others = [dataclasses.replace(shifted, site=place) for place in places]
+    others = [replace(shifted, site=place) for place in places]
     text = " ".join(" ".join(traffic_text.lines(kernel(shifted, stored, *others), "k", False)).split())
     assert text.count("32-byte sector") == 2
     assert "app.cu:12 loads from and stores to neighbouring elements" in text
     assert "app.cu:14 loads from neighbouring elements" in text
     assert "and the blocks (also app.cu:17, other.cu:12, PTX line 40)" in text
-    again = [dataclasses.replace(stored, site=site(line=14, kind="store"))]
+    again = [replace(stored, site=site(line=14, kind="store"))]
     text = " ".join(
         " ".join(traffic_text.lines(kernel(shifted, stored, others[0], *again), "k", False)).split()
     )
@@ -785,7 +784,7 @@ def test_the_same_advice_is_given_once():
 
 def test_fields_of_a_structure_may_be_one_access():
     field = found({STRIDED: 4}, steps=32, squares=256, sectors=32)
-    other = dataclasses.replace(field, site=site(1))
+    other = replace(field, site=site(1))
     assert "; join a thread's accesses if they are side by side, or let lanes" in str(
         traffic_text.advice([field, other])
     )
@@ -793,7 +792,7 @@ def test_fields_of_a_structure_may_be_one_access():
         "so 16 of every 32 bytes moved are used; let them access neighbouring elements"
     )
     far = found({STRIDED: 4}, steps=4 * 4096, squares=4 * 4096**2, sectors=128)
-    assert "join" not in str(traffic_text.advice([far, dataclasses.replace(far, site=site(1))]))
+    assert "join" not in str(traffic_text.advice([far, replace(far, site=site(1))]))
 
 
 @pytest.mark.parametrize(("ways", "advised"), [(64, True), (28, False)])
@@ -807,7 +806,7 @@ def test_many_bank_conflicts_without_a_stride_have_a_cause(ways, advised):
 def test_idle_lanes_are_not_taken_for_strides():
     half = found({PART + STRIDED: 4}, accesses=64, steps=32, squares=256, sectors=16, least=8)
     assert "8 bytes apart, so 16 of every 32" in str(traffic_text.advice([half]))
-    fourth = dataclasses.replace(half, sectors=32)
+    fourth = replace(half, sectors=32)
     assert "8 bytes apart, and warps have idle lanes, so 8 of every 32" in str(traffic_text.advice([fourth]))
     vectors = found(
         {PART + STRIDED: 4},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from gpubpf.ptx import plan
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import Placement, Site
+from gpubpf.record import replace
 from gpubpf_fragments import log, tally
 from gpubpf_points import HEAD, Run
 from gpubpf_sass import assembled
@@ -213,7 +213,7 @@ def test_ways_out_that_are_copied() -> None:
         WAYS_OUT,
         [
             *(Placement(log(point, point), point) for point in points),
-            Placement(dataclasses.replace(left, ptx=timed), "exit"),
+            Placement(replace(left, ptx=timed), "exit"),
         ],
     )
     assert run.injected.text.count("mov.u32 %r4, 2;") == 4

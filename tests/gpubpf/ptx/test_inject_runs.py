@@ -6,7 +6,6 @@ The device's libcuda is used in a child process (this file as a script), by its 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import os
 import shutil
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gpubpf.record import replace
 
 HERE = Path(__file__).resolve().parent
 LIBCUDA = HERE.parents[2] / "lib" / "cudasim" / "lib" / "libcuda.so.1"
@@ -173,7 +174,7 @@ def main(path: str) -> None:
     wanted = tuple(
         i for i in application.items if not isinstance(i, Function) or i.kind == "func" or i.name in LAUNCHES
     )
-    application = dataclasses.replace(application, items=wanted)
+    application = replace(application, items=wanted)
     probes = [Placement(tally(kind), "exit", kind) for kind in ("instructions", "stores")]
     injected = inject(application, dict.fromkeys(LAUNCHES, probes))
     assert not injected.refusals, injected.refusals

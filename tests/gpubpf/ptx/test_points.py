@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import re
 import struct
@@ -20,6 +19,7 @@ from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import render
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.values import Placement, Site
+from gpubpf.record import replace
 from gpubpf_fragments import log, tally
 from gpubpf_points import HEAD, Run
 from gpubpf_sass import assembled
@@ -490,9 +490,7 @@ def test_functions_that_are_called(form: str) -> None:
 def test_many_accesses_call_a_program_that_few_hold(tmp_path: Path) -> None:
     """Thousands of copies of a long program would take ptxas minutes."""
     long = log("access")
-    long = dataclasses.replace(
-        long, ptx=long.ptx.replace("$L_full:", "add.u32 %r1, %r1, 1;\n" * 300 + "$L_full:")
-    )
+    long = replace(long, ptx=long.ptx.replace("$L_full:", "add.u32 %r1, %r1, 1;\n" * 300 + "$L_full:"))
 
     def module(accesses: int) -> str:
         loads = "".join(f"ld.global.u32 %r1, [%rd1+{4 * n}];\n" for n in range(accesses))
@@ -683,7 +681,7 @@ def test_compiled_kernels_run_as_before_and_every_access_is_seen(options: tuple[
     application = parse(text)
     kept = tuple(i for i in application.items if getattr(i, "kind", "func") == "func" or i.name in kernels)
     run = Run(
-        render(dataclasses.replace(application, items=kept)),
+        render(replace(application, items=kept)),
         [
             Placement(counter("access", "seen", "kind"), "access"),
             Placement(counter("value", "valued", "kind"), "value"),
@@ -770,9 +768,7 @@ ld.param.u64 %rd1, [p]; setp.eq.u64 %p1, %rd1, 5; .pragma "used_bytes_mask 0xfff
 def test_injecting_takes_time_in_proportion_to_the_kernel() -> None:
     """An application waits for it."""
     program = log("access")
-    long = dataclasses.replace(
-        program, ptx=program.ptx.replace("$L_full:", "add.u32 %r1, %r1, 1;\n" * 300 + "$L_full:")
-    )
+    long = replace(program, ptx=program.ptx.replace("$L_full:", "add.u32 %r1, %r1, 1;\n" * 300 + "$L_full:"))
 
     def taken(pairs: int) -> float:
         body = "".join(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpubpf.ptx.values import Site
+from gpubpf.record import replace
 from gpubpf.session.builds import joined
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import fcntl
 import json
 import os
@@ -37,6 +36,7 @@ from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.memory.allocations import Allocation, Allocations
 from gpubpf.process import limits, target_socket, traceable
 from gpubpf.ptx.values import InjectedVariable
+from gpubpf.record import replace
 from gpubpf.session import device, reasons, tracing, workers
 from gpubpf.session.measurement import Follow
 from gpubpf.session.session import Session
@@ -207,7 +207,6 @@ def test_refusals_have_their_own_reason(target: Path) -> None:
 
 def test_a_variable_that_is_not_found_is_the_reason(target: Path) -> None:
     def with_variable(image: bytes, device: Any) -> fake_tool.Sidecar:
-        from dataclasses import replace
 
         return replace(
             fake_tool.instrument(image, device), variables=(InjectedVariable("table", 0, "global", 4, False),)
@@ -1011,9 +1010,9 @@ def test_what_is_not_probed_is_named_for_kernels_that_were_launched(target: Path
         if not made.kernels:
             return made
         (kernel,) = made.kernels
-        launched = dataclasses.replace(kernel, unprobed={"tex": 1, "cp.async.bulk.tensor": 2})
-        never = dataclasses.replace(kernel, name="other", unprobed={"wmma.load": 5})
-        return dataclasses.replace(made, kernels=(launched, never))
+        launched = replace(kernel, unprobed={"tex": 1, "cp.async.bulk.tensor": 2})
+        never = replace(kernel, name="other", unprobed={"wmma.load": 5})
+        return replace(made, kernels=(launched, never))
 
     found = measure([str(target), "plain", "3"], instrument=instrument, accesses=True)
     assert counted(found) == (3, 3, 3)
@@ -1065,8 +1064,8 @@ def by_site(sites: int) -> dict[str, Any]:
 
     def instrument(image: bytes, target: Target) -> Sidecar:
         made = fake_tool.instrument(image, target)
-        kernels = (dataclasses.replace(k, block=block, site_count=sites) for k in made.kernels)
-        return dataclasses.replace(made, kernels=tuple(kernels))
+        kernels = (replace(k, block=block, site_count=sites) for k in made.kernels)
+        return replace(made, kernels=tuple(kernels))
 
     return {"instrument": instrument, "definitions": [CELLS]}
 

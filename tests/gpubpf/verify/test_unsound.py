@@ -7,7 +7,7 @@ judges the same programs.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -15,6 +15,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, STACK_SIZE
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
+from gpubpf.record import replace
 from gpubpf.verify import kernel, rules
 from gpubpf.verify.rules import check
 from gpubpf.verify.values import Checked, CheckedAccess

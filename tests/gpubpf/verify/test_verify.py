@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.lower import nvptx
 from gpubpf.process import bpf_syscall
+from gpubpf.record import replace
 from gpubpf.verify import kernel, ranges, verify
 from gpubpf.verify.flow import loop_exits
 from gpubpf.verify.rules import MAX_INSTRUCTIONS, check

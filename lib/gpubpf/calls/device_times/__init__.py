@@ -12,18 +12,17 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubpf.linux import libraries
+from gpubpf.record import Record
 from gpubpf.session import amd_device
 
 _SDK = "librocprofiler-sdk.so"
 HSA_WANTED = "GPUBPF_HSA_TIMES"  # environment variable: use ROCr's interface on a GPU, too
 
 
-@dataclass(frozen=True)
-class Agent:
+class Agent(Record):
     """A library that reports dispatches from within a program. The program loads the library that `variable` names."""
 
     source: str  # the source of the times, for output

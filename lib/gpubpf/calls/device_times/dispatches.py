@@ -27,7 +27,6 @@ import select
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -35,6 +34,7 @@ import numpy as np
 from gpubpf.calls.device_times import HSA, ROCPROFILER, Agent, agent_for
 from gpubpf.errors import TOO_MANY_FILES, out_of_files
 from gpubpf.process import proc, ptrace, target_socket
+from gpubpf.record import MutableRecord, field
 from gpubpf.session.command import rocr_tool
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ DISPATCH = np.dtype(
 _SIZE = HEADER + SLOTS * _SLOT.itemsize + NAMES
 
 
-@dataclass
-class AgentProcess:
+class AgentProcess(MutableRecord):
     """A process that has an agent. `inside`: its PID in its own PID namespace."""
 
     pid: int
