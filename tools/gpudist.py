@@ -181,9 +181,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def distributions_of(args: argparse.Namespace) -> list[Distribution]:
     """Return what the command line asks for: the SPECs behind each of -H, -L and -C. Raises UsageError."""
-    from dataclasses import replace
-
     from gpubpf.expressions import specs
+    from gpubpf.record import replace
 
     # Other options may be between -H and its SPECs.
     chosen = [(args.kinds[0][0] if args.kinds else "log2", args.specs), *args.kinds]

@@ -21,9 +21,7 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -116,6 +114,8 @@ class Cache(MutableRecord):
         """Keep `data`. Readers see all of it or nothing. Return its path, or None if it could not be kept."""
         if (path := self.path(stage, key)) is None or len(data) > self.limit:
             return None
+        import tempfile  # imported here because the import is slow
+
         temporary = ""
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -124,6 +124,8 @@ class Cache(MutableRecord):
                 for part in (data, _digest(stage, key, data), _MARK):
                     file.write(part)
             if not path.is_symlink() and path.is_dir():  # a file cannot replace a directory
+                import shutil  # imported here because the import is slow
+
                 shutil.rmtree(path, ignore_errors=True)
             os.replace(temporary, path)
             temporary = ""

@@ -7,7 +7,6 @@ import errno
 import functools
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator, Set
 from typing import BinaryIO
@@ -43,6 +42,8 @@ def of_command(program: str) -> set[str]:
 @contextlib.contextmanager
 def opened(program: str) -> Iterator[BinaryIO]:
     """Open the program that a command's first word names. Raises OSError or ValueError if there is no such file."""
+    import shutil  # imported here because the import is slow
+
     # O_NONBLOCK: opening a FIFO must not wait.
     descriptor = os.open(shutil.which(program) or program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import Instruction
+from gpubpf.record import replace
 from gpubpf_asm import (
     Code,
     alu,

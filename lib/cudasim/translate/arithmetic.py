@@ -6,11 +6,11 @@ Each function takes the operand renderer and an instruction, and returns C state
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from gpubpf.ptx.carry import sets_carry
 from gpubpf.ptx.module import Immediate, Operand, Pair, PtxInstruction, Vector
 from gpubpf.ptx.opcodes import facts
+from gpubpf.record import replace
 
 from .values import SIGNED, Values, c_type, size_of
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpubpf.ptx.module import Address, Immediate, Name, Not, Operand, PtxInstruction, Vector
+from gpubpf.record import replace
 
 from .arithmetic import emits
 from .memory import atomically, check_multiple, element, space_at, type_of

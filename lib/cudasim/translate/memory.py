@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import Address, Immediate, Name, Operand, PtxInstruction, Vector
+from gpubpf.record import replace
 
 from .arithmetic import emits
 from .values import FLOATS, Values, c_type, size_of

@@ -27,6 +27,7 @@ from gpubpf.ptx.module import (
     Variable,
     numbered,
 )
+from gpubpf.record import replace
 
 PREFIX = "cudasim$outlined"  # of the new functions' names
 MIN_STATEMENTS = 8  # of a scope that becomes a function
@@ -97,7 +98,7 @@ def outline(module: Module) -> Module:
         replaced.get(item.name, item) if isinstance(item, Function) and item.defined else item
         for item in module.items
     ]
-    return dataclasses.replace(module, items=(*items, *functions))
+    return replace(module, items=(*items, *functions))
 
 
 def _all(scopes: list[_Scope]) -> Iterator[_Scope]:

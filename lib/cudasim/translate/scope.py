@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import (
@@ -28,6 +28,7 @@ from gpubpf.ptx.module import (
     type_size,
 )
 from gpubpf.ptx.opcodes import SPACES, facts
+from gpubpf.record import replace
 
 _SPACE_OF = {"kernel": "param", "frame": "param"}  # by kind of storage; the other kinds are spaces
 MOST_VECTORS = 4096  # in one declaration

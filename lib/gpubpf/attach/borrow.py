@@ -23,7 +23,6 @@ import errno
 import functools
 import mmap
 import os
-import random
 import re
 import struct
 import time
@@ -497,6 +496,8 @@ class _Borrowing:
                     f"pid {self.pid} has no thread that can be interrupted safely;"
                     " try again, or start the program with the tool"
                 )
+            import random  # imported here because the import is slow
+
             time.sleep(random.uniform(0.001, 0.01))
 
     def _candidates(self) -> list[int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -132,6 +131,8 @@ def _apply(pid: int, memory: Memory, mapped: Sequence[Mapping], patches: Sequenc
             raise SessionError(
                 f"cannot patch pid {pid}: its threads keep using the code to change; try again, or start it with the tool"
             )
+        import random  # imported here because the import is slow
+
         time.sleep(random.uniform(0.001, 0.02))
 
 

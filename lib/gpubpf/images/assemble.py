@@ -10,13 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import glob
 import json
 import os
 import re
-import shutil
 import subprocess
-import sysconfig
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -353,6 +350,8 @@ class Ptxas(Record):
 
     def linking(self) -> tuple[str, ...]:
         """Return the paths of nvlink and libcudadevrt.a. Raises AssembleError."""
+        import shutil  # imported here because the import is slow
+
         beside = os.path.join(os.path.dirname(os.path.realpath(self.path)), "nvlink")
         nvlink = beside if _executable(beside) else shutil.which("nvlink")
         if nvlink is None:
@@ -409,6 +408,8 @@ def _run_program(command: list[str], result: Path, niceness: int) -> str:
 
 def device_runtime(assembler: str) -> str:
     """Return the path of libcudadevrt.a, preferably of the assembler's own toolkit or packages. Raises AssembleError."""
+    import glob  # imported here because the import is slow
+
     own = os.path.dirname(os.path.dirname(os.path.realpath(assembler)))
     homes = [home for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
     homes += ["/usr/local/cuda", *sorted(glob.glob("/usr/local/cuda-*"), key=_version_in_path, reverse=True)]
@@ -622,6 +623,10 @@ def find_ptxas() -> str | None:
 
 @functools.lru_cache(maxsize=4)
 def _found(cuda_home: str, cuda_path: str, path: str) -> tuple[str, ...]:
+    import glob  # imported here because the import is slow
+    import shutil
+    import sysconfig
+
     candidates = [os.path.join(home, "bin", "ptxas") for home in (cuda_home, cuda_path) if home]
     if (on_path := shutil.which("ptxas", path=path)) is not None:
         candidates.append(on_path)
@@ -651,6 +656,9 @@ def _executable(path: str) -> bool:
 
 
 def _libraries() -> list[str]:
+    import glob  # imported here because the import is slow
+    import sysconfig
+
     places = [f"{sysconfig.get_path('purelib')}/nvidia/*/lib", "/usr/local/cuda*/lib64"]
     return [
         path for place in places for path in sorted(glob.glob(f"{place}/libnvJitLink.so.*"), reverse=True)

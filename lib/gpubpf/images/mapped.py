@@ -19,7 +19,6 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -29,6 +28,7 @@ from gpubpf.agent.definitions import AMBIGUOUS
 from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
+from gpubpf.future import Future
 from gpubpf.images import device_link, fatbin, offload_bundle
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
@@ -167,9 +167,11 @@ class MappedImages:
             with self._lock:
                 self._budget.left = READ_LIMIT
                 try:
-                    future.set_result(function(*arguments))
+                    result = function(*arguments)
                 except BaseException as error:
                     future.set_exception(error)
+                else:
+                    future.set_result(result)
                 finally:
                     for file in self._files.values():
                         file.source.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,7 +39,7 @@ class Native(Record):
     def to_json(self) -> dict[str, Any]:
         return {
             "function": self.function,
-            "code": base64.b64encode(self.code).decode(),
+            "code": binascii.b2a_base64(self.code, newline=False).decode(),
             "values": [[v.kind, v.number, v.map] for v in self.values],
         }
 
@@ -47,7 +47,7 @@ class Native(Record):
     def from_json(cls, value: Mapping[str, Any]) -> Native:
         return cls(
             value["function"],
-            base64.b64decode(value["code"]),
+            binascii.a2b_base64(value["code"]),
             tuple(Given(kind, number, name) for kind, number, name in value["values"]),
         )
 

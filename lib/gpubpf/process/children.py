@@ -17,11 +17,9 @@ import fcntl
 import itertools
 import os
 import resource
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -89,6 +87,8 @@ def run(command: Sequence[str], directory: Path, limits: Limits, timeout: float,
 
     timeout: in seconds. niceness: above that of this process. Raises OSError; subprocess.TimeoutExpired.
     """
+    import tempfile  # imported here because the import is slow
+
     tool = os.getpid()
 
     def prepare() -> None:
@@ -124,6 +124,8 @@ def result(path: Path, most: int) -> bytes:
 @contextlib.contextmanager
 def temporary_directory() -> Iterator[Path]:
     """Make a directory for one child. If the tool is killed, a later one removes it (`remove_abandoned`)."""
+    import tempfile  # imported here because the import is slow
+
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         lock = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -135,6 +137,8 @@ def temporary_directory() -> Iterator[Path]:
 
 def remove_abandoned() -> None:
     """Remove the directories of tools that were killed: those of this user and, for root, of unused users."""
+    import tempfile  # imported here because the import is slow
+
     for entry in itertools.islice(os.scandir(tempfile.gettempdir()), _MOST_ENTRIES):
         if not entry.name.startswith(_PREFIX):
             continue
@@ -153,6 +157,8 @@ def remove_abandoned() -> None:
 
 
 def _remove_unless_locked(path: str) -> None:
+    import shutil  # imported here because the import is slow
+
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,10 +18,8 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
-import random
 import signal
 import struct
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -144,6 +142,8 @@ def drop_all(programs: Sequence[str] = ()) -> bool:
 
 def _usable_by_anyone(paths: Sequence[str]) -> bool:
     """Return whether every user may execute `paths` and create files in the temporary directory."""
+    import tempfile  # imported here because the import is slow
+
     try:
         for path in map(Path, (*paths, tempfile.gettempdir())):
             real = path.resolve()
@@ -159,6 +159,8 @@ def _usable_by_anyone(paths: Sequence[str]) -> bool:
 
 def _become_unused_user() -> bool:
     """Switch this thread to a user ID that no account has. Return False if that is not possible."""
+    import random  # imported here because the import is slow
+
     for _ in range(8):
         user = random.SystemRandom().choice(UNUSED_USERS)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 
 _FROM_0 = """
 read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
@@ -57,7 +57,7 @@ _GENERIC = {  # include/uapi/asm-generic/unistd.h, which arm64 uses
     "bpf": 280,
     "membarrier": 283,
 }
-_HERE = NUMBERS if platform.machine() == "x86_64" else NUMBERS | _GENERIC
+_HERE = NUMBERS if os.uname().machine == "x86_64" else NUMBERS | _GENERIC
 
 
 def name(number: int) -> str:

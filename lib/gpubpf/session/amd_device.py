@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,8 @@ _GPU_IDS = "/sys/class/kfd/kfd/topology/nodes/*/gpu_id"  # 0 for CPU nodes
 
 def has_gpu() -> bool:
     """Return whether the Linux kernel's driver (KFD) reports an AMD GPU."""
+    import glob  # imported here because the import is slow
+
     for path in glob.glob(_GPU_IDS):
         try:
             if int(Path(path).read_text()) != 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -144,7 +143,7 @@ def cupti_libraries() -> list[str]:
             found += [
                 str(file) for file in sorted(Path(toolkit).glob("extras/CUPTI/lib64/libcupti.so.[0-9]*"))
             ]
-    for system in ("/usr/lib64", f"/usr/lib/{platform.machine()}-linux-gnu"):
+    for system in ("/usr/lib64", f"/usr/lib/{os.uname().machine}-linux-gnu"):
         found += [str(file) for file in sorted(Path(system).glob("libcupti.so.[0-9]*"))]
     return [*(file for file in found if ":" not in file), "libcupti.so.13", "libcupti.so.12", "libcupti.so"]
 

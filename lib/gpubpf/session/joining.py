@@ -12,13 +12,13 @@ import select
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE, AttachStatus, Vendor
 from gpubpf.errors import SessionError, out_of_files
+from gpubpf.future import Future
 from gpubpf.process import address_space, limits, started_with, traceable
 from gpubpf.session.device import Device
 from gpubpf.session.reasons import (

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import Future
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import cache
+from gpubpf.future import Future
 
 if TYPE_CHECKING:
     from gpubpf.images.sidecar import Later

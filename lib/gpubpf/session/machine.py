@@ -20,7 +20,6 @@ import errno
 import json
 import math
 import os
-import platform
 import queue
 import re
 import select
@@ -30,7 +29,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Set
-from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ from gpubpf import agent, elf
 from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError, in_words, out_of_files
+from gpubpf.future import Future, wait
 from gpubpf.linux import libraries
 from gpubpf.process import proc, scans, started_with, target_files, traceable
 from gpubpf.process.scans import ScanBudget
@@ -118,7 +117,7 @@ class MachineWatcher:
 
     def start(self) -> None:
         """Attach to running processes, and begin to hold new ones. Raises SessionError."""
-        if platform.machine() != "x86_64":
+        if os.uname().machine != "x86_64":
             raise SessionError("attaching to running processes requires x86-64; use TOOL -- COMMAND")
         self._joins = DaemonThreadPool(JOINS)
         self._scanner = threading.Thread(target=self._scan_loop, name="gpubpf-scan", daemon=True)

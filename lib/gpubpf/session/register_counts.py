@@ -6,8 +6,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeAlias
+
+from gpubpf.future import Future
 
 if TYPE_CHECKING:
     from gpubpf.images.sidecar import RegisterUse

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import queue
-import secrets
 import selectors
 import socket
 import struct
@@ -81,7 +80,7 @@ class Server:
         self._text = 0  # bytes of names, reasons and stacks of all processes
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
         self._settling: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # of `settle`
-        self.socket_name = f"@gpubpf-{secrets.token_hex(12)}"
+        self.socket_name = f"@gpubpf-{os.urandom(12).hex()}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self.socket_name[1:])
         self._listener.listen(4096)

@@ -11,12 +11,12 @@ import os
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
+from gpubpf.future import Future
 from gpubpf.process import traceable
 from gpubpf.record import Record, replace
 from gpubpf.session.large_modules import LargeModule, Step
@@ -83,7 +83,7 @@ class DaemonThreadPool:
         self._changed = threading.Condition()  # guards all of these
 
     def submit(self, function: Callable[..., T], *arguments: Any, owner: object = None) -> Future[T]:
-        """Call `function` in one of the threads. After `close`, call it in this thread, or cancel it.
+        """Call `function` in one of the threads. After `close`, call it in this thread, or drop it: the result is a RuntimeError.
 
         owner: whose work it is. The work of one owner begins in this order."""
         future: Future[T] = Future()
@@ -91,9 +91,11 @@ class DaemonThreadPool:
         def run() -> None:
             try:
                 self._before_each()
-                future.set_result(function(*arguments))
+                result = function(*arguments)
             except BaseException as error:
                 future.set_exception(error)
+            else:
+                future.set_result(result)
 
         with self._changed:
             if not self._closed:
@@ -104,7 +106,7 @@ class DaemonThreadPool:
                 self._changed.notify()
                 return future
         if self._drops:
-            future.cancel()
+            future.set_exception(RuntimeError("the pool is closed"))
         else:
             run()
         return future
@@ -236,7 +238,7 @@ class BackgroundWork:
                     self._clock_threads.submit(_make_clock_kernels, made, driver),
                 )
             made, finished = self._clock_kernels[driver]
-        wait([finished], CLOCK_PATIENCE)
+        finished.wait(CLOCK_PATIENCE)
         return dict(made)
 
     def _sidecar(self, data: bytes, target: Target | None) -> Sidecar:

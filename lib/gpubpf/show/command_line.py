@@ -49,8 +49,22 @@ from gpubpf.show.option_values import EVERYTHING, positive, seconds
 _SPEC = re.compile(r"\s*[A-Za-z_]\w*\s*:")  # how a specification begins; a file of such a name is ./NAME
 
 
+def _terminal_width() -> int:
+    """Return the columns of the terminal, like `shutil.get_terminal_size`. (Importing shutil takes 2 ms.)"""
+    with suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", "0"))) > 0:
+            return columns
+    with suppress(AttributeError, ValueError, OSError):  # no standard output, or not a terminal
+        assert sys.__stdout__ is not None
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80
+    return 80
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Shows a value that may be missing as it is parsed: after "="."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_terminal_width() - 2)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         text = super()._format_action_invocation(action)

@@ -6,7 +6,6 @@ import argparse
 import errno
 import os
 import select
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -45,6 +44,8 @@ class Output:
         """The columns of the terminal that it goes to, at least 80; 80 where it goes elsewhere."""
         if self._file is not None or sys.stdout is None or not sys.stdout.isatty():
             return WIDTH
+        import shutil  # imported here because the import is slow
+
         return max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
     def write(self, data: str | bytes) -> None:

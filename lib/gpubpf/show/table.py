@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from gpubpf.show.kernel_names import fitted, without_middle
@@ -139,6 +138,8 @@ def wrap(sentence: str, indent: int = 0, width: int = 80, glue: str = "") -> lis
 
     A number and its unit stay together. Control characters are escaped. glue: a text with a space in it at which no line ends.
     """
+    import textwrap  # imported here because the import is slow
+
     sentence = _BEFORE_UNIT.sub(_SPACE, printable(sentence))
     if glue:
         sentence = sentence.replace(glue, glue.replace(" ", _SPACE))

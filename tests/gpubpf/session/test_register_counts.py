@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.future import Future
 from gpubpf.images.sidecar import RegisterUse
 from gpubpf.session import readout
 from gpubpf.session.device import Device

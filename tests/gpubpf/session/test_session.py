@@ -220,8 +220,6 @@ def test_a_variable_that_is_not_found_is_the_reason(target: Path) -> None:
 
 def test_a_driver_that_rejects_the_copy(target: Path) -> None:
     def broken(image: bytes, device: Any) -> fake_tool.Sidecar:
-        from dataclasses import replace
-
         return replace(fake_tool.instrument(image, device), image=b"no image")
 
     reasons = measure([str(target)], instrument=broken)["summary"]["not_instrumented"]
