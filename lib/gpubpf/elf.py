@@ -218,7 +218,8 @@ class NameTable:
 
     def at(self, offset: int) -> str:
         """Return the name at `offset`. Raises ImageError when all names read so far exceed 256 Mi characters."""
-        found = string_at(self._text, offset)
+        end = self._text.find(b"\0", offset, offset + _LONGEST_NAME)
+        found = self._text[offset : end if end >= 0 else offset + _LONGEST_NAME].decode("utf-8", "replace")
         self._left -= len(found)
         if self._left < 0:
             raise ImageError("its names are longer than any program's; build it again")
@@ -526,7 +527,7 @@ class _Offsets(Record):
         return self.source.read(address, size)
 
 
-class Symbol(Record):
+class Symbol(NamedTuple):
     """A function or variable. `size` is bytes, 0 if unknown."""
 
     address: int
@@ -566,12 +567,13 @@ def exports(memory: AddressSpace, base: int = 0, most: int = _MOST_EXPORTS) -> d
         if total > most:
             return {}
         names = NameTable(memory.read(address(DT_STRTAB), min(tags.get(DT_STRSZ, 0), _LARGEST_TEXT)))
+        name_at = names.at
         symbols = memory.read(address(DT_SYMTAB), total * _SYMBOL.size)
         versions = memory.read(address(DT_VERSYM), total * 2) if DT_VERSYM in tags else b"\x01\0" * total
         for i, (name, info, _, section, value, size) in enumerate(_SYMBOL.iter_unpack(symbols)):
             if info & 15 not in (STT_OBJECT, STT_FUNC) or not section or not value:
                 continue
-            key = names.at(name)
+            key = name_at(name)
             hidden = versions[2 * i + 1] & 0x80
             if not hidden or key not in found:
                 found[key] = Symbol(bias + value, size)

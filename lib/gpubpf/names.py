@@ -25,14 +25,12 @@ from gpubpf.show.kernel_names import fitted, shorten, told_apart
 _OF_RUNTIME = "__amd_rocclr_"
 # What the names of static kernels and variables have in addition in code that is linked on the device. nvcc puts a module's name
 # before them, with its length; clang appends a digest.
-_NVCC_STATIC = re.compile(r"__nv_static_([0-9]{1,5})_")
-_NVCC_MODULE = re.compile(
-    _NVCC_STATIC.pattern + r"_[0-9a-f]+_([0-9]{1,5})_"
-)  # and the length of a file's name
-_CLANG_STATIC = re.compile(r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z")
+_NVCC_STATIC = r"__nv_static_([0-9]{1,5})_"
+_NVCC_MODULE = _NVCC_STATIC + r"_[0-9a-f]+_([0-9]{1,5})_"  # and the length of a file's name
+_CLANG_STATIC = r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z"
 _LONGEST = 1 << 16  # bytes of a mangled name
 # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
-_REFERENCE = re.compile(r"[ST][0-9A-Z]*_")
+_REFERENCE = r"[ST][0-9A-Z]*_"
 _FEW_REFERENCES = (
     24  # two references can double a name, so these make at most a few thousand times its length
 )
@@ -61,16 +59,16 @@ def demangle(mangled: str) -> KernelName:
 
 def _without_module(mangled: str) -> str:
     """Return a mangled name without the module's name or digest that device linking adds to static names."""
-    if found := _NVCC_STATIC.match(mangled):
+    if found := re.match(_NVCC_STATIC, mangled):
         end = found.end() + int(found[1])
         if mangled[end : end + 1] == "_" and len(mangled) > end + 1:
             return mangled[end + 1 :]
-    return _CLANG_STATIC.sub("", mangled)
+    return re.sub(_CLANG_STATIC, "", mangled)
 
 
 def file_of_static(mangled: str) -> str:
     """Return the source file of a static name in code that nvcc's linker linked, such as "v.cu"; "" for other names."""
-    found = _NVCC_MODULE.match(mangled)
+    found = re.match(_NVCC_MODULE, mangled)
     name = mangled[found.end() : found.end() + int(found[2])] if found else ""
     return table.printable(".".join(name.rsplit("_", 1)))
 
@@ -144,7 +142,7 @@ def is_of_runtime(mangled: str) -> bool:
 
 
 def _may_explode(mangled: str) -> bool:
-    return len(mangled) > 1024 or len(_REFERENCE.findall(mangled)) > _FEW_REFERENCES
+    return len(mangled) > 1024 or len(re.findall(_REFERENCE, mangled)) > _FEW_REFERENCES
 
 
 def _cxxfilt(mangled: str) -> str:

@@ -13,9 +13,7 @@ from typing import BinaryIO
 
 GPUS = ("gfx906", "gfx90a", "gfx1030")  # in the order of src/thunk/gpus.h
 _SRAM_ECC = ("gfx906", "gfx90a")
-_CODE = re.compile(
-    rb"-amdgcn-amd-amdhsa-+(gfx\w{1,16}(?::(?:sramecc|xnack)[+-]){0,2})"
-)  # in the list of a fat binary's code objects
+_CODE = rb"-amdgcn-amd-amdhsa-+(gfx\w{1,16}(?::(?:sramecc|xnack)[+-]){0,2})"  # in the list of a fat binary's code objects
 _LONGEST = 64  # bytes of such a name
 
 
@@ -25,9 +23,9 @@ def architectures(program: BinaryIO) -> set[str]:
     while part := program.read(1 << 20):
         text = end + part
         # A name that reaches to the end may go on in the next part.
-        found |= {match[1] for match in _CODE.finditer(text) if match.start() < len(text) - _LONGEST}
+        found |= {match[1] for match in re.finditer(_CODE, text) if match.start() < len(text) - _LONGEST}
         end = text[-_LONGEST:]
-    found |= {match[1] for match in _CODE.finditer(end)}
+    found |= {match[1] for match in re.finditer(_CODE, end)}
     return {name.decode() for name in found}
 
 

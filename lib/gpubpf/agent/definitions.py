@@ -838,12 +838,12 @@ def markdown() -> str:
             f"| {kinds} | {part.about} | {'; '.join(_described(f, at) for f, at in part.offsets())} |"
         )
     rows += ["", "| flag | meaning |", "|---|---|"]
-    meanings = dict(_MEANING.findall(" ".join((RecordFlag.__doc__ or "").split())))
+    meanings = dict(re.findall(_MEANING, " ".join((RecordFlag.__doc__ or "").split())))
     rows += [f"| {flag.value} {flag.name} | {meanings[flag.name or '']} |" for flag in RecordFlag]
     return "\n".join(rows) + "\n"
 
 
-_MEANING = re.compile(r"([A-Z_]{3,}): (.*?)\.(?= [A-Z_]{3,}:|$)")
+_MEANING = r"([A-Z_]{3,}): (.*?)\.(?= [A-Z_]{3,}:|$)"
 
 
 def _row(field: Field, at: int) -> str:

@@ -14,7 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from gpubpf.agent.definitions import PATCH
 from gpubpf.errors import SessionError
@@ -70,25 +70,30 @@ def apply(pid: int, patches: Sequence[Patch]) -> float:
     """
     with traceable.refusals(pid):
         mapped = address_space.mappings(pid)
-        for patch in patches:
-            _check_patch(pid, mapped, patch)
+        for at, own in groupby(patches, lambda patch: _mapping_of(pid, mapped, patch)):
+            _check_patches(pid, at, list(own))
         with Memory(pid) as memory:
             return _apply(pid, memory, mapped, patches)
 
 
-def _check_patch(pid: int, mapped: Sequence[Mapping], patch: Patch) -> None:
+def _mapping_of(pid: int, mapped: Sequence[Mapping], patch: Patch) -> Mapping:
+    """Return the mapping that a patch changes. Raises SessionError if it is not code of a file, private to the process."""
     at = next((m for m in mapped if m.start <= patch.address < m.end), None)
     end = patch.address + len(patch.old)
     if at is None or end > at.end or not at.code or not at.permissions.endswith("p") or not at.file[1]:
         raise SessionError(f"pid {pid} sent a patch outside the code of a mapped file; not attaching")
-    if (held := _in_file(pid, at, patch)) is not None and held != patch.old:
+    return at
+
+
+def _check_patches(pid: int, at: Mapping, patches: Sequence[Patch]) -> None:
+    if (held := _in_file(pid, at, patches)) is not None and held != [patch.old for patch in patches]:
         raise SessionError(
             f"another tool has already patched {os.path.basename(at.path)} in pid {pid} (gdb, frida, perf?); end it first"
         )
 
 
-def _in_file(pid: int, at: Mapping, patch: Patch) -> bytes | None:
-    """Return the original bytes from the mapped file; None if it cannot be read."""
+def _in_file(pid: int, at: Mapping, patches: Sequence[Patch]) -> list[bytes] | None:
+    """Return the original bytes of each patch from the mapped file; None if it cannot be read."""
     if not address_space.is_local(at.file[0], pid):
         return None
     for opened in (
@@ -97,7 +102,9 @@ def _in_file(pid: int, at: Mapping, patch: Patch) -> bytes | None:
     ):
         with contextlib.suppress(OSError), open(opened(), "rb") as file:
             if os.fstat(file.fileno()).st_ino == at.file[1]:
-                return os.pread(file.fileno(), len(patch.old), at.offset + patch.address - at.start)
+                return [
+                    os.pread(file.fileno(), len(p.old), at.offset + p.address - at.start) for p in patches
+                ]
     return None
 
 

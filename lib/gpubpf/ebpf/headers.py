@@ -13,8 +13,8 @@ from gpubpf.ebpf.bytecode import without_comments
 from gpubpf.record import Record
 
 INCLUDE = Path(__file__).parent.parent / "include"
-_ANY_LINE = re.compile(r"\s*#\s*include\s*<(gpubpf\w*\.h)>\s*")
-_LINE = re.compile(r"\s*#\s*include\s*<(gpubpf_\w+\.h)>\s*")
+_ANY_LINE = r"\s*#\s*include\s*<(gpubpf\w*\.h)>\s*"
+_LINE = r"\s*#\s*include\s*<(gpubpf_\w+\.h)>\s*"
 
 
 class ExpandedText(Record):
@@ -39,7 +39,7 @@ def self_contained(text: str) -> str:
     def insert(text: str) -> list[str]:
         lines: list[str] = []
         for line, code in zip(text.split("\n"), without_comments(text).split("\n"), strict=True):
-            included = _ANY_LINE.fullmatch(code)
+            included = re.fullmatch(_ANY_LINE, code)
             if included is None or not (INCLUDE / included[1]).exists():
                 lines.append(line)
             elif included[1] not in seen:
@@ -59,7 +59,7 @@ def expand(text: str, name: str = "") -> ExpandedText:
     origins: list[tuple[str, int]] = []
     plain = without_comments(text).split("\n")
     for number, (line, code) in enumerate(zip(text.split("\n"), plain, strict=True), 1):
-        included = _LINE.fullmatch(code)
+        included = re.fullmatch(_LINE, code)
         if included is not None and (INCLUDE / included[1]).exists():
             header = expand((INCLUDE / included[1]).read_text(), included[1])
             lines += header.text.split("\n")

@@ -173,7 +173,7 @@ def steering(options: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 _Made: TypeAlias = tuple[bytes, dict[str, KernelResources], tuple[str, ...]]
 
 # A declaration of a function of the device runtime, as render() writes it. Such a module must be linked with libcudadevrt.a.
-_OF_RUNTIME = re.compile(rb"^\.extern \.func (?:\([^)]*\) )?" + DEVICE_RUNTIME.encode(), re.MULTILINE)
+_OF_RUNTIME = rb"(?m)^\.extern \.func (?:\([^)]*\) )?" + DEVICE_RUNTIME.encode()
 
 
 def _assemble(ptx: str, target: Target, options: tuple[str, ...], niceness: int = 0) -> _Made:
@@ -228,7 +228,7 @@ def _run(
 ) -> _Made:
     """Return an assembler's result, from the cache if possible. Raises AssembleError. The cache also holds _REFUSALS."""
     store = cache.default()
-    linking = " ".join(_identity(path) for path in assembler.linking()) if _OF_RUNTIME.search(ptx) else ""
+    linking = " ".join(_identity(path) for path in assembler.linking()) if re.search(_OF_RUNTIME, ptx) else ""
     key = cache.key(_version(), assembler.identity, linking, arch, " ".join(options), ptx)
     kept = _unpack(store.get(_STAGE, key) or b"")
     if isinstance(kept, AssembleError):
@@ -306,18 +306,16 @@ class _CannotLoad(TemporaryFailure):
 
 # --- ptxas --------------------------------------------------------------------------------------------------
 
-_ERROR = re.compile(r"^ptxas (?:\S.*?, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$", re.MULTILINE)
+_ERROR = r"(?m)^ptxas (?:\S.*?, line (?P<line>\d+); )?(?:error|fatal)\s*: (?P<text>.*)$"
 # ptxas reads input from a program, so its output is also untrusted: no pattern may take long.
-_ENTRY = re.compile(r"Compiling entry function '([^']+)' for '")
-_PROPERTIES = re.compile(r"Function properties for (.+)$")
-_SPILLS = re.compile(
-    r"(\d{1,18}) bytes stack frame, (\d{1,18}) bytes spill stores, (\d{1,18}) bytes spill loads"
-)
-_USED = re.compile(r"Used (\d{1,18}) registers")
-_ADVISORY = re.compile(r"\((C75\d\d)\) (.*)")
-_NOT_LINKED = re.compile(r"[Uu]ndefined reference to '([^']*)'")  # of nvlink
+_ENTRY = r"Compiling entry function '([^']+)' for '"
+_PROPERTIES = r"Function properties for (.+)$"
+_SPILLS = r"(\d{1,18}) bytes stack frame, (\d{1,18}) bytes spill stores, (\d{1,18}) bytes spill loads"
+_USED = r"Used (\d{1,18}) registers"
+_ADVISORY = r"\((C75\d\d)\) (.*)"
+_NOT_LINKED = r"[Uu]ndefined reference to '([^']*)'"  # of nvlink
 _THREADS_SINCE = (12, 8)  # the first release whose ptxas compiles kernels on all CPUs
-_AMOUNT = re.compile(r"(\d{1,18}) bytes (cumulative stack size|smem|cmem)")
+_AMOUNT = r"(\d{1,18}) bytes (cumulative stack size|smem|cmem)"
 
 
 class Ptxas(Record):
@@ -342,7 +340,7 @@ class Ptxas(Record):
 
     def run(self, ptx: bytes, arch: str, options: tuple[str, ...], niceness: int = 0) -> _Made:
         """Run ptxas, and nvlink if needed, without privileges, because the PTX is untrusted. Raises AssembleError."""
-        linking = self.linking() if _OF_RUNTIME.search(ptx) else ()
+        linking = self.linking() if re.search(_OF_RUNTIME, ptx) else ()
         _remove_abandoned()
         return privileges.run_unprivileged(
             lambda: self._run(ptx, arch, options, niceness, linking), (self.path, *linking)
@@ -401,7 +399,7 @@ def _run_program(command: list[str], result: Path, niceness: int) -> str:
         return done.text
     if name != "nvlink":
         raise _refusal(done.text, done.status)
-    found = _NOT_LINKED.search(done.text)
+    found = re.search(_NOT_LINKED, done.text)
     said = found[1] if found is not None else " ".join(done.text.split())[:200] or f"status {done.status}"
     raise AssembleError(f"needs device linking: {said}")
 
@@ -441,7 +439,7 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 def _refusal(talk: str, status: int) -> AssembleError:
     """Return an exception for the first error that ptxas printed."""
-    found = _ERROR.search(talk)
+    found = re.search(_ERROR, talk)
     if found is None:
         return TemporaryFailure(f"ptxas failed with status {status}; look at the PTX with --ptx")
     text = found["text"].strip()
@@ -455,7 +453,7 @@ def _refusal(talk: str, status: int) -> AssembleError:
 
 def parse_advisories(talk: str) -> tuple[str, ...]:
     """Return ptxas's advisories about slow code, without duplicates."""
-    return tuple(dict.fromkeys(f"{number}: {text.strip()}" for number, text in _ADVISORY.findall(talk)))
+    return tuple(dict.fromkeys(f"{number}: {text.strip()}" for number, text in re.findall(_ADVISORY, talk)))
 
 
 def parse_verbose(talk: str) -> dict[str, KernelResources]:
@@ -467,18 +465,18 @@ def parse_verbose(talk: str) -> dict[str, KernelResources]:
     spills: dict[str, tuple[int, int, int]] = {}
     entry = described = ""
     for line in talk.splitlines():
-        if (found := _ENTRY.search(line)) is not None:
+        if (found := re.search(_ENTRY, line)) is not None:
             entry = found[1]
-        elif (found := _PROPERTIES.search(line)) is not None:
+        elif (found := re.search(_PROPERTIES, line)) is not None:
             described = found[1]
-        elif (found := _SPILLS.search(line)) is not None:
+        elif (found := re.search(_SPILLS, line)) is not None:
             spills[described] = max(
                 (int(found[1]), int(found[2]), int(found[3])), spills.get(described, (0, 0, 0))
             )
-        elif entry and (found := _USED.search(line)) is not None:
+        elif entry and (found := re.search(_USED, line)) is not None:
             frame, stores, loads = spills.get(entry, (0, 0, 0))
             amounts: dict[str, int] = {}
-            for size, what in _AMOUNT.findall(line):
+            for size, what in re.findall(_AMOUNT, line):
                 amounts[what] = amounts.get(what, 0) + int(size)
             functions[entry] = KernelResources(
                 registers=int(found[1]),
@@ -547,7 +545,7 @@ class NvJitLink(Record):
             ptx_input = 2  # NVJITLINK_INPUT_PTX
             size = ctypes.c_size_t(len(ptx) + 1)  # including the terminating zero
             status = library.nvJitLinkAddData(handle, ptx_input, ctypes.c_char_p(ptx), size, b"module.ptx")
-            if status == 0 and _OF_RUNTIME.search(ptx):
+            if status == 0 and re.search(_OF_RUNTIME, ptx):
                 library_input = 6  # NVJITLINK_INPUT_LIBRARY
                 (runtime,) = self.linking()
                 status = library.nvJitLinkAddFile(handle, library_input, os.fsencode(runtime))

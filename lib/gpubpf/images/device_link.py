@@ -26,7 +26,7 @@ from gpubpf.record import Record, replace
 LTO = "link-time optimised code (-dlto) without PTX"
 # NVIDIA's code for launches from kernels, which nvcc adds. It uses private entry points of the driver.
 DEVICE_RUNTIME = "cuda_device_runtime_cu"
-_MAX_REGISTERS = re.compile(r"(?<![\w-])-{1,2}maxrregcount[= ]([0-9]+)")
+_MAX_REGISTERS = r"(?<![\w-])-{1,2}maxrregcount[= ]([0-9]+)"
 _STAGE = "linked"
 _LOCAL, _WEAK, _COMMON = 0, 2, 0xFFF2  # STB_LOCAL, STB_WEAK, SHN_COMMON
 
@@ -86,8 +86,8 @@ def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> 
 def _options(images: Iterable[FatbinImage]) -> str:
     """Return ptxas options for all images: the first one's, with the smallest register limit, so that the largest blocks can run."""
     options = [image.options for image in images]
-    limits = [int(match[1]) for text in options if (match := _MAX_REGISTERS.search(text))]
-    words = _MAX_REGISTERS.sub("", options[0]).replace("--compile-only", "").split()
+    limits = [int(match[1]) for text in options if (match := re.search(_MAX_REGISTERS, text))]
+    words = re.sub(_MAX_REGISTERS, "", options[0]).replace("--compile-only", "").split()
     return " ".join([*words, *([f"-maxrregcount={min(limits)}"] if limits else [])])
 
 

@@ -58,8 +58,8 @@ _MOST_THREADS = 1024  # per block
 _STAGE = "images"
 _LAYOUTS = "layouts"
 _CHUNK = 1 << 22
-_ENTRY = re.compile(rb"\.entry\s+([\w$%.]+)")
-_TEXT_PTX = re.compile(rb"^\s*\.version\s+\d", re.MULTILINE)
+_ENTRY = rb"\.entry\s+([\w$%.]+)"
+_TEXT_PTX = rb"(?m)^\s*\.version\s+\d"
 _DELETED = " (deleted)"
 
 
@@ -500,7 +500,7 @@ def _read(pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) 
     source = _MappedFile(pid, mappings, budget)
     with contextlib.closing(source), contextlib.suppress(ImageError):
         start = source.read(0, min(source.size, 4096))
-        known = start.startswith(b"\x7fELF") or _TEXT_PTX.search(start) or _is_fatbin(start)
+        known = start.startswith(b"\x7fELF") or re.search(_TEXT_PTX, start) or _is_fatbin(start)
         return _FileImages(path, source, device_link.modules(fatbin.images_of(source)) if known else ())
     memory = _MappedMemory(pid, mappings)
     with contextlib.closing(memory):
@@ -533,7 +533,7 @@ def _names(image: FatbinImage) -> Iterable[str]:
             return tuple(fatbin.kernel_names(data))
         if image.kind != "ptx":
             return ()
-        return tuple(dict.fromkeys(m.decode("ascii", "replace") for m in _ENTRY.findall(data)))
+        return tuple(dict.fromkeys(m.decode("ascii", "replace") for m in re.findall(_ENTRY, data)))
     except ImageError:
         return ()
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from gpubpf.elf import STT_FUNC, Elf, NameTable, of_bytes
 from gpubpf.ptx.symbols import FUNCTION
 
-_OURS = re.compile(rf"(?:.*\$)?{FUNCTION}\d+", re.DOTALL)  # after the name of the kernel
+_OURS = rf"(?s)(?:.*\$)?{FUNCTION}\d+"  # after the name of the kernel
 # For compute capabilities 8.0 to 12.0; ptxas 13.0 writes no YIELD there for 7.5. An instruction has 16 bytes. The first 8 of both here
 # are without a predicate.
 _INSTRUCTION = struct.Struct("<QQ")
@@ -43,7 +43,7 @@ def _instructions(file: Elf) -> Iterator[int]:
     for symbols, text in file.symbol_tables([STT_FUNC]):
         names = NameTable(text)
         for name, _, _, index, start, size in symbols.tolist():
-            if _OURS.fullmatch(names.at(name)):
+            if re.fullmatch(_OURS, names.at(name)):
                 section = file.sections[index]
                 end = min(start + size, section.size if section.in_file else 0)
                 yield from range(

@@ -53,9 +53,7 @@ _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH)
 _LOG_BYTES = 1 << 20
 _LOADS = 100  # attempts to load a program; a signal, or a debugger's stop, ends one
 # Lines of the verifier's log that only state its position and the registers' contents.
-_NO_MESSAGE = re.compile(
-    r"\d+: |;|from |\d+$|func#|R\d+\w*=|frame\d|caller:|callee:|returning from |to caller "
-)
+_NO_MESSAGE = r"\d+: |;|from |\d+$|func#|R\d+\w*=|frame\d|caller:|callee:|returning from |to caller "
 
 _PERF_SOFTWARE, _PERF_TRACEPOINT, _PERF_ATTRIBUTES, _PERF_CLOSE_ON_EXEC = 1, 2, 112, 8
 _PERF_BY_FREQUENCY = 1 << 10  # of the flags of struct perf_event_attr
@@ -78,7 +76,7 @@ class Rejected(OSError):
             s for line in self.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")
         ]
         message = next(
-            (line for line in reversed(lines) if not _NO_MESSAGE.match(line)),
+            (line for line in reversed(lines) if not re.match(_NO_MESSAGE, line)),
             lines[-1] if lines else self.strerror or "no reason given",
         )
         at = next((int(m[1]) for line in reversed(lines) if (m := re.match(r"(\d+): \(", line))), None)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-_NODE = re.compile(r"\d+\.\d+ ")  # the node of a graph, which launchlate puts in front of a name
-_TAG = re.compile(r" #[0-9a-f]+$")  # of `told_apart`
+_NODE = r"\d+\.\d+ "  # the node of a graph, which launchlate puts in front of a name
+_TAG = r" #[0-9a-f]+$"  # of `told_apart`
 _DIGITS = 2  # the fewest digits of a hash
 _LEAST_ARGUMENT = 8  # the shortest width that a template argument is cut to
 _LEAST_NAME = 8  # the shortest width in which the name in front of them stays different from others
@@ -132,7 +132,7 @@ def _by_steps(texts: Sequence[str], width: int, steps: Iterable[_Step]) -> list[
 
 
 def _drop_return_type(names: Sequence[_Name], width: int) -> list[_Name]:
-    kept = [_NODE.match(name.before) for name in names]
+    kept = [re.match(_NODE, name.before) for name in names]
     return [
         name._replace(before=node[0] if node else "") if name.after else name
         for name, node in zip(names, kept, strict=True)
@@ -263,7 +263,7 @@ def _where_they_differ(labels: Sequence[str], width: int) -> list[str]:
 @functools.lru_cache(maxsize=16384)
 def _named(text: str) -> _Name:
     """Return the parts of a label, which may end with a hash."""
-    tag = _TAG.search(text)
+    tag = re.search(_TAG, text)
     return _parsed(text[: tag.start()])._replace(tag=tag[0]) if tag else _parsed(text)
 
 

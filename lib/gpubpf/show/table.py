@@ -9,7 +9,7 @@ from gpubpf.show.kernel_names import fitted, without_middle
 
 WIDTH = 80
 _SPACE = "\u2420"  # stands for a space that must not end a line
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:[KMGT]?B|[num]?s)\b)")
+_BEFORE_UNIT = r"(?<=\d) (?=%|(?:[KMGT]?B|[num]?s)\b)"
 LEAST = 8  # the shortest width that a name is cut to
 COMM = 20  # characters of a process's name in a sentence; the name itself has 15, but escapes make it longer
 
@@ -140,7 +140,7 @@ def wrap(sentence: str, indent: int = 0, width: int = 80, glue: str = "") -> lis
     """
     import textwrap  # imported here because the import is slow
 
-    sentence = _BEFORE_UNIT.sub(_SPACE, printable(sentence))
+    sentence = re.sub(_BEFORE_UNIT, _SPACE, printable(sentence))
     if glue:
         sentence = sentence.replace(glue, glue.replace(" ", _SPACE))
     lines = textwrap.wrap(

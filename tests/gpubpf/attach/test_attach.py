@@ -1084,7 +1084,7 @@ def test_a_pipe_where_a_library_was_keeps_nobody_waiting(built: Path) -> None:
     patch = patching.Patch(0x1000, bytes(5), bytes(5))
     with running(built / "kinds", "pause") as process:
         opening = [
-            threading.Thread(target=patching._in_file, args=(process.pid, mapping, patch), daemon=True),
+            threading.Thread(target=patching._in_file, args=(process.pid, mapping, [patch]), daemon=True),
             threading.Thread(
                 target=_look_at, args=(process.pid, address_space.Library(0x1000, (mapping,))), daemon=True
             ),
