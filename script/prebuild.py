@@ -33,6 +33,7 @@ from gpubpf.linux.host_programs import try_load
 from gpubpf.lower import nvptx, x86
 from gpubpf.lower.programs import PREBUILT, is_by_lanes, prebuilt_key
 from gpubpf.memory import access_trace
+from gpubpf.process import privileges
 from gpubpf.verify import verify
 from gpubpf.verify.rules import check
 
@@ -143,7 +144,7 @@ def current(path: Path, text: str) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     here = versions()
-    if here["bcc"] and made_with.get("bcc") == here["bcc"] and compile.capable():
+    if here["bcc"] and made_with.get("bcc") == here["bcc"] and privileges.capable():
         with contextlib.suppress(CompileError):
             if compile.to_json(compile.compile_text(text)) != kept["program"]:
                 return False

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from gpubpf.ebpf import compile
 from gpubpf.ebpf.bytecode import HOST_STUB, Program
 from gpubpf.linux import host_programs
 from gpubpf.lower import x86
 from gpubpf.lower.native import Native
+from gpubpf.process import privileges
 
 # What runs a command as a user with no capability that gets none.
 ROOTLESS = [
@@ -36,7 +36,7 @@ needs_open_checkout = pytest.mark.skipif(
     any(not place.stat().st_mode & 0o001 for place in (_CHECKOUT, *_CHECKOUT.parents)),
     reason="other users cannot read this checkout",
 )
-needs_bpf = pytest.mark.skipif(not compile.capable(), reason="needs CAP_BPF")
+needs_bpf = pytest.mark.skipif(not privileges.capable(), reason="needs CAP_BPF")
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [

@@ -24,6 +24,7 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import UsageError
 from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
+from gpubpf.process import privileges
 from gpubpf.record import Record, replace
 from gpubpf.show import notices, progress
 
@@ -154,9 +155,7 @@ class BPF:
     @functools.cached_property  # tools give up privileges once their programs are attached
     def verified_by(self) -> tuple[str, ...]:
         """Whose verifiers judge device programs that are compiled here: gpubpf's, and the kernel's if this process may ask it."""
-        from gpubpf.ebpf import compile
-
-        return ("gpubpf", "kernel") if compile.capable() else ("gpubpf",)
+        return ("gpubpf", "kernel") if privileges.capable() else ("gpubpf",)
 
     def say_verdict(self, tool: str) -> None:
         """Tell the user if the kernel's verifier does not judge the programs. Call it before privileges are given up."""

@@ -19,6 +19,7 @@ from gpubpf.images.assemble import KernelResources, Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.sidecar import Attachment
 from gpubpf.lower import programs
+from gpubpf.process import privileges
 from gpubpf_fragments import TIME
 
 TEXT = "int begins(struct gpu_entry *ctx) { return 0; } /* is not compiled here */"
@@ -140,7 +141,7 @@ def test_without_a_verdict_of_the_kernel_nothing_is_kept(made: Made, monkeypatch
     """It would later stand for one, if the kernel could have given it."""
     made.kernel = None
     for capable, again in ((True, 1), (True, 1), (False, 1), (False, 0)):
-        monkeypatch.setattr(compile, "capable", lambda capable=capable: capable)
+        monkeypatch.setattr(privileges, "capable", lambda capable=capable: capable)
         assert made.make("fragment")[1] >= again
     assert made.make("fragment")[1] == 0
 

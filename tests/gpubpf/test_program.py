@@ -10,10 +10,11 @@ import sys
 import pytest
 
 import prebuild
-from gpubpf.ebpf import compile, maps
+from gpubpf.ebpf import maps
 from gpubpf.errors import CompileError, UsageError, VerifyError
 from gpubpf.lower import programs
 from gpubpf.lower.programs import PREBUILT
+from gpubpf.process import privileges
 from gpubpf.program import BPF, Probe
 from gpubpf_bcc import compiled
 
@@ -173,7 +174,7 @@ def test_damaged_prebuilt_files_are_passed_over(monkeypatch, tmp_path):
 
 def test_custom_text_without_the_right_to_compile(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compile, "capable", lambda: False)
+    monkeypatch.setattr(privileges, "capable", lambda: False)
     with pytest.raises(CompileError, match="not one of the prebuilt programs"):
         BPF(text=TEXT + "/* new */")
 

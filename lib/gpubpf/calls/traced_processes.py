@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gpubpf.ebpf.compile import capable
 from gpubpf.errors import SessionError
 from gpubpf.process import privileges, proc, users
 from gpubpf.session import joining
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 def check_privileges(args: argparse.Namespace) -> None:
     """Raise SessionError if this process may not load and attach eBPF programs."""
-    if not capable():
+    if not privileges.capable():
         what = "calls of a library" if args.command or args.pid else "every process"
         raise SessionError(f"tracing {what} requires root, or CAP_BPF and CAP_PERFMON; use sudo")
 

@@ -4,21 +4,17 @@ Where bcc cannot be used, clang compiles a text for any user (clang.py), if the 
 
 from __future__ import annotations
 
-import base64
+import binascii
 import contextlib
 import ctypes
-import difflib
 import errno
-import faulthandler
 import functools
 import importlib.util
 import json
 import os
-import platform
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -69,14 +65,14 @@ def program_key(text: str, any_user: bool = False) -> str:
     """Return the key of a C text in the cache: it covers the text, the headers it may include, and the code of the stages.
 
     What clang compiles has another one, and so has what the kernel's verifier did not see."""
-    clang = ("clang", str(capable())) if any_user and not usable() else ()
+    clang = ("clang", str(privileges.capable())) if any_user and not usable() else ()
     return cache.key(_version(), text, headers.content(), *clang)
 
 
 def object_key(program: Program) -> str:
     """Return the key of a program that comes from an object file: it covers all of it, and the code of the stages."""
     contents = [one.contents.hex() for one in program.maps.values()]
-    return cache.key("object", _version(), str(capable()), json.dumps(to_json(program)), *contents)
+    return cache.key("object", _version(), str(privileges.capable()), json.dumps(to_json(program)), *contents)
 
 
 def compile_text(text: str, any_user: bool = False) -> Program:
@@ -101,7 +97,7 @@ def to_json(program: Program) -> dict[str, Any]:
         code = function.instructions
         functions[function.name] = {
             "point": function.point,
-            "code": base64.b64encode(encode(code, names)).decode(),
+            "code": binascii.b2a_base64(encode(code, names), newline=False).decode(),
             "lines": [i.line for i in code],
             "maps": {str(pc): i.map for pc, i in enumerate(code) if i.map is not None},
         }
@@ -113,7 +109,7 @@ def from_json(value: Any, text: str) -> Program:
     """Return the program that `to_json` described. Raises ValueError, KeyError, TypeError or AttributeError if it is malformed."""
     functions = {}
     for name, item in value["functions"].items():
-        code = list(decode(base64.b64decode(item["code"]), item["lines"]))
+        code = list(decode(binascii.a2b_base64(item["code"]), item["lines"]))
         for pc, map_name in item["maps"].items():
             if not 0 <= int(pc) < len(code):
                 raise ValueError(f"{name} has no instruction {pc}")
@@ -125,6 +121,9 @@ def from_json(value: Any, text: str) -> Program:
 
 def _compile(text: str) -> Program:
     """Compile in a child process, because clang exits on C that it cannot express as BPF, and prints to stdout and stderr."""
+    import faulthandler  # imported here because the import is slow
+    import tempfile
+
     with tempfile.TemporaryFile() as talk, tempfile.TemporaryFile() as result:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -197,7 +196,7 @@ def _import_bcc() -> Any:
         raise CompileError(
             "the Python module bcc found here is another project's; install python3-bpfcc instead"
         )
-    if not capable():
+    if not privileges.capable():
         raise CompileError(
             "this C text is not one of the prebuilt programs, and compiling one needs CAP_BPF; run it as root"
         )
@@ -206,12 +205,7 @@ def _import_bcc() -> Any:
 
 def usable() -> bool:
     """Return whether bcc can compile here: its module is installed, and this thread may load programs and maps."""
-    return capable() and importlib.util.find_spec("bcc") is not None
-
-
-def capable() -> bool:
-    """Return whether this thread may load eBPF programs: it has CAP_BPF or CAP_SYS_ADMIN."""
-    return not privileges.effective().isdisjoint((privileges.BPF, privileges.SYS_ADMIN))
+    return privileges.capable() and importlib.util.find_spec("bcc") is not None
 
 
 _NO_CAUSE = "bcc: compilation failed; correct the C text"
@@ -456,6 +450,8 @@ def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
             break
     original = text.split("\n")
     lines: dict[int, int] = {}
+    import difflib  # imported here because the import is slow
+
     matcher = difflib.SequenceMatcher(None, original, rewritten, autojunk=False)
     for _, low, high, first, last in matcher.get_opcodes():
         for offset in range(last - first):
@@ -530,7 +526,7 @@ def spell_out_increments(text: str) -> str:
 @contextlib.contextmanager
 def _kernel_source() -> Iterator[None]:
     """Point bcc to installed headers of another kernel release, if it would not find any."""
-    release = platform.release()
+    release = os.uname().release
     if (
         "BCC_KERNEL_SOURCE" in os.environ
         or Path(f"/lib/modules/{release}/build/include").exists()
@@ -552,11 +548,13 @@ def _kernel_source() -> Iterator[None]:
 
 def _headers(stack: contextlib.ExitStack) -> Path | None:
     """Return a complete tree of kernel headers: a package's, or symbolic links to both halves of Debian's (-common and the rest)."""
+    import tempfile  # imported here because the import is slow
+
     found = sorted(Path("/usr/src").glob("linux-headers-*"), reverse=True)
     for tree in found:
         if (tree / "include/linux/kconfig.h").exists() and (tree / "include/generated/autoconf.h").exists():
             return tree
-    arch = "arm64" if platform.machine() == "aarch64" else "x86"
+    arch = "arm64" if os.uname().machine == "aarch64" else "x86"
     for specific in found:
         common = specific.with_name(specific.name.rsplit("-", 1)[0] + "-common")
         if specific == common or not (specific / "include/generated").exists() or not common.exists():

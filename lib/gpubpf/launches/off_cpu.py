@@ -27,10 +27,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpubpf.ebpf.compile import capable
 from gpubpf.errors import Error
 from gpubpf.linux import btf, tracepoints
-from gpubpf.process import syscalls
+from gpubpf.process import privileges, syscalls
 from gpubpf.program import BPF
 from gpubpf.record import Record, field
 
@@ -369,7 +368,7 @@ class OffCpu:
         try:
             if virtual:
                 raise Error("they are on the real clock, and the measurement is on the virtual clock")
-            if not capable():
+            if not privileges.capable():
                 raise Error("no CAP_BPF")
             self._attach_switch()
             self._host = self._bpf.host(args, note)

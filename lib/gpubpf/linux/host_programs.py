@@ -32,21 +32,20 @@ from gpubpf.ebpf.bytecode import (
     Program,
     encode,
 )
-from gpubpf.ebpf.compile import capable
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError, out_of_files
-from gpubpf.linux import matched_calls, process_functions, uprobes
+from gpubpf.linux import matched_calls
 from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
 from gpubpf.lower import context
-from gpubpf.process import bpf_syscall
+from gpubpf.process import bpf_syscall, privileges
 from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.linux.process_functions import FunctionPlace, FunctionProbe
-    from gpubpf.linux.uprobes import Table
+    from gpubpf.linux.uprobes import Table, Uprobes
     from gpubpf.lower.native import Native
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -115,7 +114,7 @@ class Host:
         self.on_detached: Callable[[], None] = lambda: None
         self._tables = tuple(functions)
         self._own = tuple(own)
-        self.uprobes: uprobes.Uprobes | None = None  # the programs at library functions
+        self.uprobes: Uprobes | None = None  # the programs at library functions
         programs = [a.function for a in attachments] + [t.function for t in functions]
         programs += [o.function for o in own]
         used = {i.map for name in programs for i in program.functions[name].instructions if i.map}
@@ -169,7 +168,9 @@ class Host:
                 self._loaded = True
                 return
             except OSError as error:
-                reason = f"cannot load eBPF programs ({error.strerror})" if capable() else "no CAP_BPF"
+                reason = (
+                    f"cannot load eBPF programs ({error.strerror})" if privileges.capable() else "no CAP_BPF"
+                )
                 self._release()
             except BaseException:
                 self._release()
@@ -202,7 +203,12 @@ class Host:
                 bpf_syscall.update(
                     self._files[name], bytes(4), self._params.get(name, b"").ljust(size, b"\0")[:size]
                 )
-        if uprobes.need_matching(self._tables) or any(probe.returns for probe in self._own):
+        matched = any(probe.returns for probe in self._own)
+        if self._tables:
+            from gpubpf.linux import uprobes  # imported here, because few tools have such programs
+
+            matched = matched or uprobes.need_matching(self._tables)
+        if matched:
             self._files[matched_calls.MAP] = matched_calls.create_map()
         for name in [a.function for a in tracepoints] + [t.function for t in self._tables]:
             code = self._program.functions[name].instructions
@@ -448,6 +454,8 @@ class HostProcess:
             return
         files = {**host._files, **self.files}
         with self._lock:
+            from gpubpf.linux import process_functions  # imported here, because few tools have such programs
+
             for number, probe in enumerate(host._own if not self._stopped else ()):
                 with process_functions.found(pid, probe) as places:
                     if isinstance(places, str):

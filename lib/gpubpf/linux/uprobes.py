@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import platform
 import select
 import threading
 import time
@@ -215,7 +214,7 @@ class Uprobes:
         method: str | None = None,
         hold: bool = False,
     ) -> None:
-        if platform.machine() != "x86_64":
+        if os.uname().machine != "x86_64":
             raise Error("uprobes at library functions require x86-64; attach to something else")
         self._program, self._load, self._note = program, load, note
         self._groups = _groups(tables)

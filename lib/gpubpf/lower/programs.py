@@ -21,6 +21,7 @@ from gpubpf.ebpf.bytecode import Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.native import Native
+from gpubpf.process import privileges
 
 if TYPE_CHECKING:
     from gpubpf.lower.amdgcn import WaveProgram
@@ -180,9 +181,7 @@ def _wave_program(
 
 def _lasts(release: str | None) -> bool:
     """Return whether the verdict of the kernel `release`, or None, may be kept. A kernel that gave none may give one the next time."""
-    from gpubpf.ebpf import compile
-
-    return release is not None or not compile.capable()
+    return release is not None or not privileges.capable()
 
 
 def verified(program: Program, name: str) -> tuple[Fragment, str | None]:

@@ -74,6 +74,11 @@ def effective() -> frozenset[int]:
     return frozenset(n for n in range(64) if (low | high << 32) >> n & 1)
 
 
+def capable() -> bool:
+    """Return whether this thread may load eBPF programs: it has CAP_BPF or CAP_SYS_ADMIN."""
+    return not effective().isdisjoint((BPF, SYS_ADMIN))
+
+
 def _get() -> tuple[int, ...]:
     header = ctypes.create_string_buffer(struct.pack("<Ii", _VERSION, 0), 8)
     data = ctypes.create_string_buffer(24)

@@ -13,6 +13,7 @@ from gpubpf.ebpf.bytecode import WIDE, Program
 from gpubpf.errors import CompileError
 from gpubpf.expressions import points, programs, specs
 from gpubpf.lower import nvptx
+from gpubpf.process import privileges
 from gpubpf.record import replace
 from gpubpf.verify import rules
 from gpubpf_host import needs_bpf
@@ -147,7 +148,7 @@ def test_errors_are_one_line(old: str, new: str, message: str | None) -> None:
 
 def test_it_is_only_used_where_it_is_asked_for(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compile, "capable", lambda: False)
+    monkeypatch.setattr(privileges, "capable", lambda: False)
     with pytest.raises(CompileError, match=r"compiling one needs CAP_BPF|bcc's Python module is missing"):
         compile.compile_text(TEXT + "/* refused */")
     assert "on_exit" in compile.compile_text(TEXT + "/* taken */", any_user=True).functions
@@ -155,6 +156,6 @@ def test_it_is_only_used_where_it_is_asked_for(monkeypatch, tmp_path) -> None:
     with pytest.raises(CompileError, match=r"requires root and bcc .*, or clang"):
         compile.compile_text(TEXT + "/* no compiler */", any_user=True)
     keys = {compile.program_key(TEXT), compile.program_key(TEXT, any_user=True)}
-    monkeypatch.setattr(compile, "capable", lambda: True)
+    monkeypatch.setattr(privileges, "capable", lambda: True)
     monkeypatch.setattr(compile, "usable", lambda: False)
     assert len(keys | {compile.program_key(TEXT, any_user=True)}) == 3  # each verdict has a cache of its own

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_host
-from gpubpf.ebpf import btf, compile
+from gpubpf.ebpf import btf
 from gpubpf.ebpf import bytecode as b
 from gpubpf.errors import Error
 from gpubpf.linux import btf as kernel
@@ -19,6 +19,7 @@ from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.linux.process_functions import FunctionProbe
 from gpubpf.objects import loading
 from gpubpf.objects.core import TYPE_MATCHES, Relocations
+from gpubpf.process import privileges
 from gpubpf_objects import build, needs_clang
 
 pytestmark = [
@@ -125,7 +126,7 @@ def test_a_missing_member_must_not_be_reached(tmp_path: Path) -> None:
         loaded = loading.load(str(build(body, tmp_path / f"{name}.bpf.o")))
         code = loaded.programs.program.functions["f"].instructions
         assert any(i.imm == b.POISON for i in code)
-        if compile.capable():
+        if privileges.capable():
             probes = [HostProbe("f", "sys_enter")]
             if poisoned:
                 with pytest.raises(
