@@ -74,16 +74,17 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 def processor_time(*pids: int) -> float:
     """Seconds of processor time of these processes."""
-    times = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids)
-    return sum(int(ticks) for both in times for ticks in both) / os.sysconf("SC_CLK_TCK")
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)  # their CLOCK_PROCESS_CPUTIME_ID
 
 
-def start(name: str, pid: int, *arguments: str) -> tuple[subprocess.Popen[str], float, dict[str, float]]:
+def start(
+    name: str, pid: int, *arguments: str, root: Path = ROOT
+) -> tuple[subprocess.Popen[str], float, dict[str, float]]:
     """A tool that is attached, when it was started, and the seconds from then until it said so,
     with the processor time that it took."""
     began = time.monotonic()
     tool = subprocess.Popen(
-        [sys.executable, str(ROOT / "tools" / f"{name}.py"), "-p", str(pid), "--json", *arguments],
+        [sys.executable, str(root / "tools" / f"{name}.py"), "-p", str(pid), "--json", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -103,14 +104,23 @@ def leave(tool: subprocess.Popen[str]) -> None:
 # --- how long it takes ---
 
 
-def first_launch(program: Path, rounds: int) -> dict[str, Any]:
+def first_launch(program: Path, rounds: int, before: Path | None) -> dict[str, Any]:
     """Seconds from the start of `TOOL -p PID` to its attachment, and to a result with an instrumented launch, by tool; and what
-    Python takes to start."""
+    Python takes to start.
+
+    before: a checkout of an earlier version. Its tools run in turn with these."""
     found: dict[str, Any] = {name: {"attached": [], "own": [], "launched": []} for name in TOOLS}
     found["python"] = []
     for i, name in product(range(rounds + 1), TOOLS):
         rate = Rate(program)
         try:
+            if before is not None:
+                tool, _, times = start(name, rate.process.pid, root=before)
+                leave(tool)
+                if i:
+                    found[name].setdefault("before", []).append(times["own"])
+                rate.close()
+                rate = Rate(program)
             tool, began, times = start(name, rate.process.pid, "0.02")
             assert tool.stdout is not None
             for line in tool.stdout:
@@ -144,6 +154,19 @@ def describe_first_launch(found: dict[str, Any]) -> list[str]:
             mean, wide = interval(found[name][what])
             cells.append(f"{mean:.2f} ± {wide:.2f} (least {min(found[name][what]):.2f})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    if found.get("before"):
+        lines += [
+            "",
+            f"Processor time until probes are live, in turn with commit {found['before']}:",
+            "",
+            "| | before | now | now / before |",
+            "|---|---|---|---|",
+        ]
+        for name in TOOLS:
+            now, before = found[name]["own"], found[name]["before"]
+            ratio, wide = interval([a / b for a, b in zip(now, before, strict=True)])
+            cells = [f"{statistics.median(times):.3f} (least {min(times):.3f})" for times in (before, now)]
+            lines.append(f"| {name} | {' | '.join(cells)} | {ratio:.2f} ± {wide:.2f} |")
     return lines
 
 
@@ -380,12 +403,13 @@ def main() -> int:
     )
     parser.add_argument("--only", choices=("first_launch", "arrivals", "cost", "stress"))
     parser.add_argument("--rounds", type=int, default=10, help="of each tool")
+    parser.add_argument("--before", type=Path, help="of first_launch: a built checkout to compare with")
     parser.add_argument("--groups", type=int, default=24, help="of processes")
     args = parser.parse_args()
     results = ROOT / "benchmarks" / "results"
     file = results / "attach.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    with tempfile.TemporaryDirectory(prefix="gpubpf-attach-") as place:
+    with tempfile.TemporaryDirectory(prefix="attach-") as place:
         at = Path(place)
         program = built(at)
         for name in [args.only] if args.only else ["first_launch", "arrivals", "cost"]:
@@ -396,7 +420,14 @@ def main() -> int:
                 "load": os.getloadavg()[0],
             }
             if name == "first_launch":
-                found[name] = {**state, "rounds": args.rounds, **first_launch(program, args.rounds)}
+                if args.before is not None:
+                    commit = ["git", "-C", str(args.before), "rev-parse", "--short", "HEAD"]
+                    state["before"] = subprocess.check_output(commit, text=True).strip()
+                found[name] = {
+                    **state,
+                    "rounds": args.rounds,
+                    **first_launch(program, args.rounds, args.before),
+                }
             elif name == "arrivals":
                 found[name] = {**state, "rounds": args.rounds, **arrivals(program, args.rounds)}
             elif name == "cost":

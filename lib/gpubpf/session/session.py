@@ -536,6 +536,9 @@ class Session:
                 self._newly_hooked.remove(newly)
             if not waiting:
                 self._listener.attached(process.pid, process.comm, when, process.again)
+                with self._measurement.lock:
+                    process.announced = True
+                    self._measurement.lock.notify_all()
             elif late and not newly.told:
                 newly.told = True
                 self._listener.waiting(process.pid, process.comm, when, waiting)

@@ -137,6 +137,7 @@ class TracedProcess(MutableRecord):
     sent_stubs: bool = False  # STUBS has arrived
     welcomed: bool = False  # WELCOME has been sent
     reported_hooks: bool = False  # HOOKED has arrived
+    announced: bool = False  # the tool has said that it is attached
     hooked: bool = False  # the hooks are live
     started: float = 0.0  # see `traceable.started`
     executed: bool = False  # its process executed another program, which has its own entry if it is traced

@@ -32,7 +32,7 @@ RECENTLY_ENDED = 64  # ended processes whose maps stay in files; older ones are 
 AHEAD_KERNELS = 256  # kernels of a running process that get copies ahead of a launch
 _AHEAD_REQUESTS = 1 << 31  # above the request numbers that agents use
 CLOCK_PATIENCE = 1.0  # seconds that WELCOME, and so the program, waits for clock kernels
-REGISTERS_PATIENCE = 1.0  # seconds that counting registers waits for copies to be ready
+REGISTERS_PATIENCE = 1.0  # seconds that counting registers waits for the end of an attach
 CACHED_SIDECARS = 32
 CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
@@ -457,10 +457,10 @@ class BackgroundWork:
     def _registers(
         self, process: TracedProcess, sidecar: Sidecar, target: Target | None, kernels: Collection[str]
     ) -> Mapping[str, RegisterUse]:
-        """Count the registers of these kernels, but not while the process waits for its copies, which it would delay."""
+        """Count the registers of these kernels. This waits until a running process is reported as attached, which it would delay."""
         with self._measurement.lock:
             self._measurement.lock.wait_for(
-                lambda: not process.preparing or process.disconnected, REGISTERS_PATIENCE
+                lambda: not process.attached or process.announced or process.disconnected, REGISTERS_PATIENCE
             )
         return self._count_registers(sidecar, target, kernels)
 
