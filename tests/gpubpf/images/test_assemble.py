@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -341,7 +342,7 @@ def test_a_ptxas_without_its_mode_is_made_executable(monkeypatch: pytest.MonkeyP
     ptxas.parent.mkdir(parents=True)
     ptxas.write_text("#!/bin/sh\n")
     ptxas.chmod(0o644)
-    monkeypatch.setattr(assemble.sysconfig, "get_path", lambda _: str(packages))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(packages))
     assemble._found.cache_clear()
     try:
         assert str(ptxas) in assemble._found("", "", "/nowhere")
