@@ -26,7 +26,7 @@ import os
 import re
 import struct
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
@@ -436,8 +436,9 @@ def _malloc_of(symbols: dict[str, Symbol]) -> tuple[int, int]:
     if not own:
         return 0, 0
     others = sorted({s.address for name, s in symbols.items() if name not in _MALLOC})
-    low = max((a for a in others if a < min(own)), default=min(own))
-    high = min((a for a in others if a > max(own)), default=max(own) + 4096)
+    before, after = bisect_left(others, min(own)), bisect_right(others, max(own))
+    low = others[before - 1] if before else min(own)
+    high = others[after] if after < len(others) else max(own) + 4096
     return low, high
 
 

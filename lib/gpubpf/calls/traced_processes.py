@@ -23,6 +23,7 @@ from gpubpf.errors import SessionError
 from gpubpf.process import privileges, proc, users
 from gpubpf.session import joining
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, run
+from gpubpf.show import garbage
 
 if TYPE_CHECKING:
     from gpubpf.calls.probes import CallProbes
@@ -138,6 +139,7 @@ class TracedProcesses:
         SIGTERM. `tick` is called in between and before each report, and returns the seconds until its next call.
         `stop` is called before the last report.
         """
+        garbage.as_usual()
         start = time.monotonic()
         interval, count = self._args.interval, self._args.count
         end = start + self._args.duration if self._args.duration is not None else None

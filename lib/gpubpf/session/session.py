@@ -36,7 +36,7 @@ from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
 from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, TRACED, UNHOOKED
 from gpubpf.session.server import Server
 from gpubpf.session.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
-from gpubpf.show import progress, table
+from gpubpf.show import garbage, progress, table
 
 if TYPE_CHECKING:
     from gpubpf.ptx.values import Site
@@ -400,6 +400,7 @@ class Session:
         tick: called about every `every` seconds, sooner if logs and rings fill quickly, and once before each yield. Call `logs`,
         `rings` and `readings` there.
         """
+        garbage.as_usual()
         self._tick = self._with_budget(tick)
         self._tick_interval, self._next_tick = every, time.monotonic() + every
         done = 0

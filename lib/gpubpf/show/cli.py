@@ -10,7 +10,7 @@ The library imports the modules below directly. `TOOL --help` takes no time: Num
 
 from __future__ import annotations
 
-from gpubpf.show import interrupt  # first: Ctrl-C may come while the other modules are loaded
+from gpubpf.show import interrupt  # first: they change how the other modules are loaded
 
 # isort: split
 import atexit
