@@ -4,8 +4,8 @@ The user's processes flood the tool's sockets with connections, have huge enviro
 named like a driver, stop and continue themselves while they start to use a GPU, and come and go. Meanwhile a tool measures every
 process for some seconds, again and again, and programs of another user launch kernels. In each round
 
-- the measurement takes no more than SLACK seconds beyond the time that -d says, the tool ends within PATIENCE seconds after that, and
-  never needs more than MEMORY;
+- the measurement ends at most SLACK seconds after the time that -d says, which begins when the tool watches every process; the tool
+  ends within PATIENCE seconds after that, and never needs more than MEMORY;
 - every program computes what it should;
 - each program's launches are measured, or the summary counts as many missed processes as there are programs that lack some.
 """
@@ -113,7 +113,13 @@ def one_round(program: Path, place: Path, figures: collections.Counter[str]) -> 
     lives.unlink(missing_ok=True)
     lives.touch()
     os.chown(lives, OTHER, OTHER)
-    command = [sys.executable, ROOT / "tools" / "threadhist.py", "--json", "--device", "sim", "-d", SECONDS]
+    tool_of = [
+        sys.executable,
+        Path(__file__).with_name("noting_end.py"),
+        place / "ended",
+        ROOT / "tools" / "threadhist.py",
+    ]
+    command = [*tool_of, "--json", "--device", "sim", "-d", SECONDS]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib")}
     out = place / "out"
     with out.open("w") as output, (place / "err").open("w+") as error:
@@ -152,7 +158,8 @@ def one_round(program: Path, place: Path, figures: collections.Counter[str]) -> 
     demand(took < SECONDS + PATIENCE, f"the tool ended after {took:.1f} s: {said}")
     records = [json.loads(line) for line in out.read_text().splitlines()]
     summary = records[-1]
-    measured = summary["duration_ns"] / 1e9
+    watching = next(record["ts_ns"] for record in records if record["type"] == "watching")
+    measured = (int((place / "ended").read_text()) - watching) / 1e9
     demand(measured < SECONDS + SLACK, f"the tool measured for {measured:.1f} s, not {SECONDS:.0f}: {said}")
     seen: collections.Counter[int] = collections.Counter()
     for record in records:

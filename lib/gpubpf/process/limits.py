@@ -31,7 +31,7 @@ PENDING = 4096  # images and modules without an answer
 CONTEXTS = 4096
 RINGS = 64
 READINGS, READING_BYTES = 64, 256 << 20  # that the tool has not taken yet; older ones are dropped
-SEND_WAIT = 5.0  # seconds to take a message; for a message to every process: for all of them together
+SEND_WAIT = 5.0  # seconds to take a message
 
 GREETINGS = 64  # connections that have not said yet which GPUs they are for
 CONNECTIONS_OF_PROCESS = (

@@ -1,8 +1,10 @@
 """Attach to every process on the machine that uses the CUDA driver or AMD's ROCr (docs/attach.md, "Several processes, every process").
 
     watcher = MachineWatcher(session.join, missed, note)
-    watcher.start()     # attaches to running processes; new ones will be attached
+    watcher.start()             # attaches to running processes; new ones will be attached
+    watcher.stop_attaching()    # when the measurement ends
     watcher.close()
+    watcher.unattached()        # processes that came too late
 
 `Session` uses it when it traces all processes.
 
@@ -83,11 +85,12 @@ class _Schedule(MutableRecord):
 class MachineWatcher:
     """Finds all processes that use a GPU driver, and has the session attach to them.
 
-    join(pid, tid): attach to a process, and return None or the reason for the failure (`Session.join`, which also counts it). `tid`:
-    the process's held thread; None if the process runs freely. missed(pid, comm, reason): count a process for a reason that only the
-    watcher knows. note: gets notices for the user. All three are called from several threads. `start` and `close` belong to the
-    session's main thread. A scanner thread looks for processes, the `HoldHelper` thread reports new ones, and a pool of JOINS threads
-    attaches to them. They share only `_next_scan`, `_probed_files`, `_unused` and `_arrived`, with single dict operations.
+    join(pid, tid): attach to a process, and return None or the reason for the failure (`Session.join`, which also counts it, but not
+    for TOO_LATE: then `unattached` returns the process). `tid`: the process's held thread; None if the process runs freely.
+    missed(pid, comm, reason): count a process for a reason that only the watcher knows. note: gets notices for the user. All three are
+    called from several threads. The other public methods belong to the session's main thread. A scanner thread looks for processes,
+    the `HoldHelper` thread reports new ones, and a pool of JOINS threads attaches to them. They share only `_next_scan`,
+    `_probed_files`, `_unused` and `_arrived`, with single dict operations.
     """
 
     def __init__(
@@ -137,16 +140,22 @@ class MachineWatcher:
             raise
         self._scanner.start()
 
-    def close(self) -> None:
-        """Release all held processes, and stop watching. Those that have not been attached to by now are missed."""
+    def stop_attaching(self) -> None:
+        """Begin no more attaches. Never waits. Held processes stay held until `close`, or until their time is over."""
         self._closing.set()
+
+    def close(self) -> None:
+        """Release all held processes, and stop watching. A process can delay this by seconds."""
+        self.stop_attaching()
         if self._scanner.ident is not None:
             # It may be blocked by a file on a FUSE file system that does not answer.
             self._scanner.join(LEAVE)
         self._hold_helper.close()
         self._joins.close()
-        for pid, comm in list(self._arrived.items()):
-            self._missed(pid, comm, TOO_LATE)
+
+    def unattached(self) -> dict[int, str]:
+        """Return the processes to which the tool began to attach, or should have, and has not attached so far: pid → comm."""
+        return dict(self._arrived)
 
     def _on_exec_or_exit(self, pid: int) -> None:
         self._next_scan.pop(pid, None)
@@ -183,7 +192,7 @@ class MachineWatcher:
             )
             raise
         finally:
-            if reason is None or not self._closing.is_set():
+            if reason != TOO_LATE:
                 self._arrived.pop(pid, None)
             unused = reason == NO_ROCR
             if unused:

@@ -187,7 +187,7 @@ class Measurement:
 
     `lock` guards `processes`, `missed`, `_noted` and what agents change in a `TracedProcess`. It is a condition: the server notifies
     it after each message and each disconnect. Other attributes do not change after `__init__`, except `stopped`, `started_ns`,
-    `ended_ns`, `request` and `drain_soon`. Only the thread that runs `Session.intervals` sets those.
+    `ended_ns`, `read`, `request` and `drain_soon`. Only the thread that runs `Session.intervals` sets those.
     """
 
     def __init__(self, targets: Targets, plan: Plan, note: Callable[[str], None]) -> None:
@@ -233,6 +233,7 @@ class Measurement:
         self.started_ns = self.ended_ns = 0
         self.request = 0  # number of the last request to read the maps
         self.stopped = False  # the measurement has ended
+        self.read = False  # and all that agents still had was read, so nothing will follow
         self.drain_soon = False  # logs or rings fill quickly; read them again soon
         self.missed: dict[str, list[MissedProcess]] = {}  # by reason
         self._began, self._ended = _boottime(), math.inf

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -215,7 +214,7 @@ def logs(measurement: Measurement) -> list[ProcessLog]:
             ProcessLog(
                 process.pid, process.comm, records, process.log_lost, process.virtual,
                 process.names, process.contexts, process.stacks, last, process.number, process.waves,
-                process.vendor, bool(measurement.ended_ns),
+                process.vendor, measurement.read,
             )
         )  # fmt: skip
     return found
@@ -224,7 +223,6 @@ def logs(measurement: Measurement) -> list[ProcessLog]:
 def rings(measurement: Measurement, map_name: str) -> list[RingRecords]:
     """See `Session.rings`."""
     found = []
-    until = time.monotonic() + limits.SEND_WAIT  # for all processes together
     for process, context, ring in _rings(measurement, map_name, measurement.active()):
         if ring.done:
             continue
@@ -235,13 +233,15 @@ def rings(measurement: Measurement, map_name: str) -> list[RingRecords]:
         else:
             copied = _read_copy(measurement, process, ring, last)
             if copied is None and not last and not process.disconnected and not measurement.stopped:
-                process.send(protocol.drain(0, 0.0, DrainFlag.ONLY_RINGS), until=until)
+                process.offer(protocol.drain(0, 0.0, DrainFlag.ONLY_RINGS))  # else, at the next call
             if copied is None:
                 ring.done = last
                 continue
             records = copied
             if not process.disconnected:
-                process.send(protocol.consumed(place.map, context, ring.reader.consumed), until=until)
+                process.offer(
+                    protocol.consumed(place.map, context, ring.reader.consumed)
+                )  # or with the next copy
         measurement.drain_soon |= ring.reader.full > FILLING_FAST
         process.drained_bytes += records.nbytes
         if last:

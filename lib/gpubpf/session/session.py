@@ -13,24 +13,29 @@ agent into running processes (joining.py; docs/attach.md). One thread serves all
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import importlib
 import os
 import select
 import selectors
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
-from gpubpf.agent import protocol
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.process import libc, limits, privileges, proc, traceable
 from gpubpf.record import MutableRecord
+from gpubpf.process import fresh_thread, libc, privileges, proc, traceable
 from gpubpf.session import joining, readout, reasons, summary, translating
 from gpubpf.session.budget import Budget
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
+from gpubpf.session.drain_request import DrainRequest
 from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
 from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, TRACED, UNHOOKED
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
 # All in seconds.
 DRAIN_WAIT = 2.0  # for running kernels to finish before the last reading
 ANSWER_WAIT = 5.0  # after DRAIN_WAIT, for an agent to answer
+HOST_WAIT = 0.5  # for agents to answer before the host programs are detached, which ends the measurement
 LEAVING_WAIT = 0.4  # replaces each of these two after SIGTERM or SIGHUP
 FIRST_ANSWER_WAIT = 0.15  # enough for a launching program to send its modules and get the sidecars
 READY_WAIT = (
@@ -171,8 +177,12 @@ class Session:
             self._report_attached()
             return
         self._background.joined.set()
-        self._background.sidecar_threads.submit(self._warm_up)
+        warm_up = self._background.sidecar_threads.submit(self._warm_up)
         if self.targets.all_processes:
+            # The time of -d begins with the watcher. Its threads may be busy from then on, so this would take long.
+            self._measurement.privileges.keep(self._needed_capabilities(), here=False)
+            fresh_thread.run(self._import_numpy, "gpubpf-numpy")
+            concurrent.futures.wait([warm_up])
             from gpubpf.session.machine import MachineWatcher
 
             watcher = MachineWatcher(
@@ -185,6 +195,10 @@ class Session:
             self._report_attached()
             self._listener.watching(time.monotonic_ns())
         self._measurement.privileges.keep(self._needed_capabilities(), self._owns_process)
+
+    def _import_numpy(self) -> None:
+        self._measurement.privileges.apply()  # NumPy starts threads, which have the capabilities of this one
+        importlib.import_module("numpy")
 
     def _wait_for_first_answers(self) -> None:
         """Wait at most READY_WAIT until the processes have copies of the kernels that they had loaded. Wait at most FIRST_ANSWER_WAIT
@@ -212,17 +226,20 @@ class Session:
     def join(self, pid: int, *, starting: int | None = None) -> str | None:
         """Attach to a running process. Return None once probes are live in it, or else the reason for the failure.
 
-        The summary counts that reason. `starting`: the held thread, if the process is inside its first cuInit. From any thread, at any
-        time."""
+        The summary counts that reason, except TOO_LATE: the attach failed when the measurement was over. `starting`: the held thread,
+        if the process is inside its first cuInit. From any thread, at any time."""
         comm, started = traceable.comm(pid), traceable.started(pid)
         missed = self._joining.join(pid, starting)
-        if missed and missed.reason == NO_ROCR and self.targets.all_processes:
+        if missed is None:
+            return None
+        if missed.reason == NO_ROCR and self.targets.all_processes:
             return NO_ROCR  # the process will be held when it starts to use ROCr
-        if missed and not self._measurement.stopped:
-            self._measurement.record_missed(pid, comm, missed.reason, started)
-            if missed.reason in (FORBIDDEN, TRACED, UNHOOKED):  # the text says why, or which tool
-                self._measurement.note(str(missed))
-        return missed.reason if missed else None
+        if self._measurement.stopped:
+            return TOO_LATE
+        self._measurement.record_missed(pid, comm, missed.reason, started)
+        if missed.reason in (FORBIDDEN, TRACED, UNHOOKED):  # the text says why, or which tool
+            self._measurement.note(str(missed))
+        return missed.reason
 
     def only_process(self) -> dict[str, int | str | None]:
         """Return pid and comm of the command, or of the only process that the user chose; None for both if there are several."""
@@ -237,10 +254,6 @@ class Session:
 
     def _record_missed(self, pid: int, comm: str, reason: str) -> None:
         """Count a process that the watcher found. From any thread."""
-        if reason == TOO_LATE and any(
-            p.pid == pid and p.hooked and not p.disconnected for p in self._measurement.all_processes()
-        ):
-            return  # the probes were live in time
         self._measurement.record_missed(pid, comm, reason, traceable.started(pid))
 
     def _join_all(self, pids: Sequence[int]) -> None:
@@ -430,8 +443,8 @@ class Session:
                 with progress.work("preparing the report"):
                     yield done
                 return
-            self._note_untraced_descendants()
-            self._drain(0.0, 0)
+            self._note_untraced_descendants(self._measurement.active())
+            self._drain()
             self._run_tick()
             yield done
 
@@ -441,13 +454,13 @@ class Session:
         A command: with its first launch, because setting up the GPU and instrumenting the first kernels may take seconds.
         -p: when the copies of the kernels that were loaded are ready, and BEGIN_WAIT after attaching at the latest.
         Every process, or host programs alone: when they are watched."""
+        if self.targets.all_processes or self._only_host:
+            return self._started  # the tool's preparations after that may take long on a busy machine
         if self._began_at is None and self._may_begin():
             self._began_at = time.monotonic()
         return self._began_at
 
     def _may_begin(self) -> bool:
-        if self.targets.all_processes or self._only_host:
-            return True
         processes = self._measurement.all_processes()
         if self.targets.pids:
             late = time.monotonic() >= self._started + BEGIN_WAIT
@@ -519,7 +532,7 @@ class Session:
         def both() -> None:
             if tick is not None:
                 tick()
-            budget.tick(self._measurement, lambda: self._drain(0.0, 0))
+            budget.tick(self._measurement, self._drain)
 
         return both
 
@@ -544,11 +557,11 @@ class Session:
                 newly.told = True
                 self._listener.waiting(process.pid, process.comm, when, waiting)
 
-    def _note_untraced_descendants(self) -> None:
-        """Tell the user about processes that use the GPU and were started by the traced ones (`-p`)."""
+    def _note_untraced_descendants(self, processes: Iterable[TracedProcess]) -> None:
+        """Tell the user about processes that use the GPU and were started by these traced ones (`-p`)."""
         if not self.targets.pids:
             return
-        traced = {p.pid for p in self._measurement.active()}
+        traced = {process.pid for process in processes}
         found = joining.untraced_descendants(traced | self._noted_descendants)
         for pid in found.keys() - traced - self._noted_descendants:
             self._noted_descendants.add(pid)
@@ -563,16 +576,25 @@ class Session:
         patience = LEAVING_WAIT if self._signals.terminated else DRAIN_WAIT
         if self._returncode is not None:  # an agent that failed early did not wait for an answer
             self._server.settle(patience)
-        self._measurement.stopped = True
         if self._watcher is not None:
-            self._watcher.close()
-        self._note_untraced_descendants()
-        self._drain(patience, DrainFlag.STOP)
-        if self._returncode is not None:
-            self._wait_for_last_messages()
+            self._watcher.stop_attaching()
+        self._measurement.stopped = True
+        request = DrainRequest(self._measurement, patience, DrainFlag.STOP)
         if self._measurement.host is not None:
+            # Launches that an agent lets begin before it has read the message need the host programs.
+            self._wait_for_answers(request, time.monotonic() + HOST_WAIT)
             self._measurement.host.detach()
         self._measurement.end()
+        # From here on, a process can delay the report, but not the end of the measurement.
+        self._note_untraced_descendants(request.processes)
+        if self._watcher is not None:
+            self._watcher.close()
+        self._finish(request)
+        if self._watcher is not None:
+            self._count_unattached(self._watcher, request)
+        if self._returncode is not None:
+            self._wait_for_last_messages()
+        self._measurement.read = True
         self._report_attached()
         self._run_tick()  # read logs and rings before counting what they lack
         for process, launches in summary.unread_launches(self._measurement):
@@ -630,36 +652,38 @@ class Session:
                 " or that kernels may launch: how often the kernels of these graphs ran is unknown"
             )
 
-    def _drain(self, wait: float, flags: int) -> None:
-        """Request the maps of every live process, and wait for them. Tell the user how many processes did not answer.
+    def _drain(self) -> None:
+        """Request the maps of every live process, and wait for them, at most until the time of -d. Ended processes already sent their
+        maps."""
+        self._finish(DrainRequest(self._measurement), self._after_began(self._duration))
 
-        wait: seconds that running kernels may take to finish. flags: of `DrainFlag`. Ended processes already sent their maps."""
-        self._measurement.request += 1
-        request = self._measurement.request
-        waiting_for = [p for p in self._measurement.active() if not p.disconnected]
-        until = time.monotonic() + limits.SEND_WAIT  # for all of them together
-        for process in waiting_for:
-            process.send(protocol.drain(request, wait, flags), until=until)
-        self._server.wake()
-        deadline = time.monotonic() + wait + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
+    def _finish(self, request: DrainRequest, until: float | None = None) -> None:
+        """Wait for the answers to a request. Tell the user how many processes did not answer, unless it was cut short by `until`
+        (time.monotonic)."""
+        deadline = request.finished + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
+        if until is not None and until < deadline:
+            self._wait_for_answers(request, until)
+        elif not self._wait_for_answers(request, deadline):
+            late = request.unanswered()
+            self._measurement.note(
+                f"{table.count(len(late), 'process')} did not answer in time;"
+                f" counts since the last reading are not shown: {_named(late)}"
+            )
 
-        def unanswered() -> list[TracedProcess]:
-            return [p for p in waiting_for if not p.disconnected and p.last_drain < request]
-
-        while True:
-            due = min(deadline, self._next_tick) if self._tick else deadline
-            with self._measurement.lock:
-                self._measurement.lock.wait_for(lambda: not unanswered(), max(0.0, due - time.monotonic()))
-                late = unanswered()
-            if not late:
-                return
-            if time.monotonic() >= deadline:
-                self._measurement.note(
-                    f"{table.count(len(late), 'process')} did not answer in time;"
-                    f" counts since the last reading are not shown: {_named(late)}"
-                )
-                return
+    def _wait_for_answers(self, request: DrainRequest, until: float) -> bool:
+        """Wait for the answers to a request, calling the tick. Return False if some are missing at `until` (time.monotonic)."""
+        while not request.wait(min(until, self._next_tick) if self._tick else until):
+            if time.monotonic() >= until:
+                return False
             self._run_tick()
+        return True
+
+    def _count_unattached(self, watcher: MachineWatcher, request: DrainRequest) -> None:
+        """Count the processes that came too late. `request`: the last one, which went to every process with live hooks."""
+        measured = {p.pid for p in self._measurement.all_processes() if p.hooked and p in request.processes}
+        for pid, comm in watcher.unattached().items():
+            if pid not in measured:
+                self._measurement.record_missed(pid, comm, TOO_LATE, traceable.started(pid))
 
     # --- results for tools ---
 

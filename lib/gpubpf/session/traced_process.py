@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 import time
@@ -327,18 +328,27 @@ class TracedProcess(MutableRecord):
 
     def send_working(self) -> None:
         """Tell the waiting agent that the tool is working on its request, unless another thread is sending. Never waits."""
-        if self.send_lock.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                self.socket.send(protocol.working())  # small, so it is sent as a whole or not at all
+        self.offer(protocol.working())
+
+    def offer(self, message: bytes) -> bool:
+        """Send a small message, from any thread. Never waits: return False if another thread is sending, or if there is no room.
+
+        A small message is sent as a whole or not at all."""
+        if not self.send_lock.acquire(blocking=False):
+            return False
+        try:
+            return self.socket.send(message)
+        except OSError:
+            return True  # the agent has disconnected; the server notices that
+        finally:
             self.send_lock.release()
 
-    def send(self, data: bytes, file: int | None = None, until: float | None = None) -> None:
-        """Send a message, from any thread. Disconnect an agent that does not take it in time.
+    def send(self, data: bytes, file: int | None = None) -> None:
+        """Send a message, from any thread. Disconnect an agent that does not take it within limits.SEND_WAIT.
 
-        until: how long to wait (time.monotonic); None: for limits.SEND_WAIT. If another thread still sends then, nothing is sent."""
-        if until is None:
-            until = time.monotonic() + limits.SEND_WAIT
-        if not self.send_lock.acquire(timeout=max(until - time.monotonic(), 0.0)):
+        If another thread still sends then, nothing is sent."""
+        until = time.monotonic() + limits.SEND_WAIT
+        if not self.send_lock.acquire(timeout=limits.SEND_WAIT):
             return
         try:
             sent = self.socket.send(data, () if file is None else [file], until)

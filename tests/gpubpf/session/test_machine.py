@@ -1047,23 +1047,71 @@ def test_a_tool_sees_every_process(repository: Path) -> None:
     assert summary["launches_instrumented"] >= 8 - missed - late, (summary, said)
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_who_is_not_attached_to_when_the_measurement_ends_is_missed(slow: bool) -> None:
-    missed: list[tuple[int, str, str]] = []
+@pytest.mark.parametrize(("result", "late"), [(None, []), ("cannot be traced", []), (TOO_LATE, [7, 8])])
+def test_who_is_not_attached_to_when_the_measurement_ends_is_known(
+    result: str | None, late: list[int]
+) -> None:
+    """`join` counts all other failures. While one waits for its turn, both are late."""
     joined = threading.Event()
 
-    def join(pid: int, held: int | None) -> None:
-        if slow:
-            joined.wait(10)
+    def join(pid: int, held: int | None) -> str | None:
+        joined.wait(60)
+        return result
 
-    watcher = MachineWatcher(join, lambda *process: missed.append(process), lambda text: None)
+    watcher = MachineWatcher(join, lambda *process: pytest.fail(str(process)), lambda text: None)
     watcher._joins = DaemonThreadPool(1)
     watcher._hold_helper = SimpleNamespace(close=lambda: None, finish=lambda pid, again: False)  # type: ignore[assignment]
     watcher._scanner = threading.Thread()
-    watcher._on_arrival(7, "app", None, False)
-    watcher._on_arrival(8, "other", None, False)  # waits for the first
-    while not slow and watcher._arrived:
-        time.sleep(0.001)
-    watcher.close()
+    joins = [watcher._begin_to_join(pid, "app", None, False) for pid in (7, 8)]
+    assert watcher.unattached() == {7: "app", 8: "app"}
     joined.set()
-    assert missed == ([(7, "app", TOO_LATE), (8, "other", TOO_LATE)] if slow else [])
+    for join_of_one in joins:
+        join_of_one.result(60)
+    assert list(watcher.unattached()) == late
+    watcher.stop_attaching()
+    watcher._begin_to_join(9, "app", None, False).result(60)
+    watcher.close()
+    assert list(watcher.unattached()) == [*late, 9]
+
+
+def test_the_report_is_prepared_before_processes_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of -d begins then, and the watcher may keep the tool's other threads from their work."""
+    done: list[str] = []
+
+    def warm_up() -> None:
+        time.sleep(0.2)
+        done.append("warm-up")
+
+    monkeypatch.setattr(MachineWatcher, "start", lambda watcher: done.append("watcher"))
+    monkeypatch.setattr(MachineWatcher, "close", MachineWatcher.stop_attaching)
+    builder = SidecarBuilder(lambda image, target: Sidecar(), warm_up=warm_up)
+    with Session(Targets(all_processes=True), Plan(device.Device("sim")), builder) as session:
+        session._stop()
+    assert done == ["warm-up", "watcher"]
+
+
+@pytest.mark.own_processes
+@pytest.mark.may_come_too_late
+def test_a_held_process_continues_after_the_measurement_has_ended(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session does not wait for the attach, and counts the process once."""
+    held = threading.Event()
+
+    def join(session: Session, pid: int, *, starting: int | None = None) -> str:
+        held.set()
+        eventually(lambda: session._measurement.ended_ns)
+        return TOO_LATE
+
+    monkeypatch.setattr(Session, "join", join)
+    plan = Plan(device.Device("sim", {"CUDASIM_CLOCK": "real"}))
+    with Session(
+        Targets(all_processes=True), plan, SidecarBuilder(lambda image, target: Sidecar())
+    ) as session:
+        child = subprocess.Popen([built / "comes", "once"], stdout=subprocess.PIPE, text=True)
+        assert held.wait(60)
+        session._stop()
+        out, _ = child.communicate(timeout=60)
+        processes = session.summary()["processes"]
+    assert child.returncode == 0 and float(out.split()[1]) * 1e6 >= session._measurement.ended_ns
+    assert processes["measured"] == 0 and processes["missed"] == {TOO_LATE: 1}

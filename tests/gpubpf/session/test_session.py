@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ from gpubpf.process import limits, target_socket, traceable
 from gpubpf.ptx.values import InjectedVariable
 from gpubpf.record import replace
 from gpubpf.session import device, reasons, tracing, workers
-from gpubpf.session.measurement import Follow
+from gpubpf.session.measurement import Follow, Plan, Targets
 from gpubpf.session.session import Session
 from gpubpf_commands import quoted
 
@@ -758,6 +757,79 @@ def test_a_process_that_does_not_wait_to_be_attached_to_is_no_secret() -> None:
     assert "not reached in time" in said
 
 
+def test_the_time_of_every_process_begins_when_they_are_watched() -> None:
+    """And not when the tool has prepared its report: it begins to count at once."""
+    plan = Plan(device.Device("sim"))
+    session = Session(
+        Targets(all_processes=True), plan, workers.SidecarBuilder(lambda image, target: Sidecar())
+    )
+    session._started = time.monotonic() - 3
+    assert session._after_began(5) == session._started + 5
+
+
+class Watcher:
+    """Watches no process. close: what to do when the session closes it. arriving: the processes that it has not attached to."""
+
+    blind = False
+
+    def __init__(
+        self, close: Callable[[], None] = lambda: None, arriving: dict[int, str] | None = None
+    ) -> None:
+        self.close, self._arriving, self.attaches = close, arriving or {}, True
+
+    def stop_attaching(self) -> None:
+        self.attaches = False
+
+    def unattached(self) -> dict[int, str]:
+        return self._arriving
+
+
+def test_agents_stop_before_the_watcher_is_closed(target: Path) -> None:
+    """A process can delay the watcher's end for seconds. The measurement does not last longer for it."""
+    closing: list[int] = []
+
+    def close() -> None:
+        closing.append(time.monotonic_ns())
+        until = time.monotonic() + 30
+        while not session._measurement.all_processes()[0].last_drain and time.monotonic() < until:
+            time.sleep(0.001)
+
+    with fake_tool.session([str(target), "slow", "100000"], duration=0.2) as session:
+        session._watcher = watcher = Watcher(close)  # type: ignore[assignment]
+        for _ in session.intervals():
+            pass
+        session._child.kill()
+        assert session._measurement.all_processes()[0].last_drain, "the agent was not asked"
+        assert not watcher.attaches and 0 < session._measurement.ended_ns <= closing[0]
+        found = fake_tool.result(session)
+    assert found["summary"]["lost"] == 0 and 0 < counted(found)[2] == sum(i[2] for i in found["instances"])
+
+
+def test_processes_that_come_too_late_are_counted_once(target: Path) -> None:
+    """Not those whose hooks were live when the measurement ended, though their agent has detached by now."""
+    with fake_tool.session([str(target), "slow", "100000"], duration=0.2) as session:
+        arriving = {session._child.pid: "target", os.getpid(): "late"}
+        session._watcher = Watcher(arriving=arriving)  # type: ignore[assignment]
+        for _ in session.intervals():
+            pass
+        session._child.kill()
+        processes = session.summary()["processes"]
+    assert processes["measured"] == 1 and processes["missed"] == {reasons.TOO_LATE: 1}
+    assert [p.pid for p in session._measurement.missed[reasons.TOO_LATE]] == [os.getpid()]
+
+
+def test_an_attach_that_fails_after_the_end_is_left_to_the_watcher() -> None:
+    with fake_tool.session(["sleep", "60"], wanted=()) as session:
+        pid = session._child.pid
+        first = session.join(pid)
+        session._measurement.stopped = True
+        second = session.join(pid)
+        session._measurement.stopped = False
+        ends(session)
+        assert (first, second) == (reasons.NO_DRIVER, reasons.TOO_LATE)
+        assert session.summary()["processes"]["missed"] == {reasons.NO_DRIVER: 1}
+
+
 def test_an_attach_that_is_not_over_is_counted_by_the_watcher() -> None:
     """Its process ends meanwhile, and then the measurement of every process."""
     said: list[str] = []
@@ -765,7 +837,7 @@ def test_an_attach_that_is_not_over_is_counted_by_the_watcher() -> None:
         ours, agents = target_socket.pair()
         process = session._server.adopt(ours, os.getpid(), os.pidfd_open(os.getpid()))
         assert process is not None
-        session._watcher = SimpleNamespace(close=lambda: None, blind=False)  # type: ignore[assignment]
+        session._watcher = Watcher()  # type: ignore[assignment]
         with agents:
             hello_and_stubs(agents)
         for _ in session.intervals():
