@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpubpf.process import limits
+from gpubpf.process import limits, traceable
+
+_ENDED = 1024  # processes without a connection that are counted before the ended ones are forgotten
 
 
 class Connections:
@@ -15,6 +17,7 @@ class Connections:
         self._silent: dict[int, tuple[int, float]] = {}  # those that have not greeted: process
         self._greeting: Counter[tuple[int, float]] = Counter()
         self._of_process: Counter[tuple[int, float]] = Counter()  # including closed ones
+        self._most = _ENDED  # processes in `_of_process` until `_forget_ended`
         self._of_user: Counter[int] = Counter()
 
     def add(self, connection: int, pid: int, started: float, uid: int) -> str:
@@ -26,6 +29,8 @@ class Connections:
         self._silent[connection] = process
         self._greeting[process] += 1
         self._of_process[process] += 1
+        if len(self._of_process) > self._most:
+            self._forget_ended()
         self._of_user[uid] += 1
         if (
             self._greeting[process] > limits.GREETINGS
@@ -47,4 +52,14 @@ class Connections:
         """Take note that a connection is closed."""
         self.greeted(connection)
         if (found := self._open.pop(connection, None)) is not None:
-            self._of_user[found[2]] -= 1
+            user = found[2]
+            self._of_user[user] -= 1
+            if not self._of_user[user]:
+                del self._of_user[user]
+
+    def _forget_ended(self) -> None:
+        """Forget processes that have ended. The next time is when there are twice as many, so each process costs little."""
+        for pid, started in list(self._of_process):
+            if not started or traceable.started(pid) != started:  # 0: it had ended before it was counted
+                del self._of_process[pid, started]
+        self._most = 2 * len(self._of_process) + _ENDED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpubpf.process import limits
+from gpubpf.process import limits, traceable
 from gpubpf.session.connections import Connections
 
 pytestmark = pytest.mark.without_driver
@@ -39,3 +39,28 @@ def test_a_user_has_a_limit_but_root_has_not(monkeypatch: pytest.MonkeyPatch) ->
     counted.remove(0)
     assert counted.add(4, 4, 1.0, 1000) == ""
     assert [counted.add(n, n, 1.0, 0) for n in range(5, 12)] == ["", "", "", "", "", "", "the machine"]
+
+
+def test_ended_processes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of processes may connect and end. One that lives on is still counted, and few are looked for."""
+    looked: list[int] = []
+
+    def started(pid: int) -> float:
+        looked.append(pid)
+        return 1.0 if pid == 7 else pid % 2 * 2.0  # others have ended, or their IDs were reused
+
+    monkeypatch.setattr(traceable, "started", started)
+    counted = Connections()
+    for _ in range(limits.CONNECTIONS_OF_PROCESS):
+        counted.add(0, 7, 1.0, 1000)
+        counted.remove(0)
+    most = 0
+    for pid in range(1000, 21000):
+        assert counted.add(0, pid, pid % 2, 1000) == ""
+        counted.remove(0)
+        most = max(most, len(counted._of_process))
+    assert most < 2000
+    assert len(looked) < 2 * 20000
+    assert counted.add(0, 7, 1.0, 1000) == "it"
+    counted.remove(0)
+    assert not counted._open and not counted._of_user
