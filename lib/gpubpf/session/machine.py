@@ -113,6 +113,7 @@ class MachineWatcher:
         self._budget = ScanBudget()
         self._delayed: set[int] = set()  # users whose processes had to wait
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
+        self._stuck = False  # an attach did not end
         # Processes that have loaded ROCr but do not use it yet: pid → start time. They will be held when they start to use it.
         self._unused: dict[int, float] = {}
         # Processes that are to be attached to, or are being attached to: pid → comm.
@@ -206,6 +207,9 @@ class MachineWatcher:
     def _scan_loop(self) -> None:
         failed = False  # whether the previous scan failed
         while not self._closing.wait(MIN_SCAN_INTERVAL):
+            if self._joins.replace_stuck() and not self._stuck:
+                self._stuck = True
+                self._note("an attach does not end: perhaps the memory of a process cannot be read (FUSE?)")
             lost = self._hold_helper.lost or self._lost_before
             if lost[1] and not self._lost_before[1]:
                 self._note(
@@ -406,7 +410,7 @@ class HoldHelper:
     on_helper_exit(why): the helper exited, or was killed because it did not answer, so new processes are no longer held.
 
     This class's thread receives messages, calls these functions and releases threads whose hold has timed out. Any thread may call the
-    methods. `_request_lock` lets one request at a time wait for its answer; `_lock` guards `_held`.
+    methods. `_request_lock` lets one request at a time wait for its answer.
     Raises SessionError if the helper does not start.
     """
 
@@ -422,13 +426,12 @@ class HoldHelper:
             on_helper_exit,
         )
         self._request_lock = threading.Lock()
-        self._silent = False  # the helper did not answer, so it was killed
         self.exited = False  # new processes are no longer held
         self._claimed: dict[int, float] = {}  # processes to attach to: pid → start time
         self._last_id = 0
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._held: dict[int, Held] = {}
-        self._lock = threading.Lock()  # guards _held
+        self._lock = threading.Lock()  # guards _held, and the end of the helper
         self._connection, helper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         library = str(Path(__file__).parents[2])
         start = f"import sys; sys.path.insert(0, {library!r}); from gpubpf.attach import holding; "
@@ -462,8 +465,10 @@ class HoldHelper:
         until = time.monotonic() + LEAVE
         while any(held.is_held for held in self._all_held()) and time.monotonic() < until:
             time.sleep(0.005)
-        for held in self._all_held():
-            held.close()
+        # This reads and writes memory of the processes, which may never arrive.
+        closing = threading.Thread(target=self._close_held, name="gpubpf-holder", daemon=True)
+        closing.start()
+        closing.join(LEAVE)
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
@@ -472,6 +477,10 @@ class HoldHelper:
             self._connection.close()
         # The kernel removes the helper's probes one by one, which takes a while. Do not wait for that.
         threading.Thread(target=self._end_helper, name="gpubpf-holder", daemon=True).start()
+
+    def _close_held(self) -> None:
+        for held in self._all_held():
+            held.close()
 
     def _end_helper(self) -> None:
         """Wait until the helper has ended, and kill it if that takes too long."""
@@ -535,9 +544,11 @@ class HoldHelper:
                     if answer["id"] == self._last_id:
                         return answer["answer"]
             except queue.Empty:
-                self._silent = True
                 self._process.kill()  # the kernel lets the threads that it has stopped continue
-                self._connection.shutdown(socket.SHUT_RDWR)  # it may wait in the kernel, and not end yet
+                self._lose("does not answer")  # `_run` itself may wait for memory that never arrives
+                self._connection.shutdown(
+                    socket.SHUT_RDWR
+                )  # the helper may wait in the kernel, and not end yet
         return None
 
     def _all_held(self) -> list[Held]:
@@ -560,9 +571,15 @@ class HoldHelper:
                 next_check = time.monotonic() + TICK
             if data:
                 self._handle(json.loads(data))
-        self.exited = True
-        self._answers.put({})  # wake a thread that waits in `_request`
-        self._on_helper_exit("does not answer" if self._silent else "exited")
+        self._lose("exited")
+
+    def _lose(self, why: str) -> None:
+        """Record, once, that the helper is lost."""
+        with self._lock:
+            before, self.exited = self.exited, True
+        if not before:
+            self._answers.put({})  # wake a thread that waits in `_request`
+            self._on_helper_exit(why)
 
     def _expire_late(self) -> None:
         """Release threads that were held too long, or that hold a lock that their worker waits for."""

@@ -492,6 +492,7 @@ class Session:
                 wait = min(max(0.0, min(times) - time.monotonic()) if times else LONGEST_WAIT, LONGEST_WAIT)
                 if self._signals.reader in {key.fd for key, _ in selector.select(wait)}:
                     self._signals.clear()
+                self._background.replace_stuck()
                 if not self._measurement.stopped:  # nothing may follow the summary
                     self._report_attached()
                 if self._ended():

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +21,7 @@ from gpubpf.errors import Error, in_words, missing_package, out_of_files
 from gpubpf.future import Future
 from gpubpf.process import traceable
 from gpubpf.record import Record, replace
+from gpubpf.process import limits, traceable
 from gpubpf.session.large_modules import LargeModule, Step
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ AHEAD_KERNELS = 256  # kernels of a running process that get copies ahead of a l
 _AHEAD_REQUESTS = 1 << 31  # above the request numbers that agents use
 CLOCK_PATIENCE = 1.0  # seconds that WELCOME, and so the program, waits for clock kernels
 REGISTERS_PATIENCE = 1.0  # seconds that counting registers waits for the end of an attach
+ATTACH_PATIENCE = 60.0  # seconds until a thread that attaches to a process is replaced
+SIDECAR_PATIENCE = 900.0  # the same for one that builds sidecars: ptxas may take ten minutes
 CACHED_SIDECARS = 32
 CACHED_SIDECAR_BYTES = 16 << 20  # a larger sidecar is not cached
 
@@ -64,7 +69,8 @@ class DaemonThreadPool:
     """A thread pool that does not delay the tool's exit, unlike ThreadPoolExecutor: it drops unfinished work.
 
     A worker thread calls `before_each` before each work item. With `drops`, it also drops work that comes after `close`.
-    each: the most threads that work for one owner at a time. Owners take turns, so none of them can occupy the pool."""
+    each: the most threads that work for one owner at a time. Owners take turns, so none of them can occupy the pool.
+    patience: seconds after which `replace_stuck` replaces a thread that still works on one item."""
 
     def __init__(
         self,
@@ -72,14 +78,18 @@ class DaemonThreadPool:
         before_each: Callable[[], None] = lambda: None,
         drops: bool = False,
         each: int | None = None,
+        patience: float = ATTACH_PATIENCE,
     ) -> None:
         self._before_each = before_each
+        self._patience = patience
         self._drops = drops
-        self._each = count if each is None else each
+        self._each = math.inf if each is None else each
         # By the owner's identity; the one whose turn is next is first. `_busy`: the threads that work for an owner.
         self._work: OrderedDict[int, deque[Callable[[], None]]] = OrderedDict()
         self._busy: Counter[int] = Counter()
         self._unstarted = count  # threads
+        self._working: dict[int, float] = {}  # thread → since when it works on its item (time.monotonic)
+        self._replaced = 0  # threads that others have replaced, and that still work
         self._closed = False
         self._changed = threading.Condition()  # guards all of these
 
@@ -100,9 +110,7 @@ class DaemonThreadPool:
 
         with self._changed:
             if not self._closed:
-                if self._unstarted:
-                    self._unstarted -= 1
-                    threading.Thread(target=self._serve, name="gpubpf-worker", daemon=True).start()
+                self._start_thread()
                 self._work.setdefault(id(owner), deque()).append(run)
                 self._changed.notify()
                 return future
@@ -118,8 +126,30 @@ class DaemonThreadPool:
             self._closed = True
             self._changed.notify_all()
 
+    def replace_stuck(self) -> bool:
+        """Start a thread for each one that has worked on one item for too long. Return whether there was one.
+
+        A process can make a thread wait for ever for memory (`address_space.Memory`). No more than limits.STUCK_THREADS are replaced.
+        One that does finish then ends."""
+        late = time.monotonic() - self._patience
+        with self._changed:
+            stuck = [thread for thread, since in self._working.items() if since < late]
+            for thread in stuck[: limits.STUCK_THREADS - self._replaced]:
+                del self._working[thread]
+                self._replaced += 1
+                self._unstarted += 1
+            for _ in range(len(self._work)):
+                self._start_thread()
+        return bool(stuck)
+
+    def _start_thread(self) -> None:
+        if self._unstarted:
+            self._unstarted -= 1
+            threading.Thread(target=self._serve, name="gpubpf-worker", daemon=True).start()
+
     def _serve(self) -> None:
-        while True:
+        own, replaced = threading.get_ident(), False
+        while not replaced:
             with self._changed:
                 while (owner := self._next_owner()) is None:
                     if self._closed and not self._work:
@@ -130,9 +160,12 @@ class DaemonThreadPool:
                 self._work.move_to_end(owner)
                 if not self._work[owner]:
                     del self._work[owner]
+                self._working[own] = time.monotonic()
             work()
             del work  # it refers to its arguments and its result
             with self._changed:
+                replaced = self._working.pop(own, None) is None
+                self._replaced -= replaced
                 self._busy[owner] -= 1
                 if not self._busy[owner]:
                     del self._busy[owner]
@@ -162,12 +195,12 @@ class BackgroundWork:
         self._loaded = loaded
         self._on_ready = on_ready
         settle = measurement.privileges.apply
-        self.sidecar_threads = DaemonThreadPool(4, settle, each=2)
+        self.sidecar_threads = DaemonThreadPool(4, settle, each=2, patience=SIDECAR_PATIENCE)
         # Separate pools, so that a starting process waits neither for another's ptxas nor for the removal of another's probes.
         self._attach_threads = DaemonThreadPool(4, settle)
         self._cleanup_threads = DaemonThreadPool(2, settle)
         # Launched modules have priority, so modules that may be launched get only one thread.
-        self._ahead_threads = DaemonThreadPool(1, settle)
+        self._ahead_threads = DaemonThreadPool(1, settle, patience=SIDECAR_PATIENCE)
         self._clock_threads = DaemonThreadPool(1, settle)
         self._register_threads = DaemonThreadPool(4, settle, drops=True)
         # By the driver's CUDA version: the kernels assembled so far, and when all are. `_cache_lock` guards the dictionary.
@@ -188,6 +221,15 @@ class BackgroundWork:
             self._register_threads,
         ):
             workers.close()
+
+    def replace_stuck(self) -> None:
+        """Replace threads that a process keeps waiting for its memory. Tell the user, once."""
+        pools = self.sidecar_threads, self._attach_threads, self._cleanup_threads, self._ahead_threads
+        stuck = [pool.replace_stuck() for pool in pools]
+        if any(stuck):
+            self._measurement.note_once(
+                "work for a process does not end: perhaps its memory cannot be read (FUSE?); its launches may be missing"
+            )
 
     def make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
         """Build and send the sidecar of an image that a process loads. Takes ownership of `file`, which contains the image."""

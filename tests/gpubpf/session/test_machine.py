@@ -886,6 +886,46 @@ def test_a_helper_that_does_not_answer_is_ended(built: Path, monkeypatch: pytest
     assert notes == ["the hold helper does not answer; new processes will be attached late, or missed"]
 
 
+@pytest.mark.own_processes
+def test_a_helper_is_ended_though_the_thread_that_listens_to_it_is_stuck(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of a held process may never arrive in that thread."""
+    monkeypatch.setattr(machine, "ANSWER_WAIT", 0.5)
+    going_on = threading.Event()
+    joined, notes = Joined(built), list[str]()
+    with watching(joined, notes.append) as watched:
+        monkeypatch.setattr(machine.HoldHelper, "_expire_late", lambda helper: going_on.wait(120))
+        eventually(lambda: watched.blind, 30)
+        assert watched._hold_helper.exited
+        going_on.set()
+    assert notes == ["the hold helper does not answer; new processes will be attached late, or missed"]
+
+
+@pytest.mark.own_processes
+@pytest.mark.may_come_too_late
+def test_closing_does_not_wait_for_the_memory_of_a_held_process(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going_on, held = threading.Event(), threading.Event()
+    waited: list[bool] = []
+    monkeypatch.setattr(loading.Held, "close", lambda held: waited.append(going_on.wait(20)))
+
+    def join(pid: int, tid: int | None) -> str:
+        held.set()
+        going_on.wait(60)
+        return TOO_LATE
+
+    watched = MachineWatcher(join, lambda *process: None, lambda text: None)
+    watched.start()
+    child = subprocess.Popen([built / "comes", "once"], stdout=subprocess.DEVNULL)
+    assert held.wait(60)
+    watched.close()
+    assert not waited
+    going_on.set()
+    assert child.wait(60) == 0
+
+
 @pytest.mark.may_come_too_late
 def test_one_that_was_measured_and_has_ended_is_not_met_again(
     built: Path, monkeypatch: pytest.MonkeyPatch

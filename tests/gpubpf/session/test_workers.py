@@ -153,3 +153,39 @@ def test_owners_of_work_take_turns() -> None:
         future.result(60)
     assert len(order) == 22
     pool.close()
+
+
+def test_threads_that_are_stuck_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one only once, and only so many. Those that do go on end."""
+    monkeypatch.setattr(workers.limits, "STUCK_THREADS", 2)
+    pool = workers.DaemonThreadPool(1, patience=0.0)
+    going_on = threading.Event()
+
+    def stuck() -> Any:
+        began = threading.Event()
+
+        def wait() -> int:
+            began.set()
+            going_on.wait(60)
+            return threading.get_ident()
+
+        future = pool.submit(wait)
+        return future, began
+
+    assert not pool.replace_stuck()
+    first, second, third = stuck(), stuck(), stuck()
+    assert first[1].wait(60) and not second[1].is_set()
+    assert pool.replace_stuck() and second[1].wait(60) and not third[1].is_set()
+    assert pool.replace_stuck() and third[1].wait(60)
+    last = pool.submit(threading.get_ident)
+    assert pool.replace_stuck() and not last.done()
+    going_on.set()
+    threads = [future.result(60) for future, _ in (first, second, third)]
+    assert len(set(threads)) == 3 and last.result(60) == threads[2]
+    until = time.monotonic() + 60
+    while {thread.ident for thread in threading.enumerate()} & set(threads[:2]):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    assert pool._replaced == 0
+    assert pool.submit(threading.get_ident).result(60) == threads[2]
+    pool.close()
