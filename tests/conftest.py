@@ -73,25 +73,42 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, and cases of tests of `every(n)`. Of these, n choices in a row run all cases.
+def _turns() -> list[tuple[str, int]]:
+    """Return the lines of tests/turns: a pattern of files, and the n of which every nth test of such a file runs."""
+    lines = [line.split() for line in (REPOSITORY / "tests" / "turns").read_text().splitlines()]
+    return [(words[1], int(words[0])) for words in lines if words and words[0] != "#"]
 
-    A test that the command line names, as in FILE::TEST, runs with all its cases.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, and tests that take turns: cases of `every(n)`, and tests of the files in tests/turns.
+
+    n choices in a row run all of them. At least one of each file runs. A test that the command line names, as in FILE::TEST, runs
+    with all its cases.
     """
     if os.environ.get("GPUBPF_LOOKS") == "all" or any("::" in argument for argument in config.args):
         return
-    cases: Counter[tuple[Path, str]] = Counter()
-    choice = int(os.environ["GPUBPF_CHOICE"])
-    chosen, left_out = [], []
+    choice, turns = int(os.environ["GPUBPF_CHOICE"]), _turns()
+    numbers: Counter[tuple[Path, str]] = Counter()  # of a test's cases, or of a file's tests
+    waiting: dict[Path, list[pytest.Item]] = {}  # whose turn it is not, of each file
+    chosen, files = set(), set()
     for item in items:
-        every = item.get_closest_marker("every")
-        test = item.path, item.name.partition("[")[0]
-        turn = choice + zlib.crc32(test[1].encode()) + cases[test]
-        cases[test] += 1
-        leave_out = item.get_closest_marker("long") or (every and turn % every.args[0])
-        (left_out if leave_out else chosen).append(item)
-    items[:] = chosen
-    config.hook.pytest_deselected(items=left_out)
+        if item.get_closest_marker("long"):
+            continue
+        path = item.path.relative_to(REPOSITORY)
+        if every := item.get_closest_marker("every"):
+            group, n = item.name.partition("[")[0], every.args[0]
+        else:
+            group, n = path.stem, next((n for pattern, n in turns if path.match(pattern)), 1)
+        turn = choice + zlib.crc32(group.encode()) + numbers[path, group]
+        numbers[path, group] += 1
+        if turn % n:
+            waiting.setdefault(path, []).append(item)
+        else:
+            chosen.add(item)
+            files.add(path)
+    chosen |= {tests[choice % len(tests)] for path, tests in waiting.items() if path not in files}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -78,8 +78,8 @@ def memory(tmp_path_factory):
     return str(gpubpf_cuda.build(REPOSITORY / "examples" / "memory.cu", program, *flags))
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize("clock", ["real", "virtual"])
+@pytest.mark.every(2)
+@pytest.mark.parametrize("clock", ["real", pytest.param("virtual", marks=pytest.mark.long)])
 def test_the_known_answers(memory, tmp_path, clock):
     records, said = traced(tmp_path, "--", memory, clock=clock)
     assert said == "memory: PASSED\n"

@@ -98,6 +98,7 @@ def test_the_example_in_the_header_is_a_program():
 
 
 @needs_bpf
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tool", ["hipsnoop", "memtrace"])
 def test_the_self_contained_text_is_the_same_program(tool, repository):
     """Lines apart, which are others where headers are in the text."""
