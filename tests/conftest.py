@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import io
 import os
 import signal
@@ -20,6 +21,13 @@ from gpubpf_code import wait_until_no_probe_is_in
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DRIVER = REPOSITORY / "lib" / "cudasim" / "lib" / "libcuda.so.1"
+WITHOUT_DRIVER = (
+    "ebpf",
+    "exits",
+    "expressions",
+    "threads",
+    "verify",
+)  # of tests/gpubpf: like the mark without_driver
 TRIES = 5  # of tests of `may_come_too_late`
 
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -73,10 +81,17 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+@functools.cache
 def _turns() -> list[tuple[str, int]]:
     """Return the lines of tests/turns: a pattern of files, and the n of which every nth test of such a file runs."""
     lines = [line.split() for line in (REPOSITORY / "tests" / "turns").read_text().splitlines()]
     return [(words[1], int(words[0])) for words in lines if words and words[0] != "#"]
+
+
+@functools.cache
+def _turns_of(path: Path) -> int:
+    """Return the n of which every nth test of a file runs."""
+    return next((n for pattern, n in _turns() if path.match(pattern)), 1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -87,18 +102,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if os.environ.get("GPUBPF_LOOKS") == "all" or any("::" in argument for argument in config.args):
         return
-    choice, turns = int(os.environ["GPUBPF_CHOICE"]), _turns()
+    choice = int(os.environ["GPUBPF_CHOICE"])
     numbers: Counter[tuple[Path, str]] = Counter()  # of a test's cases, or of a file's tests
     waiting: dict[Path, list[pytest.Item]] = {}  # whose turn it is not, of each file
     chosen, files = set(), set()
     for item in items:
         if item.get_closest_marker("long"):
             continue
-        path = item.path.relative_to(REPOSITORY)
+        path = item.path
         if every := item.get_closest_marker("every"):
             group, n = item.name.partition("[")[0], every.args[0]
         else:
-            group, n = path.stem, next((n for pattern, n in turns if path.match(pattern)), 1)
+            group, n = path.stem, _turns_of(path)
         turn = choice + zlib.crc32(group.encode()) + numbers[path, group]
         numbers[path, group] += 1
         if turn % n:
@@ -182,7 +197,9 @@ def _end_children(before: set[int]) -> None:
 def _one_that_watches_the_machine(request: pytest.FixtureRequest) -> Iterator[None]:
     """What holds each process that comes to the driver runs alone: the programs of any other test, of other workers and other runs
     too, would be traced by it for a moment, also where it has process numbers of its own, which are seen from outside."""
-    if "GPUBPF_OWN_PROCESSES" in os.environ or request.node.get_closest_marker("without_driver"):
+    without_driver = request.path.parent in [REPOSITORY / "tests/gpubpf" / name for name in WITHOUT_DRIVER]
+    without_driver = without_driver or request.node.get_closest_marker("without_driver") is not None
+    if "GPUBPF_OWN_PROCESSES" in os.environ or without_driver:
         yield
         return
     watches = any(request.node.get_closest_marker(name) for name in ("own_processes", "whole_machine"))
