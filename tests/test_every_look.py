@@ -147,7 +147,7 @@ MATRIX = [
     if can_be_measured(name, tool, look)
 ]
 ALL_COLUMNS = 90  # of a table of memtrace, which leaves some out without -v
-STEP = 1 if os.environ.get("GPUBPF_LOOKS") == "all" else 191
+STEP = 1 if os.environ.get("GPUBPF_LOOKS") == "all" else 383
 CHOICE = int(os.environ["GPUBPF_CHOICE"])  # tests/conftest.py sets it
 
 

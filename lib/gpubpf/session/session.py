@@ -21,17 +21,14 @@ import select
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
-from gpubpf.process import libc, limits, privileges, proc, traceable
-from gpubpf.record import MutableRecord
 from gpubpf.process import fresh_thread, libc, privileges, proc, traceable
+from gpubpf.record import MutableRecord
 from gpubpf.session import joining, readout, reasons, summary, translating
 from gpubpf.session.budget import Budget
 from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command

@@ -540,6 +540,7 @@ class Tool:
     """fake_tool.py as a process of its own."""
 
     def __init__(self, target: Path, place: Path, mode: str, number: int, **options: Any) -> None:
+        self.target = target
         self.result = place / "result.json"
         self.output = place / "output"
         output, part = quoted(self.output), quoted(f"{self.output}.part")
@@ -553,6 +554,25 @@ class Tool:
 
     def wait_until_attached(self) -> None:
         assert self.process.stderr and self.process.stderr.readline() == "attached\n"
+
+    def wait_for_launches(self) -> None:
+        """Wait until a program that sleeps after each launch has slept 50 times since the attach."""
+
+        def sleeps() -> int:
+            programs = (pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._runs(pid))
+            return sum(int(traceable.status(pid)["voluntary_ctxt_switches"]) for pid in programs)
+
+        deadline, before = time.monotonic() + 100, sleeps()
+        while sleeps() < before + 50:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def _runs(self, pid: int) -> bool:
+        """Return whether a process is this tool's program."""
+        try:
+            return os.getsid(pid) == self.process.pid and os.readlink(f"/proc/{pid}/exe") == str(self.target)
+        except OSError:
+            return False
 
     def program_output(self) -> str:
         """Wait for the program to end, and return what it printed."""
@@ -591,7 +611,7 @@ def test_a_tool_that_is_stopped_holds_the_program_up_for_seconds_only(target: Pa
 def test_sigterm_prints_and_leaves(target: Path, tmp_path: Path) -> None:
     tool = Tool(target, tmp_path, "slow", 3000)
     tool.wait_until_attached()
-    time.sleep(0.2)
+    tool.wait_for_launches()
     tool.process.terminate()
     assert tool.process.wait(60) == 0
     assert not tool.output.exists()  # the program still runs
@@ -606,7 +626,7 @@ def test_sigterm_prints_and_leaves(target: Path, tmp_path: Path) -> None:
 def test_ctrl_c_ends_both_and_nothing_is_lost(target: Path, tmp_path: Path) -> None:
     tool = Tool(target, tmp_path, "slow", 5000)
     tool.wait_until_attached()
-    time.sleep(0.2)
+    tool.wait_for_launches()
     os.killpg(tool.process.pid, signal.SIGINT)
     assert tool.process.wait(60) == 130  # sh and the program died of it
     found = tool.found()
