@@ -44,10 +44,19 @@ def _built(source: Path, command: list[str], *libraries: str) -> Path:
     target = _BUILD / f"hip-{source.stem}-{hashlib.sha256(content).hexdigest()[:16]}"
     if not target.exists():
         made = target.with_suffix(f".{os.getpid()}")
-        platform = {**os.environ, "HIP_PLATFORM": "amd"}  # hipcc would take an installed nvcc
-        subprocess.run([*command, str(source), *libraries, "-o", str(made)], check=True, env=platform)
+        run_hipcc([*command, str(source), *libraries, "-o", str(made)])
         made.replace(target)
     return target
+
+
+def run_hipcc(command: list[str]) -> None:
+    """Compile; with hipcc as C++14, which takes a fifth less time than C++17, or as C++17 what needs that."""
+    platform = {**os.environ, "HIP_PLATFORM": "amd"}  # hipcc would take an installed nvcc
+    if "hipcc" in command[0] and not any(word.startswith("-std=") for word in command):
+        if subprocess.run([*command, "-std=c++14"], capture_output=True, env=platform).returncode == 0:
+            return
+        command = [*command, "-std=c++17"]
+    subprocess.run(command, check=True, env=platform)
 
 
 @functools.cache
@@ -73,7 +82,7 @@ def hipcc() -> str:
 @functools.cache
 def program(name: str, *options: str, gpu: str = "gfx906", folder: Path = PROGRAMS) -> Path:
     """`programs/NAME.hip` built by hipcc."""
-    command = [hipcc(), f"--offload-arch={gpu}", "-w", "-std=c++17", *options]
+    command = [hipcc(), f"--offload-arch={gpu}", "-w", *options]
     return _built(folder / f"{name}.hip", command)
 
 
