@@ -109,11 +109,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("long"):
             continue
-        path = item.path
+        path, group, n = item.path, item.path.stem, _turns_of(item.path)
         if every := item.get_closest_marker("every"):
-            group, n = item.name.partition("[")[0], every.args[0]
-        else:
-            group, n = path.stem, _turns_of(path)
+            group, n = item.name.partition("[")[0], n * every.args[0]
         turn = choice + zlib.crc32(group.encode()) + numbers[path, group]
         numbers[path, group] += 1
         if turn % n:
