@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import WARP, DrainFlag, Place
 from gpubpf.ebpf import maps, sampling
-from gpubpf.process import limits
 from gpubpf.record import replace
 from gpubpf.session.builds import without_first_line
 from gpubpf.session.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged

@@ -13,7 +13,6 @@ agent into running processes (joining.py; docs/attach.md). One thread serves all
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import importlib
 import os
@@ -179,7 +178,7 @@ class Session:
             # The time of -d begins with the watcher. Its threads may be busy from then on, so this would take long.
             self._measurement.privileges.keep(self._needed_capabilities(), here=False)
             fresh_thread.run(self._import_numpy, "gpubpf-numpy")
-            concurrent.futures.wait([warm_up])
+            warm_up.wait()
             from gpubpf.session.machine import MachineWatcher
 
             watcher = MachineWatcher(

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
 import threading
 import time

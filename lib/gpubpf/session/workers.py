@@ -19,9 +19,8 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
 from gpubpf.future import Future
-from gpubpf.process import traceable
-from gpubpf.record import Record, replace
 from gpubpf.process import limits, traceable
+from gpubpf.record import Record, replace
 from gpubpf.session.large_modules import LargeModule, Step
 
 if TYPE_CHECKING:
