@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
+import sysconfig
+from pathlib import Path
 
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 TOO_MANY_FILES = "too many open files; raise the limit (ulimit -n)"
@@ -38,10 +41,20 @@ def missing_package(error: ImportError) -> str:
         said = str(error).strip().splitlines() or ["no reason given"]
         return f"a Python package cannot be loaded: {said[-1].strip()}; {_FILES_OR_REPAIR}"
     package = (error.name or str(error)).split(".")[0]
-    return (
-        f"the Python package {package} is missing in {sys.executable}; run script/setup and use the commands that it installs,"
-        f" or run {sys.executable} -m pip install {package}"
-    )
+    return f"the Python package {package} is missing in {sys.executable}; {how_to_install(package)}"
+
+
+def how_to_install(package: str) -> str:
+    """Return what a user does to get a Python package where this interpreter finds it."""
+    if sys.prefix != sys.base_prefix:
+        return f"run {sys.executable} -m pip install {package}"
+    checkout = Path(__file__).resolve().parents[2]
+    if (checkout / "script/setup").exists():
+        environment = checkout / ".venv" if os.geteuid() else Path("/opt/gpubpf")  # as script/setup chooses
+        return f"run script/setup, and then {environment}/bin/python3 instead of this interpreter"
+    if (Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED").exists():  # pip refuses to install there
+        return f"install the distribution's package of {package}, or install gpubpf and it into a virtual environment"
+    return f"run {sys.executable} -m pip install {package}"
 
 
 class UsageError(Error):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -336,6 +338,33 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(CompilerError, match="install gcc"):
         command()
+
+
+def test_ziglang_serves_where_there_is_no_other_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its linker finds the C library without a developer's package. Here gcc and ld play zig's parts."""
+    package = tmp_path / "ziglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    zig = package / "zig"
+    gcc, ld, path = shutil.which("gcc"), shutil.which("ld"), os.environ["PATH"]
+    zig.write_text(
+        f'#!/bin/sh\nexport PATH="{path}"\nwhat=$1 target=$2$3 plain=$4; shift\n[ $what = cc ] || exec {ld} "$@"\n'
+        f'[ $target = -targetx86_64-linux-gnu ] && [ $plain = -fno-sanitize=undefined ] && shift 3 && exec {gcc} "$@"\n'
+    )
+    zig.chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CUDASIM_CC_COMPILER", raising=False)
+    text = '#include <math.h>\n__attribute__((visibility("default"))) double f(double x) { return fmod(x, 4); }\n'
+    compile_c(text, str(tmp_path / "made.so"))
+    rest = ctypes.CDLL(str(tmp_path / "made.so")).f
+    rest.restype, rest.argtypes = ctypes.c_double, [ctypes.c_double]
+    assert rest(7.0) == 3.0
+    assert {path.name for path in tmp_path.iterdir()} == {"ziglang", "made.so"}
+    with pytest.raises(CompilerError, match=r"^the C compiler failed: "):
+        compile_c("int f(void) { return nowhere(); }\n", str(tmp_path / "made.so"))
 
 
 @pytest.mark.parametrize(

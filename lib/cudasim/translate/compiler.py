@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpubpf.errors import Error
+from gpubpf import ziglang
+from gpubpf.errors import Error, how_to_install
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 # The semantics of PTX differ from C's: the compiler must not fuse multiply and add, integers wrap, and pointers may alias.
@@ -35,6 +35,8 @@ RUNS_LONG = "/* runs for a long time */\n"
 RUNS_LONG_LEVELS = ((5_000, "-O2"), (20_000, "-O1"), (120_000, "-Og"))
 MARKS = ((PROBED, PROBED_LEVELS), (RUNS_LONG, RUNS_LONG_LEVELS))
 _OF_LINKER = re.compile(r"\bld returned|linker command failed")
+# Where C libraries are that have no package for developers beside them.
+_LIBRARIES = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib")
 
 
 class CompilerError(Error):
@@ -50,10 +52,12 @@ def command() -> list[str]:
         found = shutil.which(name)
         if found:
             return [found]
-    if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
+    if zig := ziglang.find():
+        # The target is for any CPU; zig's default is the CPU that it runs on. Without optimization, zig adds a sanitizer.
+        return [zig, "cc", "-target", "x86_64-linux-gnu", "-fno-sanitize=undefined"]
     raise CompilerError(
-        "the embedded device needs a C compiler and found none; install gcc, or set CUDASIM_CC_COMPILER"
+        "the embedded device needs a C compiler and found none; install gcc or clang,"
+        f" or for ziglang's compiler {how_to_install('ziglang')}"
     )
 
 
@@ -92,19 +96,41 @@ def compile_c(text: str, output: str) -> None:
     levels = next((known for mark, known in MARKS if text.startswith(mark)), LEVELS)
     level = next((name for most, name in levels if lines <= most), "-O0")
     temporary = f"{output}.{os.getpid()}.tmp"
+    compiler = command()
     arguments = [
-        *command(), *SEMANTICS, level, *machine_flags(), "-w", "-fPIC", "-shared", "-fvisibility=hidden",
-        f"-I{SOURCES}", "-x", "c", "-", "-o", temporary, "-lm",
+        *compiler, *SEMANTICS, level, *machine_flags(), "-w", "-fPIC", "-fvisibility=hidden",
+        f"-I{SOURCES}", "-x", "c", "-",
     ]  # fmt: skip
     try:
-        english = {**os.environ, "LC_ALL": "C"}
-        done = subprocess.run(arguments, input=text.encode(), capture_output=True, check=False, env=english)
-        if done.returncode != 0:
-            why = _cause(done.stderr.decode(errors="replace")) or f"status {done.returncode}"
-            raise CompilerError(f"the C compiler failed: {why}")
+        if compiler[0] == ziglang.find():
+            _compile_with_zig(arguments, text, temporary)
+        else:
+            _run([*arguments, "-shared", "-o", temporary, "-lm"], text)
         os.replace(temporary, output)
     except OSError as error:
         raise CompilerError(f"the C compiler could not be run: {error}") from error
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def _compile_with_zig(arguments: Sequence[str], text: str, output: str) -> None:
+    """Compile and link in two steps. `zig cc -shared` would first build a C library to link with, for many seconds."""
+    import tempfile  # most have another compiler
+
+    with tempfile.TemporaryDirectory() as directory:
+        compiled = f"{directory}/compiled.o"
+        caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), directory)
+        _run([*arguments, "-c", "-o", compiled], text, caches)
+        places = [f"-L{place}" for place in _LIBRARIES]
+        words = ["-shared", "-z", "defs", compiled, *places, "-l:libm.so.6", "-l:libc.so.6", "-o", output]
+        _run([arguments[0], "ld.lld", *words])
+
+
+def _run(words: Sequence[str], text: str = "", variables: Mapping[str, str] | None = None) -> None:
+    """Run the compiler or the linker with `text` as its input. Raises CompilerError, or OSError if it cannot be run."""
+    environment = {**os.environ, "LC_ALL": "C", **(variables or {})}
+    done = subprocess.run(words, input=text.encode(), capture_output=True, check=False, env=environment)
+    if done.returncode != 0:
+        why = _cause(done.stderr.decode(errors="replace")) or f"status {done.returncode}"
+        raise CompilerError(f"the C compiler failed: {why}")

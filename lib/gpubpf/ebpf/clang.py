@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpubpf import elf
+from gpubpf import elf, ziglang
 from gpubpf.ebpf import btf, headers
 from gpubpf.ebpf.bytecode import LD_IMM64, PSEUDO_MAP, without_comments
 from gpubpf.errors import CompileError
@@ -37,7 +37,7 @@ _GLOBAL = 1  # STB_GLOBAL
 
 
 def find() -> str | None:
-    """Return the path of a clang, the plain name first, then the newest version; None if there is none."""
+    """Return the path of a clang, the plain name first, then the newest version; else of zig, which contains one; else None."""
     if (plain := shutil.which("clang")) is not None:
         return plain
     versions = {
@@ -45,7 +45,7 @@ def find() -> str | None:
         for path in glob.glob("/usr/bin/clang-[0-9]*")
         if (match := re.search(r"-(\d+)$", path))
     }
-    return versions[max(versions)] if versions else None
+    return versions[max(versions)] if versions else ziglang.find()
 
 
 class CompiledFunction(Record):
@@ -75,8 +75,8 @@ def compile_text(
 ) -> tuple[list[CompiledFunction], list[CompiledMap]]:
     """Return the programs and maps of a text with its headers in place. Raises CompileError with clang's first error.
 
-    clang: its path. origin: where a line of the text is from, see `ExpandedText`."""
-    command = [clang, *_FLAGS, "-include", str(PRELUDE)]
+    clang: a path from `find`. origin: where a line of the text is from, see `ExpandedText`."""
+    command = [clang, *(["clang"] if clang == ziglang.find() else []), *_FLAGS, "-include", str(PRELUDE)]
     try:
         done = subprocess.run(
             command, input=_with_macros(text).encode(), capture_output=True, timeout=SECONDS

@@ -39,7 +39,7 @@ from gpubpf.ebpf.bytecode import (
 from gpubpf.ebpf.headers import ExpandedText
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.ebpf.maps import MapDefinition
-from gpubpf.errors import CompileError, in_words
+from gpubpf.errors import CompileError, how_to_install, in_words
 from gpubpf.process import bpf_syscall, libc, privileges
 from gpubpf.record import replace
 
@@ -309,7 +309,8 @@ def _compile_with_clang(text: str) -> Program:
     path = clang.find()
     if path is None:
         raise CompileError(
-            "compiling a program requires root and bcc (python3-bpfcc), or clang; install the distribution's clang"
+            "compiling a program requires root and bcc (python3-bpfcc), or clang; install the distribution's clang,"
+            f" or for ziglang's {how_to_install('ziglang')}"
         )
     source = headers.expand(text)
     functions, found = clang.compile_text(spell_out_increments(source.text), path, source.origin)

@@ -7,6 +7,7 @@ Matplotlib is loaded only here, as it takes a while.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import warnings
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from gpubpf.errors import Error
+from gpubpf.errors import Error, missing_package
 from gpubpf.record import Record, replace
 from gpubpf.show import progress, table
 from gpubpf.show.new_file import open_new
@@ -97,9 +98,11 @@ class Source(Protocol):
 
 
 def check(path: str) -> None:
-    """Raise Error if no picture can be written there."""
+    """Raise Error if no picture can be written there, or if matplotlib is not installed."""
     if Path(path).suffix.lower() not in FORMATS:
         raise Error(f"{path}: unknown picture format; choose a name that ends in {', '.join(FORMATS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Error(f"--heatmap: {missing_package(ModuleNotFoundError(name='matplotlib'))}")
     try:
         os.close(open_new(path, empty=False))
     except OSError as error:

@@ -176,7 +176,7 @@ def test_command_lines_that_make_no_sense_are_one_line_and_status_two(capsys):
         (
             ModuleNotFoundError("No module named 'numpy'", name="numpy"),
             1,
-            f"the Python package numpy is missing in {sys.executable}; run script/setup",
+            f"the Python package numpy is missing in {sys.executable}; run ",
         ),
         (PermissionError(13, "Permission denied", "/dev/x"), 1, "/dev/x: Permission denied"),
         (Error("name \x1b[31m; rename"), 1, "tool: name \\x1b[31m; rename\n"),

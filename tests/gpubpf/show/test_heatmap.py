@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import xml.dom.minidom
@@ -91,6 +92,18 @@ def test_places_grow_downwards_and_more_is_darker(moments: int) -> None:
     if axes.collections:  # what is drawn last lies on top
         counts = drawn.get_array().tolist()
         assert counts == sorted(counts) and counts[-1] > counts[0]
+
+
+def test_a_missing_matplotlib_is_named_before_the_measurement(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *of: None if name == "matplotlib" else find(name, *of)
+    )
+    with pytest.raises(Error, match=r"^--heatmap: the Python package matplotlib is missing in .*; run "):
+        picture.check(str(tmp_path / "a.svg"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_to_show_and_nowhere_to_write(tmp_path: Path) -> None:

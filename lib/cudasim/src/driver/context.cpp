@@ -37,6 +37,22 @@ Process &process() {
 std::atomic<bool> usable{false};  // calls are allowed, also from InitializeInjection
 std::atomic<bool> forked{false};  // this process was forked after cuInit, so it cannot use the driver
 
+// Returns the interpreter of the environment that a package is installed in, as PREFIX/lib/python3.X/site-packages; "" if it is not
+// installed. Users may install packages in their home directory for the system's interpreter.
+std::string interpreter_of(const std::string &packages) {
+    const size_t end = packages.rfind('/');
+    const size_t start = end == 0 || end == std::string::npos ? end : packages.rfind('/', end - 1);
+    if (start == 0 || start == std::string::npos) return "";
+    const std::string name = packages.substr(start + 1, end - start - 1);
+    const size_t prefix = packages.rfind('/', start - 1);
+    if (name.compare(0, 6, "python") != 0 || prefix == std::string::npos) return "";
+    for (const std::string &place : {packages.substr(0, prefix), std::string("/usr")}) {
+        const std::string found = place + "/bin/" + name;
+        if (access(found.c_str(), X_OK) == 0) return found;
+    }
+    return "";
+}
+
 // Finds the package `cudasim` from the path of this library, which is DIR/cudasim/lib/libcuda.so.1 or deeper.
 void find_translator() {
     Dl_info info;
@@ -47,7 +63,7 @@ void find_translator() {
     for (size_t slash; (slash = path.rfind('/')) != std::string::npos;) {
         path.resize(slash);
         if (access((path + "/cudasim/translate").c_str(), F_OK) != 0) continue;
-        set_translator("", path);
+        set_translator(interpreter_of(path), path);
         return;
     }
 }

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstring>
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <fstream>
 #include <map>
@@ -177,9 +178,10 @@ int run_translator(const std::vector<std::string> &arguments, const std::string 
     posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
     posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
-#if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 34)
-    posix_spawn_file_actions_addclosefrom_np(&actions, 3);
-#endif
+    // glibc has this function since 2.34.
+    const auto close_from = reinterpret_cast<int (*)(posix_spawn_file_actions_t *, int)>(
+        dlsym(RTLD_DEFAULT, "posix_spawn_file_actions_addclosefrom_np"));
+    if (close_from != nullptr) close_from(&actions, 3);
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
     sigset_t none, all;

@@ -1,0 +1,327 @@
+"""Install a wheel as an ordinary user without a compiler, and use it: what `script/package check` does.
+
+Each check runs in a new environment, for each interpreter from 3.11 that is installed. The programs that the tools measure are built
+before, by nvcc and hipcc; what needs a compiler that is not there is left out, with a line that says so. Needs PyPI.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+USER = 65534  # nobody, if root runs this
+FIRST_RUN = 3.0  # seconds that a first measurement takes on an idle machine
+BASE = 330  # megabytes that the package takes with all that it needs
+COMMANDS = "cudasim cudasnoop gpucount gpudist gpurun gputrace hipsim hipsnoop kernelretsnoop launchlate memtrace threadhist".split()
+NVCC_PLACES = ("/usr/local/cuda/bin", "/opt/gpubpf/bin", str(ROOT / ".venv/bin"))
+EXAMPLES = ("vectoradd", "latency", "exits", "memory", "imbalance")
+
+
+class CheckError(Exception):
+    """The wheel does not do what it should."""
+
+
+def say(text: str) -> None:
+    print(f"package: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ended: `text` is all that it printed."""
+
+    status: int
+    text: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class User:
+    """An environment of an ordinary user: `home` holds everything; no compiler is on PATH."""
+
+    home: Path
+    python: str
+
+    @property
+    def environment(self) -> Path:
+        return self.home / "venv"
+
+    def run(self, *words: str | Path, root: bool = False, status: int = 0) -> Done:
+        """Run a command of the environment, or another one by its path. Raises CheckError for another exit status."""
+        command = [str(word) for word in words]
+        found = self.environment / "bin" / command[0]
+        if found.exists():
+            command[0] = str(found)
+        started = time.monotonic()
+        done = subprocess.run(
+            command, env=self.variables(), cwd=self.home, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, **({} if root else self.identity()),
+        )  # fmt: skip
+        if done.returncode != status:
+            raise CheckError(f"{' '.join(map(str, words))}: status {done.returncode}\n{done.stdout[-3000:]}")
+        return Done(done.returncode, done.stdout, time.monotonic() - started)
+
+    def start(self, *words: str | Path) -> subprocess.Popen[str]:
+        command = [str(self.environment / "bin" / str(words[0])), *map(str, words[1:])]
+        return subprocess.Popen(
+            command, env=self.variables(), cwd=self.home, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, **self.identity(),
+        )  # fmt: skip
+
+    def variables(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.environment}/bin",
+            "HOME": str(self.home),
+            "PIP_CACHE_DIR": str(self.home.parent / "pip-cache"),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if name.startswith(("PIP_INDEX", "PIP_CERT", "SSL_"))
+            },
+        }
+
+    def identity(self) -> dict[str, object]:
+        return {} if os.geteuid() else {"user": USER, "group": USER, "extra_groups": []}
+
+
+def expect(done: Done, *patterns: str) -> Done:
+    """Raise CheckError if a command did not print something that matches each pattern."""
+    for pattern in patterns:
+        if not re.search(pattern, done.text):
+            raise CheckError(f"expected {pattern!r} in\n{done.text[-3000:]}")
+    return done
+
+
+def interpreters() -> list[str]:
+    """Return the interpreters from Python 3.11 with venv, one of each version."""
+    found: dict[str, str] = {}
+    for name in ("python3", *(f"python3.{minor}" for minor in range(11, 15))):
+        if path := shutil.which(name):
+            probe = "import sys, ensurepip; print('%d.%d' % sys.version_info[:2])"
+            done = subprocess.run([path, "-c", probe], capture_output=True, text=True)
+            version = done.stdout.strip()
+            if done.returncode == 0 and tuple(map(int, version.split("."))) >= (3, 11):
+                found.setdefault(version, os.path.realpath(path))
+    return list(found.values())
+
+
+def build_examples(directory: Path) -> list[str]:
+    """Build programs for the tools to measure; return the names of those that could be built."""
+    path = ":".join((os.environ.get("PATH", ""), *NVCC_PLACES))
+    built = []
+    if nvcc := shutil.which("nvcc", path=path):
+        for name in EXAMPLES:
+            source = ROOT / "examples" / f"{name}.cu"
+            command = [nvcc, "-std=c++17", "-cudart", "shared", "-lineinfo", "-o", directory / name, source]
+            subprocess.run(command, check=True)
+            built.append(name)
+    if hipcc := shutil.which("hipcc", path=path):
+        variables = {**os.environ, "PATH": f"{path}:{Path(hipcc).parent}"}
+        command = ["make", "-s", "-C", str(ROOT / "examples/hip"), "saxpy"]
+        if subprocess.run(command, env=variables).returncode == 0:
+            shutil.copy2(ROOT / "examples/hip/saxpy", directory / "saxpy")
+            built.append("saxpy")
+    for name in {*EXAMPLES, "saxpy"} - {*built}:
+        say(f"left out: {name}, without nvcc or hipcc")
+    return built
+
+
+def megabytes(directory: Path) -> float:
+    return sum(path.lstat().st_size for path in directory.rglob("*")) / 1e6
+
+
+def leftovers(user: User) -> Iterator[Path]:
+    """Yield what is in the environment by a name of the package's."""
+    ours = {*COMMANDS, "gpubpf", "cudasim", "hipsim"}
+    for path in user.environment.rglob("*"):
+        if re.split(r"[-.]", path.name)[0] in ours:
+            yield path
+
+
+def as_version(wheel: Path, version: str, directory: Path) -> Path:
+    """Write a copy of a wheel that says it is another version; return its path."""
+    was = wheel.name.split("-")[1]
+    target = directory / wheel.name.replace(f"-{was}-", f"-{version}-", 1)
+    info, record = f"gpubpf-{was}.dist-info/", ""
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            data = old.read(entry)
+            name = entry.filename.replace(f"gpubpf-{was}.d", f"gpubpf-{version}.d", 1)
+            if entry.filename == info + "METADATA":
+                data = data.replace(f"\nVersion: {was}\n".encode(), f"\nVersion: {version}\n".encode(), 1)
+            if entry.filename == info + "RECORD":
+                record = name
+                continue
+            entry.filename = name
+            new.writestr(entry, data)
+        lines = [f"{entry.filename},,\n" for entry in new.infolist()]
+        new.writestr(record, "".join([*lines, f"{record},,\n"]))
+    return target
+
+
+def check_installation(user: User, wheel: Path) -> None:
+    """Install the wheel alone; nothing is compiled, and everything is in its place."""
+    user.run(user.python, "-m", "venv", user.environment)
+    empty = megabytes(user.environment)
+    done = user.run("pip", "install", "-q", "--only-binary", ":all:", wheel)
+    size = megabytes(user.environment) - empty
+    say(f"  installed in {done.seconds:.0f} s; {size:.0f} MB with what it needs")
+    if size > BASE:
+        raise CheckError(f"the package takes {size:.0f} MB with what it needs; {BASE} are enough")
+    for name in COMMANDS:
+        for place in (f"share/man/man8/{name}.8", f"share/bash-completion/completions/{name}"):
+            if not (user.environment / place).is_file():
+                raise CheckError(f"{place} is missing")
+        expect(user.run(name, "--help"), name)
+    user.run("pip", "check")
+
+
+def check_without_compiler(user: User, wheel: Path, examples: Sequence[str], bin_: Path) -> None:
+    """Without any C compiler, the embedded CUDA device says what to do, in one line; with ziglang, everything works."""
+    python = re.escape(f"{user.environment}/bin/python")
+    if "vectoradd" in examples:
+        advice = rf"no C compiler|needs a C compiler and found none; .*run {python}\S* -m pip install ziglang"
+        expect(user.run("cudasim", "--", bin_ / "vectoradd", status=1), advice)
+    done = user.run("pip", "install", "-q", f"gpubpf[sim] @ file://{wheel}")
+    say(f"  [sim] in {done.seconds:.0f} s")
+
+
+def check_tools(user: User, examples: Sequence[str], bin_: Path) -> None:
+    """Run each tool on a program whose answer is known."""
+    if "vectoradd" in examples:
+        first = user.run(
+            "threadhist",
+            "--kernel",
+            "vectorAdd",
+            "--work",
+            "stores",
+            "--",
+            bin_ / "vectoradd",
+            "19",
+            "5",
+            "1",
+            "23",
+        )
+        expect(first, "23 launches, 5 threads", r"\n +4 +23 +69 ")
+        again = user.run(
+            "threadhist",
+            "--kernel",
+            "vectorAdd",
+            "--work",
+            "stores",
+            "--",
+            bin_ / "vectoradd",
+            "19",
+            "5",
+            "1",
+            "23",
+        )
+        say(
+            f"  first measurement: {first.seconds:.1f} s; again: {again.seconds:.1f} s (idle machine: at most {FIRST_RUN} s)"
+        )
+        expect(user.run("cudasim", "--", bin_ / "vectoradd"), "PASSED")
+        heatmap = user.run("memtrace", "--heatmap", user.home / "m.svg", "--", bin_ / "vectoradd", status=1)
+        expect(heatmap, "matplotlib is missing in .*; run .* -m pip install matplotlib")
+        parquet = user.run(
+            "memtrace", "--parquet", user.home / "m.parquet", "--", bin_ / "vectoradd", status=1
+        )
+        expect(parquet, "pyarrow is missing in .*; run .* -m pip install pyarrow")
+    if "latency" in examples:
+        expect(user.run("launchlate", "--kernel", "second", "--", bin_ / "latency"), "second +1 ")
+    if "exits" in examples:
+        expect(
+            user.run("kernelretsnoop", "--kernel", "lateLane", "--", bin_ / "exits"), "lane 31 exits 20.0 us"
+        )
+    if "memory" in examples:
+        expect(
+            user.run("memtrace", "--kernel", "transposeNaive", "--", bin_ / "memory", "transposeNaive"),
+            "stride 64",
+        )
+    if "imbalance" in examples:
+        expect(
+            user.run("gpucount", "kernel:triangular", "--", bin_ / "imbalance"),
+            "kernel:triangular +triangular +1 +256",
+        )
+        expect(
+            user.run("gpudist", "-H", "exit:triangular:loads:u64:work", "--", bin_ / "imbalance"),
+            "256 values, mean 128.5",
+        )
+        expect(
+            user.run("gputrace", 'exit:triangular (gthread == 7) "%lu", work', "--", bin_ / "imbalance"),
+            "triangular",
+        )
+    if "saxpy" in examples:
+        expect(user.run("hipsim", "--", bin_ / "saxpy", "20"), "")
+        expect(user.run("threadhist", "--", bin_ / "saxpy", "20"), "saxpy: ")
+    expect(user.run("gpurun", user.home / "no.bpf.o", "--", "/bin/true", status=1), "cannot be read")
+    for name in ("hipsnoop", "cudasnoop"):
+        expect(user.run(name, status=1), f"^{name}: .*root")
+        if not os.geteuid() and "vectoradd" in examples and name == "cudasnoop":
+            expect(
+                user.run(name, "--", "cudasim", "--", bin_ / "vectoradd", root=True),
+                "cudaLaunchKernel|cuLaunchKernel",
+            )
+
+
+def check_upgrade(user: User, wheel: Path, examples: Sequence[str], bin_: Path) -> None:
+    """Install a newer version while a tool of the older one runs, with its cache. Both measure."""
+    older = as_version(wheel, "0.0.1", user.home)
+    user.run("pip", "install", "-q", "--force-reinstall", "--no-deps", older)
+    expect(user.run("pip", "show", "gpubpf"), "Version: 0.0.1")
+    expect(user.run("pip", "check"), "No broken")
+    if "vectoradd" not in examples:
+        return
+    running = user.start(
+        "threadhist", "--kernel", "vectorAdd", "--", bin_ / "vectoradd", "19", "5", "1", "200000"
+    )
+    time.sleep(2)
+    user.run("pip", "install", "-q", "--upgrade", "--no-deps", wheel)
+    expect(
+        user.run("threadhist", "--kernel", "vectorAdd", "--", bin_ / "vectoradd", "19", "5", "1", "23"),
+        "23 launches",
+    )
+    said, _ = running.communicate(timeout=300)
+    expect(Done(running.returncode, said, 0), "200,000 launches, 5 threads")
+    if running.returncode:
+        raise CheckError(f"a tool did not survive an upgrade:\n{said}")
+
+
+def check_removal(user: User) -> None:
+    user.run("pip", "uninstall", "-q", "-y", "gpubpf")
+    left = [str(path.relative_to(user.environment)) for path in leftovers(user)]
+    if left:
+        raise CheckError(f"uninstalling left {', '.join(left)}")
+
+
+def check_wheel(wheel: Path) -> None:
+    """Raise CheckError if the wheel does not do what it should for an ordinary user."""
+    with tempfile.TemporaryDirectory(prefix="gpubpf-check-") as scratch:
+        work = Path(scratch)
+        work.chmod(0o755)
+        examples = build_examples(work)
+        (work / "pip-cache").mkdir()
+        for number, python in enumerate(interpreters()):
+            home = work / f"user{number}"
+            home.mkdir()
+            copied = Path(shutil.copy2(wheel, home))
+            if not os.geteuid():
+                for path in (home, work / "pip-cache"):
+                    os.chown(path, USER, USER)
+            user = User(home, python)
+            say(f"{wheel.name}, {python}")
+            check_installation(user, copied)
+            check_without_compiler(user, copied, examples, work)
+            check_tools(user, examples, work)
+            check_upgrade(user, copied, examples, work)
+            check_removal(user)
+            say("  fine")
