@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,11 +21,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 USER = 65534  # nobody, if root runs this
-FIRST_RUN = 3.0  # seconds that a first measurement takes on an idle machine
 BASE = 330  # megabytes that the package takes with all that it needs
 COMMANDS = "cudasim cudasnoop gpucount gpudist gpurun gputrace hipsim hipsnoop kernelretsnoop launchlate memtrace threadhist".split()
 NVCC_PLACES = ("/usr/local/cuda/bin", "/opt/gpubpf/bin", str(ROOT / ".venv/bin"))
 EXAMPLES = ("vectoradd", "latency", "exits", "memory", "imbalance")
+_STORES = ("vectoradd", "threadhist --kernel vectorAdd --work stores", "19 5 1 23", r"\n +4 +23 +69 ")
+# An example, how a tool is called, arguments of the example, and what the output matches. The first two are one measurement, cold and
+# with its cache.
+MEASUREMENTS = (
+    _STORES,
+    _STORES,
+    ("vectoradd", "cudasim", "", "PASSED"),
+    ("latency", "launchlate --kernel second", "", "second +1 +500.0"),
+    ("exits", "kernelretsnoop --kernel lateLane", "", "lane 31 exits 20.0 us"),
+    ("memory", "memtrace --kernel transposeNaive", "transposeNaive", "stride 64"),
+    ("imbalance", "gpucount kernel:triangular", "", "kernel:triangular +triangular +1 +256"),
+    ("imbalance", "gpudist -H exit:triangular:loads:u64:work", "", "256 values, mean 128.5"),
+    ("imbalance", "gputrace 'exit:triangular (gthread == 7) \"=%lu=\", gthread'", "", "=7="),
+    ("saxpy", "hipsim", "20", ""),
+    ("saxpy", "threadhist --work loads", "20", "saxpy: loads per thread"),
+)
 
 
 class CheckError(Exception):
@@ -186,94 +202,39 @@ def check_installation(user: User, wheel: Path) -> None:
     user.run("pip", "check")
 
 
-def check_without_compiler(user: User, wheel: Path, examples: Sequence[str], bin_: Path) -> None:
+def check_without_compiler(user: User, wheel: Path, examples: Sequence[str], programs: Path) -> None:
     """Without any C compiler, the embedded CUDA device says what to do, in one line; with ziglang, everything works."""
     python = re.escape(f"{user.environment}/bin/python")
     if "vectoradd" in examples:
         advice = rf"no C compiler|needs a C compiler and found none; .*run {python}\S* -m pip install ziglang"
-        expect(user.run("cudasim", "--", bin_ / "vectoradd", status=1), advice)
+        expect(user.run("cudasim", "--", programs / "vectoradd", status=1), advice)
     done = user.run("pip", "install", "-q", f"gpubpf[sim] @ file://{wheel}")
     say(f"  [sim] in {done.seconds:.0f} s")
 
 
-def check_tools(user: User, examples: Sequence[str], bin_: Path) -> None:
+def check_tools(user: User, examples: Sequence[str], programs: Path) -> None:
     """Run each tool on a program whose answer is known."""
-    if "vectoradd" in examples:
-        first = user.run(
-            "threadhist",
-            "--kernel",
-            "vectorAdd",
-            "--work",
-            "stores",
-            "--",
-            bin_ / "vectoradd",
-            "19",
-            "5",
-            "1",
-            "23",
-        )
-        expect(first, "23 launches, 5 threads", r"\n +4 +23 +69 ")
-        again = user.run(
-            "threadhist",
-            "--kernel",
-            "vectorAdd",
-            "--work",
-            "stores",
-            "--",
-            bin_ / "vectoradd",
-            "19",
-            "5",
-            "1",
-            "23",
-        )
-        say(
-            f"  first measurement: {first.seconds:.1f} s; again: {again.seconds:.1f} s (idle machine: at most {FIRST_RUN} s)"
-        )
-        expect(user.run("cudasim", "--", bin_ / "vectoradd"), "PASSED")
-        heatmap = user.run("memtrace", "--heatmap", user.home / "m.svg", "--", bin_ / "vectoradd", status=1)
-        expect(heatmap, "matplotlib is missing in .*; run .* -m pip install matplotlib")
-        parquet = user.run(
-            "memtrace", "--parquet", user.home / "m.parquet", "--", bin_ / "vectoradd", status=1
-        )
-        expect(parquet, "pyarrow is missing in .*; run .* -m pip install pyarrow")
-    if "latency" in examples:
-        expect(user.run("launchlate", "--kernel", "second", "--", bin_ / "latency"), "second +1 ")
-    if "exits" in examples:
+    seconds = []
+    for program, options, arguments, pattern in MEASUREMENTS:
+        if program in examples:
+            done = user.run(*shlex.split(options), "--", programs / program, *arguments.split())
+            seconds.append(expect(done, pattern).seconds)
+    if seconds:
+        say(f"  first measurement: {seconds[0]:.1f} s; again: {seconds[1]:.1f} s")
+    for option, package in (("--heatmap=a.svg", "matplotlib"), ("--parquet=a.parquet", "pyarrow")):
+        done = user.run("memtrace", option, "--", "/bin/true", status=1)
         expect(
-            user.run("kernelretsnoop", "--kernel", "lateLane", "--", bin_ / "exits"), "lane 31 exits 20.0 us"
+            done, rf"^memtrace: {option[:9]}: .* {package} is missing in .*; run .* -m pip install {package}"
         )
-    if "memory" in examples:
-        expect(
-            user.run("memtrace", "--kernel", "transposeNaive", "--", bin_ / "memory", "transposeNaive"),
-            "stride 64",
-        )
-    if "imbalance" in examples:
-        expect(
-            user.run("gpucount", "kernel:triangular", "--", bin_ / "imbalance"),
-            "kernel:triangular +triangular +1 +256",
-        )
-        expect(
-            user.run("gpudist", "-H", "exit:triangular:loads:u64:work", "--", bin_ / "imbalance"),
-            "256 values, mean 128.5",
-        )
-        expect(
-            user.run("gputrace", 'exit:triangular (gthread == 7) "%lu", work', "--", bin_ / "imbalance"),
-            "triangular",
-        )
-    if "saxpy" in examples:
-        expect(user.run("hipsim", "--", bin_ / "saxpy", "20"), "")
-        expect(user.run("threadhist", "--", bin_ / "saxpy", "20"), "saxpy: ")
-    expect(user.run("gpurun", user.home / "no.bpf.o", "--", "/bin/true", status=1), "cannot be read")
+    expect(user.run("gpurun", "no.bpf.o", "--", "/bin/true", status=1), "no.bpf.o: cannot be read")
     for name in ("hipsnoop", "cudasnoop"):
         expect(user.run(name, status=1), f"^{name}: .*root")
-        if not os.geteuid() and "vectoradd" in examples and name == "cudasnoop":
-            expect(
-                user.run(name, "--", "cudasim", "--", bin_ / "vectoradd", root=True),
-                "cudaLaunchKernel|cuLaunchKernel",
-            )
+    if not os.geteuid() and "vectoradd" in examples:
+        done = user.run("cudasnoop", "--", "cudasim", "--", programs / "vectoradd", root=True)
+        expect(done, "cudaLaunchKernel")
 
 
-def check_upgrade(user: User, wheel: Path, examples: Sequence[str], bin_: Path) -> None:
+def check_upgrade(user: User, wheel: Path, examples: Sequence[str], programs: Path) -> None:
     """Install a newer version while a tool of the older one runs, with its cache. Both measure."""
     older = as_version(wheel, "0.0.1", user.home)
     user.run("pip", "install", "-q", "--force-reinstall", "--no-deps", older)
@@ -282,12 +243,12 @@ def check_upgrade(user: User, wheel: Path, examples: Sequence[str], bin_: Path) 
     if "vectoradd" not in examples:
         return
     running = user.start(
-        "threadhist", "--kernel", "vectorAdd", "--", bin_ / "vectoradd", "19", "5", "1", "200000"
+        "threadhist", "--kernel", "vectorAdd", "--", programs / "vectoradd", "19", "5", "1", "200000"
     )
     time.sleep(2)
     user.run("pip", "install", "-q", "--upgrade", "--no-deps", wheel)
     expect(
-        user.run("threadhist", "--kernel", "vectorAdd", "--", bin_ / "vectoradd", "19", "5", "1", "23"),
+        user.run("threadhist", "--kernel", "vectorAdd", "--", programs / "vectoradd", "19", "5", "1", "23"),
         "23 launches",
     )
     said, _ = running.communicate(timeout=300)

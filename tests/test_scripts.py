@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+from gpubpf import elf
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCRIPTS = ("common", "demo", "setup", "test")
@@ -87,31 +90,80 @@ def test_headers_may_be_in_a_directory_with_spaces(tmp_path):
         assert f'-isystem "{tmp_path}/cuda headers"' in done.stdout
 
 
-def test_the_package_has_the_libraries_even_when_nothing_is_built_yet(tmp_path):
+# What setup.py would install, when nothing is built yet, and then with a library as make leaves it: a file, and a link to it.
+PACKAGED = """
+import json, os, setuptools
+from distutils.core import run_setup
+made = run_setup('setup.py', stop_after='config')
+open('lib/cudasim/lib/libcuda.so.1', 'w').close()
+os.symlink('libcuda.so.1', 'lib/cudasim/lib/libcuda.so')
+build, wheel = made.get_command_obj('build_py'), made.get_command_obj('bdist_wheel')
+build.ensure_finalized()
+wheel.ensure_finalized()
+print(json.dumps({
+    'packages': made.packages,
+    'shared': [file for _, files in made.data_files for file in files],
+    'data': [f'{package}/{file}' for package, _, _, files in build.data_files for file in files],
+    'tag': wheel.get_tag(),
+    'needs': made.install_requires,
+    'description': made.metadata.long_description,
+}))
+"""
+
+
+def test_what_is_in_a_wheel(tmp_path):
     built = shutil.ignore_patterns("build", "__pycache__", "*.egg-info")
     shutil.copytree(REPOSITORY / "lib", tmp_path / "lib", ignore=built)
     for part in ("cudasim", "gpubpf/agent", "gpubpf/calls/device_times"):
         shutil.rmtree(tmp_path / "lib" / part / "lib", ignore_errors=True)
     for directory in ("man", "completions"):
         shutil.copytree(REPOSITORY / directory, tmp_path / directory)
-    for file in ("setup.py", "pyproject.toml", "README.md"):
+    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / file, tmp_path)
+    done = subprocess.run([sys.executable, "-c", PACKAGED], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout.splitlines()[-1])
+    libraries = {"cudasim.lib", "gpubpf.agent.lib", "gpubpf.calls.device_times.lib"}
+    assert {*libraries, "cudasim.src", "gpubpf.ebpf.prebuilt"} <= {*made["packages"]}
+    assert {"build/man/threadhist.8", "completions/threadhist"} <= {*made["shared"]}
+    assert {"cudasim.src/device_runtime.h", "gpubpf.ebpf.prebuilt/threadhist.json"} <= {*made["data"]}
+    # Links become copies.
+    assert [file for file in made["data"] if file.startswith("cudasim.lib/")] == ["cudasim.lib/libcuda.so.1"]
+    assert made["tag"][:2] == ["py3", "none"]
+    assert not [line for line in made["needs"] if re.match("pyarrow|matplotlib|ziglang|nvidia", line)]
+    links = re.findall(r"\]\(([^)]*)\)", made["description"])
+    assert links and all(link.startswith("https://") for link in links)  # PyPI has no other file of ours
+
+
+def test_libraries_are_installed_without_debug_information(tmp_path):
+    """Its build-id, which leads a debugger to it, stays. The library that make built keeps it."""
+    for directory in ("lib", "man", "completions"):
+        (tmp_path / directory).mkdir()
+    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / file, tmp_path)
+    (tmp_path / "lib/gpubpf").mkdir()
+    shutil.copy(REPOSITORY / "lib/gpubpf/__init__.py", tmp_path / "lib/gpubpf")
+    agent = REPOSITORY / "lib/gpubpf/agent/lib/libgpubpf-agent.so"
+    installed = tmp_path / "built" / agent.name
+    installed.parent.mkdir()
+    shutil.copy(agent, installed)
     program = (
-        "import setuptools\nfrom distutils.core import run_setup\n"
-        "made = run_setup('setup.py', stop_after='config')\n"
-        "print(*made.packages, *(file for _, files in made.data_files for file in files))"
+        "from distutils.core import run_setup\nimport setuptools\n"
+        "build = run_setup('setup.py', stop_after='config').get_command_obj('build_py')\n"
+        "build.build_lib = 'built'\nbuild.strip_libraries()"
     )
+    parts = [
+        tmp_path / part
+        for part in ("lib/cudasim", "lib/hipsim", "lib/gpubpf/agent", "lib/gpubpf/calls/device_times")
+    ]
+    for part in parts:
+        part.mkdir(parents=True, exist_ok=True)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    wanted = {
-        "cudasim.lib",
-        "gpubpf.agent.lib",
-        "gpubpf.calls.device_times.lib",
-        "cudasim.src",
-        "gpubpf.ebpf.prebuilt",
-        "build/man/threadhist.8",
-        "completions/threadhist",
-    }
-    assert wanted <= set(done.stdout.split())
+    assert done.returncode == 0, done.stderr
+    kept, stripped = (elf.of_bytes(path.read_bytes()).sections for path in (agent, installed))
+    assert ".debug_line" in {section.name for section in kept}
+    assert not [section.name for section in stripped if section.name.startswith((".debug", ".symtab"))]
+    assert ".note.gnu.build-id" in {section.name for section in stripped}
 
 
 def test_setup_refuses_what_it_does_not_know():

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "embedded/thread_id.h"
+
 namespace cudasim {
 
 // Returns the calling thread's T. exit() destroys the thread_local objects of its caller before it runs atexit functions and
@@ -15,7 +17,7 @@ T &per_thread() {
     thread_local T *object = nullptr;
     struct AtThreadExit {
         ~AtThreadExit() {
-            if (gettid() != getpid()) delete std::exchange(object, nullptr);
+            if (embedded::thread_id() != getpid()) delete std::exchange(object, nullptr);
         }
     };
     thread_local AtThreadExit at_thread_exit;

@@ -8,6 +8,7 @@
 #include <hsakmt.h>
 
 #include "config.h"
+#include "embedded/thread_id.h"
 #include "thunk/clock.h"
 #include "thunk/forked.h"
 #include "thunk/handlers.h"
@@ -66,7 +67,7 @@ uint64_t host_time() {
         host_thread.now = latest;
         Threads &all = threads();
         std::lock_guard lock(all.mutex);
-        all.with_time.insert(gettid());
+        all.with_time.insert(embedded::thread_id());
     }
     return host_thread.now = std::max(host_thread.now, floor_of_all.load());
 }

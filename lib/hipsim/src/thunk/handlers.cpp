@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "embedded/thread_id.h"
 #include "thunk/clock.h"
 #include "thunk/handlers.h"
 #include "thunk/queues.h"
@@ -93,7 +94,7 @@ bool all_wait() {
     bool every = true;
     for (const dirent *entry = readdir(folder); every && entry != nullptr; entry = readdir(folder)) {
         int thread = atoi(entry->d_name);
-        if (thread == 0 || thread == gettid()) continue;
+        if (thread == 0 || thread == embedded::thread_id()) continue;
         {
             std::lock_guard lock(all.waiting_mutex);
             auto found = all.waiting.find(thread);
@@ -212,7 +213,7 @@ Turn Look::turn() {
 }  // namespace
 
 const std::shared_ptr<HostCalls> &host_calls() {
-    static thread_local std::shared_ptr<HostCalls> calls = std::make_shared<HostCalls>(gettid());
+    static thread_local std::shared_ptr<HostCalls> calls = std::make_shared<HostCalls>(embedded::thread_id());
     return calls;
 }
 
@@ -253,12 +254,12 @@ void end_work() { --handlers().working; }
 
 Waits::Waits(std::function<bool()> over) {
     std::lock_guard lock(handlers().waiting_mutex);
-    handlers().waiting[gettid()] = std::move(over);
+    handlers().waiting[embedded::thread_id()] = std::move(over);
 }
 
 Waits::~Waits() {
     std::lock_guard lock(handlers().waiting_mutex);
-    handlers().waiting.erase(gettid());
+    handlers().waiting.erase(embedded::thread_id());
 }
 
 }  // namespace hipsim
