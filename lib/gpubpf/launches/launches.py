@@ -676,6 +676,8 @@ class _ColumnsBuilder:
                 exec_error[at] = np.where(good, max(clock.tick - 1, 0) + off, UNKNOWN)
                 method[at] = np.where(times.known, DEVICE, NO_METHOD)
                 self._stamps(ops, some, spans, clock, method, (start_error, end_error, exec_error))
+                if not process.virtual:  # there, the agent has done so
+                    self._within_calls(ops, some[method[some] == STAMP], start_error, exec_error)
         # A reading that was taken before the end of a launch may lack its last threads.
         over = dependencies.ended_by(ops)
         virtual = np.array([process.virtual for process in self.processes], bool)[self.owner]
@@ -819,6 +821,23 @@ class _ColumnsBuilder:
             for wrong in errors:
                 wrong[some[theirs]] = UNKNOWN if of == CUPTI else error[theirs]
             method[some[theirs]] = of
+
+    def _within_calls(
+        self, ops: Operations, stamped: Integers, start_error: Integers, exec_error: Integers
+    ) -> None:
+        """Correct the starts of operations that timing events have timed, given by their indices.
+
+        If the stream was idle, the first event completed before the work arrived, and even before the work's call. The work began
+        between call and return, so take the middle, and add half of that time to the errors.
+        """
+        early = stamped[ops.start[stamped] < ops.ret[stamped]]
+        first = np.minimum(np.maximum(ops.start[early], ops.call[early]), ops.end[early])
+        # A call that waits for its work does not return before the work's end.
+        last = np.where(ops.waits[early], first, np.minimum(ops.ret[early], ops.end[early]))
+        half = np.maximum(last - first + 1, 0) // 2
+        ops.start[early] = first + half
+        start_error[early] += half
+        exec_error[early] += half
 
 
 def _of_launches(begin: Integers, length: Integers, call: Integers, over: Integers) -> list[Bracket]:

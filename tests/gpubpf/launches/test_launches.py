@@ -480,6 +480,29 @@ def test_a_host_function_is_named_as_what_was_waited_for() -> None:
     assert line.split()[:3] == ["60.00", "1060.00", "1000.0"]
 
 
+def test_work_does_not_begin_before_its_call() -> None:
+    """In an idle stream, the timing event before a kernel is over long before the kernel is launched."""
+    log, call, ret = Log(), 1_000_000, 1_060_000
+    for at in range(900_000, 1_200_000, 10_000):
+        clock = {"host_before": at, "gpu": at, "host_after": at, "tick_ns": 1}
+        log.put(operation_log.CLOCK, {"clock": clock})
+    for start in (400_000, 1_020_000, 1_061_000):  # before the call, during it, and after it
+        stamped = log.kernel(call, ret, outcome=6)
+        log.put(operation_log.SPAN, {"span": {"of": stamped, "start": start, "end": 1_070_000}})
+    flags = operation_log.SYNCHRONOUS  # its call waited: its own start is not near the return
+    copy = log.put(operation_log.D2H, call_ns=call, return_ns=1_071_000, flags=flags)
+    log.put(operation_log.SPAN, {"span": {"of": copy, "start": 990_000, "end": 1_070_000}})
+    seen = found(log, Device(), virtual=False)
+    by_id = np.argsort(seen.ops.id)
+    assert seen.ops.start[by_id].tolist() == [1_030_000, 1_040_000, 1_061_000, call]
+    for errors in (seen.start_error, seen.exec_error):
+        assert all(0 <= error <= 9 for error in errors[by_id] - [30_000, 20_000, 0, 0])
+    kernel = seen.ops.kind == operation_log.KERNEL
+    assert (np.abs(np.minimum(seen.waits.overhead[kernel], 0)) <= seen.start_error[kernel]).all()
+    row = latency_text.kernel_table(summed(latency.LaunchView(seen)), False)[2].split()
+    assert row[-2].startswith("<"), row  # unknown, and not below zero
+
+
 def test_default_streams_of_threads_are_told_apart() -> None:
     log, device = Log(), Device()
     for queue, thread in ((1, 70), (2, 4194304)):
