@@ -1,6 +1,7 @@
 """The documentation: links and anchors lead somewhere, files that it names exist, and every tool has a page.
 
-script/docs checks links as well, when it builds the site; this test needs nothing installed. tests/test_tutorial.py runs the tutorial.
+script/docs checks links as well, when it builds the site; this test needs nothing installed. tests/test_written.py runs
+what is shown.
 """
 
 from __future__ import annotations
