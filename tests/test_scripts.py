@@ -18,7 +18,7 @@ import pytest
 from gpubpf import elf
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SCRIPTS = ("common", "demo", "setup", "test")
+SCRIPTS = ("common", "demo", "packages", "setup", "test")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -164,6 +164,63 @@ def test_libraries_are_installed_without_debug_information(tmp_path):
     assert ".debug_line" in {section.name for section in kept}
     assert not [section.name for section in stripped if section.name.startswith((".debug", ".symtab"))]
     assert ".note.gnu.build-id" in {section.name for section in stripped}
+
+
+def packages(tmp_path: Path, installed: str, program: str) -> subprocess.CompletedProcess:
+    """Run a program with the functions of script/packages. `installed`: a pattern of sh for the packages that are installed."""
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    for directory in ("/usr/bin", "/bin"):
+        for file in Path(directory).iterdir():
+            if not file.name.startswith("clang") and not (fake / file.name).is_symlink():
+                (fake / file.name).symlink_to(file)
+    (fake / "dpkg-query").unlink(missing_ok=True)
+    (fake / "dpkg-query").write_text(
+        f'#!/bin/sh\nfor name; do :; done\ncase "$name" in {installed}) ;; *) exit 1 ;; esac\n'
+        'case "$name" in clang*) echo "installed clang-15" ;; *) printf installed ;; esac\n'
+    )
+    (fake / "dpkg-query").chmod(0o755)
+    start = f"set -euo pipefail; source '{REPOSITORY}/script/common'; source script/packages; log={tmp_path}/log\n"
+    return subprocess.run(
+        ["bash", "-c", start + program], env={"PATH": str(fake)}, capture_output=True, text=True
+    )
+
+
+@pytest.mark.skipif(os.path.exists("/opt/rocm"), reason="AMD's own ROCm is installed")
+def test_an_ordinary_user_is_told_everything_to_ask_root_for(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    done = packages(tmp_path / "none", "no-package", "ask_root")
+    assert done.returncode == 1  # nothing works without them
+    (command,) = re.findall(r"setup: +(apt-get update && apt-get install .*)", done.stderr)
+    names = set(command.split()[5:])
+    assert {"python3-venv", "g++", "make", "liblz4-dev", "libzstd-dev", "hipcc", "libamdhip64-dev"} <= names
+    assert names & {"clang", "clang-15"}  # version 14 is too old
+    assert re.search(r"without clang\S*: gpucount, gpudist and gputrace do not work", done.stderr)
+    assert "hipsim does not work" in done.stderr
+    (tmp_path / "five").mkdir()
+    done = packages(tmp_path / "five", "python3-venv|g++|make|lib*4-dev|libzstd-dev", "ask_root")
+    assert done.returncode == 0 and "gpucount" in done.stderr and "nothing works" not in done.stderr
+    (tmp_path / "all").mkdir()
+    done = packages(tmp_path / "all", "*", "ask_root")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_setup_counts_the_files_that_it_compiles(tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.mkdir()
+    recipe = "@sh -c 'sleep 0.7; touch $@'"
+    (part / "Makefile").write_text(
+        f".PHONY: all\nall: a.o b.o c.o\n%.o:\n\t{recipe}\nbad.o:\n\t@sh -c 'echo why; exit 3'\n"
+    )
+    make = f"PROGRESS_EVERY=0 compile_part {part} make --silent -C {part}"
+    done = packages(tmp_path, "*", f"{make}\necho again >&2\n{make}\n{make} bad.o || cat $log")
+    first, again = done.stderr.split("again\n")
+    said = first.splitlines()
+    assert said[0] == f"setup: building {part}: 3 files" and "setup: file 1 of 3" in said
+    assert all(re.fullmatch(r"setup: file [123] of 3", line) for line in said[1:])
+    assert (
+        again == f"setup: building {part}: 1 files\n" and "why" in done.stdout
+    )  # the second time, there was nothing to do
 
 
 def test_setup_refuses_what_it_does_not_know():

@@ -18,6 +18,10 @@ MOST_PAGES = 1024  # pages that are counted; beyond that they grow
 FIRST_PAGE = 5  # log2 of the first page size: 32 bytes
 APART = 1 << 20  # bytes; unknown addresses that are farther apart are two regions
 LEAST_COLUMNS, EVEN = 128, 4  # columns are made wider, down to so many, until half of the cells count so much
+LEAST_WITHOUT_STRIPES, STRIPE = (
+    64,
+    8,
+)  # the same, while an empty column follows a busy one every so many columns
 BANDS = 64  # the most allocations in a chart
 LEAST_BAND = 11  # rows of a band
 FAR, LATEST = 1 << 60, 1 << 62  # ns; times of a GPU are neither farther apart nor later
@@ -277,9 +281,17 @@ def _used(counts: np.ndarray) -> np.ndarray:
 
 
 def _smooth(width: int, counts: np.ndarray) -> tuple[int, np.ndarray]:
-    """Return wider columns if most cells count little, because narrow ones show regular events as stripes."""
-    while counts.shape[1] >= 2 * LEAST_COLUMNS and np.median(counts[counts > 0]) < EVEN:
+    """Return wider columns if most cells count little, or regular events leave columns empty: both would be shown as stripes."""
+    while (counts.shape[1] >= 2 * LEAST_COLUMNS and np.median(counts[counts > 0]) < EVEN) or (
+        counts.shape[1] >= 2 * LEAST_WITHOUT_STRIPES and _is_striped(counts)
+    ):
         odd = counts.shape[1] % 2
         counts = np.pad(counts, [(0, 0), (0, odd), *[(0, 0)] * (counts.ndim - 2)])
         width, counts = 2 * width, counts[:, 0::2] + counts[:, 1::2]
     return width, counts
+
+
+def _is_striped(counts: np.ndarray) -> bool:
+    """Return whether empty columns alternate with others."""
+    busy = counts.any(axis=tuple(axis for axis in range(counts.ndim) if axis != 1))
+    return bool(np.count_nonzero(busy[:-1] & ~busy[1:]) * STRIPE > len(busy))

@@ -32,7 +32,13 @@ def test_few_counts_are_drawn_in_wide_columns() -> None:
     heat.add(np.zeros(170, int), np.arange(0, 510, 3))
     chart = heat.chart()
     counts = chart.bands[0].counts[0, :, 0].tolist()
-    assert (chart.span, len(counts), sum(counts)) == (508, 254, 170) and counts[:6] == [1, 1, 0, 1, 1, 0]
+    assert (chart.span, len(counts), sum(counts)) == (508, 127, 170) and counts[:6] == [2, 1, 1, 2, 1, 1]
+    regular = BlockHeat("k", 2)  # a column of 2 ns would be empty or busy by chance, and look like bursts
+    regular.add(np.zeros(12800, int), np.arange(12800) // 100 * 11 // 2)
+    assert regular.chart().bands[0].counts[0].min() >= 100
+    phases = BlockHeat("k", 2)  # but gaps between phases stay
+    phases.add(np.zeros(8000, int), np.arange(8000) // 2000 * 125 + np.arange(8000) % 64)
+    assert phases.chart().bands[0].counts.shape[1] > 400
     dense = BlockHeat("k", 2)
     dense.add(np.zeros(5120, int), np.arange(5120) // 10)
     assert dense.chart().bands[0].counts.shape == (2, 512, 1)
