@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 import gpubpf_fuse
-from gpubpf import agent, errors
+from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import PROTOCOL_VERSION, Message
 from gpubpf.ebpf.maps import MapDefinition
