@@ -70,19 +70,29 @@ class Missed(SessionError):
 
 
 class Joining:
-    """Attaches to running processes. Any thread may call `join`; `_lock` guards `_under_way`."""
+    """Attaches to running processes. Any thread may call `join`; `_lock` guards `_under_way` and `_given_up`."""
 
     def __init__(self, measurement: Measurement, server: Server) -> None:
         self._measurement = measurement
         self._server = server
         self._lock = threading.Lock()
         self._under_way: dict[int, Future[Missed | None]] = {}
+        self._given_up: set[int] = set()
 
     @property
     def under_way(self) -> bool:
-        """Whether an attach is in progress."""
+        """Whether an attach is in progress that was not given up."""
         with self._lock:
-            return bool(self._under_way)
+            return bool(self._under_way.keys() - self._given_up)
+
+    def give_up(self, pid: int) -> Missed:
+        """Return the reason for an attach that does not end: the process keeps the thread waiting for its memory. From any thread."""
+        with self._lock:
+            self._given_up.add(pid)
+        return Missed(
+            FORBIDDEN,
+            f"pid {pid} ({traceable.comm(pid)}) cannot be traced: the attach does not end; perhaps its memory cannot be read (FUSE?)",
+        )
 
     def join(self, pid: int, starting: int | None = None) -> Missed | None:
         """Attach to a process. Return None once probes are live in it, or else the reason for the failure.

@@ -63,6 +63,7 @@ READY_WAIT = (
     1.0  # for copies of a running process's loaded kernels, before telling the user that some are missing
 )
 BEGIN_WAIT = 10.0  # for the same copies, before the time of -d begins without them
+JOIN_WAIT = 90.0  # for attaching to the processes that the user chose; longer than the limits of an attach
 TICK = 0.1  # between readings of logs and rings
 FAST_TICK = 0.01  # the same, when they fill quickly
 
@@ -259,13 +260,19 @@ class Session:
         attempts = {pid: pool.submit(self._joining.join, pid, None) for pid in pids}
         for future in attempts.values():
             future.add_done_callback(lambda future: self._signals.wake())
+        until = time.monotonic() + JOIN_WAIT
+        missed: dict[int, joining.Missed] = {}
         while not all(future.done() for future in attempts.values()):
-            select.select([self._signals.reader], [], [])
+            select.select([self._signals.reader], [], [], max(0.0, until - time.monotonic()))
             self._signals.clear()
             if self._signals.interrupted or self._signals.terminated:
                 break
+            if time.monotonic() >= until:
+                endless = [pid for pid, future in attempts.items() if not future.done()]
+                missed = {pid: self._joining.give_up(pid) for pid in endless}
+                break
         pool.close()
-        missed = {
+        missed |= {
             pid: error for pid, future in attempts.items() if future.done() and (error := future.result())
         }
         if len(missed) == len(pids):

@@ -38,6 +38,7 @@ from gpubpf.process import limits, target_socket, traceable
 from gpubpf.ptx.values import InjectedVariable
 from gpubpf.record import replace
 from gpubpf.session import device, reasons, tracing, workers
+from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Follow, Plan, Targets
 from gpubpf.session.session import Session
 from gpubpf_commands import quoted
@@ -786,6 +787,34 @@ def test_the_time_of_every_process_begins_when_they_are_watched() -> None:
     )
     session._started = time.monotonic() - 3
     assert session._after_began(5) == session._started + 5
+
+
+def test_an_attach_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process can keep its thread waiting for ever. The others are measured, and the measurement ends with them."""
+    monkeypatch.setattr("gpubpf.session.session.JOIN_WAIT", 0.5)
+    going_on, said = threading.Event(), list[str]()
+    measured, stuck = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+
+    def attach(self: Joining, pid: int, starting: int | None) -> None:
+        if pid == stuck.pid:
+            going_on.wait(60)
+
+    monkeypatch.setattr(Joining, "_join", attach)
+    with fake_tool.session([], [measured.pid, stuck.pid], note=said.append, wanted=()) as session:
+        assert session._joining.under_way is False and not going_on.is_set()
+        for _ in session.intervals():
+            pass
+        assert session.summary()["processes"]["missed"] == {reasons.FORBIDDEN: 1}
+    assert said[0].startswith(f"pid {stuck.pid} (sleep) cannot be traced: the attach does not end;")
+    with (
+        pytest.raises(SessionError, match="the attach does not end"),
+        fake_tool.session([], [stuck.pid], wanted=()),
+    ):
+        pass
+    going_on.set()
+    for process in (measured, stuck):
+        process.kill()
+        process.wait()
 
 
 class Watcher:
