@@ -186,6 +186,26 @@ def packages(tmp_path: Path, installed: str, program: str) -> subprocess.Complet
     )
 
 
+def test_examples_find_the_compilers_that_setup_installed(tmp_path: Path) -> None:
+    """They are on nobody's PATH. A toolkit in its usual place comes first."""
+    (tmp_path / "examples").mkdir()
+    shutil.copy(REPOSITORY / "examples/Makefile", tmp_path / "examples")
+    for name in ("vectoradd.cu", "check.h", "threads.bpf.c"):
+        (tmp_path / "examples" / name).touch()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/nvcc").touch()
+
+    def compiler(*arguments: str) -> str:
+        command = ["make", "-n", "-C", tmp_path / "examples", "--no-print-directory", *arguments]
+        done = subprocess.run(
+            command, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()[0]
+
+    assert re.fullmatch(r"(/usr/local/cuda\S*|\.\./\.venv|/usr)/bin/nvcc", compiler("vectoradd"))
+    assert compiler("vectoradd", "NVCC=/mine/nvcc") == "/mine/nvcc"
+
+
 @pytest.mark.skipif(os.path.exists("/opt/rocm"), reason="AMD's own ROCm is installed")
 def test_an_ordinary_user_is_told_everything_to_ask_root_for(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
@@ -216,10 +236,10 @@ def test_setup_counts_the_files_that_it_compiles(tmp_path: Path) -> None:
     done = packages(tmp_path, "*", f"{make}\necho again >&2\n{make}\n{make} bad.o || cat $log")
     first, again = done.stderr.split("again\n")
     said = first.splitlines()
-    assert said[0] == f"setup: building {part}: 3 files" and "setup: file 1 of 3" in said
+    assert said[0] == f"setup: building {part}: files to compile: 3" and "setup: file 1 of 3" in said
     assert all(re.fullmatch(r"setup: file [123] of 3", line) for line in said[1:])
     assert (
-        again == f"setup: building {part}: 1 files\n" and "why" in done.stdout
+        again == f"setup: building {part}: files to compile: 1\n" and "why" in done.stdout
     )  # the second time, there was nothing to do
 
 

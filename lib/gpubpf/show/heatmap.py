@@ -293,5 +293,5 @@ def _smooth(width: int, counts: np.ndarray) -> tuple[int, np.ndarray]:
 
 def _is_striped(counts: np.ndarray) -> bool:
     """Return whether empty columns alternate with others."""
-    busy = counts.any(axis=tuple(axis for axis in range(counts.ndim) if axis != 1))
-    return bool(np.count_nonzero(busy[:-1] & ~busy[1:]) * STRIPE > len(busy))
+    busy = np.flatnonzero(counts.any(axis=tuple(axis for axis in range(counts.ndim) if axis != 1)))
+    return int(np.count_nonzero(np.diff(busy) > 1)) * STRIPE > counts.shape[1]
