@@ -309,7 +309,7 @@ def _compile_with_clang(text: str) -> Program:
     path = clang.find()
     if path is None:
         raise CompileError(
-            "compiling a program requires root and bcc (python3-bpfcc), or clang; install the distribution's clang,"
+            "compiling a program requires root and bcc (python3-bpfcc), or clang; install clang, version 15 or newer,"
             f" or for ziglang's {how_to_install('ziglang')}"
         )
     source = headers.expand(text)
