@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import memory_model as model
 
 
@@ -56,52 +58,56 @@ def in_local(first):
     ]
 
 
-# kernel → its sites in the order of its PTX, with no address but from the source.
-ANSWERS = {
-    "stride1": strided(1),
-    "stride2": strided(2),
-    "stride8": strided(8),
-    "stride32": strided(32),
-    "misaligned": [unit("load", first=4), unit("store")],
-    "broadcast": [model.site("load", "global", 4, lines(lambda t: 0)), unit("store")],
-    "readOnly": strided(1),
-    "wide2": [unit("load", 8), unit("store", 8)],
-    "wide4": [unit("load", 16), unit("store", 16)],
-    "halfWarp": [model.site(op, "global", 4, lines(low_half)) for op in ("load", "store")],
-    "predicated": [model.site(op, "global", 4, lines(low_half)) for op in ("load", "store")],
-    "gather": [
-        unit("load"),
-        model.site("load", "global", 4, lines(lambda t: 4 * reversed_bits(t))),
-        unit("store"),
-    ],
-    "transposeNaive": [
-        through_shared(32)[0],
-        model.site("store", "global", 4, tiles(lambda bx, by, x, y: 4 * ((32 * bx + x) * 64 + 32 * by + y))),
-    ],
-    "transposeShared": through_shared(32),
-    "transposePadded": through_shared(33),
-    "histogramGlobal": [unit("load"), model.site("atomic", "global", 4, lines(lambda t: 4 * (t % 8)))],
-    "histogramShared": [
-        model.site("store", "shared", 4, first_four(lambda t: 4 * t)),
-        unit("load"),
-        model.site("atomic", "shared", 4, lines(lambda t: 4 * (t % 4))),
-        model.site("load", "shared", 4, first_four(lambda t: 4 * t)),
-        model.site("atomic", "global", 4, first_four(lambda t: 4 * t)),
-    ],
-    "generic": [
-        unit("load"),
-        model.site("store", "shared", 4, lines(lambda t: 4 * (t % 256))),
-        model.site("store", "shared", 4, lines(lambda t: 4 * (t % 256) + 1024)),
-        model.site("load", "shared", 4, lines(lambda t: 8 * (t % 256))),
-        unit("store"),
-    ],
-    "asynchronous": [
-        model.site("async", "global", 4, lines(lambda t: 8 * t)),
-        model.site("async", "shared", 4, lines(lambda t: 4 * (t % 256))),
-        model.site("load", "shared", 4, lines(lambda t: 4 * (t % 256))),
-        unit("store"),
-    ],
-    "localArray": in_local(lambda t: t // 256),
-    "localScattered": in_local(lambda t: t % 256),
-    "unused": strided(1),
-}
+@functools.cache
+def answers():
+    """Return the sites of each kernel in the order of its PTX, with no address but from the source."""
+    return {
+        "stride1": strided(1),
+        "stride2": strided(2),
+        "stride8": strided(8),
+        "stride32": strided(32),
+        "misaligned": [unit("load", first=4), unit("store")],
+        "broadcast": [model.site("load", "global", 4, lines(lambda t: 0)), unit("store")],
+        "readOnly": strided(1),
+        "wide2": [unit("load", 8), unit("store", 8)],
+        "wide4": [unit("load", 16), unit("store", 16)],
+        "halfWarp": [model.site(op, "global", 4, lines(low_half)) for op in ("load", "store")],
+        "predicated": [model.site(op, "global", 4, lines(low_half)) for op in ("load", "store")],
+        "gather": [
+            unit("load"),
+            model.site("load", "global", 4, lines(lambda t: 4 * reversed_bits(t))),
+            unit("store"),
+        ],
+        "transposeNaive": [
+            through_shared(32)[0],
+            model.site(
+                "store", "global", 4, tiles(lambda bx, by, x, y: 4 * ((32 * bx + x) * 64 + 32 * by + y))
+            ),
+        ],
+        "transposeShared": through_shared(32),
+        "transposePadded": through_shared(33),
+        "histogramGlobal": [unit("load"), model.site("atomic", "global", 4, lines(lambda t: 4 * (t % 8)))],
+        "histogramShared": [
+            model.site("store", "shared", 4, first_four(lambda t: 4 * t)),
+            unit("load"),
+            model.site("atomic", "shared", 4, lines(lambda t: 4 * (t % 4))),
+            model.site("load", "shared", 4, first_four(lambda t: 4 * t)),
+            model.site("atomic", "global", 4, first_four(lambda t: 4 * t)),
+        ],
+        "generic": [
+            unit("load"),
+            model.site("store", "shared", 4, lines(lambda t: 4 * (t % 256))),
+            model.site("store", "shared", 4, lines(lambda t: 4 * (t % 256) + 1024)),
+            model.site("load", "shared", 4, lines(lambda t: 8 * (t % 256))),
+            unit("store"),
+        ],
+        "asynchronous": [
+            model.site("async", "global", 4, lines(lambda t: 8 * t)),
+            model.site("async", "shared", 4, lines(lambda t: 4 * (t % 256))),
+            model.site("load", "shared", 4, lines(lambda t: 4 * (t % 256))),
+            unit("store"),
+        ],
+        "localArray": in_local(lambda t: t // 256),
+        "localScattered": in_local(lambda t: t % 256),
+        "unused": strided(1),
+    }

@@ -18,7 +18,7 @@ import gpubpf_cuda
 import memory_model as model
 from gpubpf.ebpf.bytecode import FLOAT_OPERATIONS, KINDS, RETURNS, SPACES, TYPES
 from gpubpf_bcc import compiled
-from memory_answers import ANSWERS
+from memory_answers import answers
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 128  # of a launch, unless said
@@ -801,6 +801,6 @@ def test_addresses(where, memory, clock):
     for (launch, site, _, _), (how, active, addresses) in requests.items():
         assert active == sum(1 << lane for lane, _ in model.active(addresses))
         launches[launch].setdefault(site, model.Site(*how)).add(addresses)
-    assert len(launches) == len(ANSWERS)
-    for (kernel, right), (_, sites) in zip(ANSWERS.items(), sorted(launches.items()), strict=True):
+    assert len(launches) == len(answers())
+    for (kernel, right), (_, sites) in zip(answers().items(), sorted(launches.items()), strict=True):
         assert [site.record() for _, site in sorted(sites.items())] == right, kernel

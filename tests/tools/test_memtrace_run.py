@@ -14,7 +14,7 @@ import pytest
 
 import gpubpf_cuda
 import memory_model as model
-from memory_answers import ANSWERS, lines
+from memory_answers import answers, lines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOL = [sys.executable, str(REPOSITORY / "tools/memtrace.py"), "--device", "sim"]
@@ -84,9 +84,9 @@ def test_the_known_answers(memory, tmp_path, clock):
     records, said = traced(tmp_path, "--", memory, clock=clock)
     assert said == "memory: PASSED\n"
     found = sites(records)
-    assert set(found) == set(ANSWERS)
+    assert set(found) == set(answers())
     source = (REPOSITORY / "examples" / "memory.cu").read_text().splitlines()
-    for kernel, right in ANSWERS.items():
+    for kernel, right in answers().items():
         assert len(found[kernel]) == len(right), kernel
         for record, answer in zip(found[kernel], right, strict=True):
             agrees(record, answer)
@@ -97,7 +97,7 @@ def test_the_known_answers(memory, tmp_path, clock):
         line = int(found[kernel][0]["source"].rsplit(":", 1)[1])
         assert kernel in source[line - 1] + source[line - 3]
     summary = records[-1]
-    assert summary["launches_instrumented"] == summary["launches_matched"] == len(ANSWERS)
+    assert summary["launches_instrumented"] == summary["launches_matched"] == len(answers())
     assert summary["lost"] == 0 and summary["not_probed"] == {}
 
 
