@@ -445,7 +445,7 @@ def test_a_log_of_very_many_things_takes_no_time_without_end(of: str) -> None:
     view = latency.LaunchView(launches.columns())
     summed(view)
     list(latency_text.timeline_lines(view, everything))
-    assert time.process_time() - began < 10  # 30 s when the time grew with the square
+    assert time.process_time() - began < 15  # 30 s when the time grew with the square
 
 
 # --- records and text ---
