@@ -643,7 +643,11 @@ INL u64 to_u(f64 x, int mode, int width, int wide) {
 
 /* ---- f16, bf16: arithmetic in f32, which has enough bits for correct rounding; fma in f64, of bf16 rounded to odd */
 INL u32 f16_to_f32(u16 h) {
-#ifdef __F16C__
+#if defined(__F16C__) && !__has_builtin(__builtin_ia32_vcvtph2ps) /* clang 22 */
+    _Float16 x;
+    __builtin_memcpy(&x, &h, sizeof x);
+    return u32_((f32)x);
+#elif defined(__F16C__)
     typedef f32 v4 __attribute__((vector_size(16)));
     typedef short v8 __attribute__((vector_size(16)));
     v8 x = {(short)h, 0, 0, 0, 0, 0, 0, 0};
