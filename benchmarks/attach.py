@@ -90,10 +90,12 @@ def start(
         text=True,
     )
     assert tool.stderr is not None
+    said = ""
     for line in tool.stderr:
         if "attached to" in line:
             return tool, began, {"attached": time.monotonic() - began, "own": processor_time(tool.pid)}
-    raise SystemExit(f"{name} did not attach: {tool.communicate()}")
+        said += line
+    raise SystemExit(f"{name} did not attach: {said}")
 
 
 def leave(tool: subprocess.Popen[str]) -> None:

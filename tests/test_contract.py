@@ -109,7 +109,7 @@ def test_prose_of_the_example_text_fits_a_terminal(tool):
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize("module", ["argparse", "shutil"])  # loaded with the tool; loaded by its `main`
+@pytest.mark.parametrize("module", ["argparse", "locale"])  # loaded with the tool; loaded by its `main`
 def test_ctrl_c_while_a_tool_starts_ends_it_without_a_word(tool, module, tmp_path):
     (tmp_path / f"{module}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     done = subprocess.run(
