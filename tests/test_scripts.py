@@ -292,12 +292,12 @@ def test_names_that_scripts_take_from_the_library_exist() -> None:
 
 
 def test_the_demo_asks_for_functions_that_exist() -> None:
-    from gpubpf.ebpf import compile
+    from gpubpf.process import privileges
     from gpubpf.session import device
 
-    modules = {"compile": compile, "device": device}
+    modules = {"privileges": privileges, "device": device}
     asked = re.findall(
-        r"ask '[^']*?\b(compile|device)\.(\w+)\(", (REPOSITORY / "script" / "demo").read_text()
+        r"ask '[^']*?\b(privileges|device)\.(\w+)\(", (REPOSITORY / "script" / "demo").read_text()
     )
     assert {module for module, _ in asked} == set(modules)
     assert [name for module, name in asked if not callable(getattr(modules[module], name, None))] == []

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import gpubpf_specs
-from gpubpf.ebpf import compile
+from gpubpf.process import privileges
 
 pytestmark = gpubpf_specs.needs_all
 
@@ -54,7 +54,7 @@ def test_every_point_counts_what_is_known(app, tmp_path):
     specs = [spec for spec, _, _ in ANSWERS]
     found = gpubpf_specs.measured("gpucount", tmp_path / "out", app, *specs, *gpubpf_specs.NEVER)
     assert not any(one["count"] for one in found if one.get("spec") in gpubpf_specs.NEVER)
-    assert found[-1]["verified_by"] == (["gpubpf", "kernel"] if compile.capable() else ["gpubpf"])
+    assert found[-1]["verified_by"] == (["gpubpf", "kernel"] if privileges.capable() else ["gpubpf"])
     counts = {
         (one["spec"], one["kernel"]): (one["count"], one["threads"])
         for one in found

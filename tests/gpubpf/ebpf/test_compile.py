@@ -18,6 +18,7 @@ from gpubpf.ebpf import compile, headers, maps
 from gpubpf.errors import CompileError
 from gpubpf.linux import host_programs
 from gpubpf.lower import nvptx, x86
+from gpubpf.process import privileges
 from gpubpf.verify import verify
 from gpubpf.verify.rules import check
 from gpubpf_asm import Native
@@ -406,7 +407,7 @@ def test_damaged_cache_is_passed_over(monkeypatch, tmp_path):
 
 def test_without_bcc_or_the_right_to_use_it(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compile, "capable", lambda: False)
+    monkeypatch.setattr(privileges, "capable", lambda: False)
     text = HEAD + "/* not compiled before */"
     with pytest.raises(CompileError, match=r"CAP_BPF; run it as root|python3-bpfcc"):
         compile.compile_text(text)
