@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 _REQUIRED: Any = object()
 _set = object.__setattr__
@@ -51,6 +51,7 @@ def field(
 class _Fields:
     """What `Record` and `MutableRecord` have in common."""
 
+    _described: ClassVar[dict[str, _Field]] = {}
     __match_args__: tuple[str, ...]  # names of the fields, in order
     _defaults: dict[str, Any]
     _factories: dict[str, Callable[[], Any]]
@@ -60,17 +61,18 @@ class _Fields:
     ]  # takes an object; returns its class and the fields to compare
 
     def __init_subclass__(cls) -> None:
-        fields = {name: cls.__dict__.get(name, _REQUIRED) for name in cls.__annotations__}
-        described = {name: value for name, value in fields.items() if isinstance(value, _Field)}
-        for name, value in described.items():
-            delattr(cls, name)
-            fields[name] = value.default
+        fields = dict(cls._described)  # those of the base class come first
+        for name in cls.__annotations__:
+            value = cls.__dict__.get(name, _REQUIRED)
+            if isinstance(value, _Field):
+                delattr(cls, name)
+            fields[name] = value if isinstance(value, _Field) else _Field(value, None, True, True)
+        cls._described = fields
         cls.__match_args__ = tuple(fields)  # type: ignore[misc]  # mypy makes its own
-        cls._defaults = {name: value for name, value in fields.items() if value is not _REQUIRED}
-        cls._factories = {name: value.factory for name, value in described.items() if value.factory}
-        cls._shown = tuple(name for name in fields if name not in described or described[name].shown)
-        compared = (name for name in fields if name not in described or described[name].compared)
-        cls._compared = attrgetter("__class__", *compared)
+        cls._defaults = {name: one.default for name, one in fields.items() if one.default is not _REQUIRED}
+        cls._factories = {name: one.factory for name, one in fields.items() if one.factory}
+        cls._shown = tuple(name for name, one in fields.items() if one.shown)
+        cls._compared = attrgetter("__class__", *(name for name, one in fields.items() if one.compared))
 
     def __init__(self, *values: Any, **named: Any) -> None:
         names = self.__match_args__

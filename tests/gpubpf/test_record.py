@@ -48,6 +48,19 @@ class Statement:
     site: Site
 
 
+class Numbered(Site):
+    source: str = "other.cu"
+    rank: int = 0
+
+
+def test_a_derived_class_has_the_fields_of_its_base_first():
+    one = Numbered(3, counts={"load": 1}, rank=2)
+    assert Numbered.__match_args__ == ("number", "source", "counts", "text", "rank")
+    assert (one.number, one.source, one.counts, one.text, one.rank) == (3, "other.cu", {"load": 1}, "", 2)
+    assert replace(one, rank=1) != one and one != Site(3, "other.cu", {"load": 1})
+    assert Site.__match_args__ == ("number", "source", "counts", "text")
+
+
 def test_values_by_position_by_name_and_by_default():
     site = Site(3, counts={"load": 1})
     assert (site.number, site.source, site.counts, site.text) == (3, "main.cu", {"load": 1}, "")

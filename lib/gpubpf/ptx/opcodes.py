@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from gpubpf.record import Record, replace
 
 from .module import Operand, PtxInstruction
 
@@ -32,8 +33,7 @@ from .module import Operand, PtxInstruction
 SPACES = frozenset("global shared local const param async bulk".split())
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Record):
     """A row of the table: what holds for an instruction with this name.
 
     name        the opcode, with the modifiers that the row is for: "cp.async"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 import pytest
@@ -194,10 +195,9 @@ def test_a_function_that_the_device_runtime_lacks_is_said() -> None:
 @needs_ptxas
 def test_a_missing_device_runtime_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from gpubpf.errors import AssembleError
-    from gpubpf.images import assemble as module
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module.glob, "glob", lambda pattern: [])
+    monkeypatch.setattr(glob, "glob", lambda pattern: [])
     text = instrumented(CHILD + parent(TAKES)).text
     with pytest.raises(AssembleError, match=r"needs device linking, and libcudadevrt\.a is missing"):
         assemble(text, Target("gpu", (8, 0)))
