@@ -56,9 +56,8 @@ class _Fields:
     _defaults: dict[str, Any]
     _factories: dict[str, Callable[[], Any]]
     _shown: tuple[str, ...]
-    _compared: Callable[
-        [Any], tuple[Any, ...]
-    ]  # takes an object; returns its class and the fields to compare
+    # Takes an object, and returns its class and the values to compare.
+    _compared: Callable[[Any], tuple[Any, ...]]
 
     def __init_subclass__(cls) -> None:
         fields = dict(cls._described)  # those of the base class come first

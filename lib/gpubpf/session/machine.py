@@ -546,9 +546,8 @@ class HoldHelper:
             except queue.Empty:
                 self._process.kill()  # the kernel lets the threads that it has stopped continue
                 self._lose("does not answer")  # `_run` itself may wait for memory that never arrives
-                self._connection.shutdown(
-                    socket.SHUT_RDWR
-                )  # the helper may wait in the kernel, and not end yet
+                # The helper may wait in the kernel, and not end yet.
+                self._connection.shutdown(socket.SHUT_RDWR)
         return None
 
     def _all_held(self) -> list[Held]:

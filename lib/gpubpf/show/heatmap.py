@@ -18,10 +18,8 @@ MOST_PAGES = 1024  # pages that are counted; beyond that they grow
 FIRST_PAGE = 5  # log2 of the first page size: 32 bytes
 APART = 1 << 20  # bytes; unknown addresses that are farther apart are two regions
 LEAST_COLUMNS, EVEN = 128, 4  # columns are made wider, down to so many, until half of the cells count so much
-LEAST_WITHOUT_STRIPES, STRIPE = (
-    64,
-    8,
-)  # the same, while an empty column follows a busy one every so many columns
+# Columns are made wider, down to 64, while the picture has stripes: an empty column after a busy one in every 8 columns.
+LEAST_WITHOUT_STRIPES, STRIPE = 64, 8
 BANDS = 64  # the most allocations in a chart
 LEAST_BAND = 11  # rows of a band
 FAR, LATEST = 1 << 60, 1 << 62  # ns; times of a GPU are neither farther apart nor later
