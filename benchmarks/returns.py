@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "lib")]
 
 from gpubpf import elf  # noqa: E402
-from gpubpf.calls import cuda, hip  # noqa: E402
+from gpubpf.calls.api import cuda, hip  # noqa: E402
 from gpubpf.linux import libraries  # noqa: E402
 from gpubpf.linux.returns import Code  # noqa: E402
 from gpubpf.process import bpf_syscall, libc  # noqa: E402
@@ -107,7 +107,7 @@ def costs() -> None:
 
 
 def attached(path: str) -> None:
-    api = hip.API if "hip" in path else cuda.API
+    api = hip() if "hip" in path else cuda()
     symbols = [f.symbol for f in api.functions]
     with open(path, "rb") as file:
         exported = elf.exports(elf.LoadedFile(file.fileno()))
@@ -137,7 +137,7 @@ def attached(path: str) -> None:
 
 def main() -> None:
     costs()
-    names = [*hip.API.libraries, *cuda.API.libraries]
+    names = [*hip().libraries, *cuda().libraries]
     for path in sys.argv[1:] or [p for name in names for p in libraries.files(libraries.LibraryNames(name))]:
         attached(path)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.calls.hip import API
+from gpubpf.calls.api import hip
 from gpubpf.linux import libraries
 
 HERE = Path(__file__).parent / "gpubpf" / "calls" / "hip"
@@ -82,4 +82,4 @@ def run(command: list[str], environment: Mapping[str, str] | None = None) -> dic
 
 def number(name: str) -> int:
     """A function's number in HIP's table."""
-    return next(i for i, f in enumerate(API.functions) if f.name == name)
+    return next(i for i, f in enumerate(hip().functions) if f.name == name)

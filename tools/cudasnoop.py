@@ -21,7 +21,6 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 import shlex  # noqa: E402
-from contextlib import ExitStack, closing  # noqa: E402
 
 if TYPE_CHECKING:
     import argparse
@@ -81,47 +80,14 @@ def build_parser() -> cli.Parser:
 
 def measure(args: argparse.Namespace, out: cli.Output) -> int:
     """Attach the programs, trace the processes, and print. Return the exit status."""
-    from gpubpf.calls import command_libraries, cuda
-    from gpubpf.calls.delay_probes import DelayProbes
-    from gpubpf.calls.kernel_names import KernelNames
-    from gpubpf.calls.probes import CallOptions, CallProbes
-    from gpubpf.calls.report import CallReport, ReportInputs, drop_views_without_csv
-    from gpubpf.calls.traced_processes import TracedProcesses, check_privileges
-    from gpubpf.process import users
-
-    def note(text: str) -> None:
-        cli.note(TOOL, text)
+    from gpubpf.calls import api, snoop
+    from gpubpf.calls.traced_processes import check_privileges
 
     check_privileges(args)
-    drop_views_without_csv(args, note)
-    with ExitStack() as stack:
-        options = CallOptions.from_arguments(args)
-        processes = TracedProcesses(args, {}, note)
-
-        # Attach to the libraries that the command is likely to load, and to others as soon as a process maps them.
-        api = cuda.API
-        if args.command:
-            user = users.command_user(args.user)
-            api = command_libraries.with_command_libraries(api, args.command, user)
-        functions = api.choose(args.api)
-        calls = stack.enter_context(closing(CallProbes(api, functions, options, note, PROGRAM)))  # call_*
-        delay_probes = DelayProbes(calls, note, why=args.why, spans=bool(args.slow))  # delay_*
-        kernels = KernelNames(api, calls.bpf)  # kernel_*
-        calls.start()
-
-        # Start the command, or find the processes. Read the maps every 0.1 s, and print a report each interval.
-        inputs = ReportInputs(api, calls, delay_probes, kernels, processes)
-        report = CallReport(inputs, args, out)
-        with processes.follow(calls):
-            report.begin()
-            for _ in processes.intervals(report.tick, calls.stop):
-                report.show()
-                if out.closed:
-                    break
-            report.end()
-        if args.command and processes.status:
-            say_if_no_gpu(args.command)
-        return processes.status or report.status
+    status = snoop.trace(api.cuda(), PROGRAM, args, out)
+    if args.command and status:
+        say_if_no_gpu(args.command)
+    return status
 
 
 def say_if_no_gpu(command: list[str]) -> None:
@@ -144,9 +110,9 @@ def main(argv: list[str] | None = None) -> int:
         out.write(headers.self_contained(PROGRAM).lstrip())
         return 0
     if args.list:
-        from gpubpf.calls import cuda, listing
+        from gpubpf.calls import api, listing
 
-        return listing.show(cuda.API, PROGRAM, args, out)
+        return listing.show(api.cuda(), PROGRAM, args, out)
     return measure(args, out)
 
 

@@ -82,58 +82,25 @@ def build_parser() -> cli.Parser:
 
 def measure(args: argparse.Namespace, out: cli.Output) -> int:
     """Attach the programs, trace the processes, and print. Return the exit status."""
-    from gpubpf.calls import command_libraries, hip, kfd
-    from gpubpf.calls.delay_probes import DelayProbes
-    from gpubpf.calls.hip_devices import TIMEOUT, HipDevices
-    from gpubpf.calls.kernel_names import KernelNames
+    from gpubpf.calls import api, kfd, snoop
+    from gpubpf.calls.hip_devices import HipDevices
     from gpubpf.calls.kernel_times import kernel_times_of_command
-    from gpubpf.calls.probes import CallOptions, CallProbes
-    from gpubpf.calls.report import CallReport, ReportInputs, drop_views_without_csv
-    from gpubpf.calls.traced_processes import TracedProcesses, check_privileges
-    from gpubpf.process import users
+    from gpubpf.calls.report import VendorInterfaces
+    from gpubpf.calls.traced_processes import check_privileges
     from gpubpf.session import amd_device
 
-    def note(text: str) -> None:
-        cli.note(TOOL, text)
-
     check_privileges(args)
-    drop_views_without_csv(args, note)
     with ExitStack() as stack:
         simulated, notice = amd_device.of_command(args)
-        # AMD's own interfaces: when kernels ran on the GPU, and which GPUs there are.
-        kernel_times = stack.enter_context(closing(kernel_times_of_command(hip.API, args, simulated)))
+        # AMD's own interfaces: when kernels ran on the GPU, which GPUs there are, and what the driver does to processes.
+        kernel_times = stack.enter_context(closing(kernel_times_of_command(api.hip(), args, simulated)))
         devices = stack.enter_context(closing(HipDevices()))
-        options = CallOptions.from_arguments(args, events=kernel_times.needs_calls)
-        if options.everybody:  # let it end first: its calls would count, too
-            devices.devices(TIMEOUT)
-        processes = TracedProcesses(args, {**simulated, **kernel_times.environment}, note)
-
-        # Attach to the libraries that the command is likely to load, and to others as soon as a process maps them.
-        api = hip.API
-        if args.command:
-            user = users.command_user(args.user)
-            api = command_libraries.with_command_libraries(api, args.command, user)
-        functions = api.choose(args.api)
-        calls = stack.enter_context(closing(CallProbes(api, functions, options, note, PROGRAM)))  # call_*
-        delay_probes = DelayProbes(calls, note, why=args.why, spans=bool(args.slow))  # delay_*
-        kernels = KernelNames(api, calls.bpf)  # kernel_*
-        driver = kfd.open_devices(note) if args.why or args.slow else None
+        driver = kfd.open_devices(lambda text: cli.note(TOOL, text)) if args.why or args.slow else None
         if driver is not None:
             stack.enter_context(closing(driver))
-        calls.start()
-
-        # Start the command, or find the processes. Read the maps every 0.1 s, and print a report each interval.
-        vendor = (kernel_times, driver, devices, notice)
-        inputs = ReportInputs(api, calls, delay_probes, kernels, processes, *vendor)
-        report = CallReport(inputs, args, out)
-        with processes.follow(calls):
-            report.begin()
-            for _ in processes.intervals(report.tick, calls.stop):
-                report.show()
-                if out.closed:
-                    break
-            report.end()
-        return processes.status or report.status
+        vendor = VendorInterfaces(kernel_times, driver, devices, notice)
+        environment = {**simulated, **kernel_times.environment}
+        return snoop.trace(api.hip(), PROGRAM, args, out, vendor, environment)
 
 
 @cli.command(TOOL)
@@ -146,13 +113,13 @@ def main(argv: list[str] | None = None) -> int:
         out.write(headers.self_contained(PROGRAM).lstrip())
         return 0
     if args.list:
-        from gpubpf.calls import hip, listing
+        from gpubpf.calls import api, listing
         from gpubpf.session import amd_device
 
         simulated, notice = amd_device.of_command(args)
         if notice:
             cli.note(TOOL, notice)
-        return listing.show(hip.API, PROGRAM, args, out, simulated)
+        return listing.show(api.hip(), PROGRAM, args, out, simulated)
     return measure(args, out)
 
 

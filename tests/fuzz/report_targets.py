@@ -15,8 +15,9 @@ import numpy as np
 from fuzz.targets import target
 from gpubpf.agent.definitions import RECORD_SIZE, Kind
 from gpubpf.agent.protocol import StackFrame
-from gpubpf.calls import call_lines, cuda, hip, probes, timeline
+from gpubpf.calls import call_lines, probes, timeline
 from gpubpf.calls import records as call_records
+from gpubpf.calls.api import cuda, hip
 from gpubpf.ebpf.maps import MapDefinition, storage_size
 from gpubpf.exits import exit_log, exits_text, lateness
 from gpubpf.launches import latency, latency_text
@@ -272,7 +273,7 @@ def call_report(data: bytes) -> None:
     events["start_ns"] %= _TOLD_BY_LINUX
     events["end_ns"] = events["start_ns"] + events["end_ns"] % _TOLD_BY_LINUX
     columns = call_lines.CallColumns(0, several=True)
-    for api in (hip.API, cuda.API):
+    for api in (hip(), cuda()):
         events["function"] %= len(api.functions)
         for lines_of in (
             lambda group: call_lines.text_lines(group, columns),

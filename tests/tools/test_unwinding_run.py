@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.calls import cuda, hip
-from gpubpf.calls.api import Api
+from gpubpf.calls.api import Api, cuda, hip
 from gpubpf_host import needs_bpf
 
 HERE = Path(__file__).with_name("unwinding")
@@ -21,8 +20,8 @@ WAYS = ("throw", "jump", "cancel", "exit", "return", "throw")
 
 pytestmark = needs_bpf
 CASES = {
-    "hipsnoop": (hip.API, "libamdhip64.so.6"),
-    "cudasnoop": (cuda.API, "libcudart.so.13"),
+    "hipsnoop": (hip(), "libamdhip64.so.6"),
+    "cudasnoop": (cuda(), "libcudart.so.13"),
 }
 
 

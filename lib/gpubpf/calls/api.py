@@ -1,10 +1,16 @@
 """Describe the functions that a GPU runtime library exports: where their arguments are, and what their results
 mean.
 
-A function is one row of text: its name, then `key=value` pairs in any order, separated by spaces:
+`cuda()` and `hip()` read these descriptions from cuda.txt and hip.txt. A line `GROUP:` begins each group of
+functions. A function is one row: its name, then `key=value` pairs in any order, separated by spaces:
 
     hipLaunchKernel kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1
     hipStreamQuery returns=query stream=0
+    cuMemcpyAsync{_v2}[_ptsz] stream=3 bytes=2
+
+A suffix in braces belongs to the symbol, but not to the name that users write: the headers of CUDA add `_v2` with
+macros. A suffix in brackets stands for a second function: `cuLaunchKernel[_ptsz]` means cuLaunchKernel and
+cuLaunchKernel_ptsz, which uses the per-thread default stream.
 
 The keys `symbol`, `returns` and `kernel_name` describe the function (`ApiFunction`). Every other key is one
 of FIELDS, and its value says where that field is:
@@ -15,6 +21,9 @@ of FIELDS, and its value says where that field is:
     #4              the number 4
 
 The suffixes `:packed` and `:items` are explained at `ArgumentPlace`.
+
+A line `errors PREFIX:` begins the error codes of the functions whose names begin with PREFIX: a number and a
+name in each row. Lines that begin with `#` are comments.
 """
 
 from __future__ import annotations
@@ -22,7 +31,8 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 
 from gpubpf.errors import UsageError
 from gpubpf.record import Record
@@ -47,6 +57,9 @@ REGISTERS = 6  # arguments in registers; the seventh is the first word on the st
 _PLACE = re.compile(
     r"(?:#(?P<number>\d+)|(?P<stack>s?)(?P<index>\d+)(?:@(?P<offset>\d+))?)(?P<kinds>(?::\w+)*)\Z"
 )
+_NAME = re.compile(
+    r"(\w+)(?:\{(\w+)\})?(\w*)(?:\[(\w+)\])?\Z"
+)  # name{suffix of the symbol}[suffix of a second function]
 
 
 class ArgumentPlace(Record):
@@ -166,38 +179,77 @@ class Api(Record):
         return names.get(value, str(value))
 
 
-def parse_functions(text: str) -> tuple[ApiFunction, ...]:
-    """Parse rows as described above. A line `GROUP:` begins each group. Raise ValueError if a row is invalid."""
+@cache
+def cuda() -> Api:
+    """Return the host API of CUDA: the driver's and the runtime's functions."""
+    return _read("CUDA", ("libcuda.so", "libcudart.so"))
+
+
+@cache
+def hip() -> Api:
+    """Return the host API of HIP, with HIPRTC's functions."""
+    return _read("HIP", ("libamdhip64.so", "libhiprtc.so"))
+
+
+def _read(name: str, libraries: tuple[str, ...]) -> Api:
+    text = Path(__file__).with_name(f"{name.lower()}.txt").read_text(encoding="utf-8")
+    return Api(name, libraries, *parse(text))
+
+
+def parse(text: str) -> tuple[tuple[ApiFunction, ...], dict[str, dict[int, str]]]:
+    """Parse the text that describes an API, in the form that this module's docstring explains.
+
+    Return its functions, and the names of its error codes: prefix of function names → number → name.
+    Raise ValueError if a row is invalid.
+    """
     functions: list[ApiFunction] = []
+    errors: dict[str, dict[int, str]] = {}
     group = ""
-    for line in text.split("\n"):
-        if not line:
+    names: dict[int, str] | None = None  # of the error codes, below a line `errors PREFIX:`
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
             continue
         if line.endswith(":"):
-            group = line[:-1]
-            if group not in GROUPS:
-                raise ValueError(f"{group!r} is not a group")
-            continue
-        name, *parts = line.split()
-        own = {"symbol": name, "returns": "status", "kernel_name": ""}
-        layout = []
-        for part in parts:
-            key, _, value = part.partition("=")
-            if key in own:
-                own[key] = value
-            else:
-                layout.append(part)
-        if own["returns"] not in RESULTS or own["kernel_name"] not in ("", *KERNEL_NAMING):
-            raise ValueError(f"{line.strip()!r} has an unknown value of returns or kernel_name")
-        functions.append(
-            ApiFunction(name, own["symbol"], group, " ".join(layout), own["returns"], own["kernel_name"])
+            group, _, prefix = line[:-1].partition(" ")
+            names = errors.setdefault(prefix, {}) if group == "errors" else None
+            if names is None and line[:-1] not in GROUPS:
+                raise ValueError(f"{line[:-1]!r} is not a group")
+        elif names is not None:
+            number, name = line.split()
+            names[int(number)] = name
+        else:
+            functions.extend(_parse_functions(line, group))
+    return tuple(functions), errors
+
+
+def _parse_functions(row: str, group: str) -> list[ApiFunction]:
+    """Parse the row of a function, or of two functions whose names differ in a suffix."""
+    written, *parts = row.split()
+    match = _NAME.match(written)
+    if match is None:
+        raise ValueError(f"{written!r} is not the name of a function")
+    own = {"returns": "status", "kernel_name": ""}
+    layout = []
+    for part in parts:
+        key, _, value = part.partition("=")
+        if key in ("symbol", *own):
+            own[key] = value
+        else:
+            layout.append(part)
+    if own["returns"] not in RESULTS or own["kernel_name"] not in ("", *KERNEL_NAMING):
+        raise ValueError(f"{row.strip()!r} has an unknown value of returns or kernel_name")
+    base, version, rest, second = match.groups(default="")
+    return [
+        ApiFunction(
+            base + rest + suffix,
+            own.get("symbol", base + version + rest + suffix),
+            group,
+            " ".join(layout),
+            own["returns"],
+            own["kernel_name"],
         )
-    return tuple(functions)
-
-
-def parse_names(text: str) -> dict[int, str]:
-    """Parse lines of a number and a name."""
-    return {int(number): name for number, name in (line.split() for line in text.split("\n") if line)}
+        for suffix in (("", second) if second else ("",))
+    ]
 
 
 def _matches(function: ApiFunction, glob: str) -> bool:

@@ -1,6 +1,6 @@
 """What hipsnoop and cudasnoop print, from the beginning of a measurement to its end.
 
-report = CallReport(ReportInputs(api, calls, delay_probes, kernels, processes), args, out)
+report = CallReport(ReportInputs(api, calls, delay_probes, kernels, processes, vendor), args, out)
 with processes.follow(calls):
     report.begin()
     for _ in processes.intervals(report.tick, calls.stop):
@@ -44,21 +44,30 @@ TICK = 0.1  # seconds between two readings of the programs' records
 EARLY_TICK, EARLY = 0.005, 1.0
 
 
-class ReportInputs(Record):
-    """What a report reads. The last four exist only for vendors that have such an interface.
+class VendorInterfaces(Record):
+    """A GPU vendor's own interfaces, which say more than the calls do. None: the vendor has no such interface.
 
-    `device_notice`: a notice about the device, given as soon as a process uses it.
+    kernel_times: when kernels ran on the GPU.
+    driver: what the vendor's driver in the Linux kernel reports.
+    devices: which GPUs there are.
+    device_notice: a notice about the device, printed as soon as a process uses it.
     """
+
+    kernel_times: KernelTimes | None = None
+    driver: DriverEvents | None = None
+    devices: HipDevices | None = None
+    device_notice: str | None = None
+
+
+class ReportInputs(Record):
+    """What a report reads."""
 
     api: Api
     calls: CallProbes
     delay_probes: DelayProbes
     kernels: KernelNames
     processes: TracedProcesses
-    kernel_times: KernelTimes | None = None
-    driver: DriverEvents | None = None
-    devices: HipDevices | None = None
-    device_notice: str | None = None
+    vendor: VendorInterfaces
 
 
 class SelectedSums:
@@ -91,7 +100,7 @@ class CallReport:
     def __init__(self, inputs: ReportInputs, args: argparse.Namespace, out: cli.Output) -> None:
         self._inputs, self._args, self._out = inputs, args, out
         self._processes = AttachedProcesses(
-            inputs.processes, inputs.calls, inputs.kernels, args, out, self._note, inputs.device_notice
+            inputs.processes, inputs.calls, inputs.kernels, args, out, self._note, inputs.vendor.device_notice
         )
         self._owners = OwnerColumns(inputs.processes.everyone or len(set(args.pid)) > 1)
         self._kernels = KernelSelection(args.kernel or ())
@@ -99,7 +108,7 @@ class CallReport:
         self._output = CallOutput(
             inputs.api, inputs.kernels.name, self._processes.comm, self._owners, args, out
         )
-        self._driver = DriverLog(inputs.driver, args.why) if inputs.driver is not None else None
+        self._driver = DriverLog(inputs.vendor.driver, args.why) if inputs.vendor.driver is not None else None
         self._slow = SlowCalls(self._output, self._driver, args) if args.slow else None
         self._delays = DelayReport(inputs.api, self._processes.comm) if args.why else None
         self._timeline = PendingTimeline(self._note) if args.timeline else None
@@ -147,7 +156,7 @@ class CallReport:
         """Return the records of kernel dispatches that have ended. `events`: new ones, or None if calls are
         not recorded.
         """
-        times = self._inputs.kernel_times
+        times = self._inputs.vendor.kernel_times
         if times is None:
             return []
         return times.take(events, self._inputs.processes.stopped, self._inputs.calls.ended_ns)
@@ -211,7 +220,11 @@ class CallReport:
     def _kernel_rows(self, sums: Any) -> list[CallStatistics]:
         inputs, comm = self._inputs, self._processes.comm
         rows = by_kernel(sums, comm, inputs.kernels.name, inputs.api)
-        return with_gpu_times(rows, inputs.kernel_times.runs(), comm) if inputs.kernel_times else rows
+        return (
+            with_gpu_times(rows, inputs.vendor.kernel_times.runs(), comm)
+            if inputs.vendor.kernel_times
+            else rows
+        )
 
     def _print_records(
         self, functions: Sequence[CallStatistics], kernels: Sequence[CallStatistics], rows: Any
@@ -238,7 +251,7 @@ class CallReport:
 
     def _device_lines(self) -> Iterator[str]:
         """Yield the GPUs, once, above the first report after they are known."""
-        devices = self._inputs.devices
+        devices = self._inputs.vendor.devices
         if devices is None or self._listed_devices:
             return
         if found := devices.devices(hip_devices.TIMEOUT if self._inputs.processes.stopped else 0.0):
@@ -272,8 +285,8 @@ class CallReport:
             self.status = self._trace.status
             if not self.status:
                 self._note(f"wrote {args.trace}")
-        if self._inputs.kernel_times is not None:
-            self._inputs.kernel_times.close()
+        if self._inputs.vendor.kernel_times is not None:
+            self._inputs.vendor.kernel_times.close()
         summary = self._summary()
         if args.json:
             out.record(**({"type": "summary", "tool": args.tool} | summary))
@@ -304,8 +317,10 @@ class CallReport:
         inputs = self._inputs
         calls, processes = inputs.calls, inputs.processes
         counts, lost_by = calls.counts, calls.lost_by
-        device = inputs.kernel_times.summary() if inputs.kernel_times is not None else {}
-        if inputs.devices is not None and (found := inputs.devices.devices(hip_devices.TIMEOUT)):
+        device = inputs.vendor.kernel_times.summary() if inputs.vendor.kernel_times is not None else {}
+        if inputs.vendor.devices is not None and (
+            found := inputs.vendor.devices.devices(hip_devices.TIMEOUT)
+        ):
             device["devices"] = list(found)
         return device | {
             "calls": self._counted,

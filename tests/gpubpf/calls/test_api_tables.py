@@ -16,8 +16,8 @@ import pytest
 import gpubpf_cuda
 import gpubpf_hip
 from cudasim import launcher
-from gpubpf.calls import arrays, cuda, hip
-from gpubpf.calls.api import GROUPS, KERNEL_NAMING, RESULTS, Api, ApiFunction, ArgumentPlace, parse_functions
+from gpubpf.calls import arrays
+from gpubpf.calls.api import GROUPS, KERNEL_NAMING, RESULTS, Api, ApiFunction, ArgumentPlace, cuda, hip, parse
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import UsageError
 from gpubpf.process import bpf_syscall
@@ -26,7 +26,7 @@ from gpubpf.session.device import LIBRARIES
 from gpubpf_hip import needs_hip
 from gpubpf_host import needs_bpf
 
-APIS = [pytest.param(hip.API, id="hip"), pytest.param(cuda.API, id="cuda")]
+APIS = [pytest.param(hip(), id="hip"), pytest.param(cuda(), id="cuda")]
 needs_uprobes = pytest.mark.skipif(not bpf_syscall._UPROBE_TYPE.exists(), reason="needs uprobes")
 
 
@@ -58,18 +58,18 @@ def test_what_does_next_to_nothing_is_chosen_by_name_only(api: Api) -> None:
 @pytest.mark.parametrize(
     ("api", "name", "value", "failed", "text"),
     [
-        (hip.API, "hipMalloc", 0, False, "hipSuccess"),
-        (hip.API, "hipMalloc", 101, True, "hipErrorInvalidDevice"),
-        (hip.API, "hipMalloc", 600, True, "hipErrorNotReady"),
-        (hip.API, "hipEventQuery", 600, False, "hipErrorNotReady"),
-        (hip.API, "hipMalloc", 12345, True, "12345"),
-        (hip.API, "hiprtcCompileProgram", 6, True, "HIPRTC_ERROR_COMPILATION"),
-        (hip.API, "hipGetErrorName", 0x7F00, False, "0x7f00"),
-        (cuda.API, "cudaMalloc", 2, True, "cudaErrorMemoryAllocation"),
-        (cuda.API, "cuMemAlloc", 2, True, "CUDA_ERROR_OUT_OF_MEMORY"),
-        (cuda.API, "cuStreamQuery", 600, False, "CUDA_ERROR_NOT_READY"),
-        (cuda.API, "cudaStreamQuery_ptsz", 600, False, "cudaErrorNotReady"),
-        (cuda.API, "__cudaLaunchKernel", 1, True, "cudaErrorInvalidValue"),
+        (hip(), "hipMalloc", 0, False, "hipSuccess"),
+        (hip(), "hipMalloc", 101, True, "hipErrorInvalidDevice"),
+        (hip(), "hipMalloc", 600, True, "hipErrorNotReady"),
+        (hip(), "hipEventQuery", 600, False, "hipErrorNotReady"),
+        (hip(), "hipMalloc", 12345, True, "12345"),
+        (hip(), "hiprtcCompileProgram", 6, True, "HIPRTC_ERROR_COMPILATION"),
+        (hip(), "hipGetErrorName", 0x7F00, False, "0x7f00"),
+        (cuda(), "cudaMalloc", 2, True, "cudaErrorMemoryAllocation"),
+        (cuda(), "cuMemAlloc", 2, True, "CUDA_ERROR_OUT_OF_MEMORY"),
+        (cuda(), "cuStreamQuery", 600, False, "CUDA_ERROR_NOT_READY"),
+        (cuda(), "cudaStreamQuery_ptsz", 600, False, "cudaErrorNotReady"),
+        (cuda(), "__cudaLaunchKernel", 1, True, "cudaErrorInvalidValue"),
     ],
 )
 def test_results(api: Api, name: str, value: int, failed: bool, text: str) -> None:
@@ -94,14 +94,36 @@ def test_layouts_that_say_nothing(layout: str) -> None:
 
 
 def test_a_row_says_all_about_a_function() -> None:
-    text = "\nmodule:\n  find kernel_name=by_name out=0 name=2 symbol=_Z4findv\nstream:\n  ready returns=query stream=0\n"
-    assert parse_functions(text) == (
-        ApiFunction("find", "_Z4findv", "module", "out=0 name=2", "status", "by_name"),
-        ApiFunction("ready", "ready", "stream", "stream=0", "query"),
+    text = """
+module:
+  find kernel_name=by_name out=0 name=2 symbol=_Z4findv
+stream:
+  ready returns=query stream=0
+# a comment
+  copy{_v2}[_ptsz] bytes=2
+errors cu:
+  1 CUDA_ERROR
+errors cuda:
+  1 cudaError
+"""
+    assert parse(text) == (
+        (
+            ApiFunction("find", "_Z4findv", "module", "out=0 name=2", "status", "by_name"),
+            ApiFunction("ready", "ready", "stream", "stream=0", "query"),
+            ApiFunction("copy", "copy_v2", "stream", "bytes=2"),
+            ApiFunction("copy_ptsz", "copy_v2_ptsz", "stream", "bytes=2"),
+        ),
+        {"cu": {1: "CUDA_ERROR"}, "cuda": {1: "cudaError"}},
     )
-    for wrong in ("\nnothing:\n", "\nmodule:\n  f returns=void\n", "\nmodule:\n  f kernel_name=guessed\n"):
-        with pytest.raises(ValueError, match=r"not a group|unknown value"):
-            parse_functions(wrong)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["nothing:", "module:\n  f returns=void", "module:\n  f kernel_name=guessed", "module:\n  f[_ptsz"],
+)
+def test_an_invalid_row_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a group|unknown value|not the name"):
+        parse(text)
 
 
 def exported(path: Path) -> set[str]:
@@ -114,13 +136,13 @@ def exported(path: Path) -> set[str]:
 def test_the_table_has_all_functions_of_the_real_library() -> None:
     internal = {"hipEnableActivityCallback", "hipInitActivityCallback"}  # for profilers
     found = {n for n in exported(gpubpf_hip.real()) if not n.startswith(("amd_dbgapi", "_Z"))}
-    assert found - {f.symbol for f in hip.API.functions} - internal == set()
+    assert found - {f.symbol for f in hip().functions} - internal == set()
 
 
 @pytest.mark.skipif(not (LIBRARIES / "libcuda.so.1").exists(), reason="needs the embedded device")
 def test_the_table_has_all_functions_of_the_embedded_device() -> None:
     found = exported(LIBRARIES / "libcuda.so.1") | exported(LIBRARIES / "libcudart.so.13")
-    table = {f.symbol for f in cuda.API.functions}
+    table = {f.symbol for f in cuda().functions}
     absent = {n for n in found - table if not n.startswith("cudasim")}
     assert {
         n for n in absent if f"{n}_v2" not in table
@@ -222,7 +244,7 @@ def test_each_call_of_the_real_library_is_seen_once_with_its_arguments(tmp_path:
     library = gpubpf_hip.real()
     made = gpubpf_hip.program(tmp_path, library)
     told = gpubpf_hip.run([str(made), *EXPECTED])
-    found = seen(hip.API, [library], [str(made), *EXPECTED])
+    found = seen(hip(), [library], [str(made), *EXPECTED])
     found = [call for call in found if not call["api"].startswith("__")]
     assert {call["api"]: plain(call) for call in found} == EXPECTED
     assert [call["api"] for call in found] == list(EXPECTED)
@@ -239,7 +261,7 @@ def test_calls_that_succeed_with_handles(tmp_path: Path) -> None:
     made = gpubpf_hip.program(tmp_path, library)
     names = ["hipStreamCreate", *(n for n in EXPECTED if n != "hipStreamCreate")]
     names.insert(names.index("hipFree"), "hipLaunchKernelExC")
-    found = seen(hip.API, [library], [str(made), *names])
+    found = seen(hip(), [library], [str(made), *names])
     found = [call for call in found if not call["api"].startswith("__")]
     calls = {call["api"]: call for call in found}
     assert {name: plain(call) for name, call in calls.items()} == EXPECTED | LATER
@@ -276,7 +298,7 @@ def test_calls_from_python(tmp_path: Path) -> None:
         gpubpf_hip.real()
     )  # the name that the development package installs
     command = [sys.executable, "-c", PYTHON_PROGRAM]
-    found = seen(hip.API, [gpubpf_hip.real()], command, os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
+    found = seen(hip(), [gpubpf_hip.real()], command, os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
     assert [(call["api"], plain(call)) for call in found] == [
         ("hipGetDeviceCount", {}),
         ("hipMalloc", {"bytes": 12345}),
@@ -327,7 +349,7 @@ int main() {
 def test_calls_of_cuda(tmp_path: Path) -> None:
     made = gpubpf_cuda.build(CUDA_PROGRAM, tmp_path / "calls", f"-L{LIBRARIES}", "-lcuda")
     libraries = [LIBRARIES / "libcuda.so.1", LIBRARIES / "libcudart.so.13"]
-    found = seen(cuda.API, libraries, [str(made)], launcher.environment(os.environ))
+    found = seen(cuda(), libraries, [str(made)], launcher.environment(os.environ))
     calls = {call["api"]: call for call in found if not call["api"].startswith(("__cudaP", "__cudaR"))}
     expected: dict[str, dict[str, Any]] = {
         "cudaMalloc": {"bytes": 8192},

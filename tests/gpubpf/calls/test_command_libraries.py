@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.calls import command_libraries, hip
+from gpubpf.calls import command_libraries
+from gpubpf.calls.api import hip
 from gpubpf.linux.libraries import LibraryNames
 from gpubpf.process.users import User
 
-NAMES = LibraryNames(*hip.API.libraries)
+NAMES = LibraryNames(*hip().libraries)
 LIBRARY = "libamdhip64.so.6"
 
 
@@ -70,8 +71,8 @@ def test_in_packages_of_a_python_and_of_its_user(tmp_path: Path, monkeypatch: py
     assert found([str(python)], HOME=str(tmp_path / "home")) == [str(ours / LIBRARY), str(users / LIBRARY)]
     monkeypatch.setenv("HOME", "/nowhere")
     user = User("user", 1000, 1000, (), str(tmp_path / "home"), "/bin/sh")
-    assert command_libraries.with_command_libraries(hip.API, [str(python)], user).libraries == (
-        *hip.API.libraries,
+    assert command_libraries.with_command_libraries(hip(), [str(python)], user).libraries == (
+        *hip().libraries,
         str(ours / LIBRARY),
         str(users / LIBRARY),
     )

@@ -13,8 +13,9 @@ import pytest
 
 import gpubpf_traces
 from gpubpf import names
-from gpubpf.calls import arrays, cuda, delays, hip
-from gpubpf.calls.report import CallReport, drop_views_without_csv
+from gpubpf.calls import arrays, delays
+from gpubpf.calls.api import cuda, hip
+from gpubpf.calls.report import CallReport, VendorInterfaces, drop_views_without_csv
 from gpubpf.calls.statistics import NameOrAddress, sums_of_events
 from gpubpf_properties import generated, number, rare
 from gpubpf_text import COMMS, KERNELS, PIDS, check, opened
@@ -106,7 +107,7 @@ def spans(rng: random.Random, events: Any) -> Any:
 
 @generated(30)
 def test_a_generated_report(rng: random.Random, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tool, api = rng.choice((("hipsnoop", hip.API), ("cudasnoop", cuda.API)))
+    tool, api = rng.choice((("hipsnoop", hip()), ("cudasnoop", cuda())))
     pids = [*PIDS][: rng.choice((1, 1, 2, 12))]
     events = calls(rng, api, pids, rng.choice((0, 1, 5, 60)))
     comms = {
@@ -122,11 +123,8 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path, capsys: pytest.C
         _, args, page, _ = opened(tool, *options)
         drop_views_without_csv(args, lambda text: None)
         inputs: Any = SimpleNamespace(
-            device_notice=None,
             api=api,
-            kernel_times=None,
-            driver=None,
-            devices=None,
+            vendor=VendorInterfaces(),
             calls=SimpleNamespace(
                 api=api,
                 seen=comms,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpubpf.calls import arrays
-from gpubpf.calls.hip import API
+from gpubpf.calls.api import hip
 from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
@@ -28,7 +28,7 @@ def test_each_call_of_a_program(tmp_path: Path) -> None:
     compiler = "gcc -O1 -Wall -Wextra -Werror -pthread {here}/hip.c -o {place}/hip {library}"
     subprocess.run(words(compiler, here=HERE, place=tmp_path, library=FOUND[0]), check=True)
     said: list[str] = []
-    calls = CallProbes(API, API.choose(["*", "trivial"]), CallOptions(events=True), said.append)
+    calls = CallProbes(hip(), hip().choose(["*", "trivial"]), CallOptions(events=True), said.append)
     try:
         calls.start()
         calls.trace(os.getpid())
@@ -44,7 +44,7 @@ def test_each_call_of_a_program(tmp_path: Path) -> None:
     finally:
         calls.close()
     own = {"hipMalloc", "hipMemcpy", "hipGetDeviceCount", "hipLaunchKernel", "hipDeviceSynchronize"}
-    names = np.array([API.functions[n].name for n in sums["function"]])
+    names = np.array([hip().functions[n].name for n in sums["function"]])
     assert set(names) == own and set(sums["tgid"].tolist()) == {program.pid}
     by_name = dict(zip(names, sums, strict=True))
     assert {name: int(s["count"]) for name, s in by_name.items()} == {
@@ -60,7 +60,7 @@ def test_each_call_of_a_program(tmp_path: Path) -> None:
 
     given = {"hipGetDeviceCount": 0, "hipMalloc": 1, "hipMemcpy": 2, "hipDeviceSynchronize": 4}
     for number in np.unique(events["function"]):
-        function, some = API.functions[number], events[events["function"] == number]
+        function, some = hip().functions[number], events[events["function"] == number]
         if function.name in given:
             assert some["result"].tolist() == [int(results[given[function.name]])] and some["failed"].all()
             size = {"hipMalloc": 4096, "hipMemcpy": 8}.get(function.name)

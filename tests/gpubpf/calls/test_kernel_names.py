@@ -20,8 +20,7 @@ import pytest
 import gpubpf_cuda
 import gpubpf_hip
 from cudasim import launcher
-from gpubpf.calls import cuda, hip
-from gpubpf.calls.api import Api
+from gpubpf.calls.api import Api, cuda, hip
 from gpubpf.calls.kernel_names import BY_HANDLE, BY_NAME, REGISTERED, KernelNames, _ElfFile
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import ImageError
@@ -117,7 +116,7 @@ def stripped(path: Path) -> Path:
 @needs_uprobes
 @pytest.mark.parametrize("bare", [False, True])
 def test_all_that_a_program_registers_is_named(made: Path, library: Path, bare: bool) -> None:
-    with watching(hip.API, library) as seen:
+    with watching(hip(), library) as seen:
         process = started(seen, [str(stripped(made) if bare else made), *LAUNCHES])
         process.communicate(timeout=60)
         assert seen.names() == {process.pid: OURS}
@@ -136,7 +135,7 @@ def test_a_program_that_registered_before_is_named(
 ) -> None:
     made = gpubpf_hip.program(place, library, HERE / "program.c", *options, name="before" + "".join(options))
     command = [str(stripped(made) if bare else made), "-w", *LAUNCHES]
-    with watching(hip.API, library) as seen:
+    with watching(hip(), library) as seen:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         attached(seen, process)
         process.communicate("\n", timeout=60)  # it has ended when names are asked for
@@ -147,7 +146,7 @@ def test_a_program_that_registered_before_is_named(
 @needs_uprobes
 def test_a_program_whose_file_is_gone(place: Path, made: Path, library: Path) -> None:
     copy = Path(shutil.copy(stripped(made), place / "gone"))
-    with watching(hip.API, library) as seen:
+    with watching(hip(), library) as seen:
         command = [str(copy), "-w", *LAUNCHES]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         copy.unlink()
@@ -167,7 +166,7 @@ def test_a_program_in_name_spaces_of_its_own(place: Path, made: Path, library: P
     (place / "mounted").mkdir(exist_ok=True)
     script = f"mount --bind {place} {place}/mounted && exec {place}/mounted/{stripped(made).name} -w {' '.join(LAUNCHES)}"
     command = ["unshare", "-m", "-p", "-f", "--mount-proc", "--kill-child", "sh", "-c", script]
-    with watching(hip.API, library) as seen:
+    with watching(hip(), library) as seen:
         if before:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -186,7 +185,7 @@ def test_a_program_in_name_spaces_of_its_own(place: Path, made: Path, library: P
 def test_functions_of_modules_are_named_where_they_were_seen(made: Path, library: Path) -> None:
     calls = ["hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"]
     more = ["hipGetFuncBySymbol", "hipModuleLaunchKernel"]
-    with watching(hip.API, library) as seen:
+    with watching(hip(), library) as seen:
         process = started(seen, [str(made), *calls, *more])
         process.communicate(timeout=60)
         name = "from_file(float*)"
@@ -198,7 +197,7 @@ def test_functions_of_modules_are_named_where_they_were_seen(made: Path, library
 @needs_bpf
 @needs_uprobes
 def test_a_child_knows_what_its_parent_registered(made: Path, library: Path) -> None:
-    with watching(hip.API, library) as seen:
+    with watching(hip(), library) as seen:
         process = started(seen, [str(stripped(made)), "-f", "-w", *LAUNCHES])
         process.communicate("\n", timeout=60)
         names = seen.names()
@@ -209,14 +208,14 @@ def test_a_child_knows_what_its_parent_registered(made: Path, library: Path) -> 
 @needs_bpf
 @needs_uprobes
 def test_a_process_that_becomes_another_program(made: Path, library: Path) -> None:
-    with watching(hip.API, library) as seen:
+    with watching(hip(), library) as seen:
         process = started(seen, [str(made), "-x", *LAUNCHES])
         process.communicate(timeout=60)
         assert seen.names() == {process.pid: OURS}
 
 
 def test_what_another_program_of_the_process_told_is_forgotten() -> None:
-    kernels = KernelNames(hip.API)
+    kernels = KernelNames(hip())
     process = subprocess.Popen(["sh", "-c", "read go; exec sleep 60"], stdin=subprocess.PIPE)
     try:
         kernels.look(process.pid)
@@ -237,7 +236,7 @@ def test_what_another_program_of_the_process_told_is_forgotten() -> None:
 
 
 def test_a_handle_that_nobody_told_of_has_no_name() -> None:
-    kernels = KernelNames(hip.API)
+    kernels = KernelNames(hip())
     kernels.look(os.getpid())
     assert kernels.name(os.getpid(), 0xDEAD0000) is None
     assert kernels.name(os.getpid(), (1 << 64) - 1) is None
@@ -249,7 +248,7 @@ def test_a_process_that_maps_a_file_whose_tables_are_made_up(tmp_path: Path) -> 
     data[0x28:0x30] = (1 << 44).to_bytes(8, "little")  # offset of the section headers
     made_up = tmp_path / "made_up"
     made_up.write_bytes(data)
-    kernels = KernelNames(hip.API)
+    kernels = KernelNames(hip())
     with (
         made_up.open("rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE) as area,
@@ -297,7 +296,7 @@ GONE = 1 << 30  # no process has this number
 
 @pytest.mark.parametrize("size", [1, 222, 223, 224, 446, 3000])
 def test_names_of_any_length(size: int) -> None:
-    kernels = KernelNames(hip.API)
+    kernels = KernelNames(hip())
     name = b"k" * size
     kernels.read(Told((GONE, BY_NAME, 0x70, 0, name), (GONE, BY_NAME, 0x80, 0, b"other")))  # type: ignore[arg-type]
     found = kernels.name(GONE, 0x70)
@@ -307,7 +306,7 @@ def test_names_of_any_length(size: int) -> None:
 
 
 def test_a_name_that_is_longer_than_records_can_say_is_read_where_it_lies() -> None:
-    kernels = KernelNames(hip.API)
+    kernels = KernelNames(hip())
     name = b"k" * 6000
     held = ctypes.create_string_buffer(name)
     kernels.read(Told((os.getpid(), BY_NAME, 0x70, ctypes.addressof(held), name)))  # type: ignore[arg-type]
@@ -318,7 +317,7 @@ def test_a_name_that_is_longer_than_records_can_say_is_read_where_it_lies() -> N
 
 
 def test_a_handle_that_is_used_again_is_what_it_was_given_last() -> None:
-    kernels = KernelNames(hip.API)
+    kernels = KernelNames(hip())
     kernels.read(Told((GONE, BY_NAME, 0x70, 0, b"first")))  # type: ignore[arg-type]
     kernels.read(Told((GONE, BY_NAME, 0x70, 0, b"second")))  # type: ignore[arg-type]
     found = kernels.name(GONE, 0x70)
@@ -326,7 +325,7 @@ def test_a_handle_that_is_used_again_is_what_it_was_given_last() -> None:
 
 
 def test_handles_that_go_in_a_circle_have_no_name() -> None:
-    kernels = KernelNames(cuda.API)
+    kernels = KernelNames(cuda())
     told = Told(
         (GONE, BY_HANDLE, 0x70, 0x80, b""),
         (GONE, BY_HANDLE, 0x80, 0x70, b""),
@@ -340,7 +339,7 @@ def test_handles_that_go_in_a_circle_have_no_name() -> None:
     "name", [b"_ZL6hiddenPi.intern.91a9f1f0af28ab7e", b"__nv_static_25__36cc2ce6_4_v_cu_1cad6548__Z6hiddenPi"]
 )
 def test_static_kernels_of_programs_that_are_linked_on_the_device(name: bytes) -> None:
-    kernels = KernelNames(hip.API)
+    kernels = KernelNames(hip())
     kernels.read(Told((GONE, REGISTERED, 0x70, 0, name)))  # type: ignore[arg-type]
     found = kernels.name(GONE, 0x70)
     assert found is not None and found.full == "hidden(int*)"
@@ -394,11 +393,11 @@ def test_programs_of_hipcc(place: Path, library: Path, options: str) -> None:
     else:
         subprocess.run([*compiled, *options.split()], check=True, env=environment)
         command = [str(stripped(made))]
-    with watching(hip.API, library) as seen:
+    with watching(hip(), library) as seen:
         process = started(seen, command, env=environment)
         process.communicate("\n", timeout=60)
         assert seen.names() == {process.pid: OF_HIPCC}
-    with watching(hip.API, library) as seen:
+    with watching(hip(), library) as seen:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -443,7 +442,7 @@ def test_programs_of_nvcc(place: Path, bare: bool, before: bool) -> None:
         gpubpf_cuda.build(CUDA_SOURCE, made)
     environment = launcher.environment(os.environ)
     command = [str(stripped(made) if bare else made)]
-    with watching(cuda.API, *CUDA_LIBRARIES) as seen:
+    with watching(cuda(), *CUDA_LIBRARIES) as seen:
         if before:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -493,7 +492,7 @@ int main() {
 @needs_uprobes
 def test_kernels_that_cudas_driver_gives(place: Path) -> None:
     made = gpubpf_cuda.build(DRIVER_SOURCE, place / "driver", f"-L{LIBRARIES}", "-lcuda")
-    with watching(cuda.API, *CUDA_LIBRARIES) as seen:
+    with watching(cuda(), *CUDA_LIBRARIES) as seen:
         process = started(seen, [str(made)], env=launcher.environment(os.environ))
         process.communicate(timeout=60)
         assert process.returncode == 0
@@ -520,7 +519,7 @@ def test_handles_in_variables_of_the_program(place: Path) -> None:
         [str(place / "variables")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    kernels = KernelNames(cuda.API)
+    kernels = KernelNames(cuda())
     kernels.look(process.pid)
     found = [kernels.name(process.pid, handle) for handle in (0x700000001000, 0x700000002000, 0x700000003000)]
     process.communicate("\n", timeout=60)

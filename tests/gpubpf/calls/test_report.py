@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpubpf.calls.report import CallReport
+from gpubpf.calls.report import CallReport, VendorInterfaces
 
 
 class Program:
@@ -52,7 +52,7 @@ def test_the_kernel_of_each_launch_that_was_read_has_its_name(events: bool) -> N
         kernels=SimpleNamespace(read=program.read_names, name=program.name),
         delay_probes=SimpleNamespace(tick=ignored),
         processes=SimpleNamespace(started_ns=time.monotonic_ns(), stopped=False, unread=False),
-        kernel_times=None,
+        vendor=VendorInterfaces(),
     )
     taken: list[int] = []
     report._take_events = lambda found: [taken.append(h) or program.name(1, h) for h in found]  # type: ignore
