@@ -22,9 +22,10 @@ import numpy as np  # noqa: E402
 
 import gpubpf_gcn  # noqa: E402
 from gpubpf.ebpf.bytecode import WIDE, Program  # noqa: E402
+from gpubpf.ebpf.probe import Probe  # noqa: E402
 from gpubpf.expressions import programs, specs  # noqa: E402
 from gpubpf.gcn.code_object import CodeObject, GcnKernel  # noqa: E402
-from gpubpf.gcn.inject import GcnPlacement, inject  # noqa: E402
+from gpubpf.gcn.inject import inject  # noqa: E402
 from gpubpf.lower.programs import load  # noqa: E402
 from gpubpf.memory.granularity import Grain  # noqa: E402
 from gpubpf.tools import gpucount, kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
@@ -73,11 +74,11 @@ def counted(spec: str) -> tuple[tuple[Any, ...], ...]:
     """Return gpucount's program for a SPEC."""
     found = specs.count(spec).attachment
     opcodes = found.arguments.get("opcodes", ())
-    return ((programs.function_name(0), found.method, None, (), (), (opcodes,) if opcodes else ()),)
+    return ((programs.function_name(0), found.method, None, (), (), (), (opcodes,) if opcodes else ()),)
 
 
 SPECS = ("bb:*", "branch:*", "instruction:*:v_add*", "instruction:*")
-# A label, the tool, and its programs with their points, as in GcnPlacement.
+# A label, the tool, and its programs with their points, as in `Probe`.
 Placed = tuple[tuple[Any, ...], ...]
 MEMTRACE: tuple[tuple[str, str, Placed], ...] = (
     ("memtrace --no-allocations", "memtrace", accesses("")),
@@ -180,8 +181,8 @@ def probed(
 ) -> tuple[int, tuple[int, int]]:  # fmt: skip
     """Return the instructions of all waves with probes, and the VGPRs before and after."""
     wave = kernel.descriptor.wave
-    placements = [GcnPlacement(gpubpf_gcn.lowered(program, name, wave), *where) for name, *where in placed]
-    made = inject(code, {kernel.name: placements})
+    probes = [Probe(gpubpf_gcn.lowered(program, name, wave), *where) for name, *where in placed]
+    made = inject(code, {kernel.name: probes})
     found = made.kernels[kernel.name]
     for name in found.block.bases:
         engine.put(name, np.zeros(1 << 24, np.uint8))

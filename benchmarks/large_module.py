@@ -86,7 +86,7 @@ def timed(make: Callable[[], object]) -> str:
 
 def rows(tool: BPF, image: Path) -> dict[str, str]:
     """Return the cells of each row for one tool, in an order in which earlier rows fill the caches that later ones use."""
-    images, attachments = fatbin.images_of_file(image), tool.attachments()
+    images, attachments = fatbin.images_of_file(image), tool.lowered_probes()
 
     def load() -> Sidecar:
         return instrument_module(images, attachments, TARGET, later=True)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpubpf.ebpf import compile
+from gpubpf.ebpf.probe import Probe
 from gpubpf.images import assemble, fatbin
 from gpubpf.images.instrument import instrument_module
-from gpubpf.images.sidecar import Attachment, Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.lower.programs import verified
 
 MANY = 9
@@ -108,7 +109,7 @@ def costs(compared: Callable[[Sidecar, assemble.Target], list[dict[str, Any]]]) 
         )
         number = "gpu_popcount(lanes)" if amount == "lanes" else amount
         program = compile.compile_text(PROGRAM.format(point=point, lanes=lanes, amount=number))
-        attached = [Attachment(verified(program, "program")[0], point, **CHOSEN.get(name, {}))]
+        attached = [Probe(verified(program, "program")[0], point, **CHOSEN.get(name, {}))]
         for arch, target in TARGETS.items():
             rows = []
             for count in (1, MANY):

@@ -27,7 +27,7 @@ from gpubpf.program import BPF  # noqa: E402
 from gpubpf.ptx.inject import inject  # noqa: E402
 from gpubpf.ptx.injected import Injected  # noqa: E402
 from gpubpf.ptx.parser import parse  # noqa: E402
-from gpubpf.ptx.probe import FREQUENT  # noqa: E402
+from gpubpf.ptx.probe_text import FREQUENT  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
 from gpubpf.tools import kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
 from gpubpf_sass import assembled, registers, sass  # noqa: E402
@@ -204,9 +204,9 @@ def crowded_registers(place: Path, arch: str, found: Probes, values: int) -> tup
 
 def limited_copy(plain: str, found: Probes, before: int) -> Injected:
     """Return the copy of a kernel that has `before` registers, with the limit that images/copies.py sets."""
-    placements = found.bpf.placements(["k"])
-    made = inject(parse(plain), placements)
-    lines = max((p.fragment.ptx.count("\n") + 1 for p in placements["k"] if p.point in FREQUENT), default=0)
+    probes = found.bpf.probes_of(["k"])
+    made = inject(parse(plain), probes)
+    lines = max((p.program.ptx.count("\n") + 1 for p in probes["k"] if p.point in FREQUENT), default=0)
     return made.within({"k": limit_of_copy(before, 0 if made.kernels["k"].split else lines)})
 
 

@@ -67,7 +67,7 @@ def compare(path: str, target: Target) -> tuple[Counter[str], list[str]]:
         if isinstance(chosen, str):
             counts["modules without PTX for this GPU"] += 1
             continue
-        sidecar = instrument_module(images, program.attachments(), target)
+        sidecar = instrument_module(images, program.lowered_probes(), target)
         kernels = {kernel.name for kernel in sidecar.kernels}
         counts["kernels refused"] += len(sidecar.refusals)
         if kernels:

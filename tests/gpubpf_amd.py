@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from gpubpf.ebpf.bytecode import BpfFunction, Program
+from gpubpf.ebpf.probe import Probe
 from gpubpf.gcn.code_object import CodeObject
-from gpubpf.gcn.inject import GcnPlacement, inject
+from gpubpf.gcn.inject import inject
 from gpubpf.lower import amdgcn
 from gpubpf.verify.rules import check
 from hipsim_engine import Engine, assemble, kernel
@@ -28,7 +29,7 @@ class AmdGpu:
         """Run a program once, in one thread, and give its maps afterwards."""
         (empty,) = self.code.kernels
         program = amdgcn.lower(made, check(made, function), empty.descriptor.wave)
-        injected = inject(self.code, {"none": [GcnPlacement(program, "exit")]})
+        injected = inject(self.code, {"none": [Probe(program, "exit")]})
         assert not injected.refusals
         block = injected.kernels["none"].block
         words = ["u64 0"] * (block.size // 8)

@@ -12,7 +12,7 @@ from gpubpf.ptx.inject import inject
 from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.symbols import TABLE
-from gpubpf.ptx.values import Placement, Site
+from gpubpf.ptx.values import PtxProbe, Site
 from gpubpf_fragments import ROOM
 
 HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"
@@ -21,10 +21,10 @@ HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"
 class Run:
     """A module with probes, launched; `records` of a map: (thread, fields …) of each run of its program."""
 
-    def __init__(self, text: str, placements: Iterable[Placement], virtual: bool = False) -> None:
+    def __init__(self, text: str, probes: Iterable[PtxProbe], virtual: bool = False) -> None:
         application = parse(text)
         self.original = Device(text, virtual=virtual)
-        self.injected: Injected = inject(application, dict.fromkeys(application.entries, tuple(placements)))
+        self.injected: Injected = inject(application, dict.fromkeys(application.entries, tuple(probes)))
         assert not self.injected.refusals
         self.device = Device(self.injected.text, virtual=virtual)
         self.variables = {

@@ -21,27 +21,28 @@ from gpubpf.ebpf.bytecode import (
     Program,
 )
 from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import UsageError
 from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
 from gpubpf.process import privileges
-from gpubpf.record import Record, replace
+from gpubpf.record import replace
 from gpubpf.show import notices, progress
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
     from gpubpf.images.assemble import Target
-    from gpubpf.images.code_objects import AmdAttachment
+    from gpubpf.images.code_objects import ForWaves
     from gpubpf.images.fatbin import FatbinImage
     from gpubpf.images.listing import ImageFile
-    from gpubpf.images.sidecar import Attachment, Sidecar
+    from gpubpf.images.sidecar import Sidecar
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
     from gpubpf.linux.process_functions import FunctionProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.programs import LoweredPrograms
     from gpubpf.ptx.module import Module
-    from gpubpf.ptx.values import Placement
+    from gpubpf.ptx.values import PtxProbe
     from gpubpf.session.measurement import Follow
     from gpubpf.session.results import Instance
     from gpubpf.session.session import Session
@@ -56,24 +57,6 @@ EMPTY = Fragment(function="empty", ptx="{\n}", arguments=())
 def null_probes() -> bool:
     """Return whether the environment asks for null probes."""
     return bool(os.environ.get(NULL_PROBE_VARIABLE))
-
-
-class Probe(Record):
-    """A device program and where it is attached.
-
-    `kernels`, `functions` and `opcodes` are patterns for kernels, device functions and instructions; empty: all of them. `kinds`
-    and `spaces` select memory accesses.
-    """
-
-    function: str
-    point: str  # one of DEVICE_POINTS
-    kernels: tuple[str, ...] = ()
-    accumulate: str | None = None
-    kinds: tuple[str, ...] = ()
-    spaces: tuple[str, ...] = ()
-    functions: tuple[str, ...] = ()
-    opcodes: tuple[str, ...] = ()
-    alike: int = 0  # see attach_gpu_access
 
 
 class Companion(Protocol):
@@ -133,7 +116,7 @@ class BPF:
 
     def __init__(self, text: str = "", any_user: bool = False, source: LoweredPrograms | None = None) -> None:
         self.text, self._any_user = text, any_user
-        self.probes: list[Probe] = []
+        self.probes: list[Probe[str]] = []
         self.host_programs: list[HostProbe] = []
         self.tables: list[Table] = []
         self.process_functions: list[FunctionProbe] = []
@@ -194,7 +177,7 @@ class BPF:
 
     def attach_gpu_entry(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_entry`, in each thread of matching kernels when it starts."""
-        self._attach(Probe(fn_name, "entry", _patterns(kernel)))
+        self._attach(Probe(fn_name, "entry", kernels=_patterns(kernel)))
 
     def attach_gpu_exit(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", accumulate: str | None = None
@@ -205,7 +188,7 @@ class BPF:
         """
         if accumulate is not None and accumulate not in WORK:
             raise UsageError(f"work cannot be {accumulate!r}; use one of: {', '.join(WORK)}")
-        self._attach(Probe(fn_name, "exit", _patterns(kernel), accumulate))
+        self._attach(Probe(fn_name, "exit", accumulate, kernels=_patterns(kernel)))
 
     def attach_gpu_function_entry(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", function: str | Iterable[str] = ()
@@ -214,31 +197,35 @@ class BPF:
 
         function: one or more globs for demangled names; empty: every function that the compiler did not inline.
         """
-        self._attach(Probe(fn_name, "function_entry", _patterns(kernel), functions=_patterns(function)))
+        self._attach(
+            Probe(fn_name, "function_entry", kernels=_patterns(kernel), functions=_patterns(function))
+        )
 
     def attach_gpu_function_exit(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", function: str | Iterable[str] = ()
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_function_exit`, in each thread that returns from a device function."""
-        self._attach(Probe(fn_name, "function_exit", _patterns(kernel), functions=_patterns(function)))
+        self._attach(
+            Probe(fn_name, "function_exit", kernels=_patterns(kernel), functions=_patterns(function))
+        )
 
     def attach_gpu_block_begin(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_block_begin`, once per thread block: in the first thread that enters the
         kernel."""
-        self._attach(Probe(fn_name, "block_begin", _patterns(kernel)))
+        self._attach(Probe(fn_name, "block_begin", kernels=_patterns(kernel)))
 
     def attach_gpu_block_end(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_block_end`, once per thread block: in the last thread that leaves the
         kernel."""
-        self._attach(Probe(fn_name, "block_end", _patterns(kernel)))
+        self._attach(Probe(fn_name, "block_end", kernels=_patterns(kernel)))
 
     def attach_gpu_barrier_arrive(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_barrier_arrive`, in each thread before it arrives at a barrier."""
-        self._attach(Probe(fn_name, "barrier_arrive", _patterns(kernel)))
+        self._attach(Probe(fn_name, "barrier_arrive", kernels=_patterns(kernel)))
 
     def attach_gpu_barrier_leave(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_barrier_leave`, in each thread after it has waited at a barrier."""
-        self._attach(Probe(fn_name, "barrier_leave", _patterns(kernel)))
+        self._attach(Probe(fn_name, "barrier_leave", kernels=_patterns(kernel)))
 
     def attach_gpu_access(
         self,
@@ -260,7 +247,7 @@ class BPF:
         probe = Probe(
             fn_name,
             "access",
-            _patterns(kernel),
+            kernels=_patterns(kernel),
             kinds=_selected(KINDS, kinds, "a kind of memory access"),
             spaces=_selected((*SPACES, *UNADDRESSED_SPACES), spaces, "a memory space"),
             alike=alike,
@@ -274,12 +261,12 @@ class BPF:
 
     def attach_gpu_basic_block(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_basic_block`, in each thread when it enters a basic block."""
-        self._attach(Probe(fn_name, "basic_block", _patterns(kernel)))
+        self._attach(Probe(fn_name, "basic_block", kernels=_patterns(kernel)))
 
     def attach_gpu_branch(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_branch`, in each thread before a conditional branch: a `bra`, `ret` or
         `exit` with a predicate."""
-        self._attach(Probe(fn_name, "branch", _patterns(kernel)))
+        self._attach(Probe(fn_name, "branch", kernels=_patterns(kernel)))
 
     def attach_gpu_value(
         self,
@@ -296,7 +283,7 @@ class BPF:
             Probe(
                 fn_name,
                 "value",
-                _patterns(kernel),
+                kernels=_patterns(kernel),
                 kinds=_selected(VALUE_KINDS, kinds, "a kind of memory access with a value"),
                 spaces=_selected(SPACES, spaces, "a memory space"),
             )
@@ -309,7 +296,7 @@ class BPF:
 
         opcodes: one or more globs for the PTX instruction, such as fma, *.f64 or mul.rn.f32; empty: every floating-point instruction.
         """
-        self._attach(Probe(fn_name, "float", _patterns(kernel), opcodes=_patterns(opcodes)))
+        self._attach(Probe(fn_name, "float", kernels=_patterns(kernel), opcodes=_patterns(opcodes)))
 
     def attach_gpu_instruction(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", opcodes: str | Iterable[str] = ()
@@ -319,7 +306,7 @@ class BPF:
 
         opcodes: as for `attach_gpu_float`; empty: every such instruction.
         """
-        self._attach(Probe(fn_name, "instruction", _patterns(kernel), opcodes=_patterns(opcodes)))
+        self._attach(Probe(fn_name, "instruction", kernels=_patterns(kernel), opcodes=_patterns(opcodes)))
 
     def attach_operation(self, fn_name: str) -> None:
         """Run `fn_name`, whose context is `struct gpu_operation`, on the host before each copy, memset, event or stream
@@ -425,12 +412,12 @@ class BPF:
             raise UsageError(f"{name} cannot be attached to {event}: {self._belongs(name)}")
         self.host_programs.append(HostProbe(name, event))
 
-    def _attach(self, probe: Probe) -> None:
+    def _attach(self, probe: Probe[str]) -> None:
         self._fragment(probe)  # raises VerifyError if the program must not run
         self.probes.append(probe)
 
-    def _fragment(self, probe: Probe) -> Fragment:
-        name = probe.function
+    def _fragment(self, probe: Probe[str]) -> Fragment:
+        name = probe.program
         if self._programs.points.get(name) != probe.point:
             raise UsageError(f"{name} cannot be attached to {probe.point}: {self._belongs(name)}")
         if name not in self._fragments:
@@ -484,33 +471,22 @@ class BPF:
             note=note,
         )
 
-    def attachments(self) -> list[Attachment]:
+    def lowered_probes(self) -> list[PtxProbe]:
         """Return the probes with their lowered programs, for `images.instrument`; with null probes, with empty programs."""
-        from gpubpf.images.sidecar import Attachment
-
-        empty = null_probes()
-        made = [
-            Attachment(
-                EMPTY if empty else self._fragment(probe),
-                probe.point,
-                probe.kernels,
-                None if empty else probe.accumulate,
-                probe.kinds,
-                probe.spaces,
-                probe.functions,
-                probe.opcodes,
-                self.sampling.unit if self.sampling else "",
-                probe.alike,
-            )
-            for probe in self.probes
-        ]
+        unit = self.sampling.unit if self.sampling else ""
+        if null_probes():
+            made = [
+                replace(probe.with_program(EMPTY), accumulate=None, sampled=unit) for probe in self.probes
+            ]
+        else:
+            made = [replace(probe.with_program(self._fragment(probe)), sampled=unit) for probe in self.probes]
         if self.budget is not None and self.probes:
             from gpubpf.ptx import cost
 
             patterns = [probe.kernels for probe in self.probes]
             every = () if () in patterns else tuple(dict.fromkeys(itertools.chain(*patterns)))
-            sampled = (cost.SAMPLED_COST, cost.SKIPPED) if self.sampling else (cost.COST, cost.ADDED)
-            made.append(Attachment(sampled[0], "exit", every, sampled[1]))
+            program, work = (cost.SAMPLED_COST, cost.SKIPPED) if self.sampling else (cost.COST, cost.ADDED)
+            made.append(Probe(program, "exit", work, kernels=every))
         return made
 
     @property
@@ -521,19 +497,11 @@ class BPF:
             self._for_amd = programs.load(WIDE + self.text, self._any_user) if wide else self._programs
         return self._for_amd
 
-    def amd_attachments(self) -> list[AmdAttachment]:
+    def amd_probes(self) -> list[Probe[ForWaves]]:
         """Return the probes for kernels of AMD GPUs, for `images.code_objects`. With null probes there are none."""
-        from gpubpf.images.code_objects import AmdAttachment
-
         return [
-            AmdAttachment(
-                functools.cache(functools.partial(self._amd_programs.wave_program, probe.function)),
-                probe.point,
-                probe.kernels,
-                probe.accumulate,
-                probe.kinds,
-                probe.spaces,
-                probe.opcodes,
+            probe.with_program(
+                functools.cache(functools.partial(self._amd_programs.wave_program, probe.program))
             )
             for probe in (() if null_probes() else self.probes)
         ]
@@ -556,7 +524,7 @@ class BPF:
         for probe in self.probes:
             if lack := lacking(probe.point, self._fragment(probe).arguments):
                 missing.setdefault(lack, []).append(
-                    self.titles.get(probe.function, f"{probe.function} ({probe.point})")
+                    self.titles.get(probe.program, f"{probe.program} ({probe.point})")
                 )
         maps = [self._amd_programs.maps.get(one.name, one) for one in self.definitions()]
         needed = [
@@ -564,7 +532,7 @@ class BPF:
             for lack, programs in missing.items()
         ]
         notice = f"kernels of AMD GPUs have {'; '.join(needed)}" if needed else ""
-        return ForAmd(self.amd_attachments, maps, notice)
+        return ForAmd(self.amd_probes, maps, notice)
 
     def uses_maps(self, name: str) -> bool:
         """Return whether an attached device program uses any map, once what it never does is left out."""
@@ -574,7 +542,7 @@ class BPF:
         """Return the maps that attached device programs use, the maps that the library adds to them, and the shared arrays of all
         attached programs."""
         used = {argument.map for probe in self.probes for argument in self._fragment(probe).arguments}
-        used |= {name for probe in self.probes for name in self._programs.maps_of(probe.function)}
+        used |= {name for probe in self.probes for name in self._programs.maps_of(probe.program)}
         used |= {name for name in self._host_maps() if self.maps[name].kind == "shared_array"}
         used |= {maps.SAMPLED} if self.sampling else set()
         used |= {maps.SPENT} if self.budget is not None else set()
@@ -598,7 +566,7 @@ class BPF:
         found: dict[int, tuple[str, ...]] = {}
         for probe in self.probes:
             for number in self._fragment(probe).formats:
-                found[number] = tuple(dict.fromkeys((*found.get(number, ()), probe.function)))
+                found[number] = tuple(dict.fromkeys((*found.get(number, ()), probe.program)))
         return found
 
     def params(self, args: argparse.Namespace | None = None) -> dict[str, bytes]:
@@ -651,7 +619,7 @@ class BPF:
             notices.note(args.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured")
         self.session = tracing.trace(
             args,
-            self.attachments,
+            self.lowered_probes,
             self.definitions(),
             self.params(args),
             getattr(args, "out", None),
@@ -676,9 +644,9 @@ class BPF:
         """Return the sidecar of a code object for AMD GPUs with these programs in every kernel."""
         from gpubpf.images import code_objects
 
-        attachments = [replace(attachment, kernels=()) for attachment in self.amd_attachments()]
+        probes = [replace(probe, kernels=()) for probe in self.amd_probes()]
         if self.runs_on_amd():
-            return code_objects.instrument(data, attachments)
+            return code_objects.instrument(data, probes)
         with_sampling = " with --sample-blocks or --sample-warps" if self.sampling else ""
         with_sampling += " with --budget" if self.budget is not None else ""
         return code_objects.refused(data, f"this tool does not measure AMD GPUs{with_sampling} yet")
@@ -693,13 +661,13 @@ class BPF:
         """Return the kernels of a module that cannot be instrumented with these programs, each with the reason."""
         from gpubpf.ptx import inject
 
-        return inject.inject(parsed, self.placements(kernels)).refusals
+        return inject.inject(parsed, self.probes_of(kernels)).refusals
 
     def late_refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Return the same for a process that has loaded the module before."""
         from gpubpf.ptx import inject
 
-        return inject.inject(parsed, self.placements(kernels)).late_refusals
+        return inject.inject(parsed, self.probes_of(kernels)).late_refusals
 
     def instrumented_ptx(
         self, image: FatbinImage, kernels: Sequence[str], target: Target
@@ -708,17 +676,15 @@ class BPF:
         from gpubpf.images import copies
         from gpubpf.ptx import inject, parser
 
-        placements = self.placements(kernels)
-        parsed = copies.rounded(parser.parse(image.text), image.text, placements, target, image.options)
-        with progress.work("instrumenting kernels", len(placements)) as task:
-            injected = inject.inject(parsed, placements, each=task.step, counts_executions=True)
+        probes = self.probes_of(kernels)
+        parsed = copies.rounded(parser.parse(image.text), image.text, probes, target, image.options)
+        with progress.work("instrumenting kernels", len(probes)) as task:
+            injected = inject.inject(parsed, probes, each=task.step, counts_executions=True)
         return injected.text, injected.refusals
 
-    def placements(self, kernels: Sequence[str]) -> dict[str, tuple[Placement, ...]]:
+    def probes_of(self, kernels: Sequence[str]) -> dict[str, list[PtxProbe]]:
         """Return these programs for each of `kernels`, whichever kernels they were attached to."""
-        from gpubpf.images import copies
-
-        return dict.fromkeys(kernels, tuple(copies.placement_of(a) for a in self.attachments()))
+        return dict.fromkeys(kernels, self.lowered_probes())
 
 
 def _selected(known: tuple[str, ...], chosen: str | Iterable[str], what: str) -> tuple[str, ...]:

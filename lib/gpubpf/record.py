@@ -60,6 +60,7 @@ class _Fields:
     _compared: Callable[[Any], tuple[Any, ...]]
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         fields = dict(cls._described)  # those of the base class come first
         for name in cls.__annotations__:
             value = cls.__dict__.get(name, _REQUIRED)

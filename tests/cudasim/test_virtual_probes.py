@@ -14,13 +14,14 @@ import pytest
 
 from engine_device import Array, Device, compile_cuda, library, nvcc
 from gpubpf.ebpf.maps import GROUPS, SAMPLED
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.module import Module, render
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.symbols import TABLE
-from gpubpf.ptx.values import Placement
+from gpubpf.ptx.values import PtxProbe
 from gpubpf.record import replace
 from gpubpf_fragments import ROOM, log, tally
 
@@ -87,8 +88,8 @@ setp.ne.u64 %p2, %rd4, %rd1;
     )
 
 
-COUNT = Placement(tally("tallies"), "exit", "instructions")
-SHORT = [Placement(long_stamp("began"), "entry"), Placement(stamp("left"), "exit"), COUNT]
+COUNT = Probe(tally("tallies"), "exit", "instructions")
+SHORT = [Probe(long_stamp("began"), "entry"), Probe(stamp("left"), "exit"), COUNT]
 POINTS = (
     "access",
     "basic_block",
@@ -103,8 +104,8 @@ POINTS = (
     "block_begin",
     "block_end",
 )
-EVERYWHERE = [*SHORT, *(Placement(log(point), point) for point in POINTS)]
-LONG = [Placement(stamp("began"), "entry"), Placement(long_stamp("left"), "exit"), COUNT]
+EVERYWHERE = [*SHORT, *(Probe(log(point), point) for point in POINTS)]
+LONG = [Probe(stamp("began"), "entry"), Probe(long_stamp("left"), "exit"), COUNT]
 
 
 def corpus(kernels: list[str], *options: str) -> Module:
@@ -119,7 +120,7 @@ def corpus(kernels: list[str], *options: str) -> Module:
 class Pair:
     """A module and its instrumented copy, loaded."""
 
-    def __init__(self, application: Module, kernels: list[str], probes: list[Placement]) -> None:
+    def __init__(self, application: Module, kernels: list[str], probes: list[PtxProbe]) -> None:
         self.injected: Injected = inject(application, dict.fromkeys(kernels, probes))
         assert not self.injected.refusals
         self.original = Device(render(application), virtual=True)
@@ -214,8 +215,8 @@ def test_programs_at_every_point_take_no_time(form: str, monkeypatch: pytest.Mon
         monkeypatch.setattr("gpubpf.ptx.plan.MIN_FUNCTION", 0)
     wanted = ("vectorAdd", "histogram", "leavesFromFunction", "gridSync")
     kernels = [name for name in CORPUS if any(part in name for part in wanted)]
-    placements = [replace(one, sampled="warp") if form == "sampled" else one for one in EVERYWHERE]
-    pair = Pair(corpus(kernels), kernels, placements)
+    probes = [replace(one, sampled="warp") if form == "sampled" else one for one in EVERYWHERE]
+    pair = Pair(corpus(kernels), kernels, probes)
     assert ("gpubpf_program0" in pair.injected.text) is (form == "functions")
     for name in kernels:
         pair.compare(name, *CORPUS[name])
@@ -243,5 +244,5 @@ def test_ways_out_take_the_time_of_the_original(n: int) -> None:
 @cache
 def edges() -> Pair:
     application = parse((PTX / "edges.ptx").read_text())
-    points = (Placement(log(point), point) for point in POINTS)
+    points = (Probe(log(point), point) for point in POINTS)
     return Pair(application, list(application.entries), [*LONG, *points])

@@ -30,6 +30,7 @@ from gpubpf.calls import kernel_names
 from gpubpf.calls.device_times import dispatches
 from gpubpf.ebpf import compile, maps
 from gpubpf.ebpf.bytecode import CONTEXTS, DEVICE_POINTS, LD_IMM64, BpfFunction, Instruction, Program
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Error, ImageError, PtxError, Refusal, SessionError
 from gpubpf.gcn import access, arguments, comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
@@ -44,7 +45,7 @@ from gpubpf.ptx import module, parser, source
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.link import Input, LinkError, link
-from gpubpf.ptx.values import Placement
+from gpubpf.ptx.values import PtxProbe
 from gpubpf.session.log_file import LogFile
 from gpubpf.session.operation_log import OpLog
 from gpubpf.session.rings import RingReader
@@ -276,7 +277,7 @@ def hard_ptx() -> Iterable[bytes]:
     yield from (head + 300_000 * piece for piece in (b"/*", b'"\\', b"\n", b"{", b".pragma ", b"$"))
 
 
-def placements() -> list[Placement]:
+def probes() -> list[PtxProbe]:
     """A program at each point, which reads all fields of its context."""
     count = "{ .reg .b64 %rd<2>; ld.u64 %rd1, [%gpubpf_m]; add.u64 %rd1, %rd1, 1; st.u64 [%gpubpf_m], %rd1; }"
     found = []
@@ -285,7 +286,7 @@ def placements() -> list[Placement]:
         text = "{" + "".join(f"st.u64 [%gpubpf_m], %gpubpf_{field};" for field in fields) + count + "}"
         arguments = [Argument(field, "b64", "context", field=field) for field in fields]
         made = Fragment(point, text, (Argument("m", "b64", "map_base", "m"), *arguments))
-        found.append(Placement(made, point, "instructions" if point == "exit" else None))
+        found.append(Probe(made, point, "instructions" if point == "exit" else None))
     return found
 
 
@@ -312,7 +313,7 @@ def translation(data: bytes) -> None:
 def injection(data: bytes) -> None:
     """Inject programs at every point of every kernel: what is written can be parsed."""
     parsed = parser.parse(data)
-    made = inject(parsed, dict.fromkeys(parsed.entries, placements()))
+    made = inject(parsed, dict.fromkeys(parsed.entries, probes()))
     parser.parse(made.text)
 
 

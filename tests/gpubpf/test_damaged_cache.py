@@ -14,10 +14,10 @@ from cache_damage import DAMAGES
 from gpubpf import cache
 from gpubpf.agent.protocol import FoundKernel
 from gpubpf.ebpf import compile
+from gpubpf.ebpf.probe import Probe
 from gpubpf.images import assemble, copies, instrument, mapped
 from gpubpf.images.assemble import KernelResources, Target
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.images.sidecar import Attachment
 from gpubpf.lower import programs
 from gpubpf.process import privileges
 from gpubpf_fragments import TIME
@@ -68,9 +68,7 @@ class Made:
             case "fragment":
                 made = programs.compiled(TEXT).fragment(self.function)
             case "sidecar":
-                made = instrument.instrument_module(
-                    [IMAGE], [Attachment(TIME, "exit")], Target("sim", (9, 0))
-                )
+                made = instrument.instrument_module([IMAGE], [Probe(TIME, "exit")], Target("sim", (9, 0)))
             case "assemble":
                 made = assemble._assemble(PTX.decode(), Target("gpu", (8, 0)), ())
             case "layouts":

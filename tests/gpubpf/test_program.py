@@ -11,11 +11,12 @@ import pytest
 
 import prebuild
 from gpubpf.ebpf import maps
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import CompileError, UsageError, VerifyError
 from gpubpf.lower import programs
 from gpubpf.lower.programs import PREBUILT
 from gpubpf.process import privileges
-from gpubpf.program import BPF, Probe
+from gpubpf.program import BPF
 from gpubpf_bcc import compiled
 
 TOOLS = prebuild.SOURCES
@@ -53,19 +54,19 @@ def test_probes_are_collected():
     b.attach_gpu_exit(kernel=["a", "b"], fn_name="leaves", accumulate="loads")
     b.attach_gpu_exit(fn_name="leaves")
     assert b.probes == [
-        Probe("begins", "entry", ("vec*",)),
-        Probe("leaves", "exit", ("a", "b"), "loads"),
+        Probe("begins", "entry", kernels=("vec*",)),
+        Probe("leaves", "exit", "loads", kernels=("a", "b")),
         Probe("leaves", "exit"),
     ]
     assert [d.name for d in b.definitions()] == ["cells", "limits", maps.PRINTS]
     assert list(b.formats().values()) == ["work %llu\n"]
-    attachments = b.attachments()
-    assert [(a.point, a.kernels, a.accumulate) for a in attachments] == [
+    probes = b.lowered_probes()
+    assert [(a.point, a.kernels, a.accumulate) for a in probes] == [
         ("entry", ("vec*",), None),
         ("exit", ("a", "b"), "loads"),
         ("exit", (), None),
     ]
-    assert attachments[1].fragment is attachments[2].fragment
+    assert probes[1].program is probes[2].program
 
 
 def test_what_cannot_be_attached():
@@ -209,4 +210,4 @@ def test_fragments_are_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(programs, "verified", lambda *_: pytest.fail("lowered again"))
     again = BPF(text=TEXT)
     again.attach_gpu_entry(fn_name="begins")
-    assert again.attachments()[0].fragment == first.attachments()[0].fragment
+    assert again.lowered_probes()[0].program == first.lowered_probes()[0].program

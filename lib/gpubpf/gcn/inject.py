@@ -1,6 +1,6 @@
 """Inject probes into the kernels of a code object.
 
-    injected = inject(CodeObject(data), {"kernel": [GcnPlacement(program, "exit")]})
+    injected = inject(CodeObject(data), {"kernel": [Probe(program, "exit")]})
     injected.image            # a code object with the same kernels, plus probes
     injected.refusals         # for each kernel without probes, the reason
 
@@ -19,6 +19,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Refusal
 from gpubpf.gcn import arguments
 from gpubpf.gcn.added import PAGE, Added, append, hide_variables
@@ -37,20 +38,6 @@ from gpubpf.record import Record
 _FAMILIES = re.compile(r"gfx(90[0-9ac]|103[0-6])")
 
 
-class GcnPlacement(Record):
-    """A program, its point, and the kind of work that is counted for it (one of `bytecode.WORK`).
-
-    At `access`, `kinds` and `spaces` restrict the accesses; at `instruction`, the globs `opcodes` the instructions. () means all.
-    """
-
-    program: WaveProgram
-    point: str
-    accumulate: str | None = None
-    kinds: tuple[str, ...] = ()
-    spaces: tuple[str, ...] = ()
-    opcodes: tuple[str, ...] = ()
-
-
 class GcnInjected(Record):
     """A code object with probes. Kernels in `refusals` are unchanged."""
 
@@ -60,7 +47,7 @@ class GcnInjected(Record):
 
 
 def inject(
-    code: CodeObject, kernels: Mapping[str, Sequence[GcnPlacement]], virtual: bool = False
+    code: CodeObject, kernels: Mapping[str, Sequence[Probe[WaveProgram]]], virtual: bool = False
 ) -> GcnInjected:
     """Return the code object with programs injected into these kernels. Raises ImageError if it is unreadable or has no room.
 
@@ -77,8 +64,8 @@ def inject(
         tuple[Mapping[tuple[str, ...], PlacedProbe], LaunchBlock, InnerProbes],
     ] = {}
     for kernel in code.kernels:
-        placements = kernels.get(kernel.name)
-        if not placements:
+        probes = kernels.get(kernel.name)
+        if not probes:
             continue
         mark = len(added.content)
         try:
@@ -87,21 +74,21 @@ def inject(
             if kernel.descriptor.preload:
                 raise Refusal("its arguments are preloaded into registers")
             body = read(code, comgr, kernel)
-            kinds = tuple(dict.fromkeys(p.accumulate for p in placements if p.accumulate))
-            asked = any(p.program.reads_arguments for p in placements)
+            kinds = tuple(dict.fromkeys(p.accumulate for p in probes if p.accumulate))
+            asked = any(p.program.reads_arguments for p in probes)
             passed = _from_block(kernel, places().get(kernel.name)) if asked else ()
             key = (
                 passed,
                 *(
                     (p.point, p.program.function, p.program.wave, p.accumulate, p.kinds, p.spaces, p.opcodes)
-                    for p in placements
+                    for p in probes
                 ),
             )
             if key not in known:
-                block = launch_block([placement.program for placement in placements])
-                inside = InnerProbes(placements, block, code.gpu)
+                block = launch_block([probe.program for probe in probes])
+                inside = InnerProbes(probes, block, code.gpu)
                 known[key] = (
-                    _placed(code, comgr, placements, kinds, block, added, passed),
+                    _placed(code, comgr, probes, kinds, block, added, passed),
                     block,
                     inside,
                 )
@@ -131,7 +118,7 @@ def _from_block(
 def _placed(
     code: CodeObject,
     comgr: Comgr,
-    placements: Sequence[GcnPlacement],
+    probes: Sequence[Probe[WaveProgram]],
     kinds: Sequence[str],
     block: LaunchBlock,
     added: Added,
@@ -140,7 +127,7 @@ def _placed(
     """Add the probes that run where waves begin and end. Return them by their points. Raises VerifyError if one cannot be compiled."""
     found: dict[tuple[str, ...], PlacedProbe] = {}
     for points in (amdgcn.AT_ENTRY, amdgcn.AT_EXIT):
-        chosen = [placement for point in points for placement in placements if placement.point == point]
+        chosen = [probe for point in points for probe in probes if probe.point == point]
         if not chosen:
             continue
         at_exit, used = points == amdgcn.AT_EXIT, tuple(dict.fromkeys(one.point for one in chosen))

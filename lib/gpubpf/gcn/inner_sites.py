@@ -1,6 +1,6 @@
 """Probes inside a kernel, at accesses, branches, instructions, blocks and barriers: each site's code, and the probes that it calls.
 
-    probes = InnerProbes(placements, block, gpu)        # for all kernels of a code object
+    probes = InnerProbes(attached, block, gpu)        # for all kernels of a code object
     sites = InnerSites(kernel, body, gpu, probes, first=3)
     insertions = sites.insertions(comgr, registers)     # code inserted before and after instructions
 
@@ -18,9 +18,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gpubpf.ebpf.bytecode import KINDS
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Refusal
 from gpubpf.gcn import calls
 from gpubpf.gcn.access import GcnAccess, accesses, is_memory, scalar_loads
@@ -32,7 +33,7 @@ from gpubpf.gcn.kernel_code import KernelCode, Region, entered
 from gpubpf.gcn.renumber import renumbered
 from gpubpf.gcn.start import SAVED, Save
 from gpubpf.lower import amdgcn
-from gpubpf.lower.amdgcn import Probe, WaveProgram
+from gpubpf.lower.amdgcn import ProbeCode, WaveProgram
 from gpubpf.lower.launch_block import LaunchBlock, align
 from gpubpf.record import Record, replace
 
@@ -52,29 +53,13 @@ _GIVEN = ("dispatch_pointer", "queue_pointer", "kernarg")  # addresses of memory
 _SKIP = 0xBF880000  # s_cbranch_execz
 
 
-class Placed(Protocol):
-    """A program at one of the `amdgcn.INSIDE` points. At `access`, kinds and spaces restrict the accesses; at `instruction`, the
-    globs `opcodes` restrict the instructions. () means all."""
-
-    @property
-    def program(self) -> WaveProgram: ...
-    @property
-    def point(self) -> str: ...
-    @property
-    def kinds(self) -> tuple[str, ...]: ...
-    @property
-    def spaces(self) -> tuple[str, ...]: ...
-    @property
-    def opcodes(self) -> tuple[str, ...]: ...
-
-
 class InnerProbes:
     """The inner probes of a code object: one per set of programs at an access or an instruction, and one per other point."""
 
-    def __init__(self, placements: Sequence[Placed], block: LaunchBlock, gpu: str) -> None:
-        self._at = {point: [p for p in placements if p.point == point] for point in amdgcn.INSIDE}
+    def __init__(self, attached: Sequence[Probe[WaveProgram]], block: LaunchBlock, gpu: str) -> None:
+        self._at = {point: [p for p in attached if p.point == point] for point in amdgcn.INSIDE}
         self._block, self._gpu = block, gpu
-        self._made: dict[tuple[tuple[str, tuple[int, ...]], ...], Probe] = {}
+        self._made: dict[tuple[tuple[str, tuple[int, ...]], ...], ProbeCode] = {}
 
     def has(self, point: str) -> bool:
         """Return whether a program is attached to a point of `amdgcn.INSIDE`."""
@@ -91,31 +76,31 @@ class InnerProbes:
             if (not one.kinds or kind in one.kinds) and (not one.spaces or space in one.spaces)
         )
 
-    def of_access(self, access: GcnAccess) -> Probe | None:
+    def of_access(self, access: GcnAccess) -> ProbeCode | None:
         """Return the probe for an access; None if no program selects it. Raises VerifyError if it is invalid."""
         spaces = amdgcn.GENERIC_SPACES if access.space == "generic" else (access.space,)
-        placements = self._at["access"]
+        attached = self._at["access"]
         chosen = {space: self._selecting(access.kind, space) for space in spaces}
         if not any(chosen.values()):
             return None
         key = tuple(chosen.items())
         if key not in self._made:
-            programs = {space: [placements[n].program for n in numbers] for space, numbers in chosen.items()}
+            programs = {space: [attached[n].program for n in numbers] for space, numbers in chosen.items()}
             self._made[key] = amdgcn.compile_access_probe(programs, self._block, self._gpu)
         return self._made[key]
 
-    def of_point(self, point: str, opcode: str = "") -> Probe | None:
+    def of_point(self, point: str, opcode: str = "") -> ProbeCode | None:
         """Return the probe for another point of `amdgcn.INSIDE`; None if no program selects it. Raises VerifyError if it is invalid.
 
         opcode: at `instruction`, the name of the instruction.
         """
-        placements = self._at[point]
-        chosen = tuple(n for n, one in enumerate(placements) if is_chosen(one.opcodes, opcode))
+        attached = self._at[point]
+        chosen = tuple(n for n, one in enumerate(attached) if is_chosen(one.opcodes, opcode))
         if not chosen:
             return None
         key = ((point, chosen),)
         if key not in self._made:
-            programs = [placements[n].program for n in chosen]
+            programs = [attached[n].program for n in chosen]
             self._made[key] = amdgcn.compile_inner_probe(programs, self._block, self._gpu, point)
         return self._made[key]
 
@@ -165,7 +150,7 @@ class InnerSite(Record):
     number: int
     point: str
     instruction: GcnInstruction
-    probe: Probe
+    probe: ProbeCode
     access: GcnAccess | None = None
     block: int | None = None
     branch: GcnBranch | None = None
@@ -178,7 +163,7 @@ class Insertion(Record):
     address: int
     behind: bool
     code: bytes
-    calls: tuple[tuple[int, Probe], ...] = ()
+    calls: tuple[tuple[int, ProbeCode], ...] = ()
 
 
 def joined(insertions: Iterable[Insertion]) -> list[Insertion]:
@@ -196,7 +181,7 @@ class _Run(NamedTuple):
     """Assembly text at a site, one instruction per line. probe: the probe that the text calls. Its text is skipped if EXEC is 0."""
 
     lines: tuple[str, ...]
-    probe: Probe | None = None
+    probe: ProbeCode | None = None
 
 
 class _Text(NamedTuple):
@@ -235,7 +220,7 @@ class InnerSites:
         def add(
             point: str,
             instruction: GcnInstruction,
-            probe: Probe | None,
+            probe: ProbeCode | None,
             access: GcnAccess | None = None,
             block: int | None = None,
             branch: GcnBranch | None = None,
@@ -366,7 +351,7 @@ class InnerSites:
         text = [f"v_lshrrev_b32_e64 v{low}, {shift}, {_sgpr(sgpr)}"]
         return text if vgpr is None else [*text, f"{add} v{low}, v{vgpr}, v{low}"]
 
-    def code(self, comgr: Comgr, probe: Probe, at: InnerRegisters) -> bytes:
+    def code(self, comgr: Comgr, probe: ProbeCode, at: InnerRegisters) -> bytes:
         """Return the code of a probe, shared by all of its sites."""
         b64, own = "s_mov_b64", at.sgpr + at.sgprs - _OWN
         vcc, exec_, scc = f"s[{own}:{own + 1}]", f"s[{own + 2}:{own + 3}]", f"s{own + 4}"

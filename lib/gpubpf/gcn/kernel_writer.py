@@ -26,7 +26,7 @@ from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.start import KEPT, SAVED, Save, Start, keep, restore, site
 from gpubpf.gcn.times import UNTIMED_BEFORE, UNTIMED_BEGIN, UNTIMED_END, UNTIMED_EXIT, Times
 from gpubpf.lower import amdgcn
-from gpubpf.lower.amdgcn import Probe
+from gpubpf.lower.amdgcn import ProbeCode
 from gpubpf.lower.launch_block import LaunchBlock, align
 from gpubpf.record import Record, field
 
@@ -247,7 +247,7 @@ class KernelWriter:
             (behind if one.behind else before)[one.address] = code
         copy = self._body.moved(at, before, behind)
         content = copy.content + self._sites(copy, at)
-        probes_at: dict[Probe, int] = {}
+        probes_at: dict[ProbeCode, int] = {}
         for probe in self._inner.probes:
             assert self._inner_registers is not None
             probes_at[probe] = at + len(content)

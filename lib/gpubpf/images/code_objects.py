@@ -1,6 +1,6 @@
 """Make a sidecar for AMD GPUs: the instrumented code object, which is loaded in addition to the application's own.
 
-    sidecar = instrument(data, [AmdAttachment(lowered, "exit", ("vec*",))])
+    sidecar = instrument(data, [Probe(lowered, "exit", kernels=("vec*",))])
     sidecar.image                     # a code object
     sidecar.kernels, sidecar.refusals
 
@@ -19,13 +19,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from gpubpf import cache, names
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Error, ImageError, VerifyError
 from gpubpf.gcn import POINTS, lacking
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import LIBRARIES
-from gpubpf.gcn.inject import GcnPlacement, inject
+from gpubpf.gcn.inject import inject
 from gpubpf.gcn.kernel_writer import GcnSite, InjectedGcnKernel
 from gpubpf.gcn.lines import SourceLines
 from gpubpf.images.sidecar import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
@@ -33,30 +35,16 @@ from gpubpf.linux import libraries
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.process import children, privileges
 from gpubpf.ptx.values import Site
-from gpubpf.record import Record, replace
+from gpubpf.record import replace
 
+# Returns the program for waves of 32 or 64 lanes. Raises VerifyError if the program cannot run in such waves.
+ForWaves: TypeAlias = Callable[[int], WaveProgram]
 _PATIENCE = 100  # seconds per code object
 _MEMORY = 8 << 30  # bytes per code object
 _LARGEST_FILE = 1 << 30  # bytes of a file that AMD's code object manager may write
 
 
-class AmdAttachment(Record):
-    """A device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
-
-    lowered: return the program for waves of 32 or 64 lanes. Raises VerifyError if it cannot run in such waves. accumulate: the kind of
-    work that is counted for it. kinds, spaces: at `access`, the kinds and spaces of the accesses. opcodes: at `instruction`, globs.
-    """
-
-    lowered: Callable[[int], WaveProgram]
-    point: str
-    kernels: tuple[str, ...] = ()
-    accumulate: str | None = None
-    kinds: tuple[str, ...] = ()
-    spaces: tuple[str, ...] = ()
-    opcodes: tuple[str, ...] = ()
-
-
-def instrument(data: bytes, attachments: Sequence[AmdAttachment], virtual: bool = False) -> Sidecar:
+def instrument(data: bytes, probes: Sequence[Probe[ForWaves]], virtual: bool = False) -> Sidecar:
     """Return the sidecar of a code object. A damaged one raises nothing, because it is the application's.
 
     virtual: it will run on hipsim's virtual clock.
@@ -66,26 +54,26 @@ def instrument(data: bytes, attachments: Sequence[AmdAttachment], virtual: bool 
         kernels = code.kernels
     except Error:
         return Sidecar()
-    placements: dict[str, list[GcnPlacement]] = {}
+    lowered: dict[str, list[Probe[WaveProgram]]] = {}
     refusals: dict[str, str] = {}
     for kernel in kernels:
         try:
-            if chosen := _placements(kernel, attachments):
-                placements[kernel.name] = chosen
+            if chosen := _lowered(kernel, probes):
+                lowered[kernel.name] = chosen
         except VerifyError as error:
             refusals[kernel.name] = str(error)
     entries = tuple(kernel.name for kernel in kernels if not names.is_of_runtime(kernel.name))
-    if not placements:
+    if not lowered:
         return Sidecar(refusals=refusals, entries=entries)
     store, key = (
         cache.default(),
-        cache.key(_version(), data, _identity(placements), repr((refusals, virtual))),
+        cache.key(_version(), data, _identity(lowered), repr((refusals, virtual))),
     )
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
-    made = _in_child(data, placements, refusals, entries, virtual)
+    made = _in_child(data, lowered, refusals, entries, virtual)
     if isinstance(made, str):
-        return Sidecar(refusals={**refusals, **dict.fromkeys(placements, made)}, entries=entries)
+        return Sidecar(refusals={**refusals, **dict.fromkeys(lowered, made)}, entries=entries)
     store.put(STAGE, key, pack(made))
     return made
 
@@ -96,28 +84,19 @@ def refused(data: bytes, reason: str) -> Sidecar:
     return Sidecar(refusals=dict.fromkeys(entries, reason), entries=entries)
 
 
-def _placements(kernel: GcnKernel, attachments: Sequence[AmdAttachment]) -> list[GcnPlacement]:
-    """Return the placements for a kernel. Raises VerifyError if a program must not run in its waves, or if all are at points that
-    such kernels do not have."""
+def _lowered(kernel: GcnKernel, probes: Sequence[Probe[ForWaves]]) -> list[Probe[WaveProgram]]:
+    """Return the probes of a kernel, with the programs for its waves. Raises VerifyError if a program must not run in its waves, or
+    if all are at points that such kernels do not have."""
     found, missing = [], ""
-    for attachment in attachments:
-        if not names.chosen(attachment.kernels, kernel.name) or attachment.kinds == ("async",):
+    for probe in probes:
+        if not names.chosen(probe.kernels, kernel.name) or probe.kinds == ("async",):
             continue
-        program = attachment.lowered(kernel.descriptor.wave) if attachment.point in POINTS else None
-        lack = lacking(attachment.point, program.arguments if program else ())
+        program = probe.program(kernel.descriptor.wave) if probe.point in POINTS else None
+        lack = lacking(probe.point, program.arguments if program else ())
         if program is None or lack:
             missing = missing or lack
             continue
-        found.append(
-            GcnPlacement(
-                program,
-                attachment.point,
-                attachment.accumulate,
-                attachment.kinds,
-                attachment.spaces,
-                attachment.opcodes,
-            )
-        )
+        found.append(probe.with_program(program))
     if missing and not found:
         raise VerifyError(f"kernels of AMD GPUs have no probes at {missing} yet")
     return found
@@ -154,15 +133,15 @@ def serve(parent: int) -> None:
 
 def _instrument(
     code: CodeObject,
-    placements: Mapping[str, Sequence[GcnPlacement]],
+    probes: Mapping[str, Sequence[Probe[WaveProgram]]],
     refusals: Mapping[str, str],
     entries: tuple[str, ...],
     virtual: bool,
 ) -> Sidecar:
     try:
-        injected = inject(code, placements, virtual)
+        injected = inject(code, probes, virtual)
     except (ImageError, VerifyError) as error:
-        return Sidecar(refusals={**refusals, **dict.fromkeys(placements, str(error))}, entries=entries)
+        return Sidecar(refusals={**refusals, **dict.fromkeys(probes, str(error))}, entries=entries)
     lines = SourceLines(code.data)
     return Sidecar(
         injected.image if injected.kernels else b"",
@@ -230,20 +209,14 @@ def _comgr_files() -> Iterator[str]:
             yield f"{path} {found.st_size} {found.st_ino} {found.st_mtime_ns}"
 
 
-def _identity(placements: Mapping[str, Sequence[GcnPlacement]]) -> str:
-    programs: dict[int, GcnPlacement] = {}
-    for chosen in placements.values():
-        programs.update((id(placement.program), placement) for placement in chosen)
+def _identity(probes: Mapping[str, Sequence[Probe[WaveProgram]]]) -> str:
+    programs: dict[int, WaveProgram] = {}
+    for chosen in probes.values():
+        programs.update((id(probe.program), probe.program) for probe in chosen)
     numbers = {identity: number for number, identity in enumerate(programs)}
-    texts = [(one.program.text, one.program.arguments) for one in programs.values()]
+    texts = [(program.text, program.arguments) for program in programs.values()]
     kernels = [
-        (
-            name,
-            [
-                (numbers[id(one.program)], one.point, one.accumulate, one.kinds, one.spaces, one.opcodes)
-                for one in chosen
-            ],
-        )
-        for name, chosen in placements.items()
+        (name, [probe.with_program(numbers[id(probe.program)]) for probe in chosen])
+        for name, chosen in probes.items()
     ]
     return repr((texts, kernels))

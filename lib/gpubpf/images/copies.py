@@ -1,6 +1,6 @@
 """Make the copies of a module's kernels: parse the PTX, inject the device programs, assemble.
 
-    sidecar = make_copies(text, options, attachments, target)
+    sidecar = make_copies(text, options, probes, target)
 
 This needs most of `ptx`, which takes a while to import. `images.instrument` imports this module only if the cache lacks the sidecar.
 """
@@ -21,17 +21,17 @@ from gpubpf.images.assemble import (
 )
 from gpubpf.images.compiled_sums import operations_by_line
 from gpubpf.images.occupancy import MOST, limit_of_copy, most_registers
-from gpubpf.images.sidecar import Attachment, Sidecar, SidecarKernel, refuse
+from gpubpf.images.sidecar import Sidecar, SidecarKernel, refuse
 from gpubpf.images.stack import deeper, recursive
 from gpubpf.ptx import contraction, module, parser
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.device_launches import launched_name
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.injected import Injected
-from gpubpf.ptx.probe import DIVIDING, FREQUENT, SEEING_RESULTS
+from gpubpf.ptx.probe_text import DIVIDING, FREQUENT, SEEING_RESULTS
 from gpubpf.ptx.symbols import LIMITED
 from gpubpf.ptx.trim import trim
-from gpubpf.ptx.values import Placement
+from gpubpf.ptx.values import PtxProbe
 from gpubpf.record import Record, replace
 from gpubpf.show import progress, table
 
@@ -44,7 +44,7 @@ _PROBE_REGISTERS = 24
 def make_copies(
     text: str,
     options: str,
-    attachments: Sequence[Attachment],
+    probes: Sequence[PtxProbe],
     target: Target,
     before: Mapping[str, int] | None = None,
     own: bool = True,
@@ -62,8 +62,8 @@ def make_copies(
             parsed = parser.parse(text)
         entries = tuple(parsed.entries)
     except PtxError as error:
-        return refuse((), attachments, str(error))
-    kernels = _placements(attachments, [name for name in entries if not only or name in only])
+        return refuse((), probes, str(error))
+    kernels = _probes_of_kernels(probes, [name for name in entries if not only or name in only])
     if not kernels:
         return Sidecar(entries=entries)
     if known is not None:
@@ -72,11 +72,11 @@ def make_copies(
         parsed = rounded(parsed, text, kernels, target, options)
     except TemporaryFailure as error:
         failures.append(error)
-        return refuse(entries, attachments, str(error))
+        return refuse(entries, probes, str(error))
     with progress.work("instrumenting kernels", len(kernels)) as task:
         injected = inject(parsed, kernels, each=task.step, counts_executions=True)
     before = before or {}
-    longest = max((a.fragment.ptx.count("\n") + 1 for a in attachments if a.point in FREQUENT), default=0)
+    longest = max((a.program.ptx.count("\n") + 1 for a in probes if a.point in FREQUENT), default=0)
     if longest or injected.launched:
         try:
             counted = injected.kernels.keys() | injected.launched
@@ -117,14 +117,13 @@ def make_copies(
     )
 
 
-def _placements(attachments: Sequence[Attachment], entries: Sequence[str]) -> dict[str, list[Placement]]:
-    """Return the placements in each kernel that an attachment chooses, by its name."""
-    kernels: dict[str, list[Placement]] = {}
-    for attachment in attachments:
-        placement = placement_of(attachment)
+def _probes_of_kernels(probes: Sequence[PtxProbe], entries: Sequence[str]) -> dict[str, list[PtxProbe]]:
+    """Return the probes of each kernel that a probe chooses, by the kernel's name."""
+    kernels: dict[str, list[PtxProbe]] = {}
+    for probe in probes:
         for name in entries:
-            if names.chosen(attachment.kernels, name):
-                kernels.setdefault(name, []).append(placement)
+            if names.chosen(probe.kernels, name):
+                kernels.setdefault(name, []).append(probe)
     return kernels
 
 
@@ -149,7 +148,7 @@ class _Copies(Record):
 
 def _assembled_copies(
     parsed: module.Module,
-    kernels: Mapping[str, Sequence[Placement]],
+    kernels: Mapping[str, Sequence[PtxProbe]],
     injected: Injected,
     target: Target,
     options: str,
@@ -191,12 +190,12 @@ def _assembled_copies(
 
 
 def rounded(
-    parsed: module.Module, text: str, kernels: Mapping[str, Sequence[Placement]], target: Target, options: str
+    parsed: module.Module, text: str, kernels: Mapping[str, Sequence[PtxProbe]], target: Target, options: str
 ) -> module.Module:
     """Return the module, parsed from `text`, with products and sums as ptxas compiles them in the original: see `ptx.contraction`.
 
-    Only for a GPU, and for placements that would change how ptxas compiles them. Raises TemporaryFailure."""
-    points = {placement.point for placements in kernels.values() for placement in placements}
+    Only for a GPU, and for probes that would change how ptxas compiles them. Raises TemporaryFailure."""
+    points = {probe.point for chosen in kernels.values() for probe in chosen}
     if target.device == "sim" or points.isdisjoint(DIVIDING) or not points.isdisjoint(SEEING_RESULTS):
         return parsed
     functions = contraction.functions_with_sums(parsed, kernels)
@@ -348,7 +347,7 @@ def _deeper(
 
 def _rejected(
     parsed: module.Module,
-    kernels: Mapping[str, Sequence[Placement]],
+    kernels: Mapping[str, Sequence[PtxProbe]],
     injected: Injected,
     target: Target,
     options: str,
@@ -365,18 +364,3 @@ def _rejected(
                 found[name] = error
             task.step()
     return found
-
-
-def placement_of(attachment: Attachment) -> Placement:
-    """Return where an attachment's fragment goes, for `inject`, without its kernels."""
-    return Placement(
-        attachment.fragment,
-        attachment.point,
-        attachment.accumulate,
-        attachment.kinds,
-        attachment.spaces,
-        attachment.functions,
-        attachment.opcodes,
-        attachment.sampled,
-        attachment.alike,
-    )

@@ -4,15 +4,15 @@ The steps are: choose the PTX among the images, find the matching kernels, injec
 probes get a register limit (`limit_of_copy`), so that most of the original's warps fit. If a copy needs so many registers that it may
 not fit where the original does, the sidecar also has a copy with a stricter limit. Results are cached by the content of all inputs.
 
-    sidecar = instrument_image(data, [Attachment(fragment, "exit", ("vec*",), "instructions")], target)
+    sidecar = instrument_image(data, [Probe(fragment, "exit", "instructions", kernels=("vec*",))], target)
     sidecar.image                     # a cubin for a GPU, PTX for the embedded device
     sidecar.kernels, sidecar.refusals
 
 A program launches few of a large module's kernels, so such a module may get the copy of a kernel at its first launch (`later`):
 
-    sidecar = instrument_image(data, attachments, target, later=True)
+    sidecar = instrument_image(data, probes, target, later=True)
     if sidecar.later is not None:
-        copy = instrument_kernels(sidecar.later.source, attachments, target, sidecar.later.kernels[:1])
+        copy = instrument_kernels(sidecar.later.source, probes, target, sidecar.later.kernels[:1])
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from gpubpf.images.assemble import KernelResources, Target, TemporaryFailure, as
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.sidecar import (
     STAGE,
-    Attachment,
     Later,
     RegisterUse,
     Sidecar,
@@ -40,6 +39,7 @@ from gpubpf.images.sidecar import (
 )
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx.symbols import LIMITED
+from gpubpf.ptx.values import PtxProbe
 from gpubpf.record import asdict, replace
 
 COUNTING_NICENESS = 10  # of ptxas where it only counts registers
@@ -51,9 +51,7 @@ _KNOWN_MODULES = 64
 _NEEDS_ALL = (".callprototype", ".calltargets", "cudaLaunchDevice", "cudaGetParameterBuffer")
 
 
-def instrument_image(
-    data: bytes, attachments: Sequence[Attachment], target: Target, later: bool = False
-) -> Sidecar:
+def instrument_image(data: bytes, probes: Sequence[PtxProbe], target: Target, later: bool = False) -> Sidecar:
     """Return the sidecar of an image that was passed to `cuModuleLoadData` or `cuLibraryLoadData`: a fatbin, cubin or PTX.
 
     A damaged image raises nothing, because it is the application's. Its kernels are refused instead. later: as in
@@ -62,12 +60,12 @@ def instrument_image(
     try:
         images = fatbin.images_of_bytes(data)
     except ImageError:
-        return refuse(_entries_of(_several(data)), attachments, fatbin.LINKED)
-    return instrument_module(images, attachments, target, later)
+        return refuse(_entries_of(_several(data)), probes, fatbin.LINKED)
+    return instrument_module(images, probes, target, later)
 
 
 def instrument_module(
-    images: Sequence[FatbinImage], attachments: Sequence[Attachment], target: Target, later: bool = False
+    images: Sequence[FatbinImage], probes: Sequence[PtxProbe], target: Target, later: bool = False
 ) -> Sidecar:
     """Return the sidecar of a module, given the images that are its forms. Raises nothing, like `instrument_image`.
 
@@ -75,26 +73,26 @@ def instrument_module(
     """
     chosen = choose(images, target)
     if isinstance(chosen, str):
-        return refuse(_entries_for(images, target), attachments, chosen)
+        return refuse(_entries_for(images, target), probes, chosen)
     try:
         text = chosen.text
     except ImageError as error:
-        return refuse(_entries_for(images, target), attachments, str(error))
+        return refuse(_entries_for(images, target), probes, str(error))
     before, own = _registers_of(images, replace(target, release=chosen.release))
     source = Source(text, cache.key(text), chosen.options, chosen.release, before, own)
-    return _of_source(source, attachments, target, (), later)
+    return _of_source(source, probes, target, (), later)
 
 
 def instrument_kernels(
-    source: Source, attachments: Sequence[Attachment], target: Target, kernels: Collection[str] = ()
+    source: Source, probes: Sequence[PtxProbe], target: Target, kernels: Collection[str] = ()
 ) -> Sidecar:
     """Return the sidecar with the copies of some of a module's kernels (mangled); none named: of all. Raises nothing."""
-    return _of_source(source, attachments, target, kernels, False)
+    return _of_source(source, probes, target, kernels, False)
 
 
 def _of_source(
     source: Source,
-    attachments: Sequence[Attachment],
+    probes: Sequence[PtxProbe],
     target: Target,
     kernels: Collection[str],
     later: bool,
@@ -108,14 +106,14 @@ def _of_source(
         source.options,
         repr(target),
         *assemblers(target),
-        *(_identity(attachment) for attachment in attachments),
+        *(_identity(probe) for probe in probes),
         *sorted(kernels),
     )
     store = cache.default()
     if (kept := store.get(STAGE, key)) is not None and (found := unpack(kept)) is not None:
         return found
     text = source.text
-    if later and (entries := _large(text)) and len(matched := matching(entries, attachments)) > MANY_KERNELS:
+    if later and (entries := _large(text)) and len(matched := matching(entries, probes)) > MANY_KERNELS:
         return Sidecar(entries=entries, later=Later(matched, source.compressed()))
     from gpubpf.images.copies import (
         make_copies,  # imported here, because nearly all sidecars come from the cache
@@ -124,7 +122,7 @@ def _of_source(
     failures: list[AssembleError] = []
     known = _known_constants(source.digest) if kernels else None
     made = make_copies(
-        text, source.options, attachments, target, source.before, source.own, failures, kernels, known
+        text, source.options, probes, target, source.before, source.own, failures, kernels, known
     )
     if not any(isinstance(failure, TemporaryFailure) for failure in failures):
         store.put(STAGE, key, pack(made))
@@ -262,6 +260,7 @@ def _version() -> str:
         "names.py",
         "ebpf/bytecode.py",
         "ebpf/maps.py",
+        "ebpf/probe.py",
         "ebpf/sampling.py",
         "images/assemble.py",
         "images/compiled_sums.py",
@@ -278,8 +277,8 @@ def _version() -> str:
     return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), *(package / name for name in others)])
 
 
-def _identity(attachment: Attachment) -> str:
-    fragment = attachment.fragment
+def _identity(probe: PtxProbe) -> str:
+    fragment = probe.program
     arguments = [(a.name, a.type, a.kind, a.map, a.offset, a.width, a.field) for a in fragment.arguments]
-    rest = asdict(replace(attachment, fragment=Fragment("", "", ())))
+    rest = asdict(probe.with_program(Fragment("", "", ())))
     return repr((fragment.ptx, arguments, rest))

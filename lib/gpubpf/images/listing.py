@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubpf import names
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Error, ImageError, PtxError
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.images import device_link, fatbin, offload_bundle
@@ -26,7 +27,6 @@ from gpubpf.images.sidecar import Sidecar
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import module, parser
 from gpubpf.ptx.inject import inject
-from gpubpf.ptx.values import Placement
 from gpubpf.record import MutableRecord, Record, field
 from gpubpf.show import cli, progress, table
 
@@ -91,8 +91,8 @@ NOTHING = Fragment("nothing", "{\n}", ())
 
 def check_injection(parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
     """Check whether a probe can be placed at the exits of these kernels. This is a `Check`."""
-    placements = [Placement(NOTHING, "exit")]
-    return inject(parsed, dict.fromkeys(kernels, placements)).refusals
+    probes = [Probe(NOTHING, "exit")]
+    return inject(parsed, dict.fromkeys(kernels, probes)).refusals
 
 
 def listed(

@@ -12,36 +12,17 @@ import functools
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
-from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.ptx.values import InjectedVariable, Site
 from gpubpf.record import Record, asdict, field, replace
 
 if TYPE_CHECKING:
-    from gpubpf.ebpf.sampling import Unit
+    from gpubpf.ptx.values import PtxProbe
 
 STAGE = "sidecar"  # in the cache
-
-
-class Attachment(Record):
-    """A lowered device program, the point it is attached to, and the `--kernel` patterns of its kernels (none: every kernel).
-
-    `accumulate`, `kinds`, `spaces`, `functions`, `opcodes`, `sampled` and `alike` are as in `Placement`.
-    """
-
-    fragment: Fragment
-    point: str
-    kernels: tuple[str, ...] = ()
-    accumulate: str | None = None
-    kinds: tuple[str, ...] = ()
-    spaces: tuple[str, ...] = ()
-    functions: tuple[str, ...] = ()
-    opcodes: tuple[str, ...] = ()
-    sampled: Unit | Literal[""] = ""
-    alike: int = 0
 
 
 class SidecarKernel(Record):
@@ -159,16 +140,14 @@ class Later(Record):
         return frozenset(self.kernels)
 
 
-def matching(entries: Sequence[str], attachments: Sequence[Attachment]) -> tuple[str, ...]:
-    """Return the kernels that an attachment chooses, of those named (mangled)."""
-    return tuple(
-        name for name in entries if any(names.chosen(attachment.kernels, name) for attachment in attachments)
-    )
+def matching(entries: Sequence[str], probes: Sequence[PtxProbe]) -> tuple[str, ...]:
+    """Return the kernels that a probe chooses, of those named (mangled)."""
+    return tuple(name for name in entries if any(names.chosen(probe.kernels, name) for probe in probes))
 
 
-def refuse(entries: Sequence[str], attachments: Sequence[Attachment], reason: str) -> Sidecar:
+def refuse(entries: Sequence[str], probes: Sequence[PtxProbe], reason: str) -> Sidecar:
     """Return the sidecar of a module without copies, in which `reason` is the reason for each kernel that matches."""
-    return Sidecar(refusals=dict.fromkeys(matching(entries, attachments), reason), entries=tuple(entries))
+    return Sidecar(refusals=dict.fromkeys(matching(entries, probes), reason), entries=tuple(entries))
 
 
 # --- the cache ---------------------------------------------------------------------------------------

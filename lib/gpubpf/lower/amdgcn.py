@@ -324,7 +324,7 @@ class WaveProgram(Record):
         return given or (TIMES[:1] if self.together else ())
 
 
-class Probe(Record):
+class ProbeCode(Record):
     """The machine code of a probe, whose entry is its first byte, and the number of registers that it needs."""
 
     code: bytes
@@ -366,7 +366,7 @@ def compile_probe(
     timed: bool = False,
     sites: Sequence[int] = (),
     arguments: Sequence[tuple[int, int]] = (),
-) -> Probe:
+) -> ProbeCode:
     """Compile the programs of one place for a GPU such as "gfx90a". Raises VerifyError if one needs memory for its stack.
 
     counters   for each program, the VGPR in which the place passes the thread's work; None: the work is 0
@@ -382,7 +382,7 @@ def compile_probe(
 
 def compile_access_probe(
     programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str
-) -> Probe:
+) -> ProbeCode:
     """Compile the programs of a memory access for a GPU, by memory space (of `bytecode.SPACES`). Raises VerifyError.
 
     With more than one space, the address is generic: each lane runs the programs of the space that its address is in.
@@ -392,7 +392,9 @@ def compile_access_probe(
     return _compile(_access_entry(ordered, block, gpu), every, gpu)
 
 
-def compile_inner_probe(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, point: str) -> Probe:
+def compile_inner_probe(
+    programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, point: str
+) -> ProbeCode:
     """Compile the programs of a point in the middle of a kernel, other than accesses, for a GPU. Raises VerifyError."""
     return _compile(_inner_entry(programs, block, gpu, point), programs, gpu)
 
@@ -429,7 +431,7 @@ def _loses_masks() -> bool:
     return "v_mad_u64_u32" in code and "v_and_b32" not in code
 
 
-def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
+def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> ProbeCode:
     """Compile LLVM IR that defines the function _ENTRY, which calls the programs."""
     import llvmlite.binding as llvm
 
@@ -476,7 +478,7 @@ def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> Probe:
         raise VerifyError(
             f"device program {name}: its code refers to other memory; split it into smaller programs"
         )
-    return Probe(code, int(said["numbered_sgpr"]), int(said["num_vgpr"]))
+    return ProbeCode(code, int(said["numbered_sgpr"]), int(said["num_vgpr"]))
 
 
 class _Called(NamedTuple):

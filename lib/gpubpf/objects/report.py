@@ -212,7 +212,7 @@ class Reader:
 
     def _uses(self, definition: MapDefinition, kernel: str) -> bool:
         """Return whether a program in this kernel uses the map. A kernel with other programs has an instance of its own, too."""
-        probes = [probe for probe in self._bpf.probes if definition.name in self._used[probe.function]]
+        probes = [probe for probe in self._bpf.probes if definition.name in self._used[probe.program]]
         return not kernel or any(names.chosen(probe.kernels, kernel) for probe in probes)
 
 

@@ -1,4 +1,4 @@
-"""Find accesses that differ from an earlier one of the same basic block only by a constant distance, for `Placement.alike`.
+"""Find accesses that differ from an earlier one of the same basic block only by a constant distance, for `Probe.alike`.
 
     alike = Alike()
     alike.enter()                                    # where a basic block or scope begins or ends
@@ -72,7 +72,7 @@ class Alike:
 def count_unlike(function: Function, variables: Mapping[str, Variable], modulus: int) -> Counter[Access]:
     """Return how many accesses of a function need a probe, by access without its operands. It may be too many.
 
-    variables: those of the module. modulus: `Placement.alike`.
+    variables: those of the module. modulus: `Probe.alike`.
     """
     bits = common_bits(function, variables)
     alike, found = Alike(), Counter[Access]()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, RETURNS, TYPES, WORK
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Refusal
 from gpubpf.record import replace
 
@@ -49,12 +50,12 @@ from .number_types import INTEGER, number_types
 from .opcodes import LEAVING, counted, facts
 from .operands import Operands, operands
 from .plan import PASSED_WORK, InjectionPlan, Role
-from .probe import AT, BYTES, DIVIDING, SEEING_RESULTS, effect, in_rows, shard_register, wants
+from .probe_text import AT, BYTES, DIVIDING, SEEING_RESULTS, effect, in_rows, shard_register, wants
 from .sampling import GROUP, SKIPS, choice, units
 from .source import source_lines
 from .symbols import GRIDS, LAUNCH, TABLE
 from .tables import SiteTable, VariableTable
-from .values import WAYS_OUT, Placement, Site
+from .values import WAYS_OUT, PtxProbe, Site
 from .words import word
 
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the kernel
@@ -86,7 +87,7 @@ class Body:
         variables: VariableTable,
         function: Function,
         variant: int,
-        placements: tuple[Placement, ...],
+        probes: tuple[PtxProbe, ...],
     ) -> None:
         """Prepare one variant of a function (see `InjectionPlan`). Adds the sites and variables that it needs to the tables."""
         self.plan = plan
@@ -98,13 +99,13 @@ class Body:
         self.name = function.name if self.entry else plan.new_name(function.name, variant)
         self.role = None if self.entry else plan.role(function.name, variant)
         if self.role is not None and not self.role.block:  # nothing in it is probed
-            placements = ()
+            probes = ()
         self.filler = plan.fillers[function.name in plan.inlined]
         self.has_launch_block = self.entry or (self.role is not None and self.role.block)
-        self.sampled = units([[p for p in placements if p.checks_choice]]) if self.has_launch_block else ()
+        self.sampled = units([[p for p in probes if p.checks_choice]]) if self.has_launch_block else ()
 
-        def at(*points: str) -> tuple[Placement, ...]:
-            return tuple(p for p in placements if p.point in points)
+        def at(*points: str) -> tuple[PtxProbe, ...]:
+            return tuple(p for p in probes if p.point in points)
 
         self.at_entry = (
             at("entry", "block_begin") if self.entry else plan.called(at("function_entry"), function)
@@ -139,7 +140,7 @@ class Body:
         leaving = frozenset() if not self.at_exit else LEAVING if self.entry else frozenset({"exit"})
         # The opcodes that get a probe before them.
         self.probed_opcodes = leaving | ({"ret"} if self.at_return else set())
-        reads = {word for p in self.at_exit for word in ("%globaltimer", "%clock") if word in p.fragment.ptx}
+        reads = {word for p in self.at_exit for word in ("%globaltimer", "%clock") if word in p.program.ptx}
         self.ordered = "%clock" in reads  # lanes that leave must read it before the others go on
         # If basic blocks are probed, the copies of a block that only leads to an exit are probed too.
         copied = self.probed_opcodes | (LEAVING if self.at_block else set())
@@ -283,7 +284,7 @@ class Body:
         for unit in self.sampled:
             self._added(SKIPS, "pred")
             self._added(GROUP, "b32")
-            chosen = Placement(choice(unit, counts=self.entry), "entry")
+            chosen = Probe(choice(unit, counts=self.entry), "entry")
             out.append(text(self.filler.text(chosen, {})))
         if self.exits.direct_exits:
             out.append(self._set_gone("eq"))
@@ -303,7 +304,7 @@ class Body:
         """Return statements that set the registers from which probes at FREQUENT points take their arguments of kind `shard`."""
         often = (*self.at_access, *self.at_value, *self.at_block, *self.at_branch, *self.at_result)
         needed = {
-            shard_register(a, p): (a, p) for p in often for a in p.fragment.arguments if a.kind == "shard"
+            shard_register(a, p): (a, p) for p in often for a in p.program.arguments if a.kind == "shard"
         }
         return [text(self.filler.shard(a, p, self._added(register))) for register, (a, p) in needed.items()]
 
@@ -412,33 +413,31 @@ class Body:
 
     # probes
 
-    def _probes(self, placements: Iterable[Placement], line: int, source: tuple[int, int]) -> list[Statement]:
+    def _probes(self, probes: Iterable[PtxProbe], line: int, source: tuple[int, int]) -> list[Statement]:
         """Return the programs at an entry or exit. Each point has its own site."""
         sites: dict[str, int] = {}
         found: list[Statement] = []
-        for placement in placements:
-            if placement.point not in sites:
-                sites[placement.point] = self._site(placement.point, line, source)
-            counted_work = placement.accumulate if placement.point == "exit" else None
+        for probe in probes:
+            if probe.point not in sites:
+                sites[probe.point] = self._site(probe.point, line, source)
+            counted_work = probe.accumulate if probe.point == "exit" else None
             work = accumulator(counted_work) if counted_work else "0"
-            context = {"site": str(sites[placement.point]), "work": work}
+            context = {"site": str(sites[probe.point]), "work": work}
             if self.tally:
                 context |= {"own": accumulator("instructions")}
                 context |= {kind: accumulator(kind) for kind in self.counts}
             context |= {field: _RESULT[field] if field in self.results else "0" for field in _RESULT}
-            arguments = self._arguments(placement, context)
-            found.append(
-                text(self.filler.probe(placement, [*arguments, self.filler.text(placement, context)]))
-            )
+            arguments = self._arguments(probe, context)
+            found.append(text(self.filler.scope(probe, [*arguments, self.filler.text(probe, context)])))
         return found
 
-    def _arguments(self, placement: Placement, context: dict[str, str]) -> list[str]:
+    def _arguments(self, probe: PtxProbe, context: dict[str, str]) -> list[str]:
         """Return instructions that load the function arguments that a program reads, and add them to `context`."""
         parameters = self.function.parameters
         context |= {"args": str(len(parameters)), **dict.fromkeys(ARGUMENTS, "0")}
         lines: list[str] = []
         for field, parameter in zip(ARGUMENTS, parameters, strict=False):
-            if self.filler.reads(placement, field):
+            if self.filler.reads(probe, field):
                 context[field] = f"%gpubpf_0{field}"
                 lines += [f".reg .b64 {context[field]};", *argument(parameter, context[field])]
         return lines
@@ -466,15 +465,15 @@ class Body:
         """Return the probes before an instruction that accesses memory, with one scope per access."""
         found: list[Statement] = []
         for access in self._accessed(index) if self.at_access else ():
-            placements = [p for p in self.at_access if wants(p, access)]
-            if not placements:
+            probes = [p for p in self.at_access if wants(p, access)]
+            if not probes:
                 continue
             guards = _guards(instruction)
             if access.unless is not None:
                 negated = isinstance(access.unless, Not)
                 name = access.unless.operand if isinstance(access.unless, Not) else access.unless
                 guards.append(f"@{'!' if negated else ''}{name.name} ")
-            modulus = math.lcm(*(p.alike for p in placements))
+            modulus = math.lcm(*(p.alike for p in probes))
             if modulus:
                 like = self.alike.find(instruction, access, step_of(access, self.common_bits, modulus))
                 site = self._access_site("access", index, access, like=like)
@@ -487,7 +486,7 @@ class Body:
             where = self._to_64_bits(index, access.address, AT)
             if access.rows is not None:
                 where += in_rows(access.rows, access.width)
-            found.append(text(self.filler.access(placements, access, site, guards, where, size)))
+            found.append(text(self.filler.access(probes, access, site, guards, where, size)))
         return found
 
     def _accessed(self, index: int) -> tuple[Access, ...]:
@@ -545,8 +544,8 @@ class Body:
         if found is None:
             return [], []
         (access,) = self._accessed(index)
-        placements = [p for p in self.at_value if wants(p, access)]
-        if not placements:
+        probes = [p for p in self.at_value if wants(p, access)]
+        if not probes:
             return [], []
         # ptxas turns an atomic whose result is unused into a reduction. Reading the result would prevent that.
         old = [o for o in found.read if access.kind == "atomic" and isinstance(o, Name) and o.name != "_"]
@@ -562,19 +561,17 @@ class Body:
         ):
             for half, (field, register) in enumerate(registers.items()):
                 context[field] = "0"
-                if len(elements) * found.size > 8 * half and self.filler.reads_any(placements, field):
+                if len(elements) * found.size > 8 * half and self.filler.reads_any(probes, field):
                     context[field] = self._added(register)
                     lines += self._word(index, found, elements, half, register)
         where = self._to_64_bits(index, access.address, AT)
-        if access.kind != "store" and (
-            access.space == "generic" or self.filler.reads_any(placements, "address")
-        ):
+        if access.kind != "store" and (access.space == "generic" or self.filler.reads_any(probes, "address")):
             before += ["{", *self._to_64_bits(index, access.address, self._added(_KEPT)), "}"]
             where = [f"mov.b64 {AT}, {_KEPT};"]
-        if access.kind == "load" and self.filler.reads_any(placements, *_VALUE):
+        if access.kind == "load" and self.filler.reads_any(probes, *_VALUE):
             self.whole_loads.add(index)
         guards = _guards(instruction)
-        probe = text(self.filler.access(placements, access, site, guards, where, (), context, inside))
+        probe = text(self.filler.access(probes, access, site, guards, where, (), context, inside))
         copies = [text("\n".join(before))] if before else []
         return ([*copies, probe], []) if access.kind == "store" else ([*copies], [probe])
 
@@ -589,8 +586,8 @@ class Body:
         for point in dict.fromkeys(p.point for p in self.at_result) if found is not None else ():
             assert found is not None
             opcode = instruction.full_name
-            placements = [p for p in self.at_result if p.point == point and is_chosen(p.opcodes, opcode)]
-            if not placements or not (found.operation or point == "instruction"):
+            probes = [p for p in self.at_result if p.point == point and is_chosen(p.opcodes, opcode)]
+            if not probes or not (found.operation or point == "instruction"):
                 continue
             context = {
                 "type": str(TYPES.index(found.type)),
@@ -601,7 +598,7 @@ class Body:
             if point == "float":
                 context["operation"] = str(FLOAT_OPERATIONS.index(found.operation))
             for field, read in zip(OPERANDS, found.read, strict=False):
-                if self.filler.reads_any(placements, field):
+                if self.filler.reads_any(probes, field):
                     context[field] = self._added(f"%gpubpf_0{field}")
                     before += self._bits(index, read, found.operand_type, 0, context[field])
             if instruction.predicate in tuple(find_names(found.written)):
@@ -616,11 +613,11 @@ class Body:
                 inside: list[str] = []
                 for half, (field, register) in enumerate(_VALUE.items()):
                     context[field] = "0"
-                    if len(part) * size > 8 * half and self.filler.reads_any(placements, field):
+                    if len(part) * size > 8 * half and self.filler.reads_any(probes, field):
                         context[field] = self._added(register)
                         inside += self._bits(index, part, found.type, half, register)
                 context["site"] = str(site)
-                after.append(text(self.filler.result(placements, _guards(instruction), inside, context)))
+                after.append(text(self.filler.result(probes, _guards(instruction), inside, context)))
         return [text("\n".join(before))] if before else [], after
 
     def _size(self, index: int, elements: Iterable[Element], type_: str) -> int:
@@ -812,14 +809,14 @@ class Body:
         return out
 
     def _at_barrier(
-        self, index: int, instruction: PtxInstruction, known: Barrier, placements: tuple[Placement, ...]
+        self, index: int, instruction: PtxInstruction, known: Barrier, probes: tuple[PtxProbe, ...]
     ) -> Directive:
         """Return the programs of one point of a barrier."""
-        point = placements[0].point
+        point = probes[0].point
         site = self._site(point, instruction.line, self.sources[index], opcode=instruction.full_name)
         context = {"site": str(site), "waited": _WAITED, "barrier": str(2**64 - 1), "threads": "0"}
         lines = ["{"]
-        if point == "barrier_leave" and any(self.filler.reads(p, "waited") for p in placements):
+        if point == "barrier_leave" and any(self.filler.reads(p, "waited") for p in probes):
             lines += [".reg .b64 %gpubpf_0now;", "mov.u64 %gpubpf_0now, %clock64;"]
             lines.append(f"sub.s64 {_WAITED}, %gpubpf_0now, {_WAITED};")
         if instruction.predicate is not None:
@@ -829,10 +826,10 @@ class Body:
                 context[field] = str(operand.integer)
             elif isinstance(operand, Name) and operand.name in (_NUMBER, _THREADS):
                 context[field] = operand.name
-            elif operand is not None and any(self.filler.reads(p, field) for p in placements):
+            elif operand is not None and any(self.filler.reads(p, field) for p in probes):
                 context[field] = f"%gpubpf_0now{field}"
                 lines += [f".reg .b64 {context[field]};", *self._to_64_bits(index, operand, context[field])]
-        lines += [self.filler.probe(p, [self.filler.text(p, context)]) for p in placements]
+        lines += [self.filler.scope(p, [self.filler.text(p, context)]) for p in probes]
         if instruction.predicate is not None:
             lines.append("$gpubpf_over:")
         return text("\n".join([*lines, "}"]))

@@ -1,6 +1,6 @@
 """Inject device programs into copies of an application's kernels.
 
-    injected = inject(parse(ptx), {"_Z9vectorAddPKfS0_Pfi": [Placement(fragment, "exit", accumulate="instructions")]})
+    injected = inject(parse(ptx), {"_Z9vectorAddPKfS0_Pfi": [Probe(fragment, "exit", accumulate="instructions")]})
     injected.text       # PTX: the instrumented kernels and the functions and variables that they use, nothing else
 
 Injection adds to a kernel:
@@ -44,12 +44,12 @@ from .module import Module, render
 from .plan import InjectionPlan
 from .sampling import choice, units
 from .sidecar import SidecarModule
-from .values import InjectedKernel, Placement
+from .values import InjectedKernel, PtxProbe
 
 
 def inject(
     module: Module,
-    kernels: Mapping[str, Sequence[Placement]],
+    kernels: Mapping[str, Sequence[PtxProbe]],
     minimum_version: tuple[int, int] = (6, 3),
     each: Callable[[str], object] = lambda name: None,
     counts_executions: bool = False,
@@ -62,14 +62,14 @@ def inject(
     """
     graph = CallGraph(module)
     sampled = units(kernels.values())
-    fragments = [p.fragment for placements in kernels.values() for p in placements]
+    fragments = [p.program for probes in kernels.values() for p in probes]
     block = launch_block([*fragments, *(choice(unit, True) for unit in sampled)], counts_executions)
     refusals: dict[str, str] = {}
-    accepted: dict[str, Sequence[Placement]] = {}
-    for name, placements in kernels.items():
+    accepted: dict[str, Sequence[PtxProbe]] = {}
+    for name, probes in kernels.items():
         try:
             check_kernel(module, graph, name, block)
-            accepted[name] = placements
+            accepted[name] = probes
         except (Refusal, PtxError) as error:
             refusals[name] = str(error)
     while True:
@@ -79,7 +79,7 @@ def inject(
             made, variables = sidecar.finish(minimum_version)
             return Injected(render(made), done, variables, refusals, made, sidecar.launched)
         refusals |= failed  # start again without these kernels, so that they leave nothing in the module
-        accepted = {name: placements for name, placements in accepted.items() if name not in failed}
+        accepted = {name: probes for name, probes in accepted.items() if name not in failed}
 
 
 def _add_kernels(
@@ -91,14 +91,14 @@ def _add_kernels(
     """
     done: dict[str, InjectedKernel] = {}
     failed: dict[str, str] = {}
-    for name in sidecar.plan.placements:
+    for name in sidecar.plan.probes:
         try:
             sidecar.add_called(name)
             sidecar.add_launched(name)
         except (Refusal, PtxError) as error:
             failed[name] = str(error)
     in_functions = sidecar.sites.count
-    for name in sidecar.plan.placements:
+    for name in sidecar.plan.probes:
         sidecar.sites.count = in_functions
         try:
             if name not in failed:

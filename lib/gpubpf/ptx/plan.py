@@ -23,10 +23,10 @@ from .flow import find_names
 from .module import Address, Function, Module, PtxInstruction, with_spaces
 from .opcodes import facts
 from .operands import operands, without_value
-from .probe import FREQUENT, Filler, wants
+from .probe_text import FREQUENT, Filler, wants
 from .seldom import called, shortened
 from .symbols import FUNCTION, LAUNCH, PREFIX
-from .values import WAYS_OUT, Placement
+from .values import WAYS_OUT, PtxProbe
 
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Fragment
@@ -79,17 +79,17 @@ class InjectionPlan:
     """
 
     def __init__(
-        self, module: Module, graph: CallGraph, block: LaunchBlock, kernels: Mapping[str, Sequence[Placement]]
+        self, module: Module, graph: CallGraph, block: LaunchBlock, kernels: Mapping[str, Sequence[PtxProbe]]
     ) -> None:
-        """Plan the instrumentation of `kernels`: placements by the kernel's mangled name.
+        """Plan the instrumentation of `kernels`: probes by the kernel's mangled name.
 
         Raises Error for a point or a kind of work that does not exist.
         """
         self.module = module
         self.graph = graph
         self.block = block
-        self.placements = {name: tuple(placements) for name, placements in kernels.items()}
-        every = [p for placements in kernels.values() for p in placements]
+        self.probes = {name: tuple(probes) for name, probes in kernels.items()}
+        every = [p for probes in kernels.values() for p in probes]
         asked = {p.accumulate for p in every if p.point == "exit"}
         if {ADDED, SKIPPED} & asked:
             asked |= {"instructions", ADDED}
@@ -102,7 +102,7 @@ class InjectionPlan:
         reached = {f for name in kernels for f in graph.runs(name)}
         self.functions = {f for f in reached if module.functions[f].kind == "func"}
         self.leaving = graph.leaving(self.functions)
-        self.variants: list[tuple[Placement, ...]] = [()]
+        self.variants: list[tuple[PtxProbe, ...]] = [()]
         self.variant_of = {name: self._variant(name) for name in kernels}
         self._roles: dict[tuple[str, int], Role | None] = {}
         self._holding: dict[int, frozenset[str]] = {}
@@ -123,7 +123,7 @@ class InjectionPlan:
 
     def _variant(self, kernel: str) -> int:
         """Return the number of the set of programs that goes into the functions that a kernel calls."""
-        inner = tuple(p for p in self.placements[kernel] if p.point not in ("entry", "block_begin"))
+        inner = tuple(p for p in self.probes[kernel] if p.point not in ("entry", "block_begin"))
         if inner not in self.variants:
             self.variants.append(inner)
         return self.variants.index(inner)
@@ -142,15 +142,15 @@ class InjectionPlan:
         places: dict[str, Counter[int]] = {}
         fragments: dict[int, Fragment] = {}
         seen: set[tuple[str, int]] = set()
-        for kernel, placements in self.placements.items():
-            for placement in placements:
-                fragment = placement.fragment
-                if placement.point not in FREQUENT or fragment.ptx.count("\n") < MIN_FUNCTION:
+        for kernel, probes in self.probes.items():
+            for probe in probes:
+                fragment = probe.program
+                if probe.point not in FREQUENT or fragment.ptx.count("\n") < MIN_FUNCTION:
                     continue
                 for name in self.graph.reach(kernel):
-                    if (name, id(placement)) not in seen:
-                        seen.add((name, id(placement)))
-                        places.setdefault(name, Counter())[id(fragment)] += self._places(name, placement)
+                    if (name, id(probe)) not in seen:
+                        seen.add((name, id(probe)))
+                        places.setdefault(name, Counter())[id(fragment)] += self._places(name, probe)
                         fragments[id(fragment)] = fragment
         length = {key: fragment.ptx.count("\n") for key, fragment in fragments.items()}
         lines = {name: sum(length[key] * n for key, n in found.items()) for name, found in places.items()}
@@ -198,39 +198,39 @@ class InjectionPlan:
     def holding(self, variant: int) -> frozenset[str]:
         """Return the functions that contain a probe of this variant, or call a function that does."""
         if variant not in self._holding:
-            placements = self.variants[variant]
-            found = {f for f in self.functions if placements and any(self._places(f, p) for p in placements)}
+            probes = self.variants[variant]
+            found = {f for f in self.functions if probes and any(self._places(f, p) for p in probes)}
             self._holding[variant] = self.graph.callers(self.functions, found)
         return self._holding[variant]
 
-    def _places(self, name: str, placement: Placement) -> int:
+    def _places(self, name: str, probe: PtxProbe) -> int:
         """Return an upper bound on the places for a program in a function's own body; 0 if there are none."""
-        point = placement.point
+        point = probe.point
         function = self.module.functions[name]
         if not function.defined:
             return 0
         if point in ("function_entry", "function_exit"):
-            return len(self.called((placement,), function))
+            return len(self.called((probe,), function))
         contents = self.contents(name)
         if point in ("access", "value"):
             of = contents.accesses if point == "access" else contents.values
-            if placement.alike:
-                of = self._unlike(name, placement.alike)
-            return sum(n for access, n in of.items() if wants(placement, access))
+            if probe.alike:
+                of = self._unlike(name, probe.alike)
+            return sum(n for access, n in of.items() if wants(probe, access))
         if point in ("float", "instruction"):
             return sum(
                 computed.most_parts
                 for opcode, computed in self.computations(name)
-                if (computed.operation or point == "instruction") and is_chosen(placement.opcodes, opcode)
+                if (computed.operation or point == "instruction") and is_chosen(probe.opcodes, opcode)
             )
         return contents.places.get("exit" if point in WAYS_OUT else point, 0)
 
-    def called(self, placements: tuple[Placement, ...], function: Function) -> tuple[Placement, ...]:
-        """Select the placements at `function_entry` or `function_exit` whose patterns match this function."""
-        return tuple(p for p in placements if not p.functions or names.matches(p.functions, function.name))
+    def called(self, probes: tuple[PtxProbe, ...], function: Function) -> tuple[PtxProbe, ...]:
+        """Select the probes at `function_entry` or `function_exit` whose patterns match this function."""
+        return tuple(p for p in probes if not p.functions or names.matches(p.functions, function.name))
 
     def _unlike(self, name: str, alike: int) -> Mapping[Access, int]:
-        """Return the accesses of a function that get a probe of a program with this `Placement.alike`."""
+        """Return the accesses of a function that get a probe of a program with this `Probe.alike`."""
         key = name, alike
         if key not in self._probed:
             self._probed[key] = count_unlike(self.module.functions[name], self.module.variables, alike)
@@ -282,13 +282,13 @@ class InjectionPlan:
 
     def unprobed(self, kernel: str) -> dict[str, int]:
         """Return the places in a kernel and the functions that it calls that no program sees, by opcode."""
-        placements = self.placements[kernel]
+        probes = self.probes[kernel]
         # An empty program sees nothing; it only gives the places their numbers.
-        seeing = [p for p in placements if p.point == "access" and p.fragment.arguments]
+        seeing = [p for p in probes if p.point == "access" and p.program.arguments]
         known = {o: Access(kind, space, 0, Address(None)) for o, (kind, space) in UNADDRESSED.items()}
         seen = {o for o, access in known.items() if any(wants(p, access) for p in seeing)}
         found: Counter[str] = Counter()
-        for point in {p.point for p in placements}:
+        for point in {p.point for p in probes}:
             of_point: Counter[str] = Counter()
             for name in self.graph.reach(kernel):
                 of_point.update(self.contents(name).unprobed.get(point, {}))

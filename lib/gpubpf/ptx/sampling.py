@@ -13,7 +13,7 @@ from gpubpf.ebpf.maps import GROUPS, SAMPLED
 from gpubpf.ebpf.sampling import OF_LAUNCH, OF_UNIT, PARAMETER, ROUND_1, ROUND_2, Unit
 from gpubpf.lower.fragment import Argument, Fragment
 
-from .values import Placement
+from .values import PtxProbe
 
 SKIPS = "%gpubpf_0skips"  # a predicate: this thread runs no program
 GROUP = "%gpubpf_0group"  # the hash of the thread's block or warp
@@ -101,6 +101,6 @@ def choice(unit: Unit, counts: bool) -> Fragment:
     return Fragment(f"choose_{unit}", "\n".join([*lines, "}"]), arguments)
 
 
-def units(placements: Iterable[Sequence[Placement]]) -> tuple[Unit, ...]:
+def units(probes: Iterable[Sequence[PtxProbe]]) -> tuple[Unit, ...]:
     """Return the units that sampled programs are chosen by: none or one."""
-    return tuple(dict.fromkeys(p.sampled for some in placements for p in some if p.sampled))
+    return tuple(dict.fromkeys(p.sampled for some in probes for p in some if p.sampled))

@@ -92,7 +92,7 @@ class SidecarModule:
         if is_split(plan, name):
             body, statements = split_body(plan, self.sites, self.variables, name)
         else:
-            body = Body(plan, self.sites, self.variables, function, variant, plan.placements[name])
+            body = Body(plan, self.sites, self.variables, function, variant, plan.probes[name])
             statements = body.rewrite()
         statements = (*marked(count_executions(plan.block)), *statements)
         parameters = (*function.parameters, array(LAUNCH, plan.block.size))
@@ -168,7 +168,7 @@ class SidecarModule:
                 return any(GRID_LAUNCH.fullmatch(name) for name in used.calls)
             return what in used.variables or any(graph.entries[name] == what for name in used.originals)
 
-        return tuple(k for k in self.plan.placements if any(uses(function) for function in graph.runs(k)))
+        return tuple(k for k in self.plan.probes if any(uses(function) for function in graph.runs(k)))
 
     def _copies(self) -> frozenset[str]:
         """Return the variables of the table that may be copied, and the variables that their initializers point to."""

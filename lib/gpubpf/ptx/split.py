@@ -12,6 +12,7 @@ Both bodies have scopes of their own for registers and labels. They share the va
 
 from __future__ import annotations
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.record import replace
 
 from .body import Body
@@ -20,7 +21,6 @@ from .module import Close, Label, Open, Statement, Variable
 from .plan import InjectionPlan
 from .sampling import GROUP, SKIPS, choice, units
 from .tables import SiteTable, VariableTable
-from .values import Placement
 
 _ORIGINAL = "$gpubpf_original"
 _OWN_SPACES = ("reg", "param")  # the spaces of variables that each body declares for itself
@@ -34,8 +34,8 @@ def is_split(plan: InjectionPlan, kernel: str) -> bool:
     A program that runs in all blocks, such as the one that counts costs for --budget, needs a single body. So do kernels that call a
     function with variables in shared memory: each body would call a copy of the function with variables of its own.
     """
-    placements = plan.placements[kernel]
-    if not placements or not all(p.sampled for p in placements):
+    probes = plan.probes[kernel]
+    if not probes or not all(p.sampled for p in probes):
         return False
     depth = 0
     for statement in plan.module.functions[kernel].body or ():
@@ -47,7 +47,7 @@ def is_split(plan: InjectionPlan, kernel: str) -> bool:
     if any(isinstance(s, Variable) and s.space == "shared" for f in called for s in f.body or ()):
         return False
     by_group = any(f.mentions(word) for f in functions for word in _BY_WARP_GROUP)
-    return not (by_group and "warp" in units([placements]))
+    return not (by_group and "warp" in units([probes]))
 
 
 def split_body(
@@ -55,15 +55,15 @@ def split_body(
 ) -> tuple[Body, tuple[Statement, ...]]:
     """Return the body for the chosen, and the statements of the kernel with both bodies. Raises Refusal, PtxError."""
     function = plan.module.functions[kernel]
-    placements = plan.placements[kernel]
-    (unit,) = units([placements])
-    placements = tuple(replace(p, unconditional=True) for p in placements)
-    chosen = Body(plan, sites, variables, function, plan.variant_of[kernel], placements)
+    probes = plan.probes[kernel]
+    (unit,) = units([probes])
+    probes = tuple(replace(p, unconditional=True) for p in probes)
+    chosen = Body(plan, sites, variables, function, plan.variant_of[kernel], probes)
     others = Body(plan, sites, variables, function, 0, ())
     bodies = [body.rewrite() for body in (chosen, others)]
     common = [s for s in bodies[0] if _is_common(s)]
     choose = [text(f".reg .pred {SKIPS};"), text(f".reg .b32 {GROUP};")]
-    choose.append(text(chosen.filler.text(Placement(choice(unit, counts=True), "entry"), {})))
+    choose.append(text(chosen.filler.text(Probe(choice(unit, counts=True), "entry"), {})))
     choose.append(text(f"@{SKIPS} bra {_ORIGINAL};"))
     scopes = [[Open(), *(s for s in body if not _is_common(s)), Close()] for body in bodies]
     return chosen, (*common, *marked(choose), *scopes[0], Label(_ORIGINAL), *scopes[1])

@@ -1,4 +1,4 @@
-"""What `inject` is given and what it reports: placements, sites, instrumented kernels.
+"""What `inject` is given and what it reports: probes, sites, instrumented kernels.
 
 It imports no PTX model: a cached result needs none.
 """
@@ -6,50 +6,19 @@ It imports no PTX model: a cached result needs none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.record import Record, field
 
 if TYPE_CHECKING:
-    from gpubpf.ebpf.sampling import Unit
+    from typing import TypeAlias
+
+    from gpubpf.ebpf.probe import Probe
     from gpubpf.lower.fragment import Fragment
 
-
 WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
-
-
-class Placement(Record):
-    """A fragment, its point (one of `bytecode.DEVICE_POINTS`), and the kind of work to count for it: one of `bytecode.WORK`, or
-    of `cost.ADDED` and `cost.SKIPPED`.
-
-    At `access` and `value`, `kinds` (load, store, atomic, async) and `spaces` (global, shared, local, const) restrict the accesses;
-    () means all.
-    At `function_entry` and `function_exit`, `functions` are globs of demangled names; () means all.
-    At `float` and `instruction`, `opcodes` are globs of opcodes (`computation.is_chosen`); () means all.
-    sampled: run the program only in some blocks or warps, chosen anew in each launch; "": in all. All programs of a kernel
-    have the same value, except `cost.SAMPLED_COST`, which runs in all.
-    alike: at `access`, the program does the same for accesses by the same lanes whose addresses differ by a multiple of so many bytes;
-    or by any constant, if the addresses of all lanes are equal modulo so many. If several loads or stores in a basic block are known
-    to differ this way, only the first gets a probe (`Site.like`). A power of two; 0: the program may do something else.
-    unconditional: only chosen threads reach the probe (split.py), so it does not test whether its thread is one.
-    """
-
-    fragment: Fragment
-    point: str
-    accumulate: str | None = None
-    kinds: tuple[str, ...] = ()
-    spaces: tuple[str, ...] = ()
-    functions: tuple[str, ...] = ()
-    opcodes: tuple[str, ...] = ()
-    sampled: Unit | Literal[""] = ""
-    alike: int = 0
-    unconditional: bool = False
-
-    @property
-    def checks_choice(self) -> bool:
-        """Whether a probe checks that its thread is chosen."""
-        return bool(self.sampled) and not self.unconditional
+PtxProbe: TypeAlias = "Probe[Fragment]"  # a probe whose program is lowered to PTX
 
 
 class Site(Record):
@@ -79,7 +48,7 @@ class Site(Record):
         0  # of accesses: 1 reads, 2 writes, 3 both; of values: plus 4 if an atomic's old value is used
     )
     like: int | None = (
-        None  # of accesses: the number of an earlier site, whose probe also stands for this site (`Placement.alike`)
+        None  # of accesses: the number of an earlier site, whose probe also stands for this site (`Probe.alike`)
     )
     block: int | None = None  # of basic blocks: the number in the function, from 0; copies keep it
     type: str = ""  # of values and results of instructions: the type of an element, one of bytecode.TYPES

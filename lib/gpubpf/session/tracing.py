@@ -26,12 +26,14 @@ from gpubpf.show import notices
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
+    from gpubpf.ebpf.probe import Probe
     from gpubpf.images import fatbin
     from gpubpf.images.assemble import Target
-    from gpubpf.images.code_objects import AmdAttachment
+    from gpubpf.images.code_objects import ForWaves
     from gpubpf.images.listing import ImageFile
-    from gpubpf.images.sidecar import Attachment, RegisterUse, Sidecar, Source
+    from gpubpf.images.sidecar import RegisterUse, Sidecar, Source
     from gpubpf.linux.host_programs import Host
+    from gpubpf.ptx.values import PtxProbe
     from gpubpf.show.output import Output
 
 CUPTI_STAND_IN = (
@@ -40,18 +42,18 @@ CUPTI_STAND_IN = (
 
 
 class ForAmd(Record):
-    """What a measurement needs for AMD GPUs: a function that returns the attachments, and the maps of their programs.
+    """What a measurement needs for AMD GPUs: a function that returns the probes, and the maps of their programs.
 
     notice: what the user is told once kernels for AMD GPUs are instrumented; "": nothing."""
 
-    attachments: Callable[[], Sequence[AmdAttachment]]
+    probes: Callable[[], Sequence[Probe[ForWaves]]]
     definitions: Sequence[MapDefinition]
     notice: str = ""
 
 
 def trace(
     args: argparse.Namespace,
-    attachments: Callable[[], Sequence[Attachment]],
+    probes: Callable[[], Sequence[PtxProbe]],
     definitions: Sequence[MapDefinition],
     params: Mapping[str, bytes],
     out: Output | None = None,
@@ -62,21 +64,21 @@ def trace(
 ) -> Session:
     """Return the session that a tool's command line requests. Raises SessionError.
 
-    attachments: return the lowered programs; called once.
+    probes: return the lowered programs; called once.
     definitions: the maps that they use. params: the bytes of maps of kind "param".
     out: gets "attached" and "watching" records with `--json`.
     follow: what to collect besides maps; `--graphs`, `--ring-size`, `--ring`, `--cupti` and `--no-cupti` override it.
     host: return the host programs, given a function for notices and whether the clock is virtual.
     accesses: see `Plan`.
-    amd: the attachments and maps for AMD GPUs; None: kernels on AMD GPUs are not measured.
+    amd: the probes and maps for AMD GPUs; None: kernels on AMD GPUs are not measured.
     """
-    lowered = functools.cache(attachments)
+    lowered = functools.cache(probes)
 
     @functools.cache
-    def for_amd() -> Sequence[AmdAttachment]:
+    def for_amd() -> Sequence[Probe[ForWaves]]:
         if amd and amd.notice:
             note(amd.notice)
-        return amd.attachments() if amd else ()
+        return amd.probes() if amd else ()
 
     def attached(pid: int, comm: str, ts_ns: int, again: str) -> None:
         note(f"attached to {pid} ({comm}){', ' if again else ''}{again}")

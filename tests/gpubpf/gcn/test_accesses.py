@@ -13,10 +13,11 @@ import pytest
 
 import hipsim_engine
 from gpubpf.ebpf.bytecode import KINDS, SPACES, Program
+from gpubpf.ebpf.probe import Probe
 from gpubpf.gcn.access import accesses, is_memory, scalar_loads
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
-from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
+from gpubpf.gcn.inject import GcnInjected, inject
 from gpubpf_bcc import compiled
 from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument
 from hipsim_engine import Engine, assemble, kernel
@@ -68,8 +69,8 @@ class Device:
 
     def injected(self, name: str, kinds: tuple[str, ...] = (), spaces: tuple[str, ...] = ()) -> GcnInjected:
         wave = next(k.descriptor.wave for k in self.code.kernels if k.name == name)
-        placement = GcnPlacement(lowered(self.program, "on_access", wave), "access", None, kinds, spaces)
-        made = inject(self.code, {name: [placement]})
+        probe = Probe(lowered(self.program, "on_access", wave), "access", None, kinds, spaces)
+        made = inject(self.code, {name: [probe]})
         assert not made.refusals
         return made
 
@@ -181,12 +182,12 @@ def test_kernels_may_ask_for_different_kinds(device: Device) -> None:
     wave = next(k.descriptor.wave for k in device.code.kernels if k.name == "scale")
     one = lowered(device.program, "on_access", wave)
     asked = {
-        name: [GcnPlacement(one, "access", None, (kind,))]
+        name: [Probe(one, "access", None, (kind,))]
         for name, kind in (("reversed", "load"), ("cube", "store"))
     }
     made = inject(device.code, asked)
-    for name, (placement,) in asked.items():
-        assert {s.access.kind for s in made.kernels[name].sites if s.access} == {*placement.kinds}
+    for name, (probe,) in asked.items():
+        assert {s.access.kind for s in made.kernels[name].sites if s.access} == {*probe.kinds}
 
 
 def test_every_access_of_the_kernels_is_understood(gpu: str, built: Path) -> None:
@@ -238,10 +239,8 @@ def test_scalar_loads_are_named_as_unprobed(
     code = CodeObject(
         assemble(with_argument(kernel("scalar", body, gpu=gpu)), tmp_path, gpu=gpu).read_bytes()
     )
-    placement = GcnPlacement(
-        lowered(program, "on_access", code.kernels[0].descriptor.wave), "access", None, kinds
-    )
-    assert inject(code, {"scalar": [placement]}).kernels["scalar"].unprobed == expected
+    probe = Probe(lowered(program, "on_access", code.kernels[0].descriptor.wave), "access", None, kinds)
+    assert inject(code, {"scalar": [probe]}).kernels["scalar"].unprobed == expected
 
 
 @pytest.mark.every(2)
@@ -272,7 +271,7 @@ again:
     )
     code = CodeObject(assemble(text, tmp_path, gpu=gpu).read_bytes())
     wave = code.kernels[0].descriptor.wave
-    made = inject(code, {"large": [GcnPlacement(lowered(program, "on_access", wave), "access")]})
+    made = inject(code, {"large": [Probe(lowered(program, "on_access", wave), "access")]})
     assert not made.refusals
     (tmp_path / "made.co").write_bytes(made.image)
     engine = Engine(tmp_path, gpu=gpu)

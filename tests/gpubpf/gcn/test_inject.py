@@ -14,11 +14,12 @@ import pytest
 import hipsim_engine
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import WIDE, Program
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import ImageError, VerifyError
 from gpubpf.gcn.added import NOP
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
-from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
+from gpubpf.gcn.inject import GcnInjected, inject
 from gpubpf.gcn.kernel_code import read
 from gpubpf.verify import rules
 from gpubpf_bcc import compiled
@@ -175,8 +176,7 @@ def injected(code: CodeObject, program: Program, *names: str, only: str = "") ->
         code,
         {
             each.name: [
-                GcnPlacement(lowered(program, name, each.descriptor.wave), point)
-                for name, point in points.items()
+                Probe(lowered(program, name, each.descriptor.wave), point) for name, point in points.items()
             ]
             for each in code.kernels
             if only in ("", each.name)

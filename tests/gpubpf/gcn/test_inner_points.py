@@ -13,11 +13,12 @@ import pytest
 
 import gpubpf_gcn
 import hipsim_engine
+from gpubpf.ebpf.probe import Probe
 from gpubpf.gcn import inner_sites, kernel_writer
 from gpubpf.gcn.branches import branches
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
-from gpubpf.gcn.inject import GcnPlacement, inject
+from gpubpf.gcn.inject import inject
 from gpubpf.gcn.kernel_code import read, writes_exec
 from gpubpf.gcn.start import Save
 from gpubpf.lower.amdgcn import OTHERS
@@ -90,8 +91,8 @@ def tallies(
     program = compiled("#define GPU_LANES 64\n" + TEXT)
     code = CodeObject(built.read_bytes())
     wave = next(kernel.descriptor.wave for kernel in code.kernels if kernel.name == name)
-    placements = [GcnPlacement(lowered(program, function, wave), *where) for function, *where in placed]
-    made = inject(code, {name: placements})
+    probes = [Probe(lowered(program, function, wave), *where) for function, *where in placed]
+    made = inject(code, {name: probes})
     assert not made.refusals
     _, arguments, given, shape = run or next(one for one in RUNS if one[0] == name)
     more = block_arguments(made, name, given, shape, {"tallies": "t"})
@@ -258,7 +259,7 @@ def test_a_probe_waits_for_loads_into_vcc_before_it_saves_vcc(
     comgr = Comgr(code.isa)
     program = lowered(compiled("#define GPU_LANES 64\n" + TEXT), "on_instruction", found.descriptor.wave)
     block = launch_block([program])
-    probes = inner_sites.InnerProbes([GcnPlacement(program, "instruction")], block, gpu)
+    probes = inner_sites.InnerProbes([Probe(program, "instruction")], block, gpu)
     sites = inner_sites.InnerSites(found, read(code, comgr, found), gpu, probes, first=0)
     registers, _ = sites.registers(Save(16, None), 16, 4)
     made = comgr.disassemble(sites.code(comgr, sites.probes[0], registers), 0)

@@ -12,12 +12,13 @@ import pytest
 import hipsim_engine
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import WIDE, Program
+from gpubpf.ebpf.probe import Probe
 from gpubpf.exits.cells import together, unpacked
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.gcn import kernel_writer
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
-from gpubpf.gcn.inject import GcnInjected, GcnPlacement, inject
+from gpubpf.gcn.inject import GcnInjected, inject
 from gpubpf.gcn.kernel_code import KernelCode, read, writes_exec
 from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.start import Save
@@ -105,7 +106,7 @@ def timed(code: CodeObject, program: Program, only: str, kind: str | None = "ins
     return inject(
         code,
         {
-            each.name: [GcnPlacement(lowered(program, "on_exit", each.descriptor.wave), "exit", kind)]
+            each.name: [Probe(lowered(program, "on_exit", each.descriptor.wave), "exit", kind)]
             for each in code.kernels
             if each.name == only
         },
@@ -223,8 +224,8 @@ def test_sums_are_those_of_single_exits(clocked: Clocked, built: Path, program: 
     assert singly.take_records(records, CycleLength(3.0))
 
     made = compiled(WIDE + kernelretsnoop.PROGRAM)
-    placement = GcnPlacement(lowered(made, "on_exit", launch.warp), "exit")
-    found = inject(code, {"scale": [placement]}, virtual=True)
+    probe = Probe(lowered(made, "on_exit", launch.warp), "exit")
+    found = inject(code, {"scale": [probe]}, virtual=True)
     short = {"firsts": "f", "rests": "r", "blocks": "b", "lateness": "t", "wholes": "w"}
     rest = block_arguments(found, "scale", 12, shape, short)
     block = found.kernels["scale"].block
@@ -282,7 +283,7 @@ def test_groups_come_in_order(clocked: Clocked, built: Path, program: Program) -
     made = compiled(text)
     code = CodeObject(built.read_bytes())
     wave = next(each for each in code.kernels if each.name == "scale").descriptor.wave
-    found = inject(code, {"scale": [GcnPlacement(lowered(made, "on_exit", wave), "exit")]}, virtual=True)
+    found = inject(code, {"scale": [Probe(lowered(made, "on_exit", wave), "exit")]}, virtual=True)
     shape = ((wave, 1, 1), (wave, 1, 1))
     rest = block_arguments(found, "scale", 12, shape, {"whens": "w", "counter": "c"})
     buffers = {"x": content("scale"), "w": np.zeros(2 * (wave + 1), np.uint64), "c": np.zeros(1, np.uint64)}
@@ -308,8 +309,8 @@ def test_lanes_that_leave_together(clocked: Clocked, built: Path) -> None:
     """
     code = CodeObject(built.read_bytes())
     wave = next(each for each in code.kernels if each.name == "scale").descriptor.wave
-    placement = GcnPlacement(lowered(compiled(WIDE + text), "on_exit", wave), "exit")
-    found = inject(code, {"scale": [placement]})
+    probe = Probe(lowered(compiled(WIDE + text), "on_exit", wave), "exit")
+    found = inject(code, {"scale": [probe]})
     shape = ((wave, 1, 1), (wave, 1, 1))
     rest = block_arguments(found, "scale", 12, shape, {"masks": "m"})
     buffers = {"x": content("scale"), "m": np.zeros(wave + 1, np.uint64)}

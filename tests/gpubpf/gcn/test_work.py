@@ -10,10 +10,11 @@ import pytest
 
 import hipsim_engine
 from gpubpf.ebpf.bytecode import WORK, Program
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Refusal
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.comgr import Comgr
-from gpubpf.gcn.inject import GcnPlacement, inject
+from gpubpf.gcn.inject import inject
 from gpubpf.gcn.kernel_code import read
 from gpubpf.gcn.work import adder
 from gpubpf.lower import amdgcn
@@ -166,11 +167,11 @@ def engine(gpu: str, tmp_path: Path) -> Iterator[Engine]:
 def counted(engine: Engine, code: CodeObject, program: Program, kinds: dict[str, str]) -> list[np.ndarray]:
     """Run the kernel with programs that each count a kind of work; give the work of each."""
     wave = code.kernels[0].descriptor.wave
-    placements = []
+    probes = []
     for name, kind in kinds.items():
         function = program.functions[name]
-        placements.append(GcnPlacement(amdgcn.lower(program, check(program, function), wave), "exit", kind))
-    made = inject(code, {"turns": placements})
+        probes.append(Probe(amdgcn.lower(program, check(program, function), wave), "exit", kind))
+    made = inject(code, {"turns": probes})
     assert not made.refusals
     (engine.place / "probed.co").write_bytes(made.image)
     engine.load(engine.place / "probed.co")

@@ -9,10 +9,11 @@ import pytest
 
 import hipsim_engine
 from gpubpf.ebpf.bytecode import DEVICE_POINTS
+from gpubpf.ebpf.probe import Probe
 from gpubpf.gcn import POINTS, comgr
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.images import code_objects
-from gpubpf.images.code_objects import AmdAttachment, instrument
+from gpubpf.images.code_objects import ForWaves, instrument
 from gpubpf.lower import amdgcn
 from gpubpf.record import replace
 from gpubpf.verify.rules import check
@@ -26,10 +27,10 @@ RESERVED = ".long 0x0707caf9\n.long 0x41928789"  # SDWA; libamd_comgr of LLVM 15
 
 
 @pytest.fixture(scope="module")
-def attachment() -> AmdAttachment:
+def probe() -> Probe[ForWaves]:
     program = compiled("#include <gpubpf.h>\nint on_exit(struct gpu_exit *ctx) { return 0; }")
     checked = check(program, program.functions["on_exit"])
-    return AmdAttachment(lambda wave: amdgcn.lower(program, checked, wave), "exit", ("one",), "instructions")
+    return Probe(lambda wave: amdgcn.lower(program, checked, wave), "exit", "instructions", kernels=("one",))
 
 
 def built(place: Path, body: str) -> bytes:
@@ -37,20 +38,20 @@ def built(place: Path, body: str) -> bytes:
 
 
 def test_a_sidecar_and_the_cache(
-    tmp_path: Path, attachment: AmdAttachment, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, probe: Probe[ForWaves], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = built(tmp_path, "s_nop 3")
-    made = instrument(data, [attachment])
+    made = instrument(data, [probe])
     assert made.entries == ("one", "two") and not made.refusals
     (one,) = made.kernels
     assert one.name == "one" and one.amd is not None and one.amd.wave == 64
     assert CodeObject(made.image).gpu == "gfx906" and len(made.image) > len(data)
     monkeypatch.setattr(code_objects, "_in_child", lambda *arguments: pytest.fail("made twice"))
-    assert instrument(data, [attachment]) == made
+    assert instrument(data, [probe]) == made
 
 
 def test_what_one_version_of_amds_library_made_or_refused_is_not_kept_for_another(
-    tmp_path: Path, attachment: AmdAttachment, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, probe: Probe[ForWaves], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = built(tmp_path, "s_nop 4")
     with monkeypatch.context() as patch:
@@ -63,22 +64,22 @@ def test_what_one_version_of_amds_library_made_or_refused_is_not_kept_for_anothe
         )
         comgr._library.cache_clear()
         code_objects._version.cache_clear()
-        assert "is not installed" in instrument(data, [attachment]).refusals["one"]
+        assert "is not installed" in instrument(data, [probe]).refusals["one"]
     comgr._library.cache_clear()
     code_objects._version.cache_clear()
     assert list(code_objects._comgr_files())
-    assert instrument(data, [attachment]).image
+    assert instrument(data, [probe]).image
 
 
 @pytest.mark.parametrize("point", [point for point in DEVICE_POINTS if point not in POINTS])
 def test_points_that_these_kernels_lack_are_refused_by_name(
-    tmp_path: Path, attachment: AmdAttachment, point: str
+    tmp_path: Path, probe: Probe[ForWaves], point: str
 ) -> None:
-    data, lacking = built(tmp_path, "s_nop 3"), replace(attachment, point=point)
+    data, lacking = built(tmp_path, "s_nop 3"), replace(probe, point=point)
     alone = instrument(data, [lacking])
     assert not alone.kernels
     assert alone.refusals == {"one": f"kernels of AMD GPUs have no probes at {point} yet"}
-    beside = instrument(data, [lacking, attachment])
+    beside = instrument(data, [lacking, probe])
     assert [kernel.name for kernel in beside.kernels] == ["one"] and not beside.refusals
 
 
@@ -87,38 +88,38 @@ def test_arguments_without_metadata_are_refused(tmp_path: Path) -> None:
         '#include <gpubpf.h>\nint on_entry(struct gpu_entry *ctx) { bpf_trace_printk("%d", ctx->arg1); return 0; }'
     )
     checked = check(program, program.functions["on_entry"])
-    attached = AmdAttachment(lambda wave: amdgcn.lower(program, checked, wave), "entry", ("one",))
+    attached = Probe(lambda wave: amdgcn.lower(program, checked, wave), "entry", kernels=("one",))
     made = instrument(built(tmp_path, "s_nop 3"), [attached])
     assert not made.kernels
     assert made.refusals == {"one": "its metadata does not say what arguments it has"}
 
 
-def test_what_crashes_amds_library_is_refused(tmp_path: Path, attachment: AmdAttachment) -> None:
-    made = instrument(built(tmp_path, RESERVED), [attachment])
+def test_what_crashes_amds_library_is_refused(tmp_path: Path, probe: Probe[ForWaves]) -> None:
+    made = instrument(built(tmp_path, RESERVED), [probe])
     assert not made.kernels and not made.image
     assert made.refusals == {"one": "AMD's code object manager cannot read its code object"}
 
 
 def test_what_takes_too_long_is_refused(
-    tmp_path: Path, attachment: AmdAttachment, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, probe: Probe[ForWaves], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code_objects, "_PATIENCE", 0)
-    made = instrument(built(tmp_path, "s_nop 5"), [attachment])
+    made = instrument(built(tmp_path, "s_nop 5"), [probe])
     assert not made.kernels and not made.image
     assert made.refusals == {"one": "making the copies of its code object takes longer than 0 s"}
 
 
-def test_a_segment_that_is_longer_than_the_file(tmp_path: Path, attachment: AmdAttachment) -> None:
+def test_a_segment_that_is_longer_than_the_file(tmp_path: Path, probe: Probe[ForWaves]) -> None:
     data = bytearray(built(tmp_path, "s_nop 3"))
     (table,), (count,) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<H", data, 56)
     found = []
     for number in range(count):  # each segment begins near the end of the file
         changed = bytearray(data)
         struct.pack_into("<Q", changed, table + 56 * number + 8, len(data) - 20)
-        found.append(instrument(bytes(changed), [attachment]))
+        found.append(instrument(bytes(changed), [probe]))
     assert code_objects.Sidecar() in found  # the segment with the descriptors
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", bytes(1000)])
-def test_what_is_no_code_object(data: bytes, attachment: AmdAttachment) -> None:
-    assert instrument(data, [attachment]) == code_objects.Sidecar()
+def test_what_is_no_code_object(data: bytes, probe: Probe[ForWaves]) -> None:
+    assert instrument(data, [probe]) == code_objects.Sidecar()

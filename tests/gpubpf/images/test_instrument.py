@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import AssembleError
 from gpubpf.images import assemble as assembling
 from gpubpf.images import copies, fatbin, instrument
 from gpubpf.images.assemble import Assembled, KernelResources, Target, assemble
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.occupancy import limit_of_copy, most_registers
-from gpubpf.images.sidecar import Attachment, Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.program import BPF
 from gpubpf.ptx.parser import parse
 from gpubpf.record import replace
@@ -58,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_kernel_with_too_many_predicates_is_assembled_with_more_care(asked: list[str]) -> None:
-    made = copies.make_copies(PTX.decode(), "", [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+    made = copies.make_copies(PTX.decode(), "", [Probe(TIME, "exit")], Target("gpu", (8, 0)))
     assert {kernel.name for kernel in made.kernels} == {"fine", "wide"} and not made.refusals
     assert asked == ["", "-Ofc=min"] and made.options.strip() == "-Ofc=min"
 
@@ -79,7 +80,7 @@ def test_of_machine_code_only_the_image_for_this_gpu_is_read(
     for cc, sms in (((9, 0), {90}), ((8, 6), {80}), ((12, 0), {75, 80, 90})):
         read.clear()
         fresh = [replace(image) for image in images]
-        made = instrument.instrument_module(fresh, [Attachment(TIME, "exit")], Target("gpu", cc))
+        made = instrument.instrument_module(fresh, [Probe(TIME, "exit")], Target("gpu", cc))
         assert made.refusals == {"_Z1kPf": fatbin.SASS_ONLY} and set(read) == sms
 
 
@@ -99,7 +100,7 @@ def test_texts_that_are_linked() -> None:
     """As the agent sends them; a variable of one file is not that of another, though they have one name."""
     data = b"\0".join(text.encode() for text in (FIRST, SECOND))
     joined = instrument.joined(data, 2)
-    made = instrument.instrument_image(joined, [Attachment(TIME, "exit")], Target("sim", (9, 0)))
+    made = instrument.instrument_image(joined, [Probe(TIME, "exit")], Target("sim", (9, 0)))
     assert {kernel.name for kernel in made.kernels} == {"first", "second"} and not made.refusals
     assert all(variable.name != "mine" for variable in made.variables)
     for other in (FIRST.encode(), FIRST.encode() + b"\0", b"\x7fELF\0\0", b""):
@@ -112,13 +113,13 @@ def test_texts_that_are_linked() -> None:
 def test_texts_that_do_not_fit_together() -> None:
     data = b"\0".join(text.encode() for text in (FIRST, SECOND, SECOND))
     assert instrument.joined(data, 3) == data
-    made = instrument.instrument_image(data, [Attachment(TIME, "exit")], Target("sim", (9, 0)))
+    made = instrument.instrument_image(data, [Probe(TIME, "exit")], Target("sim", (9, 0)))
     assert made.refusals == dict.fromkeys(("first", "second"), "linked from several images")
 
 
 def test_another_fault_is_a_refusal_of_that_kernel(asked: list[str]) -> None:
     made = copies.make_copies(
-        PTX.decode().replace("wide", "broken"), "", [Attachment(TIME, "exit")], Target("gpu", (8, 0))
+        PTX.decode().replace("wide", "broken"), "", [Probe(TIME, "exit")], Target("gpu", (8, 0))
     )
     assert made.refusals == {"broken": "ptxas fatal: something else"}
     assert [kernel.name for kernel in made.kernels] == ["fine"] and "-Ofc=min" not in asked
@@ -142,7 +143,7 @@ def test_a_failure_that_may_pass_is_not_kept(monkeypatch: pytest.MonkeyPatch, tm
         monkeypatch.setenv("XDG_CACHE_HOME", str(place))
         refused = []
         for failures[:] in ([failure], []):
-            made = instrument.instrument_module([_image()], [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+            made = instrument.instrument_module([_image()], [Probe(TIME, "exit")], Target("gpu", (8, 0)))
             refused.append(made.refusals.keys())
         assert refused == [{"fine", "wide"}, kept]
 
@@ -161,7 +162,7 @@ def test_a_failure_about_the_original_is_not_kept(
 
     def made() -> Sidecar:
         return instrument.instrument_image(
-            text.encode(), [Attachment(log("access"), "access")], Target("gpu", (8, 0))
+            text.encode(), [Probe(log("access"), "access")], Target("gpu", (8, 0))
         )
 
     with monkeypatch.context() as broken:
@@ -182,7 +183,7 @@ def test_a_refusal_is_not_kept_when_another_assembler_is_there(
         pytest.skip("needs ptxas")
     for paths, refused in (((), {"fine", "wide"}), ((found,), set())):
         monkeypatch.setattr(assembling, "_found", lambda *_, paths=paths: paths)
-        made = instrument.instrument_module([_image()], [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+        made = instrument.instrument_module([_image()], [Probe(TIME, "exit")], Target("gpu", (8, 0)))
         assert set(made.refusals) == refused
 
 
@@ -255,7 +256,7 @@ def test_a_copy_in_which_setmaxnreg_would_be_ignored_is_refused(
 
     monkeypatch.setattr(copies, "assemble", ignores)
     text, _ = specialised("")
-    made = copies.make_copies(text, "", [Attachment(TIME, "exit")], HOPPER)
+    made = copies.make_copies(text, "", [Probe(TIME, "exit")], HOPPER)
     assert [kernel.name for kernel in made.kernels] == ["plain"]
     assert made.refusals == {"specialised": "setmaxnreg would be ignored in the copy (ptxas C7507)"}
 
@@ -271,7 +272,7 @@ def test_registers_of_a_program_with_line_numbers_of_inlined_functions(tmp_path:
     run_nvcc(["nvcc", "-ptx", "-lineinfo", "-arch=sm_80", "-o", tmp_path / "k.ptx", source])
     text = (tmp_path / "k.ptx").read_text()
     assert "function_name" in text
-    made = copies.make_copies(text, "--generate-line-info", [Attachment(TIME, "exit")], Target("gpu", (8, 0)))
+    made = copies.make_copies(text, "--generate-line-info", [Probe(TIME, "exit")], Target("gpu", (8, 0)))
     (used,) = instrument.register_use(made, Target("gpu", (8, 0)), [made.kernels[0].name]).values()
     assert 0 < used.before <= used.after
 
@@ -322,9 +323,7 @@ def test_a_copy_is_limited(
             ("exit", "", at_exits),
         ):
             target = Target(device, (8, 0))
-            made = copies.make_copies(
-                text, "", [Attachment(TIME, point, sampled=sampled)], target, known, own
-            )
+            made = copies.make_copies(text, "", [Probe(TIME, point, sampled=sampled)], target, known, own)
             is_limited = own or (point == "access" and (known or device == "gpu"))
             found = limits(made.image.decode())
             assert found["free"] == ([f".maxnreg {limit}"] if is_limited else [])
@@ -360,7 +359,7 @@ def test_a_module_with_a_limit_has_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     made = copies.make_copies(
         ACCESSES.replace("LIMIT", ""),
         "-maxrregcount=32",
-        [Attachment(TIME, "access")],
+        [Probe(TIME, "access")],
         Target("gpu", (8, 0)),
         before,
     )
@@ -378,7 +377,7 @@ def test_a_copy_that_cannot_be_limited_is_assembled_without(monkeypatch: pytest.
     monkeypatch.setattr(copies, "assemble", assemble)
     before = {"free": 24, "bound": 24}
     made = copies.make_copies(
-        ACCESSES.replace("LIMIT", ""), "", [Attachment(TIME, "access")], Target("gpu", (8, 0)), before
+        ACCESSES.replace("LIMIT", ""), "", [Probe(TIME, "access")], Target("gpu", (8, 0)), before
     )
     assert [kernel.name for kernel in made.kernels] == ["free", "bound"] and not made.refusals
     assert limits(made.image.decode()) == {"free": [], "bound": []}
@@ -391,7 +390,7 @@ def test_memtrace_keeps_most_warps_of_a_small_kernel() -> None:
     memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--", "true"]))
     load = "add.s64 %rd, %rd, 4096; ld.global.u32 %r, [%rd]; st.shared.u32 [there], %r; "
     text = ACCESSES.replace("st.global.u32 [%rd], 1; ", ".reg .b32 %r; .shared .b32 there; " + load * 3)
-    made = copies.make_copies(text.replace("LIMIT", ".maxnreg 64"), "", b.attachments(), HOPPER)
+    made = copies.make_copies(text.replace("LIMIT", ".maxnreg 64"), "", b.lowered_probes(), HOPPER)
     used = instrument.register_use(made, HOPPER, ["free", "bound"])
     assert used["free"].before <= 16 and used["free"].after <= 40 < used["bound"].after
     assert used["free"].spilled <= 32 and not used["bound"].spilled
@@ -415,7 +414,7 @@ def test_kernels_of_a_large_module_get_their_copies_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    wanted, target = [Attachment(TIME, "exit")], Target("sim", (9, 0))
+    wanted, target = [Probe(TIME, "exit")], Target("sim", (9, 0))
     data = many(instrument.MANY_KERNELS + 1)
     names = tuple(f"k{k}" for k in range(instrument.MANY_KERNELS + 1))
     made = instrument.instrument_image(data, wanted, target, later=True)
@@ -450,7 +449,7 @@ def test_these_modules_get_all_copies_at_once(
     """There are few, or some depend on how variables are when the module is loaded, or launch each other."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = instrument.instrument_image(
-        many(kernels, more), [Attachment(TIME, "exit")], Target("sim", (9, 0)), later=True
+        many(kernels, more), [Probe(TIME, "exit")], Target("sim", (9, 0)), later=True
     )
     assert made.later is None and len(made.kernels) == kernels
 
@@ -460,6 +459,6 @@ def test_only_the_kernels_that_the_user_chose_are_counted(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = instrument.instrument_image(
-        many(40), [Attachment(TIME, "exit", ("k1*",))], Target("sim", (9, 0)), later=True
+        many(40), [Probe(TIME, "exit", kernels=("k1*",))], Target("sim", (9, 0)), later=True
     )
     assert made.later is None and len(made.kernels) == 11

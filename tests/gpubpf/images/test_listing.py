@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import hipsim_engine
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Error, ImageError
 from gpubpf.images import code_objects, fatbin, listing
 from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.ptx import inject, module, parser
-from gpubpf.ptx.values import Placement
 from gpubpf.show import cli
 
 NVCC = shutil.which("nvcc")
@@ -151,8 +151,8 @@ class Pipeline:
     def instrumented_ptx(
         self, image: fatbin.FatbinImage, kernels: Sequence[str], target: Target
     ) -> tuple[str, Mapping[str, str]]:
-        placements = [Placement(listing.NOTHING, "exit")]
-        done = inject.inject(parser.parse(image.text), dict.fromkeys(kernels, placements))
+        probes = [Probe(listing.NOTHING, "exit")]
+        done = inject.inject(parser.parse(image.text), dict.fromkeys(kernels, probes))
         return done.text, done.refusals
 
     def observe(self, args: argparse.Namespace) -> tuple[list[listing.ImageFile], int]:

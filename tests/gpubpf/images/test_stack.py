@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.images.assemble import KernelResources, Target, assemblers
 from gpubpf.images.copies import make_copies
-from gpubpf.images.sidecar import Attachment, Sidecar
+from gpubpf.images.sidecar import Sidecar
 from gpubpf.images.stack import deeper, recursive
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.parser import parse
 from gpubpf_cuda import run_nvcc
-from gpubpf_fragments import log, tally
+from gpubpf_fragments import log
 
 CALL = """{ .param .b64 p; st.param.b64 [p], %rd1;
     t: .callprototype ()_ (.param .b64 _); call %rd2, (p), t; }"""
@@ -77,7 +78,7 @@ def test_programs(recurse: str, tmp_path: Path) -> None:
     data = ptx.read_bytes()
 
     def made(device: str) -> Sidecar:
-        wanted = [Attachment(tally(), "exit", "instructions"), Attachment(log("access", "log"), "access")]
+        wanted = [Probe(log("access", "log"), "access")]
         return make_copies(data.decode(), "", wanted, Target(device, (9, 0)))  # type: ignore[arg-type]
 
     use = "_Z3useP5ShapePf"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import ImageError
 from gpubpf.images.yields import without_yields
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx import plan
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
 from gpubpf_sass import assembled, nvdisasm
 
 KERNEL = """.version 8.0
@@ -92,7 +92,7 @@ def test_functions_where_a_thread_may_wait_have_another_name(
     look = "ld.acquire.gpu.global.b64 %gpubpf_site, [%gpubpf_site];" if waits else ""
     fragment = Fragment("f", f"{{\n{look}\n}}", (Argument("site", "b64", "context", field="site"),))
     text = KERNEL.replace("BODY", "ld.param.u64 %at, [p]; st.global.u64 [%at], %at;")
-    made = inject(parse(text), {"k": [Placement(fragment, "access")]}).text
+    made = inject(parse(text), {"k": [Probe(fragment, "access")]}).text
     found = [name for name in ("gpubpf_program0", "gpubpf_waiting0") if f".func {name}(" in made]
     assert found == [f"gpubpf_{'waiting' if waits else 'program'}0"]
 

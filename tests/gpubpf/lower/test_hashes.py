@@ -14,9 +14,9 @@ from engine_device import Array
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import HEADER, MapDefinition, SlotState
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower import nvptx, storage
 from gpubpf.lower.x86 import X86
-from gpubpf.ptx.values import Placement
 from gpubpf.verify.rules import check
 from gpubpf_asm import END, alu, call, load_map, mov, movi, program, store
 from gpubpf_points import HEAD, Run
@@ -174,7 +174,7 @@ def test_a_waiting_thread_lets_others_run_on_the_device():
     made, function = program([*code, movi(4, 0), call(2), *END], (TABLE,))
     fragment = nvptx.lower(made, check(made, function))
     assert fragment.waits  # so that its function keeps the instructions that let other lanes run
-    runs = Run(KERNEL, [Placement(fragment, "exit")])
+    runs = Run(KERNEL, [Probe(fragment, "exit")])
     table = Array(np.array(words(claimed(KEY, SlotState.WRITING)), np.uint64))
     table.host[KEYS_AT // 8 + home(KEY)] = KEY
     table.host[0] = 1

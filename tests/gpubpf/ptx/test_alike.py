@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
 
 COUNT = Fragment(
     "count",
@@ -21,7 +21,7 @@ def likes(body: str, alike: int = 32) -> list[int | None]:
     """Return `like` of each site of a kernel with this body."""
     registers = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .reg .pred %p<3>;"
     text = f"{HEAD}.visible .entry k(.param .u64 p) {{ {registers} ld.param.u64 %rd1, [p]; {body} ret; }}"
-    made = inject(parse(text), {"k": [Placement(COUNT, "access", alike=alike)]})
+    made = inject(parse(text), {"k": [Probe(COUNT, "access", alike=alike)]})
     sites = made.kernels["k"].sites
     assert made.text.count("red.global.add") == sum(site.like is None for site in sites)
     return [site.like for site in sites]
@@ -85,11 +85,11 @@ def test_all_programs_of_an_access_must_do_the_same() -> None:
     text += "mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, 4;"
     text += "ld.f32 %f1, [%rd1]; ld.f32 %f2, [%rd1+32]; ld.f32 %f1, [%rd1+64]; ret; }"
     for other, expected in ((0, [None, None, None]), (64, [None, None, 0]), (32, [None, 0, 0])):
-        placements = [
-            Placement(COUNT, "access", spaces=(space,), alike=a)
+        probes = [
+            Probe(COUNT, "access", spaces=(space,), alike=a)
             for space, a in (("shared", 32), ("global", other))
         ]
-        assert [site.like for site in inject(parse(text), {"k": placements}).kernels["k"].sites] == expected
+        assert [site.like for site in inject(parse(text), {"k": probes}).kernels["k"].sites] == expected
 
 
 def test_a_program_is_inlined_where_few_accesses_need_it() -> None:
@@ -99,5 +99,5 @@ def test_a_program_is_inlined_where_few_accesses_need_it() -> None:
     body = " ".join(f"ld.shared.f32 %f1, [%r1+{32 * n}];" for n in range(64))
     text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b32 %r<9>; .reg .f32 %f<9>; {body} ret; }}"
     for alike, calls in ((0, 64), (32, 0)):
-        made = inject(parse(text), {"k": [Placement(long, "access", alike=alike)]})
+        made = inject(parse(text), {"k": [Probe(long, "access", alike=alike)]})
         assert made.text.count("call gpubpf_program0") == calls

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from engine_device import Array
+from gpubpf.ebpf.probe import Probe
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
 from gpubpf_fragments import log, tally
 from gpubpf_points import HEAD, Run
 from gpubpf_sass import assembled
@@ -83,14 +83,12 @@ def test_arguments_and_results_by_position() -> None:
     run = Run(
         ARGUMENTS,
         [
-            Placement(log("entry", "began", "args", *FIRST), "entry"),
-            Placement(log("entry", "others", "site", "arg6", "arg15"), "entry"),
-            Placement(
-                log("function_entry", "entered", "site", "args", "arg0", "arg1", "arg2"), "function_entry"
-            ),
-            Placement(log("function_exit", "left", "site", "low", "high"), "function_exit"),
-            Placement(log("function_exit", "upper", "high"), "function_exit", functions=("pair",)),
-            Placement(tally("instructions"), "exit", "instructions"),
+            Probe(log("entry", "began", "args", *FIRST), "entry"),
+            Probe(log("entry", "others", "site", "arg6", "arg15"), "entry"),
+            Probe(log("function_entry", "entered", "site", "args", "arg0", "arg1", "arg2"), "function_entry"),
+            Probe(log("function_exit", "left", "site", "low", "high"), "function_exit"),
+            Probe(log("function_exit", "upper", "high"), "function_exit", functions=("pair",)),
+            Probe(tally("instructions"), "exit", "instructions"),
         ],
     )
     data = Array(np.zeros(4 * THREADS, np.uint32))
@@ -118,21 +116,21 @@ def test_arguments_and_results_by_position() -> None:
 
 @pytest.mark.parametrize("sm", ["sm_75", "sm_80", "sm_90"])
 def test_ptxas_takes_them(sm: str, tmp_path: Path) -> None:
-    placements = [
-        Placement(log("entry", "began", *FIRST), "entry"),
-        Placement(log("function_entry", "entered", "args", *FIRST), "function_entry"),
-        Placement(log("function_exit", "left", "low", "high"), "function_exit"),
-        Placement(tally("stores"), "exit", "stores"),
+    probes = [
+        Probe(log("entry", "began", *FIRST), "entry"),
+        Probe(log("function_entry", "entered", "args", *FIRST), "function_entry"),
+        Probe(log("function_exit", "left", "low", "high"), "function_exit"),
+        Probe(tally("stores"), "exit", "stores"),
     ]
     for text in (ARGUMENTS.replace("sm_80", sm), (Path(__file__).parent / "edges.ptx").read_text()):
         module = parse(text)
-        injected = inject(module, dict.fromkeys(module.entries, placements))
+        injected = inject(module, dict.fromkeys(module.entries, probes))
         assert not injected.refusals
         assembled(injected.text, sm, tmp_path)
 
 
 def test_what_no_program_reads_is_not_kept() -> None:
     for name, fields, kept in (("entry", ("args",), ""), ("function_exit", ("low",), "%gpubpf_0result0")):
-        text = inject(parse(ARGUMENTS), {"k": [Placement(log(name, "log", *fields), name)]}).text
+        text = inject(parse(ARGUMENTS), {"k": [Probe(log(name, "log", *fields), name)]}).text
         assert "%gpubpf_0part" not in text or name == "function_exit"
         assert ("%gpubpf_0result0" in text) is bool(kept) and "%gpubpf_0result1" not in text

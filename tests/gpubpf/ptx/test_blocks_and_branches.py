@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from engine_device import Array
+from gpubpf.ebpf.probe import Probe
 from gpubpf.ptx import plan
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement, Site
+from gpubpf.ptx.values import Site
 from gpubpf.record import replace
 from gpubpf_fragments import log, tally
 from gpubpf_points import HEAD, Run
@@ -167,9 +168,7 @@ def blocks_of(sites: dict[int, Site]) -> dict[int, str]:
 
 
 def test_threads_run_a_program_at_each_block_that_they_enter(form: str) -> None:
-    run = Run(
-        PATHS, [Placement(log("basic_block"), "basic_block"), Placement(tally("blocks"), "exit", "blocks")]
-    )
+    run = Run(PATHS, [Probe(log("basic_block"), "basic_block"), Probe(tally("blocks"), "exit", "blocks")])
     data = Array(np.zeros(256, np.uint32))
     run("k", THREADS, data)
     _is_unchanged(run, data)
@@ -212,8 +211,8 @@ def test_ways_out_that_are_copied() -> None:
     run = Run(
         WAYS_OUT,
         [
-            *(Placement(log(point, point), point) for point in points),
-            Placement(replace(left, ptx=timed), "exit"),
+            *(Probe(log(point, point), point) for point in points),
+            Probe(replace(left, ptx=timed), "exit"),
         ],
     )
     assert run.injected.text.count("mov.u32 %r4, 2;") == 4
@@ -241,7 +240,7 @@ def test_blocks_of_chosen_kernels_and_of_nothing() -> None:
     text = f"""{HEAD}.func nothing() {{ }} .func one() {{ ret; }}
 .visible .entry a() {{ call nothing; call one; ret; }}
 .visible .entry b() {{ call one; }}"""
-    placed = {"a": [Placement(log("basic_block"), "basic_block")], "b": [Placement(log("entry"), "entry")]}
+    placed = {"a": [Probe(log("basic_block"), "basic_block")], "b": [Probe(log("entry"), "entry")]}
     injected = inject(parse(text), placed)
     assert [(s.function, s.point, s.block) for s in injected.kernels["a"].sites] == [
         ("one", "basic_block", 0),
@@ -254,9 +253,7 @@ def test_blocks_of_chosen_kernels_and_of_nothing() -> None:
 
 
 def test_threads_run_a_program_before_each_conditional_branch(form: str) -> None:
-    run = Run(
-        PATHS, [Placement(log("branch"), "branch"), Placement(log("branch", "only", "taken"), "branch")]
-    )
+    run = Run(PATHS, [Probe(log("branch"), "branch"), Probe(log("branch", "only", "taken"), "branch")])
     data = Array(np.zeros(256, np.uint32))
     run("k", THREADS, data)
     _is_unchanged(run, data)
@@ -293,7 +290,7 @@ def test_what_is_a_conditional_branch() -> None:
     two: @%p1 ret;
     @%p1 exit;
     ret; }}"""
-    kernel = inject(parse(text), {"k": [Placement(log("branch"), "branch")]}).kernels["k"]
+    kernel = inject(parse(text), {"k": [Probe(log("branch"), "branch")]}).kernels["k"]
     assert [site.opcode for site in kernel.sites] == ["bra", "bra.uni", "ret", "exit"]
     assert kernel.unprobed == {"brx.idx": 1}
 
@@ -306,8 +303,8 @@ def test_ptxas_takes_them_at_every_place(sm: str, form: str, tmp_path: Path) -> 
     edges = (Path(__file__).parent / "edges.ptx").read_text()
     for text in (edges, PATHS.replace("sm_80", sm)):
         module = parse(text)
-        placements = [Placement(log(point, point), point) for point in POINTS]
-        injected = inject(module, dict.fromkeys(module.entries, placements))
+        probes = [Probe(log(point, point), point) for point in POINTS]
+        injected = inject(module, dict.fromkeys(module.entries, probes))
         assert not injected.refusals
         _, report = assembled(injected.text, sm, tmp_path)
         assert "spill stores" in report

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from engine_device import Array, Device
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx import body, plan
 from gpubpf.ptx.carry import Carry, live_carry
 from gpubpf.ptx.flow import Flow
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
 from gpubpf_fragments import log
 from gpubpf_points import HEAD, Run
 from gpubpf_sass import assembled, sass
@@ -105,7 +105,7 @@ def test_sums_are_those_of_the_application(program: str, monkeypatch: pytest.Mon
         monkeypatch.setattr(plan, "MAX_INLINE", 0)
         monkeypatch.setattr(plan, "MIN_FUNCTION", 0)
     fragment = counting(program)
-    run = Run(KERNEL, [Placement(fragment, point) for point in POINTS])
+    run = Run(KERNEL, [Probe(fragment, point) for point in POINTS])
     assert ("call gpubpf_program0" in run.injected.text) == (program == "calls")
     assert {site.point for site in run.injected.kernels["k"].sites} == set(POINTS)
     generator = random.Random(1)
@@ -127,7 +127,7 @@ def test_what_instructions_with_the_carry_compute() -> None:
     .reg .b32 %r<9>; .reg .b64 %rd1; ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x;
     sub.cc.u32 %r2, %r1, 2; subc.cc.u32 %r3, 7, %r1; madc.lo.cc.u32 %r4, %r1, 3, 4294967295; addc.u32 %r5, 0, 0;
     st.global.u32 [%rd1], %r5; ret; }}""",
-        [Placement(log("instruction", "log", "site", "low"), "instruction", opcodes=("*.cc", "addc"))],
+        [Probe(log("instruction", "log", "site", "low"), "instruction", opcodes=("*.cc", "addc"))],
     )
     run("k", 4, Array(np.zeros(1, np.uint32)), seed=1)
     opcodes = {number: site.opcode for number, site in run.sites("k").items()}
@@ -224,7 +224,7 @@ def test_ptxas_keeps_the_carry_in_its_predicate(
     {operation}c.u32 %r6, %r4, %r5; st.global.v2.u32 [%rd1], {{%r3, %r6}}; ret; }}"""
 
     def instructions(program: str) -> list[str]:
-        injected = inject(parse(text), {"k": [Placement(counting(program), "access")]})
+        injected = inject(parse(text), {"k": [Probe(counting(program), "access")]})
         return sass(assembled(injected.text, sm, tmp_path)[0])["k"]
 
     for program in PROGRAMS:

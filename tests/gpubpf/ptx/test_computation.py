@@ -13,12 +13,12 @@ import pytest
 
 from engine_device import Array
 from gpubpf.ebpf.bytecode import CONTEXTS, FLOAT_OPERATIONS, TYPES
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.computation import asynchronous, computation, is_chosen
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import PtxInstruction
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
 from gpubpf_fragments import log
 from gpubpf_points import HEAD, Run
 from gpubpf_sass import assembled
@@ -229,7 +229,7 @@ def rows() -> dict[str, Callable[[int], tuple[int, ...] | None]]:
 def test_programs_are_told_what_was_read_and_written(point: str) -> None:
     """Also where the instruction overwrites what it reads, or its own predicate."""
     told = ("site", "low", "operands", "operand0", "operand1", "operand2")
-    run = Run(KERNEL, [Placement(log(point, "log", *told), point)])
+    run = Run(KERNEL, [Probe(log(point, "log", *told), point)])
     run("k", 32, Array(np.zeros(32, np.uint32)))
     sites = run.sites("k")
     marks = {
@@ -267,7 +267,7 @@ def test_results_of_matrices_have_a_site_for_each_16_bytes() -> None:
         {{%f0, %f1, %f2, %f3}}, {{%r9, %r9, %r9, %r9}}, {{%r9, %r9}}, {{%f0, %f1, %f2, %f3}};
     ret; }}"""
     fields = ("site", "operation", "low", "high", "operands", "operand1", "operand2")
-    run = Run(text, [Placement(log("float", "log", *fields), "float", opcodes=("*mma",))])
+    run = Run(text, [Probe(log("float", "log", *fields), "float", opcodes=("*mma",))])
     run("k", 32)
     sites = run.sites("k")
     assert [site.opcode.partition(".")[0] for site in sites.values()] == ["wmma", "wmma", "mma"]
@@ -300,11 +300,11 @@ def test_what_is_computed_on_ways_out() -> None:
     neg.f32 %f1, %f1;
     out: add.f32 %f2, %f1, 0f3F800000;
     ret; }}"""
-    placements = [
-        Placement(log("float", "log", "low"), "float", opcodes=("add",)),
-        Placement(log("exit", "left"), "exit"),
+    probes = [
+        Probe(log("float", "log", "low"), "float", opcodes=("add",)),
+        Probe(log("exit", "left"), "exit"),
     ]
-    run = Run(text, placements)
+    run = Run(text, probes)
     run("k", 32)
     assert len([site for site in run.sites("k").values() if site.point == "float"]) == 3
     assert run.records(1) == [(t, bits("f", (-t if 5 <= t < 9 else t) + 1)) for t in range(32)]
@@ -358,7 +358,7 @@ def test_ptxas_takes_a_probe_at_every_form(tmp_path: Path) -> None:
     .reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<7>; .reg .f32 %f<5>; .reg .b64 %rd<4>; .reg .f64 %d<5>; .reg .b128 %q<2>;
     .shared .b32 memory[4];
 {FORMS} ret; }}"""
-    injected = inject(parse(text), {"k": [Placement(SUM, "instruction"), Placement(SUM, "float")]})
+    injected = inject(parse(text), {"k": [Probe(SUM, "instruction"), Probe(SUM, "float")]})
     assert not injected.refusals
     places = [site.opcode for site in injected.kernels["k"].sites if site.point == "instruction"]
     body = parse(text).functions["k"].body or ()
@@ -374,7 +374,7 @@ def test_ptxas_takes_registers_of_vectors(tmp_path: Path) -> None:
     mov.b32 %h, %r; mov.b32 %r, %h; mov.b64 %v, %rd; mov.b64 %rd, %v; mov.b32 %c, %r; mov.v4.u32 %q0, %q1; mov.v2.u32 %v, {{1, 2}};
     add.u32 %v.x, %v.g, 1;
     ret; }}"""
-    injected = inject(parse(text), {"k": [Placement(SUM, "instruction")]})
+    injected = inject(parse(text), {"k": [Probe(SUM, "instruction")]})
     assert not injected.refusals and len(injected.kernels["k"].sites) == 8
     assembled(injected.text, "sm_80", tmp_path)
 
@@ -388,5 +388,5 @@ def test_results_that_come_later_are_named() -> None:
     wgmma.commit_group.sync.aligned;
     ret; }}"""
     for point, missed in (("float", {"wgmma.mma_async": 1}), ("instruction", {})):
-        kernel = inject(parse(text), {"k": [Placement(SUM, point)]}).kernels["k"]
+        kernel = inject(parse(text), {"k": [Probe(SUM, point)]}).kernels["k"]
         assert (kernel.sites, kernel.unprobed) == ((), missed)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
 from gpubpf.images.instrument import instrument_image
-from gpubpf.images.sidecar import Attachment
 from gpubpf.program import BPF
 from gpubpf.ptx import body
 from gpubpf.ptx.carry import live_carry
@@ -20,7 +20,6 @@ from gpubpf.ptx.flow import Flow
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import PtxInstruction
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
 from gpubpf.show import cli
 from gpubpf.tools import memtrace
 from gpubpf_fragments import log
@@ -194,14 +193,14 @@ def test_a_copy_contracts_as_the_original(
     text = typed(shape, kind, sm)
     original = contractions(sass(assembled(text, sm, tmp_path)[0])["k"])
     target = Target("gpu", (int(sm[3]), int(sm[4])))
-    made = instrument_image(text.encode(), [Attachment(log("access"), "access")], target)
+    made = instrument_image(text.encode(), [Probe(log("access"), "access")], target)
     path = tmp_path / "copy.cubin"
     path.write_bytes(made.image)
     assert original and contractions(sass(path)["k"]) == original
     # With nothing moved, or with no rounding modes, it would not.
     if shape != "division between":
         monkeypatch.setattr(body, "products_before", lambda flow, carry: {})
-    injected = inject(parse(text), {"k": [Placement(log("access"), "access")]})
+    injected = inject(parse(text), {"k": [Probe(log("access"), "access")]})
     assert contractions(sass(assembled(injected.text, sm, tmp_path)[0])["k"]) != original
 
 
@@ -212,7 +211,7 @@ def test_a_copy_contracts_as_the_original_beside_a_kernel_that_calls_a_missing_f
     text = typed("division between", "f32", "sm_80")
     original = contractions(sass(assembled(text, "sm_80", tmp_path)[0])["k"])
     text += ".extern .func missing();\n.visible .entry calls() { call missing; ret; }\n"
-    made = instrument_image(text.encode(), [Attachment(log("access"), "access")], Target("gpu", (8, 0)))
+    made = instrument_image(text.encode(), [Probe(log("access"), "access")], Target("gpu", (8, 0)))
     path = tmp_path / "copy.cubin"
     path.write_bytes(made.image)
     assert made.refusals.keys() == {"calls"} and contractions(sass(path)["k"]) == original

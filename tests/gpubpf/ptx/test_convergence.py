@@ -13,13 +13,13 @@ import pytest
 
 from gpubpf.ebpf.bytecode import ADD
 from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.ebpf.probe import Probe
 from gpubpf.ebpf.sampling import Unit
 from gpubpf.lower import nvptx
 from gpubpf.lower.fragment import Argument
 from gpubpf.ptx import sidecar
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
 from gpubpf.verify.rules import check
 from gpubpf_asm import alu, call, leave, load_map, mov, movi, program, store
 from gpubpf_fragments import TIME, Fragment, tally
@@ -134,7 +134,7 @@ def waits_before(code: list[str], wanted: re.Pattern[str]) -> list[int]:
 def test_no_lane_waits_before_its_clock(arch: str, kind: str, tmp_path: Path) -> None:
     module = parse(MODULE)
     fragment = TIME if kind == "time" else ring_program()
-    injected = inject(module, dict.fromkeys(BODIES, (Placement(fragment, "exit"),)))
+    injected = inject(module, dict.fromkeys(BODIES, (Probe(fragment, "exit"),)))
     assert not injected.refusals
     original = sass(assembled(MODULE, arch, tmp_path)[0])
     probed = sass(assembled(injected.text, arch, tmp_path)[0])
@@ -162,8 +162,8 @@ def test_no_lane_waits_for_sampling(
     """In a kernel with one body, a branch stands before each clock. All lanes of a warp take it, or none: it must not hide a wait."""
     if bodies == 1:
         monkeypatch.setattr(sidecar, "is_split", lambda plan, kernel: False)
-    placement = Placement(TIME, "exit", sampled=unit)
-    injected = inject(parse(MODULE), dict.fromkeys(BODIES, (placement,)))
+    probe = Probe(TIME, "exit", sampled=unit)
+    injected = inject(parse(MODULE), dict.fromkeys(BODIES, (probe,)))
     original = sass(assembled(MODULE, arch, tmp_path)[0])
     for name, code in sass(assembled(injected.text, arch, tmp_path)[0]).items():
         clocks = [n for n, line in enumerate(code) if _CLOCK.search(line)]
@@ -186,7 +186,7 @@ COUNT = Fragment(
 @pytest.mark.parametrize("point", ["basic_block", "branch"])
 def test_lanes_still_leave_each_for_itself(point: str, arch: str, tmp_path: Path) -> None:
     """Programs at blocks and branches merge no ways out: lanes that leave would wait for others that wait at a barrier for them."""
-    injected = inject(parse(MODULE), dict.fromkeys(BODIES, (Placement(COUNT, point),)))
+    injected = inject(parse(MODULE), dict.fromkeys(BODIES, (Probe(COUNT, point),)))
     exits = [
         {
             name: sum("EXIT" in line for line in code)
@@ -202,7 +202,7 @@ def test_loops_are_spared_where_no_clock_is_read() -> None:
     """The way out inside of a loop costs instructions in every turn."""
     module = parse(MODULE)
     for fragment, kept in ((tally(), False), (TIME, True)):
-        text = inject(module, {"loops_in_loops": [Placement(fragment, "exit")]}).text
+        text = inject(module, {"loops_in_loops": [Probe(fragment, "exit")]}).text
         assert ("%gpubpf_0gone" in text) is kept
 
 
@@ -227,7 +227,7 @@ def test_lanes_that_stay_wait_for_the_probe_of_those_that_leave(name: str) -> No
     """Only for a program that reads the multiprocessor's clock: each branch to an exit has a barrier for the lanes that met there."""
     counts = {}
     for kind, fragment in (("clock", ring_program()), ("timer", TIME)):
-        made = inject(parse(MODULE), {name: (Placement(fragment, "exit"),)})
+        made = inject(parse(MODULE), {name: (Probe(fragment, "exit"),)})
         lines = [line.strip() for line in made.text.splitlines()]
         barriers = [n for n, line in enumerate(lines) if line == "bar.warp.sync %gpubpf_0parting;"]
         # Behind it, those that leave do.

@@ -9,11 +9,12 @@ import pytest
 
 from engine_device import Array
 from gpubpf.ebpf.maps import SPENT, SPENT_SHAPE
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx import cost, plan
 from gpubpf.ptx.cost import ADDED, COST, SAMPLED_COST, SKIPPED, longest_path
 from gpubpf.ptx.sampling import SKIPS
-from gpubpf.ptx.values import Placement
+from gpubpf.ptx.values import PtxProbe
 from gpubpf_points import HEAD, Run
 
 THREADS = 40
@@ -63,17 +64,17 @@ def program(count: int = 12, before: str = "", after: str = "", seldom: tuple[st
     )
 
 
-def counted(kernel: str, *placements: Placement) -> list[int]:
+def counted(kernel: str, *probes: PtxProbe) -> list[int]:
     """Run the kernel with these programs. Return the sums: own, added and skipped instructions."""
-    run = Run(kernel, placements)
+    run = Run(kernel, probes)
     run("k", THREADS, Array(np.zeros(THREADS, np.uint32)))
     parts = run.maps[SPENT].host[: math.prod(SPENT_SHAPE)].reshape(SPENT_SHAPE)
     return [int(total) for total in parts.sum(axis=(0, 2))]
 
 
-def spent(*placements: Placement, kernel: str = KERNEL) -> tuple[int, int]:
+def spent(*probes: PtxProbe, kernel: str = KERNEL) -> tuple[int, int]:
     """Return the kernel's own instructions, and the added ones, without sampling."""
-    own, added, skipped = counted(kernel, *placements, Placement(COST, "exit", ADDED))
+    own, added, skipped = counted(kernel, *probes, Probe(COST, "exit", ADDED))
     assert skipped == 0
     return own, added
 
@@ -93,18 +94,18 @@ def spent(*placements: Placement, kernel: str = KERNEL) -> tuple[int, int]:
     ],
 )
 def test_a_program_counts_as_often_as_it_runs(point: str, runs: int, before: str) -> None:
-    own, added = spent(Placement(program(0, before), point))
+    own, added = spent(Probe(program(0, before), point))
     assert own == OWN and added > 0
-    assert spent(Placement(program(12, before), point)) == (own, added + 12 * runs)
+    assert spent(Probe(program(12, before), point)) == (own, added + 12 * runs)
 
 
 @pytest.mark.parametrize(
     ("point", "runs"), [("function_entry", THREADS), ("function_exit", 32), ("exit", THREADS)]
 )
 def test_called_functions_count(point: str, runs: int) -> None:
-    own, added = spent(Placement(program(0), point), kernel=CALLING)
+    own, added = spent(Probe(program(0), point), kernel=CALLING)
     assert own == 8 * (3 + 3) + 32 * (3 + 4 + 1)
-    assert spent(Placement(program(12), point), kernel=CALLING) == (own, added + 12 * runs)
+    assert spent(Probe(program(12), point), kernel=CALLING) == (own, added + 12 * runs)
 
 
 @pytest.mark.every(3)
@@ -115,10 +116,10 @@ def test_with_sampling_threads_count_what_they_execute_in_chosen_blocks_and_in_o
     """Whether their block is chosen or not."""
 
     def sampled(count: int) -> list[int]:
-        programs = Placement(program(count), point, sampled="block"), Placement(SAMPLED_COST, "exit", SKIPPED)
+        programs = Probe(program(count), point, sampled="block"), Probe(SAMPLED_COST, "exit", SKIPPED)
         return counted(KERNEL, *programs)
 
-    runs = (spent(Placement(program(12), point))[1] - spent(Placement(program(0), point))[1]) // 12
+    runs = (spent(Probe(program(12), point))[1] - spent(Probe(program(0), point))[1]) // 12
     (own, few, left), (again, many, other) = sampled(0), sampled(12)
     assert own == again == OWN
     assert many == few + 12 * runs
@@ -127,7 +128,7 @@ def test_with_sampling_threads_count_what_they_execute_in_chosen_blocks_and_in_o
 
 def test_a_kernel_without_other_programs_counts_the_counting() -> None:
     """Two reductions and what leads to them for each thread, and two additions for each basic block."""
-    text = Run(KERNEL, [Placement(COST, "exit", ADDED)]).injected.text
+    text = Run(KERNEL, [Probe(COST, "exit", ADDED)]).injected.text
     added = [part.partition("//gpubpf}")[0] for part in text.split("//gpubpf{")[1:]]
     tallies = [
         int(line.split()[-1].rstrip(";"))
@@ -150,11 +151,11 @@ def test_what_a_program_seldom_does_counts_where_it_does_it(
     found = []
     for count in (3, 300):
         rest = "bra $L__BB0_2;\n$L__BB0_1:\n" + "add.u64 %x, %x, 2;\n" * count + "$L__BB0_2:\n"
-        placements = [Placement(program(12, to_it, rest, seldom=("$L__BB0_1",)), "access")]
-        found.append(spent(*placements))
-        text = Run(KERNEL, [*placements, Placement(COST, "exit", ADDED)]).injected.text
+        probes = [Probe(program(12, to_it, rest, seldom=("$L__BB0_1",)), "access")]
+        found.append(spent(*probes))
+        text = Run(KERNEL, [*probes, Probe(COST, "exit", ADDED)]).injected.text
         assert "gpubpf seldom" not in text and "gpubpf often" not in text
-    runs = (spent(Placement(program(12), "access"))[1] - spent(Placement(program(0), "access"))[1]) // 12
+    runs = (spent(Probe(program(12), "access"))[1] - spent(Probe(program(0), "access"))[1]) // 12
     assert found[1][1] - found[0][1] == taken * 297 * runs
 
 
@@ -168,7 +169,7 @@ def test_what_counts_a_seldom_block_counts_itself(kinds: tuple[str, ...]) -> Non
 def test_a_program_that_became_a_function_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MAX_INLINE", 0)
     monkeypatch.setattr(plan, "MIN_FUNCTION", 0)
-    (_, few), (_, many) = (spent(Placement(program(count), "access")) for count in (3, 15))
+    (_, few), (_, many) = (spent(Probe(program(count), "access")) for count in (3, 15))
     assert many - few == 12 * 4 * 32
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.images.assemble import Target, assemble, find_ptxas
 from gpubpf.ptx.device_launches import launched_name
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.symbols import GRIDS
-from gpubpf.ptx.values import Placement
 from gpubpf_fragments import log, tally
 
 needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="needs ptxas")
@@ -45,8 +45,8 @@ TAKES = "mov.u64 %rd3, child;" + LAUNCH.format(address="%rd3")
 
 def instrumented(text: str, *kernels: str) -> Injected:
     found = parse(HEAD + text)
-    placements = [Placement(log("access", "access"), "access"), Placement(tally(), "exit", "instructions")]
-    return inject(found, dict.fromkeys(kernels or found.entries, placements))
+    probes = [Probe(log("access", "access"), "access"), Probe(tally(), "exit", "instructions")]
+    return inject(found, dict.fromkeys(kernels or found.entries, probes))
 
 
 @needs_ptxas

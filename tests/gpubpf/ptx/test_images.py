@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
+from gpubpf.ptx.values import PtxProbe
 from gpubpf_points import HEAD
 from gpubpf_sass import assembled, sass
 
@@ -40,14 +41,14 @@ KERNEL = f"""{HEAD}
     ret; }}"""
 
 
-def images(*placements: Placement):
-    injected = inject(parse(KERNEL), {"k": placements})
+def images(*probes: PtxProbe):
+    injected = inject(parse(KERNEL), {"k": probes})
     assert not injected.refusals
     return injected, injected.kernels["k"]
 
 
 def test_programs_of_these_spaces_are_told_what_the_kernel_uses(tmp_path: Path) -> None:
-    injected, kernel = images(Placement(COUNT, "access", spaces=UNADDRESSED_SPACES))
+    injected, kernel = images(Probe(COUNT, "access", spaces=UNADDRESSED_SPACES))
     # Of tex the first and third element are used; of tld4, %f4 by both, and %f5 and %f6 by others that overwrite them.
     assert [(s.kind, s.space, s.width, s.effect, s.opcode.split(".")[0]) for s in kernel.sites] == [
         *(("load", "texture", 12, 1, "tex"), ("load", "texture", 12, 1, "tld4")),
@@ -59,38 +60,38 @@ def test_programs_of_these_spaces_are_told_what_the_kernel_uses(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("placement", "seen", "unprobed"),
+    ("probe", "seen", "unprobed"),
     [
-        (Placement(COUNT, "access"), ["ld"], {"tex", "tld4", "suld", "sust", "sured"}),
+        (Probe(COUNT, "access"), ["ld"], {"tex", "tld4", "suld", "sust", "sured"}),
         (
-            Placement(COUNT, "access", spaces=("global", "surface")),
+            Probe(COUNT, "access", spaces=("global", "surface")),
             ["ld", "suld", "sust", "sured"],
             {"tex", "tld4"},
         ),
         (
-            Placement(COUNT, "access", kinds=("load",), spaces=("surface",)),
+            Probe(COUNT, "access", kinds=("load",), spaces=("surface",)),
             ["suld"],
             {"tex", "tld4", "sust", "sured"},
         ),
         (
-            Placement(COUNT, "access", spaces=("texture",), alike=32),
+            Probe(COUNT, "access", spaces=("texture",), alike=32),
             ["tex", "tld4"],
             {"suld", "sust", "sured"},
         ),
         (
-            Placement(NOTHING, "access", spaces=("texture",)),
+            Probe(NOTHING, "access", spaces=("texture",)),
             ["tex", "tld4"],
             {"tex", "tld4", "suld", "sust", "sured"},
         ),
-        (Placement(COUNT, "value"), ["ld"], {"tex", "tld4", "suld", "sust", "sured"}),
+        (Probe(COUNT, "value"), ["ld"], {"tex", "tld4", "suld", "sust", "sured"}),
     ],
     ids=["default", "mixed", "kinds", "alike", "empty", "values"],
 )
-def test_what_is_not_seen(placement: Placement, seen: list[str], unprobed: set[str]) -> None:
-    if placement.point == "value":
+def test_what_is_not_seen(probe: PtxProbe, seen: list[str], unprobed: set[str]) -> None:
+    if probe.point == "value":
         narrow = Fragment("narrow", "{ red.global.add.u32 [%gpubpf_sums], 1; }", COUNT.arguments[:1])
-        placement = Placement(narrow, "value")
-    _, kernel = images(placement)
+        probe = Probe(narrow, "value")
+    _, kernel = images(probe)
     assert [site.opcode.split(".")[0] for site in kernel.sites] == seen
     assert kernel.unprobed == dict.fromkeys(sorted(unprobed), 1)
 
@@ -106,7 +107,7 @@ def test_probed_wgmma_stay_asynchronous(tmp_path: Path) -> None:
     {" ".join(f"mov.f32 %f{n}, 0f00000000;" for n in range(1, 5))} wgmma.fence.sync.aligned; {4 * one}
     wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
     st.global.v4.f32 [%rd3], {{%f1, %f2, %f3, %f4}}; ret; }}"""
-    injected = inject(parse(text), {"k": [Placement(COUNT, "access", spaces=("tensor",))]})
+    injected = inject(parse(text), {"k": [Probe(COUNT, "access", spaces=("tensor",))]})
     assert [site.opcode.split(".")[0] for site in injected.kernels["k"].sites] == 4 * ["wgmma"]
     cubin, _ = assembled(injected.text, "sm_90a", tmp_path)
     order = re.findall(r"HGMMA|WARPGROUP\.\w+", "\n".join(sass(cubin)["k"]))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.indirect import MAX_TARGETS, Entry, Shape, entries, indirect_calls, shape_of
 from gpubpf.ptx.inject import inject
@@ -13,7 +14,6 @@ from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.link import Input, link
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.symbols import TABLE
-from gpubpf.ptx.values import Placement
 from gpubpf_fragments import log, tally
 from gpubpf_sass import assembled
 
@@ -43,8 +43,8 @@ def module(body: str, before: str = TABLES.format(F.format("f") + F.format("g"))
 
 def instrumented(text: str) -> Injected:
     found = parse(text)
-    placements = (Placement(tally(), "exit", "instructions"),)
-    return inject(found, dict.fromkeys(found.entries, placements))
+    probes = (Probe(tally(), "exit", "instructions"),)
+    return inject(found, dict.fromkeys(found.entries, probes))
 
 
 @pytest.mark.parametrize("call", ["call", "call.uni", "@%p1 call"])
@@ -56,7 +56,7 @@ def test_an_indirect_call_becomes_calls_of_the_copies(call: str, tmp_path: Path)
     )
     assert entries(found) == {"f": Entry("_ZTV1A", 16, True), "g": Entry("_ZTV1A", 24, True)}
     assert CallGraph(found).reach("k") == {"k", "f", "g"}
-    points = [Placement(log(p, p), p) for p in ("function_entry", "basic_block", "access", "entry", "exit")]
+    points = [Probe(log(p, p), p) for p in ("function_entry", "basic_block", "access", "entry", "exit")]
     injected = inject(found, {"k": points})
     assert not injected.refusals
     kernel = injected.text[injected.text.index(".entry k(") :]
@@ -182,7 +182,7 @@ def test_arguments_may_be_computed_in_the_scope(tmp_path: Path) -> None:
         .param .b32 param1; add.s32 %r3, %r2, 1; st.param.b32 [param1], %r3;
         t: .callprototype ()_ (.param .b64 _, .param .b32 _); call %rd2, (param0, param1), t; }"""
     found = parse(module(scope))
-    points = [Placement(log("instruction"), "instruction"), Placement(tally(), "exit", "instructions")]
+    points = [Probe(log("instruction"), "instruction"), Probe(tally(), "exit", "instructions")]
     injected = inject(found, {"k": points})
     assert not injected.refusals and injected.text.count("add.s32 %r3, %r2, 1;") == 3
     added = [site for site in injected.kernels["k"].sites if site.opcode == "add.s32"]
@@ -237,11 +237,11 @@ def test_functions_that_call_each_other() -> None:
 )
 def test_functions_whose_addresses_stay_in_the_thread(body: str, tmp_path: Path) -> None:
     text = module(body + CALL.format("call"), TWO)
-    for placements in (
-        [Placement(tally(), "exit", "instructions")],
-        [Placement(log("function_entry"), "function_entry")],
+    for probes in (
+        [Probe(tally(), "exit", "instructions")],
+        [Probe(log("function_entry"), "function_entry")],
     ):
-        injected = inject(parse(text), {"k": placements})
+        injected = inject(parse(text), {"k": probes})
         assert not injected.refusals and not injected.variables
         assembled(injected.text, "sm_80", tmp_path)
     # In the copy, these are the addresses of the copies.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.launch_block import LaunchBlock, launch_block
 from gpubpf.ptx.exits import MAX_EXIT_COPIES
 from gpubpf.ptx.flow import LEAVING
@@ -18,7 +19,7 @@ from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.module import Module, PtxInstruction, render
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.symbols import TABLE
-from gpubpf.ptx.values import Placement
+from gpubpf.ptx.values import PtxProbe
 from gpubpf_fragments import TIME, Argument, Fragment, log, tally
 from gpubpf_sass import assembled, need, registers, sass
 from ptxrun import Memory, Thread, place_variables
@@ -58,8 +59,8 @@ def edges() -> Module:
     return parse((HERE / "edges.ptx").read_text())
 
 
-def everywhere(module: Module, *placements: Placement) -> Injected:
-    return inject(module, dict.fromkeys(module.entries, placements))
+def everywhere(module: Module, *probes: PtxProbe) -> Injected:
+    return inject(module, dict.fromkeys(module.entries, probes))
 
 
 def statements(text: str, kernel: str) -> list[object]:
@@ -74,10 +75,10 @@ def statements(text: str, kernel: str) -> list[object]:
 @pytest.mark.parametrize("work", ["instructions", "loads"])
 def test_ptxas_accepts_the_corpus(corpus: dict[str, Module], variant: str, work: str, tmp_path: Path) -> None:
     module = corpus[variant]
-    placements = (Placement(TALLY, "exit", work), Placement(TIME, "entry"), Placement(TIME, "exit"))
+    probes = (Probe(TALLY, "exit", work), Probe(TIME, "entry"), Probe(TIME, "exit"))
     if work == "loads":  # once with programs at every point
-        placements += tuple(Placement(log(point, point), point) for point in DEVICE_POINTS)
-    injected = everywhere(module, *placements)
+        probes += tuple(Probe(log(point, point), point) for point in DEVICE_POINTS)
+    injected = everywhere(module, *probes)
     reasons = {
         "takesAddress": "indirect call; keepsAddress passes on the address of fibonacci",
         "keepsAddress": "takes the address of ",
@@ -98,15 +99,15 @@ def test_ptxas_accepts_the_corpus(corpus: dict[str, Module], variant: str, work:
 def test_the_probe_is_cheap(corpus: dict[str, Module], tmp_path: Path) -> None:
     module = corpus["sm_90 lineinfo"]
     _, before = assembled(render(module), "sm_90", tmp_path)
-    _, after = assembled(everywhere(module, Placement(TALLY, "exit", "stores")).text, "sm_90", tmp_path)
+    _, after = assembled(everywhere(module, Probe(TALLY, "exit", "stores")).text, "sm_90", tmp_path)
     old, new = registers(before), registers(after)
     assert all(new[name] - old[name] <= 8 for name in new), {n: (old[n], new[n]) for n in new}
 
 
 def test_edges_are_accepted(edges: Module, tmp_path: Path) -> None:
-    points = [Placement(log(point, point), point) for point in DEVICE_POINTS]
+    points = [Probe(log(point, point), point) for point in DEVICE_POINTS]
     for work in WORK:
-        injected = everywhere(edges, Placement(TALLY, "exit", work), Placement(TIME, "exit"), *points)
+        injected = everywhere(edges, Probe(TALLY, "exit", work), Probe(TIME, "exit"), *points)
         assert not injected.refusals
         for arch in ("sm_75", "sm_90"):
             assembled(injected.text, arch, tmp_path)
@@ -118,7 +119,7 @@ def test_edges_are_accepted(edges: Module, tmp_path: Path) -> None:
 def test_every_exit_has_a_probe_of_its_own(corpus: dict[str, Module], edges: Module) -> None:
     """No ret or exit of a kernel without a probe since the last label or the start, and no site twice."""
     for module in (*corpus.values(), edges):
-        injected = everywhere(module, Placement(TIME, "exit"))
+        injected = everywhere(module, Probe(TIME, "exit"))
         for name, kernel in injected.kernels.items():
             seen: list[str] = []
             probed = False
@@ -141,7 +142,7 @@ def test_lanes_do_not_wait_in_front_of_a_probe(corpus: dict[str, Module], tmp_pa
     for variant, arch in (("sm_75", "sm_75"), ("sm_90 lineinfo", "sm_90")):
         module = corpus[variant]
         original = sass(assembled(render(module), arch, tmp_path)[0])
-        injected = everywhere(module, Placement(TIME, "exit"))
+        injected = everywhere(module, Probe(TIME, "exit"))
         probed = sass(assembled(injected.text, arch, tmp_path)[0])
         for name in injected.kernels:
             if "leavesFromFunction" in name or "calls" in name:
@@ -168,7 +169,7 @@ def test_many_branches_to_one_return_are_bounded(monkeypatch: pytest.MonkeyPatch
     text = (
         f"{HEAD}.visible .entry k(.param .u32 n) {{ .reg .pred %p<3>; .reg .b32 %r<3>; {lines} out: ret; }}"
     )
-    injected = everywhere(parse(text), Placement(TIME, "exit"))
+    injected = everywhere(parse(text), Probe(TIME, "exit"))
     kernel = injected.kernels["k"]
     assert len(kernel.sites) == MAX_EXIT_COPIES + 1
     assert kernel.shared_exits == 500 - MAX_EXIT_COPIES
@@ -218,7 +219,7 @@ last:
 .file 3 "{toolkit}/device_atomic_functions.hpp"
 """
     lines = text.splitlines()
-    injected = everywhere(parse(text), Placement(TIME, "exit"))
+    injected = everywhere(parse(text), Probe(TIME, "exit"))
     found = {(lines[s.line - 1].strip(), s.source, s.source_line) for s in injected.kernels["k"].sites}
     assert found == {
         ("@%p1 bra out;", "/src/a b.cu", 4),
@@ -233,13 +234,13 @@ last:
 
 
 def test_a_kernel_without_instructions_has_one_way_out() -> None:
-    injected = everywhere(parse(f"{HEAD}.visible .entry k() {{ }}"), Placement(TIME, "exit"))
+    injected = everywhere(parse(f"{HEAD}.visible .entry k() {{ }}"), Probe(TIME, "exit"))
     assert not injected.refusals and len(injected.kernels["k"].sites) == 1
 
 
 def test_trap_is_no_exit() -> None:
     text = f"{HEAD}.visible .entry k() {{ .reg .pred %p<2>; @%p1 trap; ret; }}"
-    assert len(everywhere(parse(text), Placement(TIME, "exit")).kernels["k"].sites) == 1
+    assert len(everywhere(parse(text), Probe(TIME, "exit")).kernels["k"].sites) == 1
 
 
 # --- counts, by execution ---------------------------------------------------------------------------
@@ -270,7 +271,7 @@ def compare(module: Module, kernel: str, number: int) -> None:
     parameters = struct.pack("<Qi", buffer, number)
     expected = run(module, memory, kernel, variables, parameters)
     for kind in WORK:
-        injected = inject(module, {kernel: [Placement(TALLY, "exit", kind)]})
+        injected = inject(module, {kernel: [Probe(TALLY, "exit", kind)]})
         assert not injected.refusals
         copy = parse(injected.text)
         other = Memory()
@@ -340,10 +341,10 @@ def test_straight_line_code_is_counted_with_one_add() -> None:
     text = (
         f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b64 %rd<3>; {'add.u64 %rd1, %rd1, 1;' * 50} ret; }}"
     )
-    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    injected = everywhere(parse(text), Probe(TALLY, "exit", "instructions"))
     adds = re.findall(r"add\.s64 (\S+), \1, (\d+);", injected.text)
     assert [amount for _, amount in adds] == ["51"]
-    injected = everywhere(parse(text), Placement(TALLY, "exit", "loads"))
+    injected = everywhere(parse(text), Probe(TALLY, "exit", "loads"))
     assert not re.findall(r"add\.s64 (\S+), \1, (\d+);", injected.text)
 
 
@@ -352,7 +353,7 @@ def test_a_pragma_stays_with_its_load(tmp_path: Path) -> None:
 .visible .entry k(.param .u64 p) {{ .reg .b32 %r<6>; .reg .pred %p<2>; .reg .b64 %rd<2>;
 setp.eq.u64 %p1, %rd1, 5; bra next; next: .pragma "used_bytes_mask 0xfff";
 @%p1 ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [t]; st.global.u32 [%rd1], %r1; ret; }}"""
-    injected = everywhere(parse(text), Placement(TALLY, "exit", "loads"))
+    injected = everywhere(parse(text), Probe(TALLY, "exit", "loads"))
     lines = injected.text.splitlines()
     at = next(i for i, line in enumerate(lines) if "used_bytes_mask" in line)
     assert "ld.global.v4" in lines[at + 1] and lines[at - 2].strip() == "//gpubpf}"
@@ -371,7 +372,7 @@ def test_the_values_of_a_multiprocessor_are_found_once(point: str, often: bool, 
     text = f"""{HEAD}.func f() {{ .reg .b64 %rd<2>; mov.u64 %rd1, 64; st.global.u32 [%rd1], 1; st.global.u32 [%rd1], 2; ret; }}
     .visible .entry k(.param .u64 a) {{ .reg .b64 %rd<2>; ld.param.u64 %rd1, [a];
     st.global.u32 [%rd1], 1; st.global.u32 [%rd1+4], 2; st.global.u32 [%rd1+8], 3; call f; ret; }}"""
-    injected = inject(parse(text), {"k": [Placement(count, point)]})
+    injected = inject(parse(text), {"k": [Probe(count, point)]})
     block = injected.kernels["k"].block
     assert (block.bases, block.capacities) == ({"cells": 16}, {"cells": 24})
     assert injected.text.count("red.global.add.u64") == (5 if often else 1)
@@ -396,7 +397,7 @@ def test_the_first_thread_of_a_grid_counts_its_executions(tmp_path: Path) -> Non
     """Only if the launch block has a counter, and not if a program reads the launch's number."""
     module = parse(f"{HEAD}.visible .entry k() {{ ret; }}")
     nothing = Fragment("nothing", "{ }", ())
-    injected = inject(module, {"k": [Placement(nothing, "exit")]}, counts_executions=True)
+    injected = inject(module, {"k": [Probe(nothing, "exit")]}, counts_executions=True)
     block = injected.kernels["k"].block
     assert (block.size, block.executions) == (24, 16)
     memory = Memory()
@@ -408,7 +409,7 @@ def test_the_first_thread_of_a_grid_counts_its_executions(tmp_path: Path) -> Non
     assert memory.words(counter, 1, 8) == [2]
     assembled(injected.text, "sm_75", tmp_path)
     reads = Fragment("reads", "{ }", (Argument("launch", "b64", "launch", ""),))
-    kernel = inject(module, {"k": [Placement(reads, "exit")]}, counts_executions=True).kernels["k"]
+    kernel = inject(module, {"k": [Probe(reads, "exit")]}, counts_executions=True).kernels["k"]
     assert kernel.block.executions is None
 
 
@@ -418,7 +419,7 @@ def test_fragments_find_the_launch_in_the_block() -> None:
     arguments = tuple(Argument(name, "b64", "map_base" if on else name, on) for name, on in kinds)
     injected = inject(
         parse(f"{HEAD}.visible .entry k() {{ ret; }}"),
-        {"k": [Placement(Fragment("ids", store, arguments), "exit")]},
+        {"k": [Probe(Fragment("ids", store, arguments), "exit")]},
     )
     block = injected.kernels["k"].block
     assert (block.size, block.launch_id, block.replay, block.bases) == (24, 0, 8, {"out": 16})
@@ -431,7 +432,7 @@ def test_fragments_find_the_launch_in_the_block() -> None:
 def test_the_block_follows_the_application_parameters() -> None:
     text = f"""{HEAD}.visible .entry k(.param .u8 a, .param .u64 .ptr .global .align 16 b, .param .align 16 .b8 c[20], .param .u16 d)
         {{ ret; }}"""
-    kernel = everywhere(parse(text), Placement(TALLY, "exit")).kernels["k"]
+    kernel = everywhere(parse(text), Probe(TALLY, "exit")).kernels["k"]
     assert kernel.parameters == ((0, 1), (8, 8), (16, 20), (36, 2))
     assert kernel.block_offset == 40
 
@@ -439,8 +440,8 @@ def test_the_block_follows_the_application_parameters() -> None:
 def test_parameters_too_large() -> None:
     text = "{}.visible .entry k(.param .align 8 .b8 big[4344]) {{ ret; }}"
     old = text.format(".version 8.0\n.target sm_75\n.address_size 64\n")
-    assert everywhere(parse(old), Placement(TALLY, "exit")).refusals == {"k": "parameters too large"}
-    assert not everywhere(parse(text.format(HEAD)), Placement(TALLY, "exit")).refusals
+    assert everywhere(parse(old), Probe(TALLY, "exit")).refusals == {"k": "parameters too large"}
+    assert not everywhere(parse(text.format(HEAD)), Probe(TALLY, "exit")).refusals
 
 
 # --- variables and refusals -------------------------------------------------------------------------
@@ -448,7 +449,7 @@ def test_parameters_too_large() -> None:
 
 def test_variables_are_reached_through_the_table(corpus: dict[str, Module]) -> None:
     module = corpus["sm_75"]
-    injected = everywhere(module, Placement(TALLY, "exit"))
+    injected = everywhere(module, Probe(TALLY, "exit"))
     by_name = {v.name: v for v in injected.variables if v.entry is None}
     copy = parse(injected.text)
     assert [v.index for v in injected.variables] == list(range(len(injected.variables)))
@@ -477,7 +478,7 @@ def test_variables_are_reached_through_the_table(corpus: dict[str, Module]) -> N
 
 
 def test_static_variables_that_the_host_may_write_are_not_copied(corpus: dict[str, Module]) -> None:
-    injected = everywhere(corpus["sm_80 rdc"], Placement(TALLY, "exit"))
+    injected = everywhere(corpus["sm_80 rdc"], Probe(TALLY, "exit"))
     found = [v for v in injected.variables if "private_scale" in v.name]
     assert found and not found[0].copied
 
@@ -489,7 +490,7 @@ def test_a_table_of_literals_is_copied_with_them(tmp_path: Path) -> None:
 .visible .entry k(.param .u64 p) {{ .reg .b32 %r<4>; .reg .b64 %rd<5>;
 ld.param.u64 %rd1, [p]; mov.u64 %rd2, _ZZ1kE5names; ld.global.u64 %rd3, [%rd2]; ld.u8 %r1, [%rd3];
 mov.u64 %rd4, _ZZ1kE4seen; st.global.u64 [%rd1], %rd4; ret; }}"""
-    injected = everywhere(parse(text), Placement(TALLY, "exit"))
+    injected = everywhere(parse(text), Probe(TALLY, "exit"))
     assert {v.name: v.copied for v in injected.variables} == {"_ZZ1kE5names": True, "_ZZ1kE4seen": False}
     assert set(parse(injected.text).variables) == {TABLE, "$str", "_ZZ1kE5names"}
     assembled(injected.text, "sm_75", tmp_path)
@@ -505,7 +506,7 @@ def test_an_alias_is_called_by_the_name_of_its_function(point: str, tmp_path: Pa
 .visible .entry k(.param .u64 p) {{ .reg .b32 %r<2>; .reg .b64 %rd<2>; ld.param.u64 %rd1, [p]; ld.global.u32 %r1, [%rd1];
 {{ .param .b32 y; .param .b32 q; st.param.b32 [y], %r1; call (q), other, (y); ld.param.b32 %r1, [q]; }}
 st.global.u32 [%rd1], %r1; ret; }}"""
-    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"), Placement(TIME, point))
+    injected = everywhere(parse(text), Probe(TALLY, "exit", "instructions"), Probe(TIME, point))
     assert not injected.refusals
     assembled(injected.text, "sm_75", tmp_path)
 
@@ -546,7 +547,7 @@ def test_refusals(before: str, body: str, reason: str) -> None:
     text = f"""{HEAD}{before}
 .visible .entry k(.param .u64 p) {{ .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %rd<4>; {body} ret; }}
 .visible .entry fine() {{ ret; }}"""
-    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    injected = everywhere(parse(text), Probe(TALLY, "exit", "instructions"))
     assert set(injected.kernels) == {"fine"}
     assert re.sub(r"line \d+", "line 5", injected.refusals["k"]) == reason
     assert ".entry k" not in injected.text
@@ -560,7 +561,7 @@ def test_ranges_of_registers_hide_names_of_the_module() -> None:
         "<3>", ""
     )
     text += kernel.format("calls", "{ proto: .callprototype _ (); mov.u64 f1, g; call f1, proto; }")
-    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    injected = everywhere(parse(text), Probe(TALLY, "exit", "instructions"))
     assert set(injected.kernels) == {"moves", "takes"}
     assert injected.refusals["calls"].startswith("indirect call")
 
@@ -570,7 +571,7 @@ def test_a_name_of_the_module_until_the_function_declares_it() -> None:
     text = f"""{HEAD}.global .u32 v;
 .visible .entry k() {{ .reg .b32 %r<3>;
     {{ ld.global.u32 %r1, [v]; .shared .u32 v; ld.shared.u32 %r2, [v]; }} ret; }}"""
-    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    injected = everywhere(parse(text), Probe(TALLY, "exit", "instructions"))
     assert injected.refusals == {}
     assert [variable.name for variable in injected.variables] == ["v"]
     assert "ld.shared.u32 %r2, [v];" in injected.text
@@ -599,28 +600,26 @@ def test_copies_of_code_with_confusing_names(body: str, tmp_path: Path) -> None:
     ld.param.u64 %rd1, [p]; ld.global.v2.u32 {{%r1, %r2}}, [%rd1]; setp.eq.u32 %p1, %r1, 1; setp.eq.u32 %p2, %r1, 0;
     {body} ld.global.u32 %r3, [v]; call f; st.global.v4.u32 [%rd1], {{%r1, %r2, %r3, %r12}}; ret; }}"""
     assembled(text, "sm_90", tmp_path)
-    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    injected = everywhere(parse(text), Probe(TALLY, "exit", "instructions"))
     assert injected.refusals == {}
     assembled(injected.text, "sm_90", tmp_path)
 
 
 def test_what_is_instrumented_is_not_instrumented_again(edges: Module) -> None:
-    once = everywhere(edges, Placement(TALLY, "exit"))
-    twice = everywhere(parse(once.text), Placement(TALLY, "exit"))
+    once = everywhere(edges, Probe(TALLY, "exit"))
+    twice = everywhere(parse(once.text), Probe(TALLY, "exit"))
     assert set(twice.refusals) == set(edges.entries)
     assert all("instrumented already" in reason for reason in twice.refusals.values())
 
 
 def test_old_architectures_are_refused() -> None:
     text = ".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry k() { ret; }"
-    assert everywhere(parse(text), Placement(TALLY, "exit")).refusals == {
-        "k": "PTX for sm_60, older than sm_70"
-    }
+    assert everywhere(parse(text), Probe(TALLY, "exit")).refusals == {"k": "PTX for sm_60, older than sm_70"}
 
 
 def test_unknown_instructions_are_named(tmp_path: Path) -> None:
     text = f"{HEAD}.visible .entry k() {{ .reg .b32 %r<2>; frobnicate.wide.u32 %r1, 0; ret; }}"
-    injected = everywhere(parse(text), Placement(TALLY, "exit", "instructions"))
+    injected = everywhere(parse(text), Probe(TALLY, "exit", "instructions"))
     assert injected.kernels["k"].unknown == ("frobnicate.wide.u32",)
 
 
@@ -629,6 +628,6 @@ def test_functions_that_leave_are_made_for_each_set_of_probes(edges: Module, tmp
 .visible .entry a(.param .u32 n) {{ .param .b32 x; st.param.b32 [x], 1; call f, (x); ret; }}
 .visible .entry b(.param .u32 n) {{ .param .b32 x; st.param.b32 [x], 1; call f, (x); ret; }}"""
     module = parse(text)
-    injected = inject(module, {"a": [Placement(TIME, "exit")], "b": [Placement(TALLY, "exit", "blocks")]})
+    injected = inject(module, {"a": [Probe(TIME, "exit")], "b": [Probe(TALLY, "exit", "blocks")]})
     assert {"f$gpubpf1", "f$gpubpf2"} <= set(parse(injected.text).functions)
     assembled(injected.text, "sm_75", tmp_path)

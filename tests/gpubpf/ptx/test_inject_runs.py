@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.record import replace
 
 HERE = Path(__file__).resolve().parent
@@ -165,7 +166,6 @@ def main(path: str) -> None:
     from gpubpf.ptx.module import Function, render
     from gpubpf.ptx.parser import parse
     from gpubpf.ptx.symbols import TABLE
-    from gpubpf.ptx.values import Placement
     from gpubpf_fragments import tally
 
     device = Device()
@@ -175,7 +175,7 @@ def main(path: str) -> None:
         i for i in application.items if not isinstance(i, Function) or i.kind == "func" or i.name in LAUNCHES
     )
     application = replace(application, items=wanted)
-    probes = [Placement(tally(kind), "exit", kind) for kind in ("instructions", "stores")]
+    probes = [Probe(tally(kind), "exit", kind) for kind in ("instructions", "stores")]
     injected = inject(application, dict.fromkeys(LAUNCHES, probes))
     assert not injected.refusals, injected.refusals
     original, sidecar = device.load(render(application)), device.load(injected.text)

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from engine_device import Array, Device, compile_cuda, nvcc
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx import plan
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import render
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement, Site
+from gpubpf.ptx.values import Site
 from gpubpf.record import replace
 from gpubpf_fragments import log, tally
 from gpubpf_points import HEAD, Run
@@ -92,7 +93,7 @@ NAMED = f"""{HEAD}
 
 def test_an_access_without_a_space_that_names_a_variable(form: str) -> None:
     """It is in the variable's space, and its address is an offset there, not a generic address."""
-    run = Run(NAMED, [Placement(log("access"), "access")])
+    run = Run(NAMED, [Probe(log("access"), "access")])
     run("k", 1, 0)
     spaces = [site.space for _, site in sorted(run.sites("k").items())]
     assert spaces == ["shared", "local", "shared", "global", "generic"]
@@ -127,7 +128,7 @@ ELEMENTS = f"""{HEAD}
 
 def test_elements_of_arrays(form: str) -> None:
     """An index is added in elements: to variables that stay in the kernel, and to addresses from the table of variables."""
-    run = Run(ELEMENTS, [Placement(log("access"), "access")])
+    run = Run(ELEMENTS, [Probe(log("access"), "access")])
     out = Array(np.zeros(8, np.uint32))
     run("k", 8, out)
     assert out.host.tolist() == [3 * (t + 2) for t in range(8)]
@@ -151,9 +152,9 @@ def test_elements_of_arrays(form: str) -> None:
 
 def test_values_at_elements_of_arrays(form: str, tmp_path: Path) -> None:
     """A load may overwrite its index. An instruction that takes an element's address reads the index alone."""
-    of_value = Placement(log("value", "log", "site", "address", "low"), "value")
+    of_value = Probe(log("value", "log", "site", "address", "low"), "value")
     of_result = log("instruction", "results", "site", "low", "operand0", "operands")
-    run = Run(ELEMENTS, [of_value, Placement(of_result, "instruction", opcodes=("mov.u64", "cvta"))])
+    run = Run(ELEMENTS, [of_value, Probe(of_result, "instruction", opcodes=("mov.u64", "cvta"))])
     assembled(run.injected.text, "sm_80", tmp_path)
     run("k", 8, Array(np.zeros(8, np.uint32)))
     table, fixed = (run.variables[name].ctypes.data for name in ("table", "fixed"))
@@ -179,7 +180,7 @@ def by_text(text: str, sites: dict[int, Site]) -> dict[str, list[int]]:
 
 
 def test_what_an_access_program_is_told(form: str) -> None:
-    run = Run(ACCESSES, [Placement(log("access"), "access")])
+    run = Run(ACCESSES, [Probe(log("access"), "access")])
     data = Array(np.zeros(1024, np.uint32))
     at = data.address + 64
     data.host[16:18] = np.frombuffer(struct.pack("<Q", at), np.uint32)
@@ -244,16 +245,14 @@ def test_what_an_access_program_is_told(form: str) -> None:
 
 def test_programs_are_where_their_kinds_and_spaces_are(form: str) -> None:
     """What does not match is not there at all; a generic address runs the programs of the space that it leads to."""
-    placements = [
-        Placement(log("access", "stores", "site", "space"), "access", kinds=("store",)),
-        Placement(log("access", "shared", "site", "space"), "access", spaces=("shared",)),
-        Placement(
-            log("access", "local", "site", "space"), "access", kinds=("load",), spaces=("local", "const")
-        ),
-        Placement(log("access", "rest", "site", "space"), "access", spaces=("global", "local")),
-        Placement(log("access", "two", "site", "space"), "access", spaces=("shared", "local")),
+    probes = [
+        Probe(log("access", "stores", "site", "space"), "access", kinds=("store",)),
+        Probe(log("access", "shared", "site", "space"), "access", spaces=("shared",)),
+        Probe(log("access", "local", "site", "space"), "access", kinds=("load",), spaces=("local", "const")),
+        Probe(log("access", "rest", "site", "space"), "access", spaces=("global", "local")),
+        Probe(log("access", "two", "site", "space"), "access", spaces=("shared", "local")),
     ]
-    run = Run(ACCESSES, placements)
+    run = Run(ACCESSES, probes)
     data = Array(np.zeros(1024, np.uint32))
     at = data.address + 64
     data.host[16:18] = np.frombuffer(struct.pack("<Q", at), np.uint32)
@@ -277,7 +276,7 @@ def test_programs_are_where_their_kinds_and_spaces_are(form: str) -> None:
         | local,
         "two": shared | local,
     }
-    only = inject(parse(ACCESSES), {"k": [Placement(log("access"), "access", spaces=("const",))]})
+    only = inject(parse(ACCESSES), {"k": [Probe(log("access"), "access", spaces=("const",))]})
     assert [s.space for s in only.kernels["k"].sites] == ["const"] and only.kernels["k"].site_count == 1
 
 
@@ -306,7 +305,7 @@ COPIES = f"""{HEAD}
 
 
 def test_copies_and_matrices_are_accesses_of_some_lanes(form: str) -> None:
-    run = Run(COPIES, [Placement(log("access"), "access")])
+    run = Run(COPIES, [Probe(log("access"), "access")])
     run("k", 32, Array(np.zeros(1024, np.uint32)))
     sites = run.sites("k")
     assert [(s.kind, s.space, s.width, s.effect) for _, s in sorted(sites.items())] == [
@@ -341,7 +340,7 @@ WMMA = f"""{HEAD}
 
 def test_a_matrix_is_rows_of_up_to_16_bytes_in_each_lane() -> None:
     """Together, the lanes access each byte of the matrix once."""
-    run = Run(WMMA, [Placement(log("access", "log", "site", "address", "width"), "access")])
+    run = Run(WMMA, [Probe(log("access", "log", "site", "address", "width"), "access")])
     data = Array(np.zeros(4096, np.uint8))
     run("k", 32, data, np.uint32(24))
     sites = run.sites("k")
@@ -443,14 +442,14 @@ def test_functions_that_are_called(form: str) -> None:
     run = Run(
         text,
         [
-            Placement(log("function_entry", "entered"), "function_entry"),
-            Placement(log("function_exit", "returned"), "function_exit"),
-            Placement(log("function_exit", "some"), "function_exit", functions=("mid*", "_Z4downj")),
-            Placement(log("access", "touched", "site"), "access"),
-            Placement(log("entry", "began"), "entry"),
-            Placement(log("exit", "left"), "exit"),
-            Placement(tally("stores"), "exit", "stores"),
-            Placement(tally("instructions"), "exit", "instructions"),
+            Probe(log("function_entry", "entered"), "function_entry"),
+            Probe(log("function_exit", "returned"), "function_exit"),
+            Probe(log("function_exit", "some"), "function_exit", functions=("mid*", "_Z4downj")),
+            Probe(log("access", "touched", "site"), "access"),
+            Probe(log("entry", "began"), "entry"),
+            Probe(log("exit", "left"), "exit"),
+            Probe(tally("stores"), "exit", "stores"),
+            Probe(tally("instructions"), "exit", "instructions"),
         ],
     )
     data = Array(np.zeros(64, np.uint32))
@@ -476,7 +475,7 @@ def test_functions_that_are_called(form: str) -> None:
     assert int(data.host[0]) == 10
     work = run.maps["stores"].host[:64].reshape(32, 2).tolist()
     assert work == [[1, 0 if t > 20 else 1 if t == 3 else 2] for t in range(32)]
-    plain_run = Run(text, [Placement(tally("instructions"), "exit", "instructions")])
+    plain_run = Run(text, [Probe(tally("instructions"), "exit", "instructions")])
     plain_run("first", 32, Array(np.zeros(64, np.uint32)))
     assert (run.maps["instructions"].host[:64] == plain_run.maps["instructions"].host[:64]).all()
 
@@ -498,7 +497,7 @@ def test_many_accesses_call_a_program_that_few_hold(tmp_path: Path) -> None:
             ld.param.u64 %rd1, [p]; {loads} ret; }}"""
 
     few, many = (
-        inject(parse(module(n)), {"k": [Placement(long, "access"), Placement(log("exit", "left"), "exit")]})
+        inject(parse(module(n)), {"k": [Probe(long, "access"), Probe(log("exit", "left"), "exit")]})
         for n in (10, 500)
     )
     assert few.text.count("$L_full:") == 11 and "gpubpf_program" not in few.text
@@ -517,8 +516,8 @@ def test_sites_are_numbered_without_gaps(tmp_path: Path) -> None:
   call (%r1), _Z3badj, (%r1); ret; }
 .visible .entry second""",
     )
-    every = [Placement(log(p, p), p) for p in ("access", "function_entry", "function_exit", "entry", "exit")]
-    kernels = {"first": every, "refused": every[:2], "second": [*every, Placement(log("exit"), "block_end")]}
+    every = [Probe(log(p, p), p) for p in ("access", "function_entry", "function_exit", "entry", "exit")]
+    kernels = {"first": every, "refused": every[:2], "second": [*every, Probe(log("exit"), "block_end")]}
     injected = inject(parse(text), kernels)
     assert injected.refusals == {"refused": "function _Z3badj takes its parameters in registers"}
     assert set(injected.kernels) == {"first", "second"} and "refused" not in injected.text
@@ -547,9 +546,9 @@ def test_kernels_with_other_programs_have_functions_of_their_own() -> None:
     text = text.replace(".alias g, f;\n", "")
     module = parse(text)
     placed = {
-        "a": [Placement(log("entry"), "entry")],
-        "b": [Placement(log("exit"), "exit")],
-        "c": [Placement(log("access"), "access", kinds=("store",))],
+        "a": [Probe(log("entry"), "entry")],
+        "b": [Probe(log("exit"), "exit")],
+        "c": [Probe(log("access"), "access", kinds=("store",))],
     }
     injected = inject(module, placed)
     functions = set(parse(injected.text).functions)
@@ -599,8 +598,8 @@ def test_barriers_as_threads_come_and_go() -> None:
     run = Run(
         BARRIERS,
         [
-            Placement(log("barrier_arrive", "arrived"), "barrier_arrive"),
-            Placement(log("barrier_leave", "left"), "barrier_leave"),
+            Probe(log("barrier_arrive", "arrived"), "barrier_arrive"),
+            Probe(log("barrier_leave", "left"), "barrier_leave"),
         ],
     )
     data = Array(np.zeros(64, np.uint32))
@@ -634,7 +633,7 @@ def test_waiting_is_measured_from_arrival_to_leave() -> None:
     meet: bar.sync 0; ret; }}"""
     waited = {}
     for turns in (100, 200, 300):
-        run = Run(text, [Placement(log("barrier_leave"), "barrier_leave")], virtual=True)
+        run = Run(text, [Probe(log("barrier_leave"), "barrier_leave")], virtual=True)
         run("k", 64, struct.pack("<I", turns))
         waited[turns] = {thread: cycles for thread, *_, cycles in run.records(4)}
         assert (
@@ -683,14 +682,14 @@ def test_compiled_kernels_run_as_before_and_every_access_is_seen(options: tuple[
     run = Run(
         render(replace(application, items=kept)),
         [
-            Placement(counter("access", "seen", "kind"), "access"),
-            Placement(counter("value", "valued", "kind"), "value"),
-            Placement(counter("basic_block", "entered"), "basic_block"),
-            Placement(counter("barrier_arrive", "arrived"), "barrier_arrive"),
-            Placement(counter("barrier_leave", "released"), "barrier_leave"),
-            Placement(counter("function_entry", "called"), "function_entry"),
-            Placement(counter("function_exit", "returned"), "function_exit"),
-            *(Placement(tally(kind), "exit", kind) for kind in (*KINDS, "barriers", "blocks")),
+            Probe(counter("access", "seen", "kind"), "access"),
+            Probe(counter("value", "valued", "kind"), "value"),
+            Probe(counter("basic_block", "entered"), "basic_block"),
+            Probe(counter("barrier_arrive", "arrived"), "barrier_arrive"),
+            Probe(counter("barrier_leave", "released"), "barrier_leave"),
+            Probe(counter("function_entry", "called"), "function_entry"),
+            Probe(counter("function_exit", "returned"), "function_exit"),
+            *(Probe(tally(kind), "exit", kind) for kind in (*KINDS, "barriers", "blocks")),
         ],
     )
     total: Counter[str] = Counter()
@@ -743,7 +742,7 @@ def test_parameters_are_no_memory_and_clusters_have_shared_memory(tmp_path: Path
     st.u32 [%rd6+8], %r1;
     ret;
 }"""
-    run = Run(text, [Placement(log("access", "log", "site", "space"), "access")])
+    run = Run(text, [Probe(log("access", "log", "site", "space"), "access")])
     run("k", 4, Array(np.zeros(4, np.uint32)), struct.pack("<I", 7))
     spaces = {"ld.u32 %r2, [%rd1": 0, "st.u32 [%rd6+8": 1}
     lines = by_text(text, run.sites("k"))
@@ -755,9 +754,7 @@ def test_a_pragma_stays_with_its_load_behind_the_probe(tmp_path: Path) -> None:
     text = f"""{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b32 %r<6>; .reg .pred %p<2>; .reg .b64 %rd<2>;
 ld.param.u64 %rd1, [p]; setp.eq.u64 %p1, %rd1, 5; .pragma "used_bytes_mask 0xfff";
 @%p1 ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%rd1]; st.global.u32 [%rd1], %r1; ret; }}"""
-    injected = inject(
-        parse(text), {"k": [Placement(log("access"), "access"), Placement(tally(), "exit", "loads")]}
-    )
+    injected = inject(parse(text), {"k": [Probe(log("access"), "access"), Probe(tally(), "exit", "loads")]})
     lines = injected.text.splitlines()
     at = next(i for i, line in enumerate(lines) if "used_bytes_mask" in line)
     assert "ld.global.v4" in lines[at + 1] and lines[at - 2].strip() == "//gpubpf}"
@@ -777,9 +774,9 @@ def test_injecting_takes_time_in_proportion_to_the_kernel() -> None:
         )
         text = f"""{HEAD}.visible .entry k(.param .u64 p) {{ .reg .f32 %f<2>; .reg .b32 %r<2>; .reg .b64 %rd<2>;
 {body} ret; }}"""
-        placements = {"k": [Placement(long, "access"), Placement(tally(), "exit", "stores")]}
+        probes = {"k": [Probe(long, "access"), Probe(tally(), "exit", "stores")]}
         start = time.thread_time()
-        injected = inject(parse(text), placements)
+        injected = inject(parse(text), probes)
         assert injected.kernels["k"].site_count == 2 * pairs + 1
         return time.thread_time() - start
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import render
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
 from gpubpf_sass import assembled, registers, sass
 
 _spec = importlib.util.spec_from_file_location("forms", Path(__file__).parent / "test_access.py")
@@ -53,12 +53,12 @@ def rows(sm: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("sm", FORMS)
 def test_ptxas_takes_a_probe_at_every_form(sm: str, tmp_path: Path) -> None:
     text = module(sm, "\n".join(text for text, _ in rows(sm)))
-    placements = (
-        Placement(SUM, "access"),
-        Placement(NARROW, "access", spaces=("shared", "local")),
-        Placement(NARROW, "access", spaces=("global",)),
+    probes = (
+        Probe(SUM, "access"),
+        Probe(NARROW, "access", spaces=("shared", "local")),
+        Probe(NARROW, "access", spaces=("global",)),
     )
-    injected = inject(parse(text), {"k": placements})
+    injected = inject(parse(text), {"k": probes})
     assert not injected.refusals
     kernel = injected.kernels["k"]
     expected = [len(re.findall(r"(?:^|, )(?:load|store|atomic|async) ", told)) for _, told in rows(sm)]
@@ -89,7 +89,7 @@ def test_what_was_there_stays_and_nothing_is_spilled(sm: str, tmp_path: Path) ->
     cubin, before = assembled(render(parse(text)), sm, tmp_path)
     plain = Counter(m[1] for line in sass(cubin)["k"] if (m := MEMORY.search(line)))
     assert sum(plain.values()) >= 8
-    injected = inject(parse(text), {"k": [Placement(SUM, "access")]})
+    injected = inject(parse(text), {"k": [Probe(SUM, "access")]})
     cubin, after = assembled(injected.text, sm, tmp_path)
     probed = Counter(m[1] for line in sass(cubin)["k"] if (m := MEMORY.search(line)))
     added = probed - plain
@@ -122,8 +122,8 @@ def test_probes_at_barriers_are_taken_with_every_operand(tmp_path: Path) -> None
     @%p1 barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
     @%p1 st.global.u32 [%rd1], %r1; st.global.u32 [%rd1+4], %r2; st.global.u32 [%rd1+8], %r3;"""
     text = module("sm_90", "ld.param.u64 %rd1, [a]; mov.u32 %r1, %tid.x; setp.lt.u32 %p2, %r1, 40;" + forms)
-    placements = [Placement(come, "barrier_arrive"), Placement(wait, "barrier_leave")]
-    injected = inject(parse(text), {"k": placements})
+    probes = [Probe(come, "barrier_arrive"), Probe(wait, "barrier_leave")]
+    injected = inject(parse(text), {"k": probes})
     points = Counter(site.point for site in injected.kernels["k"].sites)
     assert points == {"barrier_arrive": 17, "barrier_leave": 14}
     assembled(injected.text, "sm_90", tmp_path)
@@ -151,8 +151,8 @@ atom.global.add.u64 %rd1, [%gpubpf_sums], 1; add.u32 %r1, %r1, 1; setp.lt.u32 %p
     activemask.b32 %r5;
     bar.sync 0;
     st.global.v2.f32 [%rd1+8], {%f1, %f2}; st.global.u32 [%rd1], %r5;"""
-    placements = [Placement(turns, point) for point in ("access", "barrier_arrive", "float")]
-    injected = inject(parse(module(sm, body)), {"k": placements})
+    probes = [Probe(turns, point) for point in ("access", "barrier_arrive", "float")]
+    injected = inject(parse(module(sm, body)), {"k": probes})
     assert not injected.refusals
     cubin, _ = assembled(injected.text, sm, tmp_path)
     code = sass(cubin)["k"]

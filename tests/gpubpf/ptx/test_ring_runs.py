@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 sys.path.insert(0, str(HERE))
 
 from gpubpf.ebpf.maps import MapDefinition  # noqa: E402
+from gpubpf.ebpf.probe import Probe  # noqa: E402
 
 BLOCKS, THREADS = 8, 100
 RING = MapDefinition(
@@ -100,12 +101,11 @@ def main() -> None:
 
     from gpubpf.ptx.inject import inject
     from gpubpf.ptx.parser import parse
-    from gpubpf.ptx.values import Placement
     from gpubpf.session.rings import RingReader
     from gpubpf_ring import control, place_of
 
     device = Device()
-    injected = inject(parse(KERNEL), {"ways": [Placement(program(p), p) for p in ("entry", "exit")]})
+    injected = inject(parse(KERNEL), {"ways": [Probe(program(p), p) for p in ("entry", "exit")]})
     assert not injected.refusals, injected.refusals
     module, block = device.load(injected.text), injected.kernels["ways"].block
     found = {}

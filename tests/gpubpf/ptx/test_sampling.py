@@ -7,12 +7,12 @@ import pytest
 
 from engine_device import Array
 from gpubpf.ebpf.maps import GROUPS, SAMPLED
+from gpubpf.ebpf.probe import Probe
 from gpubpf.ebpf.sampling import PARAMETER, Sampling, Unit, hashes
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx import plan
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement
 from gpubpf_fragments import log
 from gpubpf_points import HEAD, Run
 
@@ -56,7 +56,7 @@ class Sampled(Run):
         super().__init__(
             KERNEL,
             [
-                Placement(log(point, point, "site"), point, opcodes=("setp",), sampled=unit or "")
+                Probe(log(point, point, "site"), point, opcodes=("setp",), sampled=unit or "")
                 for point in POINTS
             ],
         )
@@ -109,7 +109,7 @@ st.global.u32 [%rd1], %gpubpf_group;
         (Argument("groups", "b64", "map_base", "groups"), Argument("group", "b32", "group")),
     )
     for sampled in ("block", ""):
-        run = Run(KERNEL, (Placement(note, "exit", sampled=sampled),))  # type: ignore[arg-type]
+        run = Run(KERNEL, (Probe(note, "exit", sampled=sampled),))  # type: ignore[arg-type]
         run.params[PARAMETER] = b"\xff\xff\xff\xff\7\0\0\0"
         run("k", THREADS, Array(np.zeros(BLOCKS * THREADS, np.uint32)), grid=BLOCKS)
         groups = run.maps["groups"].host.view(np.uint32)[:BLOCKS]
@@ -129,6 +129,6 @@ def test_a_kernel_that_calls_a_function_with_shared_memory_has_one_body(space: s
     .reg .b64 %rd1; ld.param.u64 %rd1, [p];
     {{ .param .b64 a; st.param.b64 [a], %rd1; call f, (a); }} ret;
 }}"""
-    made = inject(parse(text), {"k": [Placement(log("access", "access", "site"), "access", sampled="block")]})
+    made = inject(parse(text), {"k": [Probe(log("access", "access", "site"), "access", sampled="block")]})
     assert made.kernels["k"].split is (bodies == 2)
     assert made.text.count(".align 4 .b8 room[64]") == bodies

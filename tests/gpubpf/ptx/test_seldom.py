@@ -6,12 +6,12 @@ import struct
 
 import pytest
 
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx import plan
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.seldom import called, shortened
-from gpubpf.ptx.values import Placement
 from ptxrun import Memory, Thread
 
 COUNTS = Argument("counts", "b64", "map_base", "counts")
@@ -62,7 +62,7 @@ def test_each_access_is_counted_once(inline: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(plan, "MAX_INLINE", inline)
     monkeypatch.setattr(plan, "MIN_FUNCTION", 0)
     text = KERNEL.format(accesses="\n".join(f"st.global.u8 [%rd1+{at}], 1;" for at in OFFSETS))
-    injected = inject(parse(text), {"k": [Placement(FRAGMENT, "access")]})
+    injected = inject(parse(text), {"k": [Probe(FRAGMENT, "access")]})
     assert injected.text.count("call gpubpf_program0,") == (0 if inline else len(OFFSETS))
     assert (
         injected.text.count("+16], 1;") == (len(OFFSETS) if inline else 1) + 1
@@ -87,8 +87,8 @@ def test_small_kernels_of_large_modules_call_no_function(
     small = (
         KERNEL.format(accesses="st.global.u8 [%rd1], 1;").split("\n", 3)[3].replace("entry k", "entry small")
     )
-    placements = [Placement(FRAGMENT, "access")]
-    text = inject(parse(large + small), {"k": placements, "small": placements}).text
+    probes = [Probe(FRAGMENT, "access")]
+    text = inject(parse(large + small), {"k": probes, "small": probes}).text
     assert text.count("call gpubpf_program0,") == calls
     assert text[text.index("entry small") :].count("call gpubpf_program0,") == calls - 8 * bool(calls)
 

@@ -14,13 +14,14 @@ import pytest
 
 from engine_device import Array
 from gpubpf.ebpf.bytecode import CONTEXTS, KINDS, RETURNS, TYPES
+from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx import plan
 from gpubpf.ptx.access import accesses
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.operands import operands, without_value
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.values import Placement, Site
+from gpubpf.ptx.values import Site
 from gpubpf_fragments import log
 from gpubpf_points import HEAD, Run
 from gpubpf_sass import assembled, sass
@@ -124,9 +125,7 @@ def test_ptxas_takes_a_program_at_every_form(sm: str, tmp_path: Path) -> None:
     rows = [
         (text, told) for of, text, told in ROWS if of == sm and not re.search(r"\[(picture|surface)\b", text)
     ]
-    injected = inject(
-        parse(module(sm, "\n".join(text for text, _ in rows))), {"k": [Placement(SUM, "value")]}
-    )
+    injected = inject(parse(module(sm, "\n".join(text for text, _ in rows))), {"k": [Probe(SUM, "value")]})
     assert not injected.refusals
     valued = [text for text, _ in rows if operands(parsed(sm, text)) is not None]
     kernel = injected.kernels["k"]
@@ -147,7 +146,7 @@ st.global.u8 [%rd1], %c1; ld.global.s8 %c1, [%rd1]; ld.global.u16 %rd3, [%rd1]; 
 @pytest.mark.parametrize("sm", ["sm_75", "sm_80", "sm_90"])
 def test_ptxas_takes_registers_and_numbers_of_every_kind(sm: str, tmp_path: Path) -> None:
     text = module(sm, ".reg .u8 %c<2>; .reg .f16 %e<2>;" + LITERALS)
-    injected = inject(parse(text), {"k": [Placement(SUM, "value")]})
+    injected = inject(parse(text), {"k": [Probe(SUM, "value")]})
     assert len(injected.kernels["k"].sites) == LITERALS.count(";") and not injected.kernels["k"].unprobed
     assembled(injected.text, sm, tmp_path)
 
@@ -163,7 +162,7 @@ atom.global.add.v2.f32 {%e0.x, %e0.z}, [%rd1], {%e1.x, %e1.w}; red.global.add.v4
 def test_ptxas_takes_registers_of_vectors(tmp_path: Path) -> None:
     """ptxas takes the name of such a register only where it expects a vector."""
     text = module("sm_90", VECTORS)
-    injected = inject(parse(text), {"k": [Placement(SUM, "value")]})
+    injected = inject(parse(text), {"k": [Probe(SUM, "value")]})
     sites = injected.kernels["k"].sites
     assert len(sites) == VECTORS.count("[") and not injected.kernels["k"].unprobed
     (atomic,) = (site for site in sites if site.opcode.startswith("atom"))
@@ -177,7 +176,7 @@ def test_an_unused_result_stays_unused(tmp_path: Path) -> None:
         "sm_90a",
         "ld.param.u64 %rd1, [a]; atom.global.add.u32 %r1, [%rd1], 5; atom.global.max.u32 _, [%rd1+4], 5;",
     )
-    injected = inject(parse(text), {"k": [Placement(SUM, "value")]})
+    injected = inject(parse(text), {"k": [Probe(SUM, "value")]})
     cubin, _ = assembled(injected.text, "sm_90a", tmp_path)
     names = [name for line in sass(cubin)["k"] for name in re.findall(r"\b(?:ATOM|RED)(?!UX)\w*", line)]
     assert len(names) == 4 and all(name.startswith("RED") for name in names)
@@ -325,9 +324,7 @@ def _marks(sites: dict[int, Site]) -> dict[str, Site]:
 def test_values_are_told_and_stay_as_they_are(form: str) -> None:
     where = log("value", "where", "site", "address", "width", "space", "kind", "effect")
     accessed = log("access", "accessed", "site", "address", "width", "space", "kind", "effect")
-    run = Run(
-        VALUES, [Placement(log("value"), "value"), Placement(where, "value"), Placement(accessed, "access")]
-    )
+    run = Run(VALUES, [Probe(log("value"), "value"), Probe(where, "value"), Probe(accessed, "access")])
     table = run.variables["table"].view(np.uint32)
     original, data = _data(), _data()
     table[:] = 65000 - 16 + np.arange(64)
@@ -378,9 +375,7 @@ def test_values_of_vector_registers(form: str) -> None:
     {{ .param .b32 a; .param .align 8 .b8 r[8]; st.param.b32 [a], %r1; call (r), pair, (a); }}
     ret;
 }}"""
-    run = Run(
-        text, [Placement(log("value"), "value"), Placement(log("function_exit", "left"), "function_exit")]
-    )
+    run = Run(text, [Probe(log("value"), "value"), Probe(log("function_exit", "left"), "function_exit")])
     run("k", THREADS, _data())
     values = Counter((t, low, high) for t, _, _, _, _, low, high, _, _ in run.records(8))
     four = Counter((t, first(t)[0] | first(t)[1] << 32, t | first(t)[3] << 32) for t in range(THREADS))
@@ -392,22 +387,22 @@ def test_values_of_vector_registers(form: str) -> None:
 
 
 def test_programs_are_where_their_kinds_and_spaces_are(form: str) -> None:
-    placements = [
-        Placement(
+    probes = [
+        Probe(
             log("value", "stores", "site", "kind", "space"),
             "value",
             kinds=("store",),
             spaces=("shared", "local"),
         ),
-        Placement(
+        Probe(
             log("value", "loads", "site", "kind", "space"),
             "value",
             kinds=("load",),
             spaces=("shared", "const"),
         ),
-        Placement(log("value", "atomics", "low"), "value", kinds=("atomic",)),
+        Probe(log("value", "atomics", "low"), "value", kinds=("atomic",)),
     ]
-    run = Run(VALUES, placements)
+    run = Run(VALUES, probes)
     run.variables["table"].view(np.uint32)[:] = 65000 - 16 + np.arange(64)
     run("k", THREADS, _data())
     named = {site.number: name for name, site in _marks(run.sites("k")).items()}
@@ -430,7 +425,7 @@ def test_only_what_a_program_reads_is_computed() -> None:
             atom.global.add.u32 %r5, [%rd1], %r1;
             st.global.v4.u32 [%rd1], {{%r5, %r2, %r3, %r4}};
             ret; }}"""
-        return inject(parse(text), {"k": [Placement(log("value", "log", "site", *fields), "value")]}).text
+        return inject(parse(text), {"k": [Probe(log("value", "log", "site", *fields), "value")]}).text
 
     plain = added()
     assert "%gpubpf_0value" not in plain and "%gpubpf_0old" not in plain and "activemask" not in plain
@@ -446,7 +441,7 @@ def test_a_load_of_which_the_application_uses_some_bytes(tmp_path: Path) -> None
 ld.param.u64 %rd1, [p]; .pragma "used_bytes_mask 0xfff";
 ld.global.v4.u32 {{%r1, %r2, %r3, %r4}}, [%rd1]; st.global.u32 [%rd1], %r1; ret; }}"""
     for field, stays in (("high", False), ("width", True)):
-        injected = inject(parse(text), {"k": [Placement(log("value", "log", field), "value")]})
+        injected = inject(parse(text), {"k": [Probe(log("value", "log", field), "value")]})
         lines = injected.text.splitlines()
         own = next(n for n, line in enumerate(lines) if "ld.global.v4" in line)
         assert ("used_bytes_mask" in lines[own - 1]) is stays is ("used_bytes_mask" in injected.text)

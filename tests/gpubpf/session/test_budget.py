@@ -273,7 +273,7 @@ def test_the_counting_is_attached_once_for_all_kernels() -> None:
         return b
 
     def costs(b: BPF) -> list[tuple[str, ...]]:
-        return [one.kernels for one in b.attachments() if one.fragment is COST]
+        return [one.kernels for one in b.lowered_probes() if one.program is COST]
 
     both = attached(("a*",), ("b", "a*"))
     assert costs(both) == [("a*", "b")] and costs(attached(("a*",), ())) == [()]

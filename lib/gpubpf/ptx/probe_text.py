@@ -1,8 +1,8 @@
 """Build the text of probes: a fragment with its arguments, and the code around it at a memory access.
 
 filler = Filler(block)
-filler.text(placement, {"site": "7"})
-filler.access(placements, access, 7, ["@!%p1 "], [f"mov.b64 {AT}, %rd1;"])
+filler.text(probe, {"site": "7"})
+filler.access(probes, access, 7, ["@!%p1 "], [f"mov.b64 {AT}, %rd1;"])
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .access import Access, Rows
 from .cost import remarked
 from .sampling import GROUP, SKIPS
 from .symbols import LAUNCH
-from .values import Placement
+from .values import PtxProbe
 
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Argument
@@ -64,41 +64,39 @@ class Filler:
         self.parameters = parameters
         self.clusters = clusters
         self.remarks = remarks
-        self._known: dict[int, tuple[Placement, str, tuple[tuple[str, str, int], ...]]] = {}
+        self._known: dict[int, tuple[PtxProbe, str, tuple[tuple[str, str, int], ...]]] = {}
 
-    def probe(self, placement: Placement, lines: Sequence[str]) -> str:
+    def scope(self, probe: PtxProbe, lines: Sequence[str]) -> str:
         """Return the lines of a probe in a scope. If the program is sampled, threads that are not chosen skip the scope."""
-        skip, end = ([f"@{SKIPS} bra {_SKIPPED};"], [f"{_SKIPPED}:"]) if placement.checks_choice else ([], [])
+        skip, end = ([f"@{SKIPS} bra {_SKIPPED};"], [f"{_SKIPPED}:"]) if probe.checks_choice else ([], [])
         return "\n".join(["{", *skip, *lines, *end, "}"])
 
-    def text(self, placement: Placement, context: Mapping[str, str]) -> str:
+    def text(self, probe: PtxProbe, context: Mapping[str, str]) -> str:
         """Return a fragment in a scope that declares and sets its arguments. `context`: field → number or 64-bit register."""
-        _, start, fields = self._parts(placement)
+        _, start, fields = self._parts(probe)
         lines = [start]
         for register, field, bits in fields:
             if field not in context:
                 raise Error(
-                    f"a device program reads the context field {field!r}, which {placement.point} does not have"
+                    f"a device program reads the context field {field!r}, which {probe.point} does not have"
                 )
             value = context[field]
             if bits == 64 or not value.startswith("%"):
                 lines.append(f"mov.b{bits} {register}, {value};")
             else:
                 lines.append(f"cvt.u{bits}.u64 {register}, {value};")
-        ptx = self.texts.get(id(placement.fragment)) or placement.fragment.ptx.strip()
-        lines.append(remarked(placement.fragment, ptx) if self.remarks else ptx)
+        ptx = self.texts.get(id(probe.program)) or probe.program.ptx.strip()
+        lines.append(remarked(probe.program, ptx) if self.remarks else ptx)
         return "\n".join([*lines, "}"])
 
-    def basic_block(self, placement: Placement, site: int) -> str:
+    def basic_block(self, probe: PtxProbe, site: int) -> str:
         """Return a fragment at the beginning of a basic block."""
-        return self.probe(
-            placement, [*self._active(placement), self.text(placement, {"site": str(site), **_ACTIVE})]
-        )
+        return self.scope(probe, [*self._active(probe), self.text(probe, {"site": str(site), **_ACTIVE})])
 
-    def branch(self, placement: Placement, site: int, condition: str) -> str:
+    def branch(self, probe: PtxProbe, site: int, condition: str) -> str:
         """Return a fragment before a branch. `condition`: the predicate operand (`!%p1`) that is true in lanes that take it."""
-        lines = self._active(placement, "taken")
-        if self.reads(placement, "taken"):
+        lines = self._active(probe, "taken")
+        if self.reads(probe, "taken"):
             lines += [
                 ".reg .b32 %gpubpf_0going;",
                 ".reg .b64 %gpubpf_0taken;",
@@ -106,11 +104,11 @@ class Filler:
                 "cvt.u64.u32 %gpubpf_0taken, %gpubpf_0going;",
             ]
         context = {"site": str(site), "taken": "%gpubpf_0taken", **_ACTIVE}
-        return self.probe(placement, [*lines, self.text(placement, context)])
+        return self.scope(probe, [*lines, self.text(probe, context)])
 
-    def _active(self, placement: Placement, *fields: str) -> list[str]:
+    def _active(self, probe: PtxProbe, *fields: str) -> list[str]:
         """Return instructions that set the register of `active`, if the fragment reads `active` or one of `fields`."""
-        if not self.reads(placement, "active", *fields):
+        if not self.reads(probe, "active", *fields):
             return []
         return [
             ".reg .b32 %gpubpf_0mask;",
@@ -119,40 +117,40 @@ class Filler:
             "cvt.u64.u32 %gpubpf_0active, %gpubpf_0mask;",
         ]
 
-    def reads(self, placement: Placement, *fields: str) -> bool:
+    def reads(self, probe: PtxProbe, *fields: str) -> bool:
         """Return whether the fragment reads one of these fields of its context."""
-        return any(field in fields for _, field, _ in self._parts(placement)[2])
+        return any(field in fields for _, field, _ in self._parts(probe)[2])
 
-    def reads_any(self, placements: Iterable[Placement], *fields: str) -> bool:
+    def reads_any(self, probes: Iterable[PtxProbe], *fields: str) -> bool:
         """Return whether one of the fragments reads one of these fields of its context."""
-        return any(self.reads(placement, *fields) for placement in placements)
+        return any(self.reads(probe, *fields) for probe in probes)
 
-    def _parts(self, placement: Placement) -> tuple[Placement, str, tuple[tuple[str, str, int], ...]]:
-        """Return the placement, the text that is the same everywhere, and the context arguments as (register, field, bits)."""
-        found = self._known.get(id(placement))
+    def _parts(self, probe: PtxProbe) -> tuple[PtxProbe, str, tuple[tuple[str, str, int], ...]]:
+        """Return the probe, the text that is the same everywhere, and the context arguments as (register, field, bits)."""
+        found = self._known.get(id(probe))
         if found is None:
             lines = ["{"]
             fields = []
-            for argument in placement.fragment.arguments:
+            for argument in probe.program.arguments:
                 lines.append(f".reg .{argument.type} {argument.register};")
                 if argument.kind == "context":
                     fields.append((argument.register, argument.field, int(argument.type[1:])))
-            for argument in placement.fragment.arguments:
-                if argument.kind == "shard" and placement.point in FREQUENT:  # the prologue has computed it
-                    lines.append(f"mov.b64 {argument.register}, {shard_register(argument, placement)};")
+            for argument in probe.program.arguments:
+                if argument.kind == "shard" and probe.point in FREQUENT:  # the prologue has computed it
+                    lines.append(f"mov.b64 {argument.register}, {shard_register(argument, probe)};")
                 elif argument.kind == "shard":
-                    lines.append(self.shard(argument, placement, argument.register))
+                    lines.append(self.shard(argument, probe, argument.register))
                 elif argument.kind == "group":
-                    lines.append(f"mov.b32 {argument.register}, {_group(placement)};")
+                    lines.append(f"mov.b32 {argument.register}, {_group(probe)};")
                 elif argument.kind != "context":
                     offset, width = self._word(argument)
                     # a narrow value is zero-extended into a wider register
                     bits = 8 * min(width, int(argument.type[1:]) // 8)
                     lines.append(f"ld.param.u{bits} {argument.register}, [{LAUNCH}+{offset}];")
-            found = self._known[id(placement)] = placement, "\n".join(lines), tuple(fields)
+            found = self._known[id(probe)] = probe, "\n".join(lines), tuple(fields)
         return found
 
-    def shard(self, argument: Argument, placement: Placement, register: str) -> str:
+    def shard(self, argument: Argument, probe: PtxProbe, register: str) -> str:
         """Return instructions that compute a program's argument of kind `shard`."""
         base, sites = self.block.bases[map_of(argument)], self.block.capacities[map_of(argument)]
         shard, some, offset = "%gpubpf_0number", "%gpubpf_0some", "%gpubpf_0offset"
@@ -160,7 +158,7 @@ class Filler:
             "{",
             f".reg .b32 {shard}, {some};",
             f".reg .b64 {offset};",
-            f"mov.u32 {shard}, {_group(placement)};",
+            f"mov.u32 {shard}, {_group(probe)};",
             f"ld.param.u32 {some}, [{LAUNCH}+{sites + SHARDS_SHIFT // 8}];",
             f"and.b32 {shard}, {shard}, {some};",
             f"ld.param.u32 {some}, [{LAUNCH}+{sites}];",
@@ -199,7 +197,7 @@ class Filler:
 
     def access(
         self,
-        placements: Sequence[Placement],
+        probes: Sequence[PtxProbe],
         access: Access,
         site: int,
         guards: Sequence[str],
@@ -216,7 +214,7 @@ class Filler:
         more     further context fields
         setup    instructions that set their registers
         """
-        guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in placements) else []), *guards]
+        guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []), *guards]
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
         if access.lanes < 32:
             lines += [
@@ -241,8 +239,8 @@ class Filler:
             **more,
         }
         generic = access.space == "generic"
-        located = generic and any(self.reads(p, "address", "space") or not _everywhere(p) for p in placements)
-        if located or (generic and self.parameters) or any(self.reads(p, "address") for p in placements):
+        located = generic and any(self.reads(p, "address", "space") or not _everywhere(p) for p in probes)
+        if located or (generic and self.parameters) or any(self.reads(p, "address") for p in probes):
             lines += [f".reg .b64 {AT};", *address]
         if generic and self.parameters:
             lines += [".reg .pred %gpubpf_0param;", f"isspacep.param %gpubpf_0param, {AT};"]
@@ -253,10 +251,10 @@ class Filler:
         elif not generic:
             context["space"] = str((*SPACES, *UNADDRESSED_SPACES).index(access.space))
         lines += setup
-        for placement in placements:
-            elsewhere = _elsewhere(placement) if generic else ()
-            lines += ["{", *elsewhere, *self._active(placement)]
-            lines += [self.text(placement, context), *([f"{_ELSEWHERE}:"] if elsewhere else []), "}"]
+        for probe in probes:
+            elsewhere = _elsewhere(probe) if generic else ()
+            lines += ["{", *elsewhere, *self._active(probe)]
+            lines += [self.text(probe, context), *([f"{_ELSEWHERE}:"] if elsewhere else []), "}"]
         if guards or size or access.lanes < 32 or (generic and self.parameters):
             lines.append(f"{_OVER}:")
         lines.append("}")
@@ -264,7 +262,7 @@ class Filler:
 
     def result(
         self,
-        placements: Sequence[Placement],
+        probes: Sequence[PtxProbe],
         guards: Sequence[str],
         setup: Sequence[str],
         context: Mapping[str, str],
@@ -273,21 +271,21 @@ class Filler:
 
         guards, setup: as in `access`. context: all fields except `active`.
         """
-        guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in placements) else []), *guards]
+        guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []), *guards]
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards), *setup]
-        for placement in placements:
-            lines += ["{", *self._active(placement), self.text(placement, {**context, **_ACTIVE}), "}"]
+        for probe in probes:
+            lines += ["{", *self._active(probe), self.text(probe, {**context, **_ACTIVE}), "}"]
         return "\n".join([*lines, *([f"{_OVER}:"] if guards else []), "}"])
 
 
-def _group(placement: Placement) -> str:
+def _group(probe: PtxProbe) -> str:
     """Return the register whose low bits select the part of a map that a program uses (gpu_group)."""
-    return GROUP if placement.sampled else "%smid"
+    return GROUP if probe.sampled else "%smid"
 
 
-def shard_register(argument: Argument, placement: Placement) -> str:
+def shard_register(argument: Argument, probe: PtxProbe) -> str:
     """Return the register that a function's prologue sets for probes at FREQUENT points."""
-    return f"%gpubpf_0shard{'_sampled' if placement.sampled else ''}_{map_of(argument)}"
+    return f"%gpubpf_0shard{'_sampled' if probe.sampled else ''}_{map_of(argument)}"
 
 
 # Compute the space and offset of a generic address. shared::any is replaced by shared::cluster or shared.
@@ -331,36 +329,36 @@ def effect(access: Access) -> int:
     return READS * access.reads + WRITES * access.writes
 
 
-def wants(placement: Placement, access: Access) -> bool:
+def wants(probe: PtxProbe, access: Access) -> bool:
     """Return whether a program's filters may admit an access. For generic addresses, the space is known only at run time."""
-    if placement.kinds and access.kind not in placement.kinds:
+    if probe.kinds and access.kind not in probe.kinds:
         return False
-    if not placement.spaces:
+    if not probe.spaces:
         return access.space not in UNADDRESSED_SPACES
-    return access.space in placement.spaces or (
-        access.space == "generic" and bool(_GENERIC.intersection(placement.spaces))
+    return access.space in probe.spaces or (
+        access.space == "generic" and bool(_GENERIC.intersection(probe.spaces))
     )
 
 
-def _everywhere(placement: Placement) -> bool:
+def _everywhere(probe: PtxProbe) -> bool:
     """Return whether a program's filters admit all spaces that a generic address may point to."""
-    return not placement.spaces or set(placement.spaces) >= _GENERIC
+    return not probe.spaces or set(probe.spaces) >= _GENERIC
 
 
-def _elsewhere(placement: Placement) -> list[str]:
+def _elsewhere(probe: PtxProbe) -> list[str]:
     """Return branches that skip a program if a generic address points to a space that its filters exclude."""
-    if _everywhere(placement):
+    if _everywhere(probe):
         return []
     shared, local = "%gpubpf_0shared", "%gpubpf_0local"
-    if "global" in placement.spaces:
+    if "global" in probe.spaces:
         return [
             f"@{predicate} bra {_ELSEWHERE};"
             for space, predicate in (("shared", shared), ("local", local))
-            if space not in placement.spaces
+            if space not in probe.spaces
         ]
-    if "shared" not in placement.spaces:
+    if "shared" not in probe.spaces:
         return [f"@!{local} bra {_ELSEWHERE};"]
-    if "local" not in placement.spaces:
+    if "local" not in probe.spaces:
         return [f"@!{shared} bra {_ELSEWHERE};"]
     return [
         ".reg .pred %gpubpf_0both;",

@@ -1,0 +1,57 @@
+"""A device program and where it is attached: one value, from the tool that attaches it to the injectors of PTX and AMD code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from gpubpf.record import Record, replace
+
+if TYPE_CHECKING:
+    from gpubpf.ebpf.sampling import Unit
+
+Program = TypeVar("Program", covariant=True)
+Lowered = TypeVar("Lowered")
+
+
+class Probe(Record, Generic[Program]):
+    """A program and the places in kernels where it runs.
+
+    program: the name of the C function; for the injectors, the program lowered for the device.
+    point: one of `bytecode.DEVICE_POINTS`.
+    accumulate: the kind of work to count for the program: one of `bytecode.WORK`, or of `cost.ADDED` and `cost.SKIPPED`.
+    kinds: of accesses, at `access` and `value` (load, store, atomic, async); () means all.
+    spaces: of accesses, at `access` and `value` (global, shared, local, const); () means all.
+    functions: globs of demangled names, at `function_entry` and `function_exit`; () means all.
+    opcodes: globs of opcodes, at `float` and `instruction` (`computation.is_chosen`); () means all.
+    sampled: "block" or "warp" to run the program only in some blocks or warps, chosen anew in each launch; "": in all. All
+        programs of a kernel have the same value, except `cost.SAMPLED_COST`, which runs in all.
+    alike: bytes, a power of two. At `access`, the program does the same for accesses by the same lanes whose addresses differ
+        by a multiple of so many bytes; or by any constant, if the addresses of all lanes are equal modulo so many. If several
+        loads or stores in a basic block are known to differ this way, only the first gets a probe (`Site.like`). 0: the program
+        may do something else.
+    kernels: `--kernel` patterns; () means all kernels. The injectors do not read it: each kernel has its own list of probes.
+    unconditional: set by the injector of PTX where only chosen threads reach the probe (split.py), so that the probe does not
+        test whether its thread is chosen.
+    """
+
+    program: Program
+    point: str
+    accumulate: str | None = None
+    kinds: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    opcodes: tuple[str, ...] = ()
+    sampled: Unit | Literal[""] = ""
+    alike: int = 0
+    kernels: tuple[str, ...] = ()
+    unconditional: bool = False
+
+    def with_program(self, program: Lowered) -> Probe[Lowered]:
+        """Return a probe at the same places with another form of its program."""
+        changed: Any = replace(self, program=program)  # type: ignore[arg-type]
+        return changed
+
+    @property
+    def checks_choice(self) -> bool:
+        """Whether the probe tests that its thread is chosen."""
+        return bool(self.sampled) and not self.unconditional
