@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests")]
+sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests/support")]
 
 from gpubpf.calls import call_lines, delay_probes, probes, records  # noqa: E402
 from gpubpf.calls.api import Api  # noqa: E402

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests" / "support")]
 
 import access_paths  # noqa: E402
 from gpubpf.ebpf.sampling import Sampling, Unit  # noqa: E402

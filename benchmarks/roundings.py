@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests" / "support")]
 
 from gpubpf.errors import ImageError  # noqa: E402
 from gpubpf.images import fatbin  # noqa: E402

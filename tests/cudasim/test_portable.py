@@ -165,7 +165,7 @@ for device in [Device(open({str(kernel)!r}).read(), virtual) for virtual in (Fal
     environment |= {
         "LD_PRELOAD": preload,
         "TMPDIR": str(temporary),
-        "PYTHONPATH": os.pathsep.join([str(repository / "tests"), str(repository / "lib")]),
+        "PYTHONPATH": os.pathsep.join([str(repository / "tests" / "support"), str(repository / "lib")]),
     }
     done = subprocess.run(
         [*inside, f'{mount}; exec "$0" -c "$1"', sys.executable, text],

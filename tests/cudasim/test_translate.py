@@ -423,7 +423,7 @@ def test_code_of_large_modules_is_compiled_for_launches(tmp_path: Path, reposito
         f"device, a = Device(open({str(tmp_path / 'k.ptx')!r}).read()), Array(numpy.zeros(1, numpy.uint32))\n"
         "for n in sys.argv[1:]: device.launch('k' + n, 1, 1, a); print(a.host[0])\n"
     )
-    path = os.pathsep.join([str(repository / "tests"), str(repository / "lib")])
+    path = os.pathsep.join([str(repository / "tests" / "support"), str(repository / "lib")])
     cache = tmp_path / "cache"
     environment = {**os.environ, "PYTHONPATH": path, "CUDASIM_CACHE": str(cache)}
 
@@ -449,7 +449,7 @@ def test_cache_is_private(tmp_path: Path, repository: Path) -> None:
         "import os, sys, time\nfrom engine_device import Device\n"
         f"begin = time.time(); Device({kernel('')!r}); print(time.time() - begin)\n"
     )
-    path = os.pathsep.join([str(repository / "tests"), str(repository / "lib")])
+    path = os.pathsep.join([str(repository / "tests" / "support"), str(repository / "lib")])
     home, cache = tmp_path / "home", tmp_path / "cache"
     home.mkdir()
     environment = {**os.environ, "PYTHONPATH": path, "HOME": str(home), "XDG_CACHE_HOME": str(cache)}

@@ -6,7 +6,7 @@ from pathlib import Path
 import atheris
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / part) for part in ("lib", "tests", "tests/support")]
 with atheris.instrument_imports(include=["gpubpf", "cudasim"]):
     from fuzz.targets import TARGETS
 

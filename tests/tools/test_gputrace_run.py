@@ -1,4 +1,4 @@
-"""gputrace from its command line to its exit status, on a program with known answers (tests/gpubpf_specs.py)."""
+"""gputrace from its command line to its exit status, on a program with known answers (tests/support/gpubpf_specs.py)."""
 
 import csv
 import json

@@ -1,5 +1,5 @@
-"""memtrace from its command line to its exit status. What it must say comes from tests/memory_model.py, fed with addresses that are
-known without it: from the program's text, or from memtrace's own record of every access."""
+"""memtrace from its command line to its exit status. What it must say comes from tests/support/memory_model.py, fed with addresses
+that are known without it: from the program's text, or from memtrace's own record of every access."""
 
 from __future__ import annotations
 

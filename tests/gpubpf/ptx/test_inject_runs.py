@@ -229,7 +229,7 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(HERE.parents[1]))
+    sys.path.insert(0, str(HERE.parents[1] / "support"))
     main(sys.argv[1])
     sys.stdout.flush()
     os._exit(0)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(HERE.parents[1] / "support"))
 sys.path.insert(0, str(HERE))
 
 from gpubpf.ebpf.maps import MapDefinition  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DEVICE = ROOT / "lib" / "cudasim" / "lib"
 NAMES = sorted(path.stem for path in (ROOT / "examples").glob("*.cu"))
 

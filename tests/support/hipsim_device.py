@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HIPSIM = ROOT / "lib" / "hipsim"
-PROGRAMS = Path(__file__).parent / "hipsim" / "programs"
+PROGRAMS = Path(__file__).parents[1] / "hipsim" / "programs"
 _BUILD = ROOT / "build" / "tests"
 
 

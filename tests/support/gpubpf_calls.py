@@ -12,7 +12,7 @@ from gpubpf_commands import words
 if TYPE_CHECKING:
     import numpy as np
 
-HERE = Path(__file__).with_name("gpubpf") / "calls"
+HERE = Path(__file__).parents[1] / "gpubpf" / "calls"
 LAUNCH = "kernel=0 grid=1:packed block=3:packed shared=s0 stream=s1"
 BY = "kernel=1 grid=0@0 block=0@12 shared=0@24 stream=0@32"
 FUNCTIONS = tuple(

@@ -13,7 +13,7 @@ import pytest
 import gpubpf_cuda
 from gpubpf.ebpf import clang, compile
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 needs_all = [
     *gpubpf_cuda.needs_cuda,
     pytest.mark.skipif(

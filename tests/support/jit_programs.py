@@ -24,8 +24,8 @@ import pytest
 
 import cudasim_device
 
-ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = Path(__file__).parent / "jit" / "programs"
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parents[1] / "jit" / "programs"
 THREADHIST = [sys.executable, str(ROOT / "tools/threadhist.py"), "--device", "sim", "--json"]
 Rounds = list[dict[str, int]]
 

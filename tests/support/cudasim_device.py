@@ -17,10 +17,10 @@ import pytest
 
 from gpubpf_cuda import run_nvcc
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CUDASIM = ROOT / "lib" / "cudasim"
 LIBRARIES = CUDASIM / "lib"
-PROGRAMS = Path(__file__).parent / "cudasim" / "programs"
+PROGRAMS = Path(__file__).parents[1] / "cudasim" / "programs"
 _BUILD = ROOT / "build" / "tests"
 
 

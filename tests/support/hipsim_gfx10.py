@@ -27,7 +27,7 @@ NAMES = {
 
 def cases_of_gfx9(name: str) -> ModuleType:
     """Give a module of tests, whose cases gfx1030 is tested with, too."""
-    path = Path(__file__).parent / "hipsim" / f"{name}.py"
+    path = Path(__file__).parents[1] / "hipsim" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"{name}_of_gfx9", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

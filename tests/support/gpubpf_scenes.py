@@ -15,7 +15,7 @@ import pytest
 
 from gpubpf_commands import words
 
-HERE = Path(__file__).parent / "gpubpf" / "calls" / "scenes"
+HERE = Path(__file__).parents[1] / "gpubpf" / "calls" / "scenes"
 # Calls that wait while the kernel looks at how a program uses its memory, as some machines have it do (DAMON, huge pages).
 LAYOUT = {"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "madvise": 28}
 

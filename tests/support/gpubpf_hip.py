@@ -13,7 +13,7 @@ import pytest
 from gpubpf.calls.api import hip
 from gpubpf.linux import libraries
 
-HERE = Path(__file__).parent / "gpubpf" / "calls" / "hip"
+HERE = Path(__file__).parents[1] / "gpubpf" / "calls" / "hip"
 _REAL = libraries.files(libraries.LibraryNames("libamdhip64.so.[567]"))
 needs_hip = pytest.mark.skipif(not _REAL, reason="needs libamdhip64 (libamdhip64-5 in Debian)")
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from gpubpf_cuda import run_nvcc
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "lib" / "cudasim" / "src"
-HARNESS = Path(__file__).parent / "cudasim" / "engine_harness.cpp"
+HARNESS = Path(__file__).parents[1] / "cudasim" / "engine_harness.cpp"
 _BUILD = ROOT / "build" / "tests"
 
 

@@ -1,6 +1,6 @@
 """Generate device programs, ask both gates about each, and run those that our gate accepts. Print how many there were.
 
-PYTHONPATH=lib:tests python tests/gpubpf_verdicts.py --programs 10000 --lowered 10
+PYTHONPATH=lib:tests/support python tests/support/gpubpf_verdicts.py --programs 10000 --lowered 10
 """
 
 from __future__ import annotations

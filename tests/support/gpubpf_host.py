@@ -31,7 +31,7 @@ ROOTLESS = [
     "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all",
 ]  # fmt: skip
 
-_CHECKOUT = Path(__file__).resolve().parent
+_CHECKOUT = Path(__file__).resolve().parents[2]
 needs_open_checkout = pytest.mark.skipif(
     any(not place.stat().st_mode & 0o001 for place in (_CHECKOUT, *_CHECKOUT.parents)),
     reason="other users cannot read this checkout",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-SOURCE = Path(__file__).resolve().parent.parent / "lib" / "hipsim"
+SOURCE = Path(__file__).resolve().parents[2] / "lib" / "hipsim"
 TOOL = SOURCE / "build" / "run_code_object"
 GPUS = ("gfx906", "gfx90a", "gfx1030")
 PAGE = 4096

@@ -9,7 +9,7 @@ import pytest
 
 from gpubpf.calls import device_times
 
-SOURCES = Path(__file__).parent / "gpubpf" / "calls" / "rocprofiler"
+SOURCES = Path(__file__).parents[1] / "gpubpf" / "calls" / "rocprofiler"
 
 
 def build(place: Path) -> Path:

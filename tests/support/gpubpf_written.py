@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TOOLS = {path.stem for path in (ROOT / "tools").glob("*.py")} | {"cudasim", "hipsim"}
 _COMMAND = re.compile(r"[#$] (\S.*)")
 # Lines that pages leave out: what the program prints, notices, and the overhead with the lines that continue it.
