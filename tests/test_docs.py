@@ -7,6 +7,7 @@ what is shown.
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -123,6 +124,44 @@ def test_files_that_are_named_exist(page: str) -> None:
 def test_the_security_page_names_tests_that_exist() -> None:
     named = re.findall(r"`(?:tests/[\w/]+/)?(test_\w+\.py)`", (ROOT / "docs" / "security.md").read_text())
     assert len(named) >= 8 and set(named) <= {file.name for file in (ROOT / "tests").rglob("test_*.py")}
+
+
+def _tracked(*folders: str) -> list[str]:
+    """Return the paths of the files in git."""
+    command = ["git", "-C", ROOT, "ls-files", "-z", *folders]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+
+
+def _words(names: list[str]) -> set[str]:
+    """Return the words in the paths of files, and in the files, except generated data."""
+    sources = (ROOT / name for name in names if Path(name).suffix not in (".json", ".ptx", ".svg"))
+    texts = (path.read_text(errors="replace") for path in sources if path.is_file())
+    return {word for text in (*names, *texts) for word in re.findall(r"\w+", text)}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_what_contributing_names_exists() -> None:
+    """Words in capital letters, such as NAME and POINT, stand for names of the reader's."""
+    text = re.sub(
+        r"^    .*$", "", text_of("CONTRIBUTING.md"), flags=re.M
+    )  # commands of several words are run elsewhere
+    quoted = [name for name in re.findall(r"`([^`\n]+)`", text) if re.fullmatch(r"[\w.]+(\(.*\))?", name)]
+    stands = re.compile(r"(^|_)(NAME|POINT|FILE|OPCODE)(_|$)")
+    words = {word for name in quoted for word in re.findall(r"[A-Za-z_]\w+", name) if not stands.search(word)}
+    known = _words(_tracked("lib", "tests", "tools", "script", "benchmarks", "pyproject.toml"))
+    assert len(words) > 80
+    assert not words - known
+
+
+def test_contributing_lists_the_packages_in_the_order_of_their_layers() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [set(layer.replace("gpubpf.", "").split(" | ")) for layer in contracts[0]["layers"]]
+    rows = re.findall(r"^\| (\d+) \| `(\w+?)(?:\.py)?` \|", text_of("CONTRIBUTING.md"), flags=re.M)
+    table: dict[int, set[str]] = {}
+    for number, package in rows:
+        table.setdefault(int(number), set()).add(package)
+    assert table.pop(1) == {"tools"}
+    assert [table[number] for number in sorted(table)] == layers
 
 
 def test_sections_that_sources_cite_exist() -> None:
