@@ -60,7 +60,7 @@ _SORTED_FRAMES = (
 _MOST_SECTIONS = 1 << 20
 _MOST_NAMES = 1 << 28  # characters of all names that are read of one table
 _TABLES = (DT_SYMTAB, DT_STRTAB, DT_HASH, DT_GNU_HASH, DT_VERSYM, DT_VERDEF)
-# Of a library's dynamic section, when it is read from memory:
+# Entries of a library's dynamic section, when it is read from memory:
 _MOST_SEGMENTS = 256
 _MOST_EXPORTS = 1 << 18
 _LARGEST_DYNAMIC = 1 << 16  # bytes

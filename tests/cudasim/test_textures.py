@@ -89,7 +89,7 @@ def test_arrays_and_surfaces(hostile: bool) -> None:
             "outside",
             "surface access outside of the surface in _Z6beyondy, block (0,0,0) thread (0,0,0), PTX line ",
         ),
-        ("destroyed", "surface access with a handle that is no surface object in _Z6beyondy"),
+        ("destroyed", "surface access with a handle that is not a surface object in _Z6beyondy"),
     ],
 )
 def test_surface_fault(how: str, line: str) -> None:

@@ -12,8 +12,8 @@ from .values import Code, c_type
 
 FEW = 5  # registers that a kernel needs beside its values
 MOST_STEPS = 24  # instructions to compute a value again where it is used
-# What the C of a value mentions that differs between lanes, or that is no value of its own; a lane's number and thread index vary only
-# with the lane.
+# What the C of a value mentions that differs between lanes, or that is not a value of its own. A lane's number and thread index vary
+# only with the lane.
 _VARIES = re.compile(r"\b(?:l|mask|now|api|at_\w+|cs_\w+|R)\b|w->(?:at|budget)\b")
 _LANE = re.compile(r"w->tid\[[0-2]\]\[l\]|\bl\b")
 _FRAME = re.compile(r"R->(\w+)")

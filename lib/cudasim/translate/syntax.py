@@ -3,7 +3,7 @@
     reason(instruction, (7, 8), 80)     # "" or why a module of PTX 7.8 for sm_80 has no such instruction
 
 ptxas takes modifiers in nearly any order, and so does this. Opcodes without a row have no such check: their emitters look at what they
-are given. Of the forms that PTX has, the emitters refuse some.
+are given. The emitters refuse some of PTX's forms.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class ApiFunction(Record):
     one of GROUPS. `layout`: the places of its arguments.
 
     `result`: one of RESULTS. A `status` is an error unless it is 0. A `query` may also return "not ready",
-    which is no error. `other` is not an error code.
+    which is not an error. `other` is not an error code.
 
     `kernel_name`: one of KERNEL_NAMING if a call tells which kernel a handle stands for, because it registers
     the handle with a name, looks it up by name, or gets it for another handle. Otherwise empty.

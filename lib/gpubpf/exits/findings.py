@@ -19,7 +19,7 @@ NOTABLE = 0.05  # share of the largest; smaller differences are not reported
 REGULAR = 0.75  # share of the blocks in which a warp must be last to be named; see also `_lanes`
 ALWAYS = 0.9  # share of the spread of a warp: the mean lateness of a lane that is the latest, but for noise
 UNSEEN = 0.5  # ns; times up to this are shown as 0 ns
-LEAST = 32  # ns: shorter times are no finding. The GPU's timer has steps of 32 ns or more, and a launch takes microseconds
+LEAST = 32  # ns: shorter times are not a finding. The GPU's timer has steps of 32 ns or more, and a launch takes microseconds
 
 
 def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:

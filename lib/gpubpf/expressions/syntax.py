@@ -119,7 +119,7 @@ class Names(Record):
     """What an expression may name at a point.
 
     point: for messages. fields: those of the point's context. builtins: those that every point of its kind has. constants: numbers,
-    by their names. texts: names that are no numbers, which are keys and format arguments only. values: what is loaded, stored or
+    by their names. texts: names that are not numbers, which are keys and format arguments only. values: what is loaded, stored or
     changed, a signed number whose bits may be a floating-point number. by_detail: names that a DETAIL of the point adds, each with
     these DETAILs.
     """

@@ -60,7 +60,7 @@ static inline u64 gpu_element(u64 type, u64 low) {
     u64 sign = (u64)((s64)(low << unused) >> 63) & gpu_is(type, GPU_TYPES_SIGNED);
     return low << unused >> unused | sign & ~(~0ull >> unused);
 }
-/* The sign bit of each element, and the bits of its fraction. Types that are no floating-point numbers have none. */
+/* The sign bit of each element, and the bits of its fraction. Types that are not floating-point numbers have none. */
 static inline u64 gpu_signs(u64 type) {
     return gpu_is(type, GPU_TYPES_F16 | GPU_TYPE(BF16)) & 0x8000800080008000ull |
            gpu_is(type, GPU_TYPES_F32) & 0x8000000080000000ull | gpu_is(type, GPU_TYPES_F64) & 1ull << 63;

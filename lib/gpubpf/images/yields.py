@@ -24,12 +24,12 @@ _OURS = rf"(?s)(?:.*\$)?{FUNCTION}\d+"  # after the name of the kernel
 # are without a predicate.
 _INSTRUCTION = struct.Struct("<QQ")
 _YIELD, _NOP = 0x7946, 0x7918
-# Of the last 8 bytes: stall cycles, dependencies and reuse, which stay as they are.
+# The bits of the last 8 bytes that hold stall cycles, dependencies and reuse. They stay as they are.
 _CONTROL = 0x3FFFFE0000000000
 
 
 def without_yields(cubin: bytes) -> bytes:
-    """Return a cubin with NOP in place of each YIELD in functions named gpubpf_programN. Raises ImageError if it is no cubin."""
+    """Return a cubin with NOP in place of each YIELD in functions named gpubpf_programN. Raises ImageError if it is not a cubin."""
     changed = bytearray(cubin)
     for place in _instructions(of_bytes(cubin)):
         first, last = _INSTRUCTION.unpack_from(cubin, place)

@@ -710,7 +710,7 @@ class _ColumnsBuilder:
             waits = keeping[ops.context[keeping] == context]
             waits = waits[np.argsort(kept[waits], kind="stable")]
             mine = np.flatnonzero(ops.context == context)
-            # Of the waits that kept values of a launch, the latest.
+            # The latest of the waits that kept values of a launch.
             latest = np.append(NONE, np.maximum.accumulate(ops.ret[waits]))
             found[mine] = over[mine] <= latest[np.searchsorted(kept[waits], ops.id[mine], side="right")]
         return found

@@ -454,7 +454,7 @@ class OffCpu:
     def forget(self, before_ns: int) -> None:
         """Drop the records that ended before a time, at which the oldest launch was called that is still to be explained.
 
-        The log does not have a launch before its call returns, so the records of the last minute remain. Of a call that takes longer,
+        The log does not have a launch before its call returns, so the records of the last minute remain. If a call takes longer,
         earlier ones are lost.
         """
         until = max(min(before_ns, time.monotonic_ns() - _LONGEST_CALL), 0)

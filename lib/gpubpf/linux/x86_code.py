@@ -20,7 +20,7 @@ class Block(Record):
     """Instructions from `start` to `end`; the last one begins at `last`.
 
     kind      RETURN; JUMP or BRANCH to `target`; INDIRECT: a jump through a register or memory; END: nothing follows (ud2, hlt, int3);
-              None: the bytes at `last` are no instruction that is known here
+              None: the bytes at `last` are not an instruction that is known here
     """
 
     start: int

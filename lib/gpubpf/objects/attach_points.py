@@ -124,7 +124,7 @@ def _function(section: str, text: str, returns: bool) -> tuple[str, int]:
     match = _FUNCTION.fullmatch(text)
     if match is None:
         raise ImageError(
-            f"section {section!r} has an offset that is no number; use FUNCTION+OFFSET, such as main+0x10"
+            f"section {section!r} has an offset that is not a number; use FUNCTION+OFFSET, such as main+0x10"
         )
     name, offset = match[1], int(match[2] or "0", 0)
     if returns and offset:

@@ -164,7 +164,7 @@ class Memory:
 
     A process can map a file whose pages come from a program (FUSE). The kernel lets a read of such a page wait for that program, and
     the reader cannot even be killed meanwhile. So only anonymous memory, files in memory and files on other file systems are read and
-    written. All methods raise Unreadable elsewhere. (A page that userfaultfd(2) has left out is no problem: the kernel reports an
+    written. All methods raise Unreadable elsewhere. (A page that userfaultfd(2) has left out does no harm: the kernel reports an
     error for it here, but not to process_vm_readv(2).)
     """
 

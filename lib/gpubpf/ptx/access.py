@@ -139,8 +139,9 @@ def unprobed(instruction: PtxInstruction) -> str | None:
 def unaddressed_accesses(instruction: PtxInstruction) -> tuple[Access, ...]:
     """Return the access of an instruction to a texture, surface or tensor, whose address is unknown; () for other instructions.
 
-    The width: of textures and surfaces, all elements in registers, which may differ from those in memory. Of wgmma, what each of the
-    128 lanes would read of the matrices in shared memory if they shared the work. Of a tensor copy 0, because it is unknown.
+    The width of an access to a texture or surface is that of all elements in registers, which may differ from those in memory. The
+    width of a wgmma is what each of the 128 lanes would read of the matrices in shared memory if the lanes shared the work. The width
+    of a tensor copy is 0, because it is unknown.
     """
     unaddressed = facts(instruction).unaddressed
     if unaddressed is None:

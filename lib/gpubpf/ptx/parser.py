@@ -132,7 +132,7 @@ def _item(lexer: Lexer, known: _Known) -> Iterator[Item]:
         yield from _variables(lexer, tuple(linkage))
     elif linkage:
         raise PtxError(
-            f"PTX line {token.line}: .{linkage[-1]} before {token.text!r}, which is no function and no variable"
+            f"PTX line {token.line}: .{linkage[-1]} before {token.text!r}, which is neither a function nor a variable"
         )
     elif name in _LINE_DIRECTIVES:
         lexer.next()

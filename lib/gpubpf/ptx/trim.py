@@ -37,7 +37,7 @@ def trim(parsed: module.Module, kernels: Iterable[str]) -> module.Module:
         elif isinstance(item, module.Variable):
             wanted = item.name in variables or item.space == "shared"
         else:
-            # Of the DWARF data, keep only the names that `.loc … function_name` refers to.
+            # From the DWARF data, keep only the names that `.loc … function_name` refers to.
             wanted = item.name != "section" or item.text.split()[1].startswith(".debug_str")
         if wanted:
             kept.append(item)

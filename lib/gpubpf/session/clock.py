@@ -370,7 +370,7 @@ class _Segment:
             found = _Piece.of(at, low_at[chosen], low[chosen] - slack, high[chosen] + slack, self._rate)
             if found is not None:
                 return found
-            # The rate changed slowly, which is no contradiction, so widen the bounds until a line fits.
+            # The rate changed slowly, which is not a contradiction, so widen the bounds until a line fits.
             slack = 2 * slack + 1.0
 
     def bounds(self, x: Reals) -> tuple[Reals, Reals]:

@@ -27,7 +27,7 @@ ALL_ABOVE = 4
 class Step(Enum):
     """What to do when a kernel is launched for the first time: `LargeModule.launched`."""
 
-    NOTHING = 0  # it is no kernel of the module
+    NOTHING = 0  # it is not a kernel of the module
     ONE = 1  # make its copy
     ALL = 2  # make the copies of all kernels, then set the result of `LargeModule.all`
     WAIT = 3  # all copies are being made: wait for `LargeModule.all`

@@ -13,7 +13,7 @@ from gpubpf.future import Future
 if TYPE_CHECKING:
     from gpubpf.images.sidecar import RegisterUse
 
-# Of a module with more kernels, only launched ones are counted. For all copies of a large library, ptxas takes minutes.
+# In a module with more kernels, only those that were launched are counted. For all copies of a large library, ptxas takes minutes.
 FEW_KERNELS = 8
 
 # Starts to count some kernels of one module.

@@ -235,7 +235,7 @@ def test_sections(section: str, event: str, kernels: tuple[str, ...], target: st
         ("perf_event/cpu-clock", "'cpu-clock' names no perf event; use EVENT:N"),
         ("perf_event/cpu-clock:0hz", "'cpu-clock:0hz' names no perf event"),
         ("perf_event/cycles:99hz", "there is no perf event 'cycles'; use one of: cpu-clock, task-clock"),
-        ("uprobe/./app:main+x", "has an offset that is no number; use FUNCTION+OFFSET"),
+        ("uprobe/./app:main+x", "has an offset that is not a number; use FUNCTION+OFFSET"),
         ("uretprobe/./app:main+4", "has an offset, but a function returns only once; leave +4 out"),
         ("kretprobe/vfs_read+4", "has an offset, but a function returns only once"),
         (

@@ -461,7 +461,7 @@ CUresult cuStreamDestroy(CUstream handle) {
     streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
     auto &work = context->destroyed_stream_work;
     work.push_back(stream->queue->tail());
-    // Of the fences that are done, only the one with the latest end matters.
+    // Among the fences that are done, only the one with the latest end matters.
     Fence latest;
     for (const Fence &fence : work)
         if (fence.done() && fence.end() > latest.end()) latest = fence;

@@ -113,7 +113,7 @@ struct Barrier {
 
 // The state of barrier.cluster.
 struct ClusterBarrier {
-    // Of the cluster, only in the block of rank 0: the threads that have arrived. Virtual clock: the time of the last arrival, where
+    // The threads of the cluster that have arrived; only in the block of rank 0. Virtual clock: the time of the last arrival, where
     // the exit of a thread that has not arrived counts as one; that of the last exit; that when the barrier was last complete.
     uint32_t arrived = 0;
     uint64_t latest = 0, exits = 0, completed = 0;

@@ -22,8 +22,8 @@ const Texture &find(cs_warp *w, uint64_t handle, bool surface) {
         environment.texture != nullptr ? environment.texture(environment.self, handle) : nullptr;
     if (found == nullptr || found->surface != surface)
         raise_fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0,
-                    surface ? "surface access with a handle that is no surface object"
-                            : "texture fetch with a handle that is no texture object");
+                    surface ? "surface access with a handle that is not a surface object"
+                            : "texture fetch with a handle that is not a texture object");
     return *found;
 }
 
@@ -403,7 +403,7 @@ uint32_t texture_query(cs_warp *w, uint64_t handle, uint32_t what, uint32_t leve
         environment.texture != nullptr ? environment.texture(environment.self, handle) : nullptr;
     if (found == nullptr)
         raise_fault(w, CS_FAULT_LAUNCH_FAILED, 0, 0, 0,
-                    "query of a handle that is no texture or surface object");
+                    "query of a handle that is not a texture or surface object");
     const TextureLevel &size = found->levels[std::min<size_t>(level, found->levels.size() - 1)];
     switch (what) {
         case CS_QUERY_WIDTH: return size.width;

@@ -120,7 +120,7 @@ cudaError_t ensure_context();
 // Records an error for cudaGetLastError, and returns it.
 cudaError_t record_error(cudaError_t error);
 cudaError_t record_error(CUresult status);
-// The same for queries of events and streams: "not ready" is no error (CUDA programming guide, "Error Checking").
+// The same for queries of events and streams: "not ready" is not an error (CUDA programming guide, "Error Checking").
 cudaError_t record_query(CUresult status);
 
 int &current_device();

@@ -93,7 +93,7 @@ void FunctionTable::set(const void *handle, const Function *value) {
 
 namespace {
 
-// Returns null if the context is no green one. It is asked through a stream in it. Without one, it must be current:
+// Returns null if the context is not a green context. It is asked through a stream in it. Without one, it must be current:
 // the default stream is then one, and a green context may be made current to one thread only.
 CUcontext primary_of_green(CUcontext handle, CUstream stream) {
     CUcontext current = nullptr, primary = nullptr;

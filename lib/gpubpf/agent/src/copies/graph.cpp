@@ -69,7 +69,7 @@ struct Execs {
     std::mutex lock;  // guards the members below
     std::unordered_map<CUgraphExec, std::shared_ptr<Exec>> all;
     uint64_t serials = 0;
-    // Of each conditional node: its bodies, which the driver reports only when the node is made.
+    // The bodies of each conditional node. The driver reports them only when the node is made.
     std::unordered_map<CUgraphNode, std::vector<CUgraph>> bodies;
 };
 
