@@ -45,6 +45,7 @@ PROGRAMS = frozenset((BPF, PERFMON, SYS_RESOURCE, SYS_ADMIN))
 # For attaching to more running processes.
 JOINING = frozenset((SYS_NICE,))
 
+_FIRST_USER_NAMESPACE = "user:[4026531837]"  # PROC_USER_INIT_INO, include/linux/proc_ns.h
 UNUSED_USERS = range(61184, 65520)
 _VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _BOUNDING_DROP, _NO_NEW_PRIVS, _SECUREBITS, _AMBIENT = 24, 38, 28, 47  # prctl(2)
@@ -76,7 +77,20 @@ def effective() -> frozenset[int]:
 
 def capable() -> bool:
     """Return whether this thread may load eBPF programs: it has CAP_BPF or CAP_SYS_ADMIN."""
-    return not effective().isdisjoint((BPF, SYS_ADMIN))
+    return holds(BPF, SYS_ADMIN)
+
+
+def holds(*capabilities: int) -> bool:
+    """Return whether this thread has one of these capabilities over the machine: those of root in a user namespace do not count."""
+    return not effective().isdisjoint(capabilities) and in_first_user_namespace()
+
+
+def in_first_user_namespace(proc: Path = Path("/proc")) -> bool:
+    """Return whether this process is in the machine's own user namespace. Without /proc, it is taken for one."""
+    try:
+        return os.readlink(proc / "self/ns/user") == _FIRST_USER_NAMESPACE
+    except OSError:
+        return True
 
 
 def _get() -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -127,3 +128,12 @@ def test_who_demangles_what_could_grow_has_no_privileges() -> None:
     helper._stop()
     assert int(found["CapEff"][0], 16) == 0 and found["NoNewPrivs"] == ["1"]
     assert not ROOT or found["Uid"] != ["0"] * 4
+
+
+def test_capabilities_of_a_user_namespace_load_no_programs() -> None:
+    unshare = ("unshare", "-U", "-r")
+    if subprocess.run([*unshare, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("needs user namespaces")
+    code = "from gpubpf.process import privileges as p; print(p.BPF in p.effective(), p.capable())"
+    done = subprocess.run([*unshare, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
