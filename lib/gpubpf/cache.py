@@ -165,6 +165,10 @@ class Cache(MutableRecord):
                 os.unlink(name)
                 excess -= size
 
+    def size(self) -> int:
+        """Return the size of all files, in bytes."""
+        return sum(size for _, size, _ in self._entries())
+
     def _entries(self) -> Iterator[tuple[float, int, str]]:
         """Yield the time of last use, the size in bytes and the path of every file."""
         if self.directory is None:

@@ -43,6 +43,8 @@ from gpubpf.errors import CompileError, how_to_install, in_words
 from gpubpf.process import bpf_syscall, libc, privileges
 from gpubpf.record import replace
 
+INSTALL_BCC = "install the distribution's python3-bpfcc"
+INSTALL_HEADERS = "install linux-headers-amd64"
 _KEY_KINDS = {f"gpubpf_{kind}": kind for kind in (*maps.DEVICE_KINDS, "shared_array")}
 _DEBUG = 0x4 | 0x8  # DEBUG_PREPROCESSOR, DEBUG_SOURCE
 # All calls are convergent: the result of a collective helper depends on the lanes that call it, so clang must not move the call.
@@ -190,7 +192,7 @@ def _import_bcc() -> Any:
     except ImportError:
         raise CompileError(
             "this C text is not one of the prebuilt programs and bcc's Python module is missing;"
-            " install the distribution's python3-bpfcc"
+            f" {INSTALL_BCC}"
         ) from None
     if not hasattr(bcc, "lib"):  # PyPI has an unrelated package of that name
         raise CompileError(
@@ -524,22 +526,31 @@ def spell_out_increments(text: str) -> str:
     return "".join(out)
 
 
-@contextlib.contextmanager
-def _kernel_source() -> Iterator[None]:
-    """Point bcc to installed headers of another kernel release, if it would not find any."""
+def has_kernel_headers() -> bool:
+    """Return whether bcc, which needs kernel headers, finds some here, or some of another release with this module's help."""
+    return _bcc_finds_headers() or bool(_header_packages())
+
+
+def _bcc_finds_headers() -> bool:
     release = os.uname().release
-    if (
+    return (
         "BCC_KERNEL_SOURCE" in os.environ
         or Path(f"/lib/modules/{release}/build/include").exists()
         or Path(f"/lib/modules/{release}/source/include").exists()
         or Path("/sys/kernel/kheaders.tar.xz").exists()
-    ):
+    )
+
+
+@contextlib.contextmanager
+def _kernel_source() -> Iterator[None]:
+    """Point bcc to installed headers of another kernel release, if it would not find any."""
+    if _bcc_finds_headers():
         yield
         return
     with contextlib.ExitStack() as stack:
         tree = _headers(stack)
         if tree is None:
-            raise CompileError("bcc needs kernel headers, and /usr/src has none; install linux-headers-amd64")
+            raise CompileError(f"bcc needs kernel headers, and /usr/src has none; {INSTALL_HEADERS}")
         os.environ["BCC_KERNEL_SOURCE"] = str(tree)
         try:
             yield
@@ -547,32 +558,43 @@ def _kernel_source() -> Iterator[None]:
             os.environ.pop("BCC_KERNEL_SOURCE", None)
 
 
-def _headers(stack: contextlib.ExitStack) -> Path | None:
-    """Return a complete tree of kernel headers: a package's, or symbolic links to both halves of Debian's (-common and the rest)."""
-    import tempfile  # imported here because the import is slow
-
+def _header_packages() -> tuple[Path, ...]:
+    """Return installed kernel headers: a complete tree, or both halves of Debian's (the rest and -common); () without any."""
     found = sorted(Path("/usr/src").glob("linux-headers-*"), reverse=True)
     for tree in found:
         if (tree / "include/linux/kconfig.h").exists() and (tree / "include/generated/autoconf.h").exists():
-            return tree
-    arch = "arm64" if os.uname().machine == "aarch64" else "x86"
+            return (tree,)
     for specific in found:
         common = specific.with_name(specific.name.rsplit("-", 1)[0] + "-common")
-        if specific == common or not (specific / "include/generated").exists() or not common.exists():
-            continue
-        parts = ("include", f"arch/{arch}/include")
-        if (directory := cache.default().directory) is not None:
-            with contextlib.suppress(OSError):  # the cache is full or damaged
-                return _link_headers(directory / f"headers-{specific.name}", parts, common, specific)
-        try:
-            temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubpf-headers-")))
-            return _link_headers(temporary, parts, common, specific)
-        except OSError as error:
-            raise CompileError(
-                f"cannot link the kernel headers in {tempfile.gettempdir()}: {error.strerror};"
-                " free the space or correct its permissions"
-            ) from None
-    return None
+        if specific != common and (specific / "include/generated").exists() and common.exists():
+            return specific, common
+    return ()
+
+
+def _headers(stack: contextlib.ExitStack) -> Path | None:
+    """Return a complete tree of kernel headers: a package's, or symbolic links to both halves of Debian's."""
+    import tempfile  # imported here because the import is slow
+
+    match _header_packages():
+        case (tree,):
+            return tree
+        case (specific, common):
+            pass
+        case _:
+            return None
+    arch = "arm64" if os.uname().machine == "aarch64" else "x86"
+    parts = ("include", f"arch/{arch}/include")
+    if (directory := cache.default().directory) is not None:
+        with contextlib.suppress(OSError):  # the cache is full or damaged
+            return _link_headers(directory / f"headers-{specific.name}", parts, common, specific)
+    try:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubpf-headers-")))
+        return _link_headers(temporary, parts, common, specific)
+    except OSError as error:
+        raise CompileError(
+            f"cannot link the kernel headers in {tempfile.gettempdir()}: {error.strerror};"
+            " free the space or correct its permissions"
+        ) from None
 
 
 def _link_headers(merged: Path, parts: Iterable[str], common: Path, specific: Path) -> Path:

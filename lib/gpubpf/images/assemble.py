@@ -31,6 +31,7 @@ GENERATIONS = (70, 75, 80, 90, 100, 110, 120)  # compute capabilities; Turing is
 # Compatibility").
 _TEGRA = ((7, 2), (8, 7), (10, 1), (11, 0))
 _STAGE = "assemble"
+INSTALL = "install the CUDA toolkit, or nvidia-cuda-nvcc or nvidia-nvjitlink from PyPI"
 _TIMEOUT = 600  # seconds: large template libraries take minutes
 _ENTRIES = "--entry"  # of ptxas; nvJitLink always compiles all kernels
 _LONGEST_LIST = 1 << 16  # bytes; Linux limits an argument to 128 KiB (MAX_ARG_STRLEN)
@@ -192,7 +193,7 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...], niceness: int 
     if target.release:
         assemblers = iter(sorted(assemblers, key=lambda assembler: assembler.release != target.release))
     for assembler in assemblers:
-        if target.driver and assembler.version > target.driver:
+        if not suits(assembler, target.driver):
             newer.append(assembler.version)
             continue
         for arch in _architectures(cc, suffix):
@@ -208,11 +209,14 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...], niceness: int 
     if newer:
         raise AssembleError(
             f"ptxas is of CUDA {min(newer)}, and the driver of CUDA {target.driver} does not load its code;"
-            f" install nvidia-cuda-nvcc-cu{target.driver} from PyPI"
+            f" {install_for(target.driver)}"
         )
-    raise AssembleError(
-        "ptxas is missing; install the CUDA toolkit, or nvidia-cuda-nvcc or nvidia-nvjitlink from PyPI"
-    )
+    raise AssembleError(f"ptxas is missing; {INSTALL}")
+
+
+def install_for(driver: int) -> str:
+    """Return what to install where no assembler suits a driver of CUDA version `driver`."""
+    return f"install nvidia-cuda-nvcc-cu{driver} from PyPI"
 
 
 def _architectures(cc: tuple[int, int], suffix: str) -> list[str]:
@@ -603,6 +607,16 @@ def _assemblers() -> Iterator[Ptxas | NvJitLink]:
         yield Ptxas(path)
     for path in _libraries():
         yield NvJitLink(path)
+
+
+def installed() -> list[Ptxas | NvJitLink]:
+    """Return the installed assemblers, the preferred one first."""
+    return list(_assemblers())
+
+
+def suits(assembler: Ptxas | NvJitLink, driver: int) -> bool:
+    """Return whether a driver of CUDA version `driver`, such as 12, loads what an assembler makes. 0: unknown."""
+    return not driver or assembler.version <= driver
 
 
 def assemblers(target: Target) -> list[str]:

@@ -180,7 +180,7 @@ def refusal(pid: int, code: int) -> SessionError:
     if code == errno.EIO:
         return Exiting(f"{who} is exiting; name another process")
     mine, theirs = os.geteuid(), {int(uid) for uid in known.get("Uid", "").split()}
-    yama = _number("/proc/sys/kernel/yama/ptrace_scope")
+    yama = ptrace_scope()
     capable = privileges.SYS_PTRACE in privileges.effective()
     if yama == 3:
         return SessionError(
@@ -237,9 +237,10 @@ def _flags(pid: int) -> int | None:
         return None
 
 
-def _number(path: str) -> int:
+def ptrace_scope(proc_root: Path = Path("/proc")) -> int:
+    """Return Yama's kernel.yama.ptrace_scope; 0 without Yama."""
     try:
-        return int(Path(path).read_text())
+        return int((proc_root / "sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
         return 0
 

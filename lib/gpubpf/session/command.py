@@ -62,6 +62,13 @@ def start_command(
     return run(command, environment, measurement.user)
 
 
+def other_tool(environment: Mapping[str, str]) -> str | None:
+    """Return why a command with these variables cannot be traced: another tool's library is in it. None: it can."""
+    if "CUDA_INJECTION64_PATH" in environment:
+        return "CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it"
+    return None
+
+
 def rocr_tool(library: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which ROCr loads `library` besides the tools that the environment names.
 

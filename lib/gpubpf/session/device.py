@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from gpubpf.errors import SessionError, UsageError
 from gpubpf.record import Record, field
 
+_QUESTION = Path(__file__).with_name("driver_question.py")
 LIBRARIES = Path(__file__).resolve().parents[2] / "cudasim" / "lib"
 DRIVER_TIMEOUT = 60.0  # seconds; without the persistence daemon, the driver initializes the GPU first
-# Initialize the driver as a program does. Print the first GPU's compute capability and name, or exit with the failed call.
-ASK_DRIVER = """
-import ctypes
-driver = ctypes.CDLL("libcuda.so.1")
-def must(name, *arguments):
-    if code := getattr(driver, name)(*arguments):
-        text = ctypes.c_char_p()
-        driver.cuGetErrorName(code, ctypes.byref(text))
-        raise SystemExit(f"{name} returns {(text.value or b'an unknown error').decode()} ({code})")
-number, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-must("cuInit", 0)
-must("cuDeviceGet", ctypes.byref(number), 0)
-must("cuDeviceGetName", name, 256, number)
-for attribute in (75, 76):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-    value = ctypes.c_int()
-    must("cuDeviceGetAttribute", ctypes.byref(value), attribute, number)
-    print(value.value)
-print(name.value.decode(errors="replace"))
-"""
 NOTICE = "no NVIDIA GPU: CUDA programs run on cudasim, in software; counts are exact, times "
 EMBEDDED = "libcuda.so.1 is the embedded device"  # a result of `ask_driver`
 _CLOCKS = ("CUDASIM_CLOCK", "HIPSIM_CLOCK")  # all devices in a run share one clock
@@ -73,27 +57,46 @@ def ask_driver() -> tuple[int, int] | str:
     created at first use. A crash or leftover state of the driver affects only the child.
     """
     try:
-        ctypes.CDLL("libcuda.so.1")
+        ctypes.CDLL("libcuda.so.1")  # saves the child process
     except OSError as error:
         return f"the driver library cannot be loaded ({error})"
+    answer = question(DRIVER_TIMEOUT)
+    if isinstance(answer, str):
+        return answer
+    first = answer["gpus"][0]
+    return EMBEDDED if is_embedded(first["name"]) else (first["cc"][0], first["cc"][1])
+
+
+def question(timeout: float, details: bool = False) -> dict[str, Any] | str:
+    """Return what the driver says about its GPUs, or a text that says why no GPU can be used.
+
+    The result: `gpus`, a list of `name` and `cc`, the compute capability. details: every GPU instead of the first one, and `version`,
+    the driver's CUDA version (13000 for 13.0), `through`, and as far as known `release`, `mig`, `confidential`, `developer`.
+    timeout: in seconds.
+    """
+    options = ("-I",) if details else ("-I", "-S")
+    words = ("details",) if details else ()
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", ASK_DRIVER],
+            [sys.executable, *options, str(_QUESTION), *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=DRIVER_TIMEOUT,
+            timeout=timeout,
         )
     except subprocess.TimeoutExpired:
-        return f"the driver did not answer in {DRIVER_TIMEOUT:.0f} s"
+        return f"the driver did not answer in {timeout:.0f} s"
     if done.returncode:
         said = done.stderr.strip().splitlines()
         return said[-1] if said and done.returncode > 0 else f"the driver crashed (status {done.returncode})"
-    major, minor, name = done.stdout.split("\n", 2)
-    if "cudasim" in name:
-        return EMBEDDED
-    return int(major), int(minor)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # a driver may print, too
+    return answer
+
+
+def is_embedded(name: str) -> bool:
+    """Return whether a GPU of this name is the embedded device."""
+    return "cudasim" in name
 
 
 def choose(

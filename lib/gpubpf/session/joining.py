@@ -256,7 +256,9 @@ def _refused(pid: int, code: int, vendors: Sequence[Vendor]) -> Missed:
     if code == AttachStatus.NO_DRIVER:
         return _no_driver(pid)
     if code == AttachStatus.IN_USE:
-        return Missed(TRACED, f"{label} is already traced by {_owner(pid)}; stop that tool first")
+        return Missed(
+            TRACED, f"{label} is already traced by {owner(pid) or 'another tool'}; stop that tool first"
+        )
     if code == AttachStatus.ENDING:
         return Missed(BUSY, f"{label} is still detaching from the previous tool; try again in a few seconds")
     return Missed(UNHOOKED, f"{label} cannot be hooked; start it with the tool instead")
@@ -299,6 +301,12 @@ def devices_of(pid: int) -> dict[Vendor, Device]:
     return found
 
 
+def has_driver(mapped: Iterable[address_space.Mapping]) -> bool:
+    """Return whether a GPU driver's library is among a process's mappings."""
+    mapped = tuple(mapped)
+    return any(_named(mapped, name) for name in _LIBRARIES.values())
+
+
 def device_of(pid: int) -> Device:
     """Return the one of a process's devices that the session measures: the CUDA device if it has one. Raises SessionError."""
     return next(iter(devices_of(pid).values()))
@@ -327,15 +335,17 @@ def _libraries(pid: int, name: re.Pattern[str]) -> Sequence[address_space.Librar
     return address_space.libraries(address_space.mappings(pid, name))
 
 
-def _owner(pid: int) -> str:
-    """Return the name of the tool that traces the process, according to its agent. The text is untrusted: use it only in messages."""
+def owner(pid: int) -> str:
+    """Return the name of the tool that traces the process, according to its agent; "" if none does, or it cannot be read.
+
+    The text is untrusted: use it only in messages."""
     with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
         agents = address_space.libraries(address_space.mappings(pid, address_space.AGENT))
         for library in agents[: limits.DRIVERS_OF_PROCESS]:
             if symbol := elf.exports(memory, library.base, limits.EXPORTS).get(OWNER_VARIABLE):
                 text = memory.some(symbol.address, OWNER_SIZE).partition(b"\0")[0].decode(errors="replace")
-                return "".join(c if c.isprintable() else "?" for c in text) or "another tool"
-    return "another tool"
+                return "".join(c if c.isprintable() else "?" for c in text)
+    return ""
 
 
 def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:

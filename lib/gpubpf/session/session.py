@@ -30,7 +30,7 @@ from gpubpf.process import fresh_thread, libc, privileges, proc, traceable
 from gpubpf.record import MutableRecord
 from gpubpf.session import joining, readout, reasons, summary, translating
 from gpubpf.session.budget import Budget
-from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, start_command
+from gpubpf.session.command import LONGEST_WAIT, Signals, other_tool, raise_file_limit, start_command
 from gpubpf.session.drain_request import DrainRequest
 from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
@@ -132,8 +132,8 @@ class Session:
     # --- startup and shutdown ---
 
     def __enter__(self) -> Session:
-        if self.targets.command and "CUDA_INJECTION64_PATH" in os.environ:
-            raise SessionError("CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it")
+        if self.targets.command and (why := other_tool(os.environ)):
+            raise SessionError(why)
         if not agent.LIBRARY.exists():
             raise SessionError(f"{agent.LIBRARY} is not built; run script/setup")
         wake = self._signals.wake

@@ -21,7 +21,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpubpf.errors import TOO_MANY_FILES, Error, missing_package, out_of_files
-from gpubpf.show.command_line import Parser, SpecsBehind, parse, parse_own, parser, spec_usage, split_command
+from gpubpf.show.command_line import (
+    Parser,
+    SpecsBehind,
+    parse,
+    parse_own,
+    parse_subcommand,
+    parser,
+    spec_usage,
+    split_command,
+)
 from gpubpf.show.notices import complain, note
 from gpubpf.show.option_values import extents, parse_file, parse_picture, positive
 from gpubpf.show.options import (
@@ -85,6 +94,7 @@ __all__ = [
     "parse_file",
     "parse_own",
     "parse_picture",
+    "parse_subcommand",
     "parser",
     "positive",
     "printable",

@@ -213,14 +213,24 @@ class SpecsBehind(argparse.Action):
 
 def parse_own(made: Parser, own: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments before ``--``, or complete them when a shell asks for that."""
+    _begin(made)
+    # An option whose value may be missing takes it only after "=": the next word may be the interval.
+    optional = {name for action in made._actions if action.nargs == "?" for name in action.option_strings}
+    return made.parse_intermixed_args([word + "=" * (word in optional) for word in own])
+
+
+def parse_subcommand(made: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line of a command with subcommands, or complete it when a shell asks for that."""
+    _begin(made)
+    return made.parse_args(words)
+
+
+def _begin(made: Parser) -> None:
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
         argcomplete.autocomplete(made)
     _occupy_standard_files()
-    # An option whose value may be missing takes it only after "=": the next word may be the interval.
-    optional = {name for action in made._actions if action.nargs == "?" for name in action.option_strings}
-    return made.parse_intermixed_args([word + "=" * (word in optional) for word in own])
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
