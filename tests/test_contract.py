@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import gpubpf.__main__
 import manpages
 from gpubpf import embedded
 from gpubpf.ebpf import headers
@@ -34,6 +35,7 @@ NEVER_FOR_HELP = (
     "zstandard",
 )
 DEVICES = ("cudasim", "hipsim")  # commands that run a program on an embedded device
+CHECKER = "gpubpf"  # has subcommands; tests/gpubpf/check has more about it
 
 
 def tool_module(name):
@@ -69,9 +71,10 @@ def option_strings(tool):
 def test_tools_commands_pages_examples_and_completions_are_one_set():
     assert TOOLS
     assert {name: target for name, target in COMMANDS.items() if name not in DEVICES} == {
-        tool: f"gpubpf.tools.{tool}:main" for tool in TOOLS
+        CHECKER: "gpubpf.__main__:main",
+        **{tool: f"gpubpf.tools.{tool}:main" for tool in TOOLS},
     }
-    both = {*TOOLS, *DEVICES}
+    both = {*TOOLS, *DEVICES, CHECKER}
     assert set(manpages.names()) == both
     assert {path.name for path in (REPOSITORY / "completions").iterdir()} == both
     assert {path.stem for path in (REPOSITORY / "tools").glob("*.txt")} == {
@@ -191,6 +194,8 @@ def test_the_examples_of_the_man_page_run_as_a_terminal_shows_them(name):
             own, command = words[: words.index("--")], words[words.index("--") + 1 :]
             embedded.build_parser(importlib.import_module(f"{name}.launcher").DEVICE).parse_args(own)
             assert command == ["./app"]
+        elif name == CHECKER:
+            gpubpf.__main__.build_parser().parse_args(words)
         else:
             read_command_line(name, words)
 

@@ -26,7 +26,7 @@ def main(details: bool) -> None:
         raise SystemExit(f"the driver library cannot be loaded ({error})") from None
     found = None
     if details:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, RuntimeError):  # RuntimeError: it does not know this driver
             found = _through_bindings()
     found = found or _through_library(driver, details)
     if details:

@@ -1,0 +1,53 @@
+"""The machine that is checked: where its files are, as a value, so that a test can make another one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gpubpf.record import Record, field
+
+TIMEOUT = 5.0  # seconds for each check, and for each child process in it
+
+
+class Machine(Record):
+    """Where a check reads. The functions that the tools use, too, read their own places."""
+
+    root: Path = Path("/")
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    timeout: float = TIMEOUT
+
+    def text(self, path: Path, absent: str | None = None) -> str:
+        """Return a file's text without the last line end; `absent`, if it is not None, where there is no such file. Raises OSError."""
+        try:
+            return path.read_text(errors="replace").rstrip("\n")
+        except FileNotFoundError:
+            if absent is None:
+                raise
+            return absent
+
+    def status(self) -> dict[str, str]:
+        """Return the fields of this process's status. Raises OSError."""
+        lines = (line.partition(":") for line in self.text(self.proc / "self/status").splitlines())
+        return {name: rest.strip() for name, _, rest in lines}
+
+    def mounts(self) -> Iterator[tuple[str, str, frozenset[str]]]:
+        """Yield the directory, the file system's type and all options of each mount. Raises OSError."""
+        for line in self.text(self.proc / "self/mountinfo").splitlines():
+            before, _, after = line.partition(" - ")
+            words, kind = before.split(), after.split()
+            if len(words) > 5 and len(kind) > 2:
+                yield words[4], kind[0], frozenset((*words[5].split(","), *kind[2].split(",")))
+
+    def commands(self) -> Iterator[str]:
+        """Yield the name (comm) of each process that this user sees. Raises OSError."""
+        for entry in os.listdir(self.proc):
+            if entry.isdigit():
+                try:
+                    yield self.text(self.proc / entry / "comm")
+                except OSError:  # it has ended
+                    continue

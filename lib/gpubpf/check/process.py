@@ -1,0 +1,293 @@
+"""`gpubpf check -p PID`: what each tool would measure in a process, without attaching to it and without changing it.
+
+Only files of /proc/PID and the memory of the process are read, as the tools read them: its data is untrusted, and reading it may hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from gpubpf.agent.definitions import Vendor
+from gpubpf.attach.borrow import ProcessCode
+from gpubpf.calls import cuda, hip
+from gpubpf.check import kernel, probing
+from gpubpf.check.finding import LIMITED, MISSING, OK, UNKNOWN, Finding, of_error, ok
+from gpubpf.check.machine import Machine
+from gpubpf.errors import Error, ImageError, SessionError
+from gpubpf.gcn.code_object import CodeObject
+from gpubpf.images import listing
+from gpubpf.images.assemble import Target
+from gpubpf.linux.libraries import LibraryNames
+from gpubpf.process import address_space, proc, started_with, traceable
+from gpubpf.record import Record
+from gpubpf.session import device, joining
+from gpubpf.session.device import Device
+from gpubpf.show import table
+
+T = TypeVar("T")
+DEVICE_TOOLS = ("threadhist", "kernelretsnoop", "memtrace", "gpucount", "gpudist", "gputrace", "gpurun")
+_INJECTED = (
+    "CUDA_INJECTION64_PATH",
+    "NVTX_INJECTION64_PATH",
+    "HSA_TOOLS_LIB",
+    "ROCP_TOOL_LIBRARIES",
+    "LD_PRELOAD",
+)
+_NAMESPACES = ("mnt", "pid", "user", "net")
+_RUNTIME, _CUPTI = LibraryNames("libcudart.so"), LibraryNames("libcupti.so")
+_MOST_REASONS = 3
+
+
+class _Kernels(Record):
+    """The kernels in files that the process has mapped, for GPUs of NVIDIA, and why some cannot be instrumented; for GPUs of AMD."""
+
+    total: int
+    refused: Counter[str]
+    amd: int
+
+    @property
+    def instrumentable(self) -> int:
+        return self.total - self.refused.total()
+
+
+def findings(pid: int, machine: Machine) -> Iterator[tuple[str, Finding]]:
+    """Yield the name and the finding of each thing that decides what tools measure, and then those of each tool.
+
+    Raises SessionError if there is no such process, or none that this user may look at.
+    """
+
+    def ask(read: Callable[[], T]) -> T | SessionError:
+        """Return what `read` returns, or why it cannot. The process may serve its memory itself (FUSE), and never answer."""
+        try:
+            with traceable.refusals(pid):
+                found = probing.within(machine.timeout, lambda: [read()])
+        except SessionError as error:
+            return error
+        except Error as error:
+            return SessionError(str(error))
+        late = f"pid {pid} cannot be read in {machine.timeout:g} s; try again with a longer --timeout"
+        return found[0] if found else SessionError(late)
+
+    refused = _refused(pid)
+    mapped = ask(lambda: address_space.mappings(pid))
+    if isinstance(mapped, SessionError):
+        raise mapped
+    attach = _attach(pid, mapped, refused, ask)
+    names = sorted({library.name for library in address_space.libraries(mapped)})
+    devices = ask(lambda: _devices(pid, mapped))
+    kernels = ask(lambda: _kernels(pid, devices)) if isinstance(devices, dict) and devices else None
+    agent = _agent(pid, mapped, ask)
+    obstacle = attach if attach.state != OK else agent if agent.state != OK else None
+    yield "process", ok(table.process(traceable.comm(pid), pid))
+    yield "attach", attach
+    yield "agent", agent
+    yield "devices", _described(devices)
+    yield "cuda-runtime", _runtime(devices, names)
+    yield "kernels", _counted(kernels)
+    yield "seccomp", _seccomp(pid)
+    yield "namespaces", _namespaces(pid)
+    yield "profilers", _profilers(pid, names, ask)
+    for tool in DEVICE_TOOLS:
+        yield tool, _device_tool(obstacle, devices, kernels)
+    yield "launchlate", _launchlate(obstacle, devices)
+    bpf = kernel.bpf(machine)
+    for tool, api in (("cudasnoop", cuda.API), ("hipsnoop", hip.API)):
+        yield tool, _snoop(bpf, mapped, LibraryNames(*api.libraries))
+
+
+Devices = Mapping[Vendor, Device]
+Ask = Callable[[Callable[[], T]], T | SessionError]
+
+
+def _refused(pid: int) -> SessionError | None:
+    """Return why the process cannot be attached to now. Raises SessionError if it never can, or is not a process."""
+    try:
+        traceable.check_traceable(pid)
+    except traceable.RefusedForNow as error:
+        return error
+    return None
+
+
+def _attach(
+    pid: int, mapped: Sequence[address_space.Mapping], refused: SessionError | None, ask: Ask[dict[str, int]]
+) -> Finding:
+    """Whether the agent could be loaded: opening the memory needs the right to attach, but leaves the process alone."""
+    consequence = "every tool but cudasnoop and hipsnoop"
+
+    def functions() -> dict[str, int]:
+        with address_space.Memory(pid) as memory:
+            return ProcessCode(pid, memory, mapped).functions(pid)
+
+    found = refused or ask(functions)
+    if isinstance(found, SessionError):
+        return of_error(found, f"{consequence} cannot measure it")
+    return ok("allowed, and the C library has what the agent needs")
+
+
+def _agent(pid: int, mapped: Sequence[address_space.Mapping], ask: Ask[str]) -> Finding:
+    if not any(address_space.AGENT.match(mapping.path) for mapping in mapped):
+        return ok("not in the process")
+    owner = ask(lambda: joining.owner(pid))
+    if isinstance(owner, SessionError):
+        return Finding(UNKNOWN, str(owner))
+    if not owner:
+        return ok("in the process, and idle: a tool has measured it before")
+    why = "no other tool can attach, except cudasnoop and hipsnoop"
+    return Finding(LIMITED, f"a tool measures it now: {owner}", why, "end that tool first")
+
+
+def _devices(pid: int, mapped: Sequence[address_space.Mapping]) -> Devices:
+    """Return the devices by vendor; none if no driver is mapped. Raises SessionError."""
+    try:
+        return joining.devices_of(pid)
+    except traceable.RefusedForNow:
+        raise
+    except SessionError:
+        if joining.has_driver(mapped):
+            raise
+        return {}
+
+
+def _described(devices: Devices | SessionError) -> Finding:
+    if isinstance(devices, SessionError):
+        return Finding(UNKNOWN, str(devices).partition("; ")[0], action=str(devices).partition("; ")[2])
+    if not devices:
+        action = "wait until it uses the GPU, or start it with the tool: TOOL -- COMMAND"
+        return Finding(
+            MISSING, "it has loaded neither the CUDA driver nor ROCr", "nothing to measure", action
+        )
+    return ok(", ".join(f"{_VENDORS[vendor]}: {found.name}" for vendor, found in devices.items()))
+
+
+_VENDORS = {Vendor.NVIDIA: "CUDA", Vendor.AMD: "HIP"}
+
+
+def _runtime(devices: Devices | SessionError, names: Sequence[str]) -> Finding:
+    """Which CUDA runtime it has: a static one is in the program, where nobody sees its calls."""
+    found = [name for name in names if _RUNTIME.match(name)]
+    if found:
+        return ok(", ".join(found))
+    if isinstance(devices, SessionError) or Vendor.NVIDIA not in devices:
+        return ok("none")
+    why = "cudasnoop sees calls of the driver, and none of the runtime"
+    action = "build it with nvcc -cudart shared"
+    return Finding(LIMITED, "no shared libcudart: linked statically, or not used", why, action, needed=False)
+
+
+def _kernels(pid: int, devices: Devices) -> _Kernels:
+    """Return the kernels in the files that the process has mapped. Raises Error and OSError."""
+    chosen = next(iter(devices.values()))
+    environment = started_with.environment(pid, ["CUDASIM_CC"])
+    target = Target(chosen.kind, device.compute_capability(chosen, environment))
+    sources = listing.sources_of_process(pid)
+    kernels = listing.listed(sources, target)
+    amd = 0
+    for data in (data for source in sources for data in source.code_objects):
+        with contextlib.suppress(ImageError):
+            amd += len(CodeObject(data).kernels)
+    reasons = Counter(kernel.reason for kernel in kernels if kernel.reason is not None)
+    return _Kernels(len(kernels), reasons, amd)
+
+
+def _counted(kernels: _Kernels | SessionError | None) -> Finding:
+    if kernels is None:
+        return ok("none")
+    if isinstance(kernels, SessionError):
+        return Finding(UNKNOWN, str(kernels).partition("; ")[0], action="threadhist --list -p PID lists them")
+    value = f"{kernels.instrumentable:,} of {kernels.total:,} can be instrumented"
+    if kernels.amd:
+        value += f"; {table.count(kernels.amd, 'kernel')} for AMD GPUs"
+    if not kernels.refused:
+        return (
+            ok(value) if kernels.total or kernels.amd else ok("none in its files; perhaps made at run time")
+        )
+    reasons = kernels.refused.most_common(_MOST_REASONS)
+    shown = ", ".join(f"{reason} ({count:,})" for reason, count in reasons)
+    return Finding(LIMITED, value, f"the rest runs unchanged: {shown}", "threadhist --list -p PID lists them")
+
+
+def _seccomp(pid: int) -> Finding:
+    known = traceable.status(pid)
+    if known.get("Seccomp", "0") == "0":
+        return ok("no filter")
+    count = known.get("Seccomp_filters", "")
+    value = f"{count} filters" if count not in ("", "1") else "a filter"
+    why = "a tool reads it when it attaches, and leaves the process alone if the filter would kill it"
+    return Finding(UNKNOWN, f"{value}, which only a process that is stopped shows", why)
+
+
+def _namespaces(pid: int) -> Finding:
+    """Where it runs. The agent gets into containers, too."""
+    other = []
+    for kind in _NAMESPACES:
+        with contextlib.suppress(OSError):
+            if proc.link(pid, f"ns/{kind}") != proc.link(os.getpid(), f"ns/{kind}"):
+                other.append(kind)
+    if not other:
+        return ok("those of this command")
+    inside = traceable.status(pid).get("NSpid", "").split()[1:]
+    number = f"; its pid there is {inside[-1]}" if inside else ""
+    return ok(f"others than those of this command ({', '.join(other)}), as in a container{number}")
+
+
+def _profilers(pid: int, names: Sequence[str], ask: Ask[dict[str, str]]) -> Finding:
+    variables = ask(lambda: started_with.environment(pid, _INJECTED))
+    if isinstance(variables, SessionError):
+        return Finding(UNKNOWN, str(variables))
+    found = sorted(variables) + [name for name in names if _CUPTI.match(name)]
+    if not found:
+        return ok("none seen")
+    why = "another profiler may be in the process: its times include both"
+    if "CUDA_INJECTION64_PATH" in variables:
+        why = "it was started with a tool, which measures it; without COMMAND and -p, it is left to that tool"
+    return Finding(LIMITED, ", ".join(found), why, needed=False)
+
+
+def _device_tool(
+    obstacle: Finding | None, devices: Devices | SessionError, kernels: _Kernels | SessionError | None
+) -> Finding:
+    """What a tool with probes in kernels would measure."""
+    if obstacle is not None:
+        state = UNKNOWN if obstacle.state == UNKNOWN else MISSING
+        return Finding(state, f"nothing: {obstacle.value}", action=obstacle.action)
+    if isinstance(devices, SessionError) or isinstance(kernels, SessionError):
+        return Finding(UNKNOWN, "which kernels is not known")
+    if not devices or kernels is None:
+        return Finding(MISSING, "nothing: it has not loaded a GPU's driver")
+    if not kernels.total and not kernels.amd:
+        return Finding(UNKNOWN, "kernels that the process makes at run time, if it has any with PTX")
+    what = [f"launches of {table.count(kernels.instrumentable, 'kernel')}"] if kernels.total else []
+    if kernels.amd:
+        what.append(f"{table.count(kernels.amd, 'kernel')} for AMD GPUs, where their code allows it")
+    value = " and ".join(what)
+    if kernels.refused and not kernels.amd and not kernels.instrumentable:
+        return Finding(MISSING, f"nothing: {kernels.refused.most_common(1)[0][0]}")
+    if kernels.refused:
+        return Finding(LIMITED, f"{value}; not of {kernels.refused.total():,}")
+    return ok(value)
+
+
+def _launchlate(obstacle: Finding | None, devices: Devices | SessionError) -> Finding:
+    if obstacle is not None:
+        state = UNKNOWN if obstacle.state == UNKNOWN else MISSING
+        return Finding(state, f"nothing: {obstacle.value}", action=obstacle.action)
+    if isinstance(devices, SessionError):
+        return Finding(UNKNOWN, "which launches is not known")
+    if not devices:
+        return Finding(MISSING, "nothing: it has not loaded a GPU's driver")
+    return ok("every launch; those without a probe by timing events")
+
+
+def _snoop(bpf: Finding, mapped: Sequence[address_space.Mapping], names: LibraryNames) -> Finding:
+    """What a tool with uprobes would measure. Another tracer, or the agent, is no obstacle."""
+    libraries = address_space.libraries(mapped)
+    found = sorted({library.name for library in libraries if names.match(library.path)})
+    if not found:
+        return Finding(MISSING, f"nothing yet: it has not loaded {names}", needed=False)
+    if bpf.state != OK:
+        return Finding(bpf.state, f"nothing: {bpf.value}", action=bpf.action)
+    return ok(f"calls of {', '.join(found)}")

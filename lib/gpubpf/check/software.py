@@ -1,0 +1,80 @@
+"""gpubpf itself: its Python, the packages that it needs, and its libraries."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+
+from gpubpf import __version__, agent
+from gpubpf.calls import device_times
+from gpubpf.check.finding import MISSING, Finding, ok
+from gpubpf.check.machine import Machine
+from gpubpf.errors import how_to_install
+
+# Modules by package, as in pyproject.toml; a test compares them.
+NEEDED = {
+    "argcomplete": "argcomplete",
+    "cxxfilt": "cxxfilt",
+    "llvmlite": "llvmlite",
+    "lz4": "lz4",
+    "msgpack": "msgpack",
+    "numpy": "numpy",
+    "pyelftools": "elftools",
+    "tabulate": "tabulate",
+    "zstandard": "zstandard",
+}
+ANALYSIS = {"matplotlib": "matplotlib", "pyarrow": "pyarrow"}
+_FOR = {"matplotlib": "--heatmap", "pyarrow": "--parquet"}
+
+
+def _missing(modules: dict[str, str]) -> list[str]:
+    return [package for package, module in modules.items() if importlib.util.find_spec(module) is None]
+
+
+def _versions(packages: dict[str, str]) -> str:
+    found = []
+    for package in packages:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(package)  # it is there without a version
+    return ", ".join(found)
+
+
+def python(machine: Machine) -> Finding:
+    """The versions of gpubpf and Python."""
+    return ok(f"gpubpf {__version__} with Python {platform.python_version()}")
+
+
+def packages(machine: Machine) -> Finding:
+    """The Python packages that tools need."""
+    if lacks := _missing(NEEDED):
+        return Finding(MISSING, f"no {', '.join(lacks)}", "no tool works", how_to_install(" ".join(lacks)))
+    return ok(_versions(NEEDED))
+
+
+def analysis(machine: Machine) -> Finding:
+    """The Python packages that some options need."""
+    if lacks := _missing(ANALYSIS):
+        why = f"{' and '.join(_FOR[package] for package in lacks)} cannot be used"
+        return Finding(MISSING, f"no {', '.join(lacks)}", why, how_to_install(" ".join(lacks)), needed=False)
+    return ok(_versions(ANALYSIS))
+
+
+def libraries(machine: Machine) -> Finding:
+    """The libraries of gpubpf that measured programs load."""
+    places = {
+        agent.LIBRARY: "every tool but cudasnoop and hipsnoop",
+        agent.HSA_LIBRARY: "HIP programs are not measured by every tool but hipsnoop",
+        **{
+            one.library: "hipsnoop has no times of kernels"
+            for one in (device_times.HSA, device_times.ROCPROFILER)
+        },
+    }
+    lacks = [library for library in places if not library.exists()]
+    if lacks:
+        why = places[lacks[0]] + (" does not work" if lacks[0] == agent.LIBRARY else "")
+        action = "run script/setup, or install gpubpf again"
+        return Finding(MISSING, f"not built: {', '.join(one.name for one in lacks)}", why, action)
+    return ok(f"{len(places)} built")
