@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from gpubpf.check.finding import LIMITED, MISSING, Finding, ok
@@ -35,6 +36,8 @@ def ptrace(machine: Machine) -> Finding:
     value = f"kernel.yama.ptrace_scope is {scope}" if scope else "no restriction by Yama"
     if scope == 3:
         return Finding(MISSING, value, consequence, "start programs with the tool: TOOL -- COMMAND")
+    if (fatal := kills(machine, "ptrace", consequence)) is not None:
+        return fatal
     if (why := _refused()) is not None:
         action = "allow ptrace(2): docker run --cap-add SYS_PTRACE, or --security-opt seccomp=unconfined"
         return Finding(MISSING, f"ptrace(2) is refused: {why}", consequence, action)
@@ -73,6 +76,7 @@ def _sees_machine(machine: Machine) -> bool:
 
 def user_namespace(machine: Machine) -> Finding:
     """Whether root's rights are those of the machine."""
+    os.readlink(machine.proc / "self/ns/user")  # without /proc, it is unknown
     if privileges.in_first_user_namespace(machine.proc):
         return ok("the first one")
     why = f"root here has no rights over the host: no eBPF programs, and not {_EVERY}"
@@ -109,13 +113,28 @@ def hidepid(machine: Machine) -> Finding:
 
 
 def seccomp(machine: Machine) -> Finding:
-    """Whether a filter refuses system calls that the tools make. If there is one, a child process tries each."""
+    """Whether a filter refuses system calls that the tools make."""
     if machine.status().get("Seccomp", "0") == "0":
         return ok("no filter")
+    refused = filtered_calls(machine)
+    if not refused:
+        return ok("a filter, which allows what the tools need")
+    why = f"what needs these calls fails: {', '.join(_needs(refused))}"
+    value = f"a filter refuses {', '.join(refused)}"
+    return Finding(LIMITED, value, why, "run on the host, or with seccomp=unconfined")
+
+
+def filtered_calls(machine: Machine) -> dict[str, bool]:
+    """Return the system calls of tools that a filter refuses: True if it kills the process for it. A child process tries them.
+
+    Raises OSError.
+    """
+    refused: dict[str, bool] = {}
+    if machine.status().get("Seccomp", "0") == "0":
+        return refused
     words = [sys.executable, "-I", "-S", str(_QUESTION), str(Path(libc.__file__).with_name("syscalls.py"))]
-    refused: list[str] = []
     skipped: list[str] = []
-    while True:  # a filter may kill the child, which then goes on behind that call
+    while True:  # the filter may kill the child, and then the next child skips that call
         done = subprocess.run(
             [*words, *skipped],
             stdin=subprocess.DEVNULL,
@@ -124,26 +143,29 @@ def seccomp(machine: Machine) -> Finding:
             timeout=machine.timeout,
         )
         tried = [line.split() for line in done.stdout.splitlines()]
-        refused += [line[0] for line in tried if line[1:] == ["refused"]]
+        refused |= {line[0]: False for line in tried if line[1:] == ["refused"]}
         if done.returncode >= 0 or not tried:
-            break
-        refused.append(tried[-1][0])
+            return refused
+        refused[tried[-1][0]] = True
         skipped += [line[0] for line in tried]
-    if not refused:
-        return ok("a filter, which allows what the tools need")
-    names = ", ".join(dict.fromkeys(refused))
-    why = f"what needs these calls fails: {', '.join(_needs(refused))}"
-    return Finding(LIMITED, f"a filter refuses {names}", why, "run on the host, or with seccomp=unconfined")
 
 
-def _needs(calls: list[str]) -> list[str]:
+def kills(machine: Machine, call: str, consequence: str) -> Finding | None:
+    """Return a finding if a filter would kill this process for a system call, which must then not be made."""
+    if not filtered_calls(machine).get(call):
+        return None
+    value = f"a seccomp filter kills each process that calls {call}(2)"
+    return Finding(MISSING, value, consequence, "run on the host, or with seccomp=unconfined")
+
+
+def _needs(calls: Iterable[str]) -> list[str]:
     """Return what does not work without these system calls."""
-    found = []
-    if set(calls) & {"bpf", "perf_event_open"}:
+    calls, found = set(calls), []
+    if calls & {"bpf", "perf_event_open"}:
         found.append("cudasnoop and hipsnoop")
-    if set(calls) & {"ptrace", "process_vm_readv", "pidfd_open", "pidfd_getfd"}:
+    if calls & {"ptrace", "process_vm_readv", "pidfd_open", "pidfd_getfd"}:
         found.append("-p")
-    if set(calls) & {"memfd_create", "openat2", "membarrier"}:
+    if calls & {"memfd_create", "openat2", "membarrier"}:
         found.append("every tool")
     return found
 

@@ -10,6 +10,7 @@ import re
 import struct
 from pathlib import Path
 
+from gpubpf.check import isolation
 from gpubpf.check.finding import LIMITED, MISSING, UNKNOWN, Finding, of_error, ok
 from gpubpf.check.machine import Machine
 from gpubpf.ebpf import clang
@@ -46,6 +47,8 @@ def bpf(machine: Machine) -> Finding:
     consequence = f"{_SNOOP} do not work, nor launchlate --slow and gpurun programs on the host"
     if not privileges.capable():
         return _not_allowed("CAP_BPF", privileges.BPF, consequence)
+    if (fatal := isolation.kills(machine, "bpf", consequence)) is not None:
+        return fatal
     try:
         os.close(bpf_syscall.load_program(bpf_syscall.KPROBE, _NOTHING, name="check"))
     except bpf_syscall.Rejected as error:

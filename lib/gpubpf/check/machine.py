@@ -45,6 +45,7 @@ class Machine(Record):
 
     def commands(self) -> Iterator[str]:
         """Yield the name (comm) of each process that this user sees. Raises OSError."""
+        os.stat(self.proc / "self")  # an empty directory is no /proc
         for entry in os.listdir(self.proc):
             if entry.isdigit():
                 try:

@@ -279,7 +279,7 @@ def _launchlate(obstacle: Finding | None, devices: Devices | SessionError) -> Fi
         return Finding(UNKNOWN, "which launches is not known")
     if not devices:
         return Finding(MISSING, "nothing: it has not loaded a GPU's driver")
-    return ok("every launch; those without a probe by timing events")
+    return ok("every launch; those without a probe by timing events, on AMD GPUs by ROCr")
 
 
 def _snoop(bpf: Finding, mapped: Sequence[address_space.Mapping], names: LibraryNames) -> Finding:

@@ -24,7 +24,11 @@ from gpubpf.check.finding import LIMITED, MISSING, OK, STATES, UNKNOWN
 from gpubpf.process import syscalls
 
 ROOT = Path(__file__).resolve().parents[3]
-FIRST = {"self/ns/pid": "pid:[4026531836]", "self/ns/user": "user:[4026531837]"}
+FIRST = {
+    "self/ns/pid": "pid:[4026531836]",
+    "self/ns/user": "user:[4026531837]",
+    "self/status": "Seccomp:\t0\n",
+}
 ONE = """
 import json, sys
 from pathlib import Path
@@ -381,6 +385,21 @@ def test_programs_of_an_ordinary_user_and_of_a_user_namespace(name: str) -> None
 def test_bpf_that_a_filter_refuses() -> None:
     found = one("bpf", preexec=lambda: refuse(("bpf",), errno.EPERM))
     expect(found, MISSING, "loading a program fails: Operation not permitted")
+
+
+@needs_root
+def test_filters_that_kill_do_not_end_the_check() -> None:
+    for name, call in (("bpf", "bpf"), ("ptrace", "ptrace")):
+        found = one(name, preexec=lambda: refuse(("bpf", "ptrace"), None))
+        expect(found, MISSING, f"a seccomp filter kills each process that calls {call}(2)")
+
+
+@needs_root
+def test_without_proc_nothing_is_guessed() -> None:
+    hidden = mounted("umount -l /proc")
+    for name in ("user-namespace", "hidepid", "seccomp", "profilers", "kernel"):
+        expect(one(name, hidden), UNKNOWN, "No such file or directory")
+    expect(one("pid-namespace", hidden), MISSING, "/proc is not that of this PID namespace")
 
 
 @needs_root
