@@ -17,6 +17,7 @@ from gpubpf.ebpf import clang
 from gpubpf.ebpf import compile as compiling
 from gpubpf.errors import Error, in_words
 from gpubpf.linux import btf
+from gpubpf.linux import uprobes as linux_uprobes
 from gpubpf.process import bpf_syscall, privileges
 
 _SNOOP = "cudasnoop and hipsnoop"
@@ -44,7 +45,10 @@ def version(machine: Machine) -> Finding:
 
 def bpf(machine: Machine) -> Finding:
     """Whether this user may load eBPF programs: one that does nothing is loaded."""
-    consequence = f"{_SNOOP} do not work, nor launchlate --slow and gpurun programs on the host"
+    consequence = (
+        f"{_SNOOP} do not work; launchlate --slow does not show what threads did meanwhile;"
+        " gpurun refuses programs at tracepoints, kprobes and uprobes"
+    )
     if not privileges.capable():
         return _not_allowed("CAP_BPF", privileges.BPF, consequence)
     if (fatal := isolation.kills(machine, "bpf", consequence)) is not None:
@@ -73,21 +77,28 @@ def _allow(error: OSError) -> str:
 
 
 def uprobes(machine: Machine) -> Finding:
-    """Whether programs can be attached to functions of libraries."""
+    """Whether programs can be attached to functions of libraries, and in which way."""
     consequence = f"{_SNOOP} do not work; new processes are not held until they are measured"
+    if not privileges.holds(privileges.PERFMON, privileges.SYS_ADMIN):
+        return _not_allowed("CAP_PERFMON", privileges.PERFMON, consequence)
+    if (fatal := isolation.kills(machine, "bpf", consequence)) is not None:
+        return fatal
+    action = "use a kernel with CONFIG_UPROBE_EVENTS, and mount sysfs on /sys"
+    try:
+        method = linux_uprobes.best_method()
+    except (OSError, ValueError):
+        return Finding(MISSING, "the kernel does not offer them", consequence, action)
     try:
         bpf_syscall.uprobe_type()
     except (OSError, ValueError):
-        action = "use a kernel with CONFIG_UPROBE_EVENTS, and mount sysfs on /sys"
-        return Finding(MISSING, "the kernel does not offer uprobes", consequence, action)
-    if not privileges.holds(privileges.PERFMON, privileges.SYS_ADMIN):
-        return _not_allowed("CAP_PERFMON", privileges.PERFMON, consequence)
-    return ok("can be used")
+        why = "new processes are not held until they are measured: their first launches may be missed"
+        return Finding(LIMITED, "not through perf_event_open(2)", why, action)
+    return ok("many at once" if method == "multi" else "one at a time; Linux 6.6 and newer are faster")
 
 
 def tracefs(machine: Machine) -> Finding:
     """Whether the kernel's tracepoints can be read."""
-    consequence = f"{_SNOOP} do not work, nor --why and launchlate --slow"
+    consequence = f"{_SNOOP} do not work; launchlate --slow does not show what threads did meanwhile"
     try:
         with bpf_syscall.tracefs() as directory:
             return ok(f"in {directory}" if str(directory).startswith("/sys") else "can be mounted")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -137,6 +138,10 @@ def _agent(pid: int, mapped: Sequence[address_space.Mapping], ask: Ask[str]) -> 
     if not owner:
         return ok("in the process, and idle: a tool has measured it before")
     why = "no other tool can attach, except cudasnoop and hipsnoop"
+    number = re.search(r"pid (\d+)$", owner)
+    if number is not None and not proc.exists(int(number[1])):  # ended, or in another PID namespace
+        value = f"a tool measures it, or has just ended: {owner}"
+        return Finding(LIMITED, value, why, "try again in a few seconds")
     return Finding(LIMITED, f"a tool measures it now: {owner}", why, "end that tool first")
 
 
