@@ -1,6 +1,7 @@
-"""Install a wheel as an ordinary user without a compiler, and use it: what `script/package check` does.
+"""Install a wheel as an ordinary user without a compiler, and use it: what `script/package check` does on this machine.
 
-Each check runs in a new environment, for each interpreter from 3.11 that is installed. The programs that the tools measure are built
+Each check runs in a new environment, for each interpreter from 3.11 that is installed; packaging_roots.py does the same in other
+distributions. The programs that the tools measure are built
 before, by nvcc and hipcc; what needs a compiler that is not there is left out, with a line that says so. Needs PyPI.
 """
 
@@ -13,8 +14,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
+import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 USER = 65534  # nobody, if root runs this
 BASE = 330  # megabytes that the package takes with all that it needs
-COMMANDS = "cudasim cudasnoop gpucount gpudist gpurun gputrace hipsim hipsnoop kernelretsnoop launchlate memtrace threadhist".split()
+COMMANDS = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
 NVCC_PLACES = ("/usr/local/cuda/bin", "/opt/gpubpf/bin", str(ROOT / ".venv/bin"))
 EXAMPLES = ("vectoradd", "latency", "exits", "memory", "imbalance")
+HIP_EXAMPLE = "saxpy"
+OBJECT = "threads.bpf.o"
 _STORES = ("vectoradd", "threadhist --kernel vectorAdd --work stores", "19 5 1 23", r"\n +4 +23 +69 ")
 # An example, how a tool is called, arguments of the example, and what the output matches. The first two are one measurement, cold and
 # with its cache.
@@ -40,8 +43,8 @@ MEASUREMENTS = (
     ("imbalance", "gpucount kernel:triangular", "", "kernel:triangular +triangular +1 +256"),
     ("imbalance", "gpudist -H exit:triangular:loads:u64:work", "", "256 values, mean 128.5"),
     ("imbalance", "gputrace 'exit:triangular (gthread == 7) \"=%lu=\", gthread'", "", "=7="),
-    ("saxpy", "hipsim", "20", ""),
-    ("saxpy", "threadhist --work loads", "20", "saxpy: loads per thread"),
+    (HIP_EXAMPLE, "hipsim", "20", ""),
+    (HIP_EXAMPLE, "threadhist --work loads", "20", "saxpy: loads per thread"),
 )
 
 
@@ -64,36 +67,39 @@ class Done:
 
 @dataclass(frozen=True)
 class User:
-    """An environment of an ordinary user: `home` holds everything; no compiler is on PATH."""
+    """An ordinary user. `home` holds all files of hers. The commands are in `environment`, whose bin is PATH."""
 
     home: Path
-    python: str
+    environment: Path
 
-    @property
-    def environment(self) -> Path:
-        return self.home / "venv"
-
-    def run(self, *words: str | Path, root: bool = False, status: int = 0) -> Done:
-        """Run a command of the environment, or another one by its path. Raises CheckError for another exit status."""
+    def command(self, words: Sequence[str | Path], root: bool = False) -> dict[str, Any]:
+        """Return what makes subprocess run a command of the environment, or another one by its path."""
         command = [str(word) for word in words]
         found = self.environment / "bin" / command[0]
         if found.exists():
             command[0] = str(found)
+        return {
+            "args": command,
+            "env": self.variables(),
+            "cwd": self.home,
+            **({} if root else identity()),
+        }
+
+    def run(self, *words: str | Path, root: bool = False, status: int = 0) -> Done:
+        """Run a command. Raises CheckError for another exit status."""
         started = time.monotonic()
         done = subprocess.run(
-            command, env=self.variables(), cwd=self.home, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, **({} if root else identity()),
+            **self.command(words, root), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if done.returncode != status:
             raise CheckError(f"{' '.join(map(str, words))}: status {done.returncode}\n{done.stdout[-3000:]}")
         return Done(done.returncode, done.stdout, time.monotonic() - started)
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
-        command = [str(self.environment / "bin" / str(words[0])), *map(str, words[1:])]
         return subprocess.Popen(
-            command, env=self.variables(), cwd=self.home, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, **identity(),
-        )  # fmt: skip
+            **self.command(words), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
 
     def variables(self) -> dict[str, str]:
         return {
@@ -139,25 +145,32 @@ def identity() -> dict[str, Any]:
     return {} if os.geteuid() else {"user": USER, "group": USER, "extra_groups": []}
 
 
-def build_examples(directory: Path) -> list[str]:
-    """Build programs for the tools to measure; return the names of those that could be built."""
+def build_examples(directory: Path) -> None:
+    """Build programs for the tools to measure, and an object for gpurun; say which ones cannot be built."""
     path = ":".join((os.environ.get("PATH", ""), *NVCC_PLACES))
-    built = []
     if nvcc := shutil.which("nvcc", path=path):
         for name in EXAMPLES:
             source = ROOT / "examples" / f"{name}.cu"
-            command = [nvcc, "-std=c++17", "-cudart", "shared", "-lineinfo", "-o", directory / name, source]
+            command: list[str | Path] = [
+                nvcc,
+                "-std=c++17",
+                "-cudart",
+                "shared",
+                "-lineinfo",
+                "-o",
+                directory / name,
+                source,
+            ]
             subprocess.run(command, check=True)
-            built.append(name)
+    variables = {**os.environ, "PATH": path}
     if hipcc := shutil.which("hipcc", path=path):
-        variables = {**os.environ, "PATH": f"{path}:{Path(hipcc).parent}"}
-        command = ["make", "-s", "-C", str(ROOT / "examples/hip"), "saxpy"]
-        if subprocess.run(command, env=variables).returncode == 0:
-            shutil.copy2(ROOT / "examples/hip/saxpy", directory / "saxpy")
-            built.append("saxpy")
-    for name in {*EXAMPLES, "saxpy"} - {*built}:
-        say(f"left out: {name}, without nvcc or hipcc")
-    return built
+        variables["PATH"] += f":{Path(hipcc).parent}"
+    for folder, name in (("examples/hip", HIP_EXAMPLE), ("examples", OBJECT)):
+        making = ["make", "-s", "-C", str(ROOT / folder), name]
+        if subprocess.run(making, env=variables, capture_output=True).returncode == 0:
+            shutil.copy2(ROOT / folder / name, directory)
+    if absent := [name for name in (*EXAMPLES, HIP_EXAMPLE, OBJECT) if not (directory / name).exists()]:
+        say(f"left out: {' '.join(absent)}, which cannot be built here (nvcc, hipcc, clang)")
 
 
 def megabytes(directory: Path) -> float:
@@ -193,9 +206,9 @@ def as_version(wheel: Path, version: str, directory: Path) -> Path:
     return target
 
 
-def check_installation(user: User, wheel: Path) -> None:
+def check_installation(user: User, python: str, wheel: Path) -> None:
     """Install the wheel alone; nothing is compiled, and everything is in its place."""
-    user.run(user.python, "-m", "venv", user.environment)
+    user.run(python, "-m", "venv", user.environment)
     empty = megabytes(user.environment)
     done = user.run("pip", "install", "-q", "--only-binary", ":all:", wheel)
     size = megabytes(user.environment) - empty
@@ -220,8 +233,8 @@ def check_without_compiler(user: User, wheel: Path, examples: Sequence[str], pro
     say(f"  [sim] in {done.seconds:.0f} s")
 
 
-def check_tools(user: User, examples: Sequence[str], programs: Path) -> None:
-    """Run each tool on a program whose answer is known."""
+def check_tools(user: User, examples: Sequence[str], programs: Path, advice: str) -> None:
+    """Run each tool on a program whose answer is known. advice: what to do about a missing package, after which its name follows."""
     seconds = []
     for program, options, arguments, pattern in MEASUREMENTS:
         if program in examples:
@@ -231,15 +244,20 @@ def check_tools(user: User, examples: Sequence[str], programs: Path) -> None:
         say(f"  first measurement: {seconds[0]:.1f} s; again: {seconds[1]:.1f} s")
     for option, package in (("--heatmap=a.svg", "matplotlib"), ("--parquet=a.parquet", "pyarrow")):
         done = user.run("memtrace", option, "--", "/bin/true", status=1)
-        expect(
-            done, rf"^memtrace: {option[:9]}: .* {package} is missing in .*; run .* -m pip install {package}"
-        )
+        expect(done, rf"^memtrace: {option[:9]}: .* {package} is missing in .*; {advice} {package}")
     expect(user.run("gpurun", "no.bpf.o", "--", "/bin/true", status=1), "no.bpf.o: cannot be read")
+    if (programs / OBJECT).exists() and "vectoradd" in examples:
+        done = user.run("gpurun", programs / OBJECT, "--", programs / "vectoradd", *"19 5 1 23".split())
+        expect(done, "0: threads 0-4: 23")
     for name in ("hipsnoop", "cudasnoop"):
         expect(user.run(name, status=1), f"^{name}: .*root")
-    if not os.geteuid() and "vectoradd" in examples:
+    if os.geteuid():
+        return
+    if "vectoradd" in examples:
         done = user.run("cudasnoop", "--", "cudasim", "--", programs / "vectoradd", root=True)
         expect(done, "cudaLaunchKernel")
+    if HIP_EXAMPLE in examples:
+        expect(user.run("hipsnoop", "--", programs / HIP_EXAMPLE, "20", root=True), "hipLaunchKernel +20")
 
 
 def check_upgrade(user: User, wheel: Path, examples: Sequence[str], programs: Path) -> None:
@@ -272,29 +290,42 @@ def check_removal(user: User) -> None:
         raise CheckError(f"uninstalling left {', '.join(left)}")
 
 
-def check_wheel(wheel: Path) -> None:
-    """Raise CheckError if the wheel does not do what it should for an ordinary user."""
-    with tempfile.TemporaryDirectory(prefix="gpubpf-check-") as scratch:
-        work = Path(scratch)
-        work.chmod(0o755)
-        examples = build_examples(work)
-        with zipfile.ZipFile(wheel) as opened:
-            if "saxpy" in examples and "hipsim/lib/libhsakmt.so.1" not in opened.namelist():
-                say("left out: HIP programs, without hipsim in the wheel")
-                examples.remove("saxpy")
-        (work / "pip-cache").mkdir()
-        for number, python in enumerate(interpreters()):
-            home = work / f"user{number}"
-            home.mkdir()
-            copied = Path(shutil.copy2(wheel, home))
-            if not os.geteuid():
-                for path in (home, work / "pip-cache"):
-                    os.chown(path, USER, USER)
-            user = User(home, python)
-            say(f"{wheel.name}, {python}")
-            check_installation(user, copied)
-            check_without_compiler(user, copied, examples, work)
-            check_tools(user, examples, work)
-            check_upgrade(user, copied, examples, work)
-            check_removal(user)
-            say("  fine")
+def usable_examples(programs: Path) -> list[str]:
+    """Return the names of the programs in a directory whose libraries this machine has."""
+    found = [name for name in (*EXAMPLES, HIP_EXAMPLE) if (programs / name).exists()]
+    known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout
+    if HIP_EXAMPLE in found and "libamdhip64.so" not in known:
+        say(f"left out: {HIP_EXAMPLE}, without AMD's runtime")
+        found.remove(HIP_EXAMPLE)
+    return found
+
+
+def check_wheel(wheel: Path, programs: Path) -> None:
+    """Raise CheckError if the wheel does not do what it should for an ordinary user. programs: a directory of built examples."""
+    examples = usable_examples(programs)
+    cache = programs / "pip-cache"
+    cache.mkdir(exist_ok=True)
+    for number, python in enumerate(interpreters()):
+        home = programs / f"user{number}"
+        home.mkdir()
+        copied = Path(shutil.copy2(wheel, home))
+        if not os.geteuid():
+            for path in (home, cache):
+                os.chown(path, USER, USER)
+        user = User(home, home / "venv")
+        say(f"{wheel.name}, {python}")
+        check_installation(user, python, copied)
+        check_without_compiler(user, copied, examples, programs)
+        check_tools(user, examples, programs, "run .* -m pip install")
+        check_upgrade(user, copied, examples, programs)
+        check_removal(user)
+        shutil.rmtree(home)
+        say("  fine")
+
+
+if __name__ == "__main__":  # in another distribution (packaging_roots.py)
+    try:
+        check_wheel(Path(sys.argv[1]), Path(sys.argv[2]))
+    except CheckError as error:
+        say(str(error))
+        sys.exit(1)

@@ -1,0 +1,124 @@
+"""What users install: the wheel and the Debian package."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpubpf_examples
+import packaging_checks
+import packaging_deb
+import packaging_roots
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BUILT = ("lib/cudasim/lib/libcuda.so.1", "lib/gpubpf/agent/lib/libgpubpf-agent.so")
+needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb")
+needs_built = pytest.mark.skipif(
+    not all((REPOSITORY / name).exists() for name in BUILT), reason="script/setup has not built the C++ parts"
+)
+
+
+def make_wheel(directory: Path) -> Path:
+    """Return a wheel of the parts that script/setup built. Its libraries need this machine's glibc."""
+    sources = directory / "sources"
+    (sources / "script").mkdir(parents=True)
+    for name in ("lib", "tools", "man", "completions"):
+        left_out = shutil.ignore_patterns("__pycache__", "*.egg-info", "sanitize")
+        shutil.copytree(REPOSITORY / name, sources / name, symlinks=True, ignore=left_out)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "script/manpages.py"):
+        shutil.copy2(REPOSITORY / name, sources / name)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        directory,
+    ]
+    subprocess.run(
+        [*command, sources], check=True
+    )  # copies are as old as their originals: make has nothing to do
+    (made,) = directory.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("deb")
+    wheel = make_wheel(directory)
+    pip = Path(sys.executable).with_name("pip")
+    try:
+        return packaging_deb.build_deb(wheel, directory, pip, "2.28", "none")
+    except subprocess.CalledProcessError as error:
+        if "llvmlite" in str(error.cmd):
+            pytest.skip("PyPI cannot be reached")
+        raise
+
+
+def test_every_python_package_comes_from_somewhere() -> None:
+    ours = {*packaging_deb.DISTRIBUTIONS, *packaging_deb.PRIVATE_PACKAGES}
+    assert ours == {*packaging_deb.requirements()}
+    assert "python3-numpy (>= 1:1.24)" in packaging_deb.dependencies()
+
+
+@needs_dpkg
+@needs_built
+def test_what_is_in_a_deb(deb: Path, tmp_path: Path) -> None:
+    fields = subprocess.run(["dpkg-deb", "-f", deb], capture_output=True, text=True, check=True).stdout
+    assert "Architecture: amd64" in fields and "python3-argcomplete" in fields and "{" not in fields
+    subprocess.run(["dpkg-deb", "-R", deb, tmp_path], check=True)
+    for name in packaging_checks.COMMANDS:
+        assert (tmp_path / f"usr/share/man/man8/{name}.8.gz").is_file()
+        assert (tmp_path / f"usr/share/bash-completion/completions/{name}").is_file()
+        assert os.access(tmp_path / "usr/bin" / name, os.X_OK)
+    assert {path.name for path in (tmp_path / "usr/bin").iterdir()} == {*packaging_checks.COMMANDS}
+    listed = dict(
+        reversed(line.split("  ", 1)) for line in (tmp_path / "DEBIAN/md5sums").read_text().splitlines()
+    )
+    files = {str(path.relative_to(tmp_path)) for path in (tmp_path / "usr").rglob("*") if path.is_file()}
+    assert {*listed} == files
+    private = tmp_path / packaging_deb.PRIVATE
+    for name in (
+        *packaging_deb.PRIVATE_PACKAGES,
+        "gpubpf/agent/lib/libgpubpf-agent.so",
+        "cudasim/lib/libcuda.so.1",
+    ):
+        assert (private / name).exists()
+    assert not [name for name in files if re.search(r"\.pyc$|/RECORD$|\.so\.?\d*\.new$|/build/", name)]
+
+
+@needs_dpkg
+@needs_built
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root: it installs a package, in an overlay of this machine"
+)
+def test_a_deb_is_installed_used_and_removed(deb: Path, tmp_path: Path) -> None:
+    """On this machine, in an overlay in memory; script/package check does it in fresh distributions."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in packaging_checks.EXAMPLES:
+        shutil.copy2(gpubpf_examples.build(name) / name, programs)
+    scripts = tmp_path / "check"
+    packaging_roots.lay_out(scripts, deb, programs)
+    command = [
+        "python3",
+        "-B",
+        "/check/script/packaging_deb_checks.py",
+        f"/check/{deb.name}",
+        "/check/programs",
+        "few",
+    ]
+    done = packaging_roots.enter(Path("/"), scripts, *command, capture_output=True, text=True)
+    if "apt-get" in done.stderr and re.search(
+        r"Could not resolve|Unable to fetch|Failed to fetch", done.stderr
+    ):
+        pytest.skip("the distribution's packages cannot be reached")
+    assert done.returncode == 0, done.stderr
+    assert "fine" in done.stderr
