@@ -2,14 +2,16 @@
 
 Run as root, inside:
 
-    packaging_deb_checks.py FILE.deb PROGRAMS [few]
+    packaging_deb_checks.py FILE.deb PROGRAMS [PID]
 
-`few` neither installs what the package only recommends, nor tries an upgrade.
+With the PID of a stopped vectoradd outside, let it continue and measure it, but neither install what the package only recommends nor
+try an upgrade.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -114,7 +116,7 @@ def our_files() -> set[str]:
     return set(done.stdout.splitlines())
 
 
-def check_deb(deb: Path, programs: Path, few: bool) -> None:
+def check_deb(deb: Path, programs: Path, outside: str = "") -> None:
     """Raise CheckError if the package does not do what it should. programs: a directory of built examples."""
     home = programs / "user"
     home.mkdir()
@@ -126,11 +128,14 @@ def check_deb(deb: Path, programs: Path, few: bool) -> None:
     took = apt("install", "--no-install-recommends", deb, "man-db", "bash-completion")
     say(f"  installed in {took:.0f} s")
     check_places(user)
-    if not few:
+    if not outside:
         check_without_compiler(user, deb, programs)
     examples = usable_examples(programs)
     check_tools(user, examples, programs, "install .* package of")
-    if "vectoradd" in examples and not few:
+    if outside:
+        os.kill(int(outside), signal.SIGCONT)
+        expect(user.run("threadhist", "-p", outside, "1", "1", root=True), r"launches, 5 threads")
+    elif "vectoradd" in examples:
         check_upgrade(user, deb, programs)
     apt("purge", "gpubpf")
     if left := our_files() - before:
@@ -140,7 +145,7 @@ def check_deb(deb: Path, programs: Path, few: bool) -> None:
 
 if __name__ == "__main__":
     try:
-        check_deb(Path(sys.argv[1]), Path(sys.argv[2]), "few" in sys.argv[3:])
+        check_deb(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
     except CheckError as error:
         say(str(error))
         sys.exit(1)

@@ -36,7 +36,12 @@ mount -t proc proc /mnt/root/proc
 for place in dev sys; do mount --rbind /$place /mnt/root/$place; done
 mount -t tmpfs -o mode=1777 gpubpf-check /mnt/root/tmp
 cp /etc/resolv.conf /mnt/root/etc/resolv.conf
-exec chroot /mnt/root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 "$@"
+# A proxy of this machine may have a certificate of its own.
+certificates=/etc/ssl/certs/ca-certificates.crt
+[ ! -e $certificates ] || cp $certificates /mnt/root$certificates
+variables=(PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 PIP_CERT=$certificates)
+[ -z "${PIP_INDEX_URL-}" ] || variables+=("PIP_INDEX_URL=$PIP_INDEX_URL")
+exec chroot /mnt/root env -i "${variables[@]}" "$@"
 """
 
 

@@ -18,7 +18,7 @@ import pytest
 from gpubpf import elf
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SCRIPTS = ("common", "demo", "packages", "setup", "test")
+SCRIPTS = ("common", "demo", "packages", "release", "setup", "test")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

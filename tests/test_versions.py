@@ -1,11 +1,16 @@
 """What a version promises, the next ones keep (docs/versions.md)."""
 
 import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
 import gpubpf_examples
 import promises
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def test_nothing_that_was_promised_is_missing() -> None:
@@ -46,3 +51,38 @@ def test_fields_of_a_record() -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can tell all")
 def test_what_only_root_can_tell_is_not_missing_for_others() -> None:
     assert promises.absent({"cudasnoop: api record": {"count"}}, {}) == []
+
+
+def test_a_release_says_at_once_all_that_stands_in_its_way(tmp_path: Path) -> None:
+    (tmp_path / "script").mkdir()
+    (tmp_path / "lib/gpubpf").mkdir(parents=True)
+    shutil.copy2(REPOSITORY / "script/release", tmp_path / "script")
+    initial, changelog = tmp_path / "lib/gpubpf/__init__.py", tmp_path / "CHANGELOG.md"
+    initial.write_text('"""The library."""\n__version__ = "0.1.0"\n')
+    changelog.write_text("## [Unreleased]\n")
+    listing = tmp_path / "script/promises.py"
+    listing.write_text("#!/bin/sh\necho 'new: a field'\necho 'missing: a field'\nexit 1\n")
+    listing.chmod(0o755)
+
+    def git(*words: str) -> None:
+        user = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *user, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def problems() -> list[str]:
+        done = subprocess.run(["script/release", "--check"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == bool(done.stderr) and not done.stdout
+        return done.stderr.splitlines()
+
+    git("init", "-q")
+    git("commit", "--allow-empty", "-qm", "first")
+    git("tag", "v0.1.0")
+    said = problems()
+    for word in ("has changes", "[0.1.0] - YYYY-MM-DD", "v0.1.0 is tagged", "a promise is broken", "--write"):
+        assert len([line for line in said if word in line]) == 1
+    assert len(said) == 5
+    initial.write_text('"""The library."""\n__version__ = "0.2.0"\n')
+    changelog.write_text("## [0.2.0] - 2026-12-01\n")
+    listing.write_text("#!/bin/sh\n")
+    git("add", ".")
+    git("commit", "-qm", "second")
+    assert problems() == []
