@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def make_wheel(directory: Path) -> Path:
     )  # copies are as old as their originals: make has nothing to do
     (made,) = directory.glob("*.whl")
     return made
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process itself has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +126,9 @@ def test_a_deb_is_installed_used_and_removed(deb: Path, tmp_path: Path) -> None:
     device = {**os.environ, "LD_LIBRARY_PATH": str(gpubpf_examples.DEVICE), "CUDASIM_CLOCK": "real"}
     program = [programs / "vectoradd", "19", "5", "1", "1000000000"]
     with subprocess.Popen(program, env=device, stdout=subprocess.DEVNULL) as outside:
+        while cpu_seconds(outside.pid) < 1:  # it has begun to launch kernels by then
+            assert outside.poll() is None
+            time.sleep(0.05)
         outside.send_signal(signal.SIGSTOP)  # it needs a whole CPU
         try:
             done = packaging_roots.enter(

@@ -301,3 +301,18 @@ def test_the_demo_asks_for_functions_that_exist() -> None:
     )
     assert {module for module, _ in asked} == set(modules)
     assert [name for module, name in asked if not callable(getattr(modules[module], name, None))] == []
+
+
+def test_the_demo_shows_the_cuda_part_before_the_amd_part_is_built() -> None:
+    """The first tools run after `setup --cuda`. What needs HIP waits for the rest."""
+    lines = (REPOSITORY / "script/demo").read_text().splitlines()
+    setups = [line.strip() for line in lines if '"$setup"' in line and "source" not in line]
+    assert setups == ['"$setup" --cuda', 'nice "$setup" --amd >/dev/null 2>&1 &', '"$setup"']
+    called = [number for number, line in enumerate(lines) if line.strip() == "finish_setup"]
+    runs = {
+        tool: number
+        for tool in ("threadhist", "hipsnoop")
+        for number, line in enumerate(lines)
+        if line.strip().startswith(f"run {tool} ")
+    }
+    assert len(called) == 2 and runs["threadhist"] < called[0] < runs["hipsnoop"]
