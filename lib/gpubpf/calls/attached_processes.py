@@ -71,7 +71,7 @@ class AttachedProcesses:
         """Announce the processes that have mapped a library since the last check."""
         for pid in tuple(self.waiting):
             with suppress(OSError):
-                if any(True for _ in libraries.mapped(pid, self._names)):
+                if libraries.mapped(pid, self._names):
                     self._announce(pid, traceable.comm(pid))
                 else:
                     self._check_bits(traceable.comm(pid), proc.is_64_bit(pid))

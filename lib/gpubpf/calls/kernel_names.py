@@ -31,6 +31,7 @@ from gpubpf.errors import ImageError
 from gpubpf.linux import libraries
 from gpubpf.names import KernelName
 from gpubpf.process import address_space, proc
+from gpubpf.process.patience import LOOK_WAIT, within
 from gpubpf.record import MutableRecord, field
 
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ class _Process(MutableRecord):
     def look(self) -> None:
         """Read the process's mappings and open new files. Raise OSError if it has ended; known files are kept."""
         self.parent = int(proc.stat(self.pid)[1])
-        mapped = tuple(m for m in address_space.mappings(self.pid) if m.file[1])
+        all_mapped = within(LOOK_WAIT, self.pid, lambda: address_space.mappings(self.pid))
+        mapped = tuple(m for m in all_mapped if m.file[1])
         if mapped and mapped != self.mapped:
             self.mapped = mapped
             self.found.clear()

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from gpubpf.errors import UsageError, out_of_files
 from gpubpf.process import address_space, bpf_syscall, libc, proc, scans, target_files
+from gpubpf.process.patience import LOOK_WAIT, Unanswered, within
 from gpubpf.process.scans import ScanBudget
 from gpubpf.record import Record
 
@@ -133,8 +134,8 @@ def running(
 ) -> dict[tuple[str, int], list[MappedCode]]:
     """Return the mappings of matching libraries' code in running processes, by the file's (device, inode).
 
-    unsearched: called with each process whose list of mappings is too large ("process 12 is"), and with each user for whose processes
-    no time is left (ScanBudget).
+    unsearched: called with each process whose list of mappings is too large or does not arrive ("process 12 is"), and with each user
+    for whose processes no time is left (ScanBudget).
     """
     found: dict[tuple[str, int], list[MappedCode]] = {}
     budget, exhausted = ScanBudget(), set[int]()
@@ -145,9 +146,16 @@ def running(
                     unsearched(f"some processes of user {user} are")
                 exhausted.add(user)
                 continue
-            with budget.scan(user):
-                for m in mapped(pid, names):
-                    found.setdefault((m.device, m.inode), []).append(m)
+
+            def look(pid: int = pid, user: int = user) -> list[MappedCode]:
+                with budget.scan(user):
+                    return list(_mapped(pid, names))
+
+            for m in within(LOOK_WAIT, pid, look):
+                found.setdefault((m.device, m.inode), []).append(m)
+        except Unanswered:
+            budget.spend(user, LOOK_WAIT)
+            unsearched(f"process {pid} is")
         except proc.TooLarge:
             unsearched(f"process {pid} is")
         except OSError:
@@ -155,8 +163,12 @@ def running(
     return found
 
 
-def mapped(pid: int, names: LibraryNames) -> Iterator[MappedCode]:
-    """Yield the mappings of matching libraries' code in one process. Raises OSError."""
+def mapped(pid: int, names: LibraryNames) -> list[MappedCode]:
+    """Return the mappings of matching libraries' code in one process. Raises OSError."""
+    return within(LOOK_WAIT, pid, lambda: list(_mapped(pid, names)))
+
+
+def _mapped(pid: int, names: LibraryNames) -> Iterator[MappedCode]:
     hinted = (line for line in proc.lines(pid, "maps") if any(hint in line for hint in names.hints))
     for m in address_space.parse(hinted):
         if m.code and names.match(m.path):

@@ -21,10 +21,12 @@ from functools import partial
 from gpubpf import elf
 from gpubpf.errors import SessionError, out_of_files
 from gpubpf.process import limits, proc, target_files
+from gpubpf.process.patience import SHORT_WAIT, within
 from gpubpf.record import Record
 
 _LINE = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) (\S{4}) ([0-9a-f]{1,16}) (\S+) ([0-9]{1,20})\b\s*(.*)")
 _CACHED_EXPORTS = 32  # files
+_SHORT_LIST = 4 << 20  # bytes of a list of mappings that is read while other processes wait
 AGENT = re.compile(r".*libgpubpf-agent(-hsa)?\.so[^/]*$")  # the path of the mapped file
 
 
@@ -89,14 +91,14 @@ def parse(lines: Iterable[bytes], of: re.Pattern[str] | None = None) -> tuple[Ma
     return tuple(found)
 
 
-def mapping_at(pid: int, address: int) -> Mapping | None:
-    """Return the mapping that contains an address. Raises OSError."""
+def mapping_at(pid: int, address: int, most: int = limits.LARGEST_LIST) -> Mapping | None:
+    """Return the mapping that contains an address. `most`: as for `mappings`, before Linux 6.11. Raises OSError."""
     try:
         at = proc.mapped_at(pid, address)
     except OSError as error:
         if error.errno not in (errno.ENOTTY, errno.ENAMETOOLONG):
             raise
-        for line in proc.lines(pid, "maps"):
+        for line in proc.lines(pid, "maps", most):
             m = _LINE.match(line.decode("utf-8", "replace"))
             if m and int(m[1], 16) <= address < int(m[2], 16):
                 return _mapping(m)
@@ -109,11 +111,13 @@ def mapping_at(pid: int, address: int) -> Mapping | None:
 
 
 def is_return_probe(pid: int, address: int) -> bool:
-    """Return whether functions with a return probe (uretprobe) return to this address of a process: the start of its [uprobes]."""
+    """Return whether functions with a return probe (uretprobe) return to this address of a process: the start of its [uprobes].
+
+    False if the process keeps the tool waiting."""
     if address % mmap.PAGESIZE:
         return False
     with contextlib.suppress(OSError):
-        found = mapping_at(pid, address)
+        found = within(SHORT_WAIT, pid, lambda: mapping_at(pid, address, _SHORT_LIST))
         return found is not None and found.start == address and found.path == "[uprobes]"
     return False
 
@@ -136,16 +140,22 @@ def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
 
 
 def executed_another_program(pid: int) -> bool:
-    """Return whether a process that had the agent has executed another program. Then the agent is no longer mapped."""
-    others = False
-    try:
-        for line in proc.lines(pid, "maps"):
+    """Return whether a process that had the agent has executed another program. Then the agent is no longer mapped.
+
+    False if that cannot be found out, or not soon."""
+
+    def look() -> bool:
+        others = False
+        for line in proc.lines(pid, "maps", _SHORT_LIST):
             if parse([line], AGENT):
                 return False
             others = True
+        return others
+
+    try:
+        return within(SHORT_WAIT, pid, look)
     except OSError:
         return False
-    return others
 
 
 class Unreadable(SessionError, OSError):

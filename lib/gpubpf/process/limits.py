@@ -47,6 +47,8 @@ UNFINISHED = 512 << 20  # bytes of messages that have arrived in part
 REFUSED = 1000  # processes of other users that are counted because they connected
 SETTLE_WAIT = 0.5  # seconds to admit processes before the command's results are read
 
+UNANSWERED = 64  # looks at processes that do not end (patience.py)
+UNANSWERED_OF_USER = 8  # likewise; not for root
 STUCK_THREADS = 64  # of one kind of work that wait for memory that never arrives; others take their places
 
 BUFFERED_RECORDS = 1 << 22  # log records that the tool has not taken yet

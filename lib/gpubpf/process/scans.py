@@ -47,6 +47,11 @@ class ScanBudget:
         """Return whether the processes of a user must wait."""
         return user in self._left and self._now(user)[0] <= 0
 
+    def spend(self, user: int, seconds: float) -> None:
+        """Take time from a user whose process kept the tool waiting."""
+        left, now = self._now(user)
+        self._left[user] = left - seconds, now
+
     @contextlib.contextmanager
     def scan(self, user: int) -> Iterator[None]:
         """Count the CPU time of this thread in the block."""
@@ -54,5 +59,4 @@ class ScanBudget:
         try:
             yield
         finally:
-            left, now = self._now(user)
-            self._left[user] = left - (time.thread_time() - began), now
+            self.spend(user, time.thread_time() - began)

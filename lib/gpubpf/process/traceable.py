@@ -169,6 +169,11 @@ def refusal(pid: int, code: int) -> SessionError:
             f"pid {pid} ({comm(pid)}) cannot be traced: its list of mappings is too large;"
             " start the program with the tool instead"
         )
+    if code == errno.ETIMEDOUT:  # only patience.Unanswered has this number
+        return SessionError(
+            f"pid {pid} ({comm(pid)}) cannot be traced: its list of mappings or its memory does not arrive (FUSE?);"
+            " name another process"
+        )
     # EFAULT: its memory is not what was mapped a moment ago.
     if not known or code in (errno.ESRCH, errno.EFAULT) or known.get("State", "Z")[0] in "ZX":
         return ProcessEnded(f"pid {pid} ended, or executed another program, while the tool was attaching")

@@ -20,6 +20,7 @@ from gpubpf.agent.definitions import ATTACH_FUNCTION, OWNER_SIZE, OWNER_VARIABLE
 from gpubpf.errors import SessionError, out_of_files
 from gpubpf.future import Future
 from gpubpf.process import address_space, limits, started_with, traceable
+from gpubpf.process.patience import LOOK_WAIT, within
 from gpubpf.session.device import Device
 from gpubpf.session.reasons import (
     BUSY,
@@ -275,29 +276,34 @@ def _no_driver(pid: int) -> Missed:
 def devices_of(pid: int) -> dict[Vendor, Device]:
     """Return the devices that a running process uses, by vendor, from the libraries that it has loaded. Raises SessionError."""
     traceable.check_traceable(pid)
-    found: dict[Vendor, Device] = {}
     try:
-        clocks = started_with.environment(pid, _CLOCKS.values())
-        mapped = address_space.mappings(pid, _ANY)
-        for vendor, library, symbol in (
-            (Vendor.NVIDIA, _LIBRARIES[Vendor.NVIDIA], "cudasim_untimed"),
-            (Vendor.AMD, _THUNK, "hipsim_virtual_now"),
-        ):
-            if not _named(mapped, _LIBRARIES[vendor]):
-                continue
-            named = _named(mapped, library)
-            if len({lib.mappings[0].file for lib in named}) > limits.DRIVERS_OF_PROCESS:
-                raise SessionError(
-                    f"pid {pid} cannot be traced: it has mapped more than {limits.DRIVERS_OF_PROCESS} drivers; use one"
-                )
-            embedded = any(symbol in address_space.exports(pid, lib) for lib in named)
-            virtual = clocks.get(_CLOCKS[vendor]) == "virtual"
-            environment = {"CUDASIM_CLOCK": "virtual" if virtual else "real"}
-            found[vendor] = Device("sim", environment) if embedded else Device("gpu")
+        found = within(LOOK_WAIT, pid, lambda: _devices_of(pid))
     except OSError as error:
         raise traceable.refusal(pid, error.errno or 0) from None
     if not found:
         raise _no_driver(pid)
+    return found
+
+
+def _devices_of(pid: int) -> dict[Vendor, Device]:
+    found: dict[Vendor, Device] = {}
+    clocks = started_with.environment(pid, _CLOCKS.values())
+    mapped = address_space.mappings(pid, _ANY)
+    for vendor, library, symbol in (
+        (Vendor.NVIDIA, _LIBRARIES[Vendor.NVIDIA], "cudasim_untimed"),
+        (Vendor.AMD, _THUNK, "hipsim_virtual_now"),
+    ):
+        if not _named(mapped, _LIBRARIES[vendor]):
+            continue
+        named = _named(mapped, library)
+        if len({lib.mappings[0].file for lib in named}) > limits.DRIVERS_OF_PROCESS:
+            raise SessionError(
+                f"pid {pid} cannot be traced: it has mapped more than {limits.DRIVERS_OF_PROCESS} drivers; use one"
+            )
+        embedded = any(symbol in address_space.exports(pid, lib) for lib in named)
+        virtual = clocks.get(_CLOCKS[vendor]) == "virtual"
+        environment = {"CUDASIM_CLOCK": "virtual" if virtual else "real"}
+        found[vendor] = Device("sim", environment) if embedded else Device("gpu")
     return found
 
 
@@ -367,7 +373,11 @@ def untraced_descendants(pids: Iterable[int]) -> dict[int, str]:
 
 def _drivers(pid: int) -> set[int]:
     with contextlib.suppress(OSError):
-        return {lib.base for name in _LIBRARIES.values() for lib in _libraries(pid, name)}
+        return within(
+            LOOK_WAIT,
+            pid,
+            lambda: {lib.base for name in _LIBRARIES.values() for lib in _libraries(pid, name)},
+        )
     return set()
 
 

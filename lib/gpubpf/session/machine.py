@@ -31,6 +31,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.future import Future, wait
 from gpubpf.linux import libraries
 from gpubpf.process import proc, scans, started_with, target_files, traceable
+from gpubpf.process.patience import LOOK_WAIT, Unanswered, within
 from gpubpf.process.scans import ScanBudget
 from gpubpf.record import MutableRecord
 from gpubpf.session import device
@@ -109,6 +111,7 @@ class MachineWatcher:
             frozenset()
         )  # driver files that `libraries.files` finds; no limit applies to them
         self._over_limit: dict[int, float] = {}  # processes with files beyond a limit: pid → start time
+        self._unanswered: dict[int, float] = {}  # processes that cannot be looked at: pid → start time
         self._next_scan: dict[int, _Schedule] = {}  # by pid
         self._budget = ScanBudget()
         self._delayed: set[int] = set()  # users whose processes had to wait
@@ -248,8 +251,9 @@ class MachineWatcher:
         for pid in self._next_scan.keys() - pids:
             self._next_scan.pop(pid, None)
             self._unused.pop(pid, None)
-        for pid in self._over_limit.keys() - pids:
-            del self._over_limit[pid]
+        for reported in (self._over_limit, self._unanswered):
+            for pid in reported.keys() - pids:
+                del reported[pid]
         self._driver_files.keep(pids)
         for file in self._driver_files.surplus():
             self._probed_files.pop(file, None)
@@ -266,8 +270,14 @@ class MachineWatcher:
             schedule.scanned(now)
             seen = time.monotonic_ns()
             try:
-                with self._budget.scan(schedule.user):
-                    files = self._admitted(pid, _drivers(pid))
+                files = self._admitted(
+                    pid, within(LOOK_WAIT, pid, partial(self._drivers, pid, schedule.user))
+                )
+            except Unanswered:
+                schedule.due = now + MAX_SCAN_INTERVAL
+                self._budget.spend(schedule.user, LOOK_WAIT)
+                self._report_unanswered(pid)
+                continue
             except proc.TooLarge:
                 schedule.due = now + MAX_SCAN_INTERVAL
                 # Attaching to the process fails for the same reason, and reports it.
@@ -304,6 +314,18 @@ class MachineWatcher:
             self._note(
                 f"processes of user {user} may be attached late or missed: searching them for GPU drivers takes too long"
             )
+
+    def _drivers(self, pid: int, user: int) -> dict[FileId, str]:
+        with self._budget.scan(user):
+            return _drivers(pid)
+
+    def _report_unanswered(self, pid: int) -> None:
+        """Count a process that cannot be looked at, once. Whether it uses a GPU is unknown."""
+        started = traceable.started(pid)
+        if self._unanswered.get(pid) != started:
+            self._unanswered[pid] = started
+            self._missed(pid, traceable.comm(pid), FORBIDDEN)
+            self._note(str(traceable.refusal(pid, errno.ETIMEDOUT)))
 
     def _admitted(self, pid: int, files: dict[FileId, str]) -> dict[FileId, str]:
         """Return the driver files of a process that may have a probe. Report a process that maps more, once."""

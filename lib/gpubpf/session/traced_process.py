@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -365,10 +366,12 @@ class TracedProcess(MutableRecord):
 
     def add_stack(self, number: int, frames: Sequence[protocol.StackFrame]) -> None:
         """Keep a host stack. Where another tracer's return probe has replaced a return address, the caller is unknown."""
+        nameless = {frame.address for frame in frames if not (frame.file or frame.symbol)}
+        # All return probes of a process return to one address. The first such address is looked at, because looking takes time.
+        at = next((at for at in sorted(nameless) if (at + 1) % mmap.PAGESIZE == 0), None)
+        hidden = {at} if at is not None and address_space.is_return_probe(self.pid, at + 1) else set()
         self.stacks[number] = tuple(
-            replace(frame, symbol=HIDDEN_CALLER)
-            if not (frame.file or frame.symbol) and address_space.is_return_probe(self.pid, frame.address + 1)
-            else frame
+            replace(frame, symbol=HIDDEN_CALLER) if frame.address in hidden & nameless else frame
             for frame in frames
         )
 

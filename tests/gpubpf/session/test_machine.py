@@ -27,6 +27,7 @@ import pytest
 import gpubpf_examples
 import gpubpf_fuse
 import gpubpf_hold
+import gpubpf_locked
 import gpubpf_scenes as scenes
 from gpubpf import agent, elf
 from gpubpf.attach import borrow, holding, loading
@@ -865,6 +866,18 @@ def test_a_stack_that_never_answers_is_not_read(
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.mark.own_processes
+def test_a_process_whose_mappings_do_not_arrive_delays_nobody(built: Path, tmp_path: Path) -> None:
+    joined, notes, missed = Joined(built), list[str](), list[tuple[int, str, str]]()
+    joined.miss = lambda *one: missed.append(one)  # type: ignore[method-assign]
+    with gpubpf_locked.process(tmp_path) as (pid, _), watching(joined, notes.append):
+        process = subprocess.Popen([built / "comes", "waits"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        eventually(lambda: joined.held or joined.ran)
+        process.communicate(b"\n", timeout=60)
+    assert (pid, "locked", FORBIDDEN) in missed
+    assert [note for note in notes if f"pid {pid} (locked) cannot be traced: its list of mappings" in note]
 
 
 @pytest.mark.own_processes

@@ -1,0 +1,86 @@
+"""Look at a process that may keep its observer waiting: the look has a deadline.
+
+    drivers = within(LOOK_WAIT, pid, lambda: list(proc.lines(pid, "maps")))
+
+Whoever reads a process's list of mappings or its memory takes a lock of its address space. A process can hold this lock for as long as
+it likes: one of its threads maps a file that a program of its own user serves (FUSE), which does not answer. So threads that serve all
+processes look at one only through `within`. Threads that work for one process alone need not: others take their places.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpubpf.process import limits, scans
+
+T = TypeVar("T")
+
+LOOK_WAIT = 2.0  # seconds without progress until a look is given up
+SHORT_WAIT = 0.2  # the same, where other processes wait meanwhile
+
+_lock = threading.Lock()
+_waiting: Counter[int] = Counter()  # looks that were given up and have not ended, by user
+
+
+class Unanswered(OSError):
+    """A look at a process does not end, or too many looks at its user's processes do not."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ETIMEDOUT, "its list of mappings or its memory does not arrive")
+
+
+def within(seconds: float, pid: int, look: Callable[[], T]) -> T:
+    """Call `look` on a new thread, which has the privileges of this one. Return its result, or raise its exception.
+
+    seconds: without progress, which is CPU time. Raises Unanswered; the thread then stays until the process lets it go. No more than
+    limits.UNANSWERED such threads remain, and limits.UNANSWERED_OF_USER for the processes of one user; beyond, nothing is looked at.
+    """
+    user = scans.user_of(pid) if _waiting else 0
+    with _lock:
+        if _waiting.total() >= limits.UNANSWERED or (user and _waiting[user] >= limits.UNANSWERED_OF_USER):
+            raise Unanswered
+    results: list[T] = []
+    errors: list[BaseException] = []
+    given_up_for: list[int] = []
+    ended = threading.Event()
+
+    def call() -> None:
+        try:
+            results.append(look())
+        except BaseException as error:
+            errors.append(error)
+        with _lock:
+            ended.set()
+            for owner in given_up_for:
+                _waiting[owner] -= 1
+                if not _waiting[owner]:
+                    del _waiting[owner]
+
+    thread = threading.Thread(target=call, name="gpubpf-look", daemon=True)
+    thread.start()
+    used = -1.0  # seconds of CPU time at the last check
+    while not ended.wait(seconds / 2):
+        before, used = used, _cpu_time(thread)
+        if used == before:
+            user = scans.user_of(pid)
+            with _lock:
+                if not ended.is_set():
+                    given_up_for.append(user)
+                    _waiting[user] += 1
+                    raise Unanswered
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _cpu_time(thread: threading.Thread) -> float:
+    """Return the CPU time of a thread in seconds; 0 if it has ended."""
+    try:
+        return time.clock_gettime(~(thread.native_id or 0) << 3 | 6)  # CPUCLOCK_SCHED of a thread
+    except OSError:
+        return 0.0
