@@ -27,6 +27,7 @@ SCAN_BURST, SCAN_SHARE = (
 # --- one traced process ---
 
 TEXT = 64 << 20  # bytes of names, reasons and stacks
+FILES = 256  # images and memory of contexts; beyond, those of all processes of its user count
 PENDING = 4096  # images and modules without an answer
 CONTEXTS = 4096
 RINGS = 64
@@ -40,10 +41,15 @@ CONNECTIONS_OF_PROCESS = (
 
 # --- all traced processes ---
 
-CONNECTIONS_OF_USER = 4096  # at the same time; not for root
+CONNECTIONS_OF_USER = 4096  # at the same time, or fewer (session/shares.py); not for root
 CONNECTIONS = 16384  # at the same time
 TEXTS = 512 << 20  # bytes of names, reasons and stacks
+TEXTS_OF_USER = 128 << 20  # likewise; not for root
 UNFINISHED = 512 << 20  # bytes of messages that have arrived in part
+UNFINISHED_OF_USER = 128 << 20  # likewise; not for root
+FILES_OF_CONNECTION = (
+    4  # that the tool keeps open for it; a user's are a quarter of those that the tool may open
+)
 REFUSED = 1000  # processes of other users that are counted because they connected
 SETTLE_WAIT = 0.5  # seconds to admit processes before the command's results are read
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gpubpf.process import limits, traceable
+from gpubpf.session import shares
 
 _ENDED = 1024  # processes without a connection that are counted before the ended ones are forgotten
 
@@ -37,7 +38,7 @@ class Connections:
             or self._of_process[process] > limits.CONNECTIONS_OF_PROCESS
         ):
             return "it"
-        if uid and self._of_user[uid] > limits.CONNECTIONS_OF_USER:
+        if uid and self._of_user[uid] > shares.connections_of_user():
             return "its user"
         return "the machine" if len(self._open) > limits.CONNECTIONS else ""
 

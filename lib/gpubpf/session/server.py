@@ -30,10 +30,11 @@ from gpubpf.agent.definitions import (
     Vendor,
 )
 from gpubpf.errors import TOO_MANY_FILES, SessionError, in_words, out_of_files
-from gpubpf.process import address_space, limits, target_socket, traceable
+from gpubpf.process import address_space, limits, scans, target_socket, traceable
 from gpubpf.process.target_socket import TargetSocket
-from gpubpf.session import reasons
+from gpubpf.session import reasons, shares
 from gpubpf.session.connections import Connections
+from gpubpf.session.shares import Share
 from gpubpf.session.traced_process import TracedProcess
 from gpubpf.show import table
 
@@ -76,8 +77,8 @@ class Server:
         self._refused: set[int] = set()  # processes of other users
         self._connections = Connections()
         self._excessive: set[tuple[int, float]] = set()  # processes with too many connections
-        self._unfinished = 0  # bytes of incomplete messages of all processes
-        self._text = 0  # bytes of names, reasons and stacks of all processes
+        self._unfinished = Share("incomplete messages", limits.UNFINISHED, limits.UNFINISHED_OF_USER)
+        self._texts = Share("names and stacks", limits.TEXTS, limits.TEXTS_OF_USER)
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
         self._settling: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # of `settle`
         self.socket_name = f"@gpubpf-{os.urandom(12).hex()}"
@@ -188,7 +189,7 @@ class Server:
         self._note_silent_cupti(process)
         with self._measurement.lock:
             self._connections.remove(process.socket.fileno())
-            self._unfinished -= process.frames.unfinished
+            self._unfinished.take(process.user, -process.unfinished)
             process.close()
             self._measurement.lock.notify_all()
         self._background.end(process)
@@ -245,7 +246,7 @@ class Server:
         """Serve a running process to which the session attached. Return None if the measurement has ended.
 
         Takes ownership of `connection` and `pidfd`. From any thread."""
-        process = self._admit(connection, pid, 0, pidfd)
+        process = self._admit(connection, pid, max(scans.user_of(pid), 0), pidfd)
         if process is None:
             os.close(pidfd)
             return None
@@ -287,7 +288,7 @@ class Server:
                 connection.close()
                 process = None
             else:
-                process = TracedProcess(connection, pid, next(self._numbers))
+                process = TracedProcess(connection, pid, next(self._numbers), uid)
                 process.started, process.attached, process.pidfd = started, pidfd is not None, pidfd
                 # Until its agent tells. A process without an agent may end before it is named.
                 process.comm = traceable.comm(pid)
@@ -326,9 +327,7 @@ class Server:
                 return False
             if not received.data:
                 return False
-            before = process.frames.unfinished
             frames = process.frames.feed(received.data, received.files)
-            self._unfinished += process.frames.unfinished - before
             done, told = 0, len(process.faults)
             try:
                 for kind, payload, file in frames:
@@ -340,10 +339,7 @@ class Server:
                 for _, _, file in frames[done:]:
                     if file is not None:
                         target_socket.discard(file)
-            if self._unfinished > limits.UNFINISHED:
-                raise SessionError(
-                    f"the incomplete messages of all processes exceed {limits.UNFINISHED >> 20} MiB"
-                )
+            self._count_unfinished(process)
             for fault in process.faults[told:]:
                 self._measurement.note_once(reasons.kernel_failed(process.label, fault))
         except OSError as error:
@@ -371,6 +367,7 @@ class Server:
                 before.socket.shutdown(socket.SHUT_RD)  # it has one agent; what that has already sent is read
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload, process.vendor)
+            self._count_file(process)
             if process.pending_images >= limits.PENDING:
                 raise protocol.Malformed("too many images at once")
             process.pending_images += 1
@@ -409,6 +406,7 @@ class Server:
             self._count_text(process, 4096 + len(payload))
             process.faults.append(protocol.kernel_failed(payload))
         elif kind == Message.SNAPSHOT and file is not None:
+            self._count_file(process)
             process.add_snapshot(protocol.snapshot(payload), file, bool(self._measurement.follow.pump))
         elif kind == Message.STUBS and process.control is not None and not process.sent_stubs:
             process.sent_stubs = True
@@ -441,11 +439,21 @@ class Server:
             raise protocol.Malformed("an unexpected message")
 
     def _count_text(self, process: TracedProcess, size: int) -> None:
-        """Count bytes of text that the tool keeps. Raises SessionError if a process, or all together, exceed the limit."""
+        """Count bytes of text that the tool keeps. Raises SessionError if a process, its user, or all together exceed the limit."""
         process.count_text(size)
-        self._text += size
-        if self._text > limits.TEXTS:
-            raise SessionError(f"the names and stacks of all processes exceed {limits.TEXTS >> 20} MiB")
+        self._texts.take(process.user, size)
+
+    def _count_unfinished(self, process: TracedProcess) -> None:
+        """Count bytes of incomplete messages. Raises SessionError if the process's user, or all together, exceed the limit."""
+        before, process.unfinished = process.unfinished, process.frames.unfinished
+        self._unfinished.take(process.user, process.unfinished - before)
+
+    def _count_file(self, process: TracedProcess) -> None:
+        """Raise SessionError if the process may not hand over another file: the tool needs some for other users' processes."""
+        if process.user and process.files >= limits.FILES:
+            files = sum(other.files for other in self._measurement.processes if other.user == process.user)
+            if files >= shares.files_of_user():
+                raise SessionError(f"this user's processes have handed over {files:,} files")
 
     def _ring(self, process: TracedProcess, payload: bytes, file: int | None) -> None:
         """Handle RING: the agent has created a ring. Takes ownership of `file`, unless it raises Malformed."""

@@ -70,6 +70,11 @@ class StoredSnapshot:
         return not self.snapshot.flags & SnapshotFlag.RUNNING
 
     @property
+    def in_file(self) -> bool:
+        """Whether its file is open."""
+        return self._file is not None
+
+    @property
     def launches(self) -> int:
         """The number of instrumented launches that began before it."""
         return sum(i.launches for i in self.snapshot.instances if i.by_shape)
@@ -124,6 +129,7 @@ class TracedProcess(MutableRecord):
     socket: TargetSocket
     pid: int
     number: int  # from 1, unique in the session; the kernel may reuse a pid
+    user: int = 0  # user ID
     comm: str = ""
     driver_version: int = (
         0  # 12080 for CUDA 12.8; 0: unknown; on AMD GPUs: how often it initialized ROCr before
@@ -132,6 +138,7 @@ class TracedProcess(MutableRecord):
         Vendor.NVIDIA
     )  # the vendor of its agent's GPUs; a process that uses both has two agents and two entries
     frames: protocol.Frames = field(default_factory=protocol.Frames)
+    unfinished: int = 0  # bytes of incomplete messages, as counted for limits.UNFINISHED
     send_lock: threading.Lock = field(default_factory=threading.Lock)
     control: int | None = None  # file of the control block
     sent_stubs: bool = False  # STUBS has arrived
@@ -242,6 +249,11 @@ class TracedProcess(MutableRecord):
         from gpubpf.images.mapped import MappedImages
 
         return MappedImages(self.pid)
+
+    @property
+    def files(self) -> int:
+        """About how many of its files are open: images without an answer, and memory of contexts."""
+        return self.pending_images + sum(stored.in_file for stored in self.snapshots.values())
 
     def add_sites(self, sidecar: Sidecar) -> dict[str, int]:
         """Record what tools show about a sidecar's kernels, such as their sites. The caller holds `Measurement.lock`.
@@ -367,8 +379,9 @@ class TracedProcess(MutableRecord):
     def add_stack(self, number: int, frames: Sequence[protocol.StackFrame]) -> None:
         """Keep a host stack. Where another tracer's return probe has replaced a return address, the caller is unknown."""
         nameless = {frame.address for frame in frames if not (frame.file or frame.symbol)}
-        # All return probes of a process return to one address. The first such address is looked at, because looking takes time.
-        at = next((at for at in sorted(nameless) if (at + 1) % mmap.PAGESIZE == 0), None)
+        # All return probes of a process return to one address, which the kernel puts as high as it can. So only the highest that may
+        # be it is looked at: looking takes time.
+        at = max((at for at in nameless if (at + 1) % mmap.PAGESIZE == 0), default=None)
         hidden = {at} if at is not None and address_space.is_return_probe(self.pid, at + 1) else set()
         self.stacks[number] = tuple(
             replace(frame, symbol=HIDDEN_CALLER) if frame.address in hidden & nameless else frame

@@ -993,7 +993,7 @@ def test_all_processes_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) ->
             peer.shutdown(socket.SHUT_WR)
             assert not peer.recv(16)
             peer.close()
-        assert session._server._unfinished == 0
+        assert session._server._unfinished.taken == 0
         part = struct.pack("<II", Message.NAME, 1 << 20) + bytes(1200)
         peers = [peer for peer, _ in zip(connections(session), range(2), strict=False)]
         for peer in peers:
@@ -1006,6 +1006,17 @@ def test_all_processes_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) ->
         "the names and stacks of all processes exceed 0 MiB",
         "the incomplete messages of all processes exceed 0 MiB",
     ]
+
+
+def test_a_malformed_message_leaves_room_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What arrives with it is not given back, because it was not counted."""
+    with fake_tool.session(["sleep", "60"], wanted=()) as session:
+        for peer, _ in zip(connections(session), range(3), strict=False):
+            peer.sendall(struct.pack("<II", Message.NAME, 0xFFFFFFFF) + bytes(1000))
+            assert not peer.recv(16)
+            peer.close()
+        assert session._server._unfinished.taken == 0
+        ends(session)
 
 
 @pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())

@@ -47,7 +47,9 @@ def test_a_caller_that_a_return_probe_hides_is_unknown(monkeypatch: pytest.Monke
         [*maps.encode().split(b"\n"), b"7f0000000000-7f0000002000 rwxp 00000000 00:00 0"]
     )
     monkeypatch.setattr(
-        address_space, "mapping_at", lambda pid, at: next((m for m in mapped if m.start <= at < m.end), None)
+        address_space,
+        "mapping_at",
+        lambda pid, at, most: next((m for m in mapped if m.start <= at < m.end), None),
     )
     one = process(1)
     # A return address less one: as the agent sends it.
