@@ -1,8 +1,9 @@
 """A hostile user beside programs that root measures: `script/soak --hostile`.
 
 The user's processes flood the tool's sockets with connections, have huge environments and lists of mappings, map hundreds of files
-named like a driver, stop and continue themselves while they start to use a GPU, and come and go. Meanwhile a tool measures every
-process for some seconds, again and again, and programs of another user launch kernels. In each round
+named like a driver, stop and continue themselves while they start to use a GPU, come and go, and wait for file systems of their own
+(FUSE) with the locks that the tool needs to look at them. Meanwhile a tool measures every process for some seconds, again and again,
+and programs of another user launch kernels. In each round
 
 - the measurement ends at most SLACK seconds after the time that -d says, which begins when the tool watches every process; the tool
   ends within PATIENCE seconds after that, and never needs more than MEMORY;
@@ -16,6 +17,7 @@ import collections
 import contextlib
 import json
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -36,13 +38,18 @@ PATIENCE = 15.0  # the hostile user's processes use all CPUs, too
 MEMORY = 300  # MB, of the tool and its helper together
 PROGRAMS = 4  # in each round
 LAUNCHES = 50
-LARGE = ROOT / "tests" / "gpubpf" / "process" / "large.c"
+PROCESSES = ROOT / "tests" / "gpubpf" / "process"
+LARGE, LOCKED = PROCESSES / "large.c", PROCESSES / "locked.c"
 DRIVER = device.LIBRARIES / "libcuda.so.1"
 
 
 def build(place: Path) -> None:
-    for source, name in ((Path(__file__).with_name("hostile.c"), "hostile"), (LARGE, "large")):
-        subprocess.run(["gcc", "-O1", "-w", "-o", place / name, source, "-ldl"], check=True)
+    for source in (Path(__file__).with_name("hostile.c"), LARGE, LOCKED):
+        made = place / source.stem
+        subprocess.run(["gcc", "-O1", "-w", "-pthread", "-o", made, source, "-ldl"], check=True)
+        made.chmod(0o755)
+    os.mknod(place / "fuse", stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+    (place / "fuse").chmod(0o666)
 
 
 @contextlib.contextmanager
@@ -58,6 +65,8 @@ def hostile_user(place: Path) -> Iterator[None]:
         ["hostile", "comes", DRIVER],
         ["large", "environ", 500, DRIVER],
         ["large", "maps", theirs, 12, 20000, DRIVER],
+        ["locked", theirs / "served", place / "fuse"],
+        ["locked", theirs / "served", place / "fuse", DRIVER],
     ]
     ended = threading.Event()
 
@@ -66,7 +75,7 @@ def hostile_user(place: Path) -> Iterator[None]:
             own = theirs / f"{number}-{time.monotonic_ns()}"
             own.mkdir()
             os.chown(own, USER, USER)
-            words = [str(own) if word == theirs else str(word) for word in command]
+            words = [str(word).replace(str(theirs), str(own)) for word in command]
             words[0] = str(place / words[0])
             with subprocess.Popen(
                 words,
@@ -190,8 +199,7 @@ def run(minutes: float, build_program: Callable[[Path], Path], report: Path | No
         os.chown(place / "cache", OTHER, OTHER)
         program = build_program(place)
         build(place)
-        for made in (program, place / "hostile", place / "large"):
-            made.chmod(0o755)
+        program.chmod(0o755)
         until = time.monotonic() + 60 * minutes
         with hostile_user(place):
             while time.monotonic() < until:

@@ -18,19 +18,26 @@ Messages are JSON objects, one per packet. To the helper:
                 tool attached to it as a running process
     ask         a running process, and when it was seen (ns). Answer: whether to attach to it
     lost        Answer: how many events were lost, and how often the kernel skipped the program at cuInit
+    unheld      user IDs: from now on, do not hold the processes of these users
 
 A message with an `id` gets a reply with the same `id`, and `answer`. Other messages from the helper:
 
     held        a process is held
     late        a process called cuInit, but could not be held
     forget      a process has executed another program, or has ended
+
+A process can make the helper wait for ever, for its memory or for the lock that ptrace takes. So before the helper touches a process,
+it writes its ID into memory that the tool shares. The tool ends a helper that does not answer, and starts another one, which does not
+hold the processes of that user.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
+import mmap
 import os
 import re
 import resource
@@ -46,7 +53,7 @@ from gpubpf.attach import borrow
 from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, CuInitProbes, Event
 from gpubpf.errors import SessionError
-from gpubpf.process import address_space, ptrace, traceable
+from gpubpf.process import address_space, ptrace, scans, traceable
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.record import MutableRecord, field
 
@@ -94,10 +101,16 @@ class _Arrival(MutableRecord):
 
 
 class _HoldHelper:
-    """Holds threads that call cuInit until the tool has attached to their process."""
+    """Holds threads that call cuInit until the tool has attached to their process.
 
-    def __init__(self, connection: socket.socket, probes: CuInitProbes) -> None:
+    touched: memory that the tool reads; the ID of the process that the helper works on, or 0."""
+
+    def __init__(
+        self, connection: socket.socket, probes: CuInitProbes, touched: ctypes.c_int32 | None = None
+    ) -> None:
         self._connection, self._probes = connection, probes
+        self._touched = ctypes.c_int32() if touched is None else touched
+        self._unheld: frozenset[int] = frozenset()  # users
         self._arrivals: dict[int, _Arrival] = {}
         self._worked = 0.0  # seconds spent on threads that had stopped
         # Threads to detach from as soon as they stop, each with the time when that began. Until then, no one else can trace them.
@@ -197,6 +210,8 @@ class _HoldHelper:
             answer = self._done(message["done"], bool(message.get("again")))
         elif "release" in message:
             self._release(message["release"])
+        elif "unheld" in message:
+            self._unheld = frozenset(message["unheld"])
         elif "lost" in message:
             answer = self._probes.lost, self._probes.skipped
         if "id" in message:
@@ -263,6 +278,11 @@ class _HoldHelper:
             if event.kind != CALLED_CUINIT:
                 self._ended(event.pid, event.ts)
             elif (arrival := self._arrivals.get(event.pid)) is not None or self._is_new(event):
+                if arrival is None and self._unheld and scans.user_of(event.pid) in self._unheld:
+                    self._probes.release_thread(event)
+                    self._probes.forget_thread(event.tid)
+                    self._report(event.pid, late=event.pid, comm=event.comm)
+                    continue
                 if arrival is None:
                     arrival = self._arrivals[event.pid] = _Arrival(event.pid, event.comm, self._worked)
                     self._probes.track_process(event.pid)
@@ -283,11 +303,21 @@ class _HoldHelper:
         self._known[event.pid] = None
         return True
 
+    @contextlib.contextmanager
+    def _touching(self, pid: int) -> Iterator[None]:
+        """Let the tool know which process it is that makes this helper wait."""
+        before, self._touched.value = self._touched.value, pid
+        try:
+            yield
+        finally:
+            self._touched.value = before
+
     def _stop(self, arrival: _Arrival, thread: _Thread) -> None:
         try:
             if thread.traced is None:  # otherwise it has not stopped yet, and has called cuInit again
-                thread.traced = ptrace.TracedThread(arrival.pid, thread.event.tid)
-                thread.traced.interrupt()
+                with self._touching(arrival.pid):
+                    thread.traced = ptrace.TracedThread(arrival.pid, thread.event.tid)
+                    thread.traced.interrupt()
         except (ThreadEnded, TraceRefused):  # the tool finds the reason when it attaches
             self._lose(arrival, thread)
         self._probes.release_thread(thread.event)
@@ -303,7 +333,8 @@ class _HoldHelper:
                         thread.traced.check()
                     elif thread.traced.poll():
                         began = time.monotonic()
-                        self._handle_stop(arrival, thread, thread.traced)
+                        with self._touching(arrival.pid):
+                            self._handle_stop(arrival, thread, thread.traced)
                         self._worked += time.monotonic() - began
                 except ThreadEnded:
                     self._lose(arrival, thread)
@@ -372,7 +403,7 @@ class _HoldHelper:
             self._leave(thread)
             self._probes.forget_thread(tid)
         if arrival.base and not unmapped:
-            with contextlib.suppress(OSError), address_space.Memory(pid) as memory:
+            with self._touching(pid), contextlib.suppress(OSError), address_space.Memory(pid) as memory:
                 memory.write(arrival.base + borrow.DATA + borrow.RELEASED, b"\1")
         late = {"late": pid, "comm": arrival.comm}
         if not arrival.base:
@@ -430,8 +461,10 @@ def _set_realtime_priority() -> int:
     return cpu
 
 
-def main(file: int, tool: int) -> None:
-    """Run the hold helper. `file`: descriptor of the connection. `tool`: process ID of the tool, which is never held."""
+def main(file: int, tool: int, touched: int) -> None:
+    """Run the hold helper. `file`: descriptor of the connection. `tool`: process ID of the tool, which is never held.
+
+    touched: descriptor of a file with the memory in which the helper names the process that it works on."""
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT:
         signal.signal(number, signal.SIG_IGN)  # it exits when the tool does
     with contextlib.suppress(OSError, ValueError):  # kernels before 5.11 count maps as locked memory
@@ -445,4 +478,4 @@ def main(file: int, tool: int) -> None:
         connection.send(json.dumps({"failed": text}).encode())
         return
     connection.send(json.dumps({"ready": True}).encode())
-    _HoldHelper(connection, probes).run()
+    _HoldHelper(connection, probes, ctypes.c_int32.from_buffer(mmap.mmap(touched, mmap.PAGESIZE))).run()

@@ -55,6 +55,7 @@ SETTLE_WAIT = 0.5  # seconds to admit processes before the command's results are
 
 UNANSWERED = 64  # looks at processes that do not end (patience.py)
 UNANSWERED_OF_USER = 8  # likewise; not for root
+HELPERS = 16  # hold helpers that are started because a process made the one before wait for ever
 STUCK_THREADS = 64  # of one kind of work that wait for memory that never arrives; others take their places
 
 BUFFERED_RECORDS = 1 << 22  # log records that the tool has not taken yet

@@ -21,6 +21,7 @@ import contextlib
 import errno
 import json
 import math
+import mmap
 import os
 import queue
 import re
@@ -41,7 +42,7 @@ from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.future import Future, wait
 from gpubpf.linux import libraries
-from gpubpf.process import proc, scans, started_with, target_files, traceable
+from gpubpf.process import limits, proc, scans, started_with, target_files, traceable
 from gpubpf.process.patience import LOOK_WAIT, Unanswered, within
 from gpubpf.process.scans import ScanBudget
 from gpubpf.record import MutableRecord
@@ -62,7 +63,7 @@ ANSWER_WAIT = 5.0  # for the hold helper to answer
 HELPER_EXIT_WAIT = 10.0  # for the hold helper to end after the tool has disconnected
 MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between scans of one process; doubles each time
 
-JOINS = 8  # concurrent attaches
+JOINS, JOINS_OF_USER = 8, 6  # concurrent attaches: to all processes, and to those of one user
 _DRIVER = libraries.LibraryNames("libcuda.so", "libhsa-runtime64.so")
 _DRIVER_FILES = b"/libcuda.so", b"/libhsa-runtime64.so"  # how their names begin
 _MAPPED = re.compile(
@@ -103,6 +104,8 @@ class MachineWatcher:
     ) -> None:
         self._join, self._missed, self._note = join, missed, note
         self._closing = threading.Event()
+        self._helpers = 0  # that were started after the first one
+        self._unheld: set[int] = set()  # users whose processes are not held, because one made a helper wait
         self.blind = False  # new processes are not held, so some may come and end unseen
         # CLOCK_BOOTTIME when a file's probe was in place; _NO_DRIVER: not a driver; _NO_PROBE: a driver without a probe.
         self._probed_files: dict[FileId, float] = {}
@@ -121,17 +124,17 @@ class MachineWatcher:
         self._unused: dict[int, float] = {}
         # Processes that are to be attached to, or are being attached to: pid → comm.
         self._arrived: dict[int, str] = {}
+        self._users: dict[int, object] = {}  # for whom the threads work that attach, by user ID
 
     def start(self) -> None:
         """Attach to running processes, and begin to hold new ones. Raises SessionError."""
         if os.uname().machine != "x86_64":
             raise SessionError("attaching to running processes requires x86-64; use TOOL -- COMMAND")
-        self._joins = DaemonThreadPool(JOINS)
+        self._joins = DaemonThreadPool(JOINS, each=JOINS_OF_USER)
         self._scanner = threading.Thread(target=self._scan_loop, name="gpubpf-scan", daemon=True)
         self._hold_helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
         try:
-            for path in libraries.files(_DRIVER, also=[device.LIBRARIES]):
-                self._probe_driver(path)
+            self._probe_installed()
             self._installed = frozenset(self._probed_files)
             wait(self._scan(late=False, everything=True), FIRST_JOINS_WAIT)
             if set(self._probed_files.values()) <= {_NO_DRIVER}:
@@ -143,6 +146,37 @@ class MachineWatcher:
             self.close()
             raise
         self._scanner.start()
+
+    def _probe_installed(self) -> None:
+        for path in libraries.files(_DRIVER, also=[device.LIBRARIES]):
+            self._probe_driver(path)
+
+    def _replace_helper(self) -> None:
+        """Start another hold helper if a process made the last one wait. It does not hold the processes of that user.
+
+        Raises OSError."""
+        before = self._hold_helper
+        if not before.waits_for or self._helpers >= limits.HELPERS:
+            return
+        self._helpers += 1
+        user = scans.user_of(before.waits_for)
+        self._unheld.add(user)
+        before.close()
+        try:
+            helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
+        except SessionError:
+            return
+        helper.leave_unheld(self._unheld)
+        for pid in before.finished:
+            if helper.claim(pid, time.monotonic_ns()):
+                helper.finish(pid)
+        self._hold_helper = helper
+        for file in [file for file, since in self._probed_files.items() if since != _NO_DRIVER]:
+            del self._probed_files[file]
+        self._probe_installed()
+        self._note(
+            f"another hold helper was started; processes of user {user} are not held, and attached late"
+        )
 
     def stop_attaching(self) -> None:
         """Begin no more attaches. Never waits. Held processes stay held until `close`, or until their time is over."""
@@ -176,13 +210,18 @@ class MachineWatcher:
 
     def _begin_to_join(self, pid: int, comm: str, held: Held | None, late: bool) -> Future[None]:
         self._arrived[pid] = comm
-        return self._joins.submit(self._join_process, pid, comm, held, late)
+        user = -1
+        with contextlib.suppress(OSError):
+            user = scans.user_of(pid)
+        owner = self._users.setdefault(user, object())
+        return self._joins.submit(self._join_process, pid, comm, held, late, owner=owner)
 
     def _join_process(self, pid: int, comm: str, held: Held | None, late: bool) -> None:
         """Attach to a process. `late`: it may already have launched kernels, so it is counted as reached late."""
         if self._closing.is_set():
             return
         reason: str | None = None
+        helper = self._hold_helper
         try:
             if held is not None and _started_by_a_tool(pid):
                 self._missed(pid, comm, TRACED)
@@ -201,7 +240,9 @@ class MachineWatcher:
             unused = reason == NO_ROCR
             if unused:
                 self._unused[pid] = traceable.started(pid)
-            overtaken = self._hold_helper.finish(pid, again=unused)
+            overtaken = helper.finish(pid, again=unused)
+            if helper is not self._hold_helper:  # it was replaced meanwhile
+                self._hold_helper.finish(pid, again=unused)
         if reason is None and (late or overtaken or (held is not None and held.late)):
             self._missed(pid, comm, REACHED_LATE)
 
@@ -213,13 +254,18 @@ class MachineWatcher:
             if self._joins.replace_stuck() and not self._stuck:
                 self._stuck = True
                 self._note("an attach does not end: perhaps the memory of a process cannot be read (FUSE?)")
+            replaced = False
+            if self._hold_helper.exited:
+                with contextlib.suppress(OSError):
+                    self._replace_helper()
+                    replaced = not self._hold_helper.exited
             lost = self._hold_helper.lost or self._lost_before
             if lost[1] and not self._lost_before[1]:
                 self._note(
                     "the kernel skipped a probe; new processes may be attached late, and short-lived ones missed"
                 )
             try:
-                self._scan(late=True, everything=failed, lost=lost != self._lost_before)
+                self._scan(late=True, everything=failed or replaced, lost=lost != self._lost_before)
             except OSError as error:
                 if not failed:
                     self._note(f"processes may be attached late or missed: {in_words(error)}")
@@ -449,6 +495,8 @@ class HoldHelper:
         )
         self._request_lock = threading.Lock()
         self.exited = False  # new processes are no longer held
+        self.waits_for = 0  # the process for which the helper waited when it was killed, if it was
+        self.finished: set[int] = set()  # processes that will not be held again
         self._claimed: dict[int, float] = {}  # processes to attach to: pid → start time
         self._last_id = 0
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -458,13 +506,19 @@ class HoldHelper:
         library = str(Path(__file__).parents[2])
         start = f"import sys; sys.path.insert(0, {library!r}); from gpubpf.attach import holding; "
         start += "holding.main(*map(int, sys.argv[1:]))"
-        with helper_end:
+        marks = os.memfd_create("gpubpf-touched", os.MFD_CLOEXEC)
+        os.truncate(marks, mmap.PAGESIZE)
+        self._touched = mmap.mmap(marks, mmap.PAGESIZE)
+        with helper_end, open(marks, "rb"):
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", start, str(helper_end.fileno()), str(os.getpid())],
+                [
+                    *(sys.executable, "-I", "-S", "-c", start),
+                    *map(str, (helper_end.fileno(), os.getpid(), marks)),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(helper_end.fileno(),),
+                pass_fds=(helper_end.fileno(), marks),
                 start_new_session=True,
             )
         self._thread = threading.Thread(target=self._run, name="gpubpf-holder", daemon=True)
@@ -521,6 +575,10 @@ class HoldHelper:
         """Remove the probe on a file, if there is one."""
         self._request(remove=_name(file))
 
+    def leave_unheld(self, users: Set[int]) -> None:
+        """Hold no processes of these users."""
+        self._request(unheld=list(users))
+
     def claim(self, pid: int, seen: int) -> bool:
         """Return whether to attach to a running process.
 
@@ -539,6 +597,8 @@ class HoldHelper:
         with self._lock:
             held = self._held.pop(pid, None)
         overtaken = bool(self._request(done=pid, again=again))
+        if not again:
+            self.finished.add(pid)
         if held is not None:
             held.mark_released()
             held.close()
@@ -566,6 +626,7 @@ class HoldHelper:
                     if answer["id"] == self._last_id:
                         return answer["answer"]
             except queue.Empty:
+                self.waits_for = int.from_bytes(self._touched[:4], sys.byteorder)
                 self._process.kill()  # the kernel lets the threads that it has stopped continue
                 self._lose("does not answer")  # `_run` itself may wait for memory that never arrives
                 # The helper may wait in the kernel, and not end yet.
@@ -632,6 +693,7 @@ class HoldHelper:
         elif "late" in message:
             self._on_arrival(message["late"], message["comm"], None, True)
         elif "forget" in message:
+            self.finished.discard(message["forget"])
             self._on_exec_or_exit(message["forget"])
         else:
             self._answers.put(message)

@@ -1,8 +1,11 @@
 // A process whose list of mappings and memory cannot be read: one of its threads waits in mmap(2), with the lock of the address space,
 // for a page that another thread has asked for. The page comes from a FUSE server of its own user namespace, which never answers.
-//     locked FILE
-// It mounts the file system at FILE, and prints the process ID of the server, with which all ends, and the address of a page that is being mapped.
+//     locked FILE DEVICE [LIBRARY]
+// It mounts the file system at FILE, with DEVICE, a copy of /dev/fuse. It prints the process ID of the server, with which all ends, and
+// the address of a page that is being mapped. With LIBRARY, the thread waits in execve(2) instead, with the lock that ptrace(2) takes,
+// and the process then calls cuInit of this driver.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
@@ -26,7 +29,7 @@ static void answer(int device, uint64_t unique, int error, const void *data, siz
 static void serve(int device) {
     static char request[1 << 20];
     struct fuse_init_out begun = {.major = 7, .minor = 31, .max_readahead = 4096, .max_write = 4096};
-    struct fuse_attr_out file = {60, 0, 0, {.ino = 1, .size = 1 << 20, .mode = S_IFREG | 0644, .nlink = 1}};
+    struct fuse_attr_out file = {60, 0, 0, {.ino = 1, .size = 1 << 20, .mode = S_IFREG | 0755, .nlink = 1}};
     struct fuse_open_out open = {
         .fh = 1, .open_flags = FOPEN_DIRECT_IO};  // so that mmap waits for pages that are being read
     while (read(device, request, sizeof request) > 0 || errno == EINTR) {
@@ -50,6 +53,11 @@ static void *maps(void *unused) {
     return mmap((void *)(page + 4096), 4096, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0);
 }
 
+static void *executes(void *path) {
+    char *arguments[] = {path, 0};
+    return (void *)(long)execve(path, arguments, arguments + 1);
+}
+
 static int put(const char *path, const char *text) {
     int to = open(path, O_WRONLY);
     int failed = to < 0 || write(to, text, strlen(text)) < 0;
@@ -67,7 +75,7 @@ int main(int argc, char **argv) {
     if (put("/proc/self/uid_map", text)) return perror("uid_map"), 1;
     snprintf(text, sizeof text, "0 %d 1", group);
     if (put("/proc/self/gid_map", text)) return perror("gid_map"), 1;
-    int device = open("/dev/fuse", O_RDWR);
+    int device = open(argv[2], O_RDWR);
     snprintf(text, sizeof text, "fd=%d,rootmode=100000,user_id=0,group_id=0", device);
     if (device < 0 || mount("served", argv[1], "fuse", MS_NOSUID | MS_NODEV, text) != 0)
         return perror("mount"), 1;
@@ -79,11 +87,14 @@ int main(int argc, char **argv) {
     if ((file = open(argv[1], O_RDONLY)) < 0 || fstat(file, &state) != 0) return perror("open"), 1;
     page = mmap(0, 8192, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     mmap((void *)page, 4096, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0);
+    void *driver = argc > 3 ? dlopen(argv[3], RTLD_NOW) : 0;
+    int (*init)(unsigned) = driver ? (int (*)(unsigned))dlsym(driver, "cuInit") : 0;
     pthread_t threads[2];
-    pthread_create(&threads[0], 0, reads, 0);
-    pthread_create(&threads[1], 0, maps, 0);
+    if (init == 0) pthread_create(&threads[0], 0, reads, 0);
+    pthread_create(&threads[1], 0, init ? executes : maps, argv[1]);
     usleep(600000);
     printf("%d %lu\n", server, (unsigned long)page + 4096);
     fflush(stdout);
+    if (init != 0) init(0);
     for (;;) pause();
 }

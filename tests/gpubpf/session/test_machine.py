@@ -881,6 +881,24 @@ def test_a_process_whose_mappings_do_not_arrive_delays_nobody(built: Path, tmp_p
 
 
 @pytest.mark.own_processes
+@pytest.mark.may_come_too_late
+def test_a_helper_that_a_process_keeps_waiting_is_replaced(built: Path) -> None:
+    """The next one holds new processes, but none of that user."""
+    joined, notes = Joined(built), list[str]()
+    with tempfile.TemporaryDirectory() as place, watching(joined, notes.append) as watched:
+        Path(place).chmod(0o777)
+        before = watched._hold_helper
+        with gpubpf_locked.process(Path(place), device.LIBRARIES / "libcuda.so.1", 65534) as (pid, _):
+            eventually(lambda: watched._hold_helper is not before)
+            assert before.waits_for == pid
+            eventually(lambda: any("another hold helper" in note for note in notes))
+            run(built, "once")
+            eventually(lambda: joined.held)
+            assert not watched._hold_helper.exited
+    assert "another hold helper was started; processes of user 65534 are not held, and attached late" in notes
+
+
+@pytest.mark.own_processes
 def test_a_helper_that_does_not_answer_is_ended(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New processes are found without it, and count as reached late."""
     monkeypatch.setattr(machine, "ANSWER_WAIT", 0.5)
