@@ -91,6 +91,24 @@ def test_a_tool_does_not_change_the_times(tmp_path: Path) -> None:
     assert runs[0] == runs[1] and len(runs[0]) > 200
 
 
+def test_times_of_calls() -> None:
+    """A launch of a graph is one launch, and copies take their time whether the device makes them or HIP itself does."""
+    done = run([program("call_times")], HIPSIM_CLOCK="virtual")
+    assert done.returncode == 0, done.stderr
+    took = dict(line.split(": ") for line in done.stdout.splitlines())
+    copies = {name: int(ns) for name, ns in took.items() if "h2" in name or "d2" in name}
+    assert len(copies) == 16
+    assert {name: ns for name, ns in copies.items() if ns != (COPY if "many" in name else 100)} == {}
+    assert (took["few set"], took["many set"]) == ("10", str(FILL))
+    assert took["kernel"] == took["graph of three"] == took["graph of two"] == str(LAUNCH)
+    assert took["two graphs"] == str(2 * LAUNCH)
+    began, ended = zip(*(map(int, took[f"kernel {i}"].split()) for i in range(5)), strict=True)
+    assert began[0] == began[3] == began[4] == LAUNCH + 1  # after the first instruction
+    assert began[1] - ended[0] == began[2] - ended[1] < 20
+    # A wait for a function in a stream does not spin. CPU time of ten waits; before, each took 0.3 s.
+    assert float(done.stderr.split()[0]) < 1.5
+
+
 def test_times_of_events() -> None:
     """hipEventElapsedTime, from the first event on."""
     done = run([program("elapsed")], HIPSIM_CLOCK="virtual")

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <sys/syscall.h>
 #include <time.h>
@@ -27,6 +28,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstLook{1}, kLongestLook{8};  // at what the threads do
 constexpr uint64_t kSubmission =
     1'000'000;  // ns of CPU time within which HIP has submitted work; it takes some us
+constexpr uint64_t kPolling =
+    1'000'000;  // ns of CPU time in which ROCr's thread looks at all signals many times
 constexpr uint64_t kSpin = 300'000'000;  // ns of CPU time without a call: HIP waits by spinning
 constexpr milliseconds kSilence{
     2000};  // without a call of the runtime: the program waits in a way that is unknown
@@ -49,6 +52,7 @@ struct Handlers {
     std::atomic<uint32_t> working{0};  // host threads
     std::mutex waiting_mutex;
     std::map<int, std::function<bool()>> waiting;  // by thread: whether its wait is over
+    std::set<int> rocr;                            // threads of ROCr that look for signals that have changed
 };
 
 Handlers &handlers() {
@@ -84,9 +88,20 @@ Doing doing(int thread) {
     return number == SYS_futex && found == 5 && timeout == 0 ? Doing::waits_for_another : Doing::sleeps;
 }
 
-// Whether no thread of the program can go on by itself. A thread that has launched or waited for work may sleep for a time that
+// Returns the CPU time that a clock shows, in ns; UINT64_MAX if its thread has ended.
+uint64_t cpu_time(clockid_t clock) {
+    timespec time{};
+    if (clock_gettime(clock, &time) != 0) return UINT64_MAX;
+    return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+}
+
+// The clock of another thread, as pthread_getcpuclockid() makes it.
+clockid_t clock_of(int thread) { return static_cast<clockid_t>(~static_cast<unsigned>(thread) << 3 | 6); }
+
+// Whether no thread of the program can go on by itself. ROCr's own thread may poll signals all the time; `polled` has its CPU time at
+// the first look since something happened. A thread that has launched or waited for work may sleep for a time that
 // it chose, and then go on.
-bool all_wait() {
+bool all_wait(std::map<int, uint64_t> &polled) {
     Handlers &all = handlers();
     if (all.working != 0) return false;
     DIR *folder = opendir("/proc/self/task");
@@ -102,6 +117,12 @@ bool all_wait() {
                 every = !found->second();
                 continue;
             }
+            if (all.rocr.contains(thread)) {
+                const uint64_t used = cpu_time(clock_of(thread));
+                const uint64_t first = polled.try_emplace(thread, used).first->second;
+                every = used - first > kPolling || doing(thread) != Doing::runs;
+                continue;
+            }
         }
         Doing what = doing(thread);
         every = what == Doing::waits_for_another || (what == Doing::sleeps && !has_time(thread));
@@ -109,16 +130,6 @@ bool all_wait() {
     closedir(folder);
     return every;
 }
-
-// Returns the CPU time that a clock shows, in ns; UINT64_MAX if its thread has ended.
-uint64_t cpu_time(clockid_t clock) {
-    timespec time{};
-    if (clock_gettime(clock, &time) != 0) return UINT64_MAX;
-    return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
-}
-
-// The clock of another thread, as pthread_getcpuclockid() makes it.
-clockid_t clock_of(int thread) { return static_cast<clockid_t>(~static_cast<unsigned>(thread) << 3 | 6); }
 
 // Whether the requesting thread has submitted the work and gone on.
 bool is_settled(Function &function) {
@@ -146,7 +157,8 @@ class Look {
   private:
     uint64_t activity_ = 0, used_ = 0;  // CPU time of the process until the last call, or work of the device
     std::chrono::steady_clock::time_point active_ = std::chrono::steady_clock::now();
-    bool waited_ = false;  // all threads did, when it looked before
+    bool waited_ = false;             // all threads did, when it looked before
+    std::map<int, uint64_t> polled_;  // CPU time of ROCr's threads at the first look since then
 };
 
 Turn Look::turn() {
@@ -158,8 +170,9 @@ Turn Look::turn() {
         activity_ = seen;
         active_ = now;
         used_ = used;
+        polled_.clear();
     }
-    bool waits = idle && all_wait(), again = waits && waited_;
+    bool waits = idle && all_wait(polled_), again = waits && waited_;
     waited_ = waits;
     pause = waits ? kFirstLook : std::min(pause * 2, kLongestLook);
     if (activity_ != all.activity) return Turn::later;
@@ -246,6 +259,11 @@ void note_activity() {
     host_calls()->count.fetch_add(1, std::memory_order_relaxed);
     handlers().activity.fetch_add(1, std::memory_order_relaxed);
     wake_handlers();
+}
+
+void note_thread_of_rocr() {
+    std::lock_guard lock(handlers().waiting_mutex);
+    handlers().rocr.insert(embedded::thread_id());
 }
 
 void begin_work() { ++handlers().working; }

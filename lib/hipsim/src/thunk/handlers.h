@@ -43,6 +43,9 @@ void wake_handlers();
 // Notes that the calling host thread calls the runtime. Without calls, it may be waiting for such a function in a loop of its own.
 void note_activity();
 
+// Notes that the calling thread is one of ROCr's, which calls functions when signals change.
+void note_thread_of_rocr();
+
 // Notes that the calling host thread begins or ends work. In it, the thread counts as running even if it waits: a thread of the
 // device may have the lock that it waits for, or a tool works in it.
 void begin_work();

@@ -17,13 +17,13 @@
 #include "thunk/clock.h"
 #include "thunk/code_object.h"
 #include "thunk/heap.h"
+#include "thunk/hip_calls.h"
 #include "thunk/queues.h"
 #include "thunk/submissions.h"
 
 namespace hipsim {
 namespace {
 
-constexpr uint64_t kLaunch = 1000;  // ns of a call that launches a kernel
 // The upper half of a time in a packet, which tells it from what else the field may hold.
 constexpr uint64_t kMark = uint64_t{0x7469} << 48, kTime = (uint64_t{1} << 48) - 1;
 constexpr uint64_t kFuture = 1'000'000'000;  // ns: no time in a packet is later than the latest by more
@@ -85,13 +85,11 @@ bool submit(Written &written, uint64_t index) {
     uint8_t *packet = written.at(index);
     uint8_t type = type_of(packet);
     if (type == HSA_PACKET_TYPE_INVALID) return false;
-    if (type == HSA_PACKET_TYPE_KERNEL_DISPATCH) {
-        uint64_t object = reinterpret_cast<const hsa_kernel_dispatch_packet_t *>(packet)->kernel_object;
-        if (own_kernel(object) == OwnKernel::no) advance_host(host_time() + kLaunch);
-    }
+    const auto *dispatch = reinterpret_cast<const hsa_kernel_dispatch_packet_t *>(packet);
+    begin_submission(type == HSA_PACKET_TYPE_KERNEL_DISPATCH &&
+                     own_kernel(dispatch->kernel_object) == OwnKernel::no);
     // All packets that can run have their signal at the same place.
-    if (uint64_t signal =
-            reinterpret_cast<const hsa_kernel_dispatch_packet_t *>(packet)->completion_signal.handle) {
+    if (uint64_t signal = dispatch->completion_signal.handle) {
         written.complete_signal(signal);  // the program uses it again
         written.signalled.emplace_back(index, signal);
     }
