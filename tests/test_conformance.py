@@ -16,7 +16,7 @@ import pytest
 
 import gpubpf_cuda
 import gpubpf_objects
-from conformance import bpf, bpftime, build, programs, ptx, run
+from conformance import bpf, bpftime, build, copies, programs, ptx, run
 from conformance.bpf_assembler import Unknown, assemble
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome, table
 from conformance.tools import APIS, Watched
@@ -499,3 +499,39 @@ def test_an_interrupted_run_goes_on(
     assert asked == [{"a"}]
     assert [json.loads(line)["program"] for line in file.read_text().splitlines()] == ["a", "b", "c"]
     assert capsys.readouterr().out.splitlines()[1].split() == ["plain", "2", "2", "1", "0"]
+
+
+def test_an_interrupted_run_of_copies_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are done as a whole: the outcomes of the last one may be incomplete."""
+    for name in ("one", "two", "three", "four"):
+        (tmp_path / f"{name}.ptx").write_text("")
+    before = [Outcome(f"{name}.ptx: k", way, SAME) for name in ("one", "two") for way in ("a", "b")]
+    file = tmp_path / "outcomes.jsonl"
+    file.write_text("".join(json.dumps(asdict(one)) + "\n" for one in before))
+    monkeypatch.setattr(
+        copies, "outcomes", lambda folder, path: [Outcome(f"{path.relative_to(folder)}: k", "a", SAME)]
+    )
+    monkeypatch.setattr(copies, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(run.shutil, "which", lambda _: "/bin/true")
+    words = ["copies", "--from", str(tmp_path), "--json", str(file), "--resume", "--only", "[ot]*"]
+    assert run.main(words) == 0
+    done = [json.loads(line)["program"] for line in file.read_text().splitlines()]
+    assert done == ["one.ptx: k", "one.ptx: k", "three.ptx: k", "two.ptx: k"]
+
+
+def test_every_nth_program_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run_list(suite: build.Suite, *_: object) -> list[Outcome]:
+        asked.extend(program.name for program in suite.programs)
+        return [Outcome(suite.programs[0].name, "build", SAME)]
+
+    monkeypatch.setattr(programs, "run_list", run_list)
+    monkeypatch.setattr(run.shutil, "which", lambda _: "/bin/true")
+    words = ["hecbench", "--from", str(tmp_path), "--only", "a*", "--only", "b*", "--every", "20"]
+    assert run.main(words) == 0
+    names = [one.name for one in run.LISTS["hecbench"].programs if one.name[0] in "ab"]
+    assert asked == names[::20] and len(asked) > 1
+    for words in (["hecbench", "--every", "0"], ["bpf", "--every", "2"]):
+        with pytest.raises(SystemExit):
+            run.main(words)

@@ -139,7 +139,9 @@ def built(
     what = asdict(
         replace(program, args="", environment={}, measured="", unordered=False)
     )  # these need no other executable
-    headers = [path for path in [os.environ.get("CPLUS_INCLUDE_PATH")] if path]
+    headers = [
+        os.environ[name] for name in ("CPLUS_INCLUDE_PATH", "NVCC_APPEND_FLAGS") if os.environ.get(name)
+    ]
     key = hashlib.sha256(
         json.dumps([what, version, api.options, _version(api), *headers]).encode()
     ).hexdigest()

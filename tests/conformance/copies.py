@@ -10,8 +10,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -37,9 +38,22 @@ _HEAD = re.compile(r"^// .*: from the PTX for (\w+)\n", re.MULTILINE)
 _LIMIT = 600  # seconds for one run of ptxas
 
 
-def run(directory: Path, jobs: int) -> Iterator[Outcome]:
-    """Assemble the copies of each executable, PTX file, cubin and fatbin below a directory."""
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and _has_kernels(path)]
+def run(
+    directory: Path, jobs: int, only: Sequence[str] = ("*",), done: Collection[str] = ()
+) -> Iterator[Outcome]:
+    """Assemble the copies of each executable, PTX file, cubin and fatbin below a directory.
+
+    only: patterns of the files' names, without their directories.
+    done: files to leave out, relative to the directory.
+    """
+    files = [
+        path
+        for path in sorted(directory.rglob("*"))
+        if any(fnmatch(path.name, pattern) for pattern in only)
+        and str(path.relative_to(directory)) not in done
+        and path.is_file()
+        and _has_kernels(path)
+    ]
     with ProcessPoolExecutor(jobs) as processes:
         for found in processes.map(partial(outcomes, directory), files):
             yield from found
@@ -49,9 +63,8 @@ def figure(found: Sequence[Outcome]) -> str:
     """Return the number of copies that ptxas assembled, in one line."""
     copies = [o for o in found if o.verdict != REFUSED]
     good = sum(o.verdict == SAME for o in copies)
-    files, ways = ({getattr(o, of) for o in copies} for of in ("program", "way"))
-    kernels = len({name.partition(":")[0] for name in files})
-    return f"ptxas assembled {good:,} of {len(copies):,} copies: {len(files):,} kernels of {kernels:,} files in {len(ways)} ways"
+    kernels, files, ways = ({getattr(o, of) for o in copies} for of in ("program", "file", "way"))
+    return f"ptxas assembled {good:,} of {len(copies):,} copies: {len(kernels):,} kernels of {len(files):,} files in {len(ways)} ways"
 
 
 def _has_kernels(path: Path) -> bool:

@@ -27,6 +27,11 @@ class Outcome:
     launches: int | None = None
     instrumented: int | None = None
 
+    @property
+    def file(self) -> str:
+        """The program's name, without the kernel of an outcome that is about a single kernel (`FILE: KERNEL`)."""
+        return self.program.partition(": ")[0]
+
 
 def table(outcomes: Iterable[Outcome]) -> str:
     """Return the counts for each way, then the reasons of refusals with their counts, then each difference."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 from conformance import bpf, bpftime, build, copies, programs, ptx
@@ -49,7 +50,6 @@ RUN: dict[str, Callable[[Path, int], Iterator[Outcome]]] = {
     "bpf": bpf.run,
     "bpftime": bpftime.run,
     "ptx": ptx.run,
-    "copies": copies.run,
 }
 LISTS = {path.stem: build.suite(path) for path in sorted(build.LISTS.glob("*.toml"))}
 EVERY_TOOL = [*dict.fromkeys(tool for api in APIS.values() for tool in api.tools)]
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    suites = [*RUN, *LISTS, "programs"]
+    suites = [*RUN, *LISTS, "programs", "copies"]
     parser.add_argument("suite", choices=suites, metavar="SUITE", help=", ".join(suites))
     parser.add_argument("--from", dest="directory", type=Path, metavar="DIR", help="take the suite from DIR")
     parser.add_argument("--commit", metavar="C", help="check out this commit, not the one of the table")
@@ -111,12 +111,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--only",
         action="append",
         metavar="NAME",
-        help="only programs of this name, which may have * (not bpf, bpftime, ptx and copies); may be given several times",
+        help="only programs of this name, which may have * (not bpf, bpftime and ptx); may be given several times",
+    )
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="only every Nth of the programs that --only names, from the first on (suites that are built here)",
     )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="continue an interrupted run, whose outcomes are in FILE of --json (not bpf, bpftime, ptx and copies)",
+        help="continue an interrupted run, whose outcomes are in FILE of --json (not bpf, bpftime and ptx)",
     )
     parser.add_argument(
         "--ways",
@@ -137,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--resume requires --json FILE")
     if args.suite in RUN and (args.resume or args.only):
         parser.error(f"{args.suite} has no --only and no --resume")
+    if args.every < 1 or (args.every > 1 and args.suite not in LISTS):
+        parser.error(f"--every must be a positive integer, and goes with {', '.join(LISTS)}")
     if args.device == "gpu" and args.suite != "programs":
         parser.error("--device gpu is for programs only")
     directory = args.directory
@@ -160,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return SKIPPED
     outcomes = _earlier(args)
     with args.json.open("a" if args.resume else "w") if args.json else contextlib.nullcontext() as file:
-        for outcome in _outcomes(args, directory.resolve(), {o.program for o in outcomes}):
+        for outcome in _outcomes(args, directory.resolve(), {o.file for o in outcomes}):
             outcomes.append(outcome)
             if file:
                 print(json.dumps(asdict(outcome)), file=file, flush=True)
@@ -186,7 +195,7 @@ def _earlier(args: argparse.Namespace) -> list[Outcome]:
     if not args.resume or not args.json.exists():
         return []
     found = [Outcome(**json.loads(line)) for line in args.json.read_text().splitlines()]
-    kept = [o for o in found if o.program != found[-1].program]
+    kept = [o for o in found if o.file != found[-1].file]
     args.json.write_text("".join(json.dumps(asdict(o)) + "\n" for o in kept))
     return kept
 
@@ -195,11 +204,15 @@ def _outcomes(args: argparse.Namespace, directory: Path, done: Collection[str]) 
     if args.suite in RUN:
         return RUN[args.suite](directory, args.jobs)
     only = args.only or ["*"]
+    if args.suite == "copies":
+        return copies.run(directory, args.jobs, only, done)
     if args.suite == "programs":
         tools = [tool for tool in TOOLS if tool in args.ways]
         api = APIS["cuda"] if args.device == "sim" else replace(APIS["cuda"], device="")
         return programs.run(directory, args.jobs, tools, only, done, api)
     suite = LISTS[args.suite]
+    named = [program for program in suite.programs if any(fnmatch(program.name, name) for name in only)]
+    suite = replace(suite, programs=named[:: args.every])
     place = build.BUILT / args.suite / suite.api.gpu
     tools = [tool for tool in suite.api.tools if tool in args.ways]
     return programs.run_list(suite, directory, place, args.jobs, only, args.build_only, done, tools)
