@@ -31,7 +31,7 @@ EDGES = {  # of approximations, besides those of every operation
 
 def column_type(t: str) -> str:
     """Return the type whose edges an operand has."""
-    if t in ("pred", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2"):
+    if t in ("pred", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2", "f32x2"):
         return t
     return f"u{register_bits(t)}" if t != "tf32" else "f32"
 

@@ -80,14 +80,17 @@ def test_long_computations_are_not_repeated_at_each_use() -> None:
     assert "[32]" in frame(translate(kernel(declared.format(body.format(steps + more, 40)))))
 
 
-@pytest.mark.parametrize("redefined", ["@%p1 mov.u32 %r1, 3;", "add.u32 %r1, %r1, 1;"])
+@pytest.mark.parametrize("redefined", ["@%p1 mov.u32 %r2, 3;", "add.u32 %r2, %r2, 1;"])
 def test_registers_with_several_definitions_are_kept(redefined: str) -> None:
-    body = "setp.eq.u32 %p1, %tid.x, 0; mov.u32 %r1, 2; {} bar.sync 0; ld.param.u64 %rd1, [p]; st.global.u32 [%rd1], %r1;"
-    assert "r_r1[32]" in frame(translate(kernel(body.format(redefined))))
+    body = "mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 0; mov.u32 %r2, 2; {} bar.sync 0; "
+    body += "ld.param.u64 %rd1, [p]; st.global.u32 [%rd1], %r2;"
+    assert "r_r2[32]" in frame(translate(kernel(body.format(redefined))))
 
 
 def test_a_branch_that_all_lanes_take_alike_needs_no_lanes() -> None:
-    text = translate(kernel("setp.gt.u32 %p1, %ctaid.x, 3; @%p1 bra over; bar.sync 0; over: ret;"))
+    text = translate(
+        kernel("mov.u32 %r1, %ctaid.x; setp.gt.u32 %p1, %r1, 3; @%p1 bra over; bar.sync 0; over: ret;")
+    )
     assert loops(text) == 0
     assert "SPLIT" not in text
 
@@ -130,7 +133,7 @@ def test_lanes_of_a_warp_see_each_others_stores_in_order(body: str, wanted: int)
 def test_names_in_nested_scopes() -> None:
     text = translate(
         kernel(
-            "setp.eq.u32 %p1, %tid.x, 0;\n"
+            "mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 0;\n"
             "{ .reg .b32 t; mov.u32 t, 1; @%p1 mov.u32 t, 3; bra L; L: mov.u32 %r1, t; }\n"
             "{ .reg .b64 t; mov.u64 t, 2; @%p1 mov.u64 t, 3; bra L; L: mov.u64 %rd1, t; }"
         )

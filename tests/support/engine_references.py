@@ -40,7 +40,7 @@ from engine_values import (
 )
 
 M32 = 0xFFFFFFFF
-FLOAT_PAIRS = {"f16x2": "f16", "bf16x2": "bf16"}
+FLOAT_PAIRS = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32"}
 INTEGER_PAIRS = {"u16x2": "u16", "s16x2": "s16"}
 
 
@@ -230,7 +230,7 @@ def wanted(form: Form, columns: Sequence[Sequence[int]]) -> list[int | None]:
         return _compared(form, columns)
     reference = EXACT[form.opcode](form, set(form.modifiers))
     if form.operands[0] in (*FLOAT_PAIRS, *INTEGER_PAIRS) and form.opcode != "cvt":
-        reference = packed(reference)
+        reference = packed(reference, bits(_type(form)))
     return [reference(*patterns) for patterns in zip(*columns, strict=True)]
 
 
@@ -650,10 +650,13 @@ def _classes(form: Form, flags: set[str]) -> Reference:
 # --- cvt ---
 
 TF32 = "tf32"
-FORMATS_OF_8_BITS = {
-    "e4m3x2": (4, -9, 0x7E),
-    "e5m2x2": (3, -16, 0x7B),
-}  # precision, least exponent, largest finite
+# Of floats that are in bytes: precision, least exponent, largest finite, bits.
+SMALL_FORMATS = {
+    "e4m3x2": (4, -9, 0x7E, 8),
+    "e5m2x2": (3, -16, 0x7B, 8),
+    "e2m3x2": (4, -3, 0x1F, 6),
+    "e3m2x2": (3, -4, 0x1F, 6),
+}
 WHOLE = {"rni": "rn", "rzi": "rz", "rpi": "rp", "rmi": "rm"}
 
 
@@ -757,13 +760,13 @@ def _to_integer(d: str, s: str, mode: str, ftz: bool) -> Reference:
 
 
 def _small(x: Value, t: str, relu: bool) -> int | None:
-    """Return the 8-bit float nearest to a value, never an infinity."""
-    precision, least, most = FORMATS_OF_8_BITS[t]
+    """Return the 8-bit or 6-bit float nearest to a value, never an infinity. Of 6 bits, there is no NaN either."""
+    precision, least, most, width = SMALL_FORMATS[t]
     if x != x:
-        return 0x7F
+        return 0x7F if width == 8 else most
     if relu and is_negative(x):
         return 0 if x else None
-    sign = 128 if is_negative(x) else 0
+    sign = 1 << width - 1 if is_negative(x) else 0
     if isinstance(x, float):
         return sign | (most if x else 0)
     exponent = math.floor(math.log2(abs(x))) if abs(x) > Fraction(1, 2**200) else -200
@@ -773,9 +776,9 @@ def _small(x: Value, t: str, relu: bool) -> int | None:
 
 
 def _large(code: int, t: str) -> Value:
-    precision, least, _ = FORMATS_OF_8_BITS[t]
-    sign, code = (-1 if code & 128 else 1), code & 127
-    if code == 127 or (t == "e5m2x2" and code > 124):
+    precision, least, _, width = SMALL_FORMATS[t]
+    sign, code = (-1 if code >> width - 1 & 1 else 1), code & (1 << width - 1) - 1
+    if width == 8 and (code == 127 or (t == "e5m2x2" and code > 124)):
         return math.nan
     if t == "e5m2x2" and code == 124:
         return sign * math.inf
@@ -784,13 +787,30 @@ def _large(code: int, t: str) -> Value:
     return Fraction(sign * number) * Fraction(2) ** (least + max(exponent - 1, 0)) if number else sign * 0.0
 
 
+def _exponent(x: Value, up: bool, finite: bool) -> int:
+    """Return the exponent of the power of two (ue8m0) that is next to the magnitude of a value, down or up. 255 is NaN."""
+    if x != x:
+        return 255
+    if isinstance(x, float):
+        return (254 if finite else 255) if x else 0
+    power = next(k for k in range(-128, 129) if abs(x) < Fraction(2) ** (k + 1))
+    if up and abs(x) != Fraction(2) ** power:
+        power += 1
+    return min(max(power, -127) + 127, 254 if finite else 255)
+
+
 def _convert_two(form: Form, flags: set[str], d: str, s: str) -> Reference:
     width = 16 if d in FLOAT_PAIRS else 8
 
     def one(x: Value) -> int | None:
-        if d in FORMATS_OF_8_BITS:
+        if d in SMALL_FORMATS:
             return _small(x, d, "relu" in flags)
+        if d == "ue8m0x2":
+            return _exponent(x, "rp" in flags, "satfinite" in flags)
         return _narrowed(x, FLOAT_PAIRS[d], flags)
+
+    def power(code: int) -> Value:
+        return Fraction(2) ** (code - 127) if code < 255 else math.nan
 
     def reference(*patterns: int) -> int | None:
         if s == "f32":
@@ -798,7 +818,8 @@ def _convert_two(form: Form, flags: set[str], d: str, s: str) -> Reference:
         elif s in FLOAT_PAIRS:
             values = [decoded(patterns[0] >> at & 0xFFFF, FLOAT_PAIRS[s]) for at in (16, 0)]
         else:
-            values = [_large(patterns[0] >> at & 255, s) for at in (8, 0)]
+            codes = [patterns[0] >> at & 255 for at in (8, 0)]
+            values = [power(code) if s == "ue8m0x2" else _large(code, s) for code in codes]
         high, low = (one(x) for x in values)
         return None if high is None or low is None else high << width | low
 

@@ -231,7 +231,7 @@ def operands(t: str, seed: int) -> list[int]:
     if t.endswith("x2"):
         part = t.removesuffix("x2")
         low, high = (operands(part, 2 * seed + 99 + k) for k in range(2))
-        return [a | b << 16 for a, b in zip(low, high, strict=True)]
+        return [a | b << bits(part) for a, b in zip(low, high, strict=True)]
     return floats(t, rng) if t in FORMATS else integers(t, rng)
 
 
@@ -272,10 +272,13 @@ def of_values(
     return reference
 
 
-def packed(reference: Reference) -> Reference:
+def packed(reference: Reference, width: int = 16) -> Reference:
+    """Return the reference of an operation on two numbers of `width` bits in each operand."""
+
     def both(*patterns: int) -> int | None:
-        low, high = reference(*(p & 0xFFFF for p in patterns)), reference(*(p >> 16 for p in patterns))
-        return None if low is None or high is None else low | high << 16
+        low = reference(*(p & (1 << width) - 1 for p in patterns))
+        high = reference(*(p >> width for p in patterns))
+        return None if low is None or high is None else low | high << width
 
     return both
 
@@ -332,7 +335,9 @@ def related(op: str, a: Value, b: Value) -> int:
 def same(got: int, wanted: int, result: str) -> bool:
     if result.endswith("x2"):
         part = result.removesuffix("x2")
-        return same(got & 0xFFFF, wanted & 0xFFFF, part) and same(got >> 16, wanted >> 16, part)
+        width = bits(part)
+        mask = (1 << width) - 1
+        return same(got & mask, wanted & mask, part) and same(got >> width, wanted >> width, part)
     if result in FORMATS and wanted & ~FORMATS[result].sign > FORMATS[result].infinity:
         return got & ~FORMATS[result].sign > FORMATS[result].infinity
     return got == wanted

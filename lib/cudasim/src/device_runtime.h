@@ -738,9 +738,34 @@ FN u16 fp8_to_f16(u32 x, int e5) {
     if (rest >= 8) return (u16)(sign | ((rest << 7) + (8 << 10)));
     return f32_to_f16((sign << 16) | u32_((f32)rest / 512));
 }
+/* 6-bit floats, in the lower bits of a byte: e3m2 or e2m3. They have no infinity and no NaN. */
+FN u32 f32_to_fp6(u32 a, int e3, int relu) {
+    const f64 x = f32_(a), size = __builtin_fabs(x);
+    const u32 sign = a >> 26 & 32;
+    if (x != x) return 31;
+    if (relu && sign) return 0;
+    if (size >= (e3 ? 28 : 7.5)) return sign | 31;
+    const int fraction = e3 ? 2 : 3, bias = e3 ? 3 : 1;
+    int exponent = (int)(a >> 23 & 255) - 127;
+    if (exponent < 1 - bias) exponent = 1 - bias;
+    const f64 units = size * f64_((u64)(1023 + fraction - exponent) << 52);
+    return sign | (((u32)(exponent + bias - 1) << fraction) + (u32)__builtin_rint(units));
+}
+FN u16 fp6_to_f16(u32 x, int e3) {
+    const u32 fraction = e3 ? 2 : 3, exponent = (x & 31) >> fraction, rest = x & ((1u << fraction) - 1);
+    const u32 units = exponent ? (rest | 1u << fraction) << (exponent - 1) : rest;
+    return f32_to_f16((x & 32) << 26 | u32_((f32)units / (e3 ? 16 : 8)));
+}
+/* Exponents of 8 bits (ue8m0): the sign is lost, and 255 is a NaN. */
+INL u32 f32_to_e8m0(u32 a, int up, int finite) {
+    const u32 size = a & 0x7fffffff;
+    if (nan32(a)) return 255;
+    const u32 exponent = (size >> 23) + (up && size & 0x7fffff && size > 0x400000);
+    return finite && exponent == 255 ? 254 : exponent;
+}
+INL u16 e8m0_to_bf16(u32 x) { return x == 255 ? 0x7fff : x ? (u16)(x << 7) : 0x40; }
 INL u32 bf16_to_f32(u16 h) { return (u32)h << 16; }
 INL u16 f32_to_bf16(u32 a) { return nan32(a) ? 0x7fff : (u16)((a + 0x7fff + (a >> 16 & 1)) >> 16); }
-INL u16 f64_to_bf16(f64 a) { return (u16)cs_narrow(a, 8, 7, CS_ROUND_NEAREST); }
 /* `half` is added before the lower 13 bits are cut off. */
 INL u32 f32_to_tf32(u32 a, u32 half, int finite, int relu) {
     const u32 sign = a & 0x80000000u, most = sign | 0x7f7fe000u;
@@ -775,14 +800,19 @@ INL u16 hfma(u16 a, u16 b, u16 c) {
     return f64_to_f16((f64)f32_(f16_to_f32(a)) * f32_(f16_to_f32(b)) + f32_(f16_to_f32(c)));
 }
 /* The product of two bf16 is exact in f64, but its sum with a third, which may be far smaller, is not. Rounding the sum to odd keeps
-   it on its side of the halfway points of bf16. */
-INL u16 bfma(u16 a, u16 b, u16 c) {
+   it on its side of the halfway points of bf16, and of bf16 numbers. */
+INL u16 bfma_round(u16 a, u16 b, u16 c, int mode) {
     const f64 p = (f64)f32_(bf16_to_f32(a)) * f32_(bf16_to_f32(b)), x = f32_(bf16_to_f32(c)), s = p + x;
     const f64 y = s - p, error = (p - (s - y)) + (x - y);
     u64 odd = u64_(s);
     if ((error > 0 || error < 0) && !(odd & 1)) odd += (error > 0) == (s > 0) ? 1 : -1;
-    return f64_to_bf16(f64_(odd));
+    /* The sum is -0, unless both are +0. */
+    if (mode == CS_ROUND_DOWN && s == 0 && (u64_(p) | u64_(x)) >> 63) return 0x8000;
+    return (u16)cs_narrow(f64_(odd), 8, 7, mode);
 }
+INL u16 bfma(u16 a, u16 b, u16 c) { return bfma_round(a, b, c, CS_ROUND_NEAREST); }
+INL u16 hxorsign(u16 r, u16 a, u16 b) { return hnan(r) ? r : (u16)((r & 0x7fff) | ((a ^ b) & 0x8000)); }
+INL u16 bxorsign(u16 r, u16 a, u16 b) { return bnan(r) ? r : (u16)((r & 0x7fff) | ((a ^ b) & 0x8000)); }
 /* PTX names no bits of the NaN with which tensor copies fill what is outside a tensor. These are a GPU's, with either sign. */
 INL int is_oob(u16 a) { return (a & 0x7fff) == CS_OOB_NAN; }
 INL u16 lo16(u32 a) { return (u16)a; }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpubpf.ptx.carry import sets_carry
-from gpubpf.ptx.module import Immediate, Operand, Pair, PtxInstruction, Vector
+from gpubpf.ptx.module import Immediate, Name, Operand, Pair, PtxInstruction, Vector
 from gpubpf.ptx.opcodes import facts
 from gpubpf.record import replace
 
@@ -100,12 +100,22 @@ def halves(
 
 def float_operation(v: Values, i: PtxInstruction, operation: str, type_name: str, sources: int) -> str:
     """Translate add, sub, mul or fma of any floating-point type."""
+    if type_name == "f32x2":
+        texts = [v.src(o, type_name) for o in i.operands[1 : 1 + sources]]
+        declarations = "".join(f"const u64 x{k} = {text}; " for k, text in enumerate(texts))
+        of_ftz = "ftz({})" if "ftz" in i.modifiers else "{}"
+        low, high = (
+            _single(i, operation, [of_ftz.format(f"(u32)(x{k} >> {at})") for k in range(sources)], "f32")
+            for at in (0, 32)
+        )
+        low, high = (float_result(v, i, x, "f32") for x in (low, high))
+        return f"{{ {declarations}{v.dst(i.operands[0], type_name, f'(u32)({low}) | (u64)({high}) << 32')} }}"
     if "f32" in i.modifiers and type_name in ("f16", "bf16"):  # add.f32.f16: its last operand is an f32
         up = f"{type_name}_to_f32"
         texts = [f"{up}({v.src(o, type_name)})" for o in i.operands[1:sources]]
         texts.append(v.src(i.operands[sources], "f32"))
         type_name = "f32"
-    elif rounding(i) and type_name not in _SUFFIX:
+    elif rounding(i) and type_name not in (*_SUFFIX, "bf16", "bf16x2"):
         raise v.unsupported()
     else:
         texts = [float_source(v, i, o, type_name) for o in i.operands[1 : 1 + sources]]
@@ -121,27 +131,37 @@ def float_operation(v: Values, i: PtxInstruction, operation: str, type_name: str
     if type_name in ("f16", "bf16"):
         expression = _of_half(i, operation, texts, type_name)
     else:
-        suffix = _SUFFIX[type_name]
-        mode = rounding(i)
-        if mode is None:
-            expression = f"f{operation}{suffix}({', '.join(texts)})"
-        else:
-            values = [f"f{suffix}_({t})" for t in texts] + ["0"] * (3 - sources)
-            call = f"api->round{suffix}(CS_F_{operation.upper()}, {mode}, {', '.join(values)})"
-            expression = f"u{suffix}_({call})"
+        expression = _single(i, operation, texts, type_name)
     return v.dst(i.operands[0], type_name, float_result(v, i, expression, type_name))
+
+
+def _single(i: PtxInstruction, operation: str, sources: list[str], type_name: str) -> str:
+    """Return an operation on f32 or f64, in the instruction's rounding mode."""
+    suffix = _SUFFIX[type_name]
+    mode = rounding(i)
+    if mode is None:
+        return f"f{operation}{suffix}({', '.join(sources)})"
+    values = [f"f{suffix}_({t})" for t in sources] + ["0"] * (3 - len(sources))
+    return f"u{suffix}_(api->round{suffix}(CS_F_{operation.upper()}, {mode}, {', '.join(values)}))"
 
 
 def _of_half(i: PtxInstruction, operation: str, sources: list[str], type_name: str) -> str:
     """Return an operation on 16-bit floats. With .oob, the result is 0 if a factor is what tensor copies fill with."""
-    expression = f"{'h' if type_name == 'f16' else 'b'}{operation}({', '.join(sources)})"
+    letter = "h" if type_name == "f16" else "b"
+    if "xorsign" in i.modifiers:
+        sizes = ", ".join(f"(u16)({x} & 0x7fff)" for x in sources)
+        return f"{letter}xorsign({letter}{operation}({sizes}), {', '.join(sources)})"
+    if mode := rounding(i):  # of a bf16
+        expression = f"bfma_round({', '.join(sources)}, {mode})"
+    else:
+        expression = f"{letter}{operation}({', '.join(sources)})"
     if "oob" in i.modifiers:
         return f"(u16)(is_oob({sources[0]}) | is_oob({sources[1]}) ? 0 : {expression})"
     return expression
 
 
 def is_float(type_name: str) -> bool:
-    return type_name in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2")
+    return type_name in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
 
 
 # --- add, sub, mul, mad, fma ------------------------------------------------------------------------
@@ -326,8 +346,6 @@ def minimum(v: Values, i: PtxInstruction) -> str:
     xor = "xorsign" in i.modifiers
     if t in ("f16", "bf16", "f16x2", "bf16x2"):
         name = i.opcode + ("nan" if nan else "")
-        if xor:
-            raise v.unsupported()
         return float_operation(v, i, name, t, 2)
     if t in ("f32", "f64"):
         texts = [float_source(v, i, o, t) for o in i.operands[1:]]
@@ -695,6 +713,12 @@ def slct(v: Values, i: PtxInstruction) -> str:
 def mov(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     destination, source = i.operands
+    if {"v2", "v4"} & set(i.modifiers) and isinstance(source, Name):
+        source = v.special_vector(source.name) or source
+        if not (isinstance(source, Vector) and isinstance(destination, Vector)):
+            raise v.unsupported("not a vector")
+        if len(source.items) != len(destination.items):
+            raise v.unsupported("vectors of different sizes")
     if isinstance(destination, Vector) and isinstance(source, Vector):
         # all sources are read before a destination is written
         part = t
@@ -782,8 +806,10 @@ def cvt(v: Values, i: PtxInstruction) -> str:
         high, low = (_narrow(v, i, v.src(o, "f32"), "f32", element) for o in i.operands[1:3])
         high, low = (_converted(v, i, x, element) for x in (high, low))
         return v.dst(i.operands[0], "b32", f"pack16({low}, {high})")
-    if {dtype, stype} & {"e4m3x2", "e5m2x2"}:
-        return _cvt_fp8(v, i, dtype, stype)
+    if {dtype, stype} & {"e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2"}:
+        return _cvt_small(v, i, dtype, stype)
+    if "ue8m0x2" in (dtype, stype):
+        return _cvt_exponents(v, i, dtype, stype)
     known = {"f16", "bf16", "f32", "f64", "tf32"}
     if not all(_is_int(t) or t in known for t in (dtype, stype)):
         raise v.unsupported()
@@ -895,11 +921,19 @@ def _float_to_float(v: Values, i: PtxInstruction, text: str, stype: str, dtype: 
     return _converted(v, i, result, dtype)
 
 
-def _cvt_fp8(v: Values, i: PtxInstruction, dtype: str, stype: str) -> str:
-    """Translate cvt of two 8-bit floats: cvt.rn.satfinite{.relu}.FP8.{f32,f16x2}, cvt.rn{.relu}.f16x2.FP8 (FP8: e4m3x2, e5m2x2)."""
+# The functions of small floats, and their last argument.
+_SMALL = {"e4m3x2": ("fp8", 0), "e5m2x2": ("fp8", 1), "e2m3x2": ("fp6", 0), "e3m2x2": ("fp6", 1)}
+
+
+def _cvt_small(v: Values, i: PtxInstruction, dtype: str, stype: str) -> str:
+    """Translate cvt of two floats of 8 or 6 bits, each in a byte.
+
+    The forms are cvt.rn.satfinite{.relu}.SMALL.{f32,f16x2} and cvt.rn{.relu}.f16x2.SMALL.
+    """
     relu = "relu" in i.modifiers
     if dtype == "f16x2" and stype != dtype:
-        halves = [f"fp8_to_f16(x_ >> {8 * k} & 255, {int(stype == 'e5m2x2')})" for k in (0, 1)]
+        name, second = _SMALL[stype]
+        halves = [f"{name}_to_f16(x_ >> {8 * k} & 255, {second})" for k in (0, 1)]
         low, high = (f"hrelu({h})" if relu else h for h in halves)
         source = v.src(i.operands[1], "b16")
         return f"{{ const u32 x_ = {source}; {v.dst(i.operands[0], 'b32', f'pack16({low}, {high})')} }}"
@@ -910,7 +944,24 @@ def _cvt_fp8(v: Values, i: PtxInstruction, dtype: str, stype: str) -> str:
         low, high = f"f16_to_f32((u16)({both}))", f"f16_to_f32((u16)(({both}) >> 16))"
     else:
         raise v.unsupported()
-    low, high = (f"f32_to_fp8({x}, {int(dtype == 'e5m2x2')}, {int(relu)})" for x in (low, high))
+    name, second = _SMALL[dtype]
+    low, high = (f"f32_to_{name}({x}, {second}, {int(relu)})" for x in (low, high))
+    return v.dst(i.operands[0], "b16", f"{low} | {high} << 8")
+
+
+def _cvt_exponents(v: Values, i: PtxInstruction, dtype: str, stype: str) -> str:
+    """Translate cvt.{rz,rp}{.satfinite}.ue8m0x2.{f32,bf16x2} and cvt.rn.bf16x2.ue8m0x2."""
+    if stype == "ue8m0x2":
+        source = v.src(i.operands[1], "b16")
+        low, high = (f"e8m0_to_bf16(x_ >> {8 * k} & 255)" for k in (0, 1))
+        return f"{{ const u32 x_ = {source}; {v.dst(i.operands[0], 'b32', f'pack16({low}, {high})')} }}"
+    if stype == "f32":
+        high, low = (v.src(o, "f32") for o in i.operands[1:3])
+    else:
+        both = v.src(i.operands[1], "b32")
+        low, high = f"({both}) << 16", f"({both}) & 0xffff0000u"
+    up, finite = (int(m in i.modifiers) for m in ("rp", "satfinite"))
+    low, high = (f"f32_to_e8m0({x}, {up}, {finite})" for x in (low, high))
     return v.dst(i.operands[0], "b16", f"{low} | {high} << 8")
 
 

@@ -79,11 +79,11 @@ class FunctionCode:
         module_scope: dict[str, Storage],
         functions: dict[str, Function],
         indices: dict[str, int],
-        of: tuple[tuple[int, int], int],
+        of: tuple[tuple[int, int], str],
         virtual: bool = False,
         counted: bool = False,
     ) -> None:
-        """Translate the body. `of`: the version of PTX, and the target's architecture. Raises PtxError."""
+        """Translate the body. `of`: the version of PTX, and the target (`sm_80`). Raises PtxError."""
         self.function = function
         self.virtual = virtual
         self.counted = counted

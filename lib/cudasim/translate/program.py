@@ -208,7 +208,7 @@ class TranslatedModule:
                     self.scope,
                     self.functions,
                     self.indices,
-                    (self.module.version, self.module.architecture),
+                    (self.module.version, self.module.sm),
                     self.virtual,
                     self.counting is not None,
                 )

@@ -1,6 +1,6 @@
 """The forms of arithmetic instructions that PTX has: types and modifiers (PTX ISA 9.7.1 to 9.7.6, 9.7.8, 9.7.9, 9.7.17).
 
-    reason(instruction, (7, 8), 80)     # "" or why a module of PTX 7.8 for sm_80 has no such instruction
+    reason(instruction, (7, 8), "sm_80")     # "" or why a module of PTX 7.8 for sm_80 has no such instruction
 
 ptxas takes modifiers in nearly any order, and so does this. Opcodes without a row have no such check: their emitters look at what they
 are given. The emitters refuse some of PTX's forms.
@@ -26,6 +26,7 @@ class _Form:
 
     operands          how many there are; 0 if that is not checked
     version, target   the first of PTX and the lowest architecture that have it
+    is_specific       only for targets with a suffix, such as sm_100a and sm_100f
     """
 
     types: frozenset[tuple[str, ...]]
@@ -34,6 +35,7 @@ class _Form:
     operands: int
     version: tuple[int, int]
     target: int
+    is_specific: bool
 
     def has(self, types: tuple[str, ...], modifiers: tuple[str, ...], operands: int) -> bool:
         if types not in self.types or self.operands not in (0, operands):
@@ -52,7 +54,8 @@ def _form(
     """Note a form. A group of modifiers that begins with ! is required.
 
     types: in words, each as in an instruction: "f32.f16"
-    since: the first version of PTX and the lowest architecture; without it, as old as the oldest that ptxas takes
+    since: the first version of PTX and the lowest architecture, with "a" if the target must have a suffix; without it, as old as the
+        oldest that ptxas takes
     """
     version, target = since.split()
     major, minor = version.split(".")
@@ -63,7 +66,8 @@ def _form(
         tuple(group.startswith("!") for group in groups),
         operands,
         (int(major), int(minor)),
-        int(target),
+        int(target.rstrip("a")),
+        target.endswith("a"),
     )
     for opcode in opcodes.split():
         _FORMS.setdefault(opcode, []).append(form)
@@ -142,8 +146,8 @@ _form("fma mad", "f64", f"!{_ROUNDED}")
 _form("fma", _HALVES, "!rn", "ftz", "sat", since="4.2 53")
 _form("fma", _HALVES, "!rn", "ftz", "!relu", since="7.0 80")
 _form("fma", _HALVES, "!rn", "!oob", "sat relu", since="8.1 90")
-_form("fma", _BRAINS, "!rn", "relu", since="7.0 80")
-_form("fma", _BRAINS, "!rn", "!oob", "relu", since="8.1 90")
+_form("fma", _BRAINS, f"!{_ROUNDED}", "relu", since="7.0 80")
+_form("fma", _BRAINS, f"!{_ROUNDED}", "!oob", "relu", since="8.1 90")
 _form("div", "f32", f"!approx full {_ROUNDED}", "ftz")
 _form("div", "f64", f"!{_ROUNDED}")
 _form("abs neg", "f32", "ftz")
@@ -243,6 +247,10 @@ _form("cvt", "tf32.f32", "!rna", "!satfinite", since="8.1 80")
 for _since in ("7.8 90", "8.1 89"):
     _form("cvt", _products("e4m3x2 e5m2x2", "f32 f16x2"), "!rn", "!satfinite", "relu", since=_since)
     _form("cvt", _products("f16x2", "e4m3x2 e5m2x2"), "!rn", "relu", since=_since)
+_form("cvt", "e2m3x2.f32 e3m2x2.f32", "!rn", "!satfinite", "relu", since="8.6 100a")
+_form("cvt", "f16x2.e2m3x2 f16x2.e3m2x2", "!rn", "relu", since="8.6 100a")
+_form("cvt", "ue8m0x2.f32 ue8m0x2.bf16x2", "!rz rp", "satfinite", since="8.6 100a")
+_form("cvt", "bf16x2.ue8m0x2", "!rn", since="8.6 100a")
 _form("cvt", "s16.s32 u16.s32", "!pack", "!sat", since="6.5 72")
 _form("cvt", _products("s8 u8", "s32", "b32"), "!pack", "!sat", since="6.5 72")
 _form("cvt", _products("s4 u4 s2 u2", "s32", "b32"), "!pack", "!sat", since="6.5 75")
@@ -259,16 +267,23 @@ _PARALLEL = " ".join(
 _form(_PARALLEL, _products(*_SIGNS), "sat add")
 
 
-def reason(i: PtxInstruction, version: tuple[int, int], target: int) -> str:
-    """Return why PTX of a version has no such form for a target (80 for sm_80); "" if it has, or if the opcode is not known here."""
+def reason(i: PtxInstruction, version: tuple[int, int], sm: str) -> str:
+    """Return why PTX of a version has no such form for a target (`sm_80`); "" if it has, or if the opcode is not known here."""
     forms = _found(i.opcode, i.modifiers, len(i.operands)) if i.opcode in _FORMS else None
-    if forms is None or any(form.version <= version and form.target <= target for form in forms):
+    if forms is None:
         return ""
     if not forms:
         return "PTX has no such form"
-    first = min(forms, key=lambda form: (form.target, form.version))
-    if first.target > target:
-        return f"it requires .target sm_{first.target} or higher"
+    found = re.search(r"\d+", sm)
+    target, is_specific = int(found[0]) if found else 0, sm.endswith(("a", "f"))
+    of_target = [f for f in forms if f.target <= target and f.is_specific <= is_specific]
+    if any(form.version <= version for form in of_target):
+        return ""
+    if not of_target:
+        first = min(forms, key=lambda form: (form.target, form.is_specific, form.version))
+        suffix = f", and a suffix, as in sm_{first.target}a" if first.is_specific else " or higher"
+        return f"it requires .target sm_{first.target}{suffix}"
+    first = min(of_target, key=lambda form: form.version)
     return f"it requires PTX ISA .version {first.version[0]}.{first.version[1]} or later"
 
 

@@ -6,14 +6,14 @@ import struct
 from dataclasses import dataclass, field
 
 from gpubpf.errors import PtxError
-from gpubpf.ptx.module import Address, Immediate, Name, Not, Operand, PtxInstruction, type_size
+from gpubpf.ptx.module import Address, Immediate, Name, Not, Operand, PtxInstruction, Vector, type_size
 
 from .scope import Names, Register, Scope
 
 FLOATS = {"f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "tf32"}
 SIGNED = {"s8", "s16", "s32", "s64"}
 
-_AXES = {"x": 0, "y": 1, "z": 2, "w": 3}
+_AXES = {"x": 0, "y": 1, "z": 2, "w": 3, "r": 0, "g": 1, "b": 2, "a": 3}
 _PER_AXIS = {
     "%tid": "w->tid[{0}][l]",
     "%ntid": "w->ntid[{0}]",
@@ -57,6 +57,16 @@ CLOCKS = {
 RESERVED_SHARED = 1024  # bytes at the beginning of a block's shared memory, if a kernel uses them
 
 
+def _special_widths(name: str) -> tuple[int, ...]:
+    """Return the bytes of the types by which mov reads a special register. The oldest had other sizes in old versions of PTX."""
+    base = name.partition(".")[0]
+    if base in ("%tid", "%ntid", "%ctaid", "%nctaid"):
+        return (2, 4)
+    if base == "%gridid":
+        return (2, 4, 8)
+    return (8,) if base.endswith("64") or base in ("%globaltimer", "%current_graph_exec") else (4,)
+
+
 class Unsupported(PtxError):
     """The embedded device does not support an instruction."""
 
@@ -80,8 +90,8 @@ class Code:
 
 def size_of(type_name: str) -> int:
     """Return the bytes of a type; 0 for a predicate. Raises ValueError for an unknown type."""
-    if type_name in ("u16x2", "s16x2"):
-        return 4
+    if type_name in ("u16x2", "s16x2", "f32x2"):
+        return 8 if type_name == "f32x2" else 4
     try:
         return 0 if type_name == "pred" else type_size(type_name)
     except PtxError as error:
@@ -205,7 +215,10 @@ class Values:
             and operand.name.startswith("%")
             and (special := self.special(operand.name)) is not None
         ):
+            self._check_special(operand.name, type_name)
             return f"({c_type(width)}){special}"
+        if found is None and operand.name in _PER_AXIS:
+            raise self.unsupported(f"special register {operand.name} is a vector")
         if found is not None:
             if found in self.constants and found.width == width and not operand.offset:
                 return constant(self.constants[found].integer, width)
@@ -229,10 +242,29 @@ class Values:
         """Return a source operand as a C integer with the signedness of the type."""
         return self.signed(operand, type_name) if type_name in SIGNED else self.src(operand, type_name)
 
+    def _check_special(self, name: str, type_name: str) -> None:
+        """Refuse special registers where ptxas does: only mov and cvt of integers read them, mov with their own width."""
+        i = self.instruction
+        if name == "%is_explicit_cluster":  # the only predicate
+            if i.opcode == "mov" and type_name == "pred":
+                return
+            raise self.unsupported(f"special register {name} is a predicate")
+        if i.opcode not in ("mov", "cvt") or "pred" in i.modifiers or FLOATS & set(i.modifiers):
+            raise self.unsupported(f"special register {name}")
+        widths = _special_widths(name)
+        if size_of(type_name) > max(widths) or (i.opcode == "mov" and size_of(type_name) not in widths):
+            raise self.unsupported(f"special register {name} has {8 * max(widths)} bits")
+
+    def special_vector(self, name: str) -> Vector | None:
+        """Return the elements of a special register that is a vector, such as %tid; None for other names."""
+        if name not in _PER_AXIS or self.names.register(self.scope, name) is not None:
+            return None
+        return Vector(tuple(Name(f"{name}.{axis}") for axis in "xyzw"))
+
     def special(self, name: str) -> str | None:
         base, _, axis = name.partition(".")
         if base in _PER_AXIS and axis in _AXES:
-            if axis == "w":
+            if _AXES[axis] == 3:
                 return "0u" if base in ("%tid", "%ctaid", "%cluster_ctaid", "%clusterid") else "1u"
             return _PER_AXIS[base].format(_AXES[axis])
         if name in _SPECIAL:
