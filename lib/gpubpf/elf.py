@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 ET_REL, ET_EXEC = 1, 2
 EM_CUDA = 190
 PT_LOAD, PT_DYNAMIC, PT_GNU_EH_FRAME = 1, 2, 0x6474E550
-SHT_NULL, SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 0, 2, 8, 11
+SHT_NULL, SHT_PROGBITS, SHT_SYMTAB, SHT_NOBITS, SHT_DYNSYM = 0, 1, 2, 8, 11
+SHF_ALLOC, SHF_EXECINSTR = 2, 4
 STT_OBJECT, STT_FUNC, STT_GNU_IFUNC = 1, 2, 10
 DT_NULL, DT_NEEDED, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ = 0, 1, 4, 5, 6, 10
 DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_JMPREL = 2, 7, 8, 23
@@ -156,6 +157,7 @@ class Section(Record):
 
     name: str
     type: int
+    flags: int
     offset: int
     size: int
     link: int
@@ -308,7 +310,7 @@ class Elf:
         if names_index >= len(headers) or headers[names_index][5] > _LARGEST_TABLE:
             raise ImageError("the names of its sections are missing; build it again")
         names = NameTable(self.source.read(headers[names_index][4], headers[names_index][5]))
-        return tuple(Section(names.at(h[0]), h[1], h[4], h[5], h[6], h[7]) for h in headers)
+        return tuple(Section(names.at(h[0]), h[1], h[2], h[4], h[5], h[6], h[7]) for h in headers)
 
     def contents(self, section: Section) -> bytes:
         """Return the bytes of a section; none of one that takes no room in the file. Raises ImageError."""

@@ -31,9 +31,13 @@ LARGEST_FATBIN = 1 << 30
 LARGEST_IMAGE = 256 << 20  # decompressed
 LARGEST_PTX = 64 << 20
 MOST_IMAGES = 1 << 18  # per file
+COMPILE_ONLY = "--compile-only"  # ptxas's option for code that nvlink must still link
 SASS_ONLY, LINKED = "SASS only", "linked from several images"  # why there is no PTX
 LARGEST_GAP = 1 << 20  # bytes between fatbins
 
+# The sections where nvcc puts fatbins, and whether these are inputs of nvlink.
+_FATBIN_SECTIONS = {".nv_fatbin": False, "__nv_relfatbin": True}
+_LOADED = elf.SHF_ALLOC | elf.SHF_EXECINSTR
 _WRAPPER_SIZE = 24
 _CHUNK = 1 << 20  # bytes to search at a time
 _HEADER_LIMIT = 1 << 20
@@ -219,13 +223,14 @@ def images_of(source: ByteSource) -> tuple[FatbinImage, ...]:
     return _images(source)
 
 
-def scan(source: ByteSource, start: int, end: int) -> Iterator[FatbinImage]:
-    """Yield the images of everything between two offsets that looks like a fatbin (aligned to 8 bytes) or PTX text."""
+def scan(source: ByteSource, start: int, end: int, texts: bool = True) -> Iterator[FatbinImage]:
+    """Yield the images of everything between two offsets that looks like a fatbin (aligned to 8 bytes) or, with `texts`, PTX text."""
     behind = at = start
     module = 0
+    beginnings = _BEGINNINGS if texts else _BEGINNINGS[:1]
     while at < end:
         data = source.read(at, min(end - at, _CHUNK + 16))
-        for match in heapq.merge(*(b.finditer(data) for b in _BEGINNINGS), key=re.Match.start):
+        for match in heapq.merge(*(b.finditer(data) for b in beginnings), key=re.Match.start):
             position, text = at + match.start(), match[0].startswith(b".")
             if match.start() >= _CHUNK or position < behind or (position % 8 and not text):
                 continue  # it will be found in the next chunk, or is inside the previous image
@@ -328,14 +333,24 @@ def _images_of_elf(file: Elf) -> Iterator[FatbinImage]:
     module = 0
     if file.sections:
         _check_overlap(file.sections, file.source.size)
-        for name, relocatable in ((".nv_fatbin", False), ("__nv_relfatbin", True)):
-            for section in file.sections:
-                if section.name == name and section.in_file:
-                    end = section.offset + section.size
-                    check_range(section.offset, section.size, file.source.size)
-                    for image in _fatbins(file.source, section.offset, end, module, relocatable):
-                        module = image.module + 1
-                        yield image
+        for section in sorted(file.sections, key=lambda section: section.name not in _FATBIN_SECTIONS):
+            if not section.in_file:
+                continue
+            end = section.offset + section.size
+            if section.name in _FATBIN_SECTIONS:
+                check_range(section.offset, section.size, file.source.size)
+                found = _fatbins(file.source, section.offset, end, module, _FATBIN_SECTIONS[section.name])
+            elif section.type == elf.SHT_PROGBITS and section.flags & _LOADED == elf.SHF_ALLOC:
+                # NVIDIA's libraries also keep fatbins in .data or .ldata, programs in arrays.
+                end = min(end, file.source.size)
+                found = (renumbered(i, module) for i in scan(file.source, section.offset, end, texts=False))
+            else:
+                continue
+            last = module - 1
+            for image in found:
+                last = image.module
+                yield image
+            module = last + 1
         return
     # Without section headers (sstrip), search the loaded segments. Other data there may look like the start of a fatbin.
     for segment in file.loads:
@@ -436,7 +451,7 @@ def _image(
         flags,
         name,
         module,
-        relocatable or "--compile-only" in options.split(),
+        relocatable or COMPILE_ONLY in options.split(),
         FileRange(source, payload, payload_size),
         codec,
         size if codec else 0,
@@ -547,7 +562,7 @@ def ptx_of_cubin(image: FatbinImage) -> FatbinImage | None:
     if not texts or sum(map(len, texts)) > LARGEST_PTX or any(t.count(b".version ") != 1 for t in texts):
         return None
     texts = [text.replace(b"\0", b"\n") for text in texts]
-    linked = "--compile-only" in made_by.options.split()
+    linked = COMPILE_ONLY in made_by.options.split()
     if len(texts) > 1 or linked:
         from gpubpf.ptx.link import Input, link  # imported here because few cubins are linked
 

@@ -182,6 +182,35 @@ def test_without_symbols_and_without_section_headers(build, tmp_path: Path) -> N
 
 
 @needs_nvcc
+def test_fatbins_in_other_sections(build, tmp_path: Path) -> None:
+    """As in libcufft (.data, .ldata) and in programs with an array. The magic number alone is not a fatbin, nor is PTX in a string."""
+    raw = build("fatbin").read_bytes()
+    expected = [(i.kind, i.arch, i.payload) for i in fatbin.images_of_bytes(raw)]
+    words = ", ".join(map(str, raw))
+    (tmp_path / "arrays.c").write_text(f"""
+        __attribute__((aligned(8))) unsigned char changed[] = {{{words}}};
+        __attribute__((aligned(8))) const unsigned char fixed[] = {{{words}}};
+        __attribute__((aligned(8))) const unsigned magic[] = {{{fatbin.FATBIN_MAGIC}u, 0x100001u, 0x7fffffffu, 0}};
+        const char text[] = ".version 8.0\\n.target sm_90\\n";
+    """)
+    library = tmp_path / "library.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "arrays.c"], check=True)
+    images = fatbin.images_of_file(library)
+    assert [(i.kind, i.arch, i.payload) for i in images] == expected * 2
+    assert [len(group) for group in fatbin.modules(images)] == [2, 2]
+    with_code = tmp_path / "with_code"
+    words = [
+        "objcopy",
+        f"--add-section=more={build('fatbin')}",
+        "--set-section-flags=more=alloc,readonly,data",
+    ]
+    subprocess.run([*words, build("two"), with_code], check=True)
+    both = [(i.kind, i.arch, i.payload) for i in fatbin.images_of_file(with_code)]
+    own = [(i.kind, i.arch, i.payload) for i in fatbin.images_of_file(build("two"))]
+    assert both == own + expected
+
+
+@needs_nvcc
 def test_what_is_not_linked_is_no_whole_module(build) -> None:
     images = fatbin.images_of_file(build("rdc"))
     assert [image.relocatable for image in images if image.kind == "ptx"] == [True]
