@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import threading
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _files: list[tuple[int, int]] = []
 # Seconds. In one of 700 runs, a wait for `Signals.reader` did not return after SIGTERM and SIGINT, cause unknown. So waits time out.
 LONGEST_WAIT = 1.0
+CUPY_VARIABLE = "CUPY_COMPILE_WITH_PTX"  # since CuPy 12
+XLA_OPTION = "--xla_gpu_asm_extra_flags"  # of XLA_FLAGS: options of its ptxas
 
 
 class NotStarted(SessionError):
@@ -50,6 +53,14 @@ def start_command(
     environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
     if measurement.amd:
         environment.update(rocr_tool(agent.HSA_LIBRARY, environment))
+    if measurement.targets.ptx_options and measurement.device.kind == "gpu":
+        added = ptx_options(environment)
+        environment.update(added)
+        if added:
+            values = " ".join(f"{name}={shlex.quote(value)}" for name, value in added.items())
+            measurement.note_once(
+                f"the command runs with {values}, so that its kernels have PTX (--no-ptx-options)"
+            )
     environment[SOCKET_VARIABLE] = socket_name
     environment.pop(CUPTI_VARIABLE, None)
     if measurement.follow.cupti:
@@ -67,6 +78,17 @@ def other_tool(environment: Mapping[str, str]) -> str | None:
     if "CUDA_INJECTION64_PATH" in environment:
         return "CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it"
     return None
+
+
+def ptx_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which CuPy and XLA keep the PTX of kernels that they compile, unless the environment says otherwise.
+
+    CuPy then passes PTX to the driver. XLA's ptxas keeps the PTX in the cubin."""
+    added = {} if CUPY_VARIABLE in environment else {CUPY_VARIABLE: "1"}
+    flags = environment.get("XLA_FLAGS", "")
+    if XLA_OPTION not in flags:
+        added["XLA_FLAGS"] = f"{flags} {XLA_OPTION}=-lineinfo".strip()
+    return added
 
 
 def rocr_tool(library: Path, environment: Mapping[str, str]) -> dict[str, str]:

@@ -103,12 +103,14 @@ class Targets(Record):
 
     user: run the command as this user (`--user`); None: see `users.command_user`.
     all_processes: trace every process that uses a GPU driver, now or later.
+    ptx_options: set variables for the command with which libraries keep the PTX of kernels that they compile (`--no-ptx-options`).
     """
 
     command: Sequence[str] = ()
     pids: Sequence[int] = ()
     all_processes: bool = False
     user: str | None = None
+    ptx_options: bool = True
 
 
 class Plan(Record):

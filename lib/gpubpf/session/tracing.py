@@ -280,7 +280,7 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
 def _targets(args: argparse.Namespace) -> Targets:
     """Return the targets of the command line. Raises SessionError if they are all processes and the user is not root."""
     if args.command or args.pid:
-        return Targets(args.command or (), args.pid, user=args.user)
+        return Targets(args.command or (), args.pid, user=args.user, ptx_options=args.ptx_options)
     if os.geteuid() != 0:
         raise SessionError(
             f"watching all processes requires root; use sudo, or name what to trace: {args.tool} -p PID, {args.tool} -- COMMAND"

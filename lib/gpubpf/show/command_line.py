@@ -21,6 +21,7 @@ Whichever options a tool takes, its parsed arguments have these attributes:
     budget       float | None       --budget: per cent
     device       "auto" | "gpu" | "sim"
     map_memory   int                bytes
+    ptx_options  bool               not --no-ptx-options
     alone        bool               the tool has the Python process to itself: it was not called as a function
     duration     float | None       seconds
     cgroup       int | None         --cgroup: the cgroup's id
@@ -128,6 +129,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
         budget=None,
         device="auto",
         map_memory=2**28,
+        ptx_options=True,
         duration=None,
         cgroup=None,
         comm=None,

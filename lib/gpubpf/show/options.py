@@ -237,6 +237,12 @@ def add_device(made: Parser, times: bool = False, default: str = "default") -> N
     group.add_argument(
         "--map-memory", type=parse_size, metavar="SIZE", help="GPU memory for maps (default 256M)"
     )
+    group.add_argument(
+        "--no-ptx-options",
+        dest="ptx_options",
+        action="store_false",
+        help="do not set the variables with which CuPy and XLA keep the PTX of the kernels that COMMAND compiles",
+    )
 
 
 def add_embedded_device(made: Parser) -> None:

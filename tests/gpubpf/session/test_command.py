@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.session.command import rocr_tool
+from gpubpf.session.command import ptx_options, rocr_tool, start_command
+from gpubpf.session.device import Device
+from gpubpf.session.measurement import Measurement, Plan, Targets
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,39 @@ def test_rocr_loads_the_agent_from_any_path(
     library: str, environment: dict[str, str], variables: dict[str, str]
 ) -> None:
     assert rocr_tool(Path(library), environment) == variables
+
+
+@pytest.mark.parametrize(
+    ("environment", "variables"),
+    [
+        ({}, {"CUPY_COMPILE_WITH_PTX": "1", "XLA_FLAGS": "--xla_gpu_asm_extra_flags=-lineinfo"}),
+        (
+            {"CUPY_COMPILE_WITH_PTX": "0", "XLA_FLAGS": "--one --two=3"},
+            {"XLA_FLAGS": "--one --two=3 --xla_gpu_asm_extra_flags=-lineinfo"},
+        ),
+        ({"CUPY_COMPILE_WITH_PTX": "", "XLA_FLAGS": "--xla_gpu_asm_extra_flags=-O1"}, {}),
+    ],
+)
+def test_libraries_keep_ptx_unless_the_user_says_otherwise(
+    environment: dict[str, str], variables: dict[str, str]
+) -> None:
+    assert ptx_options(environment) == variables
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("gpu", True), ("gpu", False), ("sim", True)])
+def test_a_command_on_a_gpu_keeps_ptx(
+    kind: str, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command gets the variables, and one notice names them."""
+    for name in ("CUPY_COMPILE_WITH_PTX", "XLA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    notes: list[str] = []
+    targets = Targets(
+        ["sh", "-c", f"echo $CUPY_COMPILE_WITH_PTX $XLA_FLAGS > {tmp_path}/out"], ptx_options=wanted
+    )
+    measurement = Measurement(targets, Plan(Device(kind), ()), notes.append)
+    assert start_command(targets.command, measurement, "@none").wait() == 0
+    said = (tmp_path / "out").read_text().strip()
+    expected = "1 --xla_gpu_asm_extra_flags=-lineinfo" if kind == "gpu" and wanted else ""
+    assert said == expected
+    assert [note.count("CUPY_COMPILE_WITH_PTX=1 XLA_FLAGS=--xla") for note in notes] == [1] * bool(expected)
