@@ -604,7 +604,7 @@ def message_seeds() -> Iterable[bytes]:
     text = struct.pack("<I", 4) + b"name"
     payloads = {
         Message.HELLO: struct.pack("<II", definitions.PROTOCOL_VERSION, 12080) + text + bytes(4),
-        Message.IMAGE: struct.pack("<IIIQI", 1, 90, 0, 4096, 1),
+        Message.IMAGE: struct.pack("<IIIQIQI", 1, 90, 0, 4096, 1, 512, 0),
         Message.NAME: struct.pack("<I", 3) + text,
         Message.SNAPSHOT: struct.pack("<IIIIQQ", 7, 1, 0, 1, 4096, 123)
         + struct.pack("<I 2I3I3IQ I IQQQ", 1, 5, 3, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64)

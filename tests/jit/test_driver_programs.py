@@ -193,6 +193,26 @@ def test_links_under_a_tool(tmp_path: Path) -> None:
     assert Counter(done.launches) + Counter() == Counter({"one": 2, "fill": 3}), done.summary
 
 
+def nvrtc_library() -> str:
+    """The file of NVRTC that the interpreter of the tests finds."""
+    code = "from cuda.pathfinder import load_nvidia_dynamic_lib as load; print(load('nvrtc').abs_path)"
+    found = subprocess.run([jit.nvrtc(), "-c", code], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip("needs cuda-pathfinder, which finds NVRTC")
+    return found.stdout.strip()
+
+
+@pytest.mark.parametrize("watching", ["device", "agent"])
+@pytest.mark.parametrize("when", ["linked", "later"])
+def test_a_compiler_that_comes_and_goes(tmp_path: Path, when: str, watching: str) -> None:
+    """Threads compile, and a forked child; NVRTC is closed and opened again, and its answers and errno stay the same."""
+    environment = {"CUDASIM_HOSTILE": "1", "CUDASIM_COMPILERS": str(int(watching == "device"))}
+    command = [jit.built("compilers"), nvrtc_library(), when]
+    done = jit.under_threadhist(command, tmp_path / "out", **environment)
+    assert done.launches == done.rounds[0] == {f"fill{k}": 2 for k in range(4)}, done.stderr
+    assert done.summary["launches_instrumented"] == 8
+
+
 def test_captures_under_a_tool(tmp_path: Path) -> None:
     done = jit.under_threadhist([jit.built("captured")], tmp_path / "out", CUDASIM_HOSTILE="1")
     assert done.launches == {"more": 13} and done.summary["launches_instrumented"] == 13

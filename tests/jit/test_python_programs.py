@@ -38,12 +38,54 @@ def test_nvrtc(tmp_path: Path, mode: str) -> None:
     assert "app::scale<float>(float*, Scale<float>, int)" in done.kernels[SCALE]["demangled"]
 
 
-def test_cubins_of_nvrtc_are_sass_only(tmp_path: Path) -> None:
-    """The embedded device takes no machine code, and the program is told as by a driver of another GPU."""
+CUBINS = [
+    "cubin",
+    "cubin-library",
+    "cubin-file",
+    "cubin-fatbin",
+    "cubin-cuLink",
+    "cubin-nvJitLink",
+    "nvJitLink",
+]
+
+
+@pytest.mark.parametrize("watching", ["device", "agent"])
+@pytest.mark.parametrize("mode", CUBINS)
+def test_cubins(tmp_path: Path, mode: str, watching: str) -> None:
+    """NVRTC and nvJitLink have the PTX of the cubins that they make. The device asks them for it, or leaves that to the agent."""
+    command = [jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", mode]
+    environment = {"CUDASIM_COMPILERS": "0"} if watching == "agent" else {}
+    done = jit.under_threadhist(command, tmp_path / "out", **environment)
+    all_counted(done)
+    assert done.launches == done.rounds[0] == {"fill": 2, SCALE: 4}
+    as_ptx = jit.under_threadhist([*command[:2], "ptx"], tmp_path / "ptx")
+    assert {name: r["work"] for name, r in done.kernels.items()} == {
+        name: r["work"] for name, r in as_ptx.kernels.items()
+    }
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("mode", CUBINS)
+def test_cubins_without_a_tool(mode: str) -> None:
+    assert jit.rounds(jit.alone([jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", mode]))
+
+
+def test_cubins_that_nobody_watches_are_sass_only() -> None:
+    """The program is told as by a driver of another GPU."""
     command = [jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", "cubin"]
-    done = jit.cudasim_device.run(command)
+    done = jit.cudasim_device.run(command, CUDASIM_COMPILERS="0")
     assert done.returncode == 1 and "CUDA_ERROR_NO_BINARY_FOR_GPU" in done.stderr
     assert "only machine code (SASS)" in done.stderr
+
+
+@pytest.mark.parametrize("mode, watching", [("cubin", "device"), ("nvJitLink", "device"), ("later", "agent")])
+def test_cubins_attached_to(tmp_path: Path, mode: str, watching: str) -> None:
+    """The agent gets the PTX of what is compiled once it is there. In a running process, the tool installs its hooks."""
+    environment = {"CUDASIM_COMPILERS": "0"} if watching == "agent" else {}
+    command = [jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", mode]
+    done = jit.attached(command, tmp_path / "out", **environment)
+    all_counted(done)
+    assert done.launches == done.rounds[1] == {"fill": 2, SCALE: 4}
 
 
 def test_nvrtc_attached_to(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from gpubpf.ptx.symbols import GRIDS, TABLE
 from gpubpf.record import Record
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 26  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 27  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -69,6 +69,7 @@ LACKS_HOLDING = "holding"  # a moment in which it holds back what may not end by
 LACKS_LOG = "log"  # the records of an operation
 LACKS_CALL = "call"  # the times of calls of HIP
 LACKS_EXIT = "exit"  # a function of libc
+LACKS_COMPILERS = "compilers"  # the PTX of cubins that NVRTC and nvJitLink make
 LACKS_CUPTI = "CUPTI"  # timestamps of CUPTI; no function stands there
 # Why a kernel that was loaded before the agent is not instrumented: it may be of several modules, which have different PTX for it. The
 # agent asks again when the module has launched another kernel.
@@ -736,6 +737,7 @@ _TEXTS = {
     "LACKS_LOG": LACKS_LOG,
     "LACKS_CALL": LACKS_CALL,
     "LACKS_EXIT": LACKS_EXIT,
+    "LACKS_COMPILERS": LACKS_COMPILERS,
     "LACKS_CUPTI": LACKS_CUPTI,
     "AMBIGUOUS": AMBIGUOUS,
     "ALREADY_CHANGED": ALREADY_CHANGED,

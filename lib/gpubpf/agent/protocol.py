@@ -180,14 +180,17 @@ class VariableSlot(Record):
 class Image(Record):
     """A module that the process loads; of AMD GPUs a code object, which says itself which GPU it is for.
 
-    linked: the number of cuLink's inputs, 0 if it was not linked. The image of a linked module is the PTX among the inputs, if any,
-    with a zero byte between two texts."""
+    linked: how many inputs cuLink, NVRTC or nvJitLink made it from; 0: unknown.
+    ptx: bytes of PTX behind the image in its file: the inputs that were PTX, with a zero byte between two texts.
+    lto: how many of the inputs were LTO-IR."""
 
     request: int
     compute_capability: int  # major * 10 + minor; 0: of AMD GPUs
     gpu: int
     size: int
     linked: int = 0
+    ptx: int = 0
+    lto: int = 0
 
 
 class FoundKernel(Record):
@@ -389,9 +392,9 @@ def hooked(payload: bytes) -> tuple[list[str], dict[str, list[str]], tuple[int, 
 def image(payload: bytes, vendor: Vendor = Vendor.NVIDIA) -> Image:
     """Decode IMAGE."""
     r = PayloadReader(payload)
-    made = Image(r.u32(), r.u32(), r.u32(), r.u64(), r.u32())
+    made = Image(r.u32(), r.u32(), r.u32(), r.u64(), r.u32(), r.u64(), r.u32())
     valid = made.compute_capability == 0 if vendor == Vendor.AMD else 10 <= made.compute_capability < 1000
-    if made.size > IMAGE_LIMIT or not valid:
+    if made.size + made.ptx > IMAGE_LIMIT or not valid:
         raise Malformed("an image of an invalid size or compute capability")
     return made
 

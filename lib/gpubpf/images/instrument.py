@@ -17,6 +17,7 @@ A program launches few of a large module's kernels, so such a module may get the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ from gpubpf.record import asdict, replace
 COUNTING_NICENESS = 10  # of ptxas where it only counts registers
 # A module with more kernels to instrument is a large one. Of 500 kernels, memtrace's copies take 100 s of CPU time, one alone 0.5 s.
 MANY_KERNELS = 32
+MOST_TEXTS = 4096  # that one cubin is linked from
 # Facts about the whole text of this many large modules stay in memory.
 _KNOWN_MODULES = 64
 # Copies of these need variables as they are when the module is loaded (`InjectedVariable.fixed`), or copies of other kernels.
@@ -60,7 +62,7 @@ def instrument_image(data: bytes, probes: Sequence[PtxProbe], target: Target, la
     try:
         images = fatbin.images_of_bytes(data)
     except ImageError:
-        return refuse(_entries_of(_several(data)), probes, fatbin.LINKED)
+        return refuse((), probes, fatbin.SASS_ONLY)
     return instrument_module(images, probes, target, later)
 
 
@@ -147,24 +149,35 @@ def _known_constants(digest: str) -> dict[str, bool]:
     return {}
 
 
-def joined(data: bytes, inputs: int) -> bytes:
-    """Link the PTX texts passed to cuLink, which are separated by zero bytes, into one.
+def made_from(cubin: bytes, texts: bytes, inputs: int) -> bytes:
+    """Return the PTX that a cubin was made from, as a fatbin with the options of the cubin's ptxas; else the cubin itself.
 
-    inputs: how many images of any kind were linked.
-    Return `data` itself if it is anything else, or if the texts cannot be linked.
+    texts: PTX texts separated by zero bytes.
+    inputs: how many images of any kind the cubin was made from.
     """
-    images = _several(data) or [image for image in (fatbin.ptx_image(data),) if image is not None]
-    if not images or inputs < 2:
-        return data
+    if len(texts) > fatbin.LARGEST_PTX or texts.count(b"\0") > MOST_TEXTS:
+        return cubin
+    images = _several(texts) or [image for image in (fatbin.ptx_image(texts),) if image is not None]
+    if not images:
+        return cubin
     from gpubpf.ptx.link import Input, LinkError, link  # imported here because few programs link
 
     try:
-        # An input of another kind, such as a cubin, may define missing names.
-        texts = [Input(f"text {k}", image.text) for k, image in enumerate(images)]
-        made = link(texts, complete=False, partial=len(images) < inputs)
+        made = images[0].payload
+        if inputs > 1:
+            # An input of another kind, such as a cubin, may define missing names.
+            parts = [Input(f"text {k}", image.text) for k, image in enumerate(images)]
+            made = link(parts, complete=False, partial=len(images) < inputs).encode(
+                "utf-8", "surrogateescape"
+            )
     except (PtxError, LinkError):
-        return data
-    return made.encode("utf-8", "surrogateescape")
+        return cubin
+    run = fatbin.PtxasRun()
+    with contextlib.suppress(ImageError):  # the embedded device's own cubins have no options
+        run = fatbin.ptxas_run(cubin)
+    options = " ".join(word for word in run.options.split() if word != fatbin.COMPILE_ONLY)
+    image = fatbin.ptx_image(made, fatbin.PtxasRun(run.release, options))
+    return cubin if image is None else fatbin.pack(image)
 
 
 def _several(data: bytes) -> list[FatbinImage]:

@@ -22,6 +22,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import (
     ALREADY_CHANGED,
     LACKS_CALL,
+    LACKS_COMPILERS,
     LACKS_CUPTI,
     LACKS_HOLDING,
     LACKS_LOG,
@@ -498,6 +499,11 @@ class Server:
                     f"calls of {lines[0].partition(':')[0]}{others} are not {consequence}, because this driver's"
                     f" functions cannot be hooked: {lines[0]}"
                 )
+        if unseen := left_out.get(LACKS_COMPILERS):
+            self._measurement.note_once(
+                "kernels that NVRTC or nvJitLink compiles to machine code stay without PTX, because these functions"
+                f" cannot be hooked: {'; '.join(unseen)}"
+            )
         for reason in left_out.get(LACKS_CUPTI, ()):
             self._measurement.note_once(
                 f"CUPTI provides no timestamps: {reason}; using timing events instead"

@@ -318,8 +318,9 @@ class BackgroundWork:
                 self._loaded(process.comm, data)
                 return self._sidecar(data, None)
             data = process.mapped.with_ptx(protocol.read_file(file, image.size))
-            if image.linked > 1:
-                data = instrument.joined(data, image.linked)
+            if image.ptx:
+                texts = protocol.read_file(file, image.ptx, image.size)
+                data = instrument.made_from(data, texts, image.linked)
             self._loaded(process.comm, data)
             sidecar = self._sidecar(data, target)
             if image.linked > 1:  # some of its linked inputs had no PTX

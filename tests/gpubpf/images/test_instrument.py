@@ -99,22 +99,24 @@ SECOND = (
 def test_texts_that_are_linked() -> None:
     """As the agent sends them; a variable of one file is not that of another, though they have one name."""
     data = b"\0".join(text.encode() for text in (FIRST, SECOND))
-    joined = instrument.joined(data, 2)
+    joined = instrument.made_from(b"cubin", data, 2)
     made = instrument.instrument_image(joined, [Probe(TIME, "exit")], Target("sim", (9, 0)))
     assert {kernel.name for kernel in made.kernels} == {"first", "second"} and not made.refusals
     assert all(variable.name != "mine" for variable in made.variables)
-    for other in (FIRST.encode(), FIRST.encode() + b"\0", b"\x7fELF\0\0", b""):
-        assert instrument.joined(other, 1) == other
+    for other in (FIRST.encode(), FIRST.encode() + b"\0"):
+        (image,) = fatbin.images_of_bytes(instrument.made_from(b"cubin", other, 1))
+        assert (image.kind, image.text, image.options) == ("ptx", FIRST, "")
+    many = b"\0".join([FIRST.encode()] * (instrument.MOST_TEXTS + 2))
+    for other in (b"\x7fELF\0\0", b"", bytes(8192), FIRST.encode() + b" " * fatbin.LARGEST_PTX, many):
+        assert instrument.made_from(b"cubin", other, 1) == b"cubin"
     assert b"gpubpf_partial" not in joined
     for given in (data, FIRST.encode()):
-        assert b"gpubpf_partial" in instrument.joined(given, 3)
+        assert b"gpubpf_partial" in instrument.made_from(b"cubin", given, 3)
 
 
 def test_texts_that_do_not_fit_together() -> None:
     data = b"\0".join(text.encode() for text in (FIRST, SECOND, SECOND))
-    assert instrument.joined(data, 3) == data
-    made = instrument.instrument_image(data, [Probe(TIME, "exit")], Target("sim", (9, 0)))
-    assert made.refusals == dict.fromkeys(("first", "second"), "linked from several images")
+    assert instrument.made_from(b"cubin", data, 3) == b"cubin"
 
 
 def test_another_fault_is_a_refusal_of_that_kernel(asked: list[str]) -> None:

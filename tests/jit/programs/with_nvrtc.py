@@ -1,12 +1,16 @@
 """CUDA C++ compiled by NVRTC and loaded through the driver API by cuda-python, as CuPy's RawModule does.
 
-with_nvrtc.py ptx|cubin|lineinfo|library|options: what NVRTC is asked for, and which of the driver's functions loads it.
+with_nvrtc.py MODE: what NVRTC is asked for, and which of the driver's functions loads it. Modes of PTX: ptx, library, options.
+Modes of cubins: cubin, lineinfo, cubin-library, cubin-file, and inside of something else cubin-fatbin, cubin-cuLink, cubin-nvJitLink.
+nvJitLink: a cubin that nvJitLink makes of NVRTC's PTX. later: ptx in the first round, then cubin.
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
+import tempfile
 
 import numpy as np
 from cuda.bindings import driver as cu
@@ -43,9 +47,11 @@ def compiled(mode, number, cc):
     name = b"app::scale<float>"
     program = check(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"app.cu", 0, [], []))
     options = [f"-DROUND={number}".encode(), b"-std=c++17"]
-    code = mode in ("cubin", "lineinfo")
+    code = mode.startswith("cubin") or mode == "lineinfo"
     options.append(f"--gpu-architecture={'sm' if code else 'compute'}_{cc}".encode())
     options += [b"-lineinfo"] if mode == "lineinfo" else []
+    options += [b"-rdc=true"] if mode in ("cubin-cuLink", "cubin-nvJitLink") else []
+    options += [b"--maxrregcount=32"] if mode == "cubin-file" else []
     check(nvrtc.nvrtcAddNameExpression(program, name))
     check(nvrtc.nvrtcCompileProgram(program, len(options), options))
     lowered = check(nvrtc.nvrtcGetLoweredName(program, name))
@@ -56,12 +62,33 @@ def compiled(mode, number, cc):
         data = b" " * check(nvrtc.nvrtcGetPTXSize(program))
         check(nvrtc.nvrtcGetPTX(program, data))
     check(nvrtc.nvrtcDestroyProgram(program))
-    return data, lowered
+    return packed(mode, data, f"sm_{cc}"), lowered
+
+
+def packed(mode, data, arch):
+    """What the driver gets, made from what NVRTC gave."""
+    if mode == "cubin-fatbin":  # a fatbin's header and an image's, without compression
+        data += bytes(-len(data) % 8)
+        sm = int(arch.removeprefix("sm_"))
+        image = struct.pack("<HHIQIIHHIIIQQQ", 2, 0x101, 64, len(data), 0, 0, 7, 1, sm, 0, 0, 0x11, 0, 0)
+        return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64 + len(data)) + image + data
+    if mode in ("nvJitLink", "cubin-nvJitLink"):
+        from cuda.bindings import nvjitlink
+
+        kind = nvjitlink.InputType.PTX if mode == "nvJitLink" else nvjitlink.InputType.CUBIN
+        handle = nvjitlink.create(1, [f"-arch={arch}"])
+        nvjitlink.add_data(handle, kind, data, len(data), "app")
+        nvjitlink.complete(handle)
+        data = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, data)
+        nvjitlink.destroy(handle)
+        return bytes(data)
+    return data
 
 
 def load(mode, data):
     """(handle, function that finds a kernel, one that finds a variable, one that unloads)"""
-    if mode == "library":
+    if mode.endswith("library"):
         library = check(cu.cuLibraryLoadData(data, [], [], 0, [], [], 0))
         return (
             lambda name: cu.CUfunction(int(check(cu.cuLibraryGetKernel(library, name)))),
@@ -76,6 +103,17 @@ def load(mode, data):
             cu.CUjit_option.CU_JIT_MAX_REGISTERS,
         ]
         module = check(cu.cuModuleLoadDataEx(data, len(options), options, [log, len(log), 64]))
+    elif mode == "cubin-file":
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            module = check(cu.cuModuleLoad(file.name.encode()))
+    elif mode == "cubin-cuLink":
+        link = check(cu.cuLinkCreate(0, [], []))
+        kind = cu.CUjitInputType.CU_JIT_INPUT_CUBIN
+        check(cu.cuLinkAddData(link, kind, data, len(data), b"app", 0, [], []))
+        module = check(cu.cuModuleLoadData(check(cu.cuLinkComplete(link))[0]))
+        check(cu.cuLinkDestroy(link))
     else:
         module = check(cu.cuModuleLoadData(data))
     return (
@@ -100,6 +138,8 @@ def main() -> None:
     data = check(cu.cuMemAlloc(4 * n))
     out = np.zeros(n, np.float32)
     for number in rounds():
+        if sys.argv[1] == "later":
+            mode = "cubin" if number else "ptx"
         for turn in range(2):
             image, scale = compiled(mode, turn, 10 * major + minor)
             kernel, variable, unload = load(mode, image)

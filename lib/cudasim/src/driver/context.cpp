@@ -15,6 +15,7 @@
 #include <condition_variable>
 
 #include "driver/array.h"
+#include "driver/compiled_ptx.h"
 #include "per_thread.h"
 
 namespace cudasim::driver {
@@ -304,7 +305,11 @@ CUresult cuInit(unsigned int flags) {
     lock.unlock();
     find_translator();
     set_optimize_after(config().optimize_after);
-    pthread_atfork(nullptr, nullptr, [] { forked = true; });
+    pthread_atfork(nullptr, nullptr, [] {
+        forked = true;
+        compilers_in_forked_child();
+    });
+    watch_compilers();
     atexit(at_exit);
     usable = true;
     load_injection_library();

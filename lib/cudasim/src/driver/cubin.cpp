@@ -12,6 +12,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "driver/compiled_ptx.h"
+
 namespace cudasim {
 namespace {
 
@@ -173,6 +175,7 @@ std::vector<std::string> cubin_ptx(const void *image, size_t size) {
     texts = section_contents(bytes, kDebugPtx);
     for (std::string &text : texts) std::replace(text.begin(), text.end(), '\0', '\n');
     if (!texts.empty() && std::all_of(texts.begin(), texts.end(), is_ptx)) return texts;
+    if (texts = compiled_ptx(image, size); !texts.empty()) return texts;
     texts.assign(1, {});
     if (!find_in_triton_cache(bytes, size, texts[0])) texts.clear();
     return texts;

@@ -598,7 +598,7 @@ uint32_t put_question(Connection &c, const std::shared_ptr<Question> &question, 
         std::lock_guard<std::mutex> hold(c.lock);
         c.questions[id = ++c.requests] = question;
     }
-    agent.send(Message::Image, Writer().u32(id).u32(0).u32(gpu.number).u64(size).u32(0), file);
+    agent.send(Message::Image, Writer().u32(id).u32(0).u32(gpu.number).u64(size).u32(0).u64(0).u32(0), file);
     return id;
 }
 

@@ -27,6 +27,7 @@
 #include <unistd.h>
 #include <unwind.h>
 
+#include "compilers.h"
 #include "copies/graph.h"
 #include "copies/link.h"
 #include "copies/deferred.h"
@@ -491,9 +492,10 @@ constexpr char kNoFile[] =
     "all: it can make no files in memory (ulimit -n limits their number, ulimit -f their size)\n";
 
 // Asks the tool to install the hooks while it keeps this process stopped. Returns why that failed, or "".
-std::string install_running(Connection *c, std::string &left_out) {
+std::string install_running(Connection *c, bool compilers, std::string &left_out) {
     std::vector<Patch> patches;
     std::string failed = prepare(hooks, hook_count(), left_out, patches);
+    if (compilers) failed += prepare(compiler_hooks(), compiler_hook_count(), left_out, patches);
     if (!failed.empty() || patches.empty()) return failed;
     int file = patch_file(patches);
     if (file < 0) return kNoFile;
@@ -644,8 +646,13 @@ AttachStatus start(const char *name, How how) {
     const std::string cupti = failed.empty() && how == How::FirstInit ? cupti_wanted() : "";
     const bool automatic = cupti.compare(0, sizeof kCuptiAutomatic - 1, kCuptiAutomatic) == 0;
     choose_hooks(agent.config.log_records != 0 || operation_program(), automatic);
-    if (failed.empty())
-        failed = how == How::Running ? install_running(c, left_out) : install(hooks, hook_count(), left_out);
+    if (failed.empty()) {
+        const bool compilers = watches_compilers(library);
+        if (how == How::Running) failed = install_running(c, compilers, left_out);
+        else failed = install(hooks, hook_count(), left_out);
+        if (how != How::Running && compilers)
+            failed += install(compiler_hooks(), compiler_hook_count(), left_out);
+    }
     if (automatic) {
         if (is_in(kHook_dlopen) && is_in(kHook_dlmopen))
             start_cupti(cupti.substr(sizeof kCuptiAutomatic - 1), true);

@@ -97,12 +97,11 @@ extern Agent agent;
 // sidecar.cpp
 // Returns the image behind a wrapper, and its size. Supports fatbins, ELF and PTX; returns null for anything else.
 const void *image_at(const void *image, uint64_t &size);
-// Returns a copy of the image in a memory file, or -1. If the image was linked (from `linked` inputs) and the
-// inputs had PTX, it copies the PTX instead.
-int image_of(const void *image, uint64_t &size, uint32_t &linked);
-int image_of_file(const char *path, uint64_t &size, uint32_t &linked);
+// Copies an image to a memory file, and the PTX that it was made from behind it, if that is known.
+ImageFile image_of(const void *image);
+ImageFile image_of_file(const char *path);
 // Call this after the application's own load.
-void image_loaded(Module *module, int image, uint64_t size, uint32_t linked);
+void image_loaded(Module *module, const ImageFile &image);
 // Why the variables of a module have their initial values in a context: the program is still in the call that loads the module, or in
 // the one that makes the context. The latter holds only while Context::given is 1: another thread can get a primary context meanwhile.
 enum class Fresh { No, Module, Context };

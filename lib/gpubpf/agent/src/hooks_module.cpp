@@ -22,7 +22,7 @@ Context *current_context() { return registry().current(); }
 
 // --- modules and libraries ---
 
-void module_loaded(CUmodule handle, int image, uint64_t size, uint32_t linked) {
+void module_loaded(CUmodule handle, const ImageFile &image) {
     auto *m = new Module;
     m->module = handle;
     m->context = current_context();
@@ -30,25 +30,24 @@ void module_loaded(CUmodule handle, int image, uint64_t size, uint32_t linked) {
         std::lock_guard<std::mutex> hold(registry().lock);
         registry().modules[handle] = m;
     }
-    image_loaded(m, image, size, linked);
+    image_loaded(m, image);
 }
 
-void library_loaded(CUlibrary handle, int image, uint64_t size, uint32_t linked) {
+void library_loaded(CUlibrary handle, const ImageFile &image) {
     auto *m = new Module;
     m->library = handle;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         registry().libraries[handle] = m;
     }
-    image_loaded(m, image, size, linked);
+    image_loaded(m, image);
 }
 
 // The common part of all loading functions. The driver loads first. Then the tool gets the image, before the
 // program continues.
 template <class Handle, class Source, class Call>
-[[gnu::always_inline]] inline CUresult load(HookIndex index, const Handle *handle,
-                                            int (*read)(Source, uint64_t &, uint32_t &), Source source,
-                                            void (*note)(Handle, int, uint64_t, uint32_t),
+[[gnu::always_inline]] inline CUresult load(HookIndex index, const Handle *handle, ImageFile (*read)(Source),
+                                            Source source, void (*note)(Handle, const ImageFile &),
                                             const Call &original) {
     HookCall hook;
     CUresult r;
@@ -64,13 +63,7 @@ template <class Handle, class Source, class Call>
     } else {
         r = original();
     }
-    if (hook && r == CUDA_SUCCESS)
-        quietly([&] {
-            uint64_t size = 0;
-            uint32_t linked = 0;
-            int image = read(source, size, linked);
-            note(*handle, image, size, linked);
-        });
+    if (hook && r == CUDA_SUCCESS) quietly([&] { note(*handle, read(source)); });
     return r;
 }
 

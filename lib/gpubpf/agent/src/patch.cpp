@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <fcntl.h>
+#include <link.h>
 #include <map>
 #include <mutex>
 #include <sys/mman.h>
@@ -304,6 +305,30 @@ void take_out(HookedFunction &function, WritableCode &writable) {
         exchange_code(function.at(), function.patch.after, function.patch.before, function.patch.size);
 }
 
+// Direct calls to the code of libraries that are still loaded again, except for functions that are to be kept. The linker's lock is held
+// meanwhile, so no library is unloaded.
+template <class Keep>
+void take_out_all(const Keep &keep) {
+    std::lock_guard<std::mutex> hold(functions->lock);
+    struct State {
+        const Keep &keep;
+        WritableCode writable;
+    } state{keep, {}};
+    const auto of_library = [](dl_phdr_info *library, size_t, void *data) {
+        auto &now = *static_cast<State *>(data);
+        for (int i = 0; i < library->dlpi_phnum; ++i) {
+            const ElfW(Phdr) &part = library->dlpi_phdr[i];
+            if (part.p_type != PT_LOAD || !(part.p_flags & PF_X)) continue;
+            auto *const begin = reinterpret_cast<uint8_t *>(library->dlpi_addr + part.p_vaddr);
+            const auto end = functions->by_entry.lower_bound(begin + part.p_memsz);
+            for (auto it = functions->by_entry.lower_bound(begin); it != end; ++it)
+                if (!now.keep(it->second)) take_out(it->second, now.writable);
+        }
+        return 0;
+    };
+    dl_iterate_phdr(of_library, &state);
+}
+
 // Hook a function again, through its existing trampoline. Return the reason if that is impossible, or null.
 const char *hook_again(Hook &h, HookedFunction &function, std::vector<Patch> &patches) {
     if (!function.is_in() && memcmp(function.at(), function.patch.before, function.patch.size) != 0)
@@ -413,24 +438,15 @@ std::string prepare(Hook *hooks, size_t count, std::string &left_out, std::vecto
 }
 
 void take_out(bool (*keep)(const char *name)) {
-    {
-        std::lock_guard<std::mutex> hold(functions->lock);
-        WritableCode writable;
-        for (auto &entry : functions->by_entry) {
-            entry.second.wanted = false;
-            if (!keep(entry.second.name)) take_out(entry.second, writable);
-        }
-    }
+    take_out_all([&](HookedFunction &function) {
+        function.wanted = false;
+        return keep(function.name);
+    });
     barrier_in_all_threads();
 }
 
 void take_out_rest(bool (*keep)(const char *name)) {
-    {
-        std::lock_guard<std::mutex> hold(functions->lock);
-        WritableCode writable;
-        for (auto &entry : functions->by_entry)
-            if (!entry.second.wanted && !keep(entry.second.name)) take_out(entry.second, writable);
-    }
+    take_out_all([&](const HookedFunction &function) { return function.wanted || keep(function.name); });
     barrier_in_all_threads();
 }
 

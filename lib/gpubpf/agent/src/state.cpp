@@ -60,7 +60,7 @@ Copy::~Copy() {
 }
 
 Module::~Module() {
-    if (image >= 0) close(image);
+    if (image.file >= 0) close(image.file);
 }
 
 FunctionTable::FunctionTable() : table_(new Table(1024)) {}

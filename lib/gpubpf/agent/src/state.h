@@ -191,6 +191,13 @@ struct Kernel : AttachmentObject {  // the application's kernel, in one module o
     std::vector<std::pair<CUfunction, Context *>> launched;
 };
 
+// A module's image in a memory file, for the tool.
+struct ImageFile {
+    int file = -1;
+    uint64_t size = 0, ptx = 0;    // bytes of the image, and of the PTX texts behind it
+    uint32_t linked = 0, lto = 0;  // inputs that it was made from, and those that were LTO-IR; 0: unknown
+};
+
 struct Module : AttachmentObject {
     ~Module() override;
     CUmodule module = nullptr;  // exactly one of the two
@@ -202,9 +209,7 @@ struct Module : AttachmentObject {
     std::vector<void *> handles;    // handles of functions and kernels; forgotten with the module
     std::vector<CUmodule> modules;  // a library's modules, one per context
     std::vector<std::pair<uint64_t, const Context *>> variables;  // logged variables: address and context
-    int image = -1;                                               // memory file, until answered
-    uint64_t image_size = 0;
-    uint32_t linked = 0;       // number of linked inputs
+    ImageFile image;                                              // its file: -1 once the tool has it
     bool preexisting = false;  // it existed before the attachment, or no hook saw its load
     // On steady_clock, by context: until then, launches wait for the copies (await_copies). Since the first launch.
     std::map<const Context *, int64_t> awaited_until;

@@ -1,64 +1,92 @@
 #include "copies/link.h"
 
+#include <algorithm>
 #include <cstring>
-#include <deque>
+#include <dlfcn.h>
+#include <elf.h>
 #include <map>
 #include <mutex>
 #include <string>
 #include <unistd.h>
 
 #include "agent.h"
+#include "compilers.h"
 
 namespace gpubpf {
 
 namespace {
 
-constexpr size_t kMostResults = 1024;     // remembered results: programs keep copies and load them later
-constexpr size_t kMostText = 256u << 20;  // bytes of PTX in all of them in total
-
-struct Inputs {
-    uint32_t count = 0, texts = 0;
-    std::string text;   // all PTX inputs, separated by zero bytes
-    bool lost = false;  // an input could not be read
-};
-
-struct Result {
-    uint64_t bytes, hash;
-    Inputs of;
-};
-
 struct Links {
-    std::mutex lock;  // guards the members below
+    std::mutex lock;  // guards `open`
     std::map<CUlinkState, Inputs> open;
-    std::deque<Result> results;
-    size_t text = 0;  // bytes
+    Compiled results;
 };
 
 AttachmentState<Links> all;
 
-uint64_t hash_of(const void *data, uint64_t bytes) {  // FNV-1a
-    uint64_t h = 14695981039346656037ull;
-    const auto *p = static_cast<const uint8_t *>(data);
-    for (uint64_t i = 0; i < bytes; ++i) h = (h ^ p[i]) * 1099511628211ull;
-    return h;
+// The embedded device watches compilers itself, because it runs the PTX of cubins. It tells the agent about them. Its tests leave that to
+// the agent, which then tells the device.
+using Tell = void (*)(const void *cubin, size_t bytes, const char *ptx, size_t ptx_bytes, unsigned count,
+                      unsigned texts, unsigned lto);
+using Watch = int (*)(Tell);
+Tell tell_device = nullptr;
+
+// Returns the size of a cubin by its own headers, as image_at() does: programs pass it on with more zeros at its end, or fewer.
+size_t own_size(const void *cubin, size_t bytes) {
+    uint64_t size = bytes;
+    if (bytes >= sizeof(Elf64_Ehdr) && memcmp(cubin, ELFMAG, SELFMAG) == 0) image_at(cubin, size);
+    return std::min<uint64_t>(size, bytes);
 }
 
-void give(CUlinkState link, CUjitInputType type, std::string text) {
+void remember(const void *cubin, size_t bytes, const Inputs &of) {
+    Visit visit;  // the state exists at least as long
+    if (attachment.load()) quietly([&] { all->results.remember(cubin, own_size(cubin, bytes), of); });
+}
+
+void device_compiled(const void *cubin, size_t bytes, const char *ptx, size_t ptx_bytes, unsigned count,
+                     unsigned texts, unsigned lto) {
+    quietly([&] {
+        Inputs of;
+        of.count = count;
+        of.texts = texts;
+        of.lto = lto;
+        of.text.assign(ptx, ptx_bytes);
+        remember(cubin, bytes, of);
+    });
+}
+
+const CompilerUser kUser{
+    [] { return attachment.load() != 0; },
+    [](const void *cubin, size_t bytes, const Inputs &of) {
+        if (tell_device)
+            tell_device(cubin, bytes, of.text.data(), of.text.size(), of.count, of.texts, of.lto);
+        remember(cubin, bytes, of);
+    },
+    [](const void *cubin, size_t bytes, Inputs &of) {
+        Visit visit;
+        bool known = false;
+        if (attachment.load()) quietly([&] { known = inputs_of(cubin, own_size(cubin, bytes), of); });
+        return known;
+    },
+};
+
+void give(CUlinkState link, const Inputs &input) {
     std::lock_guard<std::mutex> hold(all->lock);
     auto it = all->open.find(link);
-    if (it == all->open.end()) return;  // linking began before the attachment
-    ++it->second.count;
-    if (type != CU_JIT_INPUT_PTX) return;
-    Inputs &of = it->second;
-    of.lost = of.lost || text.empty() || of.text.size() + text.size() > kMostText;
-    if (of.lost) text.clear();
-    if (of.texts++ && !of.lost) of.text += '\0';
-    of.text += text;
+    if (it != all->open.end()) it->second.add(input);  // else linking began before the attachment
 }
 
 }  // namespace
 
-const Lifetime link_lifetime = lifetime_of_attachment_state<all>();
+const Lifetime link_lifetime{[] { all.begin(); }, nullptr, [] { all.end(); }, compilers_in_forked_child};
+
+bool watches_compilers(void *driver) {
+    const auto watch = reinterpret_cast<Watch>(dlsym(driver, "cudasim_watch_compilers"));
+    if (watch && watch(device_compiled)) return false;
+    tell_device = reinterpret_cast<Tell>(dlsym(driver, "cudasim_compiled"));
+    find_compilers(kUser, kLacksCompilers);
+    return true;
+}
 
 void link_began(CUlinkState link) {
     std::lock_guard<std::mutex> hold(all->lock);
@@ -66,39 +94,41 @@ void link_began(CUlinkState link) {
 }
 
 void link_given(CUlinkState link, CUjitInputType type, const void *data, size_t bytes) {
-    std::string text;
-    if (type == CU_JIT_INPUT_PTX)
-        text.assign(static_cast<const char *>(data), strnlen(static_cast<const char *>(data), bytes));
-    give(link, type, std::move(text));
+    Inputs input;
+    if (type == CU_JIT_INPUT_PTX) input.add_ptx(static_cast<const char *>(data), bytes);
+    else if (type != CU_JIT_INPUT_CUBIN || !inputs_of(data, own_size(data, bytes), input)) input.add_other();
+    give(link, input);
 }
 
 void link_given_file(CUlinkState link, CUjitInputType type, const char *path) {
-    uint64_t bytes = 0;
-    uint32_t none = 0;
-    std::string text;
-    if (const int file = type == CU_JIT_INPUT_PTX ? image_of_file(path, bytes, none) : -1; file >= 0) {
-        text.resize(bytes);
-        if (!read_all(file, &text[0], bytes, 0)) text.clear();
-        close(file);
+    Inputs input;
+    if (type == CU_JIT_INPUT_PTX || type == CU_JIT_INPUT_CUBIN) {
+        std::string content;
+        const ImageFile image = image_of_file(path);
+        if (image.file >= 0) {
+            content.resize(image.size);
+            if (!read_all(image.file, &content[0], image.size, 0)) content.clear();
+            close(image.file);
+        }
+        link_given(link, type, content.data(), content.size());
+    } else {
+        input.add_other();
+        give(link, input);
     }
-    give(link, type, std::move(text));
 }
 
 void link_made(CUlinkState link, const void *image) {
     uint64_t bytes = 0;
     const void *begin = image_at(image, bytes);
     if (!begin || !bytes) return;
-    const uint64_t hash = hash_of(begin, bytes);
-    std::lock_guard<std::mutex> hold(all->lock);
-    auto it = all->open.find(link);
-    if (it == all->open.end()) return;
-    if (it->second.lost) it->second.text.clear();
-    all->text += it->second.text.size();
-    all->results.push_back({bytes, hash, it->second});
-    while (all->results.size() > kMostResults || all->text > kMostText) {
-        all->text -= all->results.front().of.text.size();
-        all->results.pop_front();
+    Inputs of;
+    {
+        std::lock_guard<std::mutex> hold(all->lock);
+        auto it = all->open.find(link);
+        if (it == all->open.end()) return;
+        of = it->second;
     }
+    all->results.remember(begin, bytes, of);
 }
 
 void link_ended(CUlinkState link) {
@@ -106,27 +136,6 @@ void link_ended(CUlinkState link) {
     all->open.erase(link);
 }
 
-uint32_t linked_of(const void *image, uint64_t bytes, int &ptx, uint64_t &size) {
-    ptx = -1;
-    std::lock_guard<std::mutex> hold(all->lock);
-    uint64_t hash = 0;
-    bool hashed = false;
-    for (auto it = all->results.rbegin(); it != all->results.rend(); ++it) {
-        if (it->bytes != bytes) continue;
-        if (!hashed) hash = hash_of(image, bytes);
-        hashed = true;
-        if (it->hash != hash) continue;
-        const std::string &text = it->of.text;
-        if (!text.empty() && (ptx = memory_file("gpubpf-image", 0)) >= 0) {
-            size = text.size();
-            if (!write_all(ptx, text.data(), size, 0)) {
-                close(ptx);
-                ptx = -1;
-            }
-        }
-        return it->of.count;
-    }
-    return 0;
-}
+bool inputs_of(const void *cubin, uint64_t bytes, Inputs &of) { return all->results.find(cubin, bytes, of); }
 
 }  // namespace gpubpf

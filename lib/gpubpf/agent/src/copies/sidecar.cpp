@@ -6,6 +6,7 @@
 #include <cstring>
 #include <elf.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -58,6 +59,39 @@ uint64_t elf_size(const Elf64_Ehdr &e, const void *image) {
             if (s.sh_type != SHT_NOBITS) end = std::max<uint64_t>(end, s.sh_offset + s.sh_size);
         }
     return end;
+}
+
+// An image in a fatbin, as far as it is read here.
+struct FatbinEntry {
+    uint16_t kind, version;
+    uint32_t header_size;
+    uint64_t payload;
+    uint32_t reserved[6];
+    uint64_t flags;
+};
+static_assert(offsetof(FatbinEntry, flags) == 0x28);
+
+constexpr uint16_t kElfEntry = 2;
+constexpr uint64_t kPacked = 0x2000 | 0x8000;  // compressed with LZ4 or zstd
+
+// Returns the cubin in a fatbin that has nothing else, and its size, else the image itself. A compressed cubin cannot be looked up.
+const void *only_cubin(const void *image, uint64_t &size) {
+    FatbinHeader h;
+    FatbinEntry e;
+    if (size < sizeof h + sizeof e) return image;
+    memcpy(&h, image, sizeof h);
+    const char *entry = static_cast<const char *>(image) + h.header_size;
+    if (h.magic != kFatbinMagic || h.header_size > size - sizeof e) return image;
+    memcpy(&e, entry, sizeof e);
+    const uint64_t left = size - h.header_size;
+    if (e.kind != kElfEntry || e.flags & kPacked || e.header_size > left ||
+        e.payload != left - e.header_size || e.payload < sizeof(Elf64_Ehdr))
+        return image;
+    uint64_t cubin = 0;
+    const void *begin = image_at(entry + e.header_size, cubin);
+    if (cubin > e.payload) return image;
+    size = cubin;
+    return begin;
 }
 
 // Writes what nvcc -rdc=true registers as a file: a wrapper, the linked fatbin, and the fatbins it was linked from, which contain
@@ -130,38 +164,46 @@ const void *image_at(const void *image, uint64_t &size) {
     return image;
 }
 
-int image_of(const void *image, uint64_t &size, uint32_t &linked) {
-    const void *begin = image_at(image, size);
-    if (!begin) return -1;
-    if (const int file = linked_image_file(image, size); file >= 0) return file;
-    int ptx = -1;
-    uint64_t bytes = 0;
-    if (size >= SELFMAG) linked = linked_of(begin, size, ptx, bytes);
-    if (ptx >= 0 && memcmp(begin, ELFMAG, SELFMAG) == 0) {
-        size = bytes;
-        return ptx;
-    }
-    if (ptx >= 0) close(ptx);  // linked images are represented by their PTX
-    return image_file(begin, size);
+// Writes what is known of the inputs of a cubin behind its image.
+static void add_inputs(ImageFile &image, const void *begin) {
+    Inputs of;
+    if (image.file < 0 || !inputs_of(begin, image.size, of)) return;
+    image.linked = of.count;
+    image.lto = of.lto;
+    const uint64_t bytes = of.text.size();
+    if (bytes <= kImageLimit - image.size && write_all(image.file, of.text.data(), bytes, image.size))
+        image.ptx = bytes;
+}
+
+ImageFile image_of(const void *image) {
+    ImageFile made;
+    const void *begin = image_at(image, made.size);
+    if (!begin) return made;
+    if ((made.file = linked_image_file(image, made.size)) >= 0) return made;
+    begin = only_cubin(begin, made.size);
+    made.file = image_file(begin, made.size);
+    add_inputs(made, begin);
+    return made;
 }
 
 // Copies the file: the tool accepts only files in memory, because reading those never waits.
-int image_of_file(const char *path, uint64_t &size, uint32_t &) {
+ImageFile image_of_file(const char *path) {
+    ImageFile made;
     const int file = move_high(open(path, O_RDONLY | O_CLOEXEC));
     struct stat st{};
     if (file >= 0 && fstat(file, &st) != 0) st.st_size = 0;
-    size = static_cast<uint64_t>(std::max<off_t>(st.st_size, 0));
-    int fd = size && size <= kImageLimit ? memory_file("gpubpf-image", 0) : -1;
-    bool good = fd >= 0;
-    std::vector<char> part(good ? std::min<uint64_t>(size, 1 << 20) : 0);
-    for (uint64_t at = 0; good && at < size; at += part.size()) {
-        const uint64_t bytes = std::min<uint64_t>(part.size(), size - at);
-        good = read_all(file, part.data(), bytes, at) && write_all(fd, part.data(), bytes, at);
+    made.size = static_cast<uint64_t>(std::max<off_t>(st.st_size, 0));
+    const int fd = made.size && made.size <= kImageLimit ? memory_file("gpubpf-image", made.size) : -1;
+    void *bytes = fd >= 0 ? mmap(nullptr, made.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (bytes != MAP_FAILED && read_all(file, bytes, made.size, 0)) {
+        made.file = fd;
+        add_inputs(made, bytes);
+    } else if (fd >= 0) {
+        close(fd);
     }
+    if (bytes != MAP_FAILED) munmap(bytes, made.size);
     if (file >= 0) close(file);
-    if (good || fd < 0) return fd;
-    close(fd);
-    return -1;
+    return made;
 }
 
 // --- the tool's answer ---
@@ -631,20 +673,21 @@ std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool 
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         const bool asked = module->asked || module->answer;
-        if (module->gone || (!asked && module->image < 0)) return nullptr;
+        if (module->gone || (!asked && module->image.file < 0)) return nullptr;
         // made for another kind of GPU: these launches stay "before ready"
         if (asked && module->answer_cc != context->cc) return nullptr;
         if (module->answer) return module->answer;
         if (!asked) {
             module->asked = std::make_shared<Question>();
             module->answer_cc = context->cc;
-            std::swap(image, module->image);
+            std::swap(image, module->image.file);
         }
         question = module->asked;
     }
     if (image >= 0) {
-        agent.ask(Message::Image, module, context, Writer().u64(module->image_size).u32(module->linked),
-                  image, waits, question);
+        const ImageFile &of = module->image;
+        agent.ask(Message::Image, module, context,
+                  Writer().u64(of.size).u32(of.linked).u64(of.ptx).u32(of.lto), image, waits, question);
         close(image);
     }
     // Another thread may have asked, for another context.
@@ -819,11 +862,9 @@ void load_copies(const std::vector<Kernel *> &kernels, Context *context) {
         while (agent.live && k->loading && Clock::now() < until) usleep(200);
 }
 
-void image_loaded(Module *module, int image, uint64_t size, uint32_t linked) {
-    if (image < 0) return;
+void image_loaded(Module *module, const ImageFile &image) {
+    if (image.file < 0) return;
     module->image = image;
-    module->image_size = size;
-    module->linked = linked;
     Registry &r = registry();
     if (module->library) r.current();  // creates the context's record, if needed
     std::vector<Context *> contexts;
