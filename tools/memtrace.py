@@ -74,17 +74,14 @@ static inline int in_global(gpu_mask lanes, struct gpu_access *ctx, int kind) {
 /* The same, with the bytes that it touches, and with by_kernel also the kernel that touches them. */
 static inline int in_covered(gpu_mask lanes, struct gpu_access *ctx, int kind, int by_kernel) {
     int site = ctx->site;
-    u64 address = ctx->address, effect = ctx->effect, space = ctx->space;
+    u64 address = ctx->address;
     gpu_mask together = kind == UPDATED ? gpu_match(address) : 0;
     struct gpu_traffic *cell = global_cells.lookup(&site);
     struct gpu_request request = {address, ctx->width, lanes, .varies = kind == COPIED, .updates = kind == UPDATED,
                                   .bytes = kind == BYTES};
     if (!cell)
         return 0;
-    if (space == GPU_GLOBAL)
-        gpu_add_covered(cell, &request, effect, by_kernel);
-    else
-        gpu_add_request(cell, &request);
+    gpu_add_covered(cell, &request, ctx->effect, by_kernel);
     if (kind == UPDATED)
         gpu_count_updates(cell, site, address, together);
     return 0;
@@ -233,13 +230,15 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
     covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
     moves = ("load", "store")
     alike = 32  # so many bytes further on, a request begins at the same place in a sector, and its lanes meet in banks alike
-    for name, kinds, spaces in (
-        ("coarse" if covers and args.granule > 1 else "global", moves, ("global", "const")),
-        ("updated", ("atomic",), ("global",)),
-        ("copied", ("async",), ("global",)),
-    ):
+    b.attach_gpu_access(
+        args.kernel, f"on_{which}global", moves, ("const",) if covers else ("global", "const"), alike
+    )
+    if covers:  # no bytes are tracked in constant memory
+        moved = "coarse" if args.granule > 1 else "global"
+        b.attach_gpu_access(args.kernel, f"on_{which}{covers}{moved}", moves, ("global",))
+    for name, kind in (("updated", "atomic"), ("copied", "async")):
         b.attach_gpu_access(
-            args.kernel, f"on_{which}{covers}{name}", kinds, spaces, alike=0 if covers else alike
+            args.kernel, f"on_{which}{covers}{name}", (kind,), ("global",), 0 if covers else alike
         )
     if covers:
         b.attach_gpu_access(args.kernel, "on_bulk", kinds=("async",), spaces=("global",))

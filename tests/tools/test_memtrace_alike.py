@@ -114,3 +114,30 @@ def test_numbers_are_those_of_the_model(options: tuple[str, ...], tmp_path: Path
         ]
         for field, value in model.site("load", site["space"], 4, moved, 16).items():
             assert site[field] == value or model.near(site[field], value), (site["opcode"], offset, field)
+
+
+CONSTANTS = """.version 8.3
+.target sm_90
+.address_size 64
+.const .align 4 .b8 table[512];
+.visible .entry k(.param .u64 p) {{ .reg .b32 %r<3>; .reg .b64 %rd<3>;
+ld.param.u64 %rd1, [p]; mov.u32 %r1, 0; {loads}
+st.global.u32 [%rd1], %r1; ret; }}
+"""
+
+
+@pytest.mark.parametrize("options", ["", "--footprint", "--block 0", "--no-allocations", "--granule 4"])
+def test_loads_from_constant_memory_share_a_probe(options: str) -> None:
+    """Their bytes are not tracked, whatever memtrace tracks elsewhere: a polynomial has a probe, not one for each coefficient."""
+    from gpubpf.program import BPF
+    from gpubpf.ptx.inject import inject
+    from gpubpf.ptx.parser import parse
+    from gpubpf.show import cli
+    from gpubpf.tools import memtrace
+
+    b = BPF(text=memtrace.PROGRAM)
+    memtrace.attach(b, cli.parse(memtrace.build_parser(), [*options.split(), "--", "true"]))
+    loads = "\n".join(f"ld.const.u32 %r2, [table+{4 * n}]; add.u32 %r1, %r1, %r2;" for n in range(64))
+    injected = inject(parse(CONSTANTS.format(loads=loads)), b.placements(["k"]))
+    sites = [site for site in injected.kernels["k"].sites if site.space == "const"]
+    assert [site.like for site in sites] == [None] + [sites[0].number] * 63
