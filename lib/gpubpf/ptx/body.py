@@ -100,7 +100,7 @@ class Body:
         self.role = None if self.entry else plan.role(function.name, variant)
         if self.role is not None and not self.role.block:  # nothing in it is probed
             probes = ()
-        self.filler = plan.fillers[function.name in plan.inlined]
+        self.filler = plan.filler(function.name)
         self.has_launch_block = self.entry or (self.role is not None and self.role.block)
         self.sampled = units([[p for p in probes if p.checks_choice]]) if self.has_launch_block else ()
 

@@ -35,12 +35,15 @@ if TYPE_CHECKING:
 # modules, it limits those in each kernel or function, where the time of ptxas grows with the square (0.1 s for so many), and
 # MAX_MODULE limits their sum. There, programs of more than MAX_PROGRAM lines are not inlined: they would need fewer registers, but
 # execute more instructions on their common path. Above these limits, the rarely executed parts of programs become functions. If the
-# remaining parts still have more than MAX_SHORT lines, whole programs become functions.
+# remaining parts still have more than MAX_SHORT lines in a kernel or function, it calls whole programs instead. MAX_MODULE also
+# limits the sum of the remaining parts.
 MAX_INLINE = 4000
 MAX_MODULE = 10 * MAX_INLINE
 MAX_PROGRAM = 1000
 MAX_SHORT = 4 * MAX_INLINE
 MIN_FUNCTION = 40
+INLINED, SHORTENED, CALLED = "inlined", "shortened", "called"  # the form of fragments at FREQUENT points
+WHOLE = "_whole"  # the end of the name of a function that is a whole program, though its rarely executed parts could be one
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
 
 
@@ -74,8 +77,6 @@ class InjectionPlan:
     work      the counted kinds of work, of `bytecode.WORK`, ADDED and SKIPPED
     leaving   functions whose threads may leave the kernel
     programs  the functions that probes call
-    fillers   build the text of probes, by whether it is inlined
-    inlined   the kernels and functions that no probe calls a function in
     """
 
     def __init__(
@@ -109,16 +110,16 @@ class InjectionPlan:
         self._contents: dict[str, Contents] = {}
         self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
         self._computations: dict[str, list[tuple[str, Computation]]] = {}
-        self.programs, texts, self.inlined = self._programs(reached)
-        self.fillers = {
-            inline: Filler(
+        self.programs, texts, self._forms = self._programs(reached)
+        self._fillers = {
+            form: Filler(
                 block,
-                {} if inline else texts,
+                texts.get(form, {}),
                 parameters=any(module.functions[f].mentions("cvta.param") for f in reached),
                 clusters=any(module.functions[f].mentions("mapa.") for f in reached),
                 remarks=ADDED in self.work,
             )
-            for inline in (False, True)
+            for form in (INLINED, SHORTENED, CALLED)
         }
 
     def _variant(self, kernel: str) -> int:
@@ -128,17 +129,21 @@ class InjectionPlan:
             self.variants.append(inner)
         return self.variants.index(inner)
 
+    def filler(self, name: str) -> Filler:
+        """Return what builds the text of probes in a kernel or function."""
+        return self._fillers[self._forms.get(name, CALLED)]
+
     def _programs(
         self, reached: Iterable[str]
-    ) -> tuple[tuple[Function, ...], dict[int, str], frozenset[str]]:
-        """Return functions for fragments at FREQUENT points where inlining them would add too much text, the text to inline instead,
-        and the kernels and functions where all fragments are inlined.
+    ) -> tuple[tuple[Function, ...], dict[str, dict[int, str]], dict[str, str]]:
+        """Return functions for fragments at FREQUENT points where inlining them would add too much text, the text to inline instead
+        by form and the fragment's `id`, and the form of the fragments in each kernel and function.
 
-        The text is by the fragment's `id`. A module with `setmaxnreg` gets no functions: in a kernel with calls, ptxas ignores
-        `setmaxnreg` (advisory C7507), which changes how many blocks fit.
+        A module with `setmaxnreg` gets no functions: in a kernel with calls, ptxas ignores `setmaxnreg` (advisory C7507), which
+        changes how many blocks fit.
         """
         if any(self.module.functions[f].mentions("setmaxnreg") for f in reached):
-            return (), {}, frozenset()
+            return (), {}, {}
         places: dict[str, Counter[int]] = {}
         fragments: dict[int, Fragment] = {}
         seen: set[tuple[str, int]] = set()
@@ -154,21 +159,43 @@ class InjectionPlan:
                         fragments[id(fragment)] = fragment
         length = {key: fragment.ptx.count("\n") for key, fragment in fragments.items()}
         lines = {name: sum(length[key] * n for key, n in found.items()) for name, found in places.items()}
-        inlined = set(lines) if sum(lines.values()) <= MAX_INLINE else set()
+        forms = dict.fromkeys(lines, CALLED)
+        if sum(lines.values()) <= MAX_INLINE:
+            forms = dict.fromkeys(lines, INLINED)
         left = MAX_MODULE
         for name in sorted(lines, key=lambda name: (lines[name], name)):
             longest = max((length[key] for key, count in places[name].items() if count), default=0)
             if lines[name] <= min(MAX_INLINE, left) and longest <= MAX_PROGRAM:
-                inlined.add(name)
+                forms[name] = INLINED
                 left -= lines[name]
-        called_at = sum((found for name, found in places.items() if name not in inlined), Counter[int]())
-        used = [(fragment, called_at[key]) for key, fragment in fragments.items() if called_at[key]]
-        names = [f"{WAITING if fragment.waits else FUNCTION}{n}" for n, (fragment, _) in enumerate(used)]
-        short = [shortened(fragment, name) for name, (fragment, _) in zip(names, used, strict=True)]
-        if sum(of.text.count("\n") * n for of, (_, n) in zip(short, used, strict=True)) > MAX_SHORT:
-            short = [called(fragment, name) for name, (fragment, _) in zip(names, used, strict=True)]
-        texts = {id(fragment): of.text for of, (fragment, _) in zip(short, used, strict=True)}
-        return tuple(of.function for of in short), texts, frozenset(inlined)
+        outside = {key for name, found in places.items() if forms[name] != INLINED for key in +found}
+        used = [fragment for key, fragment in fragments.items() if key in outside]
+        names = [f"{WAITING if fragment.waits else FUNCTION}{n}" for n, fragment in enumerate(used)]
+        short = {id(fragment): shortened(fragment, name) for name, fragment in zip(names, used, strict=True)}
+        whole = {
+            id(fragment): called(fragment, f"{name}{WHOLE}" if fragment.seldom else name)
+            for name, fragment in zip(names, used, strict=True)
+        }
+        left = MAX_MODULE
+        for name in sorted(
+            (name for name in lines if forms[name] != INLINED), key=lambda name: (lines[name], name)
+        ):
+            parts = sum(short[key].text.count("\n") * n for key, n in (+places[name]).items())
+            if parts <= min(MAX_SHORT, left):
+                forms[name] = SHORTENED
+                left -= parts
+        needed = {
+            made.function.name: made.function
+            for name, form in forms.items()
+            if form != INLINED
+            for key in +places[name]
+            for made in [(short if form == SHORTENED else whole)[key]]
+        }
+        texts = {
+            form: {key: made.text for key, made in of.items()}
+            for form, of in ((SHORTENED, short), (CALLED, whole))
+        }
+        return tuple(needed[name] for name in sorted(needed)), texts, forms
 
     def role(self, name: str, variant: int) -> Role | None:
         """Return the role of a function; None if the function keeps its signature.

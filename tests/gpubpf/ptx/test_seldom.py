@@ -89,8 +89,42 @@ def test_small_kernels_of_large_modules_call_no_function(
     )
     probes = [Probe(FRAGMENT, "access")]
     text = inject(parse(large + small), {"k": probes, "small": probes}).text
-    assert text.count("call gpubpf_program0,") == calls
-    assert text[text.index("entry small") :].count("call gpubpf_program0,") == calls - 8 * bool(calls)
+    assert text.count("call gpubpf_program0") == calls
+    assert text[text.index("entry small") :].count("call gpubpf_program0") == calls - 8 * bool(calls)
+
+
+@pytest.mark.parametrize(
+    "limit, whole",
+    [("MAX_SHORT", ["k"]), ("MAX_MODULE", ["k"]), ("", [])],
+)
+def test_a_large_kernel_does_not_make_calls_of_the_programs_in_a_small_one(
+    limit: str, whole: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel has its own limit: in the large one, programs are functions; in the small one, their rarely executed parts."""
+    lines = shortened(FRAGMENT, "f").text.count("\n")
+    limits = {"MIN_FUNCTION": 0, "MAX_INLINE": 1, "MAX_PROGRAM": 1} | ({limit: 2 * lines} if limit else {})
+    for name, number in limits.items():
+        monkeypatch.setattr(plan, name, number)
+    large = KERNEL.format(accesses="\n".join(f"st.global.u8 [%rd1+{at}], 1;" for at in OFFSETS))
+    small = (
+        KERNEL.format(accesses="st.global.u8 [%rd1], 1;").split("\n", 3)[3].replace("entry k", "entry small")
+    )
+    injected = inject(
+        parse(large + small), {name: [Probe(FRAGMENT, "access")] for name in ("k", "small")}
+    )
+    begins = injected.text.index("entry k("), injected.text.index("entry small(")
+    bodies = {"k": injected.text[begins[0] : begins[1]], "small": injected.text[begins[1] :]}
+    for name, stores in (("k", len(OFFSETS)), ("small", 1)):
+        called_whole = bodies[name].count("call gpubpf_program0_whole,")
+        called_part = bodies[name].count("call gpubpf_program0,")
+        assert (called_whole, called_part) == ((stores, 0) if name in whole else (0, stores))
+    declared = injected.text.count(".func gpubpf_program0") // 2  # a declaration and a definition of each
+    assert declared == 1 + bool(whole)
+    for name, stores in (("k", len(OFFSETS)), ("small", 1)):
+        memory = Memory()
+        data, counts = memory.allocate(32), memory.allocate(40)
+        Thread(parse(injected.text), memory, {}, {}).run(name, struct.pack("<4Q", data, 0, 0, counts))
+        assert memory.words(counts, 1, 8) == [4 if stores > 1 else 1]
 
 
 def test_what_is_never_left_out() -> None:
