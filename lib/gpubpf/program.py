@@ -234,6 +234,7 @@ class BPF:
         kinds: str | Iterable[str] = KINDS,
         spaces: str | Iterable[str] = SPACES,
         alike: int = 0,
+        repeats: bool = False,
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
 
@@ -243,6 +244,7 @@ class BPF:
         alike: what the program does stays the same if all addresses move by a multiple of this many bytes, or by any constant if they
         are equal modulo this number (a power of two; 0: it may change). Then it runs once for loads or stores that are known to differ
         this way; the sites of the others name its site as `like`.
+        repeats: run the program only for those others.
         """
         probe = Probe(
             fn_name,
@@ -251,6 +253,7 @@ class BPF:
             kinds=_selected(KINDS, kinds, "a kind of memory access"),
             spaces=_selected((*SPACES, *UNADDRESSED_SPACES), spaces, "a memory space"),
             alike=alike,
+            repeats=repeats,
         )
         reads = {argument.field for argument in self._fragment(probe).arguments}
         if "address" in reads and set(UNADDRESSED_SPACES) & set(probe.spaces):
@@ -504,6 +507,7 @@ class BPF:
                 functools.cache(functools.partial(self._amd_programs.wave_program, probe.program))
             )
             for probe in (() if null_probes() else self.probes)
+            if not probe.repeats  # no accesses are known to be alike
         ]
 
     def runs_on_amd(self) -> bool:

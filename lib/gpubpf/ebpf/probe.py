@@ -29,6 +29,7 @@ class Probe(Record, Generic[Program]):
         by a multiple of so many bytes; or by any constant, if the addresses of all lanes are equal modulo so many. If several
         loads or stores in a basic block are known to differ this way, only the first gets a probe (`Site.like`). 0: the program
         may do something else.
+    repeats: at `access`, run the program only for loads and stores that are known to differ this way from an earlier one.
     kernels: `--kernel` patterns; () means all kernels. The injectors do not read it: each kernel has its own list of probes.
     unconditional: set by the injector of PTX where only chosen threads reach the probe (split.py), so that the probe does not
         test whether its thread is chosen.
@@ -43,6 +44,7 @@ class Probe(Record, Generic[Program]):
     opcodes: tuple[str, ...] = ()
     sampled: Unit | Literal[""] = ""
     alike: int = 0
+    repeats: bool = False
     kernels: tuple[str, ...] = ()
     unconditional: bool = False
 

@@ -473,15 +473,16 @@ class Body:
                 negated = isinstance(access.unless, Not)
                 name = access.unless.operand if isinstance(access.unless, Not) else access.unless
                 guards.append(f"@{'!' if negated else ''}{name.name} ")
-            modulus = math.lcm(*(p.alike for p in probes))
+            modulus = math.lcm(*(p.alike for p in probes if not p.repeats))
+            like = None
             if modulus:
                 like = self.alike.find(instruction, access, step_of(access, self.common_bits, modulus))
-                site = self._access_site("access", index, access, like=like)
-                if like is not None:
-                    continue
+            site = self._access_site("access", index, access, like=like)
+            if modulus and like is None:
                 self.alike.add(instruction, access, site)
-            else:
-                site = self._access_site("access", index, access)
+            probes = [p for p in probes if p.repeats == (like is not None)]
+            if not probes:
+                continue
             size = self._to_64_bits(index, access.size, BYTES) if access.size is not None else ()
             where = self._to_64_bits(index, access.address, AT)
             if access.rows is not None:

@@ -241,9 +241,13 @@ class InjectionPlan:
         contents = self.contents(name)
         if point in ("access", "value"):
             of = contents.accesses if point == "access" else contents.values
-            if probe.alike:
-                of = self._unlike(name, probe.alike)
-            return sum(n for access, n in of.items() if wants(probe, access))
+            unlike = self._unlike(name, probe.alike) if probe.alike else of
+            least = unlike if probe.repeats else {}
+            return sum(
+                n - least.get(access, 0)
+                for access, n in (of if probe.repeats else unlike).items()
+                if wants(probe, access)
+            )
         if point in ("float", "instruction"):
             return sum(
                 computed.most_parts

@@ -8,6 +8,7 @@ from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
+from gpubpf.record import replace
 
 COUNT = Fragment(
     "count",
@@ -21,9 +22,14 @@ def likes(body: str, alike: int = 32) -> list[int | None]:
     """Return `like` of each site of a kernel with this body."""
     registers = ".reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>; .reg .pred %p<3>;"
     text = f"{HEAD}.visible .entry k(.param .u64 p) {{ {registers} ld.param.u64 %rd1, [p]; {body} ret; }}"
-    made = inject(parse(text), {"k": [Probe(COUNT, "access", alike=alike)]})
+    repeated = replace(COUNT, ptx="{ red.global.or.b64 [%gpubpf_counts], 1; }")
+    probes = [Probe(COUNT, "access", alike=alike)]
+    made = inject(parse(text), {"k": [*probes, Probe(repeated, "access", alike=alike, repeats=True)]})
     sites = made.kernels["k"].sites
     assert made.text.count("red.global.add") == sum(site.like is None for site in sites)
+    assert made.text.count("red.global.or") == sum(site.like is not None for site in sites)
+    alone = inject(parse(text), {"k": probes})
+    assert alone.kernels["k"].sites == sites and "red.global.or" not in alone.text
     return [site.like for site in sites]
 
 
@@ -98,6 +104,8 @@ def test_a_program_is_inlined_where_few_accesses_need_it() -> None:
     long = Fragment("long", f"{{ .reg .b64 %x;\nmov.u64 %x, 0;\n{lines}\n}}", ())
     body = " ".join(f"ld.shared.f32 %f1, [%r1+{32 * n}];" for n in range(64))
     text = f"{HEAD}.visible .entry k(.param .u64 p) {{ .reg .b32 %r<9>; .reg .f32 %f<9>; {body} ret; }}"
-    for alike, calls in ((0, 64), (32, 0)):
-        made = inject(parse(text), {"k": [Probe(long, "access", alike=alike)]})
+    for alike, repeats, calls in ((0, False, 64), (32, False, 0), (32, True, 63)):
+        probes = [Probe(COUNT, "access", alike=alike)] if repeats else []
+        probes.append(Probe(long, "access", alike=alike, repeats=repeats))
+        made = inject(parse(text), {"k": probes})
         assert made.text.count("call gpubpf_program0") == calls

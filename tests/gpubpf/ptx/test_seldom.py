@@ -109,9 +109,7 @@ def test_a_large_kernel_does_not_make_calls_of_the_programs_in_a_small_one(
     small = (
         KERNEL.format(accesses="st.global.u8 [%rd1], 1;").split("\n", 3)[3].replace("entry k", "entry small")
     )
-    injected = inject(
-        parse(large + small), {name: [Probe(FRAGMENT, "access")] for name in ("k", "small")}
-    )
+    injected = inject(parse(large + small), {name: [Probe(FRAGMENT, "access")] for name in ("k", "small")})
     begins = injected.text.index("entry k("), injected.text.index("entry small(")
     bodies = {"k": injected.text[begins[0] : begins[1]], "small": injected.text[begins[1] :]}
     for name, stores in (("k", len(OFFSETS)), ("small", 1)):
