@@ -82,3 +82,16 @@ def test_blocks_are_counted(tmp_path: Path, clock: str, hostile: bool) -> None:
 def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
     assert run_python(CODE, CUDASIM_COUNT="") == "True\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_lines_are_those_of_the_text_that_is_kept(tmp_path: Path) -> None:
+    """In a copy with probes, marks name lines of the original, which other instructions of the copy have, too."""
+    marked = KERNEL.replace("    mul.wide.u32", "//gpubpf@3\n    mul.wide.u32")
+    code = CODE.replace(repr(KERNEL), repr(marked))
+    run_python(code, CUDASIM_COUNT=str(tmp_path))
+    (file,) = tmp_path.glob("*.counts")
+    name, *rows = file.read_text().splitlines()
+    lines = (tmp_path / name).read_text().splitlines()
+    counted = [int(line) for row in rows for line in row.split()[3:]]
+    assert len(counted) == len(set(counted))
+    assert any("mul.wide" in lines[line - 1] for line in counted)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from gpubpf.errors import Error
 from gpubpf.ptx.link import Input, LinkError, link
+from gpubpf.ptx.module import AT_LINE
 from gpubpf.ptx.parser import parse
 
 from .compiler import CompilerError, compile_c
@@ -35,6 +36,9 @@ def _translate(source: Path, output: Path, virtual: bool, directory: str) -> Non
     ptx = source.read_bytes()
     counting = None
     if directory:
+        ptx = ptx.replace(
+            AT_LINE.encode(), b"//"
+        )  # lines are those of this text, so that no two instructions have the same
         counting = Counting(Path(directory).resolve(), hashlib.sha256(ptx).hexdigest()[:16] + ".ptx")
         (counting.directory / counting.module).write_bytes(ptx)
     image, *parts = TranslatedModule(parse(ptx), virtual, counting).c_texts()
