@@ -3,7 +3,11 @@
 
     python3 benchmarks/executed.py --report benchmarks/results/executed.md polybench=DIRECTORY 'hecbench=DIRECTORY:[ab]*'
 
-Measured are the programs of examples/, and those of the suites that are named, with a checkout of each (docs/conformance.md). The
+    python3 benchmarks/executed.py --json before.jsonl workloads          in another checkout: the file of a version before
+    python3 benchmarks/executed.py --before before.jsonl workloads        what became of it
+
+Measured are the programs of examples/, and those of the suites that are named, with a checkout of each (docs/conformance.md), or of
+`workloads`: the kernels that script/gpu-check times on a GPU (script/gpu/programs/workloads.cu), with sizes for this device. The
 embedded device counts how often each basic block of the PTX runs (CUDASIM_COUNT): that is exact. ptxas assembles the same text with a
 line number for each PTX instruction, so nvdisasm shows which machine instructions a block became: with both, the machine instructions
 that warps execute are estimated. Everything is counted, and nothing is timed, so the machine need not be idle.
@@ -40,6 +44,13 @@ TOOLS = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
 REAL_CLOCK = ("kernelretsnoop",)  # on the virtual clock, it records each exit as with -e
 TARGET = "sm_90"
 LIMIT = 120.0  # seconds for a program alone; five times as long under a tool
+WORKLOADS = {  # sizes, launches and rounds
+    "triad": "131072 2 1",
+    "sums": "131072 2 1",
+    "softmax": "65536 2 1",
+    "polynomial": "32768 2 1",
+    "tiled": "64 2 1",
+}
 OWN = "gpubpf_clock"  # a kernel of the tools, which is no part of the program
 ARGUMENTS = {"vectoradd": ["100000", "256", "64", "3"], "imbalance": ["32", "24"], "matmul": ["64"]}
 MOST_BLOCKS = 32  # of a multiprocessor
@@ -253,7 +264,13 @@ def programs(suites: Sequence[str]) -> Iterator[tuple[str, list[str], Path | Non
     for file in sorted((ROOT / "examples").glob("*.cu")):
         if (program := file.with_suffix("")).exists():
             yield f"examples/{file.stem}", [str(program), *ARGUMENTS.get(file.stem, [])], None, {}
+    if "workloads" in suites:
+        program = workloads()
+        for work, sizes in WORKLOADS.items():
+            yield f"workloads/{work}", [str(program), work, *sizes.split()], None, {}
     for suite in suites:
+        if suite == "workloads":
+            continue
         name, _, rest = suite.partition("=")
         where, _, only = rest.partition(":")
         checkout = Path(where).resolve()
@@ -264,6 +281,17 @@ def programs(suites: Sequence[str]) -> Iterator[tuple[str, list[str], Path | Non
             command, reason = build.built(program, checkout, build.commit(checkout), build.BUILT / name)
             if not reason:
                 yield f"{name}/{program.name}", command, Path(command[0]).parent, program.environment
+
+
+def workloads() -> Path:
+    """Build the kernels that script/gpu-check times, unless they are there."""
+    source = ROOT / "script/gpu/programs/workloads.cu"
+    program = build.BUILT.parent / "workloads"
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        program.parent.mkdir(parents=True, exist_ok=True)
+        options = ["-O3", "-std=c++17", "-arch=sm_80", "-cudart", "shared"]
+        subprocess.run(["nvcc", *options, "-o", str(program), str(source)], check=True)
+    return program
 
 
 def measure(
@@ -438,6 +466,31 @@ def report(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def comparison(before: Sequence[Result], after: Sequence[Result]) -> str:
+    """Return a table of the programs that both have: machine instructions, atomics, bytes and registers with the probes."""
+    then = {(r.program, r.tool): r for r in before}
+    both = [(then[r.program, r.tool], r) for r in after if (r.program, r.tool) in then]
+    lines = [
+        "| program | tool | instructions of a warp: alone | probed before | now | times its own: before | now"
+        " | atomics of a warp: before | now | registers: before | now | spilled: before | now |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for old, new in sorted(both, key=lambda pair: (pair[1].program, TOOLS.index(pair[1].tool))):
+        cells = [new.program, new.tool, f"{new.own[0]:.0f}"]
+        cells += [f"{r.probed.machine / max(r.alone.starts, 1):.0f}" for r in (old, new)]
+        cells += [f"{r.ratio:.2f}" for r in (old, new)]
+        cells += [f"{(r.probed.atomics - r.alone.atomics) / max(r.alone.starts, 1):.1f}" for r in (old, new)]
+        cells += [f"{r.more_registers:+}" for r in (old, new)]
+        cells += [str(r.probed.spilled - r.alone.spilled) for r in (old, new)]
+        lines.append(f"| {' | '.join(cells)} |")
+    for tool in TOOLS:
+        of = [[r.ratio for r in pair] for pair in both if pair[1].tool == tool]
+        if of:
+            medians = [f"{statistics.median(ratios):.2f}" for ratios in zip(*of, strict=True)]
+            lines.append(f"| median of {len(of)} | {tool} | | | | {' | '.join(medians)} | | | | | | |")
+    return "\n".join(lines) + "\n"
+
+
 def warps(used: int, most: int) -> int:
     """Return the warps that fit on a multiprocessor, in blocks of WARPS and `most` at most, with so many registers per thread."""
     registers_of_warp = -(-used * 32 // 256) * 256
@@ -447,13 +500,14 @@ def warps(used: int, most: int) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Measure the programs of the command line; print a report, or write it to a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("suites", nargs="*", metavar="SUITE=DIRECTORY[:GLOB]")
+    parser.add_argument("suites", nargs="*", metavar="SUITE=DIRECTORY[:GLOB]|workloads")
     parser.add_argument("--report", type=Path, help="write the tables to this file")
     parser.add_argument(
         "--json",
         type=Path,
         help="add a line for each program and tool to this file; what is in it already is not measured again",
     )
+    parser.add_argument("--before", type=Path, help="compare with this file of --json, of another version")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="only these tools")
     args = parser.parse_args(arguments)
     results = known(args.json.read_text()) if args.json and args.json.exists() else []
@@ -470,6 +524,8 @@ def main(arguments: Sequence[str]) -> int:
         print("no program could be measured: build examples/ first", file=sys.stderr)
         return 1
     text = report(results)
+    if args.before:
+        text = comparison(known(args.before.read_text()), results)
     if args.report:
         args.report.write_text(f"{HEAD}\n{text}")
     else:
