@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gpubpf.agent.definitions import Vendor
 from gpubpf.attach.borrow import ProcessCode
-from gpubpf.calls import cuda, hip
+from gpubpf.calls import api as host_api
 from gpubpf.check import kernel, probing
 from gpubpf.check.finding import LIMITED, MISSING, OK, UNKNOWN, Finding, of_error, ok
 from gpubpf.check.machine import Machine
@@ -96,7 +96,7 @@ def findings(pid: int, machine: Machine) -> Iterator[tuple[str, Finding]]:
         yield tool, _device_tool(obstacle, devices, kernels)
     yield "launchlate", _launchlate(obstacle, devices)
     bpf = kernel.bpf(machine)
-    for tool, api in (("cudasnoop", cuda.API), ("hipsnoop", hip.API)):
+    for tool, api in (("cudasnoop", host_api.cuda()), ("hipsnoop", host_api.hip())):
         yield tool, _snoop(bpf, mapped, LibraryNames(*api.libraries))
 
 

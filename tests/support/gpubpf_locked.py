@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent / "gpubpf" / "process" / "locked.c"
+SOURCE = Path(__file__).parents[1] / "gpubpf" / "process" / "locked.c"
 
 
 @contextlib.contextmanager
