@@ -78,7 +78,7 @@ def caches(machine: Machine) -> Finding:
         return Finding(LIMITED, "no directory can be used", why, action, needed=False)
     state = os.statvfs(store.directory)
     free = state.f_bavail * state.f_frsize
-    value = f"{store.directory}, {table.size(store.size())} of {table.size(store.limit)}"
+    value = f"{store.directory}, {table.size(store.size())} used of {table.size(store.limit)}"
     if free < _SPACE:
         action = "free space there, or set XDG_CACHE_HOME"
         return Finding(LIMITED, f"{value}; {table.size(free)} free", why, action, needed=False)

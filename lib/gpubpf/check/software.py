@@ -14,7 +14,6 @@ from gpubpf.errors import how_to_install
 
 # Modules by package, as in pyproject.toml; a test compares them.
 NEEDED = {
-    "argcomplete": "argcomplete",
     "cxxfilt": "cxxfilt",
     "llvmlite": "llvmlite",
     "lz4": "lz4",
@@ -24,8 +23,12 @@ NEEDED = {
     "tabulate": "tabulate",
     "zstandard": "zstandard",
 }
-ANALYSIS = {"matplotlib": "matplotlib", "pyarrow": "pyarrow"}
-_FOR = {"matplotlib": "--heatmap", "pyarrow": "--parquet"}
+OPTIONAL = {"argcomplete": "argcomplete", "matplotlib": "matplotlib", "pyarrow": "pyarrow"}
+_WITHOUT = {
+    "argcomplete": "shells do not complete options",
+    "matplotlib": "--heatmap cannot be used",
+    "pyarrow": "--parquet cannot be used",
+}
 
 
 def _missing(modules: dict[str, str]) -> list[str]:
@@ -54,12 +57,12 @@ def packages(machine: Machine) -> Finding:
     return ok(_versions(NEEDED))
 
 
-def analysis(machine: Machine) -> Finding:
+def optional(machine: Machine) -> Finding:
     """The Python packages that some options need."""
-    if lacks := _missing(ANALYSIS):
-        why = f"{' and '.join(_FOR[package] for package in lacks)} cannot be used"
+    if lacks := _missing(OPTIONAL):
+        why = "; ".join(_WITHOUT[package] for package in lacks)
         return Finding(MISSING, f"no {', '.join(lacks)}", why, how_to_install(" ".join(lacks)), needed=False)
-    return ok(_versions(ANALYSIS))
+    return ok(_versions(OPTIONAL))
 
 
 def libraries(machine: Machine) -> Finding:

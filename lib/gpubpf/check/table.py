@@ -8,7 +8,7 @@ from gpubpf.check.finding import Check
 CHECKS = (
     Check("python", "Python", software.python),
     Check("packages", "packages", software.packages),
-    Check("analysis-packages", "pictures, files", software.analysis),
+    Check("optional-packages", "extra packages", software.optional),
     Check("libraries", "libraries", software.libraries),
     Check("nvidia-gpu", "NVIDIA GPU", nvidia.gpu),
     Check("nvidia-driver", "NVIDIA driver", nvidia.driver),

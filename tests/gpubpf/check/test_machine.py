@@ -114,12 +114,12 @@ def test_python_states_its_version() -> None:
     expect(one("python"), OK, "gpubpf ")
 
 
-@pytest.mark.parametrize(("name", "needed"), [("packages", True), ("analysis-packages", False)])
+@pytest.mark.parametrize(("name", "needed"), [("packages", True), ("optional-packages", False)])
 def test_packages_that_are_missing(name: str, needed: bool, tmp_path: Path) -> None:
     leave_out = "import sys\nsys.path[:] = [place for place in sys.path if 'packages' not in place]\n"
     (tmp_path / "sitecustomize.py").write_text(leave_out)
     found = one(name, library=Path(f"{tmp_path}:{ROOT / 'lib'}"))
-    expect(found, MISSING, "llvmlite" if needed else "no matplotlib, pyarrow", needed)
+    expect(found, MISSING, "llvmlite" if needed else "no argcomplete, matplotlib, pyarrow", needed)
 
 
 def test_the_packages_are_those_of_the_project() -> None:
@@ -128,8 +128,9 @@ def test_the_packages_are_those_of_the_project() -> None:
     def names(requirements: list[str]) -> set[str]:
         return {re.split(r"[><=~! ]", one)[0] for one in requirements}
 
-    assert names(project["dependencies"]) == set(software.NEEDED)
-    assert names(project["optional-dependencies"]["analysis"]) == set(software.ANALYSIS)
+    analysis = project["optional-dependencies"]["analysis"]
+    assert names(project["dependencies"] + analysis) == {*software.NEEDED, *software.OPTIONAL}
+    assert names(analysis) <= set(software.OPTIONAL)
 
 
 @pytest.fixture(scope="module")
