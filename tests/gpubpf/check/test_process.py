@@ -19,6 +19,7 @@ from gpubpf.check import process
 from gpubpf.check.finding import LIMITED, MISSING, OK, UNKNOWN, Finding
 from gpubpf.check.machine import Machine
 from gpubpf.errors import SessionError
+from gpubpf.process import limits
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "tools" / "gpubpf"
@@ -212,6 +213,17 @@ def test_a_process_that_ends_meanwhile(start: Start, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(process.traceable, "check_traceable", check)
     with pytest.raises(SessionError, match=rf"pid {child.pid} ended, or|there is no process {child.pid}"):
+        found(child.pid)
+
+
+def test_a_process_with_more_mappings_than_a_tool_reads(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = start(sys.executable, "-c", WAIT)
+    monkeypatch.setattr(limits, "LONGEST_LINE", 20)  # real ones are longer
+    with pytest.raises(
+        SessionError, match="its list of mappings is too large; start the program with the tool"
+    ):
         found(child.pid)
 
 
