@@ -93,6 +93,6 @@ def embedded_device(machine: Machine) -> Finding:
         return of_error(error, consequence, needed=False)
     lacks = [name.patterns[0] for name in (_HIP, _ROCR) if not files(name)]
     if lacks:
-        value = f"built, but AMD's {' and '.join(lacks)} is not installed"
+        value = f"built, but AMD's {' and '.join(lacks)} {'is' if len(lacks) == 1 else 'are'} not installed"
         return Finding(MISSING, value, consequence, "install ROCm, or Debian's hipcc", needed=False)
     return ok("works, with AMD's HIP and ROCr")

@@ -8,8 +8,10 @@ import importlib.util
 import os
 import re
 import struct
+import subprocess
 from pathlib import Path
 
+from gpubpf import ziglang
 from gpubpf.check import isolation
 from gpubpf.check.finding import LIMITED, MISSING, UNKNOWN, Finding, of_error, ok
 from gpubpf.check.machine import Machine
@@ -134,10 +136,24 @@ def compiler(machine: Machine) -> Finding:
         value = "the Python module bcc is another project's"
         return Finding(MISSING, value, consequence, f"pip uninstall bcc; {compiling.INSTALL_BCC}")
     if found is None:
-        action = "run as root: apt-get update && apt-get install clang"
-        return Finding(MISSING, "neither clang nor bcc", consequence, action)
+        return Finding(MISSING, "neither clang nor bcc", consequence, compiling.install_clang())
     name = os.path.basename(found)
+    release = _clang_release(found, machine)
+    if release < clang.OLDEST:
+        value = f"{name} is version {release}" if release else f"{name} cannot be run"
+        return Finding(LIMITED, value, "gpucount, gpudist and gputrace may fail", compiling.install_clang())
     return ok(f"{name}; tools of your own need bcc and root" if privileges.capable() else name)
+
+
+def _clang_release(path: str, machine: Machine) -> int:
+    """Return the version of a clang; 0 if it cannot be run. zig contains one that is new enough."""
+    if path == ziglang.find():
+        return clang.OLDEST
+    with contextlib.suppress(OSError):
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=machine.timeout)
+        if match := re.search(r"clang version (\d+)", done.stdout):
+            return int(match[1])
+    return 0
 
 
 def _is_bcc() -> bool:

@@ -25,6 +25,7 @@ from gpubpf.errors import CompileError
 from gpubpf.record import Record
 
 PRELUDE = Path(__file__).parent / "clang.h"
+OLDEST = 15  # the first version that was tried
 SECONDS = 120.0  # longer than clang takes for any text
 _METHODS = "lookup|update|insert|delete|lookup_or_try_init|ringbuf_output|ringbuf_reserve|ringbuf_submit|ringbuf_discard"
 _METHOD = re.compile(rf"\b(\w+)\.({_METHODS})\(")

@@ -304,6 +304,13 @@ def _program(
     return program
 
 
+def install_clang() -> str:
+    """Return what to do where no clang is found."""
+    from gpubpf.ebpf import clang
+
+    return f"install clang, version {clang.OLDEST} or newer, or for ziglang's {how_to_install('ziglang')}"
+
+
 def _compile_with_clang(text: str) -> Program:
     """Compile with clang alone. Raises CompileError."""
     from gpubpf.ebpf import clang
@@ -311,8 +318,7 @@ def _compile_with_clang(text: str) -> Program:
     path = clang.find()
     if path is None:
         raise CompileError(
-            "compiling a program requires root and bcc (python3-bpfcc), or clang; install clang, version 15 or newer,"
-            f" or for ziglang's {how_to_install('ziglang')}"
+            f"compiling a program requires root and bcc (python3-bpfcc), or clang; {install_clang()}"
         )
     source = headers.expand(text)
     functions, found = clang.compile_text(spell_out_increments(source.text), path, source.origin)

@@ -431,6 +431,9 @@ def test_no_type_information() -> None:
 def test_no_compiler(tmp_path: Path) -> None:
     prefix = (*without("/usr/bin", "clang*"), *ORDINARY, "PATH=/usr/bin:/bin")
     expect(one("compiler", prefix), MISSING, "neither clang nor bcc")
+    old = "mount -t tmpfs -o mode=755 t /mnt; echo '#!/bin/sh\necho Debian clang version 11.0.1-2' >/mnt/clang; chmod 755 /mnt/clang"
+    found = one("compiler", (*mounted(old), *ORDINARY, "PATH=/mnt:/usr/bin:/bin"))
+    expect(found, LIMITED, "clang is version 11")
     other = tmp_path / "bcc"
     other.mkdir()
     (other / "__init__.py").touch()
