@@ -218,6 +218,8 @@ class FunctionCode:
             v.injected = position in self.names.injected
             v.elapsed, v.cost = self._current.reached, int(not v.injected)
             self._current.reached += v.cost
+            if wrong := syntax.reason(statement, *self.of):
+                raise v.unsupported(wrong)
             control = _CONTROL.get(statement.opcode)
             if control is not None and not (self.virtual and control == "_sleep"):
                 v.elapsed = v.cost = (
@@ -229,9 +231,8 @@ class FunctionCode:
                 self._checked(self._call, statement, scope)
                 continue
             emit = TABLE.get(statement.opcode)
-            wrong = syntax.reason(statement, *self.of)
-            if emit is None or wrong:
-                raise v.unsupported(wrong)
+            if emit is None:
+                raise v.unsupported()
             self._append(statement, scope, self._checked(emit, v, statement))
         self._omitted(len(self.names.statements))
         if self._current.kind == "goto" and not self._current.targets:
@@ -821,11 +822,10 @@ class FunctionCode:
         head = v.code
         head.text = f"w->ca[l] = {number}; w->cb[l] = {count}; w->cc[l] = {predicate};"
         constants = f"{number} {count}".replace("u", "").split()
-        if (
-            kind == "CS_BAR_SYNC"
-            and all(_NUMBER.fullmatch(x) for x in constants)
-            and int(constants[0], 0) <= 15
-        ):
+        values = [int(x, 0) if _NUMBER.fullmatch(x) else None for x in constants]
+        if (values[0] or 0) > 15 or (values[1] or 0) % 32 or (m[0] == "arrive" and values[1] == 0):
+            raise v.unsupported("a barrier's number is at most 15, and a number of threads a multiple of 32")
+        if kind == "CS_BAR_SYNC" and None not in values:
             head.text = ""
             kind = f"{number}, {count}"
         resume = Block()

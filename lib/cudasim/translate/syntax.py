@@ -53,7 +53,7 @@ def _form(
 ) -> None:
     """Note a form. A group of modifiers that begins with ! is required.
 
-    types: in words, each as in an instruction: "f32.f16"
+    types: in words, each as in an instruction: "f32.f16"; [""] for an instruction without a type
     since: the first version of PTX and the lowest architecture, with "a" if the target must have a suffix; without it, as old as the
         oldest that ptxas takes
     """
@@ -61,7 +61,7 @@ def _form(
     major, minor = version.split(".")
     words = types.split() if isinstance(types, str) else types
     form = _Form(
-        frozenset(tuple(word.split(".")) for word in words),
+        frozenset(tuple(word.split(".")) if word else () for word in words),
         tuple(frozenset(group.lstrip("!").split()) for group in groups),
         tuple(group.startswith("!") for group in groups),
         operands,
@@ -254,6 +254,68 @@ _form("cvt", "bf16x2.ue8m0x2", "!rn", since="8.6 100a")
 _form("cvt", "s16.s32 u16.s32", "!pack", "!sat", since="6.5 72")
 _form("cvt", _products("s8 u8", "s32", "b32"), "!pack", "!sat", since="6.5 72")
 _form("cvt", _products("s4 u4 s2 u2", "s32", "b32"), "!pack", "!sat", since="6.5 75")
+# Loads and stores: vectors of at most 16 bytes, or 32 in global memory. Generic addresses have no space.
+_SHARED = "shared shared::cta shared::cluster"
+_SCOPES = "cta cluster gpu sys"
+_HINTS = (
+    "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
+    "L2::evict_normal L2::evict_first L2::evict_last",
+    "L2::cache_hint",
+)
+_FETCHED = "L2::64B L2::128B L2::256B"
+_UP_TO_32_BITS, _OF_64_BITS = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32", "b64 u64 s64 f64"
+for _types, _vector, _is_global, _since in (
+    (_UP_TO_32_BITS, "v2 v4", False, "0.0 0"),
+    (_OF_64_BITS, "v2", False, "0.0 0"),
+    ("b128", "", False, "8.3 70"),
+    ("b32 u32 s32 f32", "!v8", True, "8.8 100"),
+    (_OF_64_BITS, "!v4", True, "8.8 100"),
+):
+    for _opcode, _ordered, _fetched, _cached, _constant in (
+        ("ld", "relaxed acquire", _FETCHED, "ca cg cs lu cv", "const param param::entry param::func"),
+        ("st", "relaxed release", "", "wb cg cs wt", "param param::func"),
+    ):
+        _hints = (_HINTS[0], _HINTS[1] if _is_global else "", _HINTS[2], _fetched)
+        _form(_opcode, _types, "weak", "global", *_hints, _vector, since=_since)
+        _form(_opcode, _types, f"!{_ordered}", f"!{_SCOPES}", "global", *_hints, _vector, since=_since)
+        _form(_opcode, _types, "!volatile", "global", *_hints[1:2], _fetched, _vector, since=_since)
+        _form(_opcode, _types, "weak", "global", _cached, *_HINTS[2:], _fetched, _vector, since=_since)
+        if not _is_global:
+            _form(_opcode, _types, "weak", f"local {_constant} {_SHARED}", _cached, _vector, since=_since)
+            _form(_opcode, _types, f"!{_ordered}", f"!{_SCOPES}", f"!{_SHARED}", _vector, since=_since)
+            _form(_opcode, _types, "!volatile", f"!{_SHARED}", _vector, since=_since)
+        if not _vector.startswith("!"):
+            _form(_opcode, _types, "!mmio", "!relaxed", "!sys", "global", since=_since)
+    _hints = _HINTS if _is_global else _HINTS[::2]
+    _form("ld", _types, "!global", "!nc", *_hints, _FETCHED, _vector, since=_since)
+    _form("ld", _types, "!global", "!nc", "ca cg cs", _HINTS[2], _FETCHED, _vector, since=_since)
+# Atomic operations, in one memory for all. Vectors are in global memory.
+for _opcode, _ordered in (("atom", "relaxed acquire release acq_rel"), ("red", "relaxed release")):
+    _place = (_ordered, _SCOPES, f"global {_SHARED}", _HINTS[2])
+    _form(_opcode, "b32 b64", "!and or xor", *_place)
+    _form(_opcode, "u32", "!inc dec", *_place)
+    _form(_opcode, "u32 s32 u64 s64", "!min max", *_place)
+    _form(_opcode, "u32 s32 u64 f32 f64", "!add", *_place)
+    _form(_opcode, _HALVES, "!add", "!noftz", *_place, since="6.2 60")
+    _form(_opcode, _BRAINS, "!add", "!noftz", *_place, since="7.8 90")
+    if _opcode == "atom":
+        _form(_opcode, "b32 b64", "!exch cas", *_place)
+        _form(_opcode, "b16", "!cas", *_place, since="6.3 70")
+        _form(_opcode, "b128", "!exch cas", *_place, since="8.3 90")
+    _place = (_ordered, _SCOPES, "global", _HINTS[2])
+    _form(_opcode, "f32", "!add", "!v2 v4", *_place, since="8.1 90")
+    _form(_opcode, "f16 bf16", "!add min max", "!noftz", "!v2 v4 v8", *_place, since="8.1 90")
+    _form(_opcode, "f16x2 bf16x2", "!add min max", "!noftz", "!v2 v4", *_place, since="8.1 90")
+# Barriers.
+for _opcode, _aligned in (("bar", ""), ("barrier", "aligned")):
+    for _count in (0, 1):
+        _form(_opcode, [""], "cta", "!sync", _aligned, operands=1 + _count)
+        _form(_opcode, "u32", "cta", "!red", "!popc", _aligned, operands=3 + _count)
+        _form(_opcode, "pred", "cta", "!red", "!and or", _aligned, operands=3 + _count)
+    _form(_opcode, [""], "cta", "!arrive", _aligned, operands=2)
+_form("bar", [""], "!warp", "!sync", operands=1, since="6.0 0")
+_form("barrier", [""], "!cluster", "!arrive", "release relaxed", "aligned", since="7.8 90")
+_form("barrier", [""], "!cluster", "!wait", "acquire", "aligned", since="7.8 90")
 # Video instructions.
 _SIGNS = ("s32 u32",) * 3
 _form("vadd vsub vabsdiff vmin vmax", _products(*_SIGNS), "sat", "add min max")
@@ -269,9 +331,9 @@ _form(_PARALLEL, _products(*_SIGNS), "sat add")
 
 def reason(i: PtxInstruction, version: tuple[int, int], sm: str) -> str:
     """Return why PTX of a version has no such form for a target (`sm_80`); "" if it has, or if the opcode is not known here."""
-    forms = _found(i.opcode, i.modifiers, len(i.operands)) if i.opcode in _FORMS else None
-    if forms is None:
+    if i.opcode not in _FORMS or i.modifiers[:1] in (("async",), ("bulk",)):
         return ""
+    forms = _found(i.opcode, i.modifiers, len(i.operands))
     if not forms:
         return "PTX has no such form"
     found = re.search(r"\d+", sm)
