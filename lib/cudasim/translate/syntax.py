@@ -286,8 +286,8 @@ for _types, _vector, _is_global, _since in (
             _form(_opcode, _types, "!volatile", f"!{_SHARED}", _vector, since=_since)
         if not _vector.startswith("!"):
             _form(_opcode, _types, "!mmio", "!relaxed", "!sys", "global", since=_since)
-    _hints = _HINTS if _is_global else _HINTS[::2]
-    _form("ld", _types, "!global", "!nc", *_hints, _FETCHED, _vector, since=_since)
+    _hints = (_HINTS[0], _HINTS[1] if _is_global else "", _HINTS[2], _FETCHED)
+    _form("ld", _types, "!global", "!nc", *_hints, _vector, since=_since)
     _form("ld", _types, "!global", "!nc", "ca cg cs", _HINTS[2], _FETCHED, _vector, since=_since)
 # Atomic operations, in one memory for all. Vectors are in global memory.
 for _opcode, _ordered in (("atom", "relaxed acquire release acq_rel"), ("red", "relaxed release")):
