@@ -91,7 +91,7 @@ def test_maps_points_and_lines_are_those_of_bcc(name: str) -> None:
     if not compile.usable():
         pytest.skip("needs bcc")
     text = texts()[name]
-    theirs, ours = compile._compile(text), by_clang(text)
+    theirs, ours = compile.compile_text(text), by_clang(text)
     assert ours.maps == theirs.maps
     assert {n: f.point for n, f in ours.functions.items()} == {
         n: f.point for n, f in theirs.functions.items()
