@@ -29,6 +29,7 @@ from gpubpf.ptx import module, parser
 from gpubpf.ptx.inject import inject
 from gpubpf.record import MutableRecord, Record, field
 from gpubpf.show import cli, progress, table
+from gpubpf.show.remedies import remedy
 
 if TYPE_CHECKING:
     import argparse
@@ -81,6 +82,7 @@ class ListedFileKernel(Record):
             **({"gpus": list(self.gpus)} if self.gpus else {}),
             "instrumentable": self.reason is None,
             "reason": self.reason,
+            "remedy": remedy(self.reason or "") or None,
             "launches": self.launches,
         }
 
@@ -296,7 +298,7 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
     elif args.csv:
         out.write("".join(csv_rows(kernels)))
     elif kernels:
-        for line in rows(kernels, args.verbose):
+        for line in (*rows(kernels, args.verbose), *advice(kernels)):
             out.line(line)
     else:
         out.line("no kernels")
@@ -373,6 +375,15 @@ def rows(kernels: Sequence[ListedFileKernel], verbose: bool = False) -> list[str
             shown.append(f"{file}:")
         shown.append(line)
     return shown
+
+
+def advice(kernels: Iterable[ListedFileKernel]) -> list[str]:
+    """Return what to do about kernels that cannot be instrumented, once for each reason, as lines."""
+    counts = Counter(kernel.reason for kernel in kernels if kernel.reason and remedy(kernel.reason))
+    lines = []
+    for reason, number in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        lines += table.wrap(f"{table.count(number, 'kernel')} with {reason}: {remedy(reason)}")
+    return lines
 
 
 def instrumented(

@@ -174,6 +174,19 @@ class DaemonThreadPool:
         return next((owner for owner in self._work if self._busy[owner] < self._each), None)
 
 
+def with_causes(sidecar: Sidecar, image: protocol.Image) -> Sidecar:
+    """Return the sidecar of an image; its refusals say which inputs of the image had no PTX, if that is known."""
+    from gpubpf.images import device_link, fatbin
+
+    if image.linked < 2 and not image.lto:
+        return sidecar
+    cause = device_link.LTO if image.lto else fatbin.LINKED
+    causes = {
+        name: cause if reason == fatbin.SASS_ONLY else reason for name, reason in sidecar.refusals.items()
+    }
+    return replace(sidecar, refusals=causes)
+
+
 class BackgroundWork:
     """The slow work for all processes. The public methods return at once, and are called from the server's thread.
 
@@ -311,7 +324,7 @@ class BackgroundWork:
 
     def _make_sidecar(self, process: TracedProcess, image: protocol.Image, file: int) -> None:
         def make(target: Target | None) -> Sidecar:
-            from gpubpf.images import fatbin, instrument  # may also fail, because importing opens a file
+            from gpubpf.images import instrument  # may also fail, because importing opens a file
 
             if target is None:
                 data = protocol.read_file(file, image.size)
@@ -323,13 +336,7 @@ class BackgroundWork:
                 data = instrument.made_from(data, texts, image.linked)
             self._loaded(process.comm, data)
             sidecar = self._sidecar(data, target)
-            if image.linked > 1:  # some of its linked inputs had no PTX
-                why = {
-                    name: fatbin.LINKED if reason == fatbin.SASS_ONLY else reason
-                    for name, reason in sidecar.refusals.items()
-                }
-                sidecar = replace(sidecar, refusals=why)
-            return sidecar
+            return with_causes(sidecar, image)
 
         try:
             self._answer(process, image, make)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpubpf.show import table
+from gpubpf.show.remedies import remedy
 
 # How launches without a probe are timed, by method.
 WITHOUT_PROBE = {"stamp": "timing events", "cupti": "CUPTI"}
 MOST_BUDGET_LINES = 10
-_REMEDIES = {"map too small": "; increase --map-memory"}  # for launches that are not counted, by reason
 LOST = "{} (a map was full, an update timed out, a kernel failed, or a program ended early)"
 
 
@@ -80,16 +80,21 @@ def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
     without_probe = reasons.keys() - {"sampled out", "filtered"} if events else ()
     lines += [f"  no probe: {text}" for reason, text in reasons.items() if reason in without_probe]
     lines += [f"  of these, {what} timed {number:,}" for what, number in events.items()]
-    lines += [f"  not counted: {text}" for reason, text in reasons.items() if reason not in without_probe]
+    for reason, text in reasons.items():
+        if reason not in without_probe:
+            lines += table.wrap(f"not counted: {text}", 2)
     if by_others:
         lines.append(f"  not counted: {by_others:,} (by threads that -t, --comm or --cgroup leaves out)")
     return lines
 
 
 def _reasons(counts: Mapping[str, int]) -> dict[str, str]:
-    """Return ``4 (capture)`` by reason, the most frequent first, with what to do where that is short and certain."""
+    """Return ``4 (capture)`` by reason, the most frequent first, with what to do where that is certain."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return {reason: f"{number:,} ({reason}{_REMEDIES.get(reason, '')})" for reason, number in ordered}
+    return {
+        reason: f"{number:,} ({'; '.join(filter(None, (reason, remedy(reason))))})"
+        for reason, number in ordered
+    }
 
 
 def _budget_lines(budget: Mapping[str, Any]) -> list[str]:

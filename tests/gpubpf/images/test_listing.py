@@ -19,6 +19,8 @@ from gpubpf.images import code_objects, fatbin, listing
 from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.ptx import inject, module, parser
+from gpubpf.ptx.values import Placement
+from gpubpf.record import replace
 from gpubpf.show import cli
 
 NVCC = shutil.which("nvcc")
@@ -68,8 +70,23 @@ def test_what_can_be_instrumented() -> None:
         "sass": [],
         "instrumentable": True,
         "reason": None,
+        "remedy": None,
         "launches": None,
     }
+
+
+def test_what_to_do_is_said_once_for_each_reason() -> None:
+    """Not for a kernel that can be instrumented, and not where nobody knows what to do."""
+    images = (ptx_image("sm_120"),)
+    kernels = listing.listed([listing.ImageFile(name, images) for name in ("one", "two")], GPU)
+    (line, *more) = listing.advice(
+        [*kernels, *listing.listed([listing.ImageFile("app", (ptx_image(),))], GPU)]
+    )
+    assert line.startswith("2 kernels with PTX for a newer GPU (sm_120): measure it on such a GPU, or build")
+    assert all(len(text) <= 80 for text in (line, *more)) and "+PTX" in " ".join(more)
+    assert kernels[0].record()["remedy"] == " ".join((line, *map(str.strip, more))).partition(": ")[2]
+    strange = [replace(kernels[0], reason="indirect call")]
+    assert listing.advice(strange) == [] and strange[0].record()["remedy"] is None
 
 
 def test_what_cannot_and_why() -> None:

@@ -99,6 +99,21 @@ def test_a_program_gets_an_answer_even_if_no_file_can_be_opened(
     background.close()
 
 
+@pytest.mark.parametrize(
+    ("linked", "lto", "reason"),
+    [
+        (0, 0, "SASS only"),
+        (1, 0, "SASS only"),
+        (2, 0, "linked from several images"),
+        (1, 1, "link-time optimised code (-dlto) without PTX"),
+    ],
+)
+def test_why_a_cubin_that_was_compiled_has_no_ptx(linked: int, lto: int, reason: str) -> None:
+    refused = Sidecar(refusals={"k": "SASS only", "other": "indirect call"})
+    image = protocol.Image(5, 90, 0, 0, linked, 0, lto)
+    assert workers.with_causes(refused, image).refusals == {"k": reason, "other": "indirect call"}
+
+
 def test_registers_are_not_counted_after_the_end() -> None:
     """Nor in the thread that asks, which would wait for ptxas."""
     measurement = Measurement(Targets(), Plan(Device("sim")), print)
