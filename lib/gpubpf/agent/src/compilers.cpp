@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
 #include <link.h>
@@ -59,6 +60,8 @@ Hook table[1 + kLibraries * kFunctions];
 Library libraries[kLibraries];
 CompilerUser user{};
 const char *lacks = nullptr;
+const r_debug *linker =
+    nullptr;  // the dynamic linker's state; null: libraries that are opened later are not seen
 std::mutex *changing = new std::mutex;  // guards the tables above. A forked child gets new locks.
 Open *open_links = new Open;
 
@@ -398,7 +401,7 @@ bool fill_in() {
 // Replaces the function that the dynamic linker calls, with its lock held, after each change of the list of libraries.
 void libraries_changed() {
     reinterpret_cast<void (*)()>(table[0].original)();
-    if (_r_debug.r_state != r_debug::RT_CONSISTENT) return;
+    if (linker->r_state != r_debug::RT_CONSISTENT) return;
     beside([] {
         std::lock_guard<std::mutex> hold(*changing);
         std::string left_out;
@@ -412,7 +415,8 @@ void find_compilers(const CompilerUser &of, const char *lack) {
     std::lock_guard<std::mutex> hold(*changing);
     user = of;
     lacks = lack;
-    auto *const notify = reinterpret_cast<void *>(_r_debug.r_brk);
+    linker = static_cast<const r_debug *>(dlsym(RTLD_DEFAULT, "_r_debug"));
+    auto *const notify = linker ? reinterpret_cast<void *>(linker->r_brk) : nullptr;
     if (notify && table[0].target != notify)
         table[0] = {"r_brk", reinterpret_cast<void *>(&libraries_changed), notify, notify, lack};
     fill_in();
