@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import HostArgument, Place, Unit, Vendor
 from gpubpf.ebpf import maps
-from gpubpf.process import users
+from gpubpf.process import limits, users
 from gpubpf.process.privileges import Privileges
 from gpubpf.record import Record, field, replace
 from gpubpf.session.reasons import (
@@ -27,6 +27,7 @@ from gpubpf.session.reasons import (
     REACHED_LATE,
     UNHOOKED,
 )
+from gpubpf.session.shares import Share
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
@@ -187,9 +188,9 @@ class MissedProcess(NamedTuple):
 class Measurement:
     """The state of one session: its plan, its traced processes, and those that could not be traced.
 
-    `lock` guards `processes`, `missed`, `_noted` and what agents change in a `TracedProcess`. It is a condition: the server notifies
-    it after each message and each disconnect. Other attributes do not change after `__init__`, except `stopped`, `started_ns`,
-    `ended_ns`, `read`, `request` and `drain_soon`. Only the thread that runs `Session.intervals` sets those.
+    `lock` guards `processes`, `missed`, `modules`, `_noted` and what agents change in a `TracedProcess`. It is a condition: the server
+    notifies it after each message and each disconnect. Other attributes do not change after `__init__`, except `stopped`,
+    `started_ns`, `ended_ns`, `read`, `request` and `drain_soon`. Only the thread that runs `Session.intervals` sets those.
     """
 
     def __init__(self, targets: Targets, plan: Plan, note: Callable[[str], None]) -> None:
@@ -239,6 +240,7 @@ class Measurement:
         self.drain_soon = False  # logs or rings fill quickly; read them again soon
         self.missed: dict[str, list[MissedProcess]] = {}  # by reason
         self._began, self._ended = _boottime(), math.inf
+        self.modules = Share("kernels and sites in modules", limits.MODULES, limits.MODULES_OF_USER)
         self._noted: set[str] = set()  # texts already given by `note_once`
 
     def definitions_of(self, vendor: Vendor) -> list[MapDefinition]:

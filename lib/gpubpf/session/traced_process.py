@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gpubpf.session.rings import RingReader
 
 HIDDEN_CALLER = "unknown"  # the symbol of a stack frame whose return address a return probe has replaced
+_NAME, _SITE = 200, 400  # bytes that a kernel's name, without its text, and a site take
 GRACE = 0.3  # seconds until all writes of an ended process have reached its files
 
 
@@ -254,6 +255,17 @@ class TracedProcess(MutableRecord):
     def files(self) -> int:
         """About how many of its files are open: images without an answer, and memory of contexts."""
         return self.pending_images + sum(stored.in_file for stored in self.snapshots.values())
+
+    def bytes_to_keep(self, sidecar: Sidecar) -> int:
+        """About how much memory the names and sites of a sidecar need that it does not have yet."""
+        named = {*sidecar.entries, *sidecar.refusals, *(kernel.name for kernel in sidecar.kernels)}
+        names = [name for name in named if name not in self.entries and name not in self.refusals]
+        sites = sum(
+            len(kernel.sites)
+            for kernel in sidecar.kernels
+            if kernel.sites not in self.sites.get(kernel.name, ())
+        )
+        return sum(map(len, names)) + _NAME * len(names) + _SITE * sites
 
     def add_sites(self, sidecar: Sidecar) -> dict[str, int]:
         """Record what tools show about a sidecar's kernels, such as their sites. The caller holds `Measurement.lock`.

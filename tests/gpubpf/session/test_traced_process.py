@@ -9,8 +9,12 @@ import pytest
 from gpubpf.agent.definitions import Vendor
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.images import symbols
+from gpubpf.images.sidecar import Sidecar, SidecarKernel
+from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.process import address_space
 from gpubpf.process.target_socket import TargetSocket
+from gpubpf.ptx.values import Site
+from gpubpf.record import replace
 from gpubpf.session.traced_process import TracedProcess
 
 
@@ -30,6 +34,19 @@ def test_the_kernels_that_wait_are_counted_once() -> None:
     assert one.waiting == 1
     one.preparing[3] = frozenset({"sum"})
     assert one.waiting == 2
+
+
+def test_names_and_sites_are_counted_once() -> None:
+    one = process(1)
+    sites = tuple(Site(number, "scale", number) for number in range(10))
+    kernel = SidecarKernel("scale", (), 0, LaunchBlock(0), sites)
+    module = Sidecar(b"", (kernel,), {"sum": "only SASS"}, entries=("scale", "sum", "n" * 1000))
+    assert one.bytes_to_keep(module) > 1000 + 10 * 100
+    one.add_sites(module)
+    one.entries.update(module.entries)
+    assert one.bytes_to_keep(module) == 0
+    other = replace(module, kernels=(replace(kernel, sites=sites[:5]),))
+    assert one.bytes_to_keep(other) > 5 * 100
 
 
 def test_a_program_follows_another_in_the_same_process() -> None:

@@ -6,6 +6,7 @@ import builtins
 import errno
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +19,12 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import Vendor
 from gpubpf.images import assemble
 from gpubpf.images.sidecar import Sidecar
+from gpubpf.process import limits
+from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session import workers
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Measurement, Plan, Targets
+from gpubpf.session.traced_process import TracedProcess
 
 
 def test_a_process_does_not_wait_until_all_clock_kernels_are_assembled(
@@ -99,19 +103,24 @@ def test_a_program_gets_an_answer_even_if_no_file_can_be_opened(
     background.close()
 
 
-@pytest.mark.parametrize(
-    ("linked", "lto", "reason"),
-    [
-        (0, 0, "SASS only"),
-        (1, 0, "SASS only"),
-        (2, 0, "linked from several images"),
-        (1, 1, "link-time optimised code (-dlto) without PTX"),
-    ],
-)
-def test_why_a_cubin_that_was_compiled_has_no_ptx(linked: int, lto: int, reason: str) -> None:
-    refused = Sidecar(refusals={"k": "SASS only", "other": "indirect call"})
-    image = protocol.Image(5, 90, 0, 0, linked, 0, lto)
-    assert workers.with_causes(refused, image).refusals == {"k": reason, "other": "indirect call"}
+def test_modules_of_a_user_beyond_the_limit_are_not_instrumented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names are not kept."""
+    monkeypatch.setattr(limits, "MODULES_OF_USER", 1 << 20)
+    notes: list[str] = []
+    measurement = Measurement(Targets(), Plan(Device("sim")), notes.append)
+    builder = workers.SidecarBuilder(instrument=lambda data, target: Sidecar(entries=("k" * (1 << 21),)))
+    background = workers.BackgroundWork(measurement, builder, lambda name, data: None, lambda: None)
+    for user, kept in ((1000, 0), (0, 1)):
+        process = TracedProcess(TargetSocket(socket.socket()), 7, 1, user, comm="app", pending_images=1)
+        image = protocol.Image(request=5, compute_capability=90, gpu=0, size=0)
+        background.make_sidecar(process, image, os.open("/dev/null", os.O_RDONLY))
+        with measurement.lock:
+            assert measurement.lock.wait_for(lambda process=process: not process.pending_images, 60)
+        assert len(process.entries) == kept
+    assert notes == [
+        "pid 7 (app): a module is not instrumented: the kernels and sites in modules of this user's processes exceed 1 MiB"
+    ]
+    background.close()
 
 
 def test_registers_are_not_counted_after_the_end() -> None:
