@@ -17,13 +17,15 @@ SOCKETS = {"recv_fds", "send_fds", "recvmsg", "recvmsg_into", "sendmsg", "sendal
 # Sockets that no process has which the tool does not trust, or that the tool has accepted and sets itself not to wait.
 OWN_SOCKETS = {"session/machine.py": {"settimeout"}, "calls/device_times/dispatches.py": {"recvmsg"}}
 MEMORY = ("/mem", "process_vm_readv", "process_vm_writev")
-# `gpubpf check` asks whether a seccomp filter refuses these calls, for a process that does not exist.
-ASKING = ("check/isolation.py", "check/syscall_question.py")
-OWN_MEMORY = {
-    "process/address_space.py": {"/mem"},
-    "process/syscalls.py": set(MEMORY[1:]),
-    **{name: {"process_vm_readv"} for name in ASKING},
+LOOKS = {"mappings", "mapping_at", "mapped_at"}
+# Modules that look at a process through `patience.within`, or on a thread that works for this process alone.
+LOOKING = {
+    *("process/address_space.py", "session/joining.py", "session/machine.py", "linux/libraries.py"),
+    *("attach/borrow.py", "attach/holding.py", "attach/loading.py", "attach/patching.py"),
+    *("images/mapped.py", "images/triton.py", "linux/indirect_functions.py"),
+    *("calls/kernel_names.py", "calls/listing.py"),
 }
+OWN_MEMORY = {"process/address_space.py": {"/mem"}, "process/syscalls.py": set(MEMORY[1:])}
 
 
 def modules(*words: str) -> Iterator[tuple[str, ast.Module]]:
@@ -52,6 +54,19 @@ def test_only_one_module_reads_memory_of_processes() -> None:
                 if used := used - OWN_MEMORY.get(name, set()):
                     found.setdefault(name, set()).update(used)
     assert not found
+
+
+def test_few_modules_take_the_lock_of_an_address_space() -> None:
+    """A process can keep whoever reads its mappings waiting (process/patience.py)."""
+    found = set()
+    for name, tree in modules(*LOOKS, '"maps"'):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                first = node.args[1] if node.func.attr == "lines" and len(node.args) > 1 else None
+                lists = isinstance(first, ast.Constant) and first.value == "maps"
+                if lists or (node.func.attr in LOOKS and isinstance(node.func.value, ast.Name)):
+                    found.add(name)
+    assert found == LOOKING
 
 
 def test_only_one_module_fetches_files_of_processes() -> None:
