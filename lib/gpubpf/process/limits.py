@@ -43,6 +43,7 @@ CONNECTIONS_OF_PROCESS = (
 
 CONNECTIONS_OF_USER = 4096  # at the same time, or fewer (session/shares.py); not for root
 CONNECTIONS = 16384  # at the same time
+ENTRIES_OF_USER = 1 << 16  # connections in all, because the report has each of them; not for root
 TEXTS = 512 << 20  # bytes of names, reasons and stacks
 TEXTS_OF_USER = 128 << 20  # likewise; not for root
 MODULES = 1 << 30  # bytes of the names and sites of kernels in their modules, about

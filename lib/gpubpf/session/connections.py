@@ -20,6 +20,7 @@ class Connections:
         self._of_process: Counter[tuple[int, float]] = Counter()  # including closed ones
         self._most = _ENDED  # processes in `_of_process` until `_forget_ended`
         self._of_user: Counter[int] = Counter()
+        self._admitted: Counter[int] = Counter()  # by user, including closed ones
 
     def add(self, connection: int, pid: int, started: float, uid: int) -> str:
         """Count a new connection. Return whose limit it exceeds: "it", "its user" or "the machine"; "" if it exceeds none.
@@ -38,9 +39,14 @@ class Connections:
             or self._of_process[process] > limits.CONNECTIONS_OF_PROCESS
         ):
             return "it"
-        if uid and self._of_user[uid] > shares.connections_of_user():
+        if uid and (
+            self._of_user[uid] > shares.connections_of_user() or self._admitted[uid] >= limits.ENTRIES_OF_USER
+        ):
             return "its user"
-        return "the machine" if len(self._open) > limits.CONNECTIONS else ""
+        if len(self._open) > limits.CONNECTIONS:
+            return "the machine"
+        self._admitted[uid] += 1
+        return ""
 
     def greeted(self, connection: int) -> None:
         """Take note that the agent has greeted."""

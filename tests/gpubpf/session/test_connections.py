@@ -41,6 +41,16 @@ def test_a_user_has_a_limit_but_root_has_not(monkeypatch: pytest.MonkeyPatch) ->
     assert [counted.add(n, n, 1.0, 0) for n in range(5, 12)] == ["", "", "", "", "", "", "the machine"]
 
 
+def test_what_a_user_has_had_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool keeps something of each process until its end, so a user who starts one after another would use up its memory."""
+    monkeypatch.setattr(limits, "ENTRIES_OF_USER", 3)
+    counted = Connections()
+    for user, expected in ((1000, ["", "", "", "its user"]), (1001, [""] * 3), (0, [""] * 9)):
+        for pid, excess in enumerate(expected):
+            assert counted.add(pid, pid, 1.0, user) == excess
+            counted.remove(pid)
+
+
 def test_ended_processes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of processes may connect and end. One that lives on is still counted, and few are looked for."""
     looked: list[int] = []
