@@ -440,7 +440,7 @@ class _HoldHelper:
 def _ordinary_priority() -> Iterator[None]:
     """Read what a process may make large without real-time priority, which would keep all others from this CPU meanwhile."""
     policy = os.sched_getscheduler(0)
-    if not policy & os.SCHED_FIFO:
+    if not policy & os.SCHED_RR:
         yield
         return
     os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
@@ -451,10 +451,12 @@ def _ordinary_priority() -> Iterator[None]:
 
 
 def _set_realtime_priority() -> int:
-    """Give this thread real-time priority on one CPU. Return that CPU; -1 if not allowed, so that the thread may run on any CPU."""
+    """Give this thread real-time priority on one CPU. Return that CPU; -1 if not allowed, so that the thread may run on any CPU.
+
+    The hold helpers of several tools take turns on it (SCHED_RR), so that none of them keeps the others from working."""
     cpu = max(os.sched_getaffinity(0))
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
         os.sched_setaffinity(0, {cpu})
     except OSError:
         return -1
