@@ -47,7 +47,7 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import HOST_POINTS
 from gpubpf.ebpf.maps import RING_PAGE, RING_SHARD
 from gpubpf.errors import SessionError
-from gpubpf.process import target_socket
+from gpubpf.process import limits, target_socket
 from gpubpf.record import Record, field, replace
 
 GPUS = 256  # of a machine, at most
@@ -768,7 +768,7 @@ class Frames:
             frames.append((kind, payload, file))
             at += 8 + length
         del self._buffer[:at]
-        if len(self._files) > 16:
+        if len(self._files) > limits.WAITING_FILES:
             self._keep(frames)
             raise Malformed("unexpected file descriptors")
         return frames
@@ -777,11 +777,15 @@ class Frames:
         """Take back the files of frames that nobody gets, for `close`."""
         self._files += [file for _, _, file in frames if file is not None]
 
+    def take_files(self) -> list[int]:
+        """Return the files of incomplete frames. The caller closes them."""
+        files, self._files = self._files, []
+        return files
+
     def close(self) -> None:
         """Discard incomplete frames, and close the files that belong to them."""
-        for file in self._files:
+        for file in self.take_files():
             target_socket.discard(file)
-        self._files.clear()
         self._buffer = bytearray()
 
     @property

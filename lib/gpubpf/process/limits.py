@@ -50,9 +50,10 @@ MODULES = 1 << 30  # bytes of the names and sites of kernels in their modules, a
 MODULES_OF_USER = 256 << 20  # likewise; not for root
 UNFINISHED = 512 << 20  # bytes of messages that have arrived in part
 UNFINISHED_OF_USER = 128 << 20  # likewise; not for root
-FILES_OF_CONNECTION = (
-    4  # that the tool keeps open for it; a user's are a quarter of those that the tool may open
-)
+# That the tool keeps open. A user's connections take at most a quarter of the files that the tool may open.
+FILES_OF_CONNECTION = 8
+WAITING_FILES = 4  # of a connection, whose messages have not arrived yet
+FOREIGN_FILES_OF_USER = 256  # files that are not in memory, and that perhaps never close; not for root
 REFUSED = 1000  # processes of other users that are counted because they connected
 SETTLE_WAIT = 0.5  # seconds to admit processes before the command's results are read
 

@@ -15,6 +15,7 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,7 @@ class Server:
         self._refused: set[int] = set()  # processes of other users
         self._connections = Connections()
         self._excessive: set[tuple[int, float]] = set()  # processes with too many connections
+        self._foreign_files: Counter[int] = Counter()  # that were not in memory, by user
         self._unfinished = Share("incomplete messages", limits.UNFINISHED, limits.UNFINISHED_OF_USER)
         self._texts = Share("names and stacks", limits.TEXTS, limits.TEXTS_OF_USER)
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
@@ -188,6 +190,7 @@ class Server:
                 f"{process.label} executed another program; that program's launches are not traced"
             )
         self._note_silent_cupti(process)
+        self._discard(process, process.frames.take_files())
         with self._measurement.lock:
             self._connections.remove(process.socket.fileno())
             self._unfinished.take(process.user, -process.unfinished)
@@ -284,6 +287,8 @@ class Server:
         started = traceable.started(pid)
         with self._measurement.lock:
             excess = self._connections.add(connection.fileno(), pid, started, uid)
+            if uid and self._foreign_files[uid] >= limits.FOREIGN_FILES_OF_USER:
+                excess = "its user"
             if excess or self._measurement.stopped:  # the process continues untraced
                 self._connections.remove(connection.fileno())
                 connection.close()
@@ -308,7 +313,7 @@ class Server:
         comm = traceable.comm(pid)
         self._measurement.record_missed(pid, comm, reasons.UNHOOKED, started)
         self._measurement.note(
-            f"pid {pid} ({comm}) is not fully traced: {excess} already has too many connections"
+            f"pid {pid} ({comm}) is not fully traced: {excess} already has too many connections or files"
         )
 
     def _receive(self, process: TracedProcess) -> bool:
@@ -323,8 +328,7 @@ class Server:
         try:
             if received.truncated:
                 self._measurement.drop(process, TOO_MANY_FILES, lacking_files=True)
-                for unwanted in received.files:
-                    target_socket.discard(unwanted)
+                self._discard(process, received.files)
                 return False
             if not received.data:
                 return False
@@ -337,9 +341,7 @@ class Server:
                         self._measurement.lock.notify_all()
                     done += 1
             finally:
-                for _, _, file in frames[done:]:
-                    if file is not None:
-                        target_socket.discard(file)
+                self._discard(process, [file for _, _, file in frames[done:] if file is not None])
             self._count_unfinished(process)
             for fault in process.faults[told:]:
                 self._measurement.note_once(reasons.kernel_failed(process.label, fault))
@@ -443,6 +445,12 @@ class Server:
         """Count bytes of text that the tool keeps. Raises SessionError if a process, its user, or all together exceed the limit."""
         process.count_text(size)
         self._texts.take(process.user, size)
+
+    def _discard(self, process: TracedProcess, files: Sequence[int]) -> None:
+        """Close files without waiting. Those of a user that may never close count."""
+        for file in files:
+            self._foreign_files[process.user] += not protocol.in_memory(file)
+            target_socket.discard(file)
 
     def _count_unfinished(self, process: TracedProcess) -> None:
         """Count bytes of incomplete messages. Raises SessionError if the process's user, or all together, exceed the limit."""

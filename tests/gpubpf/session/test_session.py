@@ -41,6 +41,7 @@ from gpubpf.session import device, reasons, tracing, workers
 from gpubpf.session.joining import Joining
 from gpubpf.session.measurement import Follow, Plan, Targets
 from gpubpf.session.session import Session
+from gpubpf.session.traced_process import TracedProcess
 from gpubpf_commands import quoted
 
 HERE = Path(__file__).parents[1] / "agent"
@@ -976,7 +977,7 @@ def test_a_process_cannot_connect_without_end(greeting: bool, monkeypatch: pytes
             peer.close()
     name = traceable.comm(os.getpid())
     assert [line for line in said if "connections" in line] == [
-        f"pid {os.getpid()} ({name}) is not fully traced: it already has too many connections"
+        f"pid {os.getpid()} ({name}) is not fully traced: it already has too many connections or files"
     ]
 
 
@@ -1017,6 +1018,36 @@ def test_a_malformed_message_leaves_room_for_no_other(monkeypatch: pytest.Monkey
             peer.close()
         assert session._server._unfinished.taken == 0
         ends(session)
+
+
+def test_a_user_hands_over_few_files_that_may_never_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a message or without one. The tool cannot get rid of them."""
+    monkeypatch.setattr(limits, "FOREIGN_FILES_OF_USER", 3)
+    hello = protocol.frame(Message.HELLO, struct.pack("<3I", PROTOCOL_VERSION, 0, 4) + b"evil" + bytes(4))
+    with fake_tool.session(["sleep", "60"], wanted=()) as session, open("/etc/passwd", "rb") as file:
+        server = session._server
+        for peer, data in zip(connections(session), (hello, hello[:9], hello), strict=False):
+            (process,) = connected(session, 1)
+            process.user = 1000  # all that runs here belongs to root
+            socket.send_fds(peer, [data], [file.fileno()])
+            peer.shutdown(socket.SHUT_WR)
+            assert peer.recv(16) == b""
+            peer.close()
+            connected(session, 0)
+        assert server._foreign_files == {1000: 3}
+        ours, theirs = target_socket.pair()
+        with theirs:
+            assert server._admit(ours, os.getpid(), 1000) is None
+        ends(session)
+
+
+def connected(session: Session, count: int) -> list[TracedProcess]:
+    """Wait until so many processes are connected, and return them."""
+    until = time.monotonic() + 60
+    while len(found := [p for p in session._measurement.active() if not p.disconnected]) != count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return found
 
 
 @pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())

@@ -49,7 +49,7 @@ def test_one_users_limits_leave_room() -> None:
 
 
 def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares.resource, "getrlimit", lambda _: (160, 160))
+    monkeypatch.setattr(shares.resource, "getrlimit", lambda _: (320, 320))
     counted = Connections()
     assert [counted.add(n, n, 1.0, 1000) for n in range(11)] == [""] * 10 + ["its user"]
     assert counted.add(11, 11, 1.0, 1001) == ""
