@@ -60,6 +60,7 @@ TICK = 0.05  # between checks of held threads
 FILE_WAIT = 2.0  # for reading a driver file
 START_WAIT = 10.0  # for the hold helper to start
 ANSWER_WAIT = 5.0  # for the hold helper to answer
+PROGRESS_WAIT = 1.0  # for it to do anything, if it works on a process that may keep it waiting
 HELPER_EXIT_WAIT = 10.0  # for the hold helper to end after the tool has disconnected
 MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between scans of one process; doubles each time
 
@@ -621,17 +622,33 @@ class HoldHelper:
                 return None
             self._last_id += 1
             self._connection.send(json.dumps({**message, "id": self._last_id}).encode(), socket.MSG_DONTWAIT)
-            try:
-                while answer := self._answers.get(timeout=ANSWER_WAIT):
+            until = time.monotonic() + ANSWER_WAIT
+            progress = self._progress()
+            while True:
+                try:
+                    if not (answer := self._answers.get(timeout=min(PROGRESS_WAIT, ANSWER_WAIT))):
+                        return None
                     if answer["id"] == self._last_id:
                         return answer["answer"]
-            except queue.Empty:
-                self.waits_for = int.from_bytes(self._touched[:4], sys.byteorder)
+                    continue
+                except queue.Empty:
+                    before, progress = progress, self._progress()
+                    if time.monotonic() < until and (progress != before or not progress[0]):
+                        continue
+                self.waits_for = progress[0]
                 self._process.kill()  # the kernel lets the threads that it has stopped continue
                 self._lose("does not answer")  # `_run` itself may wait for memory that never arrives
                 # The helper may wait in the kernel, and not end yet.
                 self._connection.shutdown(socket.SHUT_RDWR)
+                break
         return None
+
+    def _progress(self) -> tuple[int, list[bytes]]:
+        """Return the process that the helper works on, or 0, and the helper's CPU time."""
+        pid = int.from_bytes(self._touched[:4], sys.byteorder)
+        with contextlib.suppress(OSError):
+            return pid, proc.stat(self._process.pid)[11:13]
+        return pid, []
 
     def _all_held(self) -> list[Held]:
         with self._lock:
