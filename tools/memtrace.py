@@ -54,7 +54,7 @@ GPU_SITE_ARRAY(shared_cells, struct gpu_shared_traffic);
 GPU_SITE_ARRAY(unaddressed_cells, struct gpu_unaddressed_traffic);
 GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */
 
-enum kind { PLAIN, BYTES, COPIED, UPDATED };     /* BYTES: of --granule 1; the width of copies varies; atomics update */
+enum kind { PLAIN, BYTES, COPIED, UPDATED };     /* BYTES: of --granule 1; the width of copies may vary; atomics update */
 
 /* Add a request of these lanes, as if the others had a false predicate; 0: of all lanes. */
 static inline int in_global(gpu_mask lanes, struct gpu_access *ctx, int kind) {
@@ -85,6 +85,12 @@ static inline int in_covered(gpu_mask lanes, struct gpu_access *ctx, int kind, i
     if (kind == UPDATED)
         gpu_count_updates(cell, site, address, together);
     return 0;
+}
+
+/* The bytes that a request touches, where another one stands for it. */
+static inline int in_repeated(gpu_mask lanes, struct gpu_access *ctx, int kind, int by_kernel) {
+    struct gpu_request request = {ctx->address, ctx->width, lanes, .bytes = kind == BYTES};
+    return gpu_mark(&request, ctx->effect, by_kernel);
 }
 
 static inline int in_local(gpu_mask lanes, struct gpu_access *ctx) {
@@ -118,6 +124,10 @@ int on_owned_global(struct gpu_access *ctx) { return in_covered(0, ctx, BYTES, 1
 int on_owned_coarse(struct gpu_access *ctx) { return in_covered(0, ctx, PLAIN, 1); }
 int on_owned_copied(struct gpu_access *ctx) { return in_covered(0, ctx, COPIED, 1); }
 int on_owned_updated(struct gpu_access *ctx) { return in_covered(0, ctx, UPDATED, 1); }
+int on_covered_repeated_global(struct gpu_access *ctx) { return in_repeated(0, ctx, BYTES, 0); }
+int on_covered_repeated_coarse(struct gpu_access *ctx) { return in_repeated(0, ctx, PLAIN, 0); }
+int on_owned_repeated_global(struct gpu_access *ctx) { return in_repeated(0, ctx, BYTES, 1); }
+int on_owned_repeated_coarse(struct gpu_access *ctx) { return in_repeated(0, ctx, PLAIN, 1); }
 int on_local(struct gpu_access *ctx) { return in_local(0, ctx); }
 int on_shared(struct gpu_access *ctx) { return in_shared(0, ctx, PLAIN); }
 int on_shared_updated(struct gpu_access *ctx) { return in_shared(0, ctx, UPDATED); }
@@ -145,6 +155,10 @@ int on_chosen_owned_global(struct gpu_access *ctx) { return CHOSEN(in_covered, B
 int on_chosen_owned_coarse(struct gpu_access *ctx) { return CHOSEN(in_covered, PLAIN, 1); }
 int on_chosen_owned_copied(struct gpu_access *ctx) { return CHOSEN(in_covered, COPIED, 1); }
 int on_chosen_owned_updated(struct gpu_access *ctx) { return CHOSEN(in_covered, UPDATED, 1); }
+int on_chosen_covered_repeated_global(struct gpu_access *ctx) { return CHOSEN(in_repeated, BYTES, 0); }
+int on_chosen_covered_repeated_coarse(struct gpu_access *ctx) { return CHOSEN(in_repeated, PLAIN, 0); }
+int on_chosen_owned_repeated_global(struct gpu_access *ctx) { return CHOSEN(in_repeated, BYTES, 1); }
+int on_chosen_owned_repeated_coarse(struct gpu_access *ctx) { return CHOSEN(in_repeated, PLAIN, 1); }
 int on_chosen_local(struct gpu_access *ctx) { return CHOSEN(in_local); }
 int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, PLAIN); }
 int on_chosen_shared_updated(struct gpu_access *ctx) { return CHOSEN(in_shared, UPDATED); }
@@ -235,7 +249,9 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
     )
     if covers:  # no bytes are tracked in constant memory
         moved = "coarse" if args.granule > 1 else "global"
-        b.attach_gpu_access(args.kernel, f"on_{which}{covers}{moved}", moves, ("global",))
+        b.attach_gpu_access(args.kernel, f"on_{which}{covers}{moved}", moves, ("global",), alike)
+        repeated = f"on_{which}{covers}repeated_{moved}"
+        b.attach_gpu_access(args.kernel, repeated, moves, ("global",), alike, repeats=True)
     for name, kind in (("updated", "atomic"), ("copied", "async")):
         b.attach_gpu_access(
             args.kernel, f"on_{which}{covers}{name}", (kind,), ("global",), 0 if covers else alike

@@ -99,6 +99,11 @@ def test_numbers_are_those_of_the_model(options: tuple[str, ...], tmp_path: Path
             moved = [[None if at is None else at + offset for at in lanes] for lanes in table]
             for field, value in model.site("load", space, 4, moved).items():
                 assert site[field] == value or model.near(site[field], value), (kernel, offset, field)
+    offsets = [(at, offset) for at in words if at != OFF for offset in OFFSETS]
+    offsets += [(4 * block, offset) for block in range(3) for offset in (0, 4, 44)]
+    read = {at + offset + byte for at, offset in offsets for byte in range(4)}
+    room = [r for r in records if r["type"] == "allocation" and r["bytes"] == 4096]
+    assert [r["read_bytes"] for r in room] == ([] if options else [len(read)])
     sites = [r for r in records if r["type"] == "site" and r["kernel"] == "ofRows"]
     sites.sort(key=lambda site: site["site"])
     assert [r["space"] for r in sites] == ["shared"] * 3 + ["global"] * 3

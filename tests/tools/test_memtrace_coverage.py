@@ -107,8 +107,9 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "patterns")) patterns();
     if (!strcmp(what, "again")) again(60);
     if (!strcmp(what, "spread"))  /* a byte in each of many pages */
-        for (char *p = make<char>(192 << 20), *q = make<char>(100);; ) {
-            wr<char><<<150, 256>>>(p, 36000, 5000, 0); wr<char><<<1, 32>>>(q, 10, 1, 0); break;
+        for (char *p = make<char>(304 << 20), *q = make<char>(100);; ) {
+            for (int k = 0; k < 2; k++) wr<char><<<300, 256>>>(p, 72000, 4200, 0);
+            wr<char><<<1, 32>>>(q, 10, 1, 0); break;
         }
     if (!strcmp(what, "both")) {
         pid_t child = fork();
@@ -221,10 +222,12 @@ def test_a_granule_is_as_exact_as_it_says(app, tmp_path):
 
 
 def test_what_found_no_room_is_not_known(app, tmp_path):
-    found = touched(traced(tmp_path, "--", app, "spread"))
-    assert found[192 << 20] == (None, None, None)
+    records = traced(tmp_path, "--", app, "spread")
+    assert touched(records)[304 << 20] == (None, None, None)
+    (site,) = [r for r in records if r["type"] == "site"]  # requests count, whether there was room or not
+    assert (site["requests"], site["accesses"]) == (2 * 72000 // 32 + 1, 2 * 72000 + 10)
     found = touched(traced(tmp_path, "--granule", "4096", "--", app, "spread"))
-    assert found[192 << 20][1] == 36000 * 4096 and found[100] == (0, 100, 0)
+    assert found[304 << 20][1] == 72000 * 4096 and found[100] == (0, 100, 0)
 
 
 def test_two_processes(app, tmp_path):

@@ -28,7 +28,7 @@ enum gpu_pattern { GPU_UNIT, GPU_SHIFTED, GPU_BROADCAST, GPU_STRIDED, GPU_GATHER
  */
 struct gpu_traffic {
     u64 requests[2 * GPU_PART];     /* by all lanes, or by one lane; from GPU_PART on: by other numbers of lanes, with widths that
-                                       vary, in local memory at several offsets, or with a pattern in each row of the block; on AMD
+                                       vary (but for usual copies of GPUBPF_COPY bytes), in local memory at several offsets, or with a pattern in each row of the block; on AMD
                                        GPUs also where an access has bytes of two sectors */
     u64 accesses, least;            /* from GPU_PART on: lanes, least possible number of sectors */
     u64 sectors;                    /* from GPU_PART on, and of STRIDED and GATHER */
@@ -87,6 +87,7 @@ struct gpu_request {
 #define GPUBPF_CROSSING(_address, _width) 0
 #endif
 #define GPUBPF_SECTOR (1 << GPUBPF_SECTOR_BITS)
+#define GPUBPF_COPY 16                           /* bytes of a copy that counts as an access of a known width; traffic.py: SMALL_COPY */
 #define GPUBPF_LANE (gpu_lane() & (GPU_LANES - 1))
 #define GPUBPF_BELOW(_lane) (((gpu_mask)1 << (_lane)) - 1)
 #define GPUBPF_COUNT(_place, _more) __sync_fetch_and_add(&(_place), _more)
@@ -157,6 +158,11 @@ static inline int gpubpf_add_bulk(struct gpu_traffic *cell, struct gpu_shared_tr
     if (!(active & GPUBPF_BELOW(GPUBPF_LANE)))
         GPUBPF_COUNT(cell->requests[GPU_PART + (lanes == 1 ? GPU_SINGLE : GPU_GATHER)], 1);
     return 0;
+}
+
+/* Whether all lanes that are here access the same number of bytes: copies of 16 bytes, which are usual, or no copies. */
+static inline int gpubpf_is_plain(struct gpu_request *request) {
+    return !request->varies || (GPUBPF_BRANCHES && !gpu_any(request->width != GPUBPF_COPY));
 }
 
 /* Whether all lanes make the request, each where the lane before ends: the usual request. Not for local memory. */
@@ -417,8 +423,8 @@ static inline int gpu_add_unaddressed_request(struct gpu_unaddressed_traffic *ce
 
 /* Adds a request in global, constant or local memory to the cell of its site. Returns 0. */
 static inline int gpu_add_request(struct gpu_traffic *cell, struct gpu_request *request) {
-    int plain = !request->varies && !request->local, asks = GPUBPF_BRANCHES && plain && !request->updates;
-    if (plain && gpu_is_usual(request))
+    int asks = GPUBPF_BRANCHES && !request->varies && !request->local && !request->updates;
+    if (!request->local && gpubpf_is_plain(request) && gpu_is_usual(request))
         return gpu_add_usual(cell, request);
     if (asks && gpu_uniform(request->address))   /* nearly as usual, and worth no call */
         return gpubpf_add_broadcast(cell, request);

@@ -5,10 +5,11 @@
         report = coverage.report(session)
         report.allocations[0].allocation, report.allocations[0].read, report.allocations[0].untouched
 
-Device programs (gpubpf_coverage.h) fill a table of pages. A page has 4096 granules, and a granule has `1 << shift` bytes. The map
-`touched` holds the table. Each of its entries has these fields:
+Device programs (gpubpf_coverage.h) fill a table of pages. A page has 4096 granules, and a granule has `1 << shift` bytes. If each
+byte counts (shift 0), most pages have granules of 4 bytes, where accesses have such widths; the pages of other accesses are narrow and
+have granules of a byte. The map `touched` holds the table. Each of its entries has these fields:
 
-    tag     page number (address / bytes of a page) and epoch; 0: the entry is empty
+    tag     page number (address / bytes of a page), epoch, and whether the page is narrow; 0: the entry is empty
     owner   number of the kernel + 1; used with --footprint
     bits    128 words: 64 for what was read, then 64 for what was written, with a bit for each granule
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,7 @@ import numpy.typing as npt
 
 from gpubpf import names
 from gpubpf.agent.definitions import Vendor
-from gpubpf.memory.granularity import Grain
+from gpubpf.memory.granularity import WORD_SHIFT, Grain
 from gpubpf.memory.traffic import UNADDRESSED, may_hide_bytes
 from gpubpf.record import Record, replace
 from gpubpf.session.launch_shape import wave_of
@@ -52,6 +53,15 @@ AREA_BITS, AREAS = 21, 1 << 16  # a bit of `missed` stands for an area of 2 MB
 EPOCHS = 1 << 22  # number of epochs that the table can distinguish
 NO_KERNEL = -1  # the kernel number if kernels are not tracked separately
 _CHUNK = 1 << 13  # pages to process together: about 30 MB
+_NARROW = 1 << 8  # in a tag: GPUBPF_NARROW
+_BY_PAGE = (
+    "page",
+    "epoch",
+    "kernel",
+    "gpu",
+    "bits",
+    "narrow",
+)  # the arrays of `TouchedPages` with an element for each page
 # Honest programs stay far below this limit. Without it, a process that lies about its allocations could keep the tool busy.
 _MOST_OVERLAPPING = 32  # maximum live allocations that overlap others
 _BITS_OF_BYTE = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
@@ -66,6 +76,7 @@ class TouchedPages(Record):
     kernel  number of the kernel; NO_KERNEL if kernels are not tracked separately
     gpu     ordinal of the GPU
     bits    [page, 128] words: 64 for what was read, then 64 for what was written, with a bit for each granule
+    narrow  whether the page's granules are bytes, although others have more
     missed  [AREAS]: whether pages in each area found no room in the table
     """
 
@@ -77,7 +88,12 @@ class TouchedPages(Record):
     kernel: Integers
     gpu: Integers
     bits: Words
+    narrow: npt.NDArray[np.bool_]
     missed: npt.NDArray[np.bool_]
+
+    def some(self, chosen: npt.NDArray[np.bool_]) -> TouchedPages:
+        """Return the chosen pages."""
+        return replace(self, **{name: getattr(self, name)[chosen] for name in _BY_PAGE})
 
     @property
     def full(self) -> bool:
@@ -241,7 +257,7 @@ def decode_pages(
     """Return the touched pages of one context, from the arrays of its maps. `owners`: the table has kernel numbers."""
     there = np.flatnonzero(touched["tag"])
     tags = touched["tag"][there]
-    page = tags >> np.uint64(32) | (tags & np.uint64(511)) << np.uint64(32)
+    page = tags >> np.uint64(32) | (tags & np.uint64(_NARROW - 1)) << np.uint64(32)
     kernel = touched["owner"][there].astype(np.int64) - 1 if owners else np.full(len(there), NO_KERNEL)
     return TouchedPages(
         process,
@@ -252,6 +268,7 @@ def decode_pages(
         kernel,
         np.full(len(there), gpu, np.int64),
         touched["bits"][there],
+        (tags & np.uint64(_NARROW)).astype(bool),
         np.unpackbits(missed.view(np.uint8), bitorder="little").astype(bool),
     )
 
@@ -261,12 +278,46 @@ def _merge_contexts(tables: Sequence[TouchedPages]) -> TouchedPages:
     if len(tables) == 1:
         return tables[0]
     first = tables[0]
-    joined = {
-        name: np.concatenate([getattr(t, name) for t in tables])
-        for name in ("page", "epoch", "kernel", "gpu", "bits")
-    }
+    joined = {name: np.concatenate([getattr(t, name) for t in tables]) for name in _BY_PAGE}
     missed = np.logical_or.reduce([t.missed for t in tables])
     return TouchedPages(first.process, first.pid, first.comm, **joined, missed=missed)
+
+
+def by_granule(
+    table: TouchedPages, shift: int, allocations: Iterable[Allocation] = ()
+) -> list[tuple[TouchedPages, int]]:
+    """Return the pages in parts with one size of granule each, and the base-2 logarithm of that size.
+
+    No address is in two parts. An allocation begins and ends between two granules, if they are smaller than `1 << shift` bytes.
+    """
+    if shift:
+        return [(table, shift)]
+    word, bytes_ = 1 << WORD_SHIFT, GRANULES << WORD_SHIFT
+    edges = {edge for a in allocations for edge in (a.base, a.base + a.bytes)}
+    split = np.array([edge // bytes_ for edge in edges if edge % word], np.int64)
+    mixed = np.isin(table.page, np.concatenate([split, table.page[table.narrow] >> WORD_SHIFT]))
+    whole, mixed = ~table.narrow & ~mixed, ~table.narrow & mixed
+    parts = [table.some(table.narrow), *_in_bytes(table.some(mixed))]
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in _BY_PAGE
+    }
+    return [(table.some(whole), WORD_SHIFT), (replace(table, **joined), 0)]
+
+
+def _in_bytes(table: TouchedPages) -> Iterator[TouchedPages]:
+    """Yield pages whose granules have 4 bytes as narrow pages."""
+    times = 1 << WORD_SHIFT
+    for at in range(0, len(table.page), _CHUNK // 8):
+        chosen = np.zeros(len(table.page), bool)
+        chosen[at : at + _CHUNK // 8] = True
+        some = table.some(chosen)
+        bits = np.unpackbits(some.bits.view(np.uint8), axis=1, bitorder="little")
+        bits = np.repeat(bits, times, axis=1).reshape(-1, 2, times, GRANULES).swapaxes(1, 2)
+        again: dict[str, Any] = {name: np.repeat(getattr(some, name), times, axis=0) for name in _BY_PAGE}
+        again["page"] = again["page"] * times + np.tile(np.arange(times), len(some.page))
+        again["bits"] = np.packbits(bits.reshape(-1, 2 * GRANULES), axis=1, bitorder="little").view(np.uint64)
+        again["narrow"] = np.ones(len(again["page"]), bool)
+        yield replace(table, **again)
 
 
 def join(
@@ -291,11 +342,18 @@ def join(
         own = [allocations[number] for number in numbers]
         table = known.get(process)
         counts = np.zeros((len(own), 3), np.int64)
-        unknown: Collection[int] = ()
+        unknown: set[int] = set()
         if table is not None:
-            counts, left, unknown = _count_bytes(table, own, shift)
-            if rest := _distinct_granules(table.page, left) << shift:
-                behind, nearest = _behind(table, left, own, shift)
+            outside = []
+            rest = 0
+            for part, size in by_granule(table, shift, own):
+                some, left, uncounted = _count_bytes(part, own, size)
+                counts += some
+                unknown |= {*uncounted}
+                rest += _distinct_granules(part.page, left) << size
+                outside.append((part, left, size))
+            if rest:
+                behind, nearest = _behind(outside, own, shift)
                 unallocated[process] = Outside(rest, min(behind, rest), nearest)
         incomplete = _may_be_incomplete(table, own)
         for place, (number, allocation) in enumerate(zip(numbers, own, strict=True)):
@@ -367,20 +425,22 @@ def _count_bytes(
 
 
 def _behind(
-    table: TouchedPages, left: Words, allocations: Sequence[Allocation], shift: int
+    outside: Iterable[tuple[TouchedPages, Words, int]], allocations: Sequence[Allocation], shift: int
 ) -> tuple[int, Allocation | None]:
     """Return how many bytes lie behind the ends of allocations, where no other can begin, and the one behind which most of them lie.
 
-    left: the granules touched outside all allocations.
+    outside: parts of `by_granule`, the granules touched outside all allocations, and the base-2 logarithm of a granule.
     """
     owners = [
         a for a in allocations if a.kind in ("device", "managed") and not (a.base + a.bytes) % (1 << shift)
     ]
     ends = [replace(a, base=a.base + a.bytes, bytes=-(a.base + a.bytes) % ALIGNED) for a in owners]
     some = [n for n, end in enumerate(ends) if end.bytes]
-    rest = replace(table, bits=np.concatenate([left, np.zeros_like(left)], axis=1))
-    counts, _, _ = _count_bytes(rest, [ends[n] for n in some], shift)
-    touched = counts[:, 2]
+    touched = np.zeros(len(some), np.int64)
+    for table, left, size in outside:
+        rest = replace(table, bits=np.concatenate([left, np.zeros_like(left)], axis=1))
+        counts, _, _ = _count_bytes(rest, [ends[n] for n in some], size)
+        touched += counts[:, 2]
     return int(touched.sum()), owners[some[int(touched.argmax())]] if touched.any() else None
 
 
@@ -533,26 +593,28 @@ def footprints(
         place = np.array([mangled.index(own.get(number, "")) for number in numbers], np.int64)
         kernel = place[np.searchsorted(numbers, table.kernel)] if numbers else table.kernel
         gpus, gpu = np.unique(table.gpu, return_inverse=True)
-        group = gpu * len(mangled) + kernel  # a kernel has one group per GPU
-        order = np.lexsort((table.page, group))
-        keys = (group[order], table.page[order])
+        groups = gpu * len(mangled) + kernel  # a kernel has one group per GPU
         counts = np.zeros((len(gpus) * len(mangled), 2), np.int64)
-        for chunk in _group_chunks(_group_starts(*keys), len(order)):
-            some = table.bits[order[chunk]]
-            first = _group_starts(*(key[chunk] for key in keys))
-            either = np.bitwise_or.reduceat(some[:, :WORDS] | some[:, WORDS:], first, axis=0)
-            for column, count in enumerate(
-                (_sector_counts(either, vendor.sector >> shift), _bit_counts(either) << shift)
-            ):
-                added = np.bincount(keys[0][chunk][first], count, len(counts))
-                counts[:, column] += added.astype(np.int64)
-        for number in np.unique(group).tolist():
+        for part, size in by_granule(replace(table, kernel=groups), shift):
+            group = part.kernel
+            order = np.lexsort((part.page, group))
+            keys = (group[order], part.page[order])
+            for chunk in _group_chunks(_group_starts(*keys), len(order)):
+                some = part.bits[order[chunk]]
+                first = _group_starts(*(key[chunk] for key in keys))
+                either = np.bitwise_or.reduceat(some[:, :WORDS] | some[:, WORDS:], first, axis=0)
+                for column, count in enumerate(
+                    (_sector_counts(either, vendor.sector >> size), _bit_counts(either) << size)
+                ):
+                    added = np.bincount(keys[0][chunk][first], count, len(counts))
+                    counts[:, column] += added.astype(np.int64)
+        for number in np.unique(groups).tolist():
             on, name = divmod(number, len(mangled))
-            sectors, size = (None, None) if table.full else counts[number].tolist()
+            sectors, bytes_ = (None, None) if table.full else counts[number].tolist()
             ordinal = int(gpus[on])
             wave = wave_of(of_amd or {}, ordinal, mangled[name])
             result.append(
-                Footprint(table.pid, table.comm, ordinal, mangled[name], sectors, size, vendor, wave)
+                Footprint(table.pid, table.comm, ordinal, mangled[name], sectors, bytes_, vendor, wave)
             )
     return sorted(result, key=lambda f: -(f.sectors or 0))
 

@@ -10,7 +10,7 @@ from gpubpf import names
 from gpubpf.images import symbols
 from gpubpf.memory.allocations import BEFORE_ATTACH
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
-from gpubpf.memory.granularity import SECTOR
+from gpubpf.memory.granularity import SECTOR, WORD_SHIFT
 from gpubpf.record import Record
 from gpubpf.session.launch_shape import vendor_fields
 from gpubpf.show import table
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 MOST_ROWS = 12  # maximum rows without -v
-TABLE_GRANULES = 48 << 20  # contiguous granules that certainly fit in the table of touched pages
+TABLE_GRANULES = 192 << 20  # contiguous granules that certainly fit in the table of touched pages
 LARGEST_GRANULE = 1 << 20
 MOST_PLACES = 4  # maximum calls in a sentence
 _NO_ADDRESS = "accesses to textures and surfaces, and bulk tensor copies, are not seen by address"
@@ -263,8 +263,8 @@ def _larger_granule(report: CoverageReport, granule: int) -> int:
     for row in report.allocations:
         by_process[row.allocation.process] = by_process.get(row.allocation.process, 0) + row.allocation.bytes
     wanted = max(by_process.values(), default=0) / TABLE_GRANULES
-    given = granule
-    while granule < LARGEST_GRANULE and (wanted > granule or granule == given):
+    given = granule if granule > 1 else 1 << WORD_SHIFT  # exact granules have up to so many bytes
+    while granule < LARGEST_GRANULE and (wanted > granule or granule <= given):
         granule *= 2
     return granule
 

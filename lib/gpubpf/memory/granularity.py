@@ -12,6 +12,7 @@ from gpubpf.record import Record
 if TYPE_CHECKING:
     from gpubpf.session.measurement import Follow
 
+WORD_SHIFT = 2  # log2 of GPUBPF_WORD in gpubpf_coverage.h
 SECTOR = Vendor.NVIDIA.sector  # bytes; AMD's is larger
 LOG_RECORDS = 1 << 16  # capacity of each process's log, which is read continuously
 
@@ -19,7 +20,7 @@ LOG_RECORDS = 1 << 16  # capacity of each process's log, which is read continuou
 class Grain(Record):
     """How finely touched bytes are tracked.
 
-    granule    bytes that one bit stands for, a power of two
+    granule    bytes that one bit stands for, a power of two. If it is 1, a bit stands for 4 bytes where accesses have such widths
     by_kernel  track each kernel separately, for footprints
 
     Raises UsageError if footprints are wanted and a granule is larger than a sector.
@@ -47,4 +48,6 @@ class Grain(Record):
     @property
     def parameter(self) -> bytes:
         """The value of the program's parameter `grain`, a struct gpu_grain."""
-        return struct.pack("<3Q", self.shift, (64 << self.shift) - 1, (1 << 64) - 1 if self.by_kernel else 0)
+        exact = self.granule == 1
+        shift, every = WORD_SHIFT if exact else self.shift, (1 << 64) - 1
+        return struct.pack("<4Q", shift, (64 << shift) - 1, every * self.by_kernel, every * exact)

@@ -619,7 +619,7 @@ def site_traffic(
     accesses = lanes * full + single + cell["accesses"]
     requests = full + single + sum(part)
     bytes_ = accesses * width if width else cell["bytes"]
-    if space == "shared" and not width:  # small copies of a whole warp
+    if not width:  # usual copies of a whole warp
         width = SMALL_COPY
         bytes_ += lanes * full * width
     patterns = tuple(a + b for a, b in zip(whole, part, strict=True))

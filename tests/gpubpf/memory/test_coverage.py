@@ -38,7 +38,8 @@ class Gpu:
     """The maps of one context, filled as the device program does."""
 
     shift: int = 0
-    places: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    only_narrow: bool = False  # as on AMD GPUs
+    places: dict[tuple[int, int, int, bool], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         fields = [("tag", "<u8"), ("owner", "<u8"), ("bits", "<u8", (2 * WORDS,))]
@@ -46,11 +47,14 @@ class Gpu:
         self.missed = np.zeros(1024, "<u8")
 
     def touch(self, address: int, width: int, what: str, epoch: int = 0, kernel: int = 0) -> None:
-        for granule in range(address >> self.shift, (address + width - 1 >> self.shift) + 1):
+        narrow = not self.shift and (self.only_narrow or bool((address | width) % 4))
+        shift = self.shift or 2 * (not narrow)
+        for granule in range(address >> shift, (address + width - 1 >> shift) + 1):
             page, bit = divmod(granule, GRANULES)
-            key = (page, epoch, kernel)
+            key = (page, epoch, kernel, narrow)
             place = self.places.setdefault(key, 7 * len(self.places) % PAGES)
-            self.touched["tag"][place] = (page & 0xFFFFFFFF) << 32 | (epoch + 1) << 9 | page >> 32
+            tag = (page & 0xFFFFFFFF) << 32 | (epoch + 1) << 9 | narrow << 8 | page >> 32
+            self.touched["tag"][place] = tag
             self.touched["owner"][place] = kernel + 1
             for letter, offset in (("r", 0), ("w", WORDS)):
                 if letter in what:

@@ -61,7 +61,9 @@ def test_the_most_untouched_first_and_those_of_one_place_together():
 def test_what_is_not_known_of_one_is_not_known_of_all_from_there():
     made = report(row(100, 50, 0, 50), row(10 << 30, None, None, None), full=True)
     assert cells(made)[0] == ["10.7G", "?", "?", "?", "2", "cuMemAlloc", "my::allocate"]
-    assert any("use --granule 256" in line for line in lines(made))
+    assert any("use --granule 64" in line for line in lines(made))
+    small = report(row(100, None, None, None), full=True)  # a granule of 4 bytes is none larger
+    assert any("use --granule 8" in line for line in lines(small))
     assert any("use --granule 512" in line for line in lines(made, granule=256))
 
 
