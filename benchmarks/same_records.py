@@ -11,6 +11,7 @@ one host thread and the virtual clock, unless it uses the time or random numbers
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import subprocess
@@ -74,9 +75,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("suites", nargs="*", metavar="SUITE=DIRECTORY[:GLOB]")
     parser.add_argument("--before", type=Path, required=True, help="the other checkout")
     parser.add_argument("--options", action="append", help="a set of options, as in --options='--block 0'")
+    parser.add_argument("--only", default="*", help="only programs whose name matches, such as 'examples/m*'")
     args = parser.parse_args(arguments)
     compared = different = failed = 0
     for name, command, place, environment in executed.programs(args.suites):
+        if not fnmatch.fnmatch(name, args.only):
+            continue
         os.environ.update(environment)
         for options in args.options or OPTIONS:
             both = [records(c.resolve(), options, command, place) for c in (args.before, executed.ROOT)]
