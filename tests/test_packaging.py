@@ -140,3 +140,30 @@ def test_a_deb_is_installed_used_and_removed(deb: Path, tmp_path: Path) -> None:
         pytest.skip("the distribution's packages cannot be reached")
     assert done.returncode == 0, done.stderr
     assert "fine" in done.stderr
+
+
+def test_a_release_that_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaging_roots, "ROOTS", tmp_path / "roots")
+    monkeypatch.setattr(packaging_roots, "UBUNTU_KEYS", str(tmp_path / "no.gpg"))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/sbin/{name}")
+    with pytest.raises(
+        packaging_checks.CheckError, match=r"noble needs Ubuntu's keys in .*no\.gpg \(package"
+    ):
+        packaging_roots.install("noble")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(packaging_checks.CheckError, match="apt-get install debootstrap"):
+        packaging_roots.install("trixie")
+    assert not (tmp_path / "roots").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts an overlay")
+def test_nothing_stays_of_what_a_check_does(tmp_path: Path) -> None:
+    """What it writes, and its mounts, end with it."""
+    seen, written = tmp_path / "seen", Path("/etc/gpubpf-written")
+    seen.mkdir()
+    (seen / "file").write_text("seen")
+    script = f"cat /check/file && touch {written} && echo ' written'"
+    done = packaging_roots.enter(Path("/"), seen, "sh", "-c", script, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("seen written\n", "")
+    assert not written.exists()
+    assert "gpubpf-check" not in Path("/proc/self/mounts").read_text()
