@@ -15,6 +15,8 @@ from setuptools.dist import Distribution
 
 CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent", "lib/gpubpf/calls/device_times")
 OPTIONAL_PARTS = ("lib/hipsim",)  # needs AMD's headers, which not every distribution has
+# For script/setup --cuda: the AMD part is built later.
+WITHOUT_AMD = bool(os.environ.get("WITHOUT_AMD"))
 NEEDED = "g++ make liblz4-dev libzstd-dev"  # Debian's packages
 PAGES = [path.name for path in Path("man/man8").glob("*.8")]
 BUILT_PAGES = "build/man"
@@ -38,7 +40,8 @@ def build_with_make(part: str) -> str:
     variables = [f"PYTHON={sys.executable}", "TRANSLATOR_PYTHON="]
     if include := cuda_include():
         variables.append(f"CUDA_INCLUDE={include}")
-    command = ["make", "--silent", "-j", str(os.cpu_count() or 1), "-C", part, *variables]
+    target = "lib/libgpubpf-agent.so" if WITHOUT_AMD and part == "lib/gpubpf/agent" else "all"
+    command = ["make", "--silent", "-j", str(os.cpu_count() or 1), "-C", part, target, *variables]
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     except OSError as error:
@@ -57,7 +60,7 @@ class BuildWithMake(build_py):
         for part in CPP_PARTS:
             if why := build_with_make(part):
                 raise SystemExit(f"gpubpf: {part} does not build: {why}")
-        for part in OPTIONAL_PARTS:
+        for part in () if WITHOUT_AMD else OPTIONAL_PARTS:
             if why := build_with_make(part):
                 print(f"gpubpf: left out: {part} does not build: {why}", file=sys.stderr)
         if PAGES:

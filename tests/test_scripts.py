@@ -316,3 +316,32 @@ def test_the_demo_shows_the_cuda_part_before_the_amd_part_is_built() -> None:
         if line.strip().startswith(f"run {tool} ")
     }
     assert len(called) == 2 and runs["threadhist"] < called[0] < runs["hipsnoop"]
+
+
+@pytest.mark.parametrize("without", ["", "1"])
+def test_the_package_is_built_without_the_amd_part_if_asked(tmp_path: Path, without: str) -> None:
+    """script/setup --cuda asks. A make that only writes down what it is to do stands in for the compilers."""
+    (tmp_path / "bin").mkdir()
+    make = tmp_path / "bin/make"
+    make.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >>"$MADE"\n')
+    make.chmod(0o755)
+    for directory in ("lib/gpubpf", "man", "completions"):
+        (tmp_path / directory).mkdir(parents=True)
+    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / file, tmp_path)
+    shutil.copy(REPOSITORY / "lib/gpubpf/__init__.py", tmp_path / "lib/gpubpf")
+    program = "from distutils.core import run_setup\nimport setuptools\nrun_setup('setup.py', ['-q', 'build_py', '-d', 'built'])"
+    variables = {
+        **os.environ,
+        "PATH": f"{make.parent}:{os.environ['PATH']}",
+        "MADE": str(tmp_path / "made"),
+        "WITHOUT_AMD": without,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    made = (tmp_path / "made").read_text()
+    assert "-C lib/cudasim all" in made
+    assert ("-C lib/gpubpf/agent all" in made) == ("-C lib/hipsim all" in made) == (not without)
+    assert ("-C lib/gpubpf/agent lib/libgpubpf-agent.so" in made) == bool(without)
