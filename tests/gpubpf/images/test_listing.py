@@ -19,7 +19,6 @@ from gpubpf.images import code_objects, fatbin, listing
 from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.ptx import inject, module, parser
-from gpubpf.ptx.values import Placement
 from gpubpf.record import replace
 from gpubpf.show import cli
 
