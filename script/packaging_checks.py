@@ -12,12 +12,13 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,34 @@ def check_tools(user: User, examples: Sequence[str], programs: Path, advice: str
         expect(user.run("hipsnoop", "--", programs / HIP_EXAMPLE, "20", root=True), "hipLaunchKernel +20")
 
 
+def measure_over(user: User, programs: Path, upgrade: Callable[[], object]) -> None:
+    """Measure vectoradd before an upgrade and after it, with the tool that was started before."""
+    command: list[str | Path] = [
+        "threadhist",
+        "--kernel",
+        "vectorAdd",
+        "--",
+        programs / "vectoradd",
+        "19",
+        "5",
+        "1",
+    ]
+    with user.start(*command, "1000000000") as running:
+        said = ""
+        while not (attached := re.search(r"attached to (\d+)", said)):
+            line = running.stdout.readline() if running.stdout else ""
+            if not line:
+                raise CheckError(f"a tool ended before the upgrade:\n{said}")
+            said += line
+        upgrade()
+        expect(user.run(*command, "23"), "23 launches")
+        os.kill(int(attached[1]), signal.SIGTERM)
+        said += running.communicate(timeout=300)[0]
+    expect(Done(running.returncode, said, 0), r"launches, 5 threads")
+    if running.returncode != 128 + signal.SIGTERM:
+        raise CheckError(f"a tool did not survive an upgrade: status {running.returncode}\n{said}")
+
+
 def check_upgrade(user: User, wheel: Path, examples: Sequence[str], programs: Path) -> None:
     """Install a newer version while a tool of the older one runs, with its cache. Both measure."""
     older = as_version(wheel, "0.0.1", user.home)
@@ -268,19 +297,7 @@ def check_upgrade(user: User, wheel: Path, examples: Sequence[str], programs: Pa
     expect(user.run("pip", "check"), "No broken")
     if "vectoradd" not in examples:
         return
-    running = user.start(
-        "threadhist", "--kernel", "vectorAdd", "--", programs / "vectoradd", "19", "5", "1", "200000"
-    )
-    time.sleep(2)
-    user.run("pip", "install", "-q", "--upgrade", "--no-deps", wheel)
-    expect(
-        user.run("threadhist", "--kernel", "vectorAdd", "--", programs / "vectoradd", "19", "5", "1", "23"),
-        "23 launches",
-    )
-    said, _ = running.communicate(timeout=300)
-    expect(Done(running.returncode, said, 0), "200,000 launches, 5 threads")
-    if running.returncode:
-        raise CheckError(f"a tool did not survive an upgrade:\n{said}")
+    measure_over(user, programs, lambda: user.run("pip", "install", "-q", "--upgrade", "--no-deps", wheel))
 
 
 def check_removal(user: User) -> None:

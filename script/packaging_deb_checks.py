@@ -24,10 +24,10 @@ from packaging_checks import (
     HIP_EXAMPLE,
     USER,
     CheckError,
-    Done,
     User,
     check_tools,
     expect,
+    measure_over,
     say,
     usable_examples,
 )
@@ -91,24 +91,7 @@ def check_upgrade(user: User, deb: Path, programs: Path) -> None:
         control.write_text(control.read_text().replace("\nVersion: ", "\nVersion: 0~", 1))
         subprocess.run(["dpkg-deb", "-Znone", "-b", tree, older], check=True, stdout=subprocess.DEVNULL)
         apt("install", "--allow-downgrades", older)
-    command: list[str | Path] = [
-        "threadhist",
-        "--kernel",
-        "vectorAdd",
-        "--",
-        programs / "vectoradd",
-        "19",
-        "5",
-        "1",
-    ]
-    running = user.start(*command, "200000")
-    time.sleep(2)
-    apt("install", deb)
-    expect(user.run(*command, "23"), "23 launches")
-    said, _ = running.communicate(timeout=300)
-    expect(Done(running.returncode, said, 0), "200,000 launches, 5 threads")
-    if running.returncode:
-        raise CheckError(f"a tool did not survive an upgrade:\n{said}")
+    measure_over(user, programs, lambda: apt("install", deb))
 
 
 def our_files() -> set[str]:

@@ -325,7 +325,8 @@ def test_the_package_is_built_without_the_amd_part_if_asked(tmp_path: Path, with
     make = tmp_path / "bin/make"
     make.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >>"$MADE"\n')
     make.chmod(0o755)
-    for directory in ("lib/gpubpf", "man", "completions"):
+    parts = ("lib/cudasim", "lib/hipsim", "lib/gpubpf/agent", "lib/gpubpf/calls/device_times")
+    for directory in (*parts, "man", "completions"):
         (tmp_path / directory).mkdir(parents=True)
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / file, tmp_path)
