@@ -78,9 +78,9 @@ def user_namespace(machine: Machine) -> Finding:
     """Whether root's rights are those of the machine."""
     os.readlink(machine.proc / "self/ns/user")  # without /proc, it is unknown
     if privileges.in_first_user_namespace(machine.proc):
-        return ok("the first one")
+        return ok("the machine's own")
     why = f"root here has no rights over the host: no eBPF programs, and not {_EVERY}"
-    return Finding(LIMITED, "not the first one", why, "run the tool on the host as root")
+    return Finding(LIMITED, "not the machine's own", why, "run the tool on the host as root")
 
 
 def pid_namespace(machine: Machine) -> Finding:
@@ -89,10 +89,10 @@ def pid_namespace(machine: Machine) -> Finding:
         action = "mount the right one, as root: mount -t proc proc /proc"
         return Finding(MISSING, "/proc is not that of this PID namespace", "no tool works", action)
     if _sees_machine(machine):
-        return ok("the first one")
+        return ok("the machine's own")
     why = "processes outside of this container are not seen, and -p takes the numbers inside"
     action = "run the tool on the host, or the container with --pid=host"
-    return Finding(LIMITED, "not the first one", why, action, needed=False)
+    return Finding(LIMITED, "not the machine's own", why, action, needed=False)
 
 
 def hidepid(machine: Machine) -> Finding:

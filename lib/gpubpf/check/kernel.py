@@ -95,7 +95,9 @@ def uprobes(machine: Machine) -> Finding:
     except (OSError, ValueError):
         why = "new processes are not held until they are measured: their first launches may be missed"
         return Finding(LIMITED, "not through perf_event_open(2)", why, action)
-    return ok("many at once" if method == "multi" else "one at a time; Linux 6.6 and newer are faster")
+    return ok(
+        "attached in groups" if method == "multi" else "attached one by one; Linux 6.6 and newer are faster"
+    )
 
 
 def tracefs(machine: Machine) -> Finding:
@@ -168,6 +170,6 @@ def headers(machine: Machine) -> Finding | None:
         return None
     with contextlib.suppress(OSError):
         if compiling.has_kernel_headers():
-            return ok("bcc finds some")
+            return ok("found by bcc")
     consequence = "gpucount, gpudist, gputrace and tools of your own do not work as root"
     return Finding(MISSING, "bcc finds none", consequence, compiling.INSTALL_HEADERS)

@@ -49,7 +49,7 @@ def variables(machine: Machine) -> Finding:
         found.append("LD_PRELOAD")
         consequences.append("every program that a tool starts loads these libraries, too")
     if not found:
-        return ok("no variable of one is set")
+        return ok("no profiler is configured")
     names = ", ".join(dict.fromkeys(found))
     verb = "is" if len(set(found)) == 1 else "are"
     action = f"unset {' '.join(dict.fromkeys(found))}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shlex
 import signal
@@ -31,6 +32,7 @@ _files: list[tuple[int, int]] = []
 # Seconds. In one of 700 runs, a wait for `Signals.reader` did not return after SIGTERM and SIGINT, cause unknown. So waits time out.
 LONGEST_WAIT = 1.0
 CUPY_VARIABLE = "CUPY_COMPILE_WITH_PTX"  # since CuPy 12
+_PYTHON = re.compile(r"(^|/)python[\d.]*$|\.py$")
 XLA_OPTION = "--xla_gpu_asm_extra_flags"  # of XLA_FLAGS: options of its ptxas
 
 
@@ -53,7 +55,7 @@ def start_command(
     environment["CUDA_INJECTION64_PATH"] = str(agent.LIBRARY)
     if measurement.amd:
         environment.update(rocr_tool(agent.HSA_LIBRARY, environment))
-    if measurement.targets.ptx_options and measurement.device.kind == "gpu":
+    if measurement.targets.ptx_options and measurement.device.kind == "gpu" and may_run_python(command):
         added = ptx_options(environment)
         environment.update(added)
         if added:
@@ -78,6 +80,19 @@ def other_tool(environment: Mapping[str, str]) -> str | None:
     if "CUDA_INJECTION64_PATH" in environment:
         return "CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it"
     return None
+
+
+def may_run_python(command: Sequence[str]) -> bool:
+    """Return whether a command may run Python programs: it names Python or a Python file, or is a script, such as torchrun."""
+    import shutil  # imported here because few commands need it
+
+    if any(_PYTHON.search(word) for word in command):
+        return True
+    try:
+        with open(shutil.which(command[0]) or command[0], "rb") as file:
+            return file.read(2) == b"#!"
+    except (OSError, ValueError):
+        return False
 
 
 def ptx_options(environment: Mapping[str, str]) -> dict[str, str]:

@@ -466,10 +466,10 @@ def test_ptrace_that_a_filter_refuses() -> None:
 
 def test_namespaces(proc: Callable[..., dict[str, Path]]) -> None:
     found = one("user-namespace", places=proc(**{"self/ns/user": "user:[4026532000]"}))
-    expect(found, LIMITED, "not the first one")
+    expect(found, LIMITED, "not the machine's own")
     if os.geteuid() == 0:
         inside = ("unshare", "-p", "-f", "--mount-proc", "--kill-child")
-        expect(one("pid-namespace", inside), LIMITED, "not the first one", needed=False)
+        expect(one("pid-namespace", inside), LIMITED, "not the machine's own", needed=False)
         expect(
             one("pid-namespace", ("unshare", "-p", "-f")), MISSING, "/proc is not that of this PID namespace"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.session.command import ptx_options, rocr_tool, start_command
+from gpubpf.session.command import may_run_python, ptx_options, rocr_tool, start_command
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Measurement, Plan, Targets
 
@@ -47,6 +47,21 @@ def test_libraries_keep_ptx_unless_the_user_says_otherwise(
     assert ptx_options(environment) == variables
 
 
+@pytest.mark.parametrize(
+    ("command", "may"),
+    [
+        (["python3", "train.py"], True),
+        (["mpirun", "-n", "2", "/usr/bin/python3.12", "-m", "train"], True),
+        (["numactl", "train.py"], True),
+        (["sh", "-c", "true"], False),
+        (["/nowhere/app", "--python"], False),
+        (["a\0b"], False),
+    ],
+)
+def test_commands_that_may_run_python(command: list[str], may: bool) -> None:
+    assert may_run_python(command) == may
+
+
 @pytest.mark.parametrize(("kind", "wanted"), [("gpu", True), ("gpu", False), ("sim", True)])
 def test_a_command_on_a_gpu_keeps_ptx(
     kind: str, wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,9 +70,10 @@ def test_a_command_on_a_gpu_keeps_ptx(
     for name in ("CUPY_COMPILE_WITH_PTX", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
     notes: list[str] = []
-    targets = Targets(
-        ["sh", "-c", f"echo $CUPY_COMPILE_WITH_PTX $XLA_FLAGS > {tmp_path}/out"], ptx_options=wanted
-    )
+    script = tmp_path / "run"
+    script.write_text(f"#!/bin/sh\necho $CUPY_COMPILE_WITH_PTX $XLA_FLAGS > {tmp_path}/out\n")
+    script.chmod(0o755)
+    targets = Targets([str(script)], ptx_options=wanted)
     measurement = Measurement(targets, Plan(Device(kind), ()), notes.append)
     assert start_command(targets.command, measurement, "@none").wait() == 0
     said = (tmp_path / "out").read_text().strip()
