@@ -412,10 +412,12 @@ void libraries_changed() {
 }  // namespace
 
 void find_compilers(const CompilerUser &of, const char *lack) {
+    // dlsym takes the dynamic linker's lock, with which libraries_changed() waits for `changing`: so call it first.
+    const auto *found = static_cast<const r_debug *>(dlsym(RTLD_DEFAULT, "_r_debug"));
     std::lock_guard<std::mutex> hold(*changing);
     user = of;
     lacks = lack;
-    linker = static_cast<const r_debug *>(dlsym(RTLD_DEFAULT, "_r_debug"));
+    linker = found;
     auto *const notify = linker ? reinterpret_cast<void *>(linker->r_brk) : nullptr;
     if (notify && table[0].target != notify)
         table[0] = {"r_brk", reinterpret_cast<void *>(&libraries_changed), notify, notify, lack};
