@@ -160,7 +160,7 @@ def test_contributing_lists_the_packages_in_the_order_of_their_layers() -> None:
     table: dict[int, set[str]] = {}
     for number, package in rows:
         table.setdefault(int(number), set()).add(package)
-    assert table.pop(1) == {"tools"}
+    table[1].remove("tools")  # which is a link to another folder
     assert [table[number] for number in sorted(table)] == layers
 
 
