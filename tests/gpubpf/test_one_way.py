@@ -23,7 +23,7 @@ LOOKING = {
     *("process/address_space.py", "session/joining.py", "session/machine.py", "linux/libraries.py"),
     *("attach/borrow.py", "attach/holding.py", "attach/loading.py", "attach/patching.py"),
     *("images/mapped.py", "images/triton.py", "linux/indirect_functions.py"),
-    *("calls/kernel_names.py", "calls/listing.py"),
+    *("calls/kernel_names.py", "calls/listing.py", "check/process.py"),
 }
 # `gpubpf check` asks whether a seccomp filter refuses these calls, for a process that does not exist.
 ASKING = ("check/isolation.py", "check/syscall_question.py")

@@ -143,6 +143,6 @@ def test_loads_from_constant_memory_share_a_probe(options: str) -> None:
     b = BPF(text=memtrace.PROGRAM)
     memtrace.attach(b, cli.parse(memtrace.build_parser(), [*options.split(), "--", "true"]))
     loads = "\n".join(f"ld.const.u32 %r2, [table+{4 * n}]; add.u32 %r1, %r1, %r2;" for n in range(64))
-    injected = inject(parse(CONSTANTS.format(loads=loads)), b.placements(["k"]))
+    injected = inject(parse(CONSTANTS.format(loads=loads)), b.probes_of(["k"]))
     sites = [site for site in injected.kernels["k"].sites if site.space == "const"]
     assert [site.like for site in sites] == [None] + [sites[0].number] * 63

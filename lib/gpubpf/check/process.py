@@ -288,7 +288,7 @@ def _launchlate(obstacle: Finding | None, devices: Devices | SessionError) -> Fi
 
 
 def _snoop(bpf: Finding, mapped: Sequence[address_space.Mapping], names: LibraryNames) -> Finding:
-    """What a tool with uprobes would measure. Another tracer, or the agent, is no obstacle."""
+    """What a tool with uprobes would measure. Another tracer does not matter, and neither does the agent."""
     libraries = address_space.libraries(mapped)
     found = sorted({library.name for library in libraries if names.match(library.path)})
     if not found:

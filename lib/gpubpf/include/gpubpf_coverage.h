@@ -73,7 +73,7 @@ static inline u64 gpubpf_tag_of(u64 page, u32 narrow) { return page << 32 | (gpu
  * other. Behind it, the pages of other epochs, kernels and arrays compete by chance. `owner`: number of the kernel + 1, or 0.
  */
 static inline u32 gpubpf_home_of(u64 page, u32 narrow, u32 owner) {
-    u32 apart = (u32)gpu_epoch() * 0x9e37u + owner * 0x85ebu;    /* of this launch, so that it is no work of each access */
+    u32 apart = (u32)gpu_epoch() * 0x9e37u + owner * 0x85ebu;    /* the same in the whole launch: computed once */
     return ((u32)page + apart + (narrow ? 0x4f1bu : 0)) & (GPUBPF_PAGES - 1);
 }
 /* The second choice; the places behind it are the next ones. */

@@ -574,7 +574,7 @@ def test_an_ordinary_user_and_its_own_process(built: Path) -> None:
 )
 def test_what_yama_forbids(built: Path, monkeypatch: pytest.MonkeyPatch, scope: int, said: str) -> None:
     """A real refusal; the scope is what a kernel with Yama would say."""
-    monkeypatch.setattr(traceable, "_number", lambda path: scope)
+    monkeypatch.setattr(traceable, "ptrace_scope", lambda: scope)
 
     def work() -> None:
         with running(built / "kinds", "dumpable") as process:

@@ -448,6 +448,6 @@ def test_only_what_is_asked_for_is_on_the_device(words: str, name: str) -> None:
     args = parser.parse_args(words.split())
     timed = bool(args.timestamps or args.heatmap)
     probe, *numbered = access_trace.attach(args, timed).probes
-    assert probe.function == name
+    assert probe.program == name
     assert [p.spaces for p in numbered] == [] if args.heatmap else [("texture", "surface")]
     assert ("shared" in probe.spaces) == (not args.heatmap)

@@ -166,7 +166,7 @@ def measured(draw: st.DrawFn) -> tuple[Any, Any, dict[str, tuple[bytes, bytes]]]
     bpf = SimpleNamespace(
         program=program,
         maps=program.maps,
-        probes=[SimpleNamespace(function="on_exit", kernels=())] if not host else [],
+        probes=[SimpleNamespace(program="on_exit", kernels=())] if not host else [],
         formats=lambda: dict(enumerate(FORMATS)),
         printing=lambda: dict.fromkeys(range(len(FORMATS)), ("on_exit", "on_entry")),
         host_side=SimpleNamespace(items=lambda name: Host.items(side, name), records=lambda name: rings[name])

@@ -173,6 +173,7 @@ class Followed:
             "map_memory": 1 << 20,
             "duration": None,
             "user": None,
+            "ptx_options": True,
         }
         defaults |= {"json": False, "cgroup": None, "comm": None, "tid": None}
         args = argparse.Namespace(command=command, **(defaults | options))
