@@ -305,8 +305,7 @@ def test_handlers_of_the_application_still_work() -> None:
         "except DeviceFault: pass\n"
         "ctypes.string_at(16)\n"
     )
-    here = os.path.dirname(__file__)
-    path = os.pathsep.join([here, os.path.dirname(here), os.path.join(here, "..", "..", "lib")])
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", text],
         env={**os.environ, "PYTHONPATH": path},
