@@ -476,13 +476,15 @@ class BPF:
 
     def lowered_probes(self) -> list[PtxProbe]:
         """Return the probes with their lowered programs, for `images.instrument`; with null probes, with empty programs."""
-        unit = self.sampling.unit if self.sampling else ""
-        if null_probes():
-            made = [
-                replace(probe.with_program(EMPTY), accumulate=None, sampled=unit) for probe in self.probes
-            ]
-        else:
-            made = [replace(probe.with_program(self._fragment(probe)), sampled=unit) for probe in self.probes]
+        empty = null_probes()
+        made = [
+            replace(
+                probe.with_program(EMPTY if empty else self._fragment(probe)),
+                accumulate=None if empty else probe.accumulate,
+                sampled=self.sampling.unit if self.sampling else "",
+            )
+            for probe in self.probes
+        ]
         if self.budget is not None and self.probes:
             from gpubpf.ptx import cost
 

@@ -26,10 +26,9 @@ from gpubpf.lower import x86
 from gpubpf.lower.native import Native
 from gpubpf.process import privileges
 
-# What runs a command as a user with no capability that gets none.
-ROOTLESS = [
-    "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all",
-]  # fmt: skip
+# What runs a command as an ordinary user; the second one, so that it cannot gain a capability either.
+ORDINARY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+ROOTLESS = [*ORDINARY, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 needs_open_checkout = pytest.mark.skipif(

@@ -22,7 +22,10 @@ class Machine(Record):
     timeout: float = TIMEOUT
 
     def text(self, path: Path, absent: str | None = None) -> str:
-        """Return a file's text without the last line end; `absent`, if it is not None, where there is no such file. Raises OSError."""
+        """Return the text of a file, without newlines at its end. Raises OSError.
+
+        absent: what to return if the file does not exist; None: raise FileNotFoundError.
+        """
         try:
             return path.read_text(errors="replace").rstrip("\n")
         except FileNotFoundError:

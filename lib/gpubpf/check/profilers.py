@@ -11,7 +11,7 @@ from gpubpf.session import command
 CUPTI_VARIABLES = (
     "NSYS_", "NV_NSIGHT_", "NV_COMPUTE_PROFILER", "NV_TPS_", "CUPTI_", "NVTX_INJECTION", "ROCP_", "LD_AUDIT=",
 )  # fmt: skip
-# The names of processes, of which Linux keeps 15 characters.
+# Names of processes. Linux keeps the first 15 characters of a name.
 PROGRAMS = {
     "nv-hostengine": "DCGM",
     "dcgm-exporter": "DCGM",

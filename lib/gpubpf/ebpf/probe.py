@@ -25,11 +25,11 @@ class Probe(Record, Generic[Program]):
     opcodes: globs of opcodes, at `float` and `instruction` (`computation.is_chosen`); () means all.
     sampled: "block" or "warp" to run the program only in some blocks or warps, chosen anew in each launch; "": in all. All
         programs of a kernel have the same value, except `cost.SAMPLED_COST`, which runs in all.
-    alike: bytes, a power of two. At `access`, the program does the same for accesses by the same lanes whose addresses differ
-        by a multiple of so many bytes; or by any constant, if the addresses of all lanes are equal modulo so many. If several
-        loads or stores in a basic block are known to differ this way, only the first gets a probe (`Site.like`). 0: the program
-        may do something else.
-    repeats: at `access`, run the program only for loads and stores that are known to differ this way from an earlier one.
+    alike: a number of bytes, a power of two, or 0. At `access`, two accesses by the same lanes are alike if their addresses differ
+        by a multiple of `alike`, or by any constant where the addresses of all lanes are equal modulo `alike`. The program does the
+        same for both, so only the first of the alike loads or stores in a basic block gets a probe (`Site.like`). 0: each access
+        gets a probe.
+    repeats: at `access`, run the program only for loads and stores that are alike to an earlier one.
     kernels: `--kernel` patterns; () means all kernels. The injectors do not read it: each kernel has its own list of probes.
     unconditional: set by the injector of PTX where only chosen threads reach the probe (split.py), so that the probe does not
         test whether its thread is chosen.

@@ -263,7 +263,7 @@ def _larger_granule(report: CoverageReport, granule: int) -> int:
     for row in report.allocations:
         by_process[row.allocation.process] = by_process.get(row.allocation.process, 0) + row.allocation.bytes
     wanted = max(by_process.values(), default=0) / TABLE_GRANULES
-    given = granule if granule > 1 else 1 << WORD_SHIFT  # exact granules have up to so many bytes
+    given = granule if granule > 1 else 1 << WORD_SHIFT  # bytes; the largest size of an exact granule
     while granule < LARGEST_GRANULE and (wanted > granule or granule <= given):
         granule *= 2
     return granule

@@ -142,7 +142,7 @@ def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
 def executed_another_program(pid: int) -> bool:
     """Return whether a process that had the agent has executed another program. Then the agent is no longer mapped.
 
-    False if that cannot be found out, or not soon."""
+    Return False if the process's mappings cannot be read, or not in time."""
 
     def look() -> bool:
         others = False

@@ -391,8 +391,8 @@ class TracedProcess(MutableRecord):
     def add_stack(self, number: int, frames: Sequence[protocol.StackFrame]) -> None:
         """Keep a host stack. Where another tracer's return probe has replaced a return address, the caller is unknown."""
         nameless = {frame.address for frame in frames if not (frame.file or frame.symbol)}
-        # All return probes of a process return to one address, which the kernel puts as high as it can. So only the highest that may
-        # be it is looked at: looking takes time.
+        # All return probes of a process return to one address, which the kernel puts as high as it can. So look only
+        # at the highest address that may be this one: a look takes time.
         at = max((at for at in nameless if (at + 1) % mmap.PAGESIZE == 0), default=None)
         hidden = {at} if at is not None and address_space.is_return_probe(self.pid, at + 1) else set()
         self.stacks[number] = tuple(

@@ -19,6 +19,7 @@ from gpubpf.check import probing, table, text
 from gpubpf.check.command import EXAMPLES
 from gpubpf.check.finding import LIMITED, MISSING, OK, UNKNOWN, Check, Finding, ok
 from gpubpf.check.machine import Machine
+from gpubpf_host import ORDINARY
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "tools" / "gpubpf"
@@ -69,10 +70,7 @@ def test_the_text_fits_a_terminal_and_has_every_title() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_an_ordinary_user_lacks_ebpf() -> None:
     words = [
-        "setpriv",
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
+        *ORDINARY,
         sys.executable,
         SCRIPT,
         "check",

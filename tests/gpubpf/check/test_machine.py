@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import gpubpf_host
 from gpubpf.calls import device_times
 from gpubpf.check import profilers, software, table
 from gpubpf.check.finding import LIMITED, MISSING, OK, STATES, UNKNOWN
@@ -78,7 +79,7 @@ def without(directory: str, glob: str) -> tuple[str, ...]:
     return mounted("mount -t tmpfs t /mnt; " + made.format(directory, glob))
 
 
-ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", "HOME=/nonexistent")
+ORDINARY = (*gpubpf_host.ORDINARY, "env", "HOME=/nonexistent")
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from gpubpf.check.finding import LIMITED, MISSING, OK, UNKNOWN, Finding
 from gpubpf.check.machine import Machine
 from gpubpf.errors import SessionError
 from gpubpf.process import limits
+from gpubpf_host import ORDINARY
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "tools" / "gpubpf"
@@ -178,10 +179,7 @@ def test_a_static_program(start: Start, tmp_path: Path) -> None:
 def test_a_process_of_another_user_and_processes_that_are_none(start: Start) -> None:
     child = start(sys.executable, "-c", WAIT)
     ordinary = [
-        "setpriv",
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
+        *ORDINARY,
         sys.executable,
         SCRIPT,
         "check",
