@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -24,6 +25,7 @@ from gpubpf.images import listing
 from gpubpf.images.assemble import Target
 from gpubpf.linux.libraries import LibraryNames
 from gpubpf.process import address_space, proc, started_with, traceable
+from gpubpf.ptx.module import Module
 from gpubpf.record import Record
 from gpubpf.session import device, joining
 from gpubpf.session.device import Device
@@ -41,6 +43,7 @@ _INJECTED = (
 _NAMESPACES = ("mnt", "pid", "user", "net")
 _RUNTIME, _CUPTI = LibraryNames("libcudart.so"), LibraryNames("libcupti.so")
 _MOST_REASONS = 3
+SHARE = 0.5  # of the time limit, for trying to instrument kernels
 
 
 class _Kernels(Record):
@@ -80,7 +83,11 @@ def findings(pid: int, machine: Machine) -> Iterator[tuple[str, Finding]]:
     attach = _attach(pid, mapped, refused, ask)
     names = sorted({library.name for library in address_space.libraries(mapped)})
     devices = ask(lambda: _devices(pid, mapped))
-    kernels = ask(lambda: _kernels(pid, devices)) if isinstance(devices, dict) and devices else None
+    kernels = (
+        ask(lambda: _kernels(pid, devices, machine.timeout * SHARE))
+        if isinstance(devices, dict) and devices
+        else None
+    )
     agent = _agent(pid, mapped, ask)
     obstacle = attach if attach.state != OK else agent if agent.state != OK else None
     yield "process", ok(table.process(traceable.comm(pid), pid))
@@ -183,13 +190,23 @@ def _runtime(devices: Devices | SessionError, names: Sequence[str]) -> Finding:
     return Finding(LIMITED, "no shared libcudart: linked statically, or not used", why, action, needed=False)
 
 
-def _kernels(pid: int, devices: Devices) -> _Kernels:
-    """Return the kernels in the files that the process has mapped. Raises Error and OSError."""
+def _kernels(pid: int, devices: Devices, seconds: float) -> _Kernels:
+    """Return the kernels in the files that the process has mapped. Raises Error and OSError.
+
+    seconds: after this time, no further kernel is checked. Libraries such as cuFFT have thousands of kernels.
+    """
+    until = time.monotonic() + seconds
+
+    def check(parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
+        if time.monotonic() < until:
+            return listing.check_injection(parsed, kernels)
+        return dict.fromkeys(kernels, f"not checked, because {seconds:g} s were over")
+
     chosen = next(iter(devices.values()))
     environment = started_with.environment(pid, ["CUDASIM_CC"])
     target = Target(chosen.kind, device.compute_capability(chosen, environment))
     sources = listing.sources_of_process(pid)
-    kernels = listing.listed(sources, target)
+    kernels = listing.listed(sources, target, check)
     amd = 0
     for data in (data for source in sources for data in source.code_objects):
         with contextlib.suppress(ImageError):

@@ -10,6 +10,7 @@ tries the tool's own probes, if it has any.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.lower.fragment import Fragment
+from gpubpf.process import children
 from gpubpf.ptx import module, parser
 from gpubpf.ptx.inject import inject
 from gpubpf.record import MutableRecord, Record, field
@@ -102,26 +104,43 @@ def listed(
     target: Target,
     check: Check = check_injection,
     check_amd: CheckAmd = lambda data: Sidecar(),
+    patterns: Sequence[str] = (),
 ) -> list[ListedFileKernel]:
-    """Return the kernels of each file, sorted by name. `target`: the device that they would run on.
+    """Return the kernels of each file, sorted by name. Several processes look at the modules of a large library.
 
     Damaged images are left out, because other forms of the module may have the same kernels.
+
+    target: the device that the kernels would run on.
+    check, check_amd: what finds the reasons.
+    patterns: globs (``--kernel``) of the kernels to return; none: all kernels.
+
+    Raises Error if no kernel matches the patterns. The message names the kernels.
     """
     found: list[ListedFileKernel] = []
+    others: list[str] = []
     for source in sources:
         kernels: dict[str, _Kernel] = {}
-        with progress.work(f"listing the kernels of {source.file}"):
-            for images in device_link.modules(source.images):
-                _add_module(kernels, images, target, check)
+        modules = device_link.modules(source.images)
+        look = functools.partial(_kernels_of_module, target=target, check=check, patterns=patterns)
+        with progress.work(f"listing the modules of {source.file}", len(modules)) as task:
+            for of_module in children.spread(look, modules):
+                task.step()
+                for name, kernel in of_module.items():
+                    kernels.setdefault(name, _Kernel()).add(kernel)
             for data in source.code_objects:
                 _add_code_object(kernels, data, check_amd)
         for mangled in source.launches or ():
             if mangled not in kernels and not names.is_of_runtime(mangled):
                 kernels[mangled] = _Kernel(reasons=["image not seen"])
         ordered = names.demangle_all(name for name in kernels if device_link.DEVICE_RUNTIME not in name)
-        for name in sorted(ordered, key=lambda name: (name.short, name.full)):
-            launches = None if source.launches is None else source.launches.get(name.mangled, 0)
-            found.append(kernels[name.mangled].listed(name, source, launches))
+        for named in sorted(ordered, key=lambda named: (named.short, named.full)):
+            launches = None if source.launches is None else source.launches.get(named.mangled, 0)
+            if not patterns or names.matches(patterns, named.mangled):
+                found.append(kernels[named.mangled].listed(named, source, launches))
+            else:
+                others.append(named.short)
+    if patterns and not found:
+        raise Error(no_match(patterns, others))
     return found
 
 
@@ -133,6 +152,13 @@ class _Kernel(MutableRecord):
     gpus: set[str] = field(default_factory=set)
     # One per module; None: it can be instrumented.
     reasons: list[str | None] = field(default_factory=list)
+
+    def add(self, other: _Kernel) -> None:
+        """Add what is known of a kernel of the same name in another module."""
+        self.ptx |= other.ptx
+        self.sass |= other.sass
+        self.gpus |= other.gpus
+        self.reasons += other.reasons
 
     def listed(self, name: names.KernelName, source: ImageFile, launches: int | None) -> ListedFileKernel:
         # Several modules may contain instances of the same template.
@@ -152,33 +178,46 @@ def _capabilities(archs: set[tuple[int, str]]) -> tuple[str, ...]:
     return tuple(f"{sm // 10}.{sm % 10}{suffix}" for sm, suffix in sorted(archs))
 
 
-def _add_module(
-    kernels: dict[str, _Kernel], images: Sequence[FatbinImage], target: Target, check: Check
-) -> None:
-    """Add the kernels of one module to `kernels`."""
+def _kernels_of_module(
+    images: Sequence[FatbinImage], target: Target, check: Check, patterns: Sequence[str]
+) -> dict[str, _Kernel]:
+    """Return the kernels of one module, by mangled name. Only those that match `patterns` are checked."""
     chosen = choose(images, target)
-    reasons: dict[str, str | None] = {}
-    # #if __CUDA_ARCH__ can leave a kernel out of the PTX although the SASS has it.
-    otherwise = chosen if isinstance(chosen, str) else f"not in the PTX for {chosen.arch}"
+    own: Sequence[str] = ()  # the kernels of the chosen PTX
+    reasons: Mapping[str, str | None] = {}
+    if isinstance(chosen, FatbinImage):
+        own, reasons, otherwise = _checked(chosen, check, patterns)
+    else:
+        otherwise = chosen
+    kernels = {name: _Kernel() for name in own}
     for image in images:
         try:
-            mangled = _entries(image)
+            mangled = own if image is chosen else _entries(image)
         except ImageError:  # this form is damaged; another one may be intact
             continue
         for name in mangled:
             kernel = kernels.setdefault(name, _Kernel())
             (kernel.sass if image.kind == "elf" else kernel.ptx).add((image.sm, image.suffix))
-            reasons.setdefault(name, otherwise)
-    if isinstance(chosen, FatbinImage):
-        try:
-            parsed = parser.parse(chosen.text)
-            own = tuple(parsed.entries)
-            refusals = check(parsed, own)
-            reasons |= {name: refusals.get(name) for name in own}
-        except (PtxError, ImageError) as error:
-            reasons |= dict.fromkeys(reasons, str(error))
-    for name, reason in reasons.items():
-        kernels[name].reasons.append(reason)
+    for name, kernel in kernels.items():
+        kernel.reasons.append(reasons.get(name, otherwise))
+    return kernels
+
+
+def _checked(
+    image: FatbinImage, check: Check, patterns: Sequence[str]
+) -> tuple[Sequence[str], Mapping[str, str | None], str]:
+    """Return the kernels of PTX, the reason for each that cannot be instrumented (None: it can be), and the reason for all others."""
+    own: Sequence[str] = ()
+    try:
+        own = _ENTRY.findall(image.text)  # of PTX that cannot be parsed
+        parsed = parser.parse(image.text)
+        own = tuple(parsed.entries)
+        wanted = [name for name in own if not patterns or names.matches(patterns, name)]
+        refusals = check(parsed, wanted) if wanted else {}
+    except (PtxError, ImageError) as error:
+        return own, {}, str(error)
+    # #if __CUDA_ARCH__ can leave a kernel out of the PTX although the SASS has it.
+    return own, {name: refusals.get(name) for name in own}, f"not in the PTX for {image.arch}"
 
 
 def _add_code_object(kernels: dict[str, _Kernel], data: bytes, check: CheckAmd) -> None:
@@ -288,7 +327,7 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
                 out.write(text if text.endswith("\n") else text + "\n")
             return status
         check = b.late_refusals if args.pid else b.refusals
-        kernels = matching(listed(sources, b.target(args), check, b.checked_code_object), args.kernel)
+        kernels = listed(sources, b.target(args), check, b.checked_code_object, args.kernel)
     except Error:
         if status:  # COMMAND failed, so return its status
             return status
@@ -321,15 +360,6 @@ def csv_rows(kernels: Iterable[ListedFileKernel]) -> Iterator[str]:
         can = "no" if kernel.reason else "yes"
         launches = "" if kernel.launches is None else kernel.launches
         yield cli.csv_cells((*cells, can, kernel.reason or "", launches)) + "\n"
-
-
-def matching(kernels: Iterable[ListedFileKernel], patterns: Sequence[str]) -> list[ListedFileKernel]:
-    """Return the kernels that match ``--kernel``. Raises Error if none does; the message names the kernels."""
-    everything = list(kernels)
-    chosen = [kernel for kernel in everything if not patterns or names.matches(patterns, kernel.name.mangled)]
-    if patterns and not chosen:
-        raise Error(no_match(patterns, (kernel.name.short for kernel in everything)))
-    return chosen
 
 
 def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = MOST_NAMES) -> str:

@@ -17,22 +17,30 @@ import fcntl
 import itertools
 import os
 import resource
+import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from gpubpf.process import privileges, target_files
 from gpubpf.process.users import User
 from gpubpf.record import Record
 
 LONGEST_TEXT = 16 << 20  # bytes that a child prints; the rest is dropped
+FEW_ITEMS = 64  # below, copies of the process are not worth their start
+MOST_COPIES = 16
 _PASSED = ("PATH", "TMPDIR", "LANG")
 _PREFIX = "gpubpf-child-"  # of temporary directories, and of nothing else
 _ABANDONED = 60.0  # seconds until a directory that nobody has locked belongs to no tool
 _MOST_ENTRIES = 1 << 16  # of the temporary directory, to look for abandoned ones
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class Limits(Record):
@@ -73,6 +81,38 @@ def python(program: str, *arguments: str) -> list[str]:
     places = [place for place in sys.path if os.path.isabs(place)]
     start = f"import sys; sys.path[:] = {places!r}; {program}"
     return [sys.executable, "-I", "-c", start, *arguments]
+
+
+def spread(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
+    """Yield `work` of each item, in order. Copies of this process share the work: one per CPU, and none for few items.
+
+    Only the main thread starts copies, because another thread may be one of several.
+
+    work: changes nothing but what it returns, which can be pickled, as can its exceptions. They are raised here.
+    """
+    processes = min(len(os.sched_getaffinity(0)), MOST_COPIES)
+    if threading.current_thread() is not threading.main_thread() or processes < 2 or len(items) < FEW_ITEMS:
+        yield from map(work, items)
+        return
+    import multiprocessing  # here, because it takes 20 ms
+
+    with multiprocessing.get_context("fork").Pool(processes, _begin_copy, (os.getpid(), work, items)) as pool:
+        yield from pool.imap(_work_of_copy, range(len(items)), chunksize=4)
+
+
+_of_copy: tuple[Callable[[Any], Any], Sequence[Any]]  # the work and the items of a copy of the tool
+
+
+def _begin_copy(tool: int, work: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    global _of_copy
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tool ends its copies
+    privileges.end_with_parent(tool)
+    _of_copy = work, items
+
+
+def _work_of_copy(number: int) -> Any:
+    work, items = _of_copy
+    return work(items[number])
 
 
 class Done(Record):

@@ -84,7 +84,9 @@ def test_a_process_on_the_embedded_device_is_left_alone(start: Start) -> None:
 
 
 @needs_driver
-def test_kernels_are_counted_as_list_counts_them(start: Start, tmp_path: Path) -> None:
+def test_kernels_are_counted_as_list_counts_them(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = ROOT / "examples" / "vectoradd"
     if not program.exists():
         pytest.skip("needs examples/vectoradd")
@@ -103,6 +105,10 @@ def test_kernels_are_counted_as_list_counts_them(start: Start, tmp_path: Path) -
     if findings["devices"].state == OK:  # cudart may load the driver later
         assert findings["kernels"].value == "1 of 1 can be instrumented"
         assert findings["threadhist"] == Finding(OK, "launches of 1 kernel")
+        monkeypatch.setattr(process, "SHARE", 0)
+        late = found(child.pid)["kernels"]
+        assert late.value == "0 of 1 can be instrumented"
+        assert "not checked, because 0 s were over (1)" in late.consequence
 
 
 @needs_driver

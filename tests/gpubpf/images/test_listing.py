@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -122,14 +123,33 @@ def test_launches_and_kernels_that_nobody_saw_loaded() -> None:
 
 
 def test_matching() -> None:
-    kernels = listing.listed(
-        [listing.ImageFile("app", (ptx_image(), ptx_image(name="other", module=1)))], GPU
-    )
-    assert [k.name.short for k in listing.matching(kernels, [])] == ["other", "scale"]
-    assert [k.name.short for k in listing.matching(kernels, ["sc*"])] == ["scale"]
+    sources = [listing.ImageFile("app", (ptx_image(), ptx_image(name="other", module=1)))]
+    checked: list[str] = []
+
+    def check(parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
+        checked.extend(kernels)
+        return {}
+
+    def found(*patterns: str) -> list[str]:
+        return [k.name.short for k in listing.listed(sources, GPU, check, patterns=patterns)]
+
+    assert found() == ["other", "scale"]
+    checked.clear()
+    assert found("sc*") == ["scale"] and checked == ["_Z5scalePfi"]
     with pytest.raises(Error) as caught:
-        listing.matching(kernels, ["vecAdd", "x"])
+        found("vecAdd", "x")
     assert str(caught.value) == "no kernel matches 'vecAdd' or 'x'; kernels seen: other, scale"
+
+
+def test_a_large_library_is_listed_as_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of the process share the modules. One of them is damaged, and kernels of one name are in several modules."""
+    forms = [*(ptx_image(name=f"k{n % 90}", module=n) for n in range(100))]
+    forms.append(ptx_image(declarations=".global .u32 x = ;;;{{;", module=100))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    shared = listing.listed([listing.ImageFile("lib", tuple(forms))], GPU)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert shared == listing.listed([listing.ImageFile("lib", tuple(forms))], GPU)
+    assert len(shared) == 91 and sum(kernel.reason is not None for kernel in shared) == 1
 
 
 def test_the_table() -> None:
