@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import subprocess
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -535,3 +536,21 @@ def test_every_nth_program_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for words in (["hecbench", "--every", "0"], ["bpf", "--every", "2"]):
         with pytest.raises(SystemExit):
             run.main(words)
+
+
+def test_kernels_in_wheels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A library with PTX for a newer GPU than the first one, a library without device code, and a wheel that is damaged."""
+    text = ".version 8.7\n.target sm_120\n.address_size 64\n.visible .entry k() { ret; }\n"
+    wheel = tmp_path / "made-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("made/kernels.ptx", "//\n" * 10_000 + text)
+        archive.writestr("made/plain.so", b"\x7fELF" + bytes(30_000))
+    records = tmp_path / "records"
+    assert run.main(["wheels", str(wheel), "--json", str(records)]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| made 1.0 | `kernels.ptx` | 1 | 0 | PTX for a newer GPU (sm_120) (1) | 1 | - |"
+    ]
+    assert json.loads(records.read_text())["reasons"]["12.0"] == {"": 1}
+    wheel.write_bytes(b"no archive")
+    assert run.main(["wheels", str(wheel)]) == 1
+    assert capsys.readouterr() == ("", f"conformance: skipped {wheel}: File is not a zip file\n")
