@@ -81,7 +81,8 @@ def table(libraries: Sequence[Library]) -> str:
     lines = ["| wheel | library | kernels | " + " | ".join(f"{d}: yes | no, mostly" for d in devices) + " |"]
     lines.append("|---|---|--:|" + "--:|---|" * len(devices))
     for found in libraries:
-        cells = [" ".join(found.wheel.split("-")[:2]), f"`{found.library}`", f"{found.kernels:,}"]
+        library = found.library.partition(".cpython-")[0]
+        cells = [" ".join(found.wheel.split("-")[:2]), f"`{library}`", f"{found.kernels:,}"]
         for device in devices:
             reasons = Counter(found.reasons[device])
             cells.append(f"{reasons.pop('', 0):,}")
