@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -23,6 +24,9 @@ from typing import IO, Any
 import pytest
 
 from gpubpf import agent
+from gpubpf.agent import protocol
+from gpubpf.agent.definitions import ATTACH_FUNCTION, AttachStatus, DrainFlag, Message
+from gpubpf.attach import loading, patching
 from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.session import device
 from gpubpf_commands import words
@@ -697,3 +701,44 @@ def test_green_contexts_in_a_program_that_runs(contexts: Path, hostile: bool) ->
     assert program.returncode == 0 and done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["launches_instrumented"] > 0 and found["lost"] == 0
+
+
+# --- a measurement that ends while an agent starts ---
+
+
+def test_an_agent_that_is_stopped_while_it_starts_does_not_begin_to_measure(contexts: Path) -> None:
+    """Its hooks come out again, and it does not report them: launches would be counted after the last reading."""
+    with subprocess.Popen(
+        [contexts, "until"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin and program.stdout and program.stdout.readline() == "ready\n"
+        try:
+            for _ in range(10):
+                assert Message.HOOKED not in stopped_while_it_starts(program.pid)
+                assert settled(program.pid) == []
+        finally:
+            program.stdin.write("\n")
+    assert program.returncode == 0
+
+
+def stopped_while_it_starts(pid: int) -> set[int]:
+    """Attach an agent, and end the measurement when it has its hooks. Return the kinds of its messages."""
+    injection = loading.inject(pid, agent.LIBRARY, ATTACH_FUNCTION, connect=True)
+    assert injection.socket is not None
+    frames, kinds = protocol.Frames(), set[int]()
+    with injection.socket as connection:
+        while select.select([connection], [], [], 60)[0]:
+            if (received := connection.receive(1 << 20)) is None or not received.data:
+                break
+            for kind, _, file in frames.feed(received.data, received.files):
+                kinds.add(kind)
+                if kind == Message.STUBS:
+                    connection.send(protocol.welcome(protocol.AgentConfig([], 1 << 20), 1))
+                if kind == Message.PATCHES:
+                    assert file is not None
+                    patching.apply(pid, patching.read_patches(file))
+                    connection.send(protocol.drain(1, 0, DrainFlag.STOP) + protocol.patched())
+                if file is not None:
+                    os.close(file)
+    assert injection.wait() == AttachStatus.FAILED
+    return kinds

@@ -84,6 +84,7 @@ struct Connection {
     std::map<uint32_t, std::shared_ptr<Question>> questions;
     uint32_t requests = 0;
     bool welcome = false, patched = false, gone = false;
+    bool over = false;  // the measurement has ended: start() must not begin it any more
     // These are counters, because a signal handler waits for them.
     std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
     std::atomic<bool> pools_wanted{false}, reading_wanted{false}, report_wanted{false},
@@ -150,8 +151,15 @@ bool to_finish(const Connection &c) {
     return launches_of_copies() != c.finished_at || (oplog.on() && !c.finished);
 }
 
-void tool_gone(Connection &c) {
+// Stops instrumenting launches, for good: start() may still run, on another thread.
+void end_measuring(Connection &c) {
+    std::lock_guard<std::mutex> hold(c.lock);
+    c.over = true;
     agent.live = false;
+}
+
+void tool_gone(Connection &c) {
+    end_measuring(c);
     agent.connected = false;
     std::map<uint32_t, std::shared_ptr<Question>> open;
     {
@@ -242,7 +250,7 @@ void handle(Connection &c, Frame &frame) {
             uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
             if (agent.live && virtual_clock()) agent.control->ended_ns = last_ns();
             if (flags & kStop) {
-                agent.live = false;
+                end_measuring(c);
                 phase = Phase::Ending;
             }
             const auto job = [&c, sequence, wait_ms, flags] {
@@ -663,7 +671,9 @@ AttachStatus start(const char *name, How how) {
     {
         std::lock_guard<std::mutex> hold(c->lock);
         hooks_are_in();
-        agent.live = failed.empty() && !c->gone;
+        // end() takes the hooks out, and the tool counts the process as not reached.
+        if (failed.empty() && c->over) return AttachStatus::Failed;
+        agent.live = failed.empty();
     }
     report_hooks(failed, left_out);
     if (!agent.live) shutdown(c->socket.number, SHUT_RDWR);  // there is nothing to measure
