@@ -2,9 +2,13 @@
 
 A limit protects the tool from processes that it does not trust. So it belongs here, and not beside the code that enforces it: a
 reader sees at once how much memory, time and how many files strangers can take.
+
+Where all processes share a limit, `exceeded` says who may take how much of it. A limit X_OF_USER belongs to the limit X of all.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 # --- what a process shows in /proc ---
 
@@ -41,32 +45,55 @@ CONNECTIONS_OF_PROCESS = (
 
 # --- all traced processes ---
 
-CONNECTIONS_OF_USER = 4096  # at the same time, or fewer (session/shares.py); not for root
-CONNECTIONS = 16384  # at the same time
-ENTRIES_OF_USER = 1 << 16  # connections in all, because the report has each of them; not for root
+CONNECTIONS = 16384  # at the same time, or fewer (session/shares.py)
+CONNECTIONS_OF_USER = 4096
+ENTRIES = 1 << 18  # connections in all, because the report has each of them
+ENTRIES_OF_USER = 1 << 16
 TEXTS = 512 << 20  # bytes of names, reasons and stacks
-TEXTS_OF_USER = 128 << 20  # likewise; not for root
+TEXTS_OF_USER = 128 << 20
 MODULES = 1 << 30  # bytes of the names and sites of kernels in their modules, about
-MODULES_OF_USER = 256 << 20  # likewise; not for root
+MODULES_OF_USER = 256 << 20
 UNFINISHED = 512 << 20  # bytes of messages that have arrived in part
-UNFINISHED_OF_USER = 128 << 20  # likewise; not for root
+UNFINISHED_OF_USER = 128 << 20
 # That the tool keeps open. A user's connections take at most a quarter of the files that the tool may open.
 FILES_OF_CONNECTION = 8
 WAITING_FILES = 4  # of a connection, whose messages have not arrived yet
-FOREIGN_FILES_OF_USER = 256  # files that are not in memory, and that perhaps never close; not for root
+FOREIGN_FILES = 1024  # files that are not in memory, and that perhaps never close
+FOREIGN_FILES_OF_USER = 256
 REFUSED = 1000  # processes of other users that are counted because they connected
 SETTLE_WAIT = 0.5  # seconds to admit processes before the command's results are read
 
 UNANSWERED = 64  # looks at processes that do not end (patience.py)
-UNANSWERED_OF_USER = 8  # likewise; not for root
+UNANSWERED_OF_USER = 8
 HELPERS = 16  # hold helpers that are started because a process made the one before wait for ever
 STUCK_THREADS = 64  # of one kind of work that wait for memory that never arrives; others take their places
 
-BUFFERED_RECORDS = 1 << 22  # log records that the tool has not taken yet
+BUFFERED_RECORDS = (
+    1 << 22
+)  # log records that the tool has not taken yet, besides the last ones of each process
+BUFFERED_RECORDS_OF_USER = 1 << 20
 
 # --- processes of the machine that map a file named like a GPU driver ---
 
 DRIVERS_OF_PROCESS = 16  # files that get a probe, or are searched for what the driver is
-DRIVERS_OF_USER = 64  # likewise; not for root, as containers often run as root
 DRIVERS = 2048
+DRIVERS_OF_USER = 64
 UNMAPPED_DRIVERS = 64  # probed files that no process maps
+
+
+def exceeded(taken: Mapping[int, int], user: int, most: int, of_user: int, more: int = 0) -> str:
+    """Return who has taken too much of something: "its user", "root", "all users but root" or "the machine"; "" if nobody has.
+
+    Containers often run as root, so root may take more than other users. But neither root nor the others together can take all: each
+    leaves as much as one user may take.
+
+    taken: by user ID. user: who has just taken something. most, of_user: limits of all processes, and of those of one user. more: what
+    `user` is about to take.
+    """
+    of_root = taken.get(0, 0) + (0 if user else more)
+    others = sum(taken.values()) - taken.get(0, 0) + (more if user else 0)
+    if user and taken.get(user, 0) + more > of_user:
+        return "its user"
+    if (others if user else of_root) > most - of_user:
+        return "all users but root" if user else "root"
+    return "the machine" if of_root + others > most else ""

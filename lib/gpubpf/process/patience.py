@@ -38,11 +38,11 @@ def within(seconds: float, pid: int, look: Callable[[], T]) -> T:
     """Call `look` on a new thread, which has the privileges of this one. Return its result, or raise its exception.
 
     seconds: without progress, which is CPU time. Raises Unanswered; the thread then stays until the process lets it go. No more than
-    limits.UNANSWERED such threads remain, and limits.UNANSWERED_OF_USER for the processes of one user; beyond, nothing is looked at.
+    limits.UNANSWERED such threads remain, and limits.UNANSWERED_OF_USER for the processes of one user; beyond, they are not looked at.
     """
     user = scans.user_of(pid) if _waiting else 0
     with _lock:
-        if _waiting.total() >= limits.UNANSWERED or (user and _waiting[user] >= limits.UNANSWERED_OF_USER):
+        if limits.exceeded(_waiting, user, limits.UNANSWERED, limits.UNANSWERED_OF_USER, 1):
             raise Unanswered
     results: list[T] = []
     errors: list[BaseException] = []

@@ -21,9 +21,10 @@ class Connections:
         self._most = _ENDED  # processes in `_of_process` until `_forget_ended`
         self._of_user: Counter[int] = Counter()
         self._admitted: Counter[int] = Counter()  # by user, including closed ones
+        self._reported: set[tuple[int, float]] = set()  # processes that exceeded a limit
 
     def add(self, connection: int, pid: int, started: float, uid: int) -> str:
-        """Count a new connection. Return whose limit it exceeds: "it", "its user" or "the machine"; "" if it exceeds none.
+        """Count a new connection. Return whose limit it exceeds: "it", or as `limits.exceeded`; "" if it exceeds none.
 
         In any case, call `remove` when it is closed."""
         process = pid, started
@@ -39,14 +40,18 @@ class Connections:
             or self._of_process[process] > limits.CONNECTIONS_OF_PROCESS
         ):
             return "it"
-        if uid and (
-            self._of_user[uid] > shares.connections_of_user() or self._admitted[uid] >= limits.ENTRIES_OF_USER
-        ):
-            return "its user"
-        if len(self._open) > limits.CONNECTIONS:
-            return "the machine"
-        self._admitted[uid] += 1
-        return ""
+        excess = limits.exceeded(self._of_user, uid, *shares.connections()) or limits.exceeded(
+            self._admitted, uid, limits.ENTRIES, limits.ENTRIES_OF_USER, 1
+        )
+        if not excess:
+            self._admitted[uid] += 1
+        return excess
+
+    def report(self, pid: int, started: float) -> bool:
+        """Return whether a process exceeds a limit for the first time."""
+        before = len(self._reported)
+        self._reported.add((pid, started))
+        return len(self._reported) > before
 
     def greeted(self, connection: int) -> None:
         """Take note that the agent has greeted."""
@@ -69,4 +74,5 @@ class Connections:
         for pid, started in list(self._of_process):
             if not started or traceable.started(pid) != started:  # 0: it had ended before it was counted
                 del self._of_process[pid, started]
+        self._reported &= self._of_process.keys()
         self._most = 2 * len(self._of_process) + _ENDED

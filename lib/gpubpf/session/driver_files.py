@@ -6,6 +6,7 @@ helper, and stays until the tool ends or `surplus` gives it up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 
 from gpubpf.process import limits
@@ -19,21 +20,18 @@ class DriverFiles:
     def __init__(self) -> None:
         self._mapped_by: dict[FileId, set[int]] = {}  # in the order in which they were first mapped
         self._of_process: dict[int, frozenset[FileId]] = {}
-        self._of_user: dict[int, set[FileId]] = {}
         self._user: dict[FileId, int] = {}  # who mapped it first
+        self._of_user: Counter[int] = Counter()  # the number of such files
 
     def admitted(self, pid: int, uid: int, files: Sequence[FileId]) -> Sequence[FileId]:
         """Record the files that a process maps. Return those that may have a probe; the rest exceeds a limit."""
         own: list[FileId] = []
-        theirs = self._of_user.setdefault(uid, set())
         for file in files[: limits.DRIVERS_OF_PROCESS]:
             if file not in self._user:
-                if uid and len(theirs) >= limits.DRIVERS_OF_USER:
-                    continue
-                if len(self._user) >= limits.DRIVERS:
+                if limits.exceeded(self._of_user, uid, limits.DRIVERS, limits.DRIVERS_OF_USER, 1):
                     continue
                 self._user[file] = uid
-                theirs.add(file)
+                self._of_user[uid] += 1
             own.append(file)
         self._forget(pid)
         self._of_process[pid] = frozenset(own)
@@ -58,5 +56,5 @@ class DriverFiles:
         over = unmapped[: max(len(unmapped) - limits.UNMAPPED_DRIVERS, 0)]
         for file in over:
             del self._mapped_by[file]
-            self._of_user[self._user.pop(file)].discard(file)
+            self._of_user[self._user.pop(file)] -= 1
         return over

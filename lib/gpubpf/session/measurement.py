@@ -10,14 +10,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import HostArgument, Place, Unit, Vendor
 from gpubpf.ebpf import maps
 from gpubpf.process import limits, users
 from gpubpf.process.privileges import Privileges
-from gpubpf.record import Record, field, replace
+from gpubpf.record import MutableRecord, Record, field, replace
 from gpubpf.session.reasons import (
     ENDED,
     NO_DRIVER,
@@ -175,14 +175,17 @@ class Listener(Record):
     loaded: Callable[[str, bytes], None] = lambda comm, data: None
 
 
-class MissedProcess(NamedTuple):
-    """A process whose launches are not all counted. `since`, `until`: in seconds of CLOCK_BOOTTIME, a time outside which it launched
-    nothing that was not counted; `until` is infinite if it is never measured."""
+class MissedProcesses(MutableRecord):
+    """The number of processes that are missed for one reason, and for how long: any number of processes may come and end.
 
-    pid: int
-    comm: str
-    since: float
-    until: float
+    ended: seconds in which those may have launched kernels unseen that are measured or have ended since. open: the number of the
+    others, which may do so until the measurement ends. since: the sum of the times when that began, in seconds of CLOCK_BOOTTIME.
+    """
+
+    count: int = 0
+    ended: float = 0.0
+    open: int = 0
+    since: float = 0.0
 
 
 class Measurement:
@@ -238,7 +241,7 @@ class Measurement:
         self.stopped = False  # the measurement has ended
         self.read = False  # and all that agents still had was read, so nothing will follow
         self.drain_soon = False  # logs or rings fill quickly; read them again soon
-        self.missed: dict[str, list[MissedProcess]] = {}  # by reason
+        self.missed: dict[str, MissedProcesses] = {}  # by reason
         self._began, self._ended = _boottime(), math.inf
         self.modules = Share("kernels and sites in modules", limits.MODULES, limits.MODULES_OF_USER)
         self._noted: set[str] = set()  # texts already given by `note_once`
@@ -294,14 +297,20 @@ class Measurement:
             self._active = [p for p in self._active if not p.fully_read]
             return list(self._active)
 
-    def record_missed(self, pid: int, comm: str, reason: str, started: float = 0) -> None:
+    def record_missed(self, reason: str, started: float = 0) -> None:
         """Count a process that is not traced, or not fully. From any thread. `started`: its start time, or 0 (`traceable.started`).
 
-        Call it once per process. The same pid and comm are counted again, because a later process may have both."""
-        until = _boottime() if reason in (ENDED, REACHED_LATE) else math.inf  # UNREACHED: may run on
-        missed = MissedProcess(pid, comm, max(started, self._began), until)
+        Call it once per process."""
         with self.lock:
-            self.missed.setdefault(reason, []).append(missed)
+            now = min(_boottime(), self._ended)
+            since = min(max(started, self._began), now)
+            missed = self.missed.setdefault(reason, MissedProcesses())
+            missed.count += 1
+            if reason in (ENDED, REACHED_LATE):
+                missed.ended += now - since
+            else:  # UNREACHED: may run on
+                missed.open += 1
+                missed.since += since
 
     def drop(self, process: TracedProcess, why: str, lacking_files: bool = False) -> None:
         """Give up a process, and say why, or count it as missed. From any thread; the caller then closes its connection.
@@ -318,16 +327,16 @@ class Measurement:
         else:
             self.note(f"{process.label} is not traced: {why}")
             reason = OUT_OF_FILES if lacking_files else UNHOOKED
-            self.record_missed(process.pid, process.comm, reason, process.started)
+            self.record_missed(reason, process.started)
 
     def unmeasured_ns(self) -> dict[str, int]:
         """Return by reason how long missed processes may have launched kernels unseen: at most, and up to now or the end."""
         end = min(_boottime(), self._ended)
         with self.lock:
             return {
-                reason: round(sum(max(min(p.until, end) - p.since, 0) for p in found) * 1e9)
-                for reason, found in self.missed.items()
-                if found and reason not in (NO_DRIVER, NO_ROCR, OTHER_USER)
+                reason: round((missed.ended + missed.open * end - missed.since) * 1e9)
+                for reason, missed in self.missed.items()
+                if reason not in (NO_DRIVER, NO_ROCR, OTHER_USER)
             }
 
     def end(self) -> None:

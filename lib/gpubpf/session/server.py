@@ -78,7 +78,6 @@ class Server:
         self._numbers = itertools.count(1)
         self._refused: set[int] = set()  # processes of other users
         self._connections = Connections()
-        self._excessive: set[tuple[int, float]] = set()  # processes with too many connections
         self._foreign_files: Counter[int] = Counter()  # that were not in memory, by user
         self._unfinished = Share("incomplete messages", limits.UNFINISHED, limits.UNFINISHED_OF_USER)
         self._texts = Share("names and stacks", limits.TEXTS, limits.TEXTS_OF_USER)
@@ -215,12 +214,16 @@ class Server:
             time.sleep(LOG_INTERVAL)
             self._measurement.privileges.apply()
             active = self._measurement.active()
-            buffered = sum(process.buffered for process in active)
+            buffered: Counter[int] = Counter()  # by user
             for process in active:
-                if buffered < limits.BUFFERED_RECORDS:
+                buffered[process.user] += process.buffered
+            for process in active:
+                if not limits.exceeded(
+                    buffered, process.user, limits.BUFFERED_RECORDS, limits.BUFFERED_RECORDS_OF_USER
+                ):
                     before = process.buffered
                     process.buffer_log()
-                    buffered += max(process.buffered - before, 0)
+                    buffered[process.user] += max(process.buffered - before, 0)
 
     def _accept(self) -> bool:
         """Admit the next process that has connected. Return False if none has, or if no more files can be opened."""
@@ -241,9 +244,7 @@ class Server:
         connection.close()
         if pid > 0 and pid not in self._refused and len(self._refused) < limits.REFUSED:
             self._refused.add(pid)
-            self._measurement.record_missed(
-                pid, traceable.comm(pid), reasons.OTHER_USER, traceable.started(pid)
-            )
+            self._measurement.record_missed(reasons.OTHER_USER, traceable.started(pid))
         return True
 
     def adopt(self, connection: TargetSocket, pid: int, pidfd: int) -> TracedProcess | None:
@@ -287,8 +288,10 @@ class Server:
         started = traceable.started(pid)
         with self._measurement.lock:
             excess = self._connections.add(connection.fileno(), pid, started, uid)
-            if uid and self._foreign_files[uid] >= limits.FOREIGN_FILES_OF_USER:
-                excess = "its user"
+            excess = excess or limits.exceeded(
+                self._foreign_files, uid, limits.FOREIGN_FILES, limits.FOREIGN_FILES_OF_USER, 1
+            )
+            reported = bool(excess) and self._connections.report(pid, started)
             if excess or self._measurement.stopped:  # the process continues untraced
                 self._connections.remove(connection.fileno())
                 connection.close()
@@ -299,22 +302,15 @@ class Server:
                 # Until its agent tells. A process without an agent may end before it is named.
                 process.comm = traceable.comm(pid)
                 self._measurement.add(process)
-        if excess:
-            self._report_excess(pid, started, excess)
+        if reported:
+            comm = traceable.comm(pid)
+            self._measurement.record_missed(reasons.UNHOOKED, started)
+            self._measurement.note(
+                f"pid {pid} ({comm}) is not fully traced: {excess} already has too many connections or files"
+            )
         if process is not None:
             self._newly_admitted.put(process)
         return process
-
-    def _report_excess(self, pid: int, started: float, excess: str) -> None:
-        """Report, once for each process, that it has too many connections."""
-        if (pid, started) in self._excessive or len(self._excessive) >= limits.REFUSED:
-            return
-        self._excessive.add((pid, started))
-        comm = traceable.comm(pid)
-        self._measurement.record_missed(pid, comm, reasons.UNHOOKED, started)
-        self._measurement.note(
-            f"pid {pid} ({comm}) is not fully traced: {excess} already has too many connections or files"
-        )
 
     def _receive(self, process: TracedProcess) -> bool:
         """Handle the messages that have arrived. Return False if the agent disconnected or sent a malformed message."""
@@ -459,10 +455,12 @@ class Server:
 
     def _count_file(self, process: TracedProcess) -> None:
         """Raise SessionError if the process may not hand over another file: the tool needs some for other users' processes."""
-        if process.user and process.files >= limits.FILES:
-            files = sum(other.files for other in self._measurement.processes if other.user == process.user)
-            if files >= shares.files_of_user():
-                raise SessionError(f"this user's processes have handed over {files:,} files")
+        if process.files >= limits.FILES:
+            files: Counter[int] = Counter()  # by user
+            for other in self._measurement.processes:
+                files[other.user] += other.files
+            if whose := limits.exceeded(files, process.user, *shares.files(), 1):
+                raise SessionError(f"processes of {whose} have handed over too many files")
 
     def _ring(self, process: TracedProcess, payload: bytes, file: int | None) -> None:
         """Handle RING: the agent has created a ring. Takes ownership of `file`, unless it raises Malformed."""
@@ -521,7 +519,7 @@ class Server:
         elif failed:
             why = _of_all(failed) or f"cannot hook {'; '.join(failed[:3])}"
             self._measurement.note(f"{process.label} is not traced: {why}")
-            self._measurement.record_missed(process.pid, process.comm, reasons.UNHOOKED, process.started)
+            self._measurement.record_missed(reasons.UNHOOKED, process.started)
         else:
             process.hooked = True
             if process.attached and capabilities:

@@ -225,7 +225,7 @@ class Session:
 
         The summary counts that reason, except TOO_LATE: the attach failed when the measurement was over. `starting`: the held thread,
         if the process is inside its first cuInit. From any thread, at any time."""
-        comm, started = traceable.comm(pid), traceable.started(pid)
+        started = traceable.started(pid)
         missed = self._joining.join(pid, starting)
         if missed is None:
             return None
@@ -233,7 +233,7 @@ class Session:
             return NO_ROCR  # the process will be held when it starts to use ROCr
         if self._measurement.stopped:
             return TOO_LATE
-        self._measurement.record_missed(pid, comm, missed.reason, started)
+        self._measurement.record_missed(missed.reason, started)
         if missed.reason in (FORBIDDEN, TRACED, UNHOOKED):  # the text says why, or which tool
             self._measurement.note(str(missed))
         return missed.reason
@@ -251,12 +251,12 @@ class Session:
 
     def _record_missed(self, pid: int, comm: str, reason: str) -> None:
         """Count a process that the watcher found. From any thread."""
-        self._measurement.record_missed(pid, comm, reason, traceable.started(pid))
+        self._measurement.record_missed(reason, traceable.started(pid))
 
     def _join_all(self, pids: Sequence[int]) -> None:
         """Attach to all of these processes concurrently. Raises SessionError if none of them can be traced."""
         pool = DaemonThreadPool(JOINS)
-        known = {pid: (traceable.comm(pid), traceable.started(pid)) for pid in pids}
+        started = {pid: traceable.started(pid) for pid in pids}
         attempts = {pid: pool.submit(self._joining.join, pid, None) for pid in pids}
         for future in attempts.values():
             future.add_done_callback(lambda future: self._signals.wake())
@@ -278,8 +278,7 @@ class Session:
         if len(missed) == len(pids):
             raise joining.all_failed(list(missed.values()))
         for pid, error in missed.items():
-            comm, started = known[pid]
-            self._measurement.record_missed(pid, comm, error.reason, started)
+            self._measurement.record_missed(error.reason, started[pid])
             self._measurement.note(str(error))
         self._report_attached()
 
@@ -645,7 +644,7 @@ class Session:
             )  # the attach is not over; the watcher has counted the process
         ]:
             for process in silent:
-                self._measurement.record_missed(process.pid, process.comm, reasons.UNREACHED, process.started)
+                self._measurement.record_missed(reasons.UNREACHED, process.started)
             self._measurement.note(
                 f"{table.count(len(silent), 'process')} ended or continued before the tool could attach;"
                 f" {'their' if len(silent) > 1 else 'its'} launches are missing: {_named(silent)}"
@@ -685,9 +684,9 @@ class Session:
     def _count_unattached(self, watcher: MachineWatcher, request: DrainRequest) -> None:
         """Count the processes that came too late. `request`: the last one, which went to every process with live hooks."""
         measured = {p.pid for p in self._measurement.all_processes() if p.hooked and p in request.processes}
-        for pid, comm in watcher.unattached().items():
+        for pid in watcher.unattached():
             if pid not in measured:
-                self._measurement.record_missed(pid, comm, TOO_LATE, traceable.started(pid))
+                self._measurement.record_missed(TOO_LATE, traceable.started(pid))
 
     # --- results for tools ---
 

@@ -14,7 +14,7 @@ MIB = 1 << 20
 class Share:
     """Counts what processes have taken of something. The caller makes one call at a time.
 
-    what: as the beginning of a sentence. most: of all processes together. of_user: of the processes of one user; not for root.
+    what: as the beginning of a sentence. most, of_user: see `limits.exceeded`.
     """
 
     def __init__(self, what: str, most: int, of_user: int) -> None:
@@ -28,21 +28,24 @@ class Share:
             del self._taken[user]
         if amount <= 0:
             return
-        if user and self._taken[user] > self._of_user:
-            raise SessionError(f"the {self._what} of this user's processes exceed {self._of_user // MIB} MiB")
-        if self._taken.total() > self._most:
-            raise SessionError(f"the {self._what} of all processes exceed {self._most // MIB} MiB")
+        if whose := limits.exceeded(self._taken, user, self._most, self._of_user):
+            limit = {"its user": self._of_user, "the machine": self._most}.get(
+                whose, self._most - self._of_user
+            )
+            raise SessionError(f"the {self._what} of {whose} exceed {limit // MIB} MiB")
 
     @property
     def taken(self) -> int:
         return self._taken.total()
 
 
-def connections_of_user() -> int:
-    """Return how many connections the processes of one user may have: each takes some of the files that the tool may open."""
-    return min(limits.CONNECTIONS_OF_USER, files_of_user() // limits.FILES_OF_CONNECTION)
+def connections() -> tuple[int, int]:
+    """Return how many connections all processes, and those of one user, may have: each takes some of the tool's files."""
+    most, of_user = (found // limits.FILES_OF_CONNECTION for found in files())
+    return min(limits.CONNECTIONS, most), min(limits.CONNECTIONS_OF_USER, of_user)
 
 
-def files_of_user() -> int:
-    """Return how many files the processes of one user may take."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+def files() -> tuple[int, int]:
+    """Return how many files the tool may open, and how many the processes of one user may take."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most, most // 4

@@ -66,7 +66,7 @@ def summary(measurement: Measurement) -> dict[str, Any]:
     live, programs = _measured(measurement)
     if measurement.several or programs > 1 or measurement.missed:
         with measurement.lock:
-            missed = {reason: len(found) for reason, found in measurement.missed.items() if found}
+            missed = {reason: found.count for reason, found in measurement.missed.items()}
         record["processes"] = {"measured": live, "missed": missed}
         if unmeasured := measurement.unmeasured_ns():
             record["processes"]["unmeasured_ns"] = unmeasured

@@ -30,7 +30,7 @@ def test_few_may_be_silent() -> None:
     assert counted.add(limits.GREETINGS, 7, 1.0, 0) == ""
 
 
-def test_a_user_has_a_limit_but_root_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_has_a_limit_and_root_a_higher_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CONNECTIONS_OF_USER", 3)
     monkeypatch.setattr(limits, "CONNECTIONS", 9)
     counted = Connections()
@@ -38,14 +38,15 @@ def test_a_user_has_a_limit_but_root_has_not(monkeypatch: pytest.MonkeyPatch) ->
     counted.remove(3)
     counted.remove(0)
     assert counted.add(4, 4, 1.0, 1000) == ""
-    assert [counted.add(n, n, 1.0, 0) for n in range(5, 12)] == ["", "", "", "", "", "", "the machine"]
+    assert [counted.add(n, n, 1.0, 0) for n in range(5, 12)] == ["", "", "", "", "", "", "root"]
 
 
 def test_what_a_user_has_had_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tool keeps something of each process until its end, so a user who starts one after another would use up its memory."""
     monkeypatch.setattr(limits, "ENTRIES_OF_USER", 3)
+    monkeypatch.setattr(limits, "ENTRIES", 12)
     counted = Connections()
-    for user, expected in ((1000, ["", "", "", "its user"]), (1001, [""] * 3), (0, [""] * 9)):
+    for user, expected in ((1000, ["", "", "", "its user"]), (1001, [""] * 3), (0, [""] * 6)):
         for pid, excess in enumerate(expected):
             assert counted.add(pid, pid, 1.0, user) == excess
             counted.remove(pid)
@@ -74,3 +75,17 @@ def test_ended_processes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counted.add(0, 7, 1.0, 1000) == "it"
     counted.remove(0)
     assert not counted._open and not counted._of_user
+
+
+def test_each_process_beyond_a_limit_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of processes; the ended ones are forgotten."""
+    monkeypatch.setattr(limits, "CONNECTIONS_OF_USER", 1)
+    monkeypatch.setattr(traceable, "started", lambda pid: 0.0)
+    counted = Connections()
+    assert counted.add(0, 1, 1.0, 1000) == ""
+    for pid in range(2, 5002):
+        for number in (1, 2):
+            assert counted.add(number, pid, 1.0, 1000) == "its user"
+            counted.remove(number)
+        assert [counted.report(pid, 1.0), counted.report(pid, 1.0)] == [True, False]
+    assert len(counted._reported) <= 2048

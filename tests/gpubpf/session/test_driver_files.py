@@ -20,7 +20,7 @@ def test_a_process_has_a_limit() -> None:
     assert found.admitted(8, 1001, files(50)) == files(50)  # that it was too much for another is no matter
 
 
-def test_a_user_has_a_limit_but_root_has_not() -> None:
+def test_root_has_a_higher_limit() -> None:
     found = DriverFiles()
     for user, expected in ((1000, limits.DRIVERS_OF_USER), (0, 200)):
         admitted = [f for pid in range(200) for f in found.admitted(pid, user, files(1000 * user + pid))]
@@ -30,8 +30,11 @@ def test_a_user_has_a_limit_but_root_has_not() -> None:
 
 def test_the_machine_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "DRIVERS", 5)
+    monkeypatch.setattr(limits, "DRIVERS_OF_USER", 1)
     found = DriverFiles()
-    assert sum(len(found.admitted(pid, 0, files(pid))) for pid in range(10)) == 5
+    assert sum(len(found.admitted(pid, 0, files(pid))) for pid in range(10)) == 4
+    assert sum(len(found.admitted(pid, 1000, files(pid))) for pid in range(10, 20)) == 1
+    assert not found.admitted(20, 1001, files(20))
 
 
 def test_files_that_nobody_maps_any_more_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

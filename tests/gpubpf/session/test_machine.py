@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import pickle
 import re
 import select
 import shutil
@@ -1039,25 +1040,16 @@ def test_who_is_let_go_as_hooks_are_put_in_is_measured_as_it_runs(
     assert summary["processes"] == {"measured": 1, "missed": {REACHED_LATE: 1}}
 
 
-def test_programs_of_one_number_and_name_are_missed_one_by_one() -> None:
-    measured = Measurement(Targets(all_processes=True), Plan(device.Device("sim")), print)
-    for _ in range(3):
-        measured.record_missed(7, "app", ENDED_EARLY)
-    assert [(p.pid, p.comm) for p in measured.missed[ENDED_EARLY]] == [(7, "app")] * 3
-
-
 def test_time_that_is_not_measured_has_a_bound() -> None:
     """Until a process is measured or has ended; else until now. Without a driver there is nothing to measure."""
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     measured = Measurement(Targets(all_processes=True), Plan(device.Device("sim")), print)
     time.sleep(0.03)
     started = time.clock_gettime(time.CLOCK_BOOTTIME)
-    measured.record_missed(
-        7, "app", ENDED_EARLY
-    )  # when it started is unknown: before the measurement perhaps
-    measured.record_missed(8, "app", REACHED_LATE, started)
-    measured.record_missed(9, "app", TRACED, started)
-    measured.record_missed(10, "sh", NO_DRIVER, started)
+    measured.record_missed(ENDED_EARLY)  # when it started is unknown: before the measurement perhaps
+    measured.record_missed(REACHED_LATE, started)
+    measured.record_missed(TRACED, started)
+    measured.record_missed(NO_DRIVER, started)
     first = measured.unmeasured_ns()
     time.sleep(0.03)
     later = measured.unmeasured_ns()
@@ -1066,6 +1058,21 @@ def test_time_that_is_not_measured_has_a_bound() -> None:
     assert 3e7 <= first[ENDED_EARLY] == later[ENDED_EARLY] <= past
     assert 0 <= first[REACHED_LATE] == later[REACHED_LATE] <= past - 3e7
     assert first[TRACED] + 3e7 <= later[TRACED] <= past
+    measured.end()
+    over = measured.unmeasured_ns()
+    measured.record_missed(TRACED, time.clock_gettime(time.CLOCK_BOOTTIME))  # it came too late
+    assert measured.unmeasured_ns() == over and measured.missed[TRACED].count == 2
+
+
+def test_any_number_of_processes_may_be_missed() -> None:
+    """A user can start processes for days, which the tool only counts."""
+    measured = Measurement(Targets(all_processes=True), Plan(device.Device("sim")), print)
+    measured.record_missed(ENDED_EARLY)
+    size = len(pickle.dumps(measured.missed))
+    for _ in range(10_000):
+        measured.record_missed(ENDED_EARLY)
+    assert measured.missed[ENDED_EARLY].count == 10_001
+    assert len(pickle.dumps(measured.missed)) < size + 100
 
 
 @pytest.mark.may_come_too_late

@@ -866,7 +866,6 @@ def test_processes_that_come_too_late_are_counted_once(target: Path) -> None:
         session._child.kill()
         processes = session.summary()["processes"]
     assert processes["measured"] == 1 and processes["missed"] == {reasons.TOO_LATE: 1}
-    assert [p.pid for p in session._measurement.missed[reasons.TOO_LATE]] == [os.getpid()]
 
 
 def test_an_attach_that_fails_after_the_end_is_left_to_the_watcher() -> None:
@@ -983,8 +982,9 @@ def test_a_process_cannot_connect_without_end(greeting: bool, monkeypatch: pytes
 
 def test_all_processes_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one process has filled counts after it has disconnected."""
-    monkeypatch.setattr(limits, "TEXTS", 1000)
-    monkeypatch.setattr(limits, "UNFINISHED", 2000)
+    for limit, most in (("TEXTS", 1000), ("UNFINISHED", 2000)):
+        monkeypatch.setattr(limits, limit, most)
+        monkeypatch.setattr(limits, f"{limit}_OF_USER", 0)
     name = protocol.frame(Message.NAME, struct.pack("<II", 0, 600) + b"n" * 600)
     said: list[str] = []
     with fake_tool.session(["sleep", "60"], note=said.append, wanted=()) as session:
@@ -1004,8 +1004,8 @@ def test_all_processes_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) ->
             peer.close()
         ends(session)
     assert [line.partition(": ")[2] for line in said if "exceed" in line] == [
-        "the names and stacks of all processes exceed 0 MiB",
-        "the incomplete messages of all processes exceed 0 MiB",
+        "the names and stacks of root exceed 0 MiB",
+        "the incomplete messages of root exceed 0 MiB",
     ]
 
 

@@ -118,7 +118,7 @@ def test_modules_of_a_user_beyond_the_limit_are_not_instrumented(monkeypatch: py
             assert measurement.lock.wait_for(lambda process=process: not process.pending_images, 60)
         assert len(process.entries) == kept
     assert notes == [
-        "pid 7 (app): a module is not instrumented: the kernels and sites in modules of this user's processes exceed 1 MiB"
+        "pid 7 (app): a module is not instrumented: the kernels and sites in modules of its user exceed 1 MiB"
     ]
     background.close()
 
