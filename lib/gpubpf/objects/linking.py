@@ -8,10 +8,9 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import Instruction
 from gpubpf.errors import ImageError
 from gpubpf.objects.core import Relocations
-from gpubpf.objects.object_file import Function, ObjectFile
+from gpubpf.objects.object_file import MOST_INSTRUCTIONS, Function, ObjectFile
 from gpubpf.record import replace
 
-MOST_INSTRUCTIONS = 1 << 16  # of a program with its subprograms
 _MOST_LINES = 1 << 20
 _CALL = b.JMP | b.CALL
 _KERNEL_CALL = 2  # src of a call of a function of the Linux kernel
@@ -70,9 +69,8 @@ class Linker:
     def _instructions(self, function: Function) -> list[Instruction]:
         file = self._file
         section = file.sections[function.section].name
-        data = file.contents(function.section)[function.start : function.start + function.size]
         try:
-            code = list(b.decode(data, self._lines(section, function)))
+            code = list(b.decode(file.code(function), self._lines(section, function)))
         except ValueError as error:
             raise ImageError(f"function {function.name}: {error}; compile it again") from None
         if not code:

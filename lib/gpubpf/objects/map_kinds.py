@@ -23,7 +23,6 @@ _KERNEL_TYPES = (
 ).split()
 _ARRAYS = ("array", "shared_array")
 LARGEST_VALUE = 1 << 16  # bytes of a key or value
-LARGEST_VARIABLES = 1 << 20  # bytes of a section of variables
 _RING_CALLS = (ArgumentKind.RECORD_SIZE, ArgumentKind.SHORT_RECORD_SIZE)
 
 
@@ -59,10 +58,6 @@ def definition(one: ObjectMap, types: Types, record_size: int) -> MapDefinition:
 def of_variables(one: Variables, name: str, types: Types) -> MapDefinition:
     """Return the map that holds a section of variables: an array with one value. Raises ImageError."""
     size = len(one.contents)
-    if size > LARGEST_VARIABLES:
-        raise ImageError(
-            f"section {one.name} has {size:,} bytes (at most {LARGEST_VARIABLES:,}); use a map for large data"
-        )
     fields = [[field, layout, at] for field, at, of in one.fields if (layout := types.layout(of)) is not None]
     fits = all(at + maps.type_size(layout) <= size for _, layout, at in fields)
     padded = maps.pad8(size)

@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from gpubpf import elf
 from gpubpf.ebpf import btf
 from gpubpf.elf import Section, SymbolEntry
 from gpubpf.errors import ImageError
-from gpubpf.record import Record
+from gpubpf.record import Record, replace
 
 LARGEST = 64 << 20  # bytes of a file
 MOST_PROGRAMS = 1024
+MOST_INSTRUCTIONS = 1 << 16  # of a program with its subprograms
+LARGEST_VARIABLES = 1 << 20  # bytes of a section of variables
+# Sections may overlap, so a file can claim to have any number of sections as large as itself.
+_MOST_VARIABLES = 16 << 20  # bytes of all sections of variables
+_MOST_RECORDS = 1 << 20  # relocations; records of lines
+_MOST_TEXT = 32 << 20  # characters of all lines
 _EM_BPF, _ET_REL = 247, 1
 _BIG_ENDIAN = b"\x7fELF\x02\x02"
 _PROGBITS, _NOBITS, _REL = 1, 8, 9  # types of sections
@@ -105,16 +111,20 @@ class ObjectFile:
 
     # --- sections and symbols ---
 
-    def contents(self, index: int) -> bytes:
+    def _contents(self, index: int) -> bytes:
         """Return the bytes of a section; zeros of one that takes no room in the file."""
         section = self._section(index)
-        if section.type == _NOBITS:
-            if section.size > LARGEST:
-                raise ImageError(
-                    f"section {section.name} has {section.size} bytes; make its variables smaller"
-                )
-            return bytes(section.size)
-        return self._elf.contents(section)
+        return bytes(section.size) if section.type == _NOBITS else self._elf.contents(section)
+
+    def code(self, function: Function) -> bytes:
+        """Return the code of a function."""
+        if function.size > 8 * MOST_INSTRUCTIONS:
+            raise ImageError(
+                f"function {function.name} has more than {MOST_INSTRUCTIONS:,} instructions; split it"
+            )
+        section = self._section(function.section)
+        part = replace(section, offset=section.offset + function.start, size=function.size)
+        return self._elf.contents(part)
 
     def _section(self, index: int) -> Section:
         if not 0 < index < len(self.sections):
@@ -178,12 +188,15 @@ class ObjectFile:
     @cached_property
     def references(self) -> Mapping[tuple[int, int], Reference]:
         """What instructions refer to, by section and offset in bytes."""
-        code = {function.section for function in self.functions.values()}
         symbols = self._symbols
         found = {}
+        left = _MOST_RECORDS
         for section in self.sections:
-            if section.type != _REL or section.info not in code:
+            if section.type != _REL or section.info not in self._with_code:
                 continue
+            left -= section.size // _RELOCATION.size
+            if left < 0:
+                raise ImageError(f"it has more than {_MOST_RECORDS:,} relocations; split it")
             data = self._elf.contents(section)
             for offset, info in _RELOCATION.iter_unpack(data[: len(data) // 16 * 16]):
                 if info >> 32 >= len(symbols):
@@ -199,19 +212,29 @@ class ObjectFile:
             )
         section = self._section(symbol.section)
         if section.name == MAPS:
-            for one, definition in self._map_symbols.items():
-                if definition.value == symbol.value and (symbol.type == _STT_SECTION or one == name):
-                    return Reference("map", one)
+            one = self._maps_at.get(symbol.value, "") if symbol.type == _STT_SECTION else name
+            if one in self._map_symbols and self._map_symbols[one].value == symbol.value:
+                return Reference("map", one)
             raise ImageError(f"it refers to a map that it does not define; {_AGAIN}")
         if _VARIABLES.fullmatch(section.name):
             return Reference("value", name, symbol.section, symbol.value)
-        if any(function.section == symbol.section for function in self.functions.values()):
+        if symbol.section in self._with_code:
             return Reference("function", name, symbol.section, symbol.value)
         raise ImageError(
             f"it refers to {name or 'data'} in section {section.name}, which is neither a map nor a variable"
         )
 
+    @cached_property
+    def _with_code(self) -> frozenset[int]:
+        """The sections that have functions."""
+        return frozenset(function.section for function in self.functions.values())
+
     # --- data ---
+
+    @cached_property
+    def _maps_at(self) -> dict[int, str]:
+        """The names of the maps, by their place in the section."""
+        return {symbol.value: name for name, symbol in reversed(self._map_symbols.items())}
 
     @cached_property
     def _map_symbols(self) -> dict[str, SymbolEntry]:
@@ -267,19 +290,29 @@ class ObjectFile:
     def variables(self) -> Mapping[int, Variables]:
         """The sections of global variables that are not empty, by number."""
         found = {}
+        left = _MOST_VARIABLES
+        fields: dict[int, list[tuple[int, str]]] = {}  # by section
+        for name, symbol in self._symbols:
+            if symbol.type == elf.STT_OBJECT:
+                fields.setdefault(symbol.section, []).append((symbol.value, name))
         for number, section in enumerate(self.sections):
             if number and _VARIABLES.fullmatch(section.name) and section.size:
-                fields = sorted(
-                    (symbol.value, name)
-                    for name, symbol in self._symbols
-                    if symbol.section == number and symbol.type == elf.STT_OBJECT
-                )
+                if section.size > LARGEST_VARIABLES:
+                    raise ImageError(
+                        f"section {section.name} has {section.size:,} bytes (at most {LARGEST_VARIABLES:,});"
+                        " use a map for large data"
+                    )
+                left -= section.size
+                if left < 0:
+                    raise ImageError(
+                        f"its variables have more than {_MOST_VARIABLES >> 20} MiB; use maps for large data"
+                    )
                 typed = tuple(
                     (name, at, of)
-                    for at, name in fields
+                    for at, name in sorted(fields.get(number, ()))
                     if (of := self.types.variables.get(name)) is not None
                 )
-                found[number] = Variables(section.name, number, self.contents(number), typed)
+                found[number] = Variables(section.name, number, self._contents(number), typed)
         return found
 
     # --- source lines ---
@@ -288,10 +321,24 @@ class ObjectFile:
     def lines(self) -> Mapping[tuple[str, int], tuple[str, int, str]]:
         """Where instructions are from, by section and offset: file, line, text."""
         types = self.types
-        return {
-            (types.string(section), where): (types.string(file), line >> 10, types.string(text))
-            for section, (where, file, text, line) in btf.extension(self._named(".BTF.ext"), btf.LINES)
-        }
+        found = {}
+        left = _MOST_TEXT
+        for section, (where, file, text, line) in self._records(btf.LINES):
+            one = types.string(section), types.string(file), types.string(text)
+            left -= sum(map(len, one))
+            if left < 0:
+                raise ImageError(f"its source lines have more than {_MOST_TEXT:,} characters; split it")
+            found[one[0], where] = one[1], line >> 10, one[2]
+        return found
+
+    def _records(self, part: int) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+        """Yield the records of a part of .BTF.ext, see `btf.extension`."""
+        for number, record in enumerate(btf.extension(self._named(".BTF.ext"), part)):
+            if number == _MOST_RECORDS:
+                raise ImageError(
+                    f"its type information (BTF) has more than {_MOST_RECORDS:,} records; split it"
+                )
+            yield record
 
     @cached_property
     def core_relocations(self) -> Mapping[tuple[str, int], tuple[int, str, int]]:
@@ -299,7 +346,5 @@ class ObjectFile:
         types = self.types
         return {
             (types.string(section), where): (root, types.string(access), kind)
-            for section, (where, root, access, kind) in btf.extension(
-                self._named(".BTF.ext"), btf.RELOCATIONS
-            )
+            for section, (where, root, access, kind) in self._records(btf.RELOCATIONS)
         }
