@@ -458,6 +458,7 @@ class _Borrowing:
         self.deadline = 0.0  # time.monotonic
         self.seccomp = traceable.status(pid).get("Seccomp", "0") != "0"
         self._filters_checked = False
+        self._can_stop = False  # a thread has stopped
         self.saved = Registers()
         self.xstate = b""
         self.mask = 0
@@ -492,7 +493,10 @@ class _Borrowing:
                     break
             if ptrace.is_dead(self.pid, self.pid):
                 raise ThreadEnded
-            if time.monotonic() > start + PATIENCE * (1 if rounds >= ENOUGH else 5):
+            over = time.monotonic() - start
+            if over > PATIENCE and not self._can_stop:
+                raise traceable.frozen(self.pid)
+            if over > PATIENCE * (1 if rounds >= ENOUGH else 5):
                 raise SessionError(
                     f"pid {self.pid} has no thread that can be interrupted safely;"
                     " try again, or start the program with the tool"
@@ -524,6 +528,7 @@ class _Borrowing:
         thread.interrupt()
         if not thread.wait(time.monotonic() + 0.05):
             return 0  # it stays in the kernel too long; it is detached when this thread ends
+        self._can_stop = True
         if self.seccomp and not self._filters_checked:
             # The check takes time, so do not keep the thread stopped.
             filters = thread.filters()

@@ -15,6 +15,8 @@ from gpubpf.process.users import User
 
 _EXITING = 4  # PF_EXITING
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
+# Where threads of frozen cgroups wait; the compiler may make do_freezer_trap a part of get_signal.
+_FROZEN = ("do_freezer_trap", "get_signal", "__refrigerator")
 _STRICT_SECCOMP = 1
 _MOST_ANCESTORS = 1000
 
@@ -67,6 +69,13 @@ class Stopped(RefusedForNow):
     """The process is stopped, such as by SIGSTOP."""
 
 
+def frozen(pid: int) -> Stopped:
+    """Return the error for a process whose threads do not stop."""
+    return Stopped(
+        f"pid {pid} ({comm(pid)}) is frozen (docker pause, systemctl freeze) or waits in the kernel; let it continue, then try again"
+    )
+
+
 class Exiting(RefusedForNow):
     """The process is about to end, unless only its main thread does."""
 
@@ -94,6 +103,13 @@ def status(pid: int) -> dict[str, str]:
         if out_of_files(error):
             raise
         return {}
+
+
+def _waits_in(pid: int) -> str:
+    """Return the function of the kernel in which the main thread waits; "" if it is not known."""
+    with contextlib.suppress(OSError):
+        return proc.text(pid, "wchan")
+    return ""
 
 
 def check_traceable(pid: int) -> None:
@@ -126,6 +142,8 @@ def check_traceable(pid: int) -> None:
         raise AlreadyTraced(f"{who} is already traced by {name} (pid {tracer}); stop that first")
     if state == "T":
         raise Stopped(f"{who} is stopped; continue it first: kill -CONT {pid}")
+    if _waits_in(pid) in _FROZEN:
+        raise frozen(pid)
     if known.get("Seccomp") == str(_STRICT_SECCOMP):
         raise SessionError(
             f"{who} is in strict seccomp mode, which allows almost no system call; start it without that mode"

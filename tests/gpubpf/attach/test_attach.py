@@ -259,6 +259,48 @@ def test_a_stack_that_never_answers_is_not_read(built: Path, tmp_path: Path) -> 
         until(lambda: state(process.pid) == "S")  # it runs for a moment when it is released
 
 
+@contextlib.contextmanager
+def frozen(pid: int, place: str) -> Iterator[None]:
+    """The process is in a frozen cgroup until the block ends. `place`: of the hierarchy."""
+    group = Path("/sys/fs/cgroup") / place / f"gpubpf-test-{pid}"
+    file, freeze, thaw = (
+        ("freezer.state", "FROZEN", "THAWED") if place == "freezer" else ("cgroup.freeze", "1", "0")
+    )
+    if not (group.parent / "cgroup.procs").exists():
+        pytest.skip("no such cgroups here")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error.strerror}")
+    own = {line.partition(":")[2].partition(":")[0]: line.rpartition(":")[2]
+           for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()}  # fmt: skip
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / file).write_text(freeze)
+        until(lambda: place == "freezer" or "frozen 1" in (group / "cgroup.events").read_text())
+        until(lambda: place != "freezer" or (group / file).read_text() == "FROZEN\n")
+        yield
+    finally:
+        (group / file).write_text(thaw)
+        (group.parent / own["freezer" if place == "freezer" else ""].lstrip("/") / "cgroup.procs").write_text(
+            str(pid)
+        )
+        group.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("place", [".", "unified", "freezer"])
+def test_a_frozen_process_is_left_alone(built: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs on when it is thawed."""
+    monkeypatch.setattr(borrow, "PATIENCE", 0.5)
+    with running(built / "kinds", "pause") as process:
+        with frozen(process.pid, place):
+            with pytest.raises(traceable.Stopped, match=r"is frozen \(docker pause"):
+                put(process.pid, built / "library.so")
+            assert traceable.status(process.pid)["TracerPid"] == "0"
+        assert put(process.pid, built / "library.so") == 3
+
+
 @pytest.mark.parametrize("kind", ["pause", "spin", "malloc", "writes", "vfork", "mutex"])
 def test_a_thread_is_found(built: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(borrow, "PATIENCE", 20.0)  # on a busy machine, a thread rarely stops in time
