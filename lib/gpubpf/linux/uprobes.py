@@ -30,6 +30,7 @@ from gpubpf.linux import libraries, matched_calls
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.linux.returns import Code, Returns
 from gpubpf.process import address_space, bpf_syscall
+from gpubpf.process.patience import Unanswered, lock_holder, within
 from gpubpf.record import Record, replace
 
 METHODS = ("multi", "event")  # best first
@@ -41,6 +42,7 @@ _RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so a
 # Seconds between reads of mappings. The pause limits how often a machine that starts many programs wakes the tool.
 _PAUSE = 0.002
 _LAST_WAIT = 5.0  # seconds for the thread to end: it may be reading a file that does not answer
+_ATTACH_WAIT = 10.0  # seconds for the kernel to place probes
 _MOST_NAMED = 8  # functions in one notice
 
 
@@ -400,9 +402,14 @@ class Uprobes:
         aliases = _aliases(targets)
         refused |= {name: f"it is an alias of {other}" for name, other in aliases.items()}
         targets = [t for t in targets if t.name not in aliases]
+        if targets and (holder := lock_holder()):
+            self.incomplete = True
+            why = f"process {holder} keeps its address space locked, so a probe could stop the whole machine; end it"
+            refused |= {t.name: why for t in targets}
+            targets = []
         for part in [targets] if self.method != "event" else [[t] for t in targets]:
             if part:
-                self._attach(group, f"/proc/self/fd/{file}", part, refused)
+                self._attach_in_time(group, f"/proc/self/fd/{file}", part, refused)
         probed = tuple(t.name for t in targets if t.name not in refused)
         late = mapped[0].pid if mapped and self._thread is not None else None
         self.placed.append(ProbedFile(_printable(path), probed, tuple(missing), refused, late))
@@ -421,6 +428,18 @@ class Uprobes:
         for why, names in reasons.items():
             are = "is" if len(names) == 1 else "are"
             self._notice(f"{_some_of(names)} of {base} {are} not traced: {why}", path)
+
+    def _attach_in_time(
+        self, group: _Group, path: str, targets: Sequence[_Target], refused: dict[str, str]
+    ) -> None:
+        """Do the same as `_attach`. If a process makes the kernel wait for it nevertheless, leave that to a thread."""
+        found: dict[str, str] = {}
+        try:
+            within(_ATTACH_WAIT, os.getpid(), lambda: self._attach(group, path, targets, found))
+            refused |= found
+        except Unanswered:
+            self.incomplete = True
+            refused |= {t.name: "the kernel does not finish placing the probe" for t in targets}
 
     def _attach(self, group: _Group, path: str, targets: Sequence[_Target], refused: dict[str, str]) -> None:
         """Attach a group's programs to the functions `targets`, to returns before entries, so that no entry is seen without its

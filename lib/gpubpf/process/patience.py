@@ -1,6 +1,7 @@
 """Look at a process that may keep its observer waiting: the look has a deadline.
 
     drivers = within(LOOK_WAIT, pid, lambda: list(proc.lines(pid, "maps")))
+    pid = lock_holder()  # before placing a uprobe
 
 Whoever reads a process's list of mappings or its memory takes a lock of its address space. A process can hold this lock for as long as
 it likes: one of its threads maps a file that a program of its own user serves (FUSE), which does not answer. So threads that serve all
@@ -10,21 +11,27 @@ processes look at one only through `within`. Threads that work for one process a
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
-from gpubpf.process import limits, scans
+from gpubpf.process import limits, proc, scans
 
 T = TypeVar("T")
 
 LOOK_WAIT = 2.0  # seconds without progress until a look is given up
 SHORT_WAIT = 0.2  # the same, where other processes wait meanwhile
+_FREE = (
+    1.0  # seconds for which `lock_holder` need not look again: several probes are placed one after another
+)
 
 _lock = threading.Lock()
 _waiting: Counter[int] = Counter()  # looks that were given up and have not ended, by user
+_free_until = 0.0  # time.monotonic: until then, no process counts as one that holds its lock
 
 
 class Unanswered(OSError):
@@ -76,6 +83,27 @@ def within(seconds: float, pid: int, look: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
+
+
+def lock_holder() -> int:
+    """Return a process that holds the lock of its address space for longer than LOOK_WAIT; 0 if no process does.
+
+    To place a uprobe, the kernel takes this lock of each process that maps the file. It waits without end, and meanwhile no process of
+    the machine can fork. So place no uprobe then: which files the process maps cannot be found out.
+    """
+    global _free_until
+    if time.monotonic() < _free_until:
+        return 0
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (pid := int(name)) != os.getpid():
+            try:
+                within(LOOK_WAIT, pid, partial(proc.take_lock, pid))
+            except Unanswered:
+                return pid
+            except OSError:
+                continue  # it has ended, or the tool may not look at it
+    _free_until = time.monotonic() + _FREE
+    return 0
 
 
 def _cpu_time(thread: threading.Thread) -> float:

@@ -31,6 +31,7 @@ _QUERY = struct.Struct("=QQQQQQQQQIIIIQQ")
 _PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
 _FLAGS = ((1, "r"), (2, "w"), (4, "x"))
 _SHARED = 8
+_NOT_MAPPED = 0x7FFF_FFFF_F000  # the last page of user space, which the kernel keeps empty
 
 _AT_FDCWD, _DONT_SYNC, _STATX_INO = -100, 0x4000, 0x100  # statx(2)
 
@@ -173,6 +174,12 @@ def mapped_at(pid: int, address: int) -> Mapped | None:
     permissions = "".join(letter if flags & bit else "-" for bit, letter in _FLAGS)
     permissions += "s" if flags & _SHARED else "p"
     return Mapped(start, end, permissions, offset, (major, minor), inode, name.raw[: max(size - 1, 0)])
+
+
+def take_lock(pid: int) -> None:
+    """Take the lock of a process's address space, and give it back at once. Raises OSError."""
+    with _opened(pid, "mem") as file, contextlib.suppress(OSError):
+        os.pread(file, 1, _NOT_MAPPED)
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.future import Future, wait
 from gpubpf.linux import libraries
 from gpubpf.process import limits, proc, scans, started_with, target_files, traceable
-from gpubpf.process.patience import LOOK_WAIT, Unanswered, within
+from gpubpf.process.patience import LOOK_WAIT, Unanswered, lock_holder, within
 from gpubpf.process.scans import ScanBudget
 from gpubpf.record import MutableRecord
 from gpubpf.session import device
@@ -425,6 +425,9 @@ class MachineWatcher:
                     files.append(
                         (b"%02x:%02x" % (os.major(state.st_dev), os.minor(state.st_dev)), state.st_ino)
                     )
+                    if holder := lock_holder():
+                        self._report_unplaced(path, holder)
+                        raise Unanswered
                     # `path` may already be invalid, because the dynamic linker changes mappings.
                     open_file = f"/proc/{os.getpid()}/fd/{opened.fileno()}"
                     self._hold_helper.add_probe(open_file, driver.offset(found.address), file)
@@ -436,6 +439,13 @@ class MachineWatcher:
                 failed.append(error)
                 return
         self._probed_files.update(dict.fromkeys(files, placed))
+
+    def _report_unplaced(self, path: str, holder: int) -> None:
+        self.blind = True
+        self._note(
+            f"pid {holder} ({traceable.comm(holder)}) keeps its address space locked, so a probe could stop the whole machine:"
+            f" {os.path.basename(path)} has none, and new processes will be attached late, or missed; end pid {holder}"
+        )
 
 
 def _started_by_a_tool(pid: int) -> bool:
@@ -564,8 +574,11 @@ class HoldHelper:
         try:
             self._process.wait(HELPER_EXIT_WAIT)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            if (
+                not lock_holder()
+            ):  # else, it keeps its probes for as long as a process would make their removal wait
+                self._process.kill()
+                self._process.wait()
 
     def add_probe(self, path: str, offset: int, file: FileId | None) -> None:
         """Put a probe on a first-use function, at this offset in the file. `file`: its name for `remove_probe`. Raises OSError."""

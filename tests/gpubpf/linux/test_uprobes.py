@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpubpf_locked
 import prebuild
 from gpubpf import elf
 from gpubpf.errors import UsageError
@@ -448,6 +449,21 @@ def test_a_file_that_says_that_its_code_lies_far_behind_its_end(
         assert host.uprobes is not None
         (placed,) = host.uprobes.placed
         assert placed.path == str(wrong) and not placed.functions
+
+
+@pytest.mark.whole_machine
+def test_none_while_a_process_holds_its_lock(built: Path, tmp_path: Path, notes: list[str]) -> None:
+    """If it maps the file, the kernel waits for it with a lock that every fork(2) of the machine needs."""
+    with gpubpf_locked.process(tmp_path) as (pid, _), Calls(built, built / "libsnoop.so.2.1"):
+        began = time.monotonic()
+        with attached(notes) as host:
+            assert host.uprobes is not None
+            (placed,) = host.uprobes.placed
+            assert not placed.functions
+            assert host.uprobes.incomplete
+        assert time.monotonic() < began + 60
+    why = f"not traced: process {pid} keeps its address space locked, so a probe could stop the whole machine; end it"
+    assert any(note.endswith(why) for note in notes)
 
 
 def test_a_probe_of_another_tracer_is_no_hook(built: Path, notes: list[str]) -> None:

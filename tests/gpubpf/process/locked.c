@@ -26,6 +26,8 @@ static void answer(int device, uint64_t unique, int error, const void *data, siz
     if (write(device, out, head.len) < 0) perror("answer");
 }
 
+static volatile int *asked;  // a page was asked for; shared with the server
+
 static void serve(int device) {
     static char request[1 << 20];
     struct fuse_init_out begun = {.major = 7, .minor = 31, .max_readahead = 4096, .max_write = 4096};
@@ -37,7 +39,8 @@ static void serve(int device) {
         if (in->opcode == FUSE_INIT) answer(device, in->unique, 0, &begun, sizeof begun);
         else if (in->opcode == FUSE_GETATTR) answer(device, in->unique, 0, &file, sizeof file);
         else if (in->opcode == FUSE_OPEN) answer(device, in->unique, 0, &open, sizeof open);
-        else if (in->opcode != FUSE_READ && in->opcode != FUSE_INTERRUPT && in->opcode != FUSE_FORGET)
+        else if (in->opcode == FUSE_READ) *asked = 1;
+        else if (in->opcode != FUSE_INTERRUPT && in->opcode != FUSE_FORGET)
             answer(device, in->unique, -ENOSYS, 0, 0);
     }
     _exit(0);
@@ -48,14 +51,27 @@ static int file;
 
 static void *reads(void *unused) { return page[0] ? unused : 0; }
 
+static volatile int mapper;  // thread ID
+
 static void *maps(void *unused) {
-    usleep(300000);
+    mapper = gettid();
     return mmap((void *)(page + 4096), 4096, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0);
 }
 
 static void *executes(void *path) {
     char *arguments[] = {path, 0};
     return (void *)(long)execve(path, arguments, arguments + 1);
+}
+
+// Returns whether a thread waits in the kernel, uninterruptibly.
+static int waits(int thread) {
+    char path[64], text[512] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+    int from = open(path, O_RDONLY);
+    if (read(from, text, sizeof text - 1) < 0) perror("stat");
+    close(from);
+    char *name_end = strrchr(text, ')');
+    return name_end && name_end[2] == 'D';
 }
 
 static int put(const char *path, const char *text) {
@@ -79,6 +95,7 @@ int main(int argc, char **argv) {
     snprintf(text, sizeof text, "fd=%d,rootmode=100000,user_id=0,group_id=0", device);
     if (device < 0 || mount("served", argv[1], "fuse", MS_NOSUID | MS_NODEV, text) != 0)
         return perror("mount"), 1;
+    asked = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     // When the server ends, nobody has the device open, and the kernel lets all threads continue.
     pid_t server = fork();
     if (server == 0) serve(device);
@@ -90,9 +107,12 @@ int main(int argc, char **argv) {
     void *driver = argc > 3 ? dlopen(argv[3], RTLD_NOW) : 0;
     int (*init)(unsigned) = driver ? (int (*)(unsigned))dlsym(driver, "cuInit") : 0;
     pthread_t threads[2];
-    if (init == 0) pthread_create(&threads[0], 0, reads, 0);
-    pthread_create(&threads[1], 0, init ? executes : maps, argv[1]);
-    usleep(600000);
+    pthread_create(&threads[0], 0, init ? executes : reads, argv[1]);
+    while (!*asked) usleep(1000);
+    if (init == 0) {
+        pthread_create(&threads[1], 0, maps, 0);
+        while (!mapper || !waits(mapper)) usleep(1000);
+    }
     printf("%d %lu\n", server, (unsigned long)page + 4096);
     fflush(stdout);
     if (init != 0) init(0);

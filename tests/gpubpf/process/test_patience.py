@@ -17,7 +17,8 @@ from gpubpf.process import address_space, limits, patience, proc
 from gpubpf.process.patience import Unanswered, within
 from gpubpf.session import joining
 
-pytestmark = pytest.mark.without_driver
+# A process that holds its lock keeps tools from placing probes, so no other test may run then.
+holds_its_lock = pytest.mark.whole_machine
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def waiting() -> Iterator[threading.Event]:
         time.sleep(0.01)
 
 
+@holds_its_lock
 def test_its_mappings_do_not_arrive(locked: tuple[int, int]) -> None:
     pid, page = locked
     for look in (
@@ -47,6 +49,7 @@ def test_its_mappings_do_not_arrive(locked: tuple[int, int]) -> None:
             within(0.5, pid, look)
 
 
+@holds_its_lock
 def test_nobody_waits_for_its_mappings(locked: tuple[int, int]) -> None:
     pid, page = locked
     began = time.monotonic()
@@ -56,6 +59,17 @@ def test_nobody_waits_for_its_mappings(locked: tuple[int, int]) -> None:
         joining.devices_of(pid)
     assert joining.untraced_descendants([pid]) == {}
     assert time.monotonic() < began + 60
+
+
+@holds_its_lock
+def test_a_process_that_holds_its_lock_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: threading.Event
+) -> None:
+    monkeypatch.setattr(patience, "_FREE", 0.0)
+    assert patience.lock_holder() == 0
+    with gpubpf_locked.process(tmp_path) as (pid, _):
+        assert patience.lock_holder() == pid
+    assert patience.lock_holder() == 0
 
 
 def test_a_look_that_makes_progress_is_not_given_up() -> None:
