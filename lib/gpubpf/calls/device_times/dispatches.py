@@ -49,6 +49,10 @@ STARTED, NO_SDK, OTHER_TOOL, VERSION, REFUSED, NO_MEMORY = range(1, 7)
 MOST_PROCESSES = 4096  # maximum per measurement; each needs two open files while it runs
 MOST_THREADS = 1 << 16  # maximum thread numbers to keep for a process
 MOST_WAITING = 256  # maximum connections without a greeting
+MOST_NAMES = 256 << 20  # bytes of the names of all processes
+MOST_TAKEN = (
+    1 << 22
+)  # dispatches that are taken at once; the others wait, or are overwritten and count as lost
 ENDED, UNKNOWN = -1, -2  # instead of a process's pidfd
 PATIENCE = 20  # how often to wait for a slot that is being written
 _F_GET_SEALS, _F_SEAL_SHRINK = 1034, 2  # fcntl.h
@@ -101,6 +105,8 @@ class Dispatches:
         self.processes: list[AgentProcess] = []
         self.environment: dict[str, str] = {}
         self.lost = 0  # dispatches that were overwritten, or only partly written
+        self._next = 0  # the process that is read first: each gets its turn
+        self._names_left = MOST_NAMES
         self._states: set[tuple[int, int, int]] = set()
         self._refused: str | None = None  # why an agent's memory could not be taken
         self._uids = {uid, 0}
@@ -270,12 +276,29 @@ class Dispatches:
         partly written ones.
         """
         self._accept(last)
-        parts = [
-            self._take(number, process, last)
-            for number, process in enumerate(self.processes)
-            if process.file >= 0
-        ]
+        parts: list[Array] = []
+        left = MOST_TAKEN
+        for _ in range(len(self.processes)):
+            number = self._next % len(self.processes)
+            process = self.processes[number]
+            if process.file >= 0:
+                if left < SLOTS:  # what a process may have
+                    break
+                parts.append(self._take(number, process, last))
+                left -= len(parts[-1])
+            self._next = number + 1
+        if last and left < SLOTS:
+            self._pass_over()
         return np.concatenate(parts) if parts else np.empty(0, DISPATCH)
+
+    def _pass_over(self) -> None:
+        """Count what is not read at the end as lost."""
+        for process in self.processes:
+            if process.file >= 0:
+                written = self._header(process)[2]
+                if process.taken <= written < process.taken + (1 << 40):
+                    self.lost += written - process.taken
+                    process.taken = written
 
     def _take(self, number: int, process: AgentProcess, last: bool) -> Array:
         ended = process.life == ENDED or (process.life >= 0 and _is_readable(process.life))
@@ -328,6 +351,11 @@ class Dispatches:
         begin = HEADER + SLOTS * _SLOT.itemsize
         used = min(self._header(process)[3], NAMES)
         if used <= process.names_taken:
+            return
+        self._names_left -= used - process.names_taken
+        if self._names_left < 0:  # names come whole, in their order, so later ones are lost, too
+            process.names_lost += 1
+            self._names_left += used - process.names_taken
             return
         data = os.pread(process.file, used - process.names_taken, begin + process.names_taken)
         at = 0
