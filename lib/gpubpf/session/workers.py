@@ -87,7 +87,8 @@ class DaemonThreadPool:
         self._work: OrderedDict[int, deque[Callable[[], None]]] = OrderedDict()
         self._busy: Counter[int] = Counter()
         self._unstarted = count  # threads
-        self._working: dict[int, float] = {}  # thread → since when it works on its item (time.monotonic)
+        # Thread → since when it works on its item (time.monotonic), and for whom.
+        self._working: dict[int, tuple[float, int]] = {}
         self._replaced = 0  # threads that others have replaced, and that still work
         self._closed = False
         self._changed = threading.Condition()  # guards all of these
@@ -132,13 +133,15 @@ class DaemonThreadPool:
         One that does finish then ends."""
         late = time.monotonic() - self._patience
         with self._changed:
-            stuck = [thread for thread, since in self._working.items() if since < late]
+            stuck = [thread for thread, (since, _) in self._working.items() if since < late]
             for thread in stuck[: limits.STUCK_THREADS - self._replaced]:
-                del self._working[thread]
+                _, owner = self._working.pop(thread)
+                self._leave(owner)
                 self._replaced += 1
                 self._unstarted += 1
             for _ in range(len(self._work)):
                 self._start_thread()
+            self._changed.notify_all()
         return bool(stuck)
 
     def _start_thread(self) -> None:
@@ -159,16 +162,22 @@ class DaemonThreadPool:
                 self._work.move_to_end(owner)
                 if not self._work[owner]:
                     del self._work[owner]
-                self._working[own] = time.monotonic()
+                self._working[own] = time.monotonic(), owner
             work()
             del work  # it refers to its arguments and its result
             with self._changed:
                 replaced = self._working.pop(own, None) is None
-                self._replaced -= replaced
-                self._busy[owner] -= 1
-                if not self._busy[owner]:
-                    del self._busy[owner]
+                if replaced:
+                    self._replaced -= 1
+                else:
+                    self._leave(owner)
                 self._changed.notify_all()
+
+    def _leave(self, owner: int) -> None:
+        """Take note that a thread no longer works for an owner."""
+        self._busy[owner] -= 1
+        if not self._busy[owner]:
+            del self._busy[owner]
 
     def _next_owner(self) -> int | None:
         return next((owner for owner in self._work if self._busy[owner] < self._each), None)
@@ -209,7 +218,9 @@ class BackgroundWork:
         settle = measurement.privileges.apply
         self.sidecar_threads = DaemonThreadPool(4, settle, each=2, patience=SIDECAR_PATIENCE)
         # Separate pools, so that a starting process waits neither for another's ptxas nor for the removal of another's probes.
-        self._attach_threads = DaemonThreadPool(4, settle)
+        # A process can keep a thread waiting for its memory, so processes of one user leave a thread for those of others.
+        self._attach_threads = DaemonThreadPool(4, settle, each=3)
+        self._users: dict[int, object] = {}  # owners of work, by user ID
         self._cleanup_threads = DaemonThreadPool(2, settle)
         # Launched modules have priority, so modules that may be launched get only one thread.
         self._ahead_threads = DaemonThreadPool(1, settle, patience=SIDECAR_PATIENCE)
@@ -263,11 +274,17 @@ class BackgroundWork:
 
     def welcome(self, process: TracedProcess, stubs: int | None) -> None:
         """Attach host programs and send WELCOME. Takes ownership of `stubs`, the file that host programs are attached to."""
-        self._attach_threads.submit(_welcome, self._measurement, process, stubs, self.clock_kernels)
+        owner = self._user_of(process)
+        self._attach_threads.submit(
+            _welcome, self._measurement, process, stubs, self.clock_kernels, owner=owner
+        )
 
     def patch(self, process: TracedProcess, file: int) -> None:
         """Write the hooks into a running process, and tell its agent. Takes ownership of `file`, the list of patches."""
-        self._attach_threads.submit(_patch, self._measurement, process, file)
+        self._attach_threads.submit(_patch, self._measurement, process, file, owner=self._user_of(process))
+
+    def _user_of(self, process: TracedProcess) -> object:
+        return self._users.setdefault(process.user, object())
 
     def end(self, process: TracedProcess) -> None:
         """Detach the host programs of a disconnected process. Compress the oldest one's maps if there are more than RECENTLY_ENDED."""

@@ -213,3 +213,31 @@ def test_threads_that_are_stuck_are_replaced(monkeypatch: pytest.MonkeyPatch) ->
     assert pool._replaced == 0
     assert pool.submit(threading.get_ident).result(60) == threads[2]
     pool.close()
+
+
+def test_a_user_whose_processes_keep_threads_waiting_leaves_one_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory of a process may never arrive while the tool changes its code."""
+    go_on, done = threading.Event(), queue.SimpleQueue[int]()
+
+    def patch(measurement: Measurement, process: TracedProcess, file: int) -> None:
+        if process.user == 1000:
+            go_on.wait(100)
+        done.put(process.user)
+
+    monkeypatch.setattr(workers, "_patch", patch)
+    measurement = Measurement(Targets(), Plan(Device("sim")), print)
+    builder = workers.SidecarBuilder(instrument=lambda data, target: Sidecar())
+    background = workers.BackgroundWork(measurement, builder, lambda name, data: None, lambda: None)
+    try:
+        for user in (*[1000] * 8, 1001, 0):
+            background.patch(TracedProcess(TargetSocket(socket.socket()), 7, 1, user), -1)
+        assert {done.get(timeout=60), done.get(timeout=60)} == {1001, 0}
+        background._attach_threads._patience = 0  # others take the places of the stuck ones
+        background.patch(TracedProcess(TargetSocket(socket.socket()), 7, 1, 1001), -1)
+        background.replace_stuck()
+        assert done.get(timeout=60) == 1001
+    finally:
+        go_on.set()
+        background.close()
