@@ -54,7 +54,7 @@ from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, CuInitProbes, Event
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, ptrace, scans, traceable
-from gpubpf.process.patience import lock_holder
+from gpubpf.process.patience import wait_for_locks
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.record import MutableRecord, field
 
@@ -483,5 +483,4 @@ def main(file: int, tool: int, touched: int) -> None:
     connection.send(json.dumps({"ready": True}).encode())
     _HoldHelper(connection, probes, ctypes.c_int32.from_buffer(mmap.mmap(touched, mmap.PAGESIZE))).run()
     with _ordinary_priority():
-        while lock_holder():  # to remove the probes, too, the kernel would stop the whole machine
-            time.sleep(LIMIT)
+        wait_for_locks()  # to remove the probes, too, the kernel would stop the whole machine

@@ -349,7 +349,7 @@ class Host:
         self._programs.clear()
         if self.uprobes is not None:  # first, because their programs may rely on the others' data
             self._ended_runs += _count(self.uprobes.programs)
-            bpf_syscall.close_all(self.uprobes.stop())
+            self.uprobes.detach()
         for process in processes:
             files += process._stop()
         self._closing += bpf_syscall.start_closing(files)

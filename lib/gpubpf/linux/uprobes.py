@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import select
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +31,8 @@ from gpubpf.errors import Error, UsageError, in_words, out_of_files
 from gpubpf.linux import libraries, matched_calls
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.linux.returns import Code, Returns
-from gpubpf.process import address_space, bpf_syscall
-from gpubpf.process.patience import Unanswered, lock_holder, within
+from gpubpf.process import address_space, bpf_syscall, children
+from gpubpf.process.patience import SHORT_WAIT, Unanswered, lock_holder, within
 from gpubpf.record import Record, replace
 
 METHODS = ("multi", "event")  # best first
@@ -42,6 +44,7 @@ _RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so a
 # Seconds between reads of mappings. The pause limits how often a machine that starts many programs wakes the tool.
 _PAUSE = 0.002
 _LAST_WAIT = 5.0  # seconds for the thread to end: it may be reading a file that does not answer
+_LOOK_AGAIN = 0.5  # seconds until processes are looked at again before a probe is placed
 _ATTACH_WAIT = 10.0  # seconds for the kernel to place probes
 _MOST_NAMED = 8  # functions in one notice
 
@@ -231,6 +234,7 @@ class Uprobes:
         self._notices: set[str] = set()
         self._held: dict[str, list[str]] | None = {} if hold else None  # held notices by path
         self._stopped = False
+        self._looked = -math.inf  # time.monotonic: when no process held the lock of its address space
         self._mappings: Mappings | None = None
         self._thread: threading.Thread | None = None
         self._drop_privileges: Callable[[], None] = lambda: None
@@ -289,6 +293,25 @@ class Uprobes:
         self._events, self.programs = [], []
         self._loaded.clear()
         return files
+
+    def detach(self) -> None:
+        """Stop, and detach all probes. If the kernel would have to wait for a process, a child does that: it keeps them meanwhile."""
+        files = self.stop()
+        if files and (holder := lock_holder(SHORT_WAIT)):
+            self._note(
+                f"the probes stay until process {holder} releases its address space; removing them now could stop the whole machine"
+            )
+            with contextlib.suppress(OSError):
+                subprocess.Popen(
+                    children.python("from gpubpf.process import patience; patience.wait_for_locks()"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=children.environment(),
+                    pass_fds=files,
+                    start_new_session=True,
+                )
+        bpf_syscall.close_all(files)
 
     # --- files ---
 
@@ -402,7 +425,7 @@ class Uprobes:
         aliases = _aliases(targets)
         refused |= {name: f"it is an alias of {other}" for name, other in aliases.items()}
         targets = [t for t in targets if t.name not in aliases]
-        if targets and (holder := lock_holder()):
+        if targets and (holder := self._lock_holder()):
             self.incomplete = True
             why = f"process {holder} keeps its address space locked, so a probe could stop the whole machine; end it"
             refused |= {t.name: why for t in targets}
@@ -428,6 +451,14 @@ class Uprobes:
         for why, names in reasons.items():
             are = "is" if len(names) == 1 else "are"
             self._notice(f"{_some_of(names)} of {base} {are} not traced: {why}", path)
+
+    def _lock_holder(self) -> int:
+        """Return a process that would keep the kernel waiting, or 0. When many files are found at once, look once."""
+        holder = 0
+        if time.monotonic() >= self._looked + _LOOK_AGAIN:
+            holder = lock_holder()
+            self._looked = -math.inf if holder else time.monotonic()
+        return holder
 
     def _attach_in_time(
         self, group: _Group, path: str, targets: Sequence[_Target], refused: dict[str, str]

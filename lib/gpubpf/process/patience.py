@@ -10,6 +10,7 @@ processes look at one only through `within`. Threads that work for one process a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -31,7 +32,6 @@ _FREE = (
 
 _lock = threading.Lock()
 _waiting: Counter[int] = Counter()  # looks that were given up and have not ended, by user
-_free_until = 0.0  # time.monotonic: until then, no process counts as one that holds its lock
 
 
 class Unanswered(OSError):
@@ -51,6 +51,11 @@ def within(seconds: float, pid: int, look: Callable[[], T]) -> T:
     with _lock:
         if limits.exceeded(_waiting, user, limits.UNANSWERED, limits.UNANSWERED_OF_USER, 1):
             raise Unanswered
+    return _within(seconds, lambda: pid, look)
+
+
+def _within(seconds: float, pid: Callable[[], int], look: Callable[[], T]) -> T:
+    """Do the same without these limits. `pid`: returns the process that is looked at now."""
     results: list[T] = []
     errors: list[BaseException] = []
     given_up_for: list[int] = []
@@ -74,7 +79,7 @@ def within(seconds: float, pid: int, look: Callable[[], T]) -> T:
     while not ended.wait(seconds / 2):
         before, used = used, _cpu_time(thread)
         if used == before:
-            user = scans.user_of(pid)
+            user = scans.user_of(pid())
             with _lock:
                 if not ended.is_set():
                     given_up_for.append(user)
@@ -85,25 +90,41 @@ def within(seconds: float, pid: int, look: Callable[[], T]) -> T:
     return results[0]
 
 
-def lock_holder() -> int:
-    """Return a process that holds the lock of its address space for longer than LOOK_WAIT; 0 if no process does.
+def lock_holder(seconds: float = LOOK_WAIT) -> int:
+    """Return a process that holds the lock of its address space for so long; 0 if no process does.
 
-    To place a uprobe, the kernel takes this lock of each process that maps the file. It waits without end, and meanwhile no process of
-    the machine can fork. So place no uprobe then: which files the process maps cannot be found out.
+    To place or remove a uprobe, the kernel takes this lock of each process that maps the file. It waits without end, and meanwhile no
+    process of the machine can fork. So do neither then: which files the process maps cannot be found out.
     """
-    global _free_until
-    if time.monotonic() < _free_until:
-        return 0
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (pid := int(name)) != os.getpid():
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    at = 0
+
+    def look() -> None:
+        nonlocal at
+        for at in pids:
+            with contextlib.suppress(OSError):  # it has ended, or the tool may not look at it
+                proc.take_lock(at)
+
+    try:
+        if not _waiting:  # a thread for each process would take longer
+            _within(seconds, lambda: at, look)
+            return 0
+        for at in pids:
             try:
-                within(LOOK_WAIT, pid, partial(proc.take_lock, pid))
+                within(seconds, at, partial(proc.take_lock, at))
             except Unanswered:
-                return pid
+                raise
             except OSError:
-                continue  # it has ended, or the tool may not look at it
-    _free_until = time.monotonic() + _FREE
+                continue
+    except Unanswered:
+        return at
     return 0
+
+
+def wait_for_locks() -> None:
+    """Wait until no process holds the lock of its address space."""
+    while lock_holder():
+        time.sleep(LOOK_WAIT)
 
 
 def _cpu_time(thread: threading.Thread) -> float:

@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import threading
@@ -464,6 +465,35 @@ def test_none_while_a_process_holds_its_lock(built: Path, tmp_path: Path, notes:
         assert time.monotonic() < began + 60
     why = f"not traced: process {pid} keeps its address space locked, so a probe could stop the whole machine; end it"
     assert any(note.endswith(why) for note in notes)
+
+
+@pytest.mark.whole_machine
+def test_they_stay_while_a_process_that_maps_the_file_holds_its_lock(
+    built: Path, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool does not wait for it, and others can fork. A child removes the probes later."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    library = built / "libsnoop.so.2.1"
+    host = attached(notes)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    with gpubpf_locked.process(tmp_path) as (pid, _):
+        monkeypatch.delenv("LD_PRELOAD")
+        (server,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        guard = threading.Timer(5, os.kill, (int(server), signal.SIGKILL))  # the machine must go on
+        guard.start()
+        monkeypatch.setattr(uprobes.subprocess, "Popen", Popen)
+        host.close()
+        subprocess.run(["true"], check=True, preexec_fn=lambda: None)  # with fork(2)
+        assert guard.is_alive() and started[0].poll() is None
+        guard.cancel()
+    assert started[0].wait(60) == 0
+    assert any(f"the probes stay until process {pid} releases its address space" in note for note in notes)
 
 
 def test_a_probe_of_another_tracer_is_no_hook(built: Path, notes: list[str]) -> None:
