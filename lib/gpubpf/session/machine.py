@@ -121,6 +121,8 @@ class MachineWatcher:
         self._delayed: set[int] = set()  # users whose processes had to wait
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
         self._stuck = False  # an attach did not end
+        self._follows_mappings = False  # a driver has no probe, so processes are found when they map it
+        self._starting_to_follow = threading.Lock()
         # Processes that have loaded ROCr but do not use it yet: pid → start time. They will be held when they start to use it.
         self._unused: dict[int, float] = {}
         # Processes that are to be attached to, or are being attached to: pid → comm.
@@ -441,11 +443,36 @@ class MachineWatcher:
         self._probed_files.update(dict.fromkeys(files, placed))
 
     def _report_unplaced(self, path: str, holder: int) -> None:
-        self.blind = True
         self._note(
             f"pid {holder} ({traceable.comm(holder)}) keeps its address space locked, so a probe could stop the whole machine:"
-            f" {os.path.basename(path)} has none, and new processes will be attached late, or missed; end pid {holder}"
+            f" {os.path.basename(path)} has none, and new processes will be attached late; end pid {holder}"
         )
+        with self._starting_to_follow:
+            if self._follows_mappings:
+                return
+            self._follows_mappings = True
+        try:
+            mappings = libraries.Mappings()
+        except OSError:
+            self.blind = True
+            return
+        threading.Thread(
+            target=self._follow_mappings, args=(mappings,), name="gpubpf-mappings", daemon=True
+        ).start()
+
+    def _follow_mappings(self, mappings: libraries.Mappings) -> None:
+        """Attach to each process that maps a driver, late: no probe holds it."""
+        poll = select.poll()
+        for file in mappings.descriptors:
+            poll.register(file, select.POLLIN)
+        while not self._closing.is_set():
+            poll.poll(1000 * MIN_SCAN_INTERVAL)
+            seen = time.monotonic_ns()
+            for pid in {found.pid for found in mappings.read([_DRIVER])}:
+                if self._hold_helper.claim(pid, seen):
+                    self._begin_to_join(pid, traceable.comm(pid), None, True)
+            self.blind |= mappings.lost
+        mappings.close()
 
 
 def _started_by_a_tool(pid: int) -> bool:
