@@ -67,6 +67,8 @@ def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> 
             others.append(part)
             lto = not whole and any(image.kind == "lto" for image in part)
             without.append(LTO if lto else chosen)
+    if sum(image.full_size for image in taken) > fatbin.LARGEST_PTX:
+        return "its parts have more than 64 MiB of PTX; split it into modules"
     try:
         taken = [image for image in taken if DEVICE_RUNTIME.encode() not in image.payload]
         if taken:

@@ -101,14 +101,18 @@ class FatbinImage(Record):
         found = re.fullmatch(_PTXAS_NAME, self.name)
         return found[1] if found is not None else ""
 
+    @property
+    def full_size(self) -> int:
+        """The size of the payload in bytes, as the image claims it, or less."""
+        return self.size or (self.stored.size if isinstance(self.stored, FileRange) else len(self.stored))
+
     @cached_property
     def payload(self) -> bytes:
         return self.read()
 
     def read(self) -> bytes:
         """Return the payload without keeping it, for processing gigabytes. Raises ImageError."""
-        size = self.size or (self.stored.size if isinstance(self.stored, FileRange) else len(self.stored))
-        if self.kind == "ptx" and size > LARGEST_PTX:
+        if self.kind == "ptx" and self.full_size > LARGEST_PTX:
             raise ImageError("its PTX is larger than 64 MiB; split it into modules")
         stored = self.stored.read() if isinstance(self.stored, FileRange) else self.stored
         data = _decompress(stored, self.codec, self.size)

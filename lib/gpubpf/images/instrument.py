@@ -217,14 +217,18 @@ def _entries_for(images: Sequence[FatbinImage], target: Target) -> list[str]:
 
 
 def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
-    """Return the kernels of a module, from all images that can be read."""
+    """Return the kernels of a module, from all images that can be read, up to fatbin.LARGEST_IMAGE bytes in all."""
     from gpubpf.ptx import parser  # imported here, because nearly all sidecars come from the cache
 
     found: dict[str, None] = {}
+    left = fatbin.LARGEST_IMAGE  # a module may claim to have any number of large images
     for image in images:
+        left -= image.full_size
+        if left < 0:
+            break
         try:
             if image.kind == "elf":
-                found |= dict.fromkeys(fatbin.kernels(image.payload))
+                found |= dict.fromkeys(fatbin.kernels(image.read()))
             elif image.kind == "ptx":
                 found |= dict.fromkeys(parser.parse(image.text).entries)
         except (ImageError, PtxError):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpubpf.errors import ImageError
-from gpubpf.images import device_link, fatbin
+from gpubpf.images import device_link, fatbin, instrument
 from gpubpf.ptx import parser
 
 NVCC = shutil.which("nvcc")
@@ -367,3 +367,30 @@ def test_ptx_has_a_limit_however_it_is_stored() -> None:
     text = b".version 8.0\n.target sm_80\n" + bytes(fatbin.LARGEST_PTX)
     with pytest.raises(ImageError, match="too large for PTX"):
         fatbin.images_of_bytes(text)
+
+
+def relocatable(kind: str, size: int, part: int = 0) -> fatbin.FatbinImage:
+    return fatbin.FatbinImage(kind, 90, "", (8, 0), "", 0, "", 0, kind == "ptx", bytes(size), part=part)
+
+
+def test_a_module_of_many_large_images_is_read_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few megabytes can decompress to hundreds of gigabytes."""
+    monkeypatch.setattr(fatbin, "LARGEST_IMAGE", 1000)
+    read: list[fatbin.FatbinImage] = []
+
+    def kernels(data: bytes) -> dict[str, None]:
+        read.append(data)
+        return {"kernel": None}
+
+    monkeypatch.setattr(fatbin, "kernels", kernels)
+    assert instrument._entries_of([relocatable("elf", 400) for _ in range(1000)]) == ["kernel"]
+    assert len(read) == 2
+
+
+def test_parts_that_are_large_together_are_not_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fatbin, "LARGEST_PTX", 1000)
+    images = [relocatable("ptx", 400, part) for part in range(3)]
+    assert (
+        device_link.choose(images, (9, 0)) == "its parts have more than 64 MiB of PTX; split it into modules"
+    )
+    assert all("payload" not in image.__dict__ for image in images)
