@@ -89,7 +89,8 @@ def may_run_python(command: Sequence[str]) -> bool:
     if any(_PYTHON.search(word) for word in command):
         return True
     try:
-        with open(shutil.which(command[0]) or command[0], "rb") as file:
+        path = shutil.which(command[0]) or command[0]
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             return file.read(2) == b"#!"
     except (OSError, ValueError):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,8 @@ def test_a_command_on_a_gpu_keeps_ptx(
     expected = "1 --xla_gpu_asm_extra_flags=-lineinfo" if kind == "gpu" and wanted else ""
     assert said == expected
     assert [note.count("CUPY_COMPILE_WITH_PTX=1 XLA_FLAGS=--xla") for note in notes] == [1] * bool(expected)
+
+
+def test_a_command_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o700)
+    assert not may_run_python([str(tmp_path / "pipe")])
