@@ -189,6 +189,22 @@ def one_round(program: Path, place: Path, figures: collections.Counter[str]) -> 
     )
 
 
+def row(figures: collections.Counter[str]) -> str:
+    """Return the figures as a row of the table in docs/reliability.md."""
+    programs, whole = figures["programs"], figures["programs that were measured whole"]
+    late = figures["most ms beyond -d"] / 1000
+    cells = (
+        f"{figures['rounds']:,}",
+        f"{programs:,}",
+        f"{whole:,}",
+        f"{programs - whole:,}",
+        f"{figures['most MB']} MB",
+        f"{late:.2f} s",
+        f"{figures['defects']}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
 def run(minutes: float, build_program: Callable[[Path], Path], report: Path | None) -> int:
     """Run rounds for some minutes, and print the figures. Return 1 if there were defects."""
     figures: collections.Counter[str] = collections.Counter()
@@ -212,4 +228,5 @@ def run(minutes: float, build_program: Callable[[Path], Path], report: Path | No
     if report:
         report.write_text(text + "\n")
     print(text)
+    print(row(figures))
     return 1 if figures["defects"] else 0

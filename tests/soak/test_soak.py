@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import shutil
@@ -16,6 +17,7 @@ from gpubpf.session import device, reasons
 sys.path.insert(0, str(Path(__file__).parent))  # pytest imports test modules without it
 
 import accounts
+import hostile
 
 import soak
 
@@ -119,3 +121,13 @@ processes measured: 2; missed: 3 (ended), 1 (not reached in time)
     assert said.totals == [accounts.Total("launches", 1010, 1)]
     with pytest.raises(accounts.Defect, match="81 columns"):
         accounts.from_text("threadhist", text + 81 * "-" + "\n")
+
+
+def test_the_figures_of_a_hostile_user_are_a_row_of_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
+    _, _, part = page.partition("### A hostile user")
+    head = next(line for line in part.splitlines() if line.startswith("| rounds |"))
+    row = hostile.row(
+        collections.Counter({"rounds": 9, "programs": 36, "programs that were measured whole": 19})
+    )
+    assert row == "| 9 | 36 | 19 | 17 | 0 MB | 0.00 s | 0 |" and row.count("|") == head.count("|")
