@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 import os
 import stat
 import subprocess
@@ -38,6 +39,7 @@ PATIENCE = 15.0  # the hostile user's processes use all CPUs, too
 MEMORY = 300  # MB, of the tool and its helper together
 PROGRAMS = 4  # in each round
 LAUNCHES = 50
+HALF = 20.0  # seconds for which a process holds the lock of its address space, and then does not: no driver has a probe meanwhile
 PROCESSES = ROOT / "tests" / "gpubpf" / "process"
 LARGE, LOCKED = PROCESSES / "large.c", PROCESSES / "locked.c"
 DRIVER = device.LIBRARIES / "libcuda.so.1"
@@ -71,6 +73,7 @@ def hostile_user(place: Path) -> Iterator[None]:
     ended = threading.Event()
 
     def keep(number: int, command: list[object]) -> None:
+        holds_lock = command[0] == "locked" and DRIVER not in command
         while not ended.is_set():
             own = theirs / f"{number}-{time.monotonic_ns()}"
             own.mkdir()
@@ -88,11 +91,12 @@ def hostile_user(place: Path) -> Iterator[None]:
                 start_new_session=True,
                 env={**os.environ, "HOME": str(own), "CUDASIM_CC": "90"},
             ) as process:
-                while process.poll() is None and not ended.wait(0.1):
+                until = time.monotonic() + (HALF if holds_lock else math.inf)
+                while process.poll() is None and time.monotonic() < until and not ended.wait(0.1):
                     pass
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, 9)
-            ended.wait(0.2)
+            ended.wait(HALF if holds_lock else 0.2)
 
     threads = [threading.Thread(target=keep, args=given) for given in enumerate(commands)]
     for thread in threads:
