@@ -62,6 +62,7 @@ START_WAIT = 10.0  # for the hold helper to start
 ANSWER_WAIT = 5.0  # for the hold helper to answer
 PROGRESS_WAIT = 1.0  # for it to do anything, if it works on a process that may keep it waiting
 HELPER_EXIT_WAIT = 10.0  # for the hold helper to end after the tool has disconnected
+PLACE_AGAIN = 5.0  # between attempts to place probes that would have stopped the machine
 MIN_SCAN_INTERVAL, MAX_SCAN_INTERVAL = 0.25, 60.0  # between scans of one process; doubles each time
 
 JOINS, JOINS_OF_USER = 8, 6  # concurrent attaches: to all processes, and to those of one user
@@ -121,7 +122,9 @@ class MachineWatcher:
         self._delayed: set[int] = set()  # users whose processes had to wait
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
         self._stuck = False  # an attach did not end
-        self._follows_mappings = False  # a driver has no probe, so processes are found when they map it
+        # Driver files without a probe, because a process holds its lock: path → id. Processes are found when they map one meanwhile.
+        self._unplaced: dict[str, FileId | None] = {}
+        self._follows_mappings = False
         self._starting_to_follow = threading.Lock()
         # Processes that have loaded ROCr but do not use it yet: pid → start time. They will be held when they start to use it.
         self._unused: dict[int, float] = {}
@@ -253,6 +256,7 @@ class MachineWatcher:
 
     def _scan_loop(self) -> None:
         failed = False  # whether the previous scan failed
+        again = 0.0  # time.monotonic: when to place probes again
         while not self._closing.wait(MIN_SCAN_INTERVAL):
             if self._joins.replace_stuck() and not self._stuck:
                 self._stuck = True
@@ -262,6 +266,10 @@ class MachineWatcher:
                 with contextlib.suppress(OSError):
                     self._replace_helper()
                     replaced = not self._hold_helper.exited
+            if self._unplaced and time.monotonic() >= again:
+                with contextlib.suppress(OSError):
+                    self._place_again()
+                again = time.monotonic() + PLACE_AGAIN
             lost = self._hold_helper.lost or self._lost_before
             if lost[1] and not self._lost_before[1]:
                 self._note(
@@ -428,7 +436,7 @@ class MachineWatcher:
                         (b"%02x:%02x" % (os.major(state.st_dev), os.minor(state.st_dev)), state.st_ino)
                     )
                     if holder := lock_holder():
-                        self._report_unplaced(path, holder)
+                        self._report_unplaced(path, file, holder)
                         raise Unanswered
                     # `path` may already be invalid, because the dynamic linker changes mappings.
                     open_file = f"/proc/{os.getpid()}/fd/{opened.fileno()}"
@@ -442,10 +450,11 @@ class MachineWatcher:
                 return
         self._probed_files.update(dict.fromkeys(files, placed))
 
-    def _report_unplaced(self, path: str, holder: int) -> None:
+    def _report_unplaced(self, path: str, file: FileId | None, holder: int) -> None:
+        self._unplaced[path] = file
         self._note(
             f"pid {holder} ({traceable.comm(holder)}) keeps its address space locked, so a probe could stop the whole machine:"
-            f" {os.path.basename(path)} has none, and new processes will be attached late; end pid {holder}"
+            f" {os.path.basename(path)} has none, and new processes will be attached late until pid {holder} ends"
         )
         with self._starting_to_follow:
             if self._follows_mappings:
@@ -460,12 +469,25 @@ class MachineWatcher:
             target=self._follow_mappings, args=(mappings,), name="gpubpf-mappings", daemon=True
         ).start()
 
+    def _place_again(self) -> None:
+        """Place the probes that could not be placed, if no process holds its lock any more. Raises OSError."""
+        if lock_holder():
+            return
+        unplaced, self._unplaced = self._unplaced, {}
+        for path, file in unplaced.items():
+            if file is not None:
+                self._probed_files.pop(file, None)
+            self._probe_driver(path, file)
+        if not self._unplaced:
+            self._follows_mappings = False
+            self._note("drivers have probes again: new processes are held when they start to use the GPU")
+
     def _follow_mappings(self, mappings: libraries.Mappings) -> None:
         """Attach to each process that maps a driver, late: no probe holds it."""
         poll = select.poll()
         for file in mappings.descriptors:
             poll.register(file, select.POLLIN)
-        while not self._closing.is_set():
+        while self._follows_mappings and not self._closing.is_set():
             poll.poll(1000 * MIN_SCAN_INTERVAL)
             seen = time.monotonic_ns()
             for pid in {found.pid for found in mappings.read([_DRIVER])}:

@@ -887,6 +887,25 @@ def test_a_process_whose_mappings_do_not_arrive_delays_nobody(built: Path, tmp_p
 
 
 @pytest.mark.own_processes
+def test_probes_are_placed_when_no_process_holds_its_lock_any_more(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined, notes, holders = Joined(built), list[str](), [os.getpid()]
+    monkeypatch.setattr(machine, "lock_holder", lambda: holders[0])
+    monkeypatch.setattr(machine, "PLACE_AGAIN", 0.1)
+    with watching(joined, notes.append):
+        run(built, "once")
+        eventually(lambda: joined.ran or joined.ended or joined.failed)
+        assert not joined.held
+        holders[0] = 0
+        eventually(lambda: any("drivers have probes again" in note for note in notes))
+        until = time.monotonic() + 60
+        while not joined.held and time.monotonic() < until:  # on a busy machine, one may come too late
+            run(built, "once")
+        assert joined.held
+
+
+@pytest.mark.own_processes
 @pytest.mark.may_come_too_late
 def test_a_helper_that_a_process_keeps_waiting_is_replaced(built: Path) -> None:
     """The next one holds new processes, but none of that user."""
