@@ -10,7 +10,6 @@
 #include <unistd.h>
 #include <vector>
 
-#include "../../../lib/gpubpf/agent/src/hooks.h"
 #include "../../../lib/gpubpf/agent/src/patch.h"
 
 static const char *const names[] = {

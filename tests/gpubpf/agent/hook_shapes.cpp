@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../../lib/gpubpf/agent/src/hooks.h"
 #include "../../../lib/gpubpf/agent/src/patch.h"
 #include "../../../lib/gpubpf/agent/src/prologue.h"
 

@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <string>
 
-#include "../../../lib/gpubpf/agent/src/hooks.h"
 #include "../../../lib/gpubpf/agent/src/patch.h"
 
 // Functions whose first instructions lie over a word's end in every way that a compiler lets them.

@@ -139,7 +139,7 @@ def test_the_documentation_shows_them() -> None:
     )
 
 
-@pytest.mark.parametrize("reader", ["gpubpf/agent/src/copies/sidecar.cpp", "cudasim/src/driver/fatbin.cpp"])
+@pytest.mark.parametrize("reader", ["gpubpf/agent/src/copies/image.cpp", "cudasim/src/driver/fatbin.cpp"])
 def test_the_marks_of_fatbins_are_the_same_everywhere(reader: str) -> None:
     text = (ROOT / "lib" / reader).read_text()
     for name in ("WRAPPER_MAGIC", "FATBIN_MAGIC"):

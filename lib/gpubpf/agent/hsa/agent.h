@@ -33,12 +33,12 @@
 #include <utility>
 #include <vector>
 
-#include "hooks.h"
 #include "hsa.h"
 #include "lifetime.h"
 #include "log/allocation.h"
 #include "log/log.h"
 #include "messages.h"
+#include "patch.h"
 #include "signals.h"
 #include "this_agent.h"
 #include "thread.h"

@@ -2,7 +2,7 @@
 //
 // The driver loads this library inside the first cuInit and calls InitializeInjection. Every wait of the
 // agent has a timeout. If no tool answers, the process runs as if there were no agent.
-#include "agent.h"
+#include "attachment.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -28,11 +28,13 @@
 #include <unwind.h>
 
 #include "compilers.h"
+#include "copies/drain.h"
 #include "copies/graph.h"
 #include "copies/link.h"
 #include "copies/deferred.h"
 #include "copies/preexisting.h"
 #include "copies/shared.h"
+#include "copies/sidecar.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
 #include "driver/leftovers.h"
@@ -357,6 +359,13 @@ void submit_calibration(Connection *c) {
     });
 }
 
+void install_now(Module *module, Context &context) {
+    if (module) return load_sidecar(module, &context, false);
+    context_ready(&context, false);
+    enlarge_pool(context);
+    context.met_until = 0;
+}
+
 // Gives the worker thread the work that hooks have requested and, if it is `due`, the installation of copies.
 void submit_wanted(Connection *c, bool due) {
     if (c->pools_wanted.exchange(false)) c->submit(enlarge_pools);
@@ -364,7 +373,7 @@ void submit_wanted(Connection *c, bool due) {
     if (c->kernel_records_wanted.exchange(false)) c->submit([] { quietly(record_kernels); });
     if (due && !c->installing.exchange(true))
         c->submit([c] {
-            quietly(install_pending);
+            quietly([] { install_pending(install_now); });
             c->installing = false;
         });
     if (c->reading_wanted)

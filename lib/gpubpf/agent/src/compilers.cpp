@@ -20,8 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "patch.h"
-
 namespace gpubpf {
 
 namespace {

@@ -8,7 +8,7 @@
 #include <cstddef>
 
 #include "compiled.h"
-#include "hooks.h"
+#include "patch.h"
 
 namespace gpubpf {
 

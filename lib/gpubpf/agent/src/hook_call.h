@@ -1,9 +1,9 @@
 // Helpers for every replacement of a driver function.
 #pragma once
 
-#include "agent.h"
+#include "attachment.h"
 #include "driver/driver.h"
-#include "hooks.h"
+#include "hook_table.h"
 
 // The original of SYMBOL, with the type of its replacement.
 #define ORIGINAL(symbol) reinterpret_cast<decltype(&hook_##symbol)>(hooks[kHook_##symbol].original)
@@ -13,6 +13,11 @@
     ::gpubpf::forward(reinterpret_cast<decltype(&hook_##symbol)>(hooks[kHook_##symbol].original))
 
 namespace gpubpf {
+
+// Each function fills in the replacements of one table.
+void module_hooks();
+void graph_hooks();
+void log_hooks();
 
 inline HookCall::operator bool() const {
     return keeps_records() && agent.live.load(std::memory_order_acquire);

@@ -11,11 +11,14 @@
 #include <unistd.h>
 #include <vector>
 
+#include "copies/drain.h"
 #include "copies/launch.h"
 #include "copies/preexisting.h"
+#include "copies/sidecar.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
 #include "driver/leftovers.h"
+#include "driver/stream.h"
 #include "driver/waiting_call.h"
 #include "hook_call.h"
 #include "log/cupti.h"

@@ -3,7 +3,9 @@
 // hooks_held.def are also here. They hold back work that may not end by itself.
 #include <cstring>
 
+#include "copies/drain.h"
 #include "driver/gpu_idle.h"
+#include "driver/stream.h"
 #include "hook_call.h"
 #include "log/allocation.h"
 #include "log/host_program.h"

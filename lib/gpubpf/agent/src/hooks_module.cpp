@@ -2,9 +2,11 @@
 // attributes.
 #include <unistd.h>
 
-#include "agent.h"
+#include "attachment.h"
+#include "copies/image.h"
 #include "copies/link.h"
 #include "copies/preexisting.h"
+#include "copies/sidecar.h"
 #include "hook_call.h"
 #include "log/allocation.h"
 #include "log/operation.h"

@@ -1,6 +1,6 @@
 // The lifetime of the agent's state: who creates it, who frees it, and what a forked child does with it.
 //
-// A file that keeps state defines one Lifetime next to it. lifetime.cpp lists them all in one table, which
+// A file that keeps state defines one Lifetime next to it. lifetimes.cpp lists them all in one table, which
 // sets their order.
 #pragma once
 

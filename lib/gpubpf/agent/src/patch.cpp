@@ -12,7 +12,6 @@
 #include <unistd.h>
 #include <vector>
 
-#include "hooks.h"
 #include "instruction.h"
 #include "lifetime.h"
 #include "prologue.h"

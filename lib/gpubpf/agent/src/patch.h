@@ -16,7 +16,13 @@
 
 namespace gpubpf {
 
-struct Hook;
+struct Hook {
+    const char *name;
+    void *replacement;
+    void *original;              // calls the unhooked function; set before the hook is active
+    void *target;                // null: the library lacks the function
+    const char *lack = nullptr;  // what the agent lacks without the hook (kLacks...); null: it cannot work
+};
 
 // Hook `count` functions. Each hook's `original` is set before its jump is written. Return a line "name: reason" for each
 // function that cannot be hooked. Lines for optional hooks go to `left_out`, as "lack: name: reason".

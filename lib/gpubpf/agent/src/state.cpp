@@ -5,8 +5,7 @@
 #include <unistd.h>
 #include <utility>
 
-#include "agent.h"
-#include "copies/deferred.h"
+#include "attachment.h"
 
 namespace gpubpf {
 

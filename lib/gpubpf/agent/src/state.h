@@ -111,6 +111,9 @@ struct Context : AttachmentObject {
     std::atomic<uint32_t> generation{0};  // generation of the pools
 };
 
+// Whether it has neither ended nor failed.
+inline bool is_usable(const Context *context) { return context && !context->dead && !context->broken; }
+
 // An array's memory for one instance. `capacity` is in the map's units; for a site array it is
 // sites | (shards - 1) << kShardsShift.
 struct Array {
@@ -307,6 +310,10 @@ struct Registry {
 
 extern std::atomic<uint64_t> handles_changed;   // increases when an unknown handle may have become known
 extern std::atomic<uint64_t> contexts_changed;  // increases when a context ends
+
+// A hook met a context for the first time. Preexisting libraries get copies there, and its clock is calibrated. The floor of the copies
+// defines it (copies/deferred.cpp).
+void context_discovered(Context *context);
 
 extern AttachmentState<Registry> the_registry;
 inline Registry &registry() { return *the_registry; }

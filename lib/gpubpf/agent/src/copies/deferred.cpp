@@ -5,7 +5,7 @@
 #include <set>
 #include <utility>
 
-#include "agent.h"
+#include "attachment.h"
 #include "driver/gpu_idle.h"
 
 namespace gpubpf {
@@ -54,8 +54,6 @@ void send_ready(Module *module) {
 
 const Lifetime deferred_lifetime = lifetime_of_attachment_state<state>();
 
-bool is_usable(const Context *context) { return context && !context->dead && !context->broken; }
-
 void stop_installing() {
     std::unique_ptr<Watching> over;  // destroyed without the lock held
     std::lock_guard<std::mutex> hold(state->lock);
@@ -97,7 +95,7 @@ int install_due_in() {
     return std::max(kOften, static_cast<int>(left));
 }
 
-void install_pending() {
+void install_pending(Install install) {
     std::vector<Pending> work;
     {
         std::lock_guard<std::mutex> hold(state->lock);
@@ -132,8 +130,7 @@ void install_pending() {
         for (Context *c : contexts) {
             if ((w.context && w.context != c) || !is_usable(c)) continue;
             if (!ready.count(c) || !held->more()) waits = true;
-            else if (w.module) load_sidecar(w.module, c, false);
-            else context_ready(c, false), enlarge_pool(*c), c->met_until = 0;
+            else install(w.module, *c);
         }
         if (waits && agent.live) left.push_back(w);
     }

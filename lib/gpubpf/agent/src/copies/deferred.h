@@ -7,11 +7,6 @@
 namespace gpubpf {
 
 extern const Lifetime deferred_lifetime;
-bool is_usable(const Context *context);  // it has neither ended nor failed
-
-// A hook met a context for the first time. Preexisting libraries get copies there, and its clock is
-// calibrated.
-void context_discovered(Context *context);
 
 // Installs copies of a module's kernels in `context` as soon as that blocks no thread. A null context means
 // every context that can have them.
@@ -21,8 +16,10 @@ void install_later(Module *module, Context *context);
 void take_ahead(Reader &reader, int image);
 
 // For the worker thread.
-int install_due_in();    // ms until install_pending() is due; -1: it is not
-void install_pending();  // call it when the driver may wait
-void stop_installing();  // no more copies are installed
+int install_due_in();  // ms until install_pending() is due; -1: it is not
+// What is installed: the copies of a module's kernels in a context, or if `module` is null, the context's memory.
+using Install = void (*)(Module *module, Context &context);
+void install_pending(Install install);  // call it when the driver may wait
+void stop_installing();                 // no more copies are installed
 
 }  // namespace gpubpf

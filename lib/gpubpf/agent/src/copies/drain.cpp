@@ -1,4 +1,5 @@
-// Reads map memory back, in bulk, into a file for the tool.
+#include "copies/drain.h"
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -15,7 +16,7 @@
 #include <unistd.h>
 #include <utility>
 
-#include "agent.h"
+#include "attachment.h"
 #include "copies/deferred.h"
 #include "copies/launch.h"
 #include "copies/shared.h"
@@ -297,6 +298,81 @@ bool fill(int fd, Context &context, const Contents &contents) {
     return true;
 }
 
+// A thread that waits for a context, as long as kernels run there. A context has at most one, even across
+// attachments.
+struct Idle {
+    enum Result { waits, failed, over, refused };  // refused: a capture began before it could wait
+    std::atomic<Result> result{waits};
+};
+
+struct Idles {
+    std::mutex lock;  // guards the member below
+    std::map<CUcontext, std::shared_ptr<Idle>> known;
+};
+ProcessState<Idles> idles;
+
+void start_waiting(const std::shared_ptr<Idle> &idle, const Context &context, bool goes_on) {
+    Stay stay(context);
+    if (!stay) return idle->result.store(Idle::failed);
+    SignalsBlocked blocked;
+    std::thread([idle, entered = std::move(stay), handle = context.handle, goes_on]() mutable {
+        std::optional<Stay> stay(std::move(entered));
+        prctl(PR_SET_NAME, "gpubpf-wait");
+        DriverScope scope;
+        CUcontext popped;
+        if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return idle->result.store(Idle::failed);
+        Idle::Result result = Idle::over;
+        {
+            std::optional<WaitingCall> call;
+            if (goes_on) {
+                Visit visit;
+                if (!attachment.load()) result = Idle::failed;
+                else if (!call.emplace(captured_now)) result = Idle::refused;
+            }
+            if (result == Idle::over && driver.cuCtxSynchronize() != CUDA_SUCCESS) result = Idle::failed;
+        }
+        driver.cuCtxPopCurrent_v2(&popped);
+        stay.reset();
+        idle->result.store(result);
+    }).detach();
+}
+
+// Returns whether all work of the context finished in time. A separate thread waits, because a persistent
+// kernel never ends. `goes_on`: the application continues, so its captures must not be disturbed.
+bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+    auto is_over = [&](const Idle &idle) {
+        for (useconds_t pause = 20; idle.result == Idle::waits && std::chrono::steady_clock::now() < until;
+             pause = pause < 1000 ? pause * 2 : 1000)
+            usleep(pause);
+        return idle.result != Idle::waits;
+    };
+    for (;;) {
+        while (goes_on && captured_now()) {
+            if (std::chrono::steady_clock::now() > until) return false;
+            usleep(500);
+        }
+        std::shared_ptr<Idle> before, own = std::make_shared<Idle>();
+        {
+            std::lock_guard<std::mutex> hold(idles->lock);
+            before = idles->known[context.handle];
+        }
+        if (before && !is_over(*before)) return false;  // the work that it waits for still runs
+        try {
+            {
+                std::lock_guard<std::mutex> hold(idles->lock);
+                if (idles->known[context.handle] != before) return false;  // another thread has asked
+                idles->known[context.handle] = own;
+            }
+            start_waiting(own, context, goes_on);
+        } catch (...) {
+            own->result = Idle::failed;
+        }
+        if (!is_over(*own)) return false;
+        if (own->result != Idle::refused) return own->result == Idle::over;
+    }
+}
+
 // Call it with context.busy held. `only_idle`: does nothing if kernels keep running. Returns false if so.
 bool snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t flags, bool only_idle = false) {
     if (!context.stream) return true;
@@ -338,82 +414,9 @@ bool snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     return true;
 }
 
-// A thread that waits for a context, as long as kernels run there. A context has at most one, even across
-// attachments.
-struct Idle {
-    enum Result { waits, failed, over, refused };  // refused: a capture began before it could wait
-    std::atomic<Result> result{waits};
-};
-
-struct Idles {
-    std::mutex lock;  // guards the member below
-    std::map<CUcontext, std::shared_ptr<Idle>> known;
-};
-ProcessState<Idles> idles;
-
-void start_waiting(const std::shared_ptr<Idle> &idle, const Context &context, bool goes_on) {
-    Stay stay(context);
-    if (!stay) return idle->result.store(Idle::failed);
-    SignalsBlocked blocked;
-    std::thread([idle, entered = std::move(stay), handle = context.handle, goes_on]() mutable {
-        std::optional<Stay> stay(std::move(entered));
-        prctl(PR_SET_NAME, "gpubpf-wait");
-        DriverScope scope;
-        CUcontext popped;
-        if (driver.cuCtxPushCurrent_v2(handle) != CUDA_SUCCESS) return idle->result.store(Idle::failed);
-        Idle::Result result = Idle::over;
-        {
-            std::optional<WaitingCall> call;
-            if (goes_on) {
-                Visit visit;
-                if (!attachment.load()) result = Idle::failed;
-                else if (!call.emplace(captured_now)) result = Idle::refused;
-            }
-            if (result == Idle::over && driver.cuCtxSynchronize() != CUDA_SUCCESS) result = Idle::failed;
-        }
-        driver.cuCtxPopCurrent_v2(&popped);
-        stay.reset();
-        idle->result.store(result);
-    }).detach();
-}
-
 }  // namespace
 
 const Lifetime drain_lifetime = lifetime_of_process_state<idles>();
-
-bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
-    auto is_over = [&](const Idle &idle) {
-        for (useconds_t pause = 20; idle.result == Idle::waits && std::chrono::steady_clock::now() < until;
-             pause = pause < 1000 ? pause * 2 : 1000)
-            usleep(pause);
-        return idle.result != Idle::waits;
-    };
-    for (;;) {
-        while (goes_on && captured_now()) {
-            if (std::chrono::steady_clock::now() > until) return false;
-            usleep(500);
-        }
-        std::shared_ptr<Idle> before, own = std::make_shared<Idle>();
-        {
-            std::lock_guard<std::mutex> hold(idles->lock);
-            before = idles->known[context.handle];
-        }
-        if (before && !is_over(*before)) return false;  // the work that it waits for still runs
-        try {
-            {
-                std::lock_guard<std::mutex> hold(idles->lock);
-                if (idles->known[context.handle] != before) return false;  // another thread has asked
-                idles->known[context.handle] = own;
-            }
-            start_waiting(own, context, goes_on);
-        } catch (...) {
-            own->result = Idle::failed;
-        }
-        if (!is_over(*own)) return false;
-        if (own->result != Idle::refused) return own->result == Idle::over;
-    }
-}
 
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     bool all = true;

@@ -5,12 +5,14 @@
 #include <unistd.h>
 #include <unordered_map>
 
-#include "agent.h"
+#include "attachment.h"
 #include "copies/launch.h"
 #include "copies/preexisting.h"
+#include "copies/sidecar.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
-#include "driver/leftovers.h"
+#include "driver/objects.h"
+#include "driver/stream.h"
 #include "log/clock.h"
 #include "log/host_program.h"
 #include "log/stack.h"
@@ -19,7 +21,6 @@ namespace gpubpf {
 
 namespace {
 
-constexpr size_t kCells = 1024;       // allocated at once
 constexpr size_t kMostEdges = 65536;  // edges of one graph that are logged
 constexpr int kDeepest = 32;          // nesting of child graphs
 
@@ -626,14 +627,6 @@ void gather_graphs(const Context &context, Leftovers &to) {
         if (!hold || exec->swapped) to.graphs = true;
         else if (exec->last) to.events.push_back(std::exchange(exec->last, nullptr));
     }
-}
-
-void prepare_cells(Context &context) {
-    CUdeviceptr base = 0;
-    if (driver.cuMemAlloc_v2(&base, kCells * sizeof(uint64_t)) != CUDA_SUCCESS) return;
-    std::lock_guard<std::mutex> hold(context.memory);
-    context.cell_memory.push_back(base);
-    for (size_t i = 0; i < kCells; ++i) context.cells.push_back(base + i * sizeof(uint64_t));
 }
 
 void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {

@@ -45,8 +45,4 @@ CUresult launch_graph(const HookCall &hook, CUgraphExec exec, StreamRef where,
 // graph may return a copy's.
 CUfunction own_function(CUfunction function);
 
-// Allocates the cells for the launch numbers of graphs. Call it with context.busy held and the context
-// current.
-void prepare_cells(Context &context);
-
 }  // namespace gpubpf

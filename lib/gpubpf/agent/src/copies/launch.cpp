@@ -4,8 +4,7 @@
 #include <cstring>
 #include <unistd.h>
 
-#include "agent.h"
-#include "copies/preexisting.h"
+#include "attachment.h"
 #include "log/allocation.h"
 #include "log/log.h"
 
@@ -217,6 +216,31 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
     if (pool) pool->used.store(at, std::memory_order_release);
     instance.launch_block.store(block, std::memory_order_release);
     return true;
+}
+
+// Logs allocations that begin at addresses in these bytes, and that were made before the attachment.
+static void log_unknown_allocations(const void *bytes, size_t size, const Context &context) {
+    log_allocations_before(
+        bytes, size, context.serial, [](uint64_t address, uint64_t &base, uint64_t &length) {
+            Untimed scope;
+            CUdeviceptr at = 0;
+            size_t n = 0;
+            const bool found = driver.cuMemGetAddressRange_v2 &&
+                               driver.cuMemGetAddressRange_v2(&at, &n, address) == CUDA_SUCCESS;
+            base = at;
+            length = n;
+            return found;
+        });
+}
+
+// Logs allocations in the parameters of an instrumented launch that were made before the attachment.
+static void log_mentioned_allocations(const Layout &layout, const Context &context, void **parameters,
+                                      const void *given, size_t bytes) noexcept {
+    quietly([&] {
+        if (given) log_unknown_allocations(given, bytes, context);
+        for (size_t i = 0; !given && i < layout.sizes.size(); ++i)
+            log_unknown_allocations(parameters[i], layout.sizes[i], context);
+    });
 }
 
 bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parameters, void **extra,

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "log/operation.h"
+#include "driver/stream.h"
 #include "state.h"
 
 namespace gpubpf {

@@ -9,17 +9,17 @@
 #include <string>
 #include <unistd.h>
 
-#include "agent.h"
+#include "attachment.h"
 #include "compilers.h"
+#include "copies/image.h"
 
 namespace gpubpf {
 
 namespace {
 
 struct Links {
-    std::mutex lock;  // guards `open`
+    std::mutex lock;  // guards the next member
     std::map<CUlinkState, Inputs> open;
-    Compiled results;
 };
 
 AttachmentState<Links> all;
@@ -40,7 +40,7 @@ size_t own_size(const void *cubin, size_t bytes) {
 
 void remember(const void *cubin, size_t bytes, const Inputs &of) {
     Visit visit;  // the state exists at least as long
-    if (attachment.load()) quietly([&] { all->results.remember(cubin, own_size(cubin, bytes), of); });
+    if (attachment.load()) quietly([&] { remember_inputs(cubin, own_size(cubin, bytes), of); });
 }
 
 void device_compiled(const void *cubin, size_t bytes, const char *ptx, size_t ptx_bytes, unsigned count,
@@ -128,14 +128,12 @@ void link_made(CUlinkState link, const void *image) {
         if (it == all->open.end()) return;
         of = it->second;
     }
-    all->results.remember(begin, bytes, of);
+    remember_inputs(begin, bytes, of);
 }
 
 void link_ended(CUlinkState link) {
     std::lock_guard<std::mutex> hold(all->lock);
     all->open.erase(link);
 }
-
-bool inputs_of(const void *cubin, uint64_t bytes, Inputs &of) { return all->results.find(cubin, bytes, of); }
 
 }  // namespace gpubpf

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cuda.h>
 
-#include "compiled.h"
 #include "lifetime.h"
 
 namespace gpubpf {
@@ -20,8 +19,5 @@ void link_given(CUlinkState link, CUjitInputType type, const void *data, size_t 
 void link_given_file(CUlinkState link, CUjitInputType type, const char *path);
 void link_made(CUlinkState link, const void *image);
 void link_ended(CUlinkState link);
-
-// Returns whether the inputs of a cubin are known, wherever the program has moved it.
-bool inputs_of(const void *cubin, uint64_t bytes, Inputs &of);
 
 }  // namespace gpubpf

@@ -8,12 +8,13 @@
 #include <set>
 #include <unistd.h>
 
-#include "agent.h"
-#include "copies/deferred.h"
+#include "attachment.h"
 #include "copies/launch.h"
+#include "copies/original.h"
+#include "copies/sidecar.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
-#include "hooks.h"
+#include "hook_table.h"
 #include "log/allocation.h"
 #include "log/log.h"
 
@@ -22,7 +23,6 @@ namespace gpubpf {
 namespace {
 
 constexpr size_t kMostNames = 65536;  // per module
-constexpr size_t kMostParameters = 4096;
 using Clock = std::chrono::steady_clock;
 
 // Attributes of a launched kernel, in the order of the message.
@@ -31,20 +31,6 @@ constexpr CUfunction_attribute kTold[] = {
     CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
     CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
     CU_FUNC_ATTRIBUTE_PTX_VERSION,
-};
-// Attributes that a program can set.
-constexpr CUfunction_attribute kSet[] = {
-    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-    CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-    CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
-    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
-    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
-};
-
-struct Parameter {
-    uint32_t offset, size;
 };
 
 struct KernelDescription {
@@ -128,19 +114,6 @@ bool is_kernel(void *handle, Identity &who) {
         return false;
     who.library = library;
     return true;
-}
-
-// Gets the kernel's parameters. Returns false if the driver does not report them.
-bool parameters_of(CUfunction f, std::vector<Parameter> &parameters) {
-    if (!driver.cuFuncGetParamInfo) return false;
-    for (size_t i = 0; i < kMostParameters; ++i) {
-        size_t offset = 0, size = 0;
-        CUresult r = driver.cuFuncGetParamInfo(f, i, &offset, &size);
-        if (r == CUDA_ERROR_INVALID_VALUE) return true;  // there are no more
-        if (r != CUDA_SUCCESS) return false;
-        parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
-    }
-    return false;
 }
 
 KernelDescription describe(const Identity &who) {
@@ -282,22 +255,6 @@ const Function *ask_driver(void *handle, Context *context) {
     return r.functions.find(handle);
 }
 
-// --- addresses ---
-
-void log_unknown_allocations(const void *bytes, size_t size, const Context &context) {
-    log_allocations_before(
-        bytes, size, context.serial, [](uint64_t address, uint64_t &base, uint64_t &length) {
-            Untimed scope;
-            CUdeviceptr at = 0;
-            size_t n = 0;
-            const bool found = driver.cuMemGetAddressRange_v2 &&
-                               driver.cuMemGetAddressRange_v2(&at, &n, address) == CUDA_SUCCESS;
-            base = at;
-            length = n;
-            return found;
-        });
-}
-
 // --- waiting for copies ---
 
 constexpr std::chrono::milliseconds kForCopies{2000};  // how long launches wait for the copies of a module
@@ -365,19 +322,6 @@ void await_copies(Kernel &kernel, Context *context) {
 
 const Lifetime preexisting_lifetime = lifetime_of_attachment_state<state>();
 
-namespace {
-
-// Work runs in the context of its stream or, for a default stream, in the current context.
-Context *working_context(StreamRef where) {
-    Registry &r = registry();
-    CUstream stream = where.handle();
-    const bool named = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
-    Context *context = named ? r.context_of(stream) : nullptr;
-    return context ? context : r.current();
-}
-
-}  // namespace
-
 const Function *identify_handle(const void *handle, Context *context) {
     struct Remembered {
         const void *handle;
@@ -396,20 +340,6 @@ const Function *identify_handle(const void *handle, Context *context) {
 
 const Function *identify_launched(const void *handle, StreamRef where) {
     return identify_handle(handle, working_context(where));
-}
-
-Context *context_of(StreamRef where) {
-    if (Context *only = registry().only.load(std::memory_order_acquire)) return only;
-    return working_context(where);
-}
-
-void log_mentioned_allocations(const Layout &layout, const Context &context, void **parameters,
-                               const void *given, size_t bytes) noexcept {
-    quietly([&] {
-        if (given) log_unknown_allocations(given, bytes, context);
-        for (size_t i = 0; !given && i < layout.sizes.size(); ++i)
-            log_unknown_allocations(parameters[i], layout.sizes[i], context);
-    });
 }
 
 std::vector<Module *> modules_of_library(CUlibrary library) {
@@ -495,31 +425,6 @@ void found_answered(const Module *module) {
     if (!module->preexisting) return;
     tell_more(module);
     agent.wake_to_report();
-}
-
-const char *mismatch(CUfunction original, const Layout &layout) {
-    std::vector<Parameter> parameters;
-    DriverScope scope;
-    if (!original || !parameters_of(original, parameters)) return nullptr;
-    bool same = parameters.size() == layout.sizes.size();
-    for (size_t i = 0; same && i < parameters.size(); ++i)
-        same = parameters[i].size == layout.sizes[i] &&
-               parameters[i].offset + parameters[i].size <= layout.block_offset;
-    return same ? nullptr : "another kernel of that name";
-}
-
-bool mirror_attributes(CUfunction original, CUfunction copy) {
-    using Set = CUresult (*)(CUfunction, CUfunction_attribute, int);
-    auto set = gpubpf::original<Set>(kHook_cuFuncSetAttribute);
-    if (!original || !driver.cuFuncGetAttribute) return true;
-    for (CUfunction_attribute a : kSet) {
-        int theirs = 0, ours = 0;
-        if (driver.cuFuncGetAttribute(&theirs, a, original) != CUDA_SUCCESS ||
-            driver.cuFuncGetAttribute(&ours, a, copy) != CUDA_SUCCESS || theirs == ours)
-            continue;
-        if (!set || set(copy, a, theirs) != CUDA_SUCCESS) return false;
-    }
-    return true;
 }
 
 }  // namespace gpubpf

@@ -2,7 +2,7 @@
 // them through an interface that is not hooked (docs/attach.md, "What was loaded before").
 #pragma once
 
-#include "log/operation.h"
+#include "driver/stream.h"
 #include "state.h"
 #include "wire.h"
 
@@ -19,11 +19,6 @@ const Function *identify_launched(const void *handle, StreamRef where);
 // the kernel may soon have one: while the tool identifies its module, and while the worker thread loads copies into
 // a context that was just met. Every thread waits, until kForCopies after the module's first launch there at most.
 void await_copies(Kernel &kernel, Context *context);
-Context *context_of(StreamRef where);  // the context in which work for the stream runs; null: none
-
-// For an instrumented launch: logs allocations in its parameters that were made before the attachment.
-void log_mentioned_allocations(const Layout &layout, const Context &context, void **parameters,
-                               const void *given, size_t bytes) noexcept;
 
 // Returns modules that were identified through one of their functions and that represent `library` in some
 // context. They end with the library.
@@ -37,11 +32,5 @@ std::vector<uint32_t> meet_primary_contexts();
 void report_preexisting();
 // The tool has answered about a module. If the answer is ambiguous, also reports kernels launched since.
 void found_answered(const Module *module);
-
-// Compares a preexisting kernel with the one that the tool matched it to. Returns null, or the reason why they
-// differ. The context must be current.
-const char *mismatch(CUfunction original, const Layout &layout);
-// Gives the copy the attributes that the program has set on the original. Returns false if that fails.
-bool mirror_attributes(CUfunction original, CUfunction copy);
 
 }  // namespace gpubpf

@@ -6,7 +6,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "agent.h"
+#include "attachment.h"
 #include "driver/current.h"
 #include "shared_files.h"
 

@@ -1,10 +1,14 @@
 #include "driver/current.h"
 
+#include <algorithm>
+#include <chrono>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <unistd.h>
+#include <utility>
 
-#include "agent.h"
+#include "attachment.h"
 
 namespace gpubpf {
 
@@ -73,5 +77,41 @@ bool left_within(CUcontext context, uint32_t wait_ms) {
 }
 
 const Lifetime current_lifetime = lifetime_of_process_state<all>();
+
+bool wait_for(CUstream stream, uint32_t wait_ms) {
+    auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+    for (useconds_t pause = 10;; pause = std::min<useconds_t>(pause * 2, 1000)) {
+        CUresult r = driver.cuStreamQuery(stream);
+        if (r == CUDA_SUCCESS) return true;
+        if (r != CUDA_ERROR_NOT_READY || std::chrono::steady_clock::now() > until) return false;
+        usleep(pause);
+    }
+}
+
+bool lock_within(std::mutex &lock, uint32_t wait_ms) {
+    auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(wait_ms);
+    while (!lock.try_lock()) {
+        if (std::chrono::steady_clock::now() > until) return false;
+        usleep(500);
+    }
+    return true;
+}
+
+bool add_pool(Context &context, uint64_t size, uint64_t used) {
+    CUdeviceptr base = 0;
+    if (driver.cuMemAlloc_v2(&base, size) != CUDA_SUCCESS) return false;
+    if (!agent.config.memory_is_zero &&
+        (driver.cuMemsetD8Async(base, 0, size, context.stream) != CUDA_SUCCESS ||
+         !wait_for(context.stream, 10000)))
+        return false;
+    auto pool = std::make_unique<Pool>();
+    pool->base = base;
+    pool->size = size;
+    pool->used = used;
+    std::lock_guard<std::mutex> hold(context.memory);
+    context.pools.push_back(std::move(pool));
+    context.generation.fetch_add(1);
+    return true;
+}
 
 }  // namespace gpubpf

@@ -64,10 +64,6 @@ class Current {
 
 // Waits for a stream without blocking in the driver. Returns false on timeout or failure.
 bool wait_for(CUstream stream, uint32_t wait_ms);
-// Returns whether all work of the context finished in time. A separate thread waits, because a persistent
-// kernel never ends. `goes_on`: the application continues, so its captures must not be disturbed.
-bool idle_within(const Context &context, uint32_t wait_ms, bool goes_on);
-extern const Lifetime drain_lifetime;
 // Takes a lock that is held across driver calls. Returns false on timeout.
 bool lock_within(std::mutex &lock, uint32_t wait_ms);
 

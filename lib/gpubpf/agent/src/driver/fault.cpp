@@ -1,6 +1,6 @@
 #include "driver/fault.h"
 
-#include "agent.h"
+#include "attachment.h"
 #include "driver/driver.h"
 
 namespace gpubpf {

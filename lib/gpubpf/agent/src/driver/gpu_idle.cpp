@@ -13,8 +13,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "agent.h"
-#include "copies/preexisting.h"
+#include "attachment.h"
 #include "driver/current.h"
 #include "driver/waiting_call.h"
 
@@ -503,6 +502,15 @@ bool captured_before(CUstream stream) {
         if (last.epoch == stream_epoch.load(std::memory_order_acquire) && last.stream == stream) return false;
     }
     return ask_whether_captured(stream);
+}
+
+bool capturing(CUstream stream) {
+    if (registry().captures.load(std::memory_order_relaxed) == 0)
+        return agent.late && captured_before(stream);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!driver.cuStreamIsCapturing) return true;
+    return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 }  // namespace gpubpf

@@ -11,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-#include "log/operation.h"
+#include "driver/stream.h"
 #include "state.h"
 
 namespace gpubpf {
@@ -138,5 +138,6 @@ bool captured_now();
 bool capture_ended(CUstream stream);
 // Whether a stream is in a capture that began before the attachment. Asks the driver once per stream.
 bool captured_before(CUstream stream);
+bool capturing(CUstream stream);  // whether work in this stream goes into a graph
 
 }  // namespace gpubpf

@@ -16,12 +16,13 @@
 #include <thread>
 #include <unistd.h>
 
-#include "agent.h"
+#include "attachment.h"
 #include "copies/graph.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
+#include "driver/objects.h"
 #include "driver/waiting_call.h"
-#include "hooks.h"
+#include "hook_table.h"
 #include "log/clock.h"
 #include "log/stamp.h"
 #include "patch.h"

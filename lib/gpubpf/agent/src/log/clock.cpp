@@ -11,10 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "agent.h"
-#include "driver/leftovers.h"
-#include "hooks.h"
+#include "attachment.h"
+#include "driver/objects.h"
+#include "hook_table.h"
 #include "log/log.h"
+#include "state.h"
 
 namespace gpubpf {
 

@@ -17,11 +17,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "agent.h"
-#include "copies/deferred.h"
+#include "attachment.h"
 #include "driver/driver.h"
 #include "driver/gpu_idle.h"
-#include "hooks.h"
+#include "hook_table.h"
 #include "log/clock.h"
 #include "log/other_profilers.h"
 #include "log/private_copy.h"

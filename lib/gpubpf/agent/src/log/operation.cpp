@@ -5,10 +5,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "agent.h"
+#include "attachment.h"
 #include "driver/fault.h"
 #include "driver/gpu_idle.h"
-#include "hooks.h"
+#include "hook_table.h"
 #include "log/clock.h"
 #include "log/cupti.h"
 #include "log/host_program.h"
@@ -203,15 +203,6 @@ const Lifetime operation_lifetime{
 
 void describe_call(Record &r, size_t index, uint64_t bytes) {
     describe_call(r, static_cast<uint32_t>(index), hooks[index].name, bytes);
-}
-
-bool capturing(CUstream stream) {
-    if (registry().captures.load(std::memory_order_relaxed) == 0)
-        return agent.late && captured_before(stream);
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!driver.cuStreamIsCapturing) return true;
-    return driver.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
-           status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 Operation::Operation(Kind kind, StreamRef where, uint16_t flags) noexcept

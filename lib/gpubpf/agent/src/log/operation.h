@@ -1,37 +1,11 @@
 // An operation of the program, from before the driver's call to its record in the log.
 #pragma once
 
+#include "driver/stream.h"
 #include "log/log.h"
 #include "state.h"
 
 namespace gpubpf {
-
-// A stream argument of a driver call. `per_thread`: null means the calling thread's default stream. `any`:
-// the call has no stream argument and submits nothing to a stream.
-struct StreamRef {
-    CUstream given = nullptr;
-    bool per_thread = false;
-    bool any = false;
-    CUstream handle() const { return !given && per_thread ? CU_STREAM_PER_THREAD : given; }
-};
-
-constexpr StreamRef kNoStream{nullptr, false, true};
-
-// Distinguishes streams: default streams have the same handle in every context and thread.
-struct StreamKey {
-    CUstream stream;
-    const Context *context;
-    uint64_t thread;  // the thread of a per-thread default stream
-    bool operator==(const StreamKey &o) const {
-        return stream == o.stream && context == o.context && thread == o.thread;
-    }
-    struct Hash {
-        size_t operator()(const StreamKey &k) const {
-            return (reinterpret_cast<size_t>(k.stream) * 31 + reinterpret_cast<size_t>(k.context)) * 31 +
-                   k.thread;
-        }
-    };
-};
 
 // A stream with a number, because its handle may later stand for another stream. There is one legacy default
 // stream per context, and one per-thread default stream per context and thread.
@@ -52,8 +26,6 @@ void forget_event(CUevent event);
 extern const Lifetime operation_lifetime;
 
 void describe_call(Record &record, size_t index, uint64_t bytes);  // of hooks[index]
-
-bool capturing(CUstream stream);  // whether work in this stream goes into a graph
 
 class Stamp;
 

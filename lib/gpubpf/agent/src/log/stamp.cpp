@@ -11,7 +11,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "attachment.h"
 #include "driver/current.h"
 #include "log/clock.h"
 

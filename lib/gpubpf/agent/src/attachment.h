@@ -1,4 +1,5 @@
-// The agent as a whole: its connection to the tool, and its state.
+// The attachment, as every file of the agent for CUDA sees it: the connection to the tool, and what is true until it ends. agent.cpp
+// starts and ends it.
 #pragma once
 
 #include <atomic>
@@ -10,11 +11,14 @@
 
 #include "lifetime.h"
 #include "log/log.h"
-#include "state.h"
+#include "messages.h"
 #include "this_agent.h"
 #include "wire.h"
 
 namespace gpubpf {
+
+struct Context;
+struct Module;
 
 // A question to the tool about a module's image.
 struct Question {
@@ -93,46 +97,5 @@ struct Agent {
 };
 
 extern Agent agent;
-
-// sidecar.cpp
-// Returns the image behind a wrapper, and its size. Supports fatbins, ELF and PTX; returns null for anything else.
-const void *image_at(const void *image, uint64_t &size);
-// Copies an image to a memory file, and the PTX that it was made from behind it, if that is known.
-ImageFile image_of(const void *image);
-ImageFile image_of_file(const char *path);
-// Call this after the application's own load.
-void image_loaded(Module *module, const ImageFile &image);
-// Why the variables of a module have their initial values in a context: the program is still in the call that loads the module, or in
-// the one that makes the context. The latter holds only while Context::given is 1: another thread can get a primary context meanwhile.
-enum class Fresh { No, Module, Context };
-// Loads the sidecars of libraries into a new context. `waits`: it may wait for the tool.
-void context_ready(Context *context, bool waits = true, Fresh fresh = Fresh::No);
-// Gets the tool's answer, and installs the copies.
-void load_sidecar(Module *module, Context *context, bool waits = true, Fresh fresh = Fresh::No);
-// Gets the copies that kernels of large modules need in a context for their first launch (Kernel::later), and installs them. Waits for
-// the tool, unless the modules were loaded before the attachment. Does nothing while a stream is being captured.
-void load_copies(const std::vector<Kernel *> &kernels, Context *context);
-void retry_waiting();  // call this after a capture
-// Without `may_load`, it only uses a sidecar that was loaded ahead.
-void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
-                     bool may_load = true, Fresh fresh = Fresh::No);
-bool has_copy_of(const Answer &answer, const Kernel &kernel);
-
-// drain.cpp
-// Reads every context. `rings`: read only the rings in GPU memory.
-bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
-void read_maps();  // in every context, without a request from the tool
-// The same, once earlier launches have ended. Returns false if that takes longer than a few milliseconds.
-bool read_complete_maps();
-// After the program waited for work in the context: keeps values of the latest launches (Config::kept) and logs
-// the times of timing events. Neither can be read once a kernel has failed. Returns the id of the first of these
-// launches; 0: nothing was kept.
-uint64_t keep_latest(Context &context);
-void calibrate_all();                  // for every context's GPU
-void close_context(Context *context);  // the final drain, before the context is destroyed
-void drain_context(Context *context);  // a drain before the context may be destroyed
-void drop_context(Context *context);   // the context no longer exists: the agent stops using it
-void enlarge_pools();                  // enlarges pools that are too small, as soon as that blocks no thread
-void enlarge_pool(Context &context);
 
 }  // namespace gpubpf

@@ -1,15 +1,17 @@
-#include "lifetime.h"
-
+// The table of all state, in the order in which it begins.
 #include <cstddef>
 
 #include "copies/deferred.h"
+#include "copies/drain.h"
 #include "copies/graph.h"
+#include "copies/image.h"
 #include "copies/link.h"
 #include "copies/preexisting.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
 #include "driver/leftovers.h"
 #include "driver/waiting_call.h"
+#include "lifetime.h"
 #include "log/allocation.h"
 #include "log/log.h"
 #include "log/host_program.h"
@@ -47,6 +49,7 @@ const Lifetime *const kLifetimes[] = {
     &shared_lifetime,
     &host_program_lifetime,
     &stack_lifetime,
+    &image_lifetime,
     &link_lifetime,
     &allocation_lifetime,
     &operation_lifetime,
