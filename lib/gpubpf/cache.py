@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gpubpf import digest
 from gpubpf.record import MutableRecord, field
 
 LIMIT = 1 << 30  # bytes, over all stages
@@ -34,7 +34,6 @@ _STAGE = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
 _TEMPORARY = ".part-"  # prefix of files that are still being written
 _MARK = b"gpubpf cache 1.\n"
-_DIGEST = hashlib.sha256().digest_size
 _BEGAN = time.time()
 _SHARED = "/tmp"  # not TMPDIR, which differs between processes of a user; embedded/cache.cpp does the same
 _Value = TypeVar("_Value")
@@ -42,12 +41,10 @@ _Value = TypeVar("_Value")
 
 def key(*parts: str | bytes) -> str:
     """Return the key for these inputs, in hexadecimal. The keys of ("ab", "c") and ("a", "bc") differ."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()
+    encoded = [part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part for part in parts]
+    return digest.sha256(
+        *(b for data in encoded for b in (len(data).to_bytes(8, "little"), data))
+    ).hexdigest()
 
 
 def from_json(kept: bytes | None, read: Callable[[Any], _Value]) -> _Value | None:
@@ -94,15 +91,15 @@ class Cache(MutableRecord):
             )
             with open(descriptor, "rb") as file:
                 status = os.fstat(descriptor)
-                size = status.st_size - _DIGEST - len(_MARK)  # of the content
+                size = status.st_size - digest.SIZE - len(_MARK)  # of the content
                 if not _private(status, stat.S_IFREG) or not 0 <= size <= self.limit:
                     return None
                 if (
-                    os.pread(descriptor, len(_MARK), size + _DIGEST) != _MARK
+                    os.pread(descriptor, len(_MARK), size + digest.SIZE) != _MARK
                 ):  # before all of a large file is read
                     return None
                 content = file.read(size)
-                if file.read(_DIGEST) != _digest(stage, key, content):
+                if file.read(digest.SIZE) != _digest(stage, key, content):
                     return None
                 with contextlib.suppress(OSError):
                     os.utime(descriptor)  # mark as used: the sweep removes the longest unused first
@@ -185,9 +182,7 @@ class Cache(MutableRecord):
 
 
 def _digest(stage: str, key: str, content: bytes) -> bytes:
-    digest = hashlib.sha256(f"{stage}/{key}\0".encode())
-    digest.update(content)
-    return digest.digest()
+    return digest.sha256(f"{stage}/{key}\0".encode(), content).digest()
 
 
 def _private(status: os.stat_result, kind: int, user: int | None = None) -> bool:

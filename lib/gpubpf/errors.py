@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import sysconfig
 from pathlib import Path
 
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
@@ -52,6 +51,8 @@ def how_to_install(package: str) -> str:
     if (checkout / "script/setup").exists():
         environment = checkout / ".venv" if os.geteuid() else Path("/opt/gpubpf")  # as script/setup chooses
         return f"run script/setup, and then {environment}/bin/python3 instead of this interpreter"
+    import sysconfig  # imported here because it is seldom needed
+
     if (Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED").exists():  # pip refuses to install there
         return f"install the distribution's package of {package}, or install gpubpf and it into a virtual environment"
     return f"run {sys.executable} -m pip install {package}"

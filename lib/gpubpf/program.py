@@ -603,7 +603,7 @@ class BPF:
 
         args: the parsed options (see `show.cli`). follow: what to collect besides maps, such as the operation log.
         """
-        from gpubpf.session import amd_device, tracing
+        from gpubpf.session import tracing
 
         def host(note: Callable[[str], None], virtual: bool) -> Host | None:
             self.host_side = self.host(args, note, virtual)
@@ -613,14 +613,15 @@ class BPF:
             raise UsageError(
                 "nothing is attached; call attach_gpu_entry, attach_launch or another attach method first"
             )
-        if self.sampling and args.command and amd_device.is_for_hip(args.command[0]):
-            raise UsageError(
-                f"{args.command[0]} is for AMD GPUs, where --sample-blocks and --sample-warps do not work yet; leave them out"
-            )
-        if self.budget is not None and args.command and amd_device.is_for_hip(args.command[0]):
-            raise UsageError(
-                f"{args.command[0]} is for AMD GPUs, where --budget does not work yet; leave it out"
-            )
+        if args.command and (self.sampling or self.budget is not None):
+            from gpubpf.session import amd_device
+
+            if amd_device.is_for_hip(args.command[0]):
+                what = "--sample-blocks and --sample-warps do" if self.sampling else "--budget does"
+                them = "them" if self.sampling else "it"
+                raise UsageError(
+                    f"{args.command[0]} is for AMD GPUs, where {what} not work yet; leave {them} out"
+                )
         if null_probes():
             notices.note(args.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured")
         self.session = tracing.trace(

@@ -232,6 +232,7 @@ _BESIDE_LIBC = re.compile(r"lib(pthread|dl)(\.so\.\d|-2\.\d+\.so)")
 # Files that may replace malloc: the name contains "malloc", or it is the program itself.
 # A process chooses how many files with these names it maps, and how large they are. glibc has three, and 4,000 symbols.
 _MOST_C_LIBRARIES, _MOST_C_SYMBOLS, _MOST_C_CODE = 8, 1 << 14, 8 << 20
+_PART = 1 << 16  # bytes of code that are read at once
 _MOST_ALLOCATORS = 16  # files that may replace malloc; of further ones, all code counts as unsafe
 _MAY_ALLOCATE = re.compile(r"malloc|^(?!.*\.so)")
 
@@ -319,10 +320,16 @@ class ProcessCode:
     def _find(instructions: bytes, source: AddressSpace, base: int, library: Library) -> int:
         left = _MOST_C_CODE
         for start, end in library.code:
-            data = source.some(start - library.base + base, min(end - start, 4 << 20, left))
-            left -= len(data)
-            if (at := data.find(instructions)) >= 0:
-                return start - library.base + at
+            at, tail = start, b""
+            while at < end and left > 0:  # in parts: the C library has both early
+                data = source.some(at - library.base + base, min(end - at, _PART, left))
+                if not data:
+                    break
+                if (found := (tail + data).find(instructions)) >= 0:
+                    return at - len(tail) + found - library.base
+                at += len(data)
+                left -= len(data)
+                tail = data[1 - len(instructions) :]
         return -1
 
     @functools.cached_property

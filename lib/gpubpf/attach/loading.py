@@ -46,7 +46,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import hashlib
 import os
 import re
 import socket
@@ -56,7 +55,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from gpubpf import elf
+from gpubpf import digest, elf
 from gpubpf.agent.definitions import FILE_PREFIX, STARTING_SUFFIX
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
@@ -432,8 +431,8 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
     path, opened = str(library), -1
     if not _is_visible(worker.pid, library):
         data = library.read_bytes()
-        digest = hashlib.sha256(data).hexdigest()[:16]
-        name = f"{library.name}-{digest}"
+        short = digest.sha256(data).hexdigest()[:16]
+        name = f"{library.name}-{short}"
         for present in address_space.libraries(address_space.mappings(worker.pid, _MEMFD)):
             # An earlier attach may have loaded it.
             if present.path == f"/memfd:{name}" and (
@@ -442,7 +441,7 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
                 return symbol.address, -1
         opened = _copy(worker, name, data)
         # dlopen returns a library already loaded from the same path. So the path encodes the bits of the library's digest.
-        bits = f"{int(digest, 16):b}".replace("1", "./").replace("0", "/")
+        bits = f"{int(short, 16):b}".replace("1", "./").replace("0", "/")
         path = f"/proc/self/fd/{bits}{opened}"
     handle = worker.call("dlopen", worker.text(path, 4), os.RTLD_NOW)
     function = worker.call("dlsym", handle, worker.text(entry, 2)) if handle else 0

@@ -210,10 +210,11 @@ def find_prebuilt(text: str) -> dict[str, Any] | None:
     key = prebuilt_key(text)
     for path in candidates:
         try:
-            data = path.read_bytes()
-            if key.encode() not in data[:256]:  # a file begins with its key; parsing all files would be slow
-                continue
-            found = json.loads(data)
+            with path.open("rb") as file:
+                start = file.read(256)
+                if key.encode() not in start:  # a file begins with its key; reading all files would be slow
+                    continue
+                found = json.loads(start + file.read())
         except (OSError, ValueError):
             continue
         if isinstance(found, dict) and found.get("key") == key:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpubpf import digest
 from gpubpf.ebpf import sampling
 from gpubpf.errors import Error, SessionError, UsageError
 from gpubpf.process import started_with
 from gpubpf.record import Record, replace
-from gpubpf.session import amd_device, device, joining
+from gpubpf.session import device, joining
 from gpubpf.session.device import Device
 from gpubpf.session.measurement import Follow, Listener, Plan, Targets
 from gpubpf.session.session import Session
@@ -200,12 +200,17 @@ def device_of(args: argparse.Namespace) -> Device:
         )
     if args.pid:
         return _device_of_all(args.pid)
+    for_hip = False
+    if args.command:
+        from gpubpf.session import amd_device  # imported here: not for -p
+
+        for_hip = amd_device.is_for_hip(args.command[0]) and amd_device.has_gpu()
     measures_times = args.command and getattr(args, "measures_times", False)
     return device.choose(
         args.device,
         clock=clock,
         default_clock="virtual" if measures_times else "real",
-        amd_gpu=bool(args.command) and amd_device.is_for_hip(args.command[0]) and amd_device.has_gpu(),
+        amd_gpu=for_hip,
     )
 
 
@@ -248,7 +253,7 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
     loaded: dict[str, dict[bytes, bytes]] = {}
 
     def keep(comm: str, data: bytes) -> None:
-        loaded.setdefault(comm, {})[hashlib.sha256(data).digest()] = data
+        loaded.setdefault(comm, {})[digest.sha256(data).digest()] = data
 
     session = Session(
         _targets(args),
@@ -313,13 +318,16 @@ def _device_of_all(pids: Sequence[int]) -> Device:
 
 def _device(args: argparse.Namespace, amd: bool = False) -> Device:
     chosen = device_of(args)
+    unmeasured = False
     if args.command:
+        from gpubpf.session import amd_device
+
         chosen = amd_device.beside(chosen, args.device, args.command[0])
+        unmeasured = not amd and amd_device.is_for_hip(args.command[0])
     if chosen.notice:
         notices.note(args.tool, chosen.notice)
-    if args.command and not amd and amd_device.is_for_hip(args.command[0]):
+    if unmeasured:
         notices.note(
-            args.tool,
-            f"{args.command[0]} is for AMD GPUs, whose kernels {args.tool} does not measure yet",
+            args.tool, f"{args.command[0]} is for AMD GPUs, whose kernels {args.tool} does not measure yet"
         )
     return chosen

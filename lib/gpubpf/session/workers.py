@@ -5,7 +5,6 @@ The server calls `BackgroundWork`, so that running ptxas for one process does no
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import os
@@ -15,6 +14,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpubpf import digest
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
@@ -315,7 +315,7 @@ class BackgroundWork:
 
     def _sidecar(self, data: bytes, target: Target | None) -> Sidecar:
         """Return the sidecar of an image, from the cache if a process has recently loaded the same image."""
-        key = (hashlib.sha256(data).digest(), target)
+        key = (digest.sha256(data).digest(), target)
         with self._cache_lock:
             known = self._cache.get(key)
             future = known or self._cache.setdefault(key, Future())

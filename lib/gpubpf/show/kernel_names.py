@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from gpubpf import digest
+
 _NODE = r"\d+\.\d+ "  # the node of a graph, which launchlate puts in front of a name
 _TAG = r" #[0-9a-f]+$"  # of `told_apart`
 _DIGITS = 2  # the fewest digits of a hash
@@ -112,9 +114,7 @@ def _equal(labels: Mapping[str, str]) -> list[list[str]]:
 
 
 def _hash(key: str, digits: int) -> str:
-    import hashlib  # slow to import, and rarely needed
-
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+    return digest.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
 
 
 def _by_steps(texts: Sequence[str], width: int, steps: Iterable[_Step]) -> list[str]:

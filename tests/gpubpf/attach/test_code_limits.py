@@ -66,3 +66,21 @@ def test_a_library_with_too_many_symbols_has_none() -> None:
         found = elf.exports(library)
         assert found and elf.exports(library, most=len(found) * 100) == found
         assert elf.exports(library, most=1) == {}
+
+
+class _Code:
+    """Code of these bytes, at address 0."""
+
+    def __init__(self, code: bytes) -> None:
+        self.code = code
+
+    def some(self, address: int, size: int) -> bytes:
+        return self.code[address : address + size]
+
+
+def test_instructions_are_found_where_two_parts_meet() -> None:
+    sought, length = b"\x0f\x05\xc3", 4 * borrow._PART
+    mapped = _mapping(0, "libc.so.6", length >> 12)
+    for at in (3, borrow._PART - 1, borrow._PART, 3 * borrow._PART - 2, length - 3):
+        source: Any = _Code(bytes(at) + sought + bytes(length - at - 3))
+        assert ProcessCode._find(sought, source, 0, Library(mapped.start, (mapped,))) == at
