@@ -76,6 +76,7 @@ def test_every_python_package_comes_from_somewhere() -> None:
     assert "python3-numpy (>= 1:1.24)" in packaging_deb.dependencies()
 
 
+@pytest.mark.every(2)
 @needs_dpkg
 @needs_built
 def test_what_is_in_a_deb(deb: Path, tmp_path: Path) -> None:
@@ -102,6 +103,7 @@ def test_what_is_in_a_deb(deb: Path, tmp_path: Path) -> None:
     assert not [name for name in files if re.search(r"\.pyc$|/RECORD$|\.so\.?\d*\.new$|/build/", name)]
 
 
+@pytest.mark.every(4)  # takes a minute
 @needs_dpkg
 @needs_built
 @pytest.mark.skipif(

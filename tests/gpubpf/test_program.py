@@ -130,6 +130,13 @@ def test_filters_come_from_the_command_line():
 # Prebuilt programs
 
 
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
+def test_prebuilt_files_are_for_the_texts_and_headers_of_now(tool):
+    for path, text in prebuild.texts(tool).items():
+        assert json.loads(path.read_bytes())["key"] == programs.prebuilt_key(text), "run script/prebuild.py"
+
+
+@pytest.mark.every(3)  # compiles, verifies and lowers them, which takes half a minute for memtrace
 @pytest.mark.without_driver
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda path: path.stem)
 def test_shipped_programs_are_prebuilt_and_current(tool):
