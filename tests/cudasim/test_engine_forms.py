@@ -130,6 +130,7 @@ def forms(known: list[Form]) -> list[Form]:
     return accepted(known)
 
 
+@pytest.mark.every(3)
 def test_what_ptxas_refuses_is_refused(known: list[Form]) -> None:
     """Of all combinations of types and modifiers, the device takes none that ptxas does not know."""
     of_ptxas = set(known)

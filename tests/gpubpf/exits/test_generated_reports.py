@@ -62,7 +62,7 @@ PROCESSES = st.sampled_from((0, 1, 1, 2, 12)).flatmap(lambda n: st.tuples(*map(p
 SITES = st.tuples(*(st.sampled_from((None, *FILES)) for _ in range(2)))
 
 
-@generated(30, parts=PROCESSES, files=SITES, asked=seldom)
+@generated(12, parts=PROCESSES, files=SITES, asked=seldom)
 def test_a_generated_report(parts: Any, files: tuple[str | None, ...], asked: bool) -> None:
     sites = {n: Site(n, "k", 40, file, 17) for n, file in enumerate(files)}
     for look in LOOKS:
