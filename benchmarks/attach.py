@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,11 @@ HEADERS = [
     *(Path(place) / "nvidia/cu13/include" for place in sys.path),
 ]
 TOOLS = ("threadhist", "launchlate", "kernelretsnoop", "memtrace")
+# What the tools import of the standard library before their probes are live.
+STANDARD = (
+    "argparse, contextlib, ctypes, enum, fcntl, functools, json, mmap, pathlib, queue, re, resource, select, shlex, signal, socket,"
+    " struct, subprocess, threading, typing"
+)
 # Fields of what was instrumented, by record.
 LAUNCHED = {"kernel": ("launches", "count"), "site": ("requests",)}
 
@@ -112,7 +118,8 @@ def first_launch(program: Path, rounds: int, before: Path | None) -> dict[str, A
 
     before: a checkout of an earlier version. Its tools run in turn with these."""
     found: dict[str, Any] = {name: {"attached": [], "own": [], "launched": []} for name in TOOLS}
-    found["python"] = []
+    for what in ("python", "start", "standard"):
+        found[what] = []
     for i, name in product(range(rounds + 1), TOOLS):
         rate = Rate(program)
         try:
@@ -134,12 +141,28 @@ def first_launch(program: Path, rounds: int, before: Path | None) -> dict[str, A
         finally:
             rate.close()
         began = time.monotonic()
-        subprocess.run([sys.executable, "-c", "pass"], check=True)
+        own = python_time("pass")
+        took = time.monotonic() - began
+        standard = python_time(f"import {STANDARD}")
         if i:  # the first one fills the caches
-            found["python"].append(time.monotonic() - began)
+            found["python"].append(took)
+            found["start"].append(own)
+            found["standard"].append(standard)
             for what, seconds in times.items():
                 found[name][what].append(seconds)
     return found
+
+
+def python_time(code: str) -> float:
+    """Seconds of processor time of a Python that runs this code."""
+
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = used()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return used() - before
 
 
 def describe_first_launch(found: dict[str, Any]) -> list[str]:
@@ -156,6 +179,16 @@ def describe_first_launch(found: dict[str, Any]) -> list[str]:
             mean, wide = interval(found[name][what])
             cells.append(f"{mean:.2f} ± {wide:.2f} (least {min(found[name][what]):.2f})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    if found.get("standard"):
+        start, standard = (
+            f"{statistics.median(found[what]):.3f} (least {min(found[what]):.3f})"
+            for what in ("start", "standard")
+        )
+        lines += [
+            "",
+            f"Of the processor time, Python takes {start} to start, and {standard} to start and to import those modules of",
+            "its standard library that the tools use by then. No tool takes less.",
+        ]
     if found.get("before"):
         lines += [
             "",

@@ -29,7 +29,7 @@ from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
 from gpubpf.future import Future
-from gpubpf.images import device_link, fatbin, offload_bundle
+from gpubpf.images import device_link, fatbin
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
@@ -94,6 +94,8 @@ class MappedImages:
 
     def code_objects(self) -> Iterator[tuple[str, tuple[bytes, ...]]]:
         """Yield the files with code objects for AMD GPUs, with the process's names for them. Raises OSError."""
+        from gpubpf.images import offload_bundle  # imported here: only listings need it
+
         with self._lock:
             self._budget.left = READ_LIMIT
             for (_, path), mappings in self._mapped().items():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from gpubpf.show.kernel_names import fitted, without_middle
-
 WIDTH = 80
 _SPACE = "\u2420"  # stands for a space that must not end a line
 _BEFORE_UNIT = r"(?<=\d) (?=%|(?:[KMGT]?B|[num]?s)\b)"
@@ -68,6 +66,8 @@ def within(
         elif name in widths:
             widths[name] = max(widths[name] - surplus(), min(widths[name], max(len(name), LEAST)))
     if "KERNEL" in widths:
+        from gpubpf.show.kernel_names import fitted  # imported here: not before probes are live
+
         kernels = fitted((row["KERNEL"] for row in cells), widths["KERNEL"])
         cells = [row | {"KERNEL": kernels[row["KERNEL"]]} for row in cells]
         widths["KERNEL"] = max(map(len, ("KERNEL", *kernels.values())))
@@ -120,6 +120,8 @@ def count(number: int, noun: str) -> str:
 
 def fit(text: str, width: int) -> str:
     """Return `text` with control characters escaped; if it is then longer than `width`, without its middle."""
+    from gpubpf.show.kernel_names import without_middle
+
     return without_middle(printable(text), width)
 
 
