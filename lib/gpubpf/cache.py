@@ -60,14 +60,17 @@ def from_json(kept: bytes | None, read: Callable[[Any], _Value]) -> _Value | Non
 def key_of_files(files: Iterable[Path]) -> str:
     """Return a key of the contents of these files: of the source code that makes a result, as one part of the result's key.
 
-    If one of them has changed since this process began, this process may run the code from before. The key is then its own: nobody
-    else gets its results. Raises OSError.
+    If one of them has changed since this process began, or has been removed, this process may run the code from before. The key is
+    then its own: nobody else gets its results. Raises OSError.
     """
-    contents, changed = [], 0.0
+    contents, changed = [], False
     for file in files:
-        contents.append(file.read_bytes())
-        changed = max(changed, file.stat().st_ctime)
-    return key(*contents, *([os.urandom(16)] if changed > _BEGAN else []))
+        try:
+            contents.append(file.read_bytes())
+            changed = changed or file.stat().st_ctime > _BEGAN
+        except FileNotFoundError:  # removed by an upgrade
+            changed = True
+    return key(*contents, *([os.urandom(16)] if changed else []))
 
 
 class Cache(MutableRecord):

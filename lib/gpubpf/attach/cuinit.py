@@ -24,6 +24,7 @@ import json
 import os
 import struct
 
+from gpubpf import own_files
 from gpubpf.ebpf import bytecode, compile
 from gpubpf.ebpf.bytecode import Program
 from gpubpf.lower.programs import PREBUILT
@@ -354,7 +355,7 @@ class CuInitProbes:
 
 def _prebuilt_program() -> Program:
     """Return the compiled PROGRAM. Tests check that it is current."""
-    return compile.from_json(json.loads((PREBUILT / "cuinit.json").read_bytes())["program"], PROGRAM)
+    return compile.from_json(json.loads(own_files.read(PREBUILT / "cuinit.json"))["program"], PROGRAM)
 
 
 def _settings(tool: int, cpu: int) -> bytes:

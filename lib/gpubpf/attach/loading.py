@@ -55,7 +55,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from gpubpf import digest, elf
+from gpubpf import digest, elf, own_files
 from gpubpf.agent.definitions import FILE_PREFIX, STARTING_SUFFIX
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
@@ -430,7 +430,7 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
     """
     path, opened = str(library), -1
     if not _is_visible(worker.pid, library):
-        data = library.read_bytes()
+        data = own_files.read(library)
         short = digest.sha256(data).hexdigest()[:16]
         name = f"{library.name}-{short}"
         for present in address_space.libraries(address_space.mappings(worker.pid, _MEMFD)):
@@ -494,6 +494,8 @@ def _sealed(name: str, data: bytes) -> int:
 
 def _is_visible(pid: int, library: Path) -> bool:
     """Return whether the process sees the same file at the same path, and may load it."""
+    if own_files.is_replaced(library):  # by one that may speak another protocol
+        return False
     try:
         there = target_files.open_path(pid, str(library), os.O_PATH)
         try:

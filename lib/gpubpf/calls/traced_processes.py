@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from gpubpf import own_files
 from gpubpf.errors import SessionError
 from gpubpf.process import privileges, proc, users
 from gpubpf.session import joining
@@ -140,6 +141,7 @@ class TracedProcesses:
         `stop` is called before the last report.
         """
         garbage.as_usual()
+        own_files.keep()
         start = time.monotonic()
         interval, count = self._args.interval, self._args.count
         end = start + self._args.duration if self._args.duration is not None else None

@@ -16,6 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from gpubpf import own_files
 from gpubpf.ebpf.maps import (
     BLOCK_PROBES,
     BLOCK_SLOTS,
@@ -127,7 +128,7 @@ def _filled(template: str, backend: Backend, **values: Any) -> str:
 
 @functools.cache
 def _lines(template: str) -> tuple[str, ...]:
-    return tuple((_TEMPLATES / f"{template}.ll").read_text().splitlines())
+    return tuple(own_files.read(_TEMPLATES / f"{template}.ll").decode().splitlines())
 
 
 def _expanded(lines: Sequence[str], values: Mapping[str, Any]) -> list[str]:

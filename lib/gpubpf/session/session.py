@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubpf import agent
+from gpubpf import agent, own_files
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.process import fresh_thread, libc, privileges, proc, traceable
@@ -416,6 +416,7 @@ class Session:
         `rings` and `readings` there.
         """
         garbage.as_usual()
+        own_files.keep()
         self._tick = self._with_budget(tick)
         self._tick_interval, self._next_tick = every, time.monotonic() + every
         done = 0

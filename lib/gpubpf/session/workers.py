@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpubpf import digest
+from gpubpf import digest, own_files
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
@@ -672,4 +672,4 @@ def _make_clock_kernels(made: dict[int, bytes], driver: int) -> None:
     """Assemble the clock kernels. Each is added to `made` as soon as it is ready."""
     from gpubpf.images import assemble
 
-    made.update(assemble.for_each_generation(CLOCK_KERNEL.read_text(), driver))
+    made.update(assemble.for_each_generation(own_files.read(CLOCK_KERNEL).decode(), driver))
