@@ -36,8 +36,7 @@ def cuda_include() -> str | None:
 
 def build_with_make(part: str) -> str:
     """Build a C++ part. Return the reason if it does not build, else ""."""
-    # The translator's interpreter is found at run time: the one that builds may be gone by then.
-    variables = [f"PYTHON={sys.executable}", "TRANSLATOR_PYTHON="]
+    variables = [f"PYTHON={sys.executable}"]
     if include := cuda_include():
         variables.append(f"CUDA_INCLUDE={include}")
     target = "lib/libgpubpf-agent.so" if WITHOUT_AMD and part == "lib/gpubpf/agent" else "all"

@@ -38,6 +38,19 @@ Process &process() {
 std::atomic<bool> usable{false};  // calls are allowed, also from InitializeInjection
 std::atomic<bool> forked{false};  // this process was forked after cuInit, so it cannot use the driver
 
+// Returns the interpreter of the environment that script/setup makes for this user, if `packages` is the directory `lib` of a
+// checkout; else "".
+std::string interpreter_of_checkout(const std::string &packages) {
+    const std::string checkout = packages.substr(0, packages.rfind('/'));
+    if (access((checkout + "/script/setup").c_str(), F_OK) != 0) return "";
+    for (const std::string &environment :
+         {geteuid() == 0 ? "" : checkout + "/.venv", std::string("/opt/gpubpf")}) {
+        const std::string found = environment + "/bin/python3";
+        if (!environment.empty() && access(found.c_str(), X_OK) == 0) return found;
+    }
+    return "";
+}
+
 // Returns the interpreter of the environment that a package is installed in, as PREFIX/lib/python3.X/site-packages; "" if it is not
 // installed. Users may install packages in their home directory for the system's interpreter.
 std::string interpreter_of(const std::string &packages) {
@@ -64,7 +77,8 @@ void find_translator() {
     for (size_t slash; (slash = path.rfind('/')) != std::string::npos;) {
         path.resize(slash);
         if (access((path + "/cudasim/translate").c_str(), F_OK) != 0) continue;
-        set_translator(interpreter_of(path), path);
+        const std::string installed = interpreter_of(path);
+        set_translator(installed.empty() ? interpreter_of_checkout(path) : installed, path);
         return;
     }
 }

@@ -140,8 +140,8 @@ struct LinkInput {
 // together. Results are cached, as translations are.
 bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &text, TranslateError &error);
 
-// Sets the translator's interpreter and its PYTHONPATH, for when neither environment variables nor the build
-// (-DCUDASIM_PYTHON=…, -DCUDASIM_PYTHONPATH=…) set them. To be called before the first translate().
+// Sets the translator's interpreter and its PYTHONPATH, for when no environment variables set them. To be called before the
+// first translate().
 void set_translator(std::string python, std::string pythonpath);
 
 // Sets how long the grids of a kernel run, in ns, before later processes compile its code with more optimization. Without it, this

@@ -34,11 +34,6 @@ std::string &translator_python = *new std::string, &translator_path = *new std::
 
 std::string python() {
     std::string found = embedded::variable("CUDASIM_PYTHON");
-    if (!found.empty()) return found;
-#ifdef CUDASIM_PYTHON
-    if (access(CUDASIM_PYTHON, X_OK) == 0)
-        found = CUDASIM_PYTHON;  // it may be missing if the library was built elsewhere
-#endif
     if (found.empty()) {
         std::lock_guard<std::mutex> lock(translator_mutex);
         found = translator_python;
@@ -48,10 +43,6 @@ std::string python() {
 
 std::string pythonpath() {
     std::string found = embedded::variable("CUDASIM_PYTHONPATH");
-    if (!found.empty()) return found;
-#ifdef CUDASIM_PYTHONPATH
-    found = CUDASIM_PYTHONPATH;
-#endif
     if (found.empty()) {
         std::lock_guard<std::mutex> lock(translator_mutex);
         found = translator_path;
