@@ -4,8 +4,8 @@
     script/promises.py           print what docs/promises.json names and the tools no longer have (exit status 1), and what is new
     script/promises.py --write   add what is new to docs/promises.json; nothing is ever removed
 
-Options are those of the commands' parsers. Fields and statuses are those of real runs on the embedded device, with the programs of
-examples/, which must be built.
+Options are those of the commands' parsers. Fields and statuses are those of real runs on the embedded devices, with the programs of
+examples/. What cannot run here, without root, hipcc or clang, is neither missing nor new.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/promises.json"
 EXAMPLES = ROOT / "examples"
 PROGRAMS = ("vectoradd", "exits", "latency", "memory", "imbalance")
+# Not every machine can build these: what a command line names, and where make builds it.
+OPTIONAL = {"hip/saxpy": EXAMPLES / "hip", "threads.bpf.o": EXAMPLES}
 # The words before the program, and the program: together they print every record that needs neither root nor a GPU.
 RUNS = (
     "threadhist --by warp --work loads -T -- vectoradd 19 5 1 2",
@@ -40,6 +42,13 @@ RUNS = (
     "gpucount kernel:triangular load:triangular -- imbalance",
     "gpudist -H exit:triangular:loads:u64:work -C load:triangular:u32:width -- imbalance",
     "gputrace 'exit:triangular (gthread == 7) \"%lu\", gthread' -- imbalance",
+    "gpurun threads.bpf.o -- vectoradd 19 5 1 2",
+    "gpubpf check",
+    "gpubpf check -p $PPID",
+    "threadhist --work loads -- hip/saxpy 20",
+    "kernelretsnoop -- hip/saxpy 20",
+    "memtrace -- hip/saxpy 20",
+    "launchlate -v -- hip/saxpy 20",
 )
 # Commands and the statuses that they end with: what they mean is in the man pages.
 STATUSES = (
@@ -58,6 +67,8 @@ STATUSES = (
 ROOT_RUNS = (
     "cudasnoop -- cudasim -- vectoradd 19 5 1 2",
     "cudasnoop -e -- cudasim -- vectoradd 19 5 1 2",
+    "hipsnoop -- hip/saxpy 20",
+    "hipsnoop -e -- hip/saxpy 20",
 )
 # Keys of these objects are reasons, methods, patterns and numbers of SMs: data, not fields.
 DATA = (
@@ -67,6 +78,7 @@ DATA = (
     "not_instrumented",
     "patterns",
     "sm_idle_ns",
+    "spent_ns",
     "unknown",
     "values",
 )
@@ -101,7 +113,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 def run(command: str) -> subprocess.CompletedProcess[str]:
     """Run a tool of this checkout on an example, as a shell would."""
     tool, _, rest = command.partition(" ")
-    module = f"{tool}.launcher" if tool.endswith("sim") else f"gpubpf.tools.{tool}"
+    modules = {"cudasim": "cudasim.launcher", "hipsim": "hipsim.launcher", "gpubpf": "gpubpf"}
+    module = modules.get(tool, f"gpubpf.tools.{tool}")
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "lib"), "PATH": f"{EXAMPLES}:{os.environ['PATH']}"}
     line = f"exec '{sys.executable}' -m {module} {rest}"
     return subprocess.run(
@@ -122,11 +135,28 @@ def fields(value: Any, path: str = "") -> Iterator[str]:
                 yield from fields(inner, place)
 
 
+def possible(command: str) -> bool:
+    """Return whether this user can run a command here."""
+    built = all((EXAMPLES / name).exists() for name in OPTIONAL if name in command)
+    return built and not (command in ROOT_RUNS and os.geteuid())
+
+
+def label(command: str) -> str:
+    """Return how docs/promises.json names a command: its tool, and whether it measures a HIP program."""
+    tool = command.split()[0]
+    return f"{tool} with HIP" if "hip/" in command and tool != "hipsnoop" else tool
+
+
 def records(command: str) -> dict[str, set[str]]:
     """Return the fields of each type of record that a command prints. Raises RuntimeError if it fails."""
     tool, _, rest = command.partition(" ")
-    done = run(f"{tool} --json -o /dev/fd/3 {rest} 3>&1 >/dev/null")
-    if done.returncode:
+    if tool == "gpubpf":  # it has no -o, and its status says what it found
+        done = run(f"{command} --json")
+        failed = not done.stdout
+    else:
+        done = run(f"{tool} --json -o /dev/fd/3 {rest} 3>&1 >/dev/null")
+        failed = done.returncode != 0
+    if failed:
         raise RuntimeError(f"{command}: status {done.returncode}\n{done.stderr}")
     found: dict[str, set[str]] = {}
     for line in done.stdout.splitlines():
@@ -136,11 +166,14 @@ def records(command: str) -> dict[str, set[str]]:
 
 
 def now() -> dict[str, set[str]]:
-    """Return what the tools have: the options of each command, the fields of each record, the statuses. Each is a set of texts."""
+    """Return what the tools have: the options of each command, the fields of each record, the names of checks, and the statuses."""
+    from gpubpf.check import table
+
     found = {f"{name}: options": set(options(parser)) for name, parser in parsers().items()}
-    for command in (*RUNS, *(() if os.geteuid() else ROOT_RUNS)):
+    found["gpubpf: checks"] = {check.name for check in table.CHECKS}
+    for command in filter(possible, (*RUNS, *ROOT_RUNS)):
         for kind, names in records(command).items():
-            found.setdefault(f"{command.split()[0]}: {kind} record", set()).update(names)
+            found.setdefault(f"{label(command)}: {kind} record", set()).update(names)
     found["exit statuses"] = {f"{command}: {run(command).returncode}" for command in STATUSES}
     return found
 
@@ -155,9 +188,9 @@ def promised() -> dict[str, set[str]]:
 
 
 def unknown(name: str) -> bool:
-    """Return whether only root could tell what the tool has of a part of docs/promises.json."""
-    tools = {command.split()[0] for command in ROOT_RUNS}
-    return bool(os.geteuid()) and name.endswith(" record") and name.partition(":")[0] in tools
+    """Return whether this machine and this user cannot tell what the tool has of a part of docs/promises.json."""
+    of = [command for command in (*RUNS, *ROOT_RUNS) if label(command) == name.partition(":")[0]]
+    return name.endswith(" record") and not all(map(possible, of))
 
 
 def absent(first: Mapping[str, Iterable[str]], second: Mapping[str, set[str]]) -> list[str]:
@@ -170,12 +203,19 @@ def absent(first: Mapping[str, Iterable[str]], second: Mapping[str, set[str]]) -
     ]
 
 
+def build_optional() -> None:
+    """Build the programs that not every machine can build."""
+    for name, directory in OPTIONAL.items():
+        subprocess.run(["make", "-s", "-C", directory, os.path.basename(name)], capture_output=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="add what is new to docs/promises.json")
     write = parser.parse_args().write
     sys.path.insert(0, str(ROOT / "lib"))
     subprocess.run(["make", "-s", "-C", EXAMPLES, *PROGRAMS], check=True)
+    build_optional()
     have, before = now(), promised()
     broken, new = absent(before, have), absent(have, before)
     for word, lines in (("missing", broken), ("new", new)):

@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 @pytest.mark.every(2)  # runs every tool
 def test_nothing_that_was_promised_is_missing() -> None:
     gpubpf_examples.build(*promises.PROGRAMS)
+    promises.build_optional()
     missing = promises.absent(promises.promised(), promises.now())
     assert not missing, "keep these, or the next version breaks scripts"
 
@@ -47,6 +48,12 @@ def test_fields_of_a_record() -> None:
     assert {*promises.fields(record)} == {
         "type", "registers", "registers.before", "rows", "rows.a", "rows.b", "values",
     }  # fmt: skip
+
+
+def test_what_cannot_be_built_here_is_not_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = {f"{name}: a record": {"b"} for name in ("memtrace with HIP", "hipsnoop", "gpurun", "memtrace")}
+    monkeypatch.setattr(promises, "EXAMPLES", tmp_path)
+    assert promises.absent(before, {}) == ["memtrace: a record: b"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can tell all")
