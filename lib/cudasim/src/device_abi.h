@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 21
+#define CS_ABI 22
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 
@@ -237,6 +237,8 @@ struct cs_warp {
     uint32_t warpid, nwarpid, smid, nsmid, dynamic_shared;
     uint32_t hostile;           /* hostile mode: 1, else 0 */
     uint64_t gridid, workspace; /* workspace: of the grid barrier (%envreg1, %envreg2); 0: none */
+    uint64_t userdata,
+        first_pc; /* of patch functions (translate/patches.py): their data, the module's first PC */
     void *block;
     uint32_t pcs[32];   /* by lane; valid for lanes outside of `mask` */
     uint32_t retpc[32]; /* by lane: return address for the function that is being called */

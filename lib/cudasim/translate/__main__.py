@@ -9,6 +9,9 @@ Large modules are compiled in parts: OUT describes the module only. The C text o
 `python -m cudasim.translate --link|--check OUT NAME IN.ptx [NAME IN.ptx …]`: OUT is one PTX text, linked from several. With
 `--check`, names may remain undefined.
 
+`python -m cudasim.translate --patch OUT IN.ptx [ID=NAME ...] [PATCHES.ptx ...]`: OUT is the text IN.ptx with calls of patch
+functions (patches.py). ID is an instrumentation point, NAME a function of one of the PATCHES.
+
 The exit status is 0 for success, 1 for wrong usage, 2 for PTX that cannot be translated, 3 for a compiler that failed, 4 for texts
 that do not fit together. A failure prints one line on standard error.
 """
@@ -29,6 +32,7 @@ from gpubpf.ptx.parser import parse
 
 from .compiler import CompilerError, compile_c
 from .counts import Counting
+from .patches import patched
 from .program import TranslatedModule
 
 
@@ -62,6 +66,16 @@ def _link(complete: bool, output: Path, words: list[str]) -> None:
     temporary.replace(output)
 
 
+def _patch(output: Path, source: Path, words: list[str]) -> None:
+    names = {int(point): name for point, _, name in (word.partition("=") for word in words if "=" in word)}
+    texts = [Path(word).read_text(encoding="utf-8", errors="replace") for word in words if "=" not in word]
+    inputs = [Input(f"patches {number}", text) for number, text in enumerate(texts, 1)]
+    patches = parse(link(inputs, False)) if inputs else None
+    temporary = output.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(patched(parse(source.read_bytes()), patches, names))
+    temporary.replace(output)
+
+
 def _compile(words: list[str]) -> None:
     texts = [
         (Path(source).read_text(), output) for source, output in zip(words[::2], words[1::2], strict=True)
@@ -77,6 +91,8 @@ def main(arguments: list[str]) -> int:
         match arguments[virtual:]:
             case ["--link" | "--check" as how, output, *words] if words and len(words) % 2 == 0:
                 _link(how == "--link", Path(output), words)
+            case ["--patch", output, source, *words]:
+                _patch(Path(output), Path(source), words)
             case ["--count", directory, source, output]:
                 _translate(Path(source), Path(output), virtual, directory)
             case [source, output] if not source.endswith(".c"):
@@ -84,7 +100,10 @@ def main(arguments: list[str]) -> int:
             case [source, _, *_] if source.endswith(".c") and not virtual and len(arguments) % 2 == 0:
                 _compile(arguments)
             case _:
-                usage = "[--virtual] [--count DIRECTORY] IN.ptx OUT | IN.c OUT [IN.c OUT ...] | --link|--check OUT NAME IN.ptx ..."
+                usage = (
+                    "[--virtual] [--count DIRECTORY] IN.ptx OUT | IN.c OUT [IN.c OUT ...]"
+                    " | --link|--check OUT NAME IN.ptx ... | --patch OUT IN.ptx [ID=NAME ...] [PATCHES.ptx ...]"
+                )
                 print("usage: python -m cudasim.translate", usage, file=sys.stderr)
                 return 1
     except (CompilerError, OSError) as error:

@@ -45,6 +45,8 @@ _SPECIAL = {
     "%envreg1": "(u32)(w->workspace >> 32)",
     "%envreg2": "(u32)w->workspace",
     "%current_graph_exec": "0ull",
+    "%sanitizer_userdata64": "w->userdata",  # of patches.py, as the next one
+    "%sanitizer_pc64": "w->first_pc",
 }
 CLOCKS = {
     "%clock": "(u32)now",

@@ -16,6 +16,7 @@
 
 #include "driver/array.h"
 #include "driver/compiled_ptx.h"
+#include "sanitizer/hooks.h"
 #include "per_thread.h"
 
 namespace cudasim::driver {
@@ -197,6 +198,7 @@ std::shared_ptr<Context> create_context(int device, unsigned flags, bool primary
     environment.multiprocessors = kMultiprocessors;
     environment.max_shared_per_block = kSharedPerBlockOptin;
     context->handle = tables().contexts.add(context);
+    if (sanitizer::active()) sanitizer::context_changed(sanitizer::kContextCreationFinished, *context);
     return context;
 }
 
@@ -327,6 +329,7 @@ CUresult cuInit(unsigned int flags) {
     atexit(at_exit);
     usable = true;
     load_injection_library();
+    if (sanitizer::active()) sanitizer::initialised();
     lock.lock();
     self.state = State::ready;
     self.changed.notify_all();

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "driver/context.h"
+#include "sanitizer/hooks.h"
 #include "per_thread.h"
 
 namespace cudasim::driver {
@@ -60,6 +61,7 @@ void destroy_context(const std::shared_ptr<Context> &context) {
         log_line("a context is destroyed while another thread waits for it in cuCtxSynchronize");
         abort();
     }
+    if (sanitizer::active()) sanitizer::context_changed(sanitizer::kContextDestroyStarting, *context);
     drain(*context);
     context->destroyed = true;
     tables().contexts.remove(context->handle);
@@ -73,6 +75,7 @@ void destroy_context(const std::shared_ptr<Context> &context) {
         if (event->context.lock() == context) tables().events.remove(event->handle);
     for (const std::shared_ptr<Module> &module : context->modules) remove_handles(*module);
     context->modules.clear();
+    sanitizer::forget_patches(*context);
     context->streams.clear();
     context->per_thread.clear();
     for (const Allocation &left : Memory::instance().owned_by(context->handle)) {
@@ -523,6 +526,7 @@ CUresult synchronize(const std::shared_ptr<Context> &context) {
     context->waiting++;
     drain(*context);
     context->waiting--;
+    if (sanitizer::active()) sanitizer::synchronized(*context, nullptr);
     return static_cast<CUresult>(context->sticky_error.load());
 }
 

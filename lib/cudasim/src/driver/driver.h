@@ -30,6 +30,10 @@
 #include "driver/queue.h"
 #include "engine/engine.h"
 
+namespace cudasim::sanitizer {
+struct ModuleState;
+}
+
 namespace cudasim::driver {
 
 struct Array;
@@ -111,9 +115,10 @@ struct KernelLaunch {
     Dim3 grid, block;
     unsigned shared_bytes = 0;
     bool cooperative = false;
-    Dim3 asked_cluster = kNoCluster;  // the launch attribute
-    Dim3 cluster = kNoCluster;        // that, or what the kernel requires
-    std::vector<uint8_t> parameters;  // the kernel's parameter buffer
+    Dim3 asked_cluster = kNoCluster;   // the launch attribute
+    Dim3 cluster = kNoCluster;         // that, or what the kernel requires
+    std::vector<uint8_t> parameters;   // the kernel's parameter buffer
+    std::optional<uint64_t> userdata;  // of patch functions; nothing: that of the function
 };
 
 struct Copy {  // three-dimensional; rows of `width` bytes
@@ -235,6 +240,8 @@ struct Function {
     Registers registers;
     std::atomic<bool> refusal_logged{false};  // whether the reason why it cannot run was printed
     std::atomic<bool> loaded{false};          // used before, or loaded eagerly
+    std::atomic<bool> has_userdata{false};    // sanitizerSetCallbackData was called
+    std::atomic<uint64_t> userdata{0};
     // attributes that cuFuncSetAttribute sets
     std::atomic<int> max_dynamic_shared{-1};  // -1: never set
     std::atomic<int> carveout{-1};
@@ -257,6 +264,9 @@ struct Module {
     std::vector<std::shared_ptr<Function>> functions;  // by kernel index
     std::mutex mutex;
     std::set<std::string> registered_variables;  // variables that cuLibraryGetGlobal was called for
+    std::shared_ptr<const std::string> ptx;      // that the image was translated from
+    const std::unique_ptr<sanitizer::ModuleState> sanitizer;
+    Module();
     ~Module();
 };
 
@@ -271,7 +281,8 @@ struct LibraryKernel {
 struct Library {
     void *handle = nullptr;
     std::shared_ptr<const Image> image;
-    std::vector<Registers> registers;  // by kernel index
+    std::shared_ptr<const std::string> ptx;  // that the image was translated from
+    std::vector<Registers> registers;        // by kernel index
     std::mutex mutex;
     std::vector<std::shared_ptr<LibraryKernel>> kernels;
     std::map<const Context *, std::shared_ptr<Module>> modules;

@@ -1,6 +1,7 @@
 // Executable graphs: private copies with their nodes in topological order. Nodes that do not depend on each other run in
 // parallel, in different queues.
 #include "driver/graph.h"
+#include "sanitizer/hooks.h"
 
 #include <algorithm>
 
@@ -81,14 +82,22 @@ CUresult find_exec_node(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNode
 
 CUresult launch_graph(const std::shared_ptr<Context> &context, const std::shared_ptr<Stream> &stream,
                       const std::shared_ptr<GraphExec> &exec) {
-    std::lock_guard lock(context->mutex);
-    std::lock_guard exec_lock(exec->mutex);
+    std::optional<sanitizer::GraphLaunch> told;  // destroyed after the locks
+    std::unique_lock lock(context->mutex);
+    std::unique_lock exec_lock(exec->mutex);
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_GRAPH;
     // A copy, because the parameters may change before it runs. In a capture it becomes a child graph, which has handles.
     std::shared_ptr<Graph> snapshot =
         copy_graph(*exec->graph, exec->graph->nodes, stream->capture != nullptr);
     operation.children = {snapshot};
+    if (sanitizer::active() && !stream->capture) {
+        exec_lock.unlock();
+        lock.unlock();
+        told.emplace(context, stream, static_cast<CUgraphExec>(exec->handle), *snapshot, false);
+        lock.lock();
+        exec_lock.lock();
+    }
     if (stream->capture) return submit(context, stream, std::move(operation), nullptr, kLaunchNs);
     operation.stream_only = [snapshot] { assign_defaults(*snapshot); };
     prepare_events(*snapshot, CU_GRAPH_NODE_TYPE_WAIT_EVENT);
@@ -167,11 +176,15 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *handle, CUgraph graph_handle, 
     assign_queues(*exec->graph);
     exec->handle = tables().execs.add(exec);
     *handle = static_cast<CUgraphExec>(exec->handle);
+    if (sanitizer::active())
+        sanitizer::graph_exec_changed(sanitizer::kGraphExecCreated, graph_handle, *handle);
     return CUDA_SUCCESS;
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec handle) {
     if (CUresult status = check_initialized()) return status;
+    if (sanitizer::active() && tables().execs.get(handle))
+        sanitizer::graph_exec_changed(sanitizer::kGraphExecDestroying, nullptr, handle);
     return tables().execs.remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -5,6 +5,7 @@
 
 #include "driver/jit.h"
 #include "driver/fatbin.h"
+#include "sanitizer/hooks.h"
 
 namespace cudasim::driver {
 namespace {
@@ -33,13 +34,14 @@ Registers register_count(const cudasim::Kernel &kernel, const ChosenPtx &chosen,
     return registers;
 }
 
-// Translates an image. `registers`: of its kernels, by index.
+// Translates an image. `registers`: of its kernels, by index. `ptx`: what was translated.
 CUresult translate_image(const void *image, const JitOptions &jit, std::shared_ptr<const Image> &translated,
-                         std::vector<Registers> &registers) {
+                         std::vector<Registers> &registers, std::shared_ptr<const std::string> &ptx) {
     if (jit.status() != CUDA_SUCCESS) return jit.status();
     ChosenPtx chosen;
     if (CUresult status = select_ptx(image, jit, chosen)) return status;
     if (CUresult status = translate_ptx(chosen.text, jit, translated)) return status;
+    ptx = std::make_shared<const std::string>(std::move(chosen.text));
     for (const cudasim::Kernel &kernel : translated->kernels())
         registers.push_back(register_count(kernel, chosen, jit.max_registers()));
     return CUDA_SUCCESS;
@@ -52,11 +54,13 @@ int registers_per_warp(const Function &function) {
 // Makes a module in a context: allocates and initialises its variables, and makes its functions. `managed`: the addresses of
 // a library's managed variables.
 CUresult load_image(const std::shared_ptr<Context> &context, const std::shared_ptr<const Image> &image,
-                    const std::vector<Registers> &registers, const std::vector<uint64_t> *managed,
-                    std::shared_ptr<Module> &module) {
+                    const std::vector<Registers> &registers, const std::shared_ptr<const std::string> &ptx,
+                    const std::vector<uint64_t> *managed, std::shared_ptr<Module> &module) {
     module = std::make_shared<Module>();
     module->context = context;
     module->image = image;
+    module->ptx = ptx;
+    module->sanitizer->quiet = !sanitizer::active();
     const std::vector<Variable> &variables = image->variables();
     module->variables.assign(variables.size(), 0);
     Memory &memory = Memory::instance();
@@ -112,6 +116,7 @@ CUresult load_image(const std::shared_ptr<Context> &context, const std::shared_p
 }
 
 void unload(const std::shared_ptr<Module> &module) {
+    if (sanitizer::active()) sanitizer::module_unloading(module);
     remove_handles(*module);
     if (std::shared_ptr<Context> context = module->context.lock()) {
         std::lock_guard lock(context->mutex);
@@ -130,9 +135,12 @@ CUresult load_module(CUmodule *handle, const void *image, unsigned count, CUjit_
     std::shared_ptr<const Image> translated;
     std::vector<Registers> registers;
     if (CUresult status = prepare_lazy_load(context, exclusive)) return status;
-    if (CUresult status = translate_image(image, jit, translated, registers)) return status;
+    std::shared_ptr<const std::string> ptx;
+    if (CUresult status = translate_image(image, jit, translated, registers, ptx)) return status;
     std::shared_ptr<Module> module;
-    if (CUresult status = load_image(context, translated, registers, nullptr, module)) return status;
+    if (CUresult status = load_image(context, translated, registers, ptx, nullptr, module)) return status;
+    exclusive.reset();
+    if (sanitizer::active()) sanitizer::module_loaded(module);
     *handle = static_cast<CUmodule>(module->handle);
     return CUDA_SUCCESS;
 }
@@ -291,6 +299,8 @@ void remove_handles(const Module &module) {
     tables().modules.remove(module.handle);
 }
 
+Module::Module() : sanitizer(std::make_unique<sanitizer::ModuleState>()) {}
+
 Module::~Module() {
     for (auto [address, id] : owned) Memory::instance().release(address, id);
 }
@@ -300,8 +310,9 @@ Library::~Library() {
         if (address != 0) Memory::instance().release(address);
 }
 
-CUresult library_module(const std::shared_ptr<Library> &library, const std::shared_ptr<Context> &context,
-                        std::shared_ptr<Module> &module) {
+static CUresult find_library_module(const std::shared_ptr<Library> &library,
+                                    const std::shared_ptr<Context> &context,
+                                    std::shared_ptr<Module> &module) {
     std::lock_guard context_lock(context->mutex);  // before the library's mutex, as in loading
     std::lock_guard lock(library->mutex);
     auto found = library->modules.find(context.get());
@@ -309,13 +320,21 @@ CUresult library_module(const std::shared_ptr<Library> &library, const std::shar
         module = found->second;
         return CUDA_SUCCESS;
     }
-    if (CUresult status = load_image(context, library->image, library->registers, &library->managed, module))
+    if (CUresult status =
+            load_image(context, library->image, library->registers, library->ptx, &library->managed, module))
         return status;
     module->library = library;
     for (size_t i = 0; i < library->kernels.size(); i++)
         for (const auto &[key, value] : library->kernels[i]->attributes)
             if (key.second == context->device) set_attribute(*module->functions[i], key.first, value);
     library->modules[context.get()] = module;
+    return CUDA_SUCCESS;
+}
+
+CUresult library_module(const std::shared_ptr<Library> &library, const std::shared_ptr<Context> &context,
+                        std::shared_ptr<Module> &module) {
+    if (CUresult status = find_library_module(library, context, module)) return status;
+    if (sanitizer::active()) sanitizer::module_loaded(module);
     return CUDA_SUCCESS;
 }
 
@@ -349,8 +368,9 @@ CUresult load_module_privately(CUmodule *module, const void *image) {
 }
 
 void load_function(Function &function, const std::shared_ptr<Context> &context) {
-    if (function.loaded.exchange(true) || !config().lazy_loading_waits) return;
-    ExclusiveContext loading(context);
+    if (function.loaded.exchange(true)) return;
+    if (config().lazy_loading_waits) ExclusiveContext loading(context);
+    if (sanitizer::active()) sanitizer::function_loaded(function);
 }
 
 int max_threads(const Function &function) {
@@ -480,7 +500,8 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *ji
         if (CUresult status = prepare_lazy_load(context, exclusive.emplace_back())) return status;
     auto library = std::make_shared<Library>();
     JitOptions jit(jit_count, jit_options, jit_values);
-    if (CUresult status = translate_image(code, jit, library->image, library->registers)) return status;
+    if (CUresult status = translate_image(code, jit, library->image, library->registers, library->ptx))
+        return status;
     const std::vector<Variable> &variables = library->image->variables();
     library->managed.assign(variables.size(), 0);
     for (uint32_t i = 0; i < variables.size(); i++) {
@@ -501,6 +522,7 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *code, CUjit_option *ji
         library->kernels.push_back(std::move(kernel));
     }
     library->handle = tables().libraries.add(library);
+    exclusive.clear();
     for (const std::shared_ptr<Context> &context : contexts) {
         std::shared_ptr<Module> module;
         if (context->destroyed || context->sticky_error != 0) continue;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "driver/graph.h"
+#include "sanitizer/hooks.h"
 
 namespace cudasim::driver {
 namespace {
@@ -60,6 +61,8 @@ uint64_t run_kernel(Context &context, const KernelLaunch &launch, uint64_t start
     description.cooperative = launch.cooperative;
     description.cancel = &context.cancel;
     description.start_ns = start;
+    std::shared_ptr<const sanitizer::Patched> patched;
+    if (launch.module->sanitizer->patched_now) sanitizer::use_patches(launch, description, patched);
     uint64_t duration = 0;
     Fault fault = run(description, &duration);
     if (fault) report_fault(context, fault);

@@ -1,6 +1,7 @@
 // Streams, events and stream capture: the order in which work runs.
 #include "driver/context.h"
 #include "driver/ipc.h"
+#include "sanitizer/hooks.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -111,8 +112,11 @@ CUstream add_stream(const std::shared_ptr<Context> &context, const std::shared_p
                     unsigned flags, int priority) {
     std::shared_ptr<Stream> stream = make_stream(context, flags, priority);
     stream->green = green;
-    std::lock_guard lock(context->mutex);
-    context->streams.push_back(stream);
+    {
+        std::lock_guard lock(context->mutex);
+        context->streams.push_back(stream);
+    }
+    if (sanitizer::active()) sanitizer::stream_changed(sanitizer::kStreamCreated, *context, *stream);
     return static_cast<CUstream>(stream->handle);
 }
 
@@ -212,6 +216,8 @@ CUresult launch_kernel(const std::shared_ptr<Context> &context, const std::share
             context->stack_high_water = local;
         }
     }
+    std::optional<sanitizer::Launch> told;
+    if (sanitizer::active() && !stream->capture) told.emplace(context, stream, launch);
     Operation operation;
     operation.type = CU_GRAPH_NODE_TYPE_KERNEL;
     operation.kernel = std::move(launch);
@@ -454,6 +460,7 @@ CUresult cuStreamDestroy(CUstream handle) {
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     std::shared_ptr<Context> context = stream->context.lock();
     if (!context) return CUDA_ERROR_INVALID_HANDLE;
+    if (sanitizer::active()) sanitizer::stream_changed(sanitizer::kStreamDestroyStarting, *context, *stream);
     std::lock_guard lock(context->mutex);
     abandon_capture(stream);
     tables().streams.remove(handle);

@@ -2,6 +2,8 @@
 // CUDA_API_PER_THREAD_DEFAULT_STREAM, cuda.h renames the functions to their _ptds and _ptsz variants, and a null stream
 // means the calling thread's default stream.
 #include "driver/context.h"
+#include "driver/graph.h"
+#include "sanitizer/hooks.h"
 
 #include <sched.h>
 #include <string.h>
@@ -562,6 +564,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
         wait_on_host(stream->queue->tail());
     }
     flush_printf(*context);
+    if (sanitizer::active()) sanitizer::synchronized(*context, stream.get());
     return static_cast<CUresult>(context->sticky_error.load());
 }
 
@@ -816,7 +819,10 @@ CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
     std::shared_ptr<Stream> stream;
     std::shared_ptr<Context> context;
     if (CUresult status = find_stream(stream_handle, stream, context)) return status;
-    return tables().execs.get(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    std::shared_ptr<GraphExec> exec = tables().execs.get(handle);
+    if (!exec) return CUDA_ERROR_INVALID_VALUE;
+    if (sanitizer::active()) sanitizer::GraphLaunch(context, stream, handle, *exec->graph, true);
+    return CUDA_SUCCESS;
 }
 
 CUresult cuGraphInstantiateWithParams(CUgraphExec *handle, CUgraph graph,

@@ -26,7 +26,7 @@ void prepare(Warp &warp, Block &block) {
     w.local = warp.local.reserve(32ull * job.local_stride);
     w.params = job.parameters.data();
     w.vars = launch.variables;
-    w.code_base = launch.image->code_base;
+    w.code_base = launch.code_base ? launch.code_base : launch.image->code_base;
     w.shared_offsets = job.kernel->shared_offsets;
     w.base = launch.environment->region_base;
     w.limit = launch.environment->region_size;
@@ -49,6 +49,8 @@ void prepare(Warp &warp, Block &block) {
     w.dynamic_shared = launch.dynamic_shared;
     w.hostile = launch.hostile;
     w.gridid = launch.grid_id;
+    w.userdata = launch.userdata;
+    w.first_pc = launch.first_pc;
     w.workspace = launch.cooperative ? reinterpret_cast<uint64_t>(job.workspace) : 0;
 }
 

@@ -140,6 +140,18 @@ struct LinkInput {
 // together. Results are cached, as translations are.
 bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &text, TranslateError &error);
 
+// Inserts calls of patch functions into PTX (translate/patches.py). `names`: a function by instrumentation point. `patches`: texts that
+// define them. Without names, the text gets only the comments that patched_functions() reads. Returns false and sets `error` if it
+// fails. Results are cached, as translations are.
+bool patch_ptx(const std::string &ptx, const std::map<uint32_t, std::string> &names,
+               const std::vector<std::string> &patches, std::string &text, TranslateError &error);
+
+struct CodeRange {
+    uint64_t offset, size;  // bytes, from the module's first program counter
+};
+// Returns where the functions of a text from patch_ptx() are, by name.
+std::map<std::string, CodeRange> patched_functions(const std::string &text);
+
 // Sets the translator's interpreter and its PYTHONPATH, for when no environment variables set them. To be called before the
 // first translate().
 void set_translator(std::string python, std::string pythonpath);
@@ -187,6 +199,10 @@ struct LaunchDescription {
     uint32_t cluster[3] = {0, 0, 0};  // blocks, at most 16; they divide the grid. 0, 0, 0: not specified
     uint32_t dynamic_shared = 0;      // bytes
     uint64_t grid_id = 0;             // %gridid
+    uint64_t userdata = 0;            // of patch functions, for an image of patch_ptx()
+    uint64_t nested_userdata = 0;     // that of the grids that the grid launches
+    uint64_t first_pc = 0;            // the program counter at which the image begins, for patch functions
+    uint64_t code_base = 0;           // of the addresses of functions; 0: image->code_base
     uint32_t stack_limit = 1024;      // bytes per thread for recursion (cudaLimitStackSize)
     uint32_t pending_limit = 2048;    // launches by one grid (cudaLimitDevRuntimePendingLaunchCount)
     bool cooperative = true;          // provides the grid barrier's workspace; without it, grid.sync() traps

@@ -489,6 +489,7 @@ Fault run(const LaunchDescription &launch, uint64_t *duration_ns) {
         child.dynamic_shared = next.dynamic_shared;
         child.grid_id = launch.grid_id | ++launched << 32;
         child.cooperative = false;
+        child.userdata = launch.nested_userdata;
         const cs_kernel &kernel = static_cast<const LoadedImage &>(*launch.image).raw->kernels[next.kernel];
         memcpy(child.cluster, kernel.reqnctapercluster, sizeof child.cluster);
         child.seed = launch.seed + launched;

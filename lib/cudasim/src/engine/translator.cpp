@@ -331,4 +331,67 @@ bool link_ptx(const std::vector<LinkInput> &inputs, bool complete, std::string &
     return true;
 }
 
+// Returns the name of the cached file with the result of patch_ptx().
+static std::string patched_name(const std::string &ptx, const std::map<uint32_t, std::string> &names,
+                                const std::vector<std::string> &patches) {
+    embedded::Sha256 hash;
+    hash_translator(hash);
+    hash.add("patch");
+    for (const auto &[point, name] : names) hash.add(std::to_string(point) + "=" + name);
+    hash.add(std::to_string(ptx.size()));
+    hash.add(ptx);
+    for (const std::string &patch : patches) {
+        hash.add(std::to_string(patch.size()));
+        hash.add(patch);
+    }
+    return hash.hex() + ".ptx";
+}
+
+bool patch_ptx(const std::string &ptx, const std::map<uint32_t, std::string> &names,
+               const std::vector<std::string> &patches, std::string &text, TranslateError &error) {
+    const std::string cached = patched_name(ptx, names, patches);
+    if (std::optional<std::string> found = embedded::read_cached(cached)) {
+        text = std::move(*found);
+        return true;
+    }
+    const embedded::ScratchDirectory scratch;
+    const std::string output = "patched.ptx", input = "module.ptx";
+    bool written = scratch.write(input, ptx);
+    std::vector<std::string> words = {"--patch", scratch.path() + "/" + output, scratch.path() + "/" + input};
+    for (const auto &[point, name] : names) words.push_back(std::to_string(point) + "=" + name);
+    for (size_t k = 0; k < patches.size(); k++) {
+        const std::string file = "patches" + std::to_string(k) + ".ptx";
+        written = written && scratch.write(file, patches[k]);
+        words.push_back(scratch.path() + "/" + file);
+    }
+    if (!written) {
+        error = {300, no_room};
+        return false;
+    }
+    std::string log;
+    const int status = run_translator(words, scratch.path(), log);
+    std::optional<std::string> made = scratch.read(output);
+    if (!made) {
+        error = {status == 2 || status == 4 ? 218 : 300,
+                 log.empty() ? "the patches cannot be inserted" : log};
+        return false;
+    }
+    text = std::move(*made);
+    if (patched_name(ptx, names, patches) == cached) embedded::write_cached(cached, text);
+    return true;
+}
+
+std::map<std::string, CodeRange> patched_functions(const std::string &text) {
+    constexpr std::string_view kMark = "//cudasim.function ";
+    std::map<std::string, CodeRange> found;
+    for (size_t at = 0; (at = text.find(kMark, at)) != std::string::npos;) {
+        at += kMark.size();
+        std::istringstream line(text.substr(at, text.find('\n', at) - at));
+        std::string name;
+        CodeRange range{};
+        if (line >> name >> range.offset >> range.size) found[name] = range;
+    }
+    return found;
+}
+
 }  // namespace cudasim
