@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
 import pytest
 
 from cudasim_device import run_python
@@ -33,9 +38,57 @@ odd:
 }
 """
 )
+# All threads of a block meet. Lanes 0 to 7 of each warp call a function, which returns at two places.
+MEETING = (
+    HEAD
+    + """
+.func (.param .b32 out) half(.param .b32 in)
+{
+    .reg .b32 %r<4>; .reg .pred %p;
+    ld.param.b32 %r1, [in];                  // 0
+    setp.lt.u32 %p, %r1, 4;                  // 1
+    st.param.b32 [out], %r1;                 // 2
+    @%p ret;                                 // 3
+    st.param.b32 [out], 7;                   // 4
+}
+.visible .entry meeting(.param .u64 p)
+{
+    .reg .pred %p<4>; .reg .b32 %r<10>; .reg .b64 %rd<10>;
+    .shared .align 16 .b8 tile[1024];
+    .local .align 8 .b8 own[16];
+    mov.u32 %r1, %tid.x;                     // 0
+    shl.b32 %r2, %r1, 2;                     // 1
+    mov.u32 %r3, tile;                       // 2
+    add.u32 %r3, %r3, %r2;                   // 3
+    st.shared.u32 [%r3+16], %r1;             // 4
+    bar.sync 0;                              // 5
+    bar.sync 3, 64;                          // 6
+    bar.warp.sync 0xffffffff;                // 7
+    shfl.sync.idx.b32 %r4, %r1, 0, 31, -1;   // 8
+    st.local.u32 [own+4], %r1;               // 9
+    mov.u64 %rd1, own;                       // 10
+    cvta.local.u64 %rd1, %rd1;               // 11
+    ld.u32 %r5, [%rd1+4];                    // 12: of local memory
+    cvt.u64.u32 %rd2, %r3;                   // 13
+    cvta.shared.u64 %rd2, %rd2;              // 14
+    ld.u32 %r5, [%rd2+16];                   // 15: of shared memory
+    setp.ge.u32 %p1, %r1, 8;                 // 16
+    @%p1 bra over;                           // 17
+    {
+    .param .b32 a; .param .b32 b;
+    st.param.b32 [a], %r1;                   // 18
+    call (b), half, (a);                     // 19
+    ld.param.b32 %r6, [b];                   // 20
+    }
+over:
+    ld.param.u64 %rd3, [p];                  // 21
+    red.global.add.u32 [%rd3], %r5;          // 22
+}
+"""
+)
 PROGRAM = f"""
 from sanitizer_client import *
-WORK = {WORK!r}
+HEAD, WORK, MEETING = {HEAD!r}, {WORK!r}, {MEETING!r}
 def launch(function, pointer, blocks=1, threads=64, stream=None):
     argument = ctypes.c_void_p(pointer.value)
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
@@ -47,8 +100,6 @@ cu.cuMemsetD8_v2(memory, 0, ctypes.c_size_t(1 << 16))
 
 
 def client(code: str, hostile: bool = False, **more: str) -> str:
-    import textwrap
-
     return run_python(PROGRAM + textwrap.dedent(code), hostile, **more)
 
 
@@ -82,3 +133,295 @@ def test_exits_and_accesses_are_counted_by_program_counter(hostile: bool) -> Non
     assert store[1:4] == ["60", "240", "2"]
     assert int(store[4]) in range(0, 40, 2)  # the value that a thread stored
     assert lines[-1] == "('work', (3, 1, 1), (64, 1, 1))"
+
+
+def test_barriers_shuffles_calls_and_other_memory() -> None:
+    """Shared and local addresses are offsets. The end of a kernel has a program counter, too."""
+    code = """
+    names = {1: "onPc", 2: "onPc", 4: "onAccess", 5: "onAccess", 6: "onBarrier", 7: "onMask", 8: "onPc", 9: "onCall", 10: "onPc"}
+    tool = Tool(cu)
+    tool.patch_modules(names)
+    module = cu.module(MEETING)
+    launch(cu.function(module, "meeting"), memory, blocks=2)
+    cu.cuCtxSynchronize()
+    for name in ("meeting", "half"):
+        for at, words in tool.records(module, name).items():
+            print(name, at, words[0], *words[1:5] if at in (4, 9, 12, 15) else words[2:5])
+    print(tool.place(module, "half")[0])
+    total = ctypes.c_uint32()
+    cu.cuMemcpyDtoH_v2(ctypes.byref(total), memory, ctypes.c_size_t(4))
+    print(total.value)
+    """
+    lines = client(code).splitlines()
+    found = {tuple(line.split()[:2]): [int(word) for word in line.split()[2:]] for line in lines[:-2]}
+    every = 128  # threads of two blocks
+    assert found["meeting", "0"] == [every, 0, 0, 0]
+    assert found["meeting", "4"][:2] == [every, 4 * every]
+    assert found["meeting", "4"][2] in range(16, 16 + 256, 4)
+    assert found["meeting", "5"] == [every, 0, 0, 2]
+    assert found["meeting", "6"] == [every, 3, 64, 2]
+    assert found["meeting", "7"] == [every, 0xFFFFFFFF, 0, 0]
+    assert found["meeting", "8"] == [every, 0, 0, 0]
+    assert found["meeting", "9"][:2] == [every, 4 * every]
+    assert found["meeting", "12"][:4] == [every, 4 * every, found["meeting", "9"][2], 1]
+    assert found["meeting", "15"][:2] == [every, 4 * every]
+    assert found["meeting", "15"][2] in range(16, 16 + 256, 4)
+    assert found["meeting", "19"] == [16, int(lines[-2]), 0, 0]
+    assert found["meeting", "23"][0] == every
+    assert found["half", "3"][0] == found["half", "5"][0] == 8
+    assert len(found) == 13
+    assert int(lines[-1]) == 2 * sum(range(64))  # the kernel's result is what it is without patches
+
+
+def test_a_point_after_a_barrier_comes_when_all_have_arrived() -> None:
+    """A thread counts arrivals before the barrier; behind it, each thread finds all of them."""
+    code = """
+    tool = Tool(cu)
+    cell = memory.value + 4096
+    parameters = ".param .b64 d, .param .b64 pc, .param .b32 a, .param .b32 b, .param .b32 c"
+    text = HEAD + f".visible .func (.param .b32 r) arrive({parameters})"
+    text += f"{{ .reg .b64 %p; mov.u64 %p, {cell}; red.global.add.u32 [%p], 1; st.param.b32 [r], 0; ret; }}"
+    text += f".visible .func (.param .b32 r) pass({parameters}) {{ .reg .b64 %p; .reg .b32 %v; mov.u64 %p, {cell};"
+    text += "ld.global.u32 %v, [%p]; red.global.min.u32 [%p+8], %v; st.param.b32 [r], 0; ret; }"
+    cu.cuMemsetD32_v2(ctypes.c_void_p(cell + 8), 1000, ctypes.c_size_t(1))
+    tool.call("sanitizerAddPatches", text.encode(), cu.context)
+    tool.patch_modules({6: "arrive", 29: "pass"})
+    module = cu.module(HEAD + ".visible .entry meeting(.param .u64 p) { bar.sync 0; ret; }")
+    launch(cu.function(module, "meeting"), memory, threads=256)
+    cu.cuCtxSynchronize()
+    found = (ctypes.c_uint32 * 3)()
+    cu.cuMemcpyDtoH_v2(found, ctypes.c_void_p(cell), ctypes.c_size_t(12))
+    print(*found)
+    """
+    assert client(code, True) == "256 0 256\n"
+
+
+GRAPH = """
+def graph_of(*functions):
+    stream, graph, exec = (ctypes.c_void_p() for _ in range(3))
+    cu.cuStreamCreate(ctypes.byref(stream), 1)
+    cu.cuStreamBeginCapture_v2(stream, 2)
+    for function in functions:
+        launch(function, memory, threads=64, stream=stream)
+    cu.cuStreamEndCapture(stream, ctypes.byref(graph))
+    cu.cuGraphInstantiateWithFlags(ctypes.byref(exec), graph, ctypes.c_ulonglong(0))
+    return exec, stream
+tool = Tool(cu)
+tool.patch_modules({2: "onPcWithData"})
+cells = {name: memory.value + 8192 + 8 * k for k, name in enumerate(("work", "meeting"))}
+def data_of(name):
+    value = ctypes.c_uint64()
+    cu.cuMemcpyDtoH_v2(ctypes.byref(value), ctypes.c_void_p(cells[name]), ctypes.c_size_t(8))
+    return value.value
+modules = {"work": cu.module(WORK), "meeting": cu.module(MEETING)}
+kernels = {name: cu.function(module, name) for name, module in modules.items()}
+"""
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_nodes_of_graphs_and_their_data(hostile: bool) -> None:
+    """By program counter, every node is exact. In hostile mode all nodes of a launch get the data that was set last."""
+    code = """
+    tool.data = cells
+    exec, stream = graph_of(kernels["work"], kernels["meeting"], kernels["work"])
+    assert tool.nodes == [] and tool.launches == []  # a capture launches nothing
+    cu.cuGraphUpload(exec, stream)
+    for _ in range(5):
+        cu.cuGraphLaunch(exec, stream)
+    launch(kernels["meeting"], memory, threads=64)
+    cu.cuCtxSynchronize()
+    for name, module in modules.items():
+        print(name, sum(tool.counts(module, name).values()), data_of(name))
+    print([name for name, upload in tool.nodes if upload], tool.nodes.count(("work", False)), len(tool.launches))
+    """
+    data = {"work": 3 * 5 * 64, "meeting": 64} if hostile else {"work": 2 * 5 * 64, "meeting": 6 * 64}
+    assert client(GRAPH + textwrap.dedent(code), hostile).splitlines() == [
+        f"work {2 * 5 * 64} {data['work']}",
+        f"meeting {6 * 64} {data['meeting']}",
+        "['work', 'meeting', 'work'] 10 1",
+    ]
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_data_of_functions_and_missing_data(hostile: bool) -> None:
+    """The data of a launch comes before that of its function. In hostile mode, missing data is a bad pointer."""
+    code = """
+    tool.call("sanitizerSetCallbackData", kernels["work"], ctypes.c_void_p(cells["work"]))
+    exec, stream = graph_of(kernels["work"])
+    cu.cuGraphLaunch(exec, stream)
+    launch(kernels["work"], memory, threads=64)
+    tool.data = {"work": cells["meeting"]}
+    launch(kernels["work"], memory, threads=64)
+    cu.cuCtxSynchronize()
+    print(data_of("work"), data_of("meeting"))
+    tool.data = {}
+    launch(kernels["meeting"], memory, threads=64)
+    print(cu.status("cuCtxSynchronize"))
+    """
+    found = client(GRAPH + textwrap.dedent(code), hostile).splitlines()
+    assert found[0] == "128 64"
+    assert (int(found[1]) != 0) == hostile
+
+
+def test_launches_of_several_streams_have_their_own_data() -> None:
+    code = """
+    streams = [cu.handle("cuStreamCreate", 1) for _ in range(4)]
+    slots = [memory.value + 16384 + 8 * k for k in range(40)]
+    for k, slot in enumerate(slots):
+        tool.data = {"work": slot}
+        launch(kernels["work"], memory, threads=32 + k, stream=streams[k % 4])
+    cu.cuCtxSynchronize()
+    found = (ctypes.c_uint64 * len(slots))()
+    cu.cuMemcpyDtoH_v2(found, ctypes.c_void_p(slots[0]), ctypes.c_size_t(8 * len(slots)))
+    assert list(found) == [32 + k for k in range(40)], list(found)
+    assert sum(tool.counts(modules["work"], "work").values()) == sum(found)
+    assert len({grid for *_, grid in tool.launches}) == 40
+    """
+    client(GRAPH + textwrap.dedent(code), True)
+
+
+def test_contexts_have_their_own_patches() -> None:
+    code = """
+    tool = Tool(cu)
+    tool.patch_modules({2: "onPc"})
+    first = cu.context.value
+    modules = {first: cu.module(WORK)}
+    second = cu.handle("cuCtxCreate_v4", None, 0, 0).value
+    modules[second] = cu.module(WORK)
+    memories = {first: memory, second: cu.memory(1 << 16)}
+    for context, threads in ((first, 32), (second, 33)):
+        cu.cuCtxSetCurrent(ctypes.c_void_p(context))
+        launch(cu.function(modules[context], "work"), memories[context], threads=threads)
+        cu.cuCtxSynchronize()
+        print(sum(tool.counts(modules[context], "work", context).values()))
+        pc, size = ctypes.c_uint64(), ctypes.c_uint64()
+        arguments = ctypes.c_void_p(context), b"onPc", ctypes.byref(pc), ctypes.byref(size)
+        tool.call("sanitizerGetCallbackPcAndSize", *arguments)
+        assert pc.value and size.value
+    cu.cuCtxDestroy_v2(ctypes.c_void_p(second))
+    print(tool.status("sanitizerPatchInstructions", 2, modules[first], b"onPc"))
+    """
+    assert client(code, True) == "32\n33\n0\n"
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_unloading_gives_program_counters_back(hostile: bool) -> None:
+    """In hostile mode the next module gets them. A module stays where it is."""
+    code = """
+    tool = Tool(cu)
+    tool.patch_modules({2: "onPc"})
+    places = []
+    for _ in range(2):
+        module = cu.module(WORK)
+        launch(cu.function(module, "work"), memory)
+        places.append(tool.place(module, "work"))
+        assert tool.place(module, "work") == places[-1]
+        cu.cuModuleUnload(module)
+    assert len(tool.loaded) == len(tool.unloaded) == 2
+    print(places[0] == places[1], places[0][0] % 128, places[0][1])
+    """
+    assert client(code, hostile) == f"{hostile} 0 {16 * 16}\n"
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_functions_are_loaded_at_their_first_use(hostile: bool) -> None:
+    """The subscriber learns of it once. In hostile mode a function has no place before."""
+    code = """
+    tool = Tool(cu)
+    tool.patch_modules({2: "onPc"})
+    module = cu.module(WORK)
+    work = cu.function(module, "work")
+    pc = (ctypes.c_uint64 * 2)()
+    arguments = module, b"work", ctypes.byref(pc), ctypes.byref(pc, 8)
+    print(tool.lazy, tool.status("sanitizerGetFunctionPcAndSize", *arguments))
+    cu.cuFuncLoad(work)
+    launch(work, memory)
+    print([(callback, function == work.value) for callback, function in tool.lazy])
+    print(tool.status("sanitizerGetFunctionPcAndSize", *arguments))
+    """
+    assert client(code, hostile) == f"[] {int(hostile)}\n[(24, True), (25, True)]\n0\n"
+
+
+def test_a_late_subscriber_patches_and_unpatches_a_running_program() -> None:
+    code = """
+    module = cu.module(WORK)
+    work = cu.function(module, "work")
+    launch(work, memory)
+    tool = Tool(cu)
+    tool.wanted = {2: "onPc"}
+    tool.patch(module.value, cu.context.value)
+    launch(work, memory)
+    cu.cuCtxSynchronize()
+    print(sum(tool.counts(module, "work").values()), len(tool.loaded))
+    tool.call("sanitizerUnpatchModule", module)
+    launch(work, memory)
+    cu.cuCtxSynchronize()
+    print(sum(tool.counts(module, "work").values()), len(tool.launches))
+    other = ctypes.c_void_p()
+    print(tool.status("sanitizerSubscribe", ctypes.byref(other), tool._callback, None))
+    tool.call("sanitizerUnsubscribe", tool.handle)
+    launch(work, memory)
+    print(len(tool.launches), tool.status("sanitizerSubscribe", ctypes.byref(other), tool._callback, None))
+    """
+    assert client(code, True) == "64 0\n64 2\n10\n2 0\n"
+
+
+def test_a_patch_that_returns_an_error_ends_its_threads() -> None:
+    code = """
+    tool = Tool(cu)
+    text = HEAD + ".visible .func (.param .b32 r) stop(.param .b64 d, .param .b64 pc) { .reg .b32 %t; .reg .pred %p;"
+    text += "mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 10; selp.u32 %t, 1, 0, %p; st.param.b32 [r], %t; ret; }"
+    tool.call("sanitizerAddPatches", text.encode(), cu.context)
+    tool.patch_modules({1: "stop", 2: "onPc"})
+    module = cu.module(WORK)
+    launch(cu.function(module, "work"), memory)
+    cu.cuCtxSynchronize()
+    print(sum(tool.counts(module, "work").values()))
+    """
+    assert client(code) == "54\n"
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    code = """
+    tool = Tool(cu)
+    module = cu.module(WORK)
+    print(tool.status("sanitizerPatchInstructions", 2, module, b"onPc"))  # not added yet
+    tool.table(cu.context.value)
+    print(tool.status("sanitizerPatchInstructions", 99, module, b"onPc"))
+    print(tool.status("sanitizerPatchInstructions", 2, ctypes.c_void_p(8), b"onPc"))
+    print(tool.status("sanitizerPatchInstructions", 3, module, b"onPc"), tool.status("sanitizerPatchModule", module))
+    print(tool.status("sanitizerAddPatches", b"no image at all, but text", cu.context))
+    print(tool.status("sanitizerEnableDomain", 1, tool.handle, 14), tool.status("sanitizerEnableDomain", 1, None, 3))
+    text = ctypes.c_char_p()
+    tool.call("sanitizerGetResultString", 10, ctypes.byref(text))
+    print(tool.status("sanitizerGetResultString", 77, ctypes.byref(text)), bool(text.value))
+    """
+    assert client(code, True).split("\n") == ["1", "1", "1", "0 1", "1", "4 1", "1 True", ""]
+
+
+def test_patches_in_a_cubin(tmp_path: Path) -> None:
+    """As ptxas compiles them for NVIDIA's library; -lineinfo keeps the PTX."""
+    ptxas = shutil.which("ptxas")
+    if ptxas is None:
+        pytest.skip("no ptxas here; script/setup --dev installs one")
+    source, cubin = tmp_path / "patches.ptx", tmp_path / "patches.cubin"
+    source.write_text(
+        HEAD
+        + """.visible .func (.param .b32 r) add(.param .b64 data, .param .b64 pc)
+        { .reg .b64 %p; ld.param.b64 %p, [data]; red.global.add.u64 [%p], 1; st.param.b32 [r], 0; ret; }"""
+    )
+    options = ["-arch=sm_90", "--compile-as-tools-patch", "-lineinfo"]
+    subprocess.run([ptxas, *options, str(source), "-o", str(cubin)], check=True)
+    code = f"""
+    tool = Tool(cu)
+    tool.call("sanitizerAddPatchesFromFile", {str(cubin)!r}.encode(), cu.context)
+    tool.patch_modules({{2: "add"}})
+    tool.table = lambda context: 0
+    tool.data = {{"work": memory.value + 4096}}
+    launch(cu.function(cu.module(WORK), "work"), memory)
+    cu.cuCtxSynchronize()
+    found = ctypes.c_uint64()
+    cu.cuMemcpyDtoH_v2(ctypes.byref(found), ctypes.c_void_p(memory.value + 4096), ctypes.c_size_t(8))
+    print(found.value)
+    """
+    assert client(code, True) == "64\n"
