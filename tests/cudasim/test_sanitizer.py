@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from cudasim_device import run_python
+from cudasim.translate import patches
+from cudasim_device import CUDASIM, cuda_include, libraries, run_python
 
 HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 # Instruction numbers: 0 mov, 1 setp, 2 bra, 3 … ; of the launch's 64 threads, those from 40 leave early.
@@ -86,9 +90,50 @@ over:
 }
 """
 )
+# Asynchronous copies, matrices, the heap, prefetches, the cluster's barrier.
+OTHERS = (
+    HEAD
+    + """
+.extern .func (.param .b64 r) malloc(.param .b64 size);
+.extern .func free(.param .b64 p);
+.visible .entry others(.param .u64 p)
+{
+    .reg .pred %p<4>; .reg .b32 %r<10>; .reg .b64 %rd<10>;
+    .shared .align 16 .b8 tile[1024];
+    ld.param.u64 %rd1, [p];                  // 0
+    mov.u32 %r1, tile;                       // 1
+    cp.async.ca.shared.global [%r1+16], [%rd1+32], 16;     // 2
+    cp.async.ca.shared.global [%r1], [%rd1+64], 8, 5;      // 3
+    cp.async.commit_group;                   // 4
+    cp.async.wait_group 0;                   // 5
+    ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r2, %r3}, [%r1];  // 6
+    mov.u32 %r2, 1234;                       // 7
+    stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1+512], {%r2};   // 8
+    prefetch.global.L2 [%rd1+128];           // 9
+    barrier.cluster.arrive;                  // 10
+    barrier.cluster.wait;                    // 11
+    mov.u32 %r4, %laneid;                    // 12
+    setp.ne.u32 %p1, %r4, 5;                 // 13
+    @%p1 bra over;                           // 14
+    {
+    .param .b64 a; .param .b64 b;
+    st.param.b64 [a], 48;                    // 15
+    call (b), malloc, (a);                   // 16
+    ld.param.b64 %rd2, [b];                  // 17
+    }
+    {
+    .param .b64 c;
+    st.param.b64 [c], %rd2;                  // 18
+    call free, (c);                          // 19
+    }
+over:
+    ret;                                     // 20
+}
+"""
+)
 PROGRAM = f"""
 from sanitizer_client import *
-HEAD, WORK, MEETING = {HEAD!r}, {WORK!r}, {MEETING!r}
+HEAD, WORK, MEETING, OTHERS = {HEAD!r}, {WORK!r}, {MEETING!r}, {OTHERS!r}
 def launch(function, pointer, blocks=1, threads=64, stream=None):
     argument = ctypes.c_void_p(pointer.value)
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
@@ -425,3 +470,154 @@ def test_patches_in_a_cubin(tmp_path: Path) -> None:
     print(found.value)
     """
     assert client(code, True) == "64\n"
+
+
+def test_copies_matrices_the_heap_and_clusters() -> None:
+    code = """
+    names = {9: "onCall", 11: "onMalloc", 12: "onFree", 14: "onCopy", 15: "onPc", 16: "onMask", 19: "onMatrix", 20: "onCall"}
+    tool = Tool(cu)
+    tool.patch_modules({**names, 21: "onPc", 22: "onPc", 40: "onPc"})
+    module = cu.module(OTHERS)
+    launch(cu.function(module, "others"), memory, threads=32)
+    cu.cuCtxSynchronize()
+    records = tool.records(module, "others")
+    print(records[16][2] == records[19][2] != 0)
+    for at, words in records.items():
+        words[2] -= memory.value if at == 9 else words[2] if at in (16, 19) else 0
+        words[1] -= memory.value if at in (2, 3) else 0
+        print(at, *words[:5])
+    """
+    lines = client(code).splitlines()
+    assert lines[0] == "True"  # what malloc returned is freed
+    found = {int(line.split()[0]): [int(word) for word in line.split()[1:]] for line in lines[1:]}
+    tile = found[3][2]
+    assert found == {
+        2: [32, 32, tile + 16, 16, 0],  # source, destination, size, zeros
+        3: [32, 64, tile, 8, 3],
+        4: [32, 0, 0, 0, 0],
+        5: [32, 0, 0, 0, 0],
+        6: [32, 0, tile, 1, 2],  # row, flags, matrices
+        8: [32, 1234, tile + 512, 2, 1],
+        9: [32, 0, 128, 0, 0],
+        10: [32, 0, 0, 0, 0],
+        11: [64, 0, 0, 0, 0],  # before and after
+        16: [1, 0, 0, 48, 0],
+        19: [1, 0, 0, 0, 0],
+    }
+
+
+# Of the package nvidia-cuda-sanitizer-api 13.5, on x86-64: the offset of each member and the size, in bytes.
+LAYOUTS = {
+    "ResourceContextData": {"context": 0, "greenContext": 8, "device": 16, "": 24},
+    "ResourceStreamData": {"context": 0, "greenContext": 8, "stream": 16, "hStream": 24, "": 32},
+    "ResourceModuleData": {"context": 0, "module": 8, "cubinSize": 16, "pCubin": 24, "library": 32, "": 40},
+    "ResourceFunctionsLazyLoadedData": {"context": 0, "module": 8, "functions": 16, "numFunctions": 24, "": 32},
+    "SynchronizeData": {"context": 0, "stream": 8, "hStream": 16, "greenContext": 24, "": 32},
+    "LaunchData": dict(
+        zip(
+            "context stream hStream module function functionName gridDim_x gridDim_y gridDim_z blockDim_x blockDim_y blockDim_z "
+            "clusterDim_x clusterDim_y clusterDim_z gridId hLaunch device apiContext apiStream hApiStream splitLaunchPart ".split(
+                " "
+            ),
+            [0, 8, 16, 24, 32, 40, 48, 52, 56, 60, 64, 68, 72, 76, 80, 88, 96, 104, 112, 120, 128, 136, 144],
+            strict=True,
+        )
+    ),
+    "GraphExecData": {
+        "graph": 0, "graphExec": 8, "isDeviceLaunch": 16, "containsDeviceGraphLaunches": 20, "deviceGraphLaunchesContext": 24, "": 32,
+    },
+    "GraphNodeLaunchData": {
+        "graphExec": 0, "launchId": 8, "node": 16, "nodeType": 24, "launchData": 32, "isGraphUpload": 176, "": 184,
+    },
+    "GraphLaunchData": {"context": 0, "stream": 8, "hStream": 16, "graphExec": 24, "isGraphUpload": 32, "": 40},
+}  # fmt: skip
+
+
+def test_cupti_and_the_library_exclude_each_other() -> None:
+    code = """
+    subscribe = ctypes.CDLL(str(libraries() / "libcuda.so.1")).cudasim_cupti
+    subscribe.argtypes, subscribe.restype = [ctypes.c_bool], ctypes.c_bool
+    tool = Tool(cu)
+    print(subscribe(True))
+    tool.call("sanitizerUnsubscribe", tool.handle)
+    print(subscribe(True), tool.status("sanitizerSubscribe", ctypes.byref(tool.handle), tool._callback, None))
+    print(subscribe(False), tool.status("sanitizerSubscribe", ctypes.byref(tool.handle), tool._callback, None))
+    """
+    assert client(code, True) == "False\nTrue 10\nTrue 0\n"
+
+
+def layout_checks(prefix: str) -> str:
+    checks = []
+    for structure, members in LAYOUTS.items():
+        for name, at in members.items():
+            size = f"offsetof({prefix}{structure}, {name})" if name else f"sizeof({prefix}{structure})"
+            checks.append(f'static_assert({size} == {at}, "{prefix}{structure} {name}");')
+    return "\n".join(checks)
+
+
+def exported(name: str) -> set[str]:
+    command = ["nm", "-D", "--defined-only", str(libraries() / name)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {line.split()[-1] for line in output.splitlines()}
+
+
+def compile_checks(text: str, *includes: Path | str) -> None:
+    options = [f"-I{directory}" for directory in (*includes, cuda_include())]
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-fsyntax-only", "-x", "c++", *options, "-"],
+        input=text,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_structures_are_those_of_the_library() -> None:
+    text = (
+        '#include <cstddef>\n#include "sanitizer/api.h"\nusing namespace cudasim::sanitizer;\n'
+        + layout_checks("")
+    )
+    compile_checks(text, CUDASIM / "src")
+    declared = set(re.findall(r"^struct (\w+) \{", (CUDASIM / "src/sanitizer/api.h").read_text(), re.M))
+    assert declared == set(LAYOUTS)
+
+
+def test_nvidias_headers_agree() -> None:
+    """The recorded layouts and numbers are those of the newest headers, and the stand-in has every function."""
+    found = [Path(p) / "sanitizer.h" for p in sanitizer_headers() if (Path(p) / "sanitizer.h").exists()]
+    if not found:
+        pytest.skip(
+            "pip install nvidia-cuda-sanitizer-api, and set SANITIZER_INCLUDE to the folder of sanitizer.h"
+        )
+    text = "#include <cstddef>\n#include <sanitizer.h>\n" + layout_checks("Sanitizer_")
+    numbers = {
+        "SANITIZER_CBID_RESOURCE_MODULE_LOADED": 9,
+        "SANITIZER_CBID_RESOURCE_MODULE_UNLOAD_STARTING": 10,
+        "SANITIZER_CBID_RESOURCE_FUNCTIONS_LAZY_LOADED": 24,
+        "SANITIZER_CBID_RESOURCE_FUNCTIONS_LAZY_PATCHED": 25,
+        "SANITIZER_CBID_LAUNCH_BEGIN": 1,
+        "SANITIZER_CBID_LAUNCH_AFTER_SYSCALL_SETUP": 2,
+        "SANITIZER_CBID_LAUNCH_END": 3,
+        "SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN": 4,
+        "SANITIZER_CBID_GRAPHS_NODE_LAUNCH_END": 5,
+        "SANITIZER_CB_DOMAIN_SIZE": 14,
+        "SANITIZER_CB_DOMAIN_GRAPHS": 10,
+        "SANITIZER_ERROR_MAX_LIMIT_REACHED": 10,
+        "SANITIZER_INSTRUCTION_MATRIX_MEMORY_ACCESS": patches.MATRIX,
+        "SANITIZER_INSTRUCTION_BARRIER_RELEASE": patches.BARRIER_RELEASE,
+        "SANITIZER_INSTRUCTION_CLUSTER_BARRIER_WAIT_ENTRY": patches.CLUSTER_WAIT_ENTRY,
+        "SANITIZER_INSTRUCTION_CLUSTER_LAUNCH_CONTROL": 47,
+    }
+    text += "".join(f'\nstatic_assert({name} == {value}, "{name}");' for name, value in numbers.items())
+    compile_checks(text, found[0].parent)
+    declared = re.findall(
+        r"SANITIZERAPI (sanitizer\w+)\(", "".join(p.read_text() for p in found[0].parent.glob("*.h"))
+    )
+    assert set(declared) == exported("libsanitizer-public.so")
+
+
+def sanitizer_headers() -> list[str]:
+    """Folders that may have NVIDIA's headers."""
+    named = os.environ.get("SANITIZER_INCLUDE")
+    packages = [Path(p) / "nvidia/cu13/compute-sanitizer/include" for p in sys.path]
+    return [*([named] if named else []), *map(str, packages)]

@@ -47,6 +47,20 @@ _FUNCTIONS = {
         f"{_PC}, .param .b32 a",
         "ld.param.b32 %r1, [a]; st.global.b32 [%at+16], %r1;",
     ),
+    "onCopy": (
+        f"{_PC}, .param .b64 ptr, .param .b32 a, .param .b32 b, .param .b32 c",
+        f"ld.param.b64 %ptr, [ptr]; st.global.b64 [%at+8], %ptr;{_THREE}",
+    ),
+    "onMatrix": (
+        f"{_PC}, .param .b32 a, .param .b32 size, .param .b32 b, .param .b32 c, .param .b64 pdata",
+        _THREE
+        + "ld.param.b64 %p, [pdata]; setp.ne.u64 %has, %p, 0; @%has ld.u32 %r2, [%p]; @%has st.global.b32 [%at+8], %r2;",
+    ),
+    "onMalloc": (
+        f"{_PC}, .param .b64 ptr, .param .b64 size",
+        "ld.param.b64 %ptr, [ptr]; st.global.b64 [%at+16], %ptr; ld.param.b64 %p, [size]; st.global.b64 [%at+24], %p;",
+    ),
+    "onFree": (f"{_PC}, .param .b64 ptr", "ld.param.b64 %ptr, [ptr]; st.global.b64 [%at+16], %ptr;"),
     "onCall": (
         f"{_PC}, .param .b64 ptr, .param .b32 flags",
         "ld.param.b64 %ptr, [ptr]; st.global.b64 [%at+16], %ptr;",

@@ -23,10 +23,12 @@ from gpubpf.ptx.module import (
     Close,
     Directive,
     Function,
+    Group,
     Immediate,
     Label,
     Module,
     Name,
+    Not,
     Open,
     Operand,
     PtxInstruction,
@@ -38,9 +40,13 @@ from gpubpf.ptx.module import (
     type_size,
 )
 
-# Sanitizer_InstructionId
-BLOCK_ENTER, BLOCK_EXIT, GLOBAL, SHARED, LOCAL, BARRIER, SYNCWARP, SHFL, CALL, RET = range(1, 11)
-BARRIER_RELEASE, SYNCWARP_RELEASE = 29, 33
+# Sanitizer_InstructionId. The points of other instructions are never reached on the embedded device.
+BLOCK_ENTER, BLOCK_EXIT, GLOBAL, SHARED, LOCAL, BARRIER, SYNCWARP, SHFL, CALL, RET, MALLOC, FREE = range(
+    1, 13
+)
+MEMCPY_ASYNC, PIPELINE_COMMIT, PIPELINE_WAIT, REMOTE_SHARED = 14, 15, 16, 17
+MATRIX, CACHE_CONTROL, CLUSTER_ARRIVE, CLUSTER_WAIT = 19, 20, 21, 22
+BARRIER_RELEASE, SYNCWARP_RELEASE, CLUSTER_WAIT_ENTRY = 29, 33, 40
 
 READ, WRITE, ATOMIC_SYSTEM = 1, 2, 4  # Sanitizer_DeviceMemoryFlags
 _SCOPES = {"cta": 1 << 4, "cluster": 1 << 6, "gpu": 1 << 6, "sys": 1 << 7}
@@ -51,7 +57,13 @@ INSTRUCTION, ALIGNMENT = 16, 128  # bytes of program counters
 FUNCTION_MARK = "//cudasim.function"
 _VALUE = "sanitizer_value"  # the local variable with the value that a store writes
 _VALUE_BYTES = 32
-_SPACES = {"global": GLOBAL, "shared": SHARED, "shared::cta": SHARED, "local": LOCAL}
+_SPACES = {
+    "global": GLOBAL,
+    "shared": SHARED,
+    "shared::cta": SHARED,
+    "local": LOCAL,
+    "shared::cluster": REMOTE_SHARED,
+}
 _ACCESSES = {"ld": READ, "ldu": READ, "st": WRITE, "atom": READ | WRITE, "red": READ | WRITE}
 
 
@@ -415,7 +427,9 @@ class _Patcher:
             arguments = [(32, "%sanitizer_mask")]
             return _Patches([_Call(SYNCWARP, arguments, setup)], [_Call(SYNCWARP_RELEASE, arguments, setup)])
         if modifiers[:1] == ["cluster"]:
-            return _Patches([], [])
+            if "arrive" in modifiers:
+                return _Patches([_Call(CLUSTER_ARRIVE)], [])
+            return _Patches([_Call(CLUSTER_WAIT_ENTRY)], [_Call(CLUSTER_WAIT)])
         operands = list(i.operands)
         if modifiers[0] == "red":  # destination, barrier, threads, predicate
             operands = operands[1:-1]
@@ -441,6 +455,8 @@ class _Patcher:
         callee = next((o for o in i.operands if isinstance(o, Name)), None)
         if callee is None:
             return _Patches([], [])
+        if callee.name in ("malloc", "free") and callee.name not in self.places:
+            return self._heap(i, callee.name)
         setup = [".reg .b64 %sanitizer_target;"]
         if callee.name in self.places:
             offset = self.places[callee.name][0]
@@ -450,6 +466,118 @@ class _Patcher:
             known = self._bits(callee.name) == 64
             setup += [f"mov.u64 %sanitizer_target, {callee.name if known else 0};"]
         return _Patches([_Call(CALL, [(64, "%sanitizer_target"), (32, "0")], setup)], [])
+
+    def _heap(self, i: PtxInstruction, name: str) -> _Patches:
+        """malloc and free, whose arguments and result have 64 bits."""
+        *returned, passed = (o.items[0] for o in i.operands if isinstance(o, Group))
+        if name == "free":
+            setup = self._argument(passed, "%sanitizer_memory")
+            return _Patches([_Call(FREE, [(64, "%sanitizer_memory")], setup)], [])
+        setup = self._argument(returned[0], "%sanitizer_memory")
+        setup += self._argument(passed, "%sanitizer_size")
+        arguments = [(64, "%sanitizer_memory"), (64, "%sanitizer_size")]
+        return _Patches([], [_Call(MALLOC, arguments, setup)])
+
+    def _argument(self, operand: Operand, register: str) -> list[str]:
+        """Return instructions that put an argument or result of a call into a new register of 64 bits."""
+        found = self.declared.find(operand.name) if isinstance(operand, Name) else None
+        how = (
+            f"ld.param.b64 {register}, [{operand}];"
+            if found and found.space == "param"
+            else f"mov.b64 {register}, {operand};"
+        )
+        return [f".reg .b64 {register};", how]
+
+    def copy(self, i: PtxInstruction) -> _Patches:
+        """cp.async of 4, 8 or 16 bytes, and its groups."""
+        modifiers = i.modifiers
+        if "commit_group" in modifiers:
+            return _Patches([_Call(PIPELINE_COMMIT)], [])
+        if "wait_group" in modifiers or "wait_all" in modifiers:
+            if "bulk" in modifiers:
+                return _Patches([], [])
+            groups = i.operands[0] if i.operands else Immediate("0")
+            return _Patches([_Call(PIPELINE_WAIT, [(32, str(groups))])], [])
+        if modifiers[:1] != ("async",) or not {"bulk", "mbarrier"}.isdisjoint(modifiers):
+            return _Patches([], [])
+        to, source, size = i.operands[:3]
+        rest = i.operands[3 : len(i.operands) - ("L2::cache_hint" in modifiers)]
+        assert isinstance(to, Address) and isinstance(source, Address)
+        setup = [
+            ".reg .b64 %sanitizer_source, %sanitizer_wide;",
+            ".reg .b32 %sanitizer_to, %sanitizer_zeros;",
+        ]
+        setup += self._address(source, "%sanitizer_source") + self._address(to, "%sanitizer_wide")
+        setup += ["cvt.u32.u64 %sanitizer_to, %sanitizer_wide;", *self._zeros(rest, size)]
+        arguments = [
+            (64, "%sanitizer_source"),
+            (32, "%sanitizer_to"),
+            (32, str(size)),
+            (32, "%sanitizer_zeros"),
+        ]
+        return _Patches([_Call(MEMCPY_ASYNC, arguments, setup)], [])
+
+    def _zeros(self, rest: tuple[Operand, ...], size: Operand) -> list[str]:
+        """Return instructions that set %sanitizer_zeros to the bytes that a cp.async fills with zeros."""
+        if not rest:
+            return ["mov.b32 %sanitizer_zeros, 0;"]
+        name = rest[0].operand if isinstance(rest[0], Not) else rest[0]
+        if isinstance(name, Name) and self._bits(name.name) == 8:  # a predicate: ignore-src
+            return (
+                [f"selp.b32 %sanitizer_zeros, {size}, 0, {name};"]
+                if name is rest[0]
+                else [f"selp.b32 %sanitizer_zeros, 0, {size}, {name};"]
+            )
+        return [
+            f"mov.b32 %sanitizer_zeros, {rest[0]};",
+            f"sub.u32 %sanitizer_zeros, {size}, %sanitizer_zeros;",
+        ]
+
+    def matrix(self, i: PtxInstruction) -> _Patches:
+        """ldmatrix and stmatrix: rows of 16 bytes in shared memory."""
+        address = next((o for o in i.operands if isinstance(o, Address)), None)
+        count = next((int(m[1:]) for m in i.modifiers if m in ("x1", "x2", "x4")), 0)
+        if address is None or not count:
+            return _Patches([], [])
+        loads = i.opcode == "ldmatrix"
+        setup = [".reg .b64 %sanitizer_wide;", ".reg .b32 %sanitizer_row;"]
+        setup += [*self._address(address, "%sanitizer_wide"), "cvt.u32.u64 %sanitizer_row, %sanitizer_wide;"]
+        setup += self._rows(i, count)
+        arguments = [
+            (32, "%sanitizer_row"),
+            (32, "16"),
+            (32, str(READ if loads else WRITE)),
+            (32, str(count)),
+            (64, "%sanitizer_value_at"),
+        ]
+        return _Patches([_Call(MATRIX, arguments, setup)], [])
+
+    def _rows(self, i: PtxInstruction, count: int) -> list[str]:
+        """Return instructions that set %sanitizer_value_at to the address of the registers that stmatrix writes, else to 0."""
+        lines = [".reg .b64 %sanitizer_value_at;", "mov.u64 %sanitizer_value_at, 0;"]
+        if i.opcode == "ldmatrix":
+            return lines
+        self.stores = True
+        vectors = f".v{count}" if count > 1 else ""
+        return [
+            lines[0],
+            f"st.local{vectors}.b32 [{_VALUE}], {i.operands[1] if count > 1 else _single(i.operands[1])};",
+            f"mov.u64 %sanitizer_value_at, {_VALUE};",
+            "cvta.local.u64 %sanitizer_value_at, %sanitizer_value_at;",
+        ]
+
+    def prefetch(self, i: PtxInstruction) -> _Patches:
+        """prefetch to a cache."""
+        address = next((o for o in i.operands if isinstance(o, Address)), None)
+        level = next((k for k, m in ((1, "L1"), (2, "L2")) if m in i.modifiers), 0)
+        if address is None or not level:
+            return _Patches([], [])
+        setup = [".reg .b64 %sanitizer_address;", *self._address(address, "%sanitizer_address")]
+        return _Patches([_Call(CACHE_CONTROL, [(64, "%sanitizer_address"), (32, str(level))], setup)], [])
+
+
+def _single(operand: Operand) -> Operand:
+    return operand.items[0] if isinstance(operand, Vector) else operand
 
 
 def _is_type(modifier: str) -> bool:
@@ -464,6 +592,9 @@ _POINTS: dict[str, Callable[[_Patcher, PtxInstruction], _Patches]] = {
     **dict.fromkeys(_ACCESSES, _Patcher.access),
     **dict.fromkeys(("bar", "barrier"), _Patcher.barrier),
     **dict.fromkeys(("ret", "exit"), _Patcher.leave),
+    **dict.fromkeys(("ldmatrix", "stmatrix"), _Patcher.matrix),
     "shfl": _Patcher.shuffle,
+    "cp": _Patcher.copy,
+    "prefetch": _Patcher.prefetch,
     "call": _Patcher.call,
 }

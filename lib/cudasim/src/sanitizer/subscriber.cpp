@@ -23,7 +23,8 @@ struct Subscriber {
     std::atomic<bool> enabled[kDomains][kCallbacks] = {};
     std::mutex mutex;  // guards the members below
     std::condition_variable changed;
-    int running = 0;  // callbacks of all threads
+    int running = 0;     // callbacks of all threads
+    bool cupti = false;  // whether CUPTI has a subscriber
 };
 
 Subscriber &subscriber() {
@@ -295,7 +296,7 @@ Result Subscribe(SubscriberHandle *handle, CallbackFunction function, void *user
     if (handle == nullptr || function == nullptr) return kInvalidParameter;
     Subscriber &self = subscriber();
     std::lock_guard lock(self.mutex);
-    if (active()) return kMaxLimitReached;
+    if (active() || self.cupti) return kMaxLimitReached;
     self.function = function;
     self.userdata = userdata;
     for (auto &domain : self.enabled)
@@ -377,3 +378,14 @@ Result GetResultString(Result result, const char **text) {
 }
 
 }  // namespace cudasim::sanitizer::entry
+
+// A stand-in of CUPTI calls this when it gets or loses a subscriber: both need the same debugging interface of the driver. Returns
+// false if it is taken.
+extern "C" bool cudasim_cupti(bool subscribes);
+extern "C" bool cudasim_cupti(bool subscribes) {
+    Subscriber &self = subscriber();
+    std::lock_guard lock(self.mutex);
+    if (subscribes && active()) return false;
+    self.cupti = subscribes;
+    return true;
+}
