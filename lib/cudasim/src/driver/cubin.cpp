@@ -18,10 +18,11 @@ namespace cudasim {
 namespace {
 
 constexpr size_t kMaxSize = size_t{1} << 31;
-constexpr uint16_t kMachine = 190;                       // EM_CUDA
-constexpr char kLinkedPtx[] = ".cudasim.ptx";            // section that make_cubin writes
-constexpr char kDebugPtx[] = ".nv_debug_ptx_txt";        // section that ptxas writes; its lines end with NUL
-constexpr unsigned char kAbiVersion = 8, kOsAbi = 0x41;  // as ptxas 13 writes them
+constexpr uint16_t kMachine = 190;                  // EM_CUDA
+constexpr char kLinkedPtx[] = ".cudasim.ptx";       // section that make_cubin writes
+constexpr char kDebugPtx[] = ".nv_debug_ptx_txt";   // section that ptxas writes; its lines end with NUL
+constexpr char kHiddenPtx[] = ".cudasim_ptx_text";  // its name where tools must not find it (cudasim/hide.py)
+constexpr unsigned char kAbiVersion = 8, kOsAbi = 0x41;    // as ptxas 13 writes them
 constexpr uint8_t kSizedValue = 4, kRegisterCount = 0x2f;  // EIFMT_SVAL, EIATTR_REGCOUNT
 constexpr unsigned char kCudaEntry = 0x10;                 // STO_CUDA_ENTRY
 
@@ -173,6 +174,7 @@ std::vector<std::string> cubin_ptx(const void *image, size_t size) {
     std::vector<std::string> texts = section_contents(bytes, kLinkedPtx);
     if (!texts.empty()) return texts;
     texts = section_contents(bytes, kDebugPtx);
+    if (texts.empty()) texts = section_contents(bytes, kHiddenPtx);
     for (std::string &text : texts) std::replace(text.begin(), text.end(), '\0', '\n');
     if (!texts.empty() && std::all_of(texts.begin(), texts.end(), is_ptx)) return texts;
     if (texts = compiled_ptx(image, size); !texts.empty()) return texts;

@@ -19,6 +19,7 @@ constexpr uint32_t kElfMagic = 0x464c457f;
 constexpr size_t kFatbinHeader = 16;
 constexpr size_t kMaxPrelinked = 65536;               // fat binaries of one device link
 constexpr uint16_t kPtx = 1, kCubin = 2, kLto = 8;    // kinds of images
+constexpr uint16_t kHiddenPtx = 0x5801;               // PTX that tools do not find (cudasim/hide.py)
 constexpr size_t kImageHeader = 0x40;                 // the fields that every image header has
 constexpr size_t kMaxUncompressed = size_t{1} << 31;  // a larger size means a damaged header
 constexpr size_t kMaxCubin = size_t{1} << 28;         // a larger cubin is not read for its registers
@@ -90,7 +91,7 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
         }
         uint16_t kind = read<uint16_t>(at);
         FatbinImage found;
-        found.ptx = kind == kPtx;
+        found.ptx = kind == kPtx || kind == kHiddenPtx;
         found.lto = kind == kLto;
         found.sm = read<uint32_t>(at + 0x1c);
         found.payload = at + image_header;
@@ -105,7 +106,7 @@ std::vector<FatbinImage> fatbin_images(const void *image, std::string &problem) 
         found.name = text_at(at, image_header, read<uint32_t>(at + 0x20), read<uint32_t>(at + 0x24));
         if (image_header >= 0x48)
             found.options = text_at(at, image_header, read<uint32_t>(at + 0x40), read<uint32_t>(at + 0x44));
-        if (kind == kPtx || kind == kCubin || kind == kLto) images.push_back(std::move(found));
+        if (found.ptx || kind == kCubin || kind == kLto) images.push_back(std::move(found));
         at += image_header + payload;
         left -= image_header + payload;
     }
