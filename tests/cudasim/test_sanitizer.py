@@ -131,9 +131,39 @@ over:
 }
 """
 )
+# A function is called through a pointer in a table, whose initial value the first image has set.
+POINTERS = (
+    HEAD
+    + """
+.visible .func (.param .b32 out) twice(.param .b32 in)
+{
+    .reg .b32 %r<4>;
+    ld.param.b32 %r1, [in];
+    add.u32 %r1, %r1, %r1;
+    st.param.b32 [out], %r1;
+    ret;
+}
+.global .align 8 .u64 table[1] = {twice};
+.visible .entry pointers(.param .u64 p)
+{
+    .reg .b32 %r<4>; .reg .b64 %rd<4>;
+    ld.global.u64 %rd1, [table];
+    {
+    .param .b32 a; .param .b32 b;
+    st.param.b32 [a], 21;
+    prototype: .callprototype (.param .b32 _) _ (.param .b32 _);
+    call (b), %rd1, (a), prototype;
+    ld.param.b32 %r1, [b];
+    }
+    ld.param.u64 %rd2, [p];
+    st.global.u32 [%rd2], %r1;
+    ret;
+}
+"""
+)
 PROGRAM = f"""
 from sanitizer_client import *
-HEAD, WORK, MEETING, OTHERS = {HEAD!r}, {WORK!r}, {MEETING!r}, {OTHERS!r}
+HEAD, WORK, MEETING, OTHERS, POINTERS = {HEAD!r}, {WORK!r}, {MEETING!r}, {OTHERS!r}, {POINTERS!r}
 def launch(function, pointer, blocks=1, threads=64, stream=None):
     argument = ctypes.c_void_p(pointer.value)
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
@@ -424,6 +454,31 @@ def test_a_patch_that_returns_an_error_ends_its_threads() -> None:
     print(sum(tool.counts(module, "work").values()))
     """
     assert client(code) == "54\n"
+
+
+def test_addresses_of_functions_and_variables_of_patches() -> None:
+    """A pointer to a function leads to its patched code. Patches of all modules of a context share their variables."""
+    code = """
+    tool = Tool(cu)
+    text = HEAD + ".global .u64 total; .visible .func (.param .b32 r) add(.param .b64 d, .param .b64 pc)"
+    text += "{ .reg .b64 %v; atom.global.add.u64 %v, [total], 1; add.u64 %v, %v, 1; st.global.u64 [SEEN], %v; "
+    text = text.replace("SEEN", str(memory.value + 4096)) + "st.param.b32 [r], 0; ret; }"
+    tool.call("sanitizerAddPatches", text.encode(), cu.context)
+    tool.patch_modules({10: "add", 2: "add"})
+    for k in range(2):
+        launch(cu.function(cu.module(POINTERS), "pointers"), memory, threads=8)
+    cu.cuCtxSynchronize()
+    found = ctypes.c_uint64(), ctypes.c_uint64()
+    for cell, at in zip(found, (0, 4096)):
+        cu.cuMemcpyDtoH_v2(ctypes.byref(cell), ctypes.c_void_p(memory.value + at), ctypes.c_size_t(8))
+    print(found[0].value)
+    tool.patch_modules({2: "add"})
+    launch(cu.function(cu.module(POINTERS), "pointers"), memory, threads=1)
+    cu.cuCtxSynchronize()
+    cu.cuMemcpyDtoH_v2(ctypes.byref(found[1]), ctypes.c_void_p(memory.value + 4096), ctypes.c_size_t(8))
+    print(found[1].value)  # a return and an exit of 16 threads, an exit of one
+    """
+    assert client(code, True) == "42\n33\n"
 
 
 def test_what_does_not_fit_is_refused() -> None:
