@@ -131,6 +131,31 @@ over:
 }
 """
 )
+# The first thread copies 64 bytes to shared memory and 48 bytes back, and adds 16 to global memory.
+BULK = (
+    HEAD
+    + """
+.visible .entry bulk(.param .u64 p)
+{
+    .reg .pred %p<4>; .reg .b32 %r<10>; .reg .b64 %rd<10>;
+    .shared .align 128 .b8 tile[1024];
+    .shared .align 8 .b8 bar[8];
+    mov.u32 %r1, %tid.x;                     // 0
+    setp.ne.u32 %p1, %r1, 0;                 // 1
+    @%p1 ret;                                // 2
+    ld.param.u64 %rd1, [p];                  // 3
+    mov.u32 %r1, tile;                       // 4
+    mov.u32 %r2, bar;                        // 5
+    mbarrier.init.shared.b64 [%r2], 1;       // 6
+    mbarrier.arrive.expect_tx.shared.b64 %rd2, [%r2], 64;  // 7
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1+256], 64, [%r2];  // 8
+    cp.async.bulk.global.shared::cta.bulk_group [%rd1+1024], [%r1], 48;                              // 9
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1+2048], [%r1], 16;               // 10
+    cp.async.bulk.commit_group;              // 11
+    ret;                                     // 12
+}
+"""
+)
 # A function is called through a pointer in a table, whose initial value the first image has set.
 POINTERS = (
     HEAD
@@ -163,7 +188,7 @@ POINTERS = (
 )
 PROGRAM = f"""
 from sanitizer_client import *
-HEAD, WORK, MEETING, OTHERS, POINTERS = {HEAD!r}, {WORK!r}, {MEETING!r}, {OTHERS!r}, {POINTERS!r}
+HEAD, WORK, MEETING, OTHERS, POINTERS, BULK = {HEAD!r}, {WORK!r}, {MEETING!r}, {OTHERS!r}, {POINTERS!r}, {BULK!r}
 def launch(function, pointer, blocks=1, threads=64, stream=None):
     argument = ctypes.c_void_p(pointer.value)
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
@@ -559,6 +584,27 @@ def test_copies_matrices_the_heap_and_clusters() -> None:
         16: [1, 0, 0, 48, 0],
         19: [1, 0, 0, 0, 0],
     }
+
+
+def test_bulk_copies() -> None:
+    """Sizes are blocks of 16 bytes."""
+    code = """
+    tool = Tool(cu)
+    tool.patch_modules({30: "onBulkLoad", 35: "onCopy", 37: "onReduction"})
+    module = cu.module(BULK)
+    launch(cu.function(module, "bulk"), memory)
+    cu.cuCtxSynchronize()
+    for at, words in tool.records(module, "bulk").items():
+        print(at, words[0], words[1] - memory.value, *words[2:5])
+    """
+    found = {
+        int(line.split()[0]): [int(word) for word in line.split()[1:]] for line in client(code).splitlines()
+    }
+    tile = found[9][2]
+    assert found[8][:3] == [1, 256, tile] and found[8][4] == 4  # source, destination, barrier, blocks
+    assert found[9] == [1, 1024, tile, 3, 0]  # destination, source, blocks, mask
+    assert found[10] == [1, 2048, tile, 1, 0]
+    assert len(found) == 3
 
 
 # Of the package nvidia-cuda-sanitizer-api 13.5, on x86-64: the offset of each member and the size, in bytes.

@@ -51,6 +51,15 @@ _FUNCTIONS = {
         f"{_PC}, .param .b64 ptr, .param .b32 a, .param .b32 b, .param .b32 c",
         f"ld.param.b64 %ptr, [ptr]; st.global.b64 [%at+8], %ptr;{_THREE}",
     ),
+    "onBulkLoad": (
+        f"{_PC}, .param .b64 ptr, .param .b32 a, .param .b32 b, .param .b32 c, .param .b32 d",
+        f"ld.param.b64 %ptr, [ptr]; st.global.b64 [%at+8], %ptr;{_THREE}",
+    ),
+    "onReduction": (
+        f"{_PC}, .param .b64 ptr, .param .b32 a, .param .b32 b",
+        "ld.param.b64 %ptr, [ptr]; st.global.b64 [%at+8], %ptr; ld.param.b32 %r1, [a]; st.global.b32 [%at+16], %r1;"
+        "ld.param.b32 %r1, [b]; st.global.b32 [%at+24], %r1;",
+    ),
     "onMatrix": (
         f"{_PC}, .param .b32 a, .param .b32 size, .param .b32 b, .param .b32 c, .param .b64 pdata",
         _THREE

@@ -47,6 +47,8 @@ BLOCK_ENTER, BLOCK_EXIT, GLOBAL, SHARED, LOCAL, BARRIER, SYNCWARP, SHFL, CALL, R
 MEMCPY_ASYNC, PIPELINE_COMMIT, PIPELINE_WAIT, REMOTE_SHARED = 14, 15, 16, 17
 MATRIX, CACHE_CONTROL, CLUSTER_ARRIVE, CLUSTER_WAIT = 19, 20, 21, 22
 BARRIER_RELEASE, SYNCWARP_RELEASE, CLUSTER_WAIT_ENTRY = 29, 33, 40
+BULK_GLOBAL_TO_SHARED, BULK_SHARED_TO_GLOBAL, BULK_SHARED_TO_SHARED = 30, 35, 36
+BULK_REDUCTION_TO_GLOBAL, BULK_REDUCTION_TO_SHARED = 37, 38
 
 READ, WRITE, ATOMIC_SYSTEM = 1, 2, 4  # Sanitizer_DeviceMemoryFlags
 _SCOPES = {"cta": 1 << 4, "cluster": 1 << 6, "gpu": 1 << 6, "sys": 1 << 7}
@@ -489,7 +491,7 @@ class _Patcher:
         return [f".reg .b64 {register};", how]
 
     def copy(self, i: PtxInstruction) -> _Patches:
-        """cp.async of 4, 8 or 16 bytes, and its groups."""
+        """cp.async of 4, 8 or 16 bytes and its groups; cp.async.bulk and cp.reduce.async.bulk, but not of tensors."""
         modifiers = i.modifiers
         if "commit_group" in modifiers:
             return _Patches([_Call(PIPELINE_COMMIT)], [])
@@ -498,6 +500,8 @@ class _Patcher:
                 return _Patches([], [])
             groups = i.operands[0] if i.operands else Immediate("0")
             return _Patches([_Call(PIPELINE_WAIT, [(32, str(groups))])], [])
+        if "bulk" in modifiers and "prefetch" not in modifiers and "tensor" not in modifiers:
+            return self._bulk(i)
         if modifiers[:1] != ("async",) or not {"bulk", "mbarrier"}.isdisjoint(modifiers):
             return _Patches([], [])
         to, source, size = i.operands[:3]
@@ -516,6 +520,57 @@ class _Patcher:
             (32, "%sanitizer_zeros"),
         ]
         return _Patches([_Call(MEMCPY_ASYNC, arguments, setup)], [])
+
+    def _bulk(self, i: PtxInstruction) -> _Patches:
+        """A bulk copy: `[destination], [source], size`, then an mbarrier, a mask of blocks or a mask of bytes."""
+        to, source, size = i.operands[:3]
+        rest = i.operands[3 : len(i.operands) - ("L2::cache_hint" in i.modifiers)]
+        barrier = next((o for o in rest if isinstance(o, Address)), None)
+        mask = next((o for o in rest if not isinstance(o, Address)), None)
+        assert isinstance(to, Address) and isinstance(source, Address)
+        registers = "%sanitizer_to, %sanitizer_from, %sanitizer_barrier, %sanitizer_size, %sanitizer_mask"
+        setup = [".reg .b64 %sanitizer_wide_to, %sanitizer_wide_from;", f".reg .b32 {registers};"]
+        setup += self._address(to, "%sanitizer_wide_to") + self._address(source, "%sanitizer_wide_from")
+        setup += [
+            "cvt.u32.u64 %sanitizer_to, %sanitizer_wide_to;",
+            "cvt.u32.u64 %sanitizer_from, %sanitizer_wide_from;",
+            f"mov.b32 %sanitizer_size, {size};",
+            "shr.u32 %sanitizer_size, %sanitizer_size, 4;",  # blocks of 16 bytes
+            "mov.b32 %sanitizer_barrier, 0;",
+        ]
+        if barrier is not None:
+            setup += [".reg .b64 %sanitizer_wide;", *self._address(barrier, "%sanitizer_wide")]
+            setup.append("cvt.u32.u64 %sanitizer_barrier, %sanitizer_wide;")
+        data = [
+            (32, "%sanitizer_to"),
+            (32, "%sanitizer_from"),
+            (32, "%sanitizer_barrier"),
+            (32, "%sanitizer_size"),
+        ]
+        wide_to, wide_from = (64, "%sanitizer_wide_to"), (64, "%sanitizer_wide_from")
+        spaces = [
+            m for m in i.modifiers if m.startswith(("global", "shared"))
+        ]  # of the destination and of the source
+        to_global = spaces[0] == "global"
+        if i.modifiers[0] == "reduce":
+            if to_global:
+                return _Patches([_Call(BULK_REDUCTION_TO_GLOBAL, [wide_to, data[1], data[3]], setup)], [])
+            order = [data[1], data[0], data[2], data[3]]
+            return _Patches([_Call(BULK_REDUCTION_TO_SHARED, order, setup)], [])
+        if "global" not in spaces:
+            order = [data[1], data[0], data[2], data[3]]
+            return _Patches([_Call(BULK_SHARED_TO_SHARED, order, setup)], [])
+        masked = (32, "1" if mask is not None else "0")
+        if mask is not None:  # of 16 bits
+            setup += [
+                f"cvt.u32.u16 %sanitizer_mask, {mask};",
+                "shl.b32 %sanitizer_mask, %sanitizer_mask, 16;",
+                "or.b32 %sanitizer_size, %sanitizer_size, %sanitizer_mask;",
+            ]
+        if to_global:
+            return _Patches([_Call(BULK_SHARED_TO_GLOBAL, [wide_to, data[1], data[3], masked], setup)], [])
+        order = [wide_from, data[0], data[2], data[3], masked]
+        return _Patches([_Call(BULK_GLOBAL_TO_SHARED, order, setup)], [])
 
     def _zeros(self, rest: tuple[Operand, ...], size: Operand) -> list[str]:
         """Return instructions that set %sanitizer_zeros to the bytes that a cp.async fills with zeros."""
