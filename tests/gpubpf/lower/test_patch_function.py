@@ -1,0 +1,114 @@
+"""`lower.patch_function`: the tools' own programs as patches for the Compute Sanitizer API, and what ptxas makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpubpf.ebpf
+from gpubpf.elf import of_bytes
+from gpubpf.errors import Error
+from gpubpf.images.yields import without_yields
+from gpubpf.lower import patch_function
+from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.lower.launch_block import launch_block
+from gpubpf.lower.patch_function import SIGNATURES, Patch, patch_module, refusal
+from gpubpf.ptx.parser import parse
+from gpubpf_sass import assembled, sass
+
+TABLE = 0x7F55_0066_7700
+CAPABILITIES = ((8, 0), (9, 0), (10, 0), (12, 0))
+TOOLS = ("threadhist", "kernelretsnoop", "launchlate", "memtrace", "access_trace")
+SPACES = {"shared": 4, "local": 5}
+MOST_STACK = 256  # bytes
+MOST_REGISTER = 21  # ptxas uses no other for patches
+
+
+def programs() -> Iterator[tuple[str, str, Fragment]]:
+    """Yield (tool's function, point, fragment) of each program that runs in every block."""
+    for tool in TOOLS:
+        kept = json.loads((Path(gpubpf.ebpf.__path__[0]) / "prebuilt" / f"{tool}.json").read_text())
+        for name, fragment in kept["fragments"].items():
+            if "sampled" not in name:
+                point = kept["program"]["functions"][name]["point"]
+                yield f"{tool}.{name}", point, Fragment.from_json(fragment)
+
+
+def instruction(name: str, point: str) -> int:
+    for space, number in SPACES.items():
+        if space in name:
+            return number
+    return next(number for number, signature in SIGNATURES.items() if signature.point == point)
+
+
+def patches() -> list[Patch]:
+    return [
+        Patch(fragment, instruction(name, point), f"gpubpf_program{number}")
+        for number, (name, point, fragment) in enumerate(programs())
+    ]
+
+
+def test_every_program_becomes_a_function() -> None:
+    made = patches()
+    assert len(made) > 40
+    text = patch_module(made, launch_block([patch.fragment for patch in made]), TABLE, (9, 0))
+    functions = parse(text).functions
+    assert list(functions) == [patch.name for patch in made]
+    assert "ld.param.b64 %gpubpf_0pc, [pc];" in text
+    assert text.count("st.param.b32 [result], 0;") == len(made)  # another result would end the warp
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize("cc", CAPABILITIES)
+def test_what_ptxas_makes_of_them(cc: tuple[int, int], tmp_path: Path) -> None:
+    """No patch has a barrier, YIELD or uniform register, or a register that ptxas does not use for patches."""
+    made = patches()
+    text = patch_module(made, launch_block([patch.fragment for patch in made]), TABLE, cc)
+    cubin, report = assembled(text, f"sm_{cc[0]}{cc[1]}", tmp_path, "--compile-as-tools-patch")
+    assert {int(size) for size in re.findall(r"(\d+) bytes stack frame", report)} <= set(
+        range(MOST_STACK + 1)
+    )
+    clean = without_yields(cubin.read_bytes())
+    if cc >= (9, 0):  # older ones call what ptxas adds for atomics of a part of a warp
+        relocated = [section.name for section in of_bytes(clean).sections if ".text" in section.name]
+        assert not [name for name in relocated if name.startswith((".rel", ".nv.rel"))]
+    cubin.write_bytes(clean)
+    for name, code in sass(cubin).items():
+        words = " ; ".join(code)
+        assert not re.search(r"\b(BAR|YIELD|UR\d+|UP\d)\b", words), name
+        assert max(int(number) for number in re.findall(r"\bR(\d+)\b", words)) <= MOST_REGISTER, name
+
+
+def test_the_slot_is_that_of_the_ptx() -> None:
+    """The agent finds a slot by the same function, and so does the PTX text."""
+    granule = 0x7F00_1234_5680 >> patch_function.GRANULE_BITS
+    product = granule * patch_function.HASH_FACTOR % (1 << 64)
+    assert patch_function.slot_of(granule) == product >> 48
+    (factor,) = struct.unpack("<q", struct.pack("<Q", patch_function.HASH_FACTOR))
+    made = patches()[:1]
+    text = patch_module(made, launch_block([made[0].fragment]), TABLE, (8, 6))
+    assert f"mul.lo.u64 %gpubpf_0slot, %gpubpf_0granule, {factor};" in text
+    assert text.startswith(".version 7.0\n.target sm_80\n")
+    assert f"add.u64 %gpubpf_0at, %gpubpf_0at, {TABLE + patch_function.HEADER};" in text
+
+
+def test_refusals() -> None:
+    def fragment(field: str, ptx: str = "{ }") -> Fragment:
+        return Fragment("f", ptx, (Argument("a", "b64", "context", field=field),))
+
+    assert refusal(fragment("site"), "exit") is None
+    assert refusal(fragment("site"), "branch") == "Compute Sanitizer has no patches at point branch"
+    assert refusal(fragment("waited"), "barrier_leave") == (
+        "Compute Sanitizer does not give waited at point barrier_leave"
+    )
+    assert "wait for another" in str(refusal(fragment("site", "{ ld.acquire.gpu.u64 %x, [%y]; }"), "exit"))
+    patch = Patch(fragment("arg0"), patch_function.BLOCK_ENTER, "gpubpf_program0")
+    with pytest.raises(Error, match="does not give arg0 at point entry"):
+        patch_module([patch], launch_block([]), TABLE, (9, 0))
+    with pytest.raises(Error, match=r"compute capability 6\.1; leave out --sass"):
+        patch_module([], launch_block([]), TABLE, (6, 1))
