@@ -22,12 +22,13 @@ from pathlib import Path
 
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
+from gpubpf.lower import patch_function
 from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.symbols import GRIDS, TABLE
 from gpubpf.record import Record
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 27  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 28  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -51,6 +52,9 @@ NO_RECORD = 0xFFFFFFFFFFFFFFFF  # awaited record of an event that has completed 
 
 SOCKET_VARIABLE = "GPUBPF_SOCKET"  # environment variable: the tool's socket
 CUPTI_VARIABLE = "GPUBPF_CUPTI"  # environment variable: where libcupti.so may be, separated by colons
+SANITIZER_VARIABLE = (
+    "GPUBPF_SANITIZER"  # environment variable: the same of libsanitizer-public.so, for --sass
+)
 CUPTI_AUTOMATIC = "automatic:"  # before these places: use CUPTI only where the program cannot use it
 # The agent exports these; agent.cpp defines them under the same names.
 ATTACH_FUNCTION = "gpubpf_attach"
@@ -71,6 +75,7 @@ LACKS_CALL = "call"  # the times of calls of HIP
 LACKS_EXIT = "exit"  # a function of libc
 LACKS_COMPILERS = "compilers"  # the PTX of cubins that NVRTC and nvJitLink make
 LACKS_CUPTI = "CUPTI"  # timestamps of CUPTI; no function stands there
+LACKS_SANITIZER = "sanitizer"  # patches of machine code; no function stands there
 # Why a kernel that was loaded before the agent is not instrumented: it may be of several modules, which have different PTX for it. The
 # agent asks again when the module has launched another kernel.
 AMBIGUOUS = "ambiguous"
@@ -110,6 +115,9 @@ class Message(IntEnum):
     KERNEL_FAILED = 25  # a kernel ended with an error, so its context cannot be used; once for each context
     NO_FILE = 26  # the process can make no file for a snapshot, so results were not read
     KERNEL = 27  # a kernel of a large module is launched for the first time; the tool answers with SIDECAR
+    PATCH_TABLE = (
+        28  # where a context has the table for patches of machine code; the tool answers with SIDECAR
+    )
     # From the tool to the agent.
     WELCOME = 16
     SIDECAR = 17  # + image
@@ -710,6 +718,12 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "OPERATION_STUB": OPERATION_STUB,
         "BLOCK_LAUNCH": LaunchBlock.launch_id,
         "BLOCK_REPLAY": LaunchBlock.replay,
+        "GRANULE_BITS": patch_function.GRANULE_BITS,
+        "SLOT_BITS": patch_function.SLOT_BITS,
+        "PATCH_PROBES": patch_function.PROBES,
+        "PATCH_SHAPES": patch_function.MOST_SHAPES,
+        "PATCH_HEADER": patch_function.HEADER,
+        "PATCH_BLOCK": patch_function.BLOCK,
     },
     "uint64_t": {
         "IMAGE_LIMIT": IMAGE_LIMIT,
@@ -724,11 +738,13 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "RING_PAGE": maps.RING_PAGE,
         "NO_RECORD": NO_RECORD,
         "OTHER_OPERATION": OTHER_OPERATION,
+        "HASH_FACTOR": patch_function.HASH_FACTOR,
     },
 }
 _TEXTS = {
     "SOCKET_VARIABLE": SOCKET_VARIABLE,
     "CUPTI_VARIABLE": CUPTI_VARIABLE,
+    "SANITIZER_VARIABLE": SANITIZER_VARIABLE,
     "CUPTI_AUTOMATIC": CUPTI_AUTOMATIC,
     "FILE_PREFIX": FILE_PREFIX,
     "STARTING_SUFFIX": STARTING_SUFFIX,
@@ -739,6 +755,7 @@ _TEXTS = {
     "LACKS_EXIT": LACKS_EXIT,
     "LACKS_COMPILERS": LACKS_COMPILERS,
     "LACKS_CUPTI": LACKS_CUPTI,
+    "LACKS_SANITIZER": LACKS_SANITIZER,
     "AMBIGUOUS": AMBIGUOUS,
     "ALREADY_CHANGED": ALREADY_CHANGED,
     "VARIABLES_TABLE": TABLE,

@@ -140,6 +140,7 @@ class KernelLayout(Record):
     pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
     there. limited: the name of a second copy, for launches that the first does not fit; "": none. shape, tick, executions: offsets of
     the launch's shape, of the length of the GPU's tick, and of the address of the copy's counter of executions. wave: lanes of a warp.
+    patched: the program's own kernel is launched, which has patches; `block` goes into the table of PATCH_TABLE.
     build: see `InstancePart`. compute_units, most_threads, original_threads, references: as in `src/messages.h`."""
 
     name: str
@@ -162,6 +163,7 @@ class KernelLayout(Record):
     references: Sequence[tuple[int, int]] = ()
     build: int = 0
     executions: int | None = None
+    patched: bool = False
 
 
 class VariableSlot(Record):
@@ -230,6 +232,15 @@ class WantedKernel(Record):
     gpu: int
     module: int
     name: str
+
+
+class PatchTable(Record):
+    """Where a context has the table for patches (`lower.patch_function`). The tool answers with the patches."""
+
+    request: int
+    compute_capability: int  # major * 10 + minor
+    gpu: int
+    address: int
 
 
 class ArrayPart(Record):
@@ -423,6 +434,15 @@ def wanted_kernel(payload: bytes) -> WantedKernel:
     if not 10 <= wanted.compute_capability < 1000:
         raise Malformed("a kernel of an invalid compute capability")
     return wanted
+
+
+def patch_table(payload: bytes) -> PatchTable:
+    """Decode PATCH_TABLE."""
+    r = PayloadReader(payload)
+    table = PatchTable(r.u32(), r.u32(), r.u32(), r.u64())
+    if not 10 <= table.compute_capability < 1000:
+        raise Malformed("a table of an invalid compute capability")
+    return table
 
 
 def ready(payload: bytes) -> int:
@@ -670,12 +690,13 @@ def sidecar(
     launched: Sequence[tuple[str, str]] = (),
     later: Sequence[str] = (),
     first: Sequence[str] = (),
+    patches: Sequence[tuple[int, str]] = (),
 ) -> bytes:
     """Return the answer to an image; the sidecar's own image goes with it as a file. Empty if no kernel matches.
 
     ahead: nobody has asked for the sidecar yet; it is for contexts on GPUs of this compute capability. launched: kernels that other
     kernels launch, each with the name of its copy. later: kernels whose copies the agent asks for at their first launch.
-    first: those that it asks for now."""
+    first: those that it asks for now. patches: the image has these patches: numbers of instructions and names of functions."""
     kernels = tuple(kernels)
     parts = [
         b"" if ahead is None else struct.pack("<I", ahead),
@@ -687,7 +708,7 @@ def sidecar(
             + _bytes(k.limited.encode())
             + struct.pack(f"<I{len(k.parameters)}I", len(k.parameters), *k.parameters)
             + struct.pack(
-                "<14I",
+                "<15I",
                 k.block_offset,
                 NO_FIELD if k.pid_tgid is None else k.pid_tgid,
                 k.waits,
@@ -702,6 +723,7 @@ def sidecar(
                 k.compute_units,
                 k.most_threads,
                 k.original_threads,
+                k.patched,
             )
             + _bytes(k.block)
         )
@@ -724,6 +746,8 @@ def sidecar(
     for names in (later, first):
         parts.append(struct.pack("<I", len(names)))
         parts += [_bytes(name.encode()) for name in names]
+    parts.append(struct.pack("<I", len(patches)))
+    parts += [struct.pack("<I", instruction) + _bytes(name.encode()) for instruction, name in patches]
     return frame(Message.SIDECAR if ahead is None else Message.AHEAD, b"".join(parts))
 
 

@@ -104,6 +104,13 @@ def assemble(ptx: str, target: Target, options: str = "") -> Assembled:
     return Assembled(cubin, functions, ignored, advisories)
 
 
+def assemble_patches(ptx: str, target: Target) -> bytes:
+    """Return the image of patches for NVIDIA's Compute Sanitizer API: functions without a kernel. Raises AssembleError."""
+    if target.device == "sim":
+        return _encode(ptx)
+    return _assemble(ptx, target, ("--compile-as-tools-patch",))[0]
+
+
 def for_each_generation(ptx: str, driver: int) -> Iterator[tuple[int, bytes]]:
     """Yield compute capabilities (90 for 9.0) and cubins of `ptx` for them, where an assembler is available.
 

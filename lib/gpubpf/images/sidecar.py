@@ -43,6 +43,7 @@ class SidecarKernel(Record):
     unprobed: Mapping[str, int] = field(default_factory=dict)  # unprobed accesses by opcode
     limited: str = ""
     amd: AmdKernel | None = None  # for a kernel on an AMD GPU
+    patched: bool = False  # the kernel itself is launched, which has patches (images/patches.py)
 
 
 class AmdKernel(Record):
@@ -96,6 +97,8 @@ class Sidecar(Record):
     options: str = ""
     release: str = ""
     later: Later | None = None
+    # The image has these patches: (number of instructions, name of the function) (images/patches.py).
+    patches: tuple[tuple[int, str], ...] = ()
 
 
 class Source(Record):

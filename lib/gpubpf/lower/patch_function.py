@@ -7,10 +7,10 @@ A patch gets the instruction's address (pc) and the operands in SIGNATURES. The 
 data that the API passes: all kernel nodes of a graph get the data that was set last (docs/gpu.md). From its pc and the launch's shape,
 a patch finds the launch block in a table at a constant address, which the agent fills before a launch:
 
-    table      HEADER bytes, of which the first u64 counts calls that found no launch block; then SLOTS slots of 16 bytes:
+    table      HEADER bytes, of which the first u64 counts calls in launches of an unknown shape; then SLOTS slots of 16 bytes:
                {u64 granule, u64 function}. granule: pc >> GRANULE_BITS, or 0 if the slot is free. A granule's slot is the first one
-               from slot_of(granule) on that holds it, at most PROBES - 1 further. function: the address of a record, or 0 if no
-               program wants the granule's function.
+               from slot_of(granule) on that holds it, at most PROBES - 1 further. function: the address of a record, or 0. No program
+               wants a function without a record.
     function   {u64 pc of its first instruction, u64 address of its first shape, or 0}
     shape      {u64 address of the next shape, or 0, u32 threads of a block x, y, z, u32 blocks of the grid x, y, z}, then the launch
                block at BLOCK.
@@ -221,7 +221,7 @@ _OF_ACCESS = (
     "sub.u32 %gpubpf_0kind, %gpubpf_0effect, 1;",
 )
 assert KINDS[:3] == ("load", "store", "atomic")  # effect - 1
-# Find the launch block, the site's number, and where lanes go on that do not find it.
+# Find the launch block and the site's number.
 _FIND = (
     ".reg .b64 %gpubpf_0granule, %gpubpf_0at, %gpubpf_0slot, %gpubpf_0key, %gpubpf_0site, %gpubpf_0launch;",
     ".reg .b32 %gpubpf_0left, %gpubpf_0word, %gpubpf_0number;",
@@ -237,12 +237,12 @@ _FIND = (
     "setp.eq.u64 %gpubpf_0yes, %gpubpf_0key, %gpubpf_0granule;",
     "@%gpubpf_0yes bra $gpubpf_known;",
     "setp.eq.u64 %gpubpf_0yes, %gpubpf_0key, 0;",
-    "@%gpubpf_0yes bra $gpubpf_lost;",
+    "@%gpubpf_0yes bra $gpubpf_end;",
     "add.u64 %gpubpf_0slot, %gpubpf_0slot, 1;",
     f"and.b64 %gpubpf_0slot, %gpubpf_0slot, {SLOTS - 1};",
     "sub.u32 %gpubpf_0left, %gpubpf_0left, 1;",
     "setp.eq.u32 %gpubpf_0yes, %gpubpf_0left, 0;",
-    "@%gpubpf_0yes bra $gpubpf_lost;",
+    "@%gpubpf_0yes bra $gpubpf_end;",
     "bra $gpubpf_probe;",
     "$gpubpf_known:",
     "ld.global.u64 %gpubpf_0at, [%gpubpf_0at+8];",
@@ -278,7 +278,7 @@ _FIND = (
     "bra $gpubpf_shape;",
     "$gpubpf_found:",
 )
-# Count a call that found no launch block.
+# Count a call in a launch of an unknown shape.
 _LOST = (
     "$gpubpf_lost:",
     "mov.u64 %gpubpf_0at, {lost};",

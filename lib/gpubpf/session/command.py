@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent
-from gpubpf.agent.definitions import CUPTI_AUTOMATIC, CUPTI_VARIABLE, SOCKET_VARIABLE
+from gpubpf.agent.definitions import CUPTI_AUTOMATIC, CUPTI_VARIABLE, SANITIZER_VARIABLE, SOCKET_VARIABLE
 from gpubpf.errors import SessionError
 from gpubpf.process import users
 
@@ -68,6 +68,9 @@ def start_command(
     if measurement.follow.cupti:
         automatic = CUPTI_AUTOMATIC if measurement.follow.cupti_automatic else ""
         environment[CUPTI_VARIABLE] = automatic + ":".join(measurement.follow.cupti)
+    environment.pop(SANITIZER_VARIABLE, None)
+    if measurement.follow.sanitizer:
+        environment[SANITIZER_VARIABLE] = ":".join(measurement.follow.sanitizer)
     if measurement.user and not users.can_read(measurement.user, agent.LIBRARY.resolve()):
         raise SessionError(
             f"{measurement.user.name} cannot read {agent.LIBRARY}; install gpubpf where every user can read it, or use --user root"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpubpf.agent.definitions import SANITIZER_VARIABLE
 from gpubpf.errors import SessionError, UsageError
 from gpubpf.record import Record, field
 
@@ -149,6 +150,24 @@ def cupti_libraries() -> list[str]:
     for system in ("/usr/lib64", f"/usr/lib/{os.uname().machine}-linux-gnu"):
         found += [str(file) for file in sorted(Path(system).glob("libcupti.so.[0-9]*"))]
     return [*(file for file in found if ":" not in file), "libcupti.so.13", "libcupti.so.12", "libcupti.so"]
+
+
+def sanitizer_libraries(chosen: Device) -> list[str]:
+    """Return the files that may be NVIDIA's Compute Sanitizer library, likeliest first: the one that SANITIZER_VARIABLE names, the
+    embedded device's own, Python packages, a toolkit."""
+    name = "libsanitizer-public.so"
+    if given := os.environ.get(SANITIZER_VARIABLE):
+        return given.split(":")
+    if chosen.kind == "sim":
+        return [str(file) for file in (LIBRARIES / name,) if file.exists()]
+    found: list[Path] = []
+    for place in (Path(place) for place in sys.path if place):
+        for pattern in ("nvidia/*/compute-sanitizer", "nvidia/*/lib", "nvidia/cuda_sanitizer_api/*"):
+            found += sorted(place.glob(f"{pattern}/{name}"))
+    for toolkit in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
+        if toolkit:
+            found += sorted(Path(toolkit).glob(f"compute-sanitizer/{name}"))
+    return [str(file) for file in dict.fromkeys(found) if ":" not in str(file)]
 
 
 def compute_capability(device: Device, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:

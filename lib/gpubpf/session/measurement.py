@@ -71,6 +71,7 @@ class Follow(Record):
     log_records: size of the operation log in records, a power of two; 0: no log.
     stamps: record timing events around operations that no probe times.
     cupti: possible paths of the CUPTI library, for a command; its activity records then replace the timing events.
+    sanitizer: possible paths of the Compute Sanitizer library, for a command; kernels without PTX are patched (`--sass`).
     cupti_automatic: use CUPTI only in processes that cannot use it themselves.
     stacks, allocation_stacks: record the host stack of each launch, or of each allocating call.
     graphs: instrument kernels in CUDA graphs; None: where the driver is GRAPHS_TESTED or newer.
@@ -85,6 +86,7 @@ class Follow(Record):
     stamps: bool = False
     cupti: Sequence[str] = ()
     cupti_automatic: bool = False
+    sanitizer: Sequence[str] = ()
     stacks: bool = False
     allocation_stacks: bool = False
     graphs: bool | None = None

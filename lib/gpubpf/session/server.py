@@ -28,6 +28,7 @@ from gpubpf.agent.definitions import (
     LACKS_HOLDING,
     LACKS_LOG,
     LACKS_OBSOLETE,
+    LACKS_SANITIZER,
     Message,
     Vendor,
 )
@@ -389,6 +390,12 @@ class Server:
                 raise protocol.Malformed("too many kernels at once")
             process.pending_images += 1
             self._background.make_wanted(process, wanted)
+        elif kind == Message.PATCH_TABLE:
+            patch_table = protocol.patch_table(payload)
+            if process.pending_images >= limits.PENDING:
+                raise protocol.Malformed("too many tables at once")
+            process.pending_images += 1
+            self._background.make_patches(process, patch_table)
         elif kind == Message.READY:
             if process.preparing.pop(protocol.ready(payload), None):
                 self._on_ready()
@@ -514,6 +521,8 @@ class Server:
             self._measurement.note_once(
                 f"CUPTI provides no timestamps: {reason}; using timing events instead"
             )
+        for reason in left_out.get(LACKS_SANITIZER, ()):
+            self._measurement.note_once(f"kernels without PTX are not measured: {reason}")
         if failed and process.attached:
             process.hook_failure = process.hook_failure or _hook_failure(failed)
         elif failed:

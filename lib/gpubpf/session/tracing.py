@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import digest
+from gpubpf.agent.definitions import SANITIZER_VARIABLE
 from gpubpf.ebpf import sampling
 from gpubpf.errors import Error, SessionError, UsageError
 from gpubpf.process import started_with
@@ -98,7 +99,17 @@ def trace(
             return code_objects.instrument(data, for_amd(), chosen.virtual)
         from gpubpf.images import instrument
 
-        return instrument.instrument_image(data, lowered(), target, later=True)
+        made = instrument.instrument_image(data, lowered(), target, later=True)
+        if not sass:
+            return made
+        from gpubpf.images.patches import with_patched
+
+        return with_patched(made, lowered())
+
+    def patches(table: int, target: Target) -> Sidecar:
+        from gpubpf.images.patches import patches_at
+
+        return patches_at(table, lowered(), target)
 
     def kernels(source: Source, target: Target, names: Collection[str]) -> Sidecar:
         from gpubpf.images import instrument
@@ -127,6 +138,7 @@ def trace(
         if args.json and out is not None:
             out.record(type="watching", ts_ns=ts_ns)
 
+    sass = getattr(args, "sass", False)
     targets = _targets(args)
     chosen = _device(args, amd is not None)
     wanted = tuple(args.kernel)
@@ -151,7 +163,11 @@ def trace(
     )
     listener = Listener(note, lambda text: notices.complain(tool, text), attached, waiting, watching)
     return Session(
-        targets, plan, SidecarBuilder(instrument, registers, lowered, kernels), listener, args.duration
+        targets,
+        plan,
+        SidecarBuilder(instrument, registers, lowered, kernels, patches if sass else None),
+        listener,
+        args.duration,
     )
 
 
@@ -162,6 +178,7 @@ def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
         follow,
         graphs=getattr(args, "graphs", None),
         cupti=_cupti(args, chosen),
+        sanitizer=_sanitizer(args, chosen),
         cupti_automatic=getattr(args, "cupti", None) is None,
         ring_size=size or follow.ring_size,
         ring_in_gpu=place == "gpu" if place else follow.ring_in_gpu,
@@ -185,6 +202,19 @@ def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
     if isinstance(wanted, str) and wanted:
         return (wanted,)
     return (os.environ[CUPTI_STAND_IN],) if chosen.kind == "sim" else device.cupti_libraries()
+
+
+def _sanitizer(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
+    """Return possible paths of the Compute Sanitizer library; none without `--sass`. Raises SessionError if there is no library."""
+    if not getattr(args, "sass", False):
+        return ()
+    found = device.sanitizer_libraries(chosen)
+    if not found:
+        raise SessionError(
+            "--sass needs libsanitizer-public.so; install the CUDA toolkit, or nvidia-cuda-sanitizer-api from PyPI,"
+            f" or set {SANITIZER_VARIABLE} to its path"
+        )
+    return found
 
 
 def device_of(args: argparse.Namespace) -> Device:

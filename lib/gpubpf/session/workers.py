@@ -49,11 +49,16 @@ InstrumentKernels = Callable[["Source", "Target", Collection[str]], "Sidecar"]
 CountRegisters = Callable[[Any, "Target | None", Collection[str]], Mapping[str, "RegisterUse"]]
 
 
+# (address of a context's table in GPU memory, its device) → its patches (images/patches.py).
+MakePatches = Callable[[int, "Target"], "Sidecar"]
+
+
 class SidecarBuilder(Record):
     """The functions that build sidecars.
 
     instrument: build the sidecar of an image. Called from several threads, once for equal images.
     kernels: build the copies of some kernels of an image whose sidecar has `later`. Called from several threads.
+    patches: make the patches for the context with this table, for kernels without PTX; None: such kernels are not measured.
     registers: count the registers of some of a sidecar's kernels. Called when no process waits for it.
     warm_up: called once, while the command starts.
     """
@@ -62,6 +67,7 @@ class SidecarBuilder(Record):
     registers: CountRegisters = lambda sidecar, target, kernels: {}
     warm_up: Callable[[], object] = lambda: None
     kernels: InstrumentKernels | None = None
+    patches: MakePatches | None = None
 
 
 class DaemonThreadPool:
@@ -212,6 +218,7 @@ class BackgroundWork:
         self._measurement = measurement
         self._instrument = builder.instrument
         self._instrument_kernels = builder.kernels
+        self._patches = builder.patches
         self._count_registers = builder.registers
         self._loaded = loaded
         self._on_ready = on_ready
@@ -265,6 +272,10 @@ class BackgroundWork:
     def make_wanted(self, process: TracedProcess, wanted: protocol.WantedKernel) -> None:
         """Build and send the copy of a kernel of a large module."""
         self.sidecar_threads.submit(self._make_wanted, process, wanted, owner=process)
+
+    def make_patches(self, process: TracedProcess, table: protocol.PatchTable) -> None:
+        """Build and send the patches for a context."""
+        self.sidecar_threads.submit(self._make_patches, process, table, owner=process)
 
     def make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
         """Build the sidecars of modules that a running process may have loaded, so that their next launches are instrumented.
@@ -404,6 +415,14 @@ class BackgroundWork:
         if module is not None and step is Step.ALL:
             module.all.set_result(None)
 
+    def _make_patches(self, process: TracedProcess, table: protocol.PatchTable) -> None:
+        def make(target: Target | None) -> Sidecar:
+            if self._patches is None or target is None:
+                raise Error("patches were not asked for")
+            return self._patches(table.address, target)
+
+        self._answer(process, table, make)
+
     def _make_ahead(self, process: TracedProcess, capabilities: Sequence[int]) -> None:
         self.joined.wait()
         matches, device = self._measurement.matches, self._measurement.device.kind
@@ -455,7 +474,9 @@ class BackgroundWork:
         self._on_ready()
 
     def _target(
-        self, process: TracedProcess, module: protocol.Image | protocol.Found | protocol.WantedKernel
+        self,
+        process: TracedProcess,
+        module: protocol.Image | protocol.Found | protocol.WantedKernel | protocol.PatchTable,
     ) -> Target | None:
         if process.vendor == Vendor.AMD:
             return None
@@ -468,7 +489,7 @@ class BackgroundWork:
     def _answer(
         self,
         process: TracedProcess,
-        module: protocol.Image | protocol.Found | protocol.WantedKernel,
+        module: protocol.Image | protocol.Found | protocol.WantedKernel | protocol.PatchTable,
         make: Callable[[Target | None], Sidecar],
     ) -> None:
         """Send the sidecar that `make` returns for the process's device; an empty one if it raises."""
@@ -579,6 +600,7 @@ def _encode(
             kernel.block.tick,
             build=builds.get(kernel.name, 0),
             executions=kernel.block.executions,
+            patched=kernel.patched,
             **_of_amd(kernel.amd),
         )
         for kernel in sidecar.kernels
@@ -590,7 +612,7 @@ def _encode(
     file = os.memfd_create("gpubpf-sidecar")
     with open(file, "wb", closefd=False) as out:
         out.write(sidecar.image)
-    size = len(sidecar.image) if layouts else 0
+    size = len(sidecar.image) if layouts or sidecar.patches else 0
     return protocol.sidecar(
         request,
         size,
@@ -601,6 +623,7 @@ def _encode(
         sidecar.launched,
         () if sidecar.later is None else sidecar.later.kernels,
         first,
+        sidecar.patches,
     ), file
 
 

@@ -31,6 +31,7 @@
 #include "copies/drain.h"
 #include "copies/graph.h"
 #include "copies/link.h"
+#include "copies/patches.h"
 #include "copies/deferred.h"
 #include "copies/preexisting.h"
 #include "copies/shared.h"
@@ -191,7 +192,9 @@ void answered(Connection &c, Reader &r, int image) {
     if (answer) {
         std::lock_guard<std::mutex> hold(registry().lock);
         Module *module = question->module;
-        if (question->type == Message::Kernel) {
+        if (question->type == Message::PatchTable) {
+            // The thread that asked uses it.
+        } else if (question->type == Message::Kernel) {
             if (!answer->kernels.empty()) module->further.push_back(answer);
         } else {
             // A kernel that was ambiguous may no longer be.
@@ -214,8 +217,10 @@ void answered(Connection &c, Reader &r, int image) {
         late = question->abandoned;
         question->changed.notify_all();
     }
-    if (late && answer) install_later(question->module, question->module->context);
-    if (answer && question->type != Message::Kernel) found_answered(question->module);
+    if (late && answer && question->type != Message::PatchTable)
+        install_later(question->module, question->module->context);
+    if (answer && question->type != Message::Kernel && question->type != Message::PatchTable)
+        found_answered(question->module);
 }
 
 void handle(Connection &c, Frame &frame) {
@@ -298,6 +303,7 @@ void work(Connection *c) {
     if (!agent.resting)
         quietly([&] {
             stop_installing();
+            stop_sanitizer();
             release_driver_objects(c->number);
         });
     c->working = false;
@@ -677,6 +683,10 @@ AttachStatus start(const char *name, How how) {
         if (std::string why = start_cupti(cupti, false); !why.empty())
             left_out += std::string(kLacksCupti) + ": " + why + "\n";
     }
+    if (const char *sanitizer = how == How::FirstInit ? getenv(kSanitizerVariable) : nullptr;
+        sanitizer && failed.empty())
+        if (std::string why = start_sanitizer(sanitizer); !why.empty())
+            left_out += std::string(kLacksSanitizer) + ": " + why + "\n";
     {
         std::lock_guard<std::mutex> hold(c->lock);
         hooks_are_in();
@@ -691,6 +701,7 @@ AttachStatus start(const char *name, How how) {
 
 }  // namespace
 
+bool is_agents_thread() { return is_own_thread; }
 void tell_tool(Message type, const Writer &writer, int file) { agent.send(type, writer, file); }
 Control &control_block() { return *agent.control; }
 bool is_connected() { return agent.connected; }

@@ -98,4 +98,6 @@ struct Agent {
 
 extern Agent agent;
 
+bool is_agents_thread();  // whether the calling thread is one of the agent's own
+
 }  // namespace gpubpf

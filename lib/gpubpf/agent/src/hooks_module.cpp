@@ -5,6 +5,7 @@
 #include "attachment.h"
 #include "copies/image.h"
 #include "copies/link.h"
+#include "copies/patches.h"
 #include "copies/preexisting.h"
 #include "copies/sidecar.h"
 #include "hook_call.h"
@@ -122,12 +123,15 @@ void unloading(Module *module, const char *call) {
 
 CUresult hook_cuModuleUnload(CUmodule module) {
     HookCall hook;
+    Module *m = nullptr;
     if (hook.keeps_records())
         quietly([&] {
-            Module *m = module_of(module);
+            m = module_of(module);
             if (m && m->module) unloading(m, "cuModuleUnload");
         });
-    return FORWARD(cuModuleUnload)(module);
+    const CUresult result = FORWARD(cuModuleUnload)(module);
+    if (m && result == CUDA_SUCCESS && hook.keeps_records()) quietly([&] { forget_patches(m); });
+    return result;
 }
 
 CUresult hook_cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values,
@@ -147,12 +151,16 @@ CUresult hook_cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_
 
 CUresult hook_cuLibraryUnload(CUlibrary library) {
     HookCall hook;
+    Module *own = nullptr;
     if (hook.keeps_records())
         quietly([&] {
-            unloading(library_of(library), "cuLibraryUnload");
+            own = library_of(library);
+            unloading(own, "cuLibraryUnload");
             for (Module *m : modules_of_library(library)) unloading(m, "cuLibraryUnload");
         });
-    return FORWARD(cuLibraryUnload)(library);
+    const CUresult result = FORWARD(cuLibraryUnload)(library);
+    if (own && result == CUDA_SUCCESS && hook.keeps_records()) quietly([&] { forget_patches(own); });
+    return result;
 }
 
 CUresult hook_cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {

@@ -83,6 +83,7 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
         l.compute_units = reader.u32();
         l.most_threads = reader.u32();
         l.original_threads = reader.u32();
+        l.patched = reader.u32() != 0;
         l.block = reader.blob();
         uint32_t fields = reader.count(12);
         for (uint32_t f = 0; f < fields; ++f) {
@@ -132,6 +133,11 @@ std::shared_ptr<const Answer> parse_answer(Reader &reader, int image, const std:
     for (std::vector<std::string> *names : {&answer->later, &answer->first}) {
         n = reader.count(4);
         for (uint32_t i = 0; i < n && reader.ok(); ++i) names->push_back(reader.text());
+    }
+    n = reader.count(8);
+    for (uint32_t i = 0; i < n && reader.ok(); ++i) {
+        const uint32_t instruction = reader.u32();
+        answer->patches.emplace_back(instruction, reader.text());
     }
     if (!reader.ok() || size > kImageLimit) return nullptr;
     if (image >= 0 && size) {

@@ -84,6 +84,7 @@ struct Layout {  // the layout of one instrumented kernel
     // How many of an AMD GPU's compute units a block can use (2 in WGP mode), and the threads that fit on
     // these at once, in the copy and in the original.
     uint32_t compute_units = 1;
+    bool patched = false;  // the program's own kernel is launched, which has patches (copies/patches.h)
     uint32_t most_threads = UINT32_MAX, original_threads = UINT32_MAX;
     std::vector<uint8_t> block;
     std::vector<BlockField> fields;
@@ -110,6 +111,8 @@ struct Answer {
     std::vector<std::pair<std::string, std::string>> launched;
     // Kernels whose copies the tool makes when Message::Kernel asks for them, and those that were probably launched before.
     std::vector<std::string> later, first;
+    // The image has patches: numbers of instructions, and names of the functions for them.
+    std::vector<std::pair<uint32_t, std::string>> patches;
 };
 
 // Reads a Welcome up to its host programs. Returns false if it is not valid.

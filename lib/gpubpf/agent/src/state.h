@@ -70,6 +70,17 @@ struct GpuClock;
 
 struct Stamps;
 
+// A context's table for patches of machine code (lower/patch_function.py), and the patches.
+struct Patches {
+    std::mutex lock;  // guards the members, and calls of the sanitizer API about the context
+    bool tried = false, usable = false;
+    std::string why;  // not usable: the reason
+    CUdeviceptr table = 0, records = 0, records_end = 0;
+    std::vector<std::pair<uint64_t, CUdeviceptr>> slots;  // the table's, as the GPU has them
+    std::vector<std::pair<uint32_t, std::string>> functions;
+    std::vector<CUmodule> modules;  // that are patched
+};
+
 struct Context : AttachmentObject {
     ~Context() override;
     CUcontext handle = nullptr;
@@ -97,6 +108,7 @@ struct Context : AttachmentObject {
     std::vector<std::pair<void *, uint64_t>> registered;
     std::atomic<GpuClock *> clock{nullptr};  // see clock.cpp
     std::vector<Sidecar> sidecars;
+    Patches patches;
 
     std::atomic<Stamps *> stamps{nullptr};  // timing events; created once
     std::deque<CUdeviceptr> cells;  // unused cells of graphs; guarded by `memory`, like the next member
@@ -130,6 +142,7 @@ struct Instance : AttachmentObject {
     uint64_t awaited = 0;  // launches that the last snapshot waited for; guarded by the context's `busy`
     // complete except for the launch id; null: no memory yet
     std::atomic<const uint8_t *> launch_block{nullptr};
+    std::atomic<bool> published{false};  // of a patched kernel: its launch block is in GPU memory (publish)
     uint32_t tried = UINT32_MAX;  // the generation of pools that were too small; UINT32_MAX: not tried yet
     std::vector<Array> arrays;    // valid once launch_block is set
     // How often the copy ran in bodies of conditional graph nodes: the address of a u64 in a pool, in which the
@@ -165,6 +178,11 @@ struct Copy : AttachmentObject {
     std::atomic<Instance *> instances[kBuckets] = {};
     std::vector<Array> sites;  // its site arrays; guarded by the context's `memory`
     std::atomic<Occupancy *> occupancy{nullptr};
+    // Of a patched kernel: its code, its record in the table, and the newest shape's. Guarded by Patches::lock.
+    uint64_t pc = 0, code_size = 0;
+    CUmodule patched_in = nullptr;
+    CUdeviceptr record = 0, shape = 0;
+    uint32_t shapes = 0;
     std::atomic<bool> withdrawn{false};  // the driver refused an attribute that the original has
     Copy *next = nullptr;
 

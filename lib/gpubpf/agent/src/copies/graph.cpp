@@ -377,6 +377,7 @@ bool swap_node(const Exec &exec, KernelNode &k, uint32_t number, AllOwnParams *o
     const CUDA_KERNEL_NODE_PARAMS before = params;
     Swap swap;
     if (!swap_params(exec, k, number, params, swap)) return false;
+    if (k.choice.copy->layout->patched) return true;  // it stays the program's kernel
     if (own) own->push_back(std::make_unique<OwnParams>(k.handle, before, k.choice.copy->layout->sizes));
     if (driver.cuGraphKernelNodeSetParams_v2(k.handle, &params) == CUDA_SUCCESS) return true;
     k.outcome = outcome_of(kCopyFailed);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "attachment.h"
+#include "copies/patched.h"
 #include "log/allocation.h"
 #include "log/log.h"
 
@@ -249,6 +250,11 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
     swap.function = choice.function;
     swap.copy = choice.copy;
     swap.instance = choice.instance;
+    if (layout.patched) {
+        swap.parameters = parameters;
+        swap.extra = extra;
+        return publish(choice);
+    }
     const void *given = nullptr;
     size_t given_size = 0;
     if (extra && parameters) return false;  // an error of the caller

@@ -8,6 +8,7 @@
 #include "copies/deferred.h"
 #include "copies/launch.h"
 #include "copies/original.h"
+#include "copies/patched.h"
 #include "copies/shared.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
@@ -50,7 +51,8 @@ bool prepare_log(Context &context) {
     return context.stream;
 }
 
-// Prepares a context for instrumented kernels: map memory, maps of the whole context, and rings.
+}  // namespace
+
 bool prepare_context(Context &context) {
     if (context.prepared) return context.usable;
     context.prepared = true;
@@ -87,6 +89,8 @@ bool prepare_context(Context &context) {
     context.usable = true;
     return true;
 }
+
+namespace {
 
 void refuse(Kernel &kernel, const std::string &reason) {
     kernel.refused = true;
@@ -181,7 +185,9 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
     return true;
 }
 
-// Returns the application's function in the current context, to compare the copy's occupancy with it.
+}  // namespace
+
+// It is used to compare the copy's occupancy with it.
 CUfunction original_function(const Module &module, const char *name) {
     CUfunction f = nullptr;
     if (module.module) {
@@ -197,6 +203,8 @@ CUfunction original_function(const Module &module, const char *name) {
     if (!get_kernel || !get_function || get_kernel(&k, module.library, name) != CUDA_SUCCESS) return nullptr;
     return get_function(&f, k) == CUDA_SUCCESS ? f : nullptr;
 }
+
+namespace {
 
 bool mirror_known_attributes(const std::map<int, int> &attributes, int cache, int shared, CUfunction copy) {
     using SetAttribute = CUresult (*)(CUfunction, CUfunction_attribute, int);
@@ -264,6 +272,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         for (const auto &refusal : answer->refusals) r.kernel(module, refusal.first)->refused = true;
         for (const Layout &l : answer->kernels) kernels.push_back(r.kernel(module, l.name));
     }
+    if (!kernels.empty() && answer->kernels[0].patched) return install_patches(module, context, answer);
     const bool has_copies = !kernels.empty() && !answer->image.empty();
     if (!has_copies && answer->later.empty()) return;
     std::lock_guard<std::mutex> busy(context->busy);
@@ -426,8 +435,9 @@ bool is_loaded_ahead(const Module &ahead, const Context *context) {
     return ahead.loaded.count(context) != 0;
 }
 
-// Returns false if the tool takes too long or is silent. The tool may be stopped, and sends messages while it
-// works. A late answer is used when it arrives. The wait is divided into pieces, because this process may also
+}  // namespace
+
+// The tool may be stopped, and sends messages while it works. A late answer is used when it arrives. The wait is divided into pieces, because this process may also
 // be stopped.
 bool wait_for_answer(Question &question) {
     constexpr auto kPiece = std::chrono::milliseconds(500);
@@ -445,8 +455,6 @@ bool wait_for_answer(Question &question) {
     question.abandoned = !question.done;
     return question.done;
 }
-
-}  // namespace
 
 namespace {
 

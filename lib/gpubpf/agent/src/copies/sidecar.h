@@ -25,6 +25,13 @@ void retry_waiting();  // call this after a capture
 // Without `may_load`, it only uses a sidecar that was loaded ahead.
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
                      bool may_load = true, Fresh fresh = Fresh::No);
+// The parts of that. Waits for the tool's answer; returns false if it takes too long or is silent.
+bool wait_for_answer(Question &question);
+// Prepares a context for instrumented kernels: map memory, maps of the whole context, and rings. Call it with `busy` held and the
+// context current.
+bool prepare_context(Context &context);
+// Returns the application's function in the current context; null: the driver does not return it.
+CUfunction original_function(const Module &module, const char *name);
 bool has_copy_of(const Answer &answer, const Kernel &kernel);
 
 // Allocates more cells for the launch numbers of graphs. The context must be current.

@@ -76,7 +76,8 @@ Leftovers gather(Context &context, uint64_t attachment) {
     gather_stamps(context, r.events);
     gather_graphs(context, r);
     std::lock_guard<std::mutex> hold(context.memory);
-    for (const auto &pool : context.pools) r.memory.push_back(pool->base);
+    if (context.patches.modules.empty())  // else patches use it
+        for (const auto &pool : context.pools) r.memory.push_back(pool->base);
     r.memory.insert(r.memory.end(), context.cell_memory.begin(), context.cell_memory.end());
     context.cell_memory.clear();
     context.cells.clear();

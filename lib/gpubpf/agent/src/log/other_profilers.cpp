@@ -23,6 +23,10 @@ namespace {
 constexpr const char *kProfilers[] = {"NSYS_",   "NV_NSIGHT_", "NV_COMPUTE_PROFILER",
                                       "NV_TPS_", "CUPTI_",     "NVTX_INJECTION",
                                       "ROCP_",   "LD_AUDIT="};
+// Of these, the variables that say that a profiler runs, and what its libraries are called.
+constexpr const char *kRunning[] = {"NSYS_", "NV_NSIGHT_", "NV_COMPUTE_PROFILER", "NV_TPS_"};
+constexpr const char *kLibraries[] = {"libsanitizer-collection", "libTreeLauncher", "libInterceptorInjection",
+                                      "libToolsInjection", "libcuda-injection"};
 constexpr const char *kDriver[] = {"libcuda.so", "libnvidia-"};
 // dlopen() needs the name of the library. A static CUPTI contains names of errors.
 constexpr std::string_view kMentions[] = {"cupti", "CUPTI_"};
@@ -167,6 +171,16 @@ bool cupti_is_free() {
         return !object.expected || begins(object.name.c_str(), "libcupti") ||
                (!object.agents && !is_driver(object.name) && mentions_cupti(object.path));
     });
+}
+
+std::string other_profiler() {
+    for (char **variable = environ; variable && *variable; ++variable)
+        for (const char *prefix : kRunning)
+            if (begins(*variable, prefix)) return std::string(*variable, strcspn(*variable, "="));
+    for (const Object &object : loaded_objects())
+        for (const char *prefix : kLibraries)
+            if (begins(object.name.c_str(), prefix)) return object.name;
+    return "";
 }
 
 bool is_drivers(const void *address, const void *cupti) {

@@ -2,11 +2,17 @@
 // request, the agent uses CUPTI only if nothing else can.
 #pragma once
 
+#include <string>
+
 namespace gpubpf {
 
 // Returns whether no profiler is in the process or announced by its environment, no loaded code mentions CUPTI,
 // and the program has not loaded a library itself (dlopen), as interpreters do. Call it inside cuInit.
 bool cupti_is_free();
+
+// Returns the variable or the library of a profiler that uses the GPU by other means than CUPTI calls of the program, such as
+// compute-sanitizer or Nsight; "" if there is none.
+std::string other_profiler();
 
 // Returns whether this address is in code of the driver or the agent, or in the library that contains `cupti`.
 bool is_drivers(const void *address, const void *cupti);

@@ -1,0 +1,358 @@
+// Types and numbers: sanitizer_callbacks.h, sanitizer_patching.h and sanitizer_result.h of NVIDIA's Compute Sanitizer 12.4 to 13.5.
+#include "copies/patches.h"
+
+#include <algorithm>
+#include <cstring>
+#include <dlfcn.h>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+
+#include "attachment.h"
+#include "copies/launch.h"
+#include "copies/patched.h"
+#include "copies/sidecar.h"
+#include "driver/current.h"
+#include "driver/gpu_idle.h"
+#include "log/other_profilers.h"
+#include "signals.h"
+
+namespace gpubpf {
+
+namespace {
+
+enum Result { kSuccess = 0, kMaxLimitReached = 10, kNotInitialized = 13 };
+constexpr uint32_t kResourceDomain = 3;
+using Subscriber = struct SubscriberHandle *;
+using Callback = void (*)(void *, uint32_t, uint32_t, const void *);
+
+struct Functions {
+    int (*Subscribe)(Subscriber *, Callback, void *);
+    int (*Unsubscribe)(Subscriber);
+    int (*EnableDomain)(uint32_t, Subscriber, uint32_t);
+    int (*AddPatches)(const void *, CUcontext);
+    int (*PatchInstructions)(uint32_t, CUmodule, const char *);
+    int (*PatchModule)(CUmodule);
+    int (*UnpatchModule)(CUmodule);
+    int (*GetFunctionPcAndSize)(CUmodule, const char *, uint64_t *, uint64_t *);
+} api;
+
+// The API is called by one thread at a time (sanitizer_patching.h, "Thread-safety"). It is taken after Patches::lock.
+std::mutex serial;
+Subscriber subscriber = nullptr;  // guarded by `serial`, like the next one
+std::string refusal = "GPUBPF_SANITIZER names no library";
+
+bool find(void *library) {
+    bool all = true;
+    const auto get = [&](auto &function, const char *name) {
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+        all = all && function;
+    };
+    get(api.Subscribe, "sanitizerSubscribe");
+    get(api.Unsubscribe, "sanitizerUnsubscribe");
+    get(api.EnableDomain, "sanitizerEnableDomain");
+    get(api.AddPatches, "sanitizerAddPatches");
+    get(api.PatchInstructions, "sanitizerPatchInstructions");
+    get(api.PatchModule, "sanitizerPatchModule");
+    get(api.UnpatchModule, "sanitizerUnpatchModule");
+    get(api.GetFunctionPcAndSize, "sanitizerGetFunctionPcAndSize");
+    return all;
+}
+
+void ignore(void *, uint32_t, uint32_t, const void *) {}
+
+std::string in_words(int result) {
+    switch (result) {
+        case kMaxLimitReached: return "another tool in the process has subscribed to it";
+        case kNotInitialized: return "it cannot be used with this driver";
+        default: return "error " + std::to_string(result);
+    }
+}
+
+constexpr uint64_t kTableSlots = uint64_t(1) << kSlotBits, kSlotSize = 16;
+constexpr uint64_t kTableSize = kPatchHeader + kTableSlots * kSlotSize;
+constexpr uint64_t kRecords = 8 << 20;  // bytes for records of functions and shapes
+constexpr uint64_t kRecordAlignment = 16;
+constexpr uint32_t kPatience = 2000;  // ms that a copy to the table may take
+
+// Copies bytes to GPU memory and waits. The context is current.
+bool write(const Context &context, CUdeviceptr to, const void *bytes, size_t size) {
+    return context.stream && driver.cuMemcpyHtoDAsync_v2(to, bytes, size, context.stream) == CUDA_SUCCESS &&
+           wait_for(context.stream, kPatience);
+}
+
+// Takes memory for a record; 0: there is none. Call it with `lock` held.
+CUdeviceptr take(Patches &p, uint64_t size) {
+    const CUdeviceptr at = p.records;
+    size = (size + kRecordAlignment - 1) & ~(kRecordAlignment - 1);
+    if (size > p.records_end - at) return 0;
+    p.records += size;
+    return at;
+}
+
+// Makes the slots of a function's granules refer to `record`. A slot's function is written before its granule, so that a kernel that
+// runs never sees an incomplete one. Only slots that refer to `before` change, unless it is null. Call it with `lock` held.
+bool write_slots(const Context &context, Patches &p, uint64_t pc, uint64_t size, CUdeviceptr record,
+                 const CUdeviceptr *before = nullptr) {
+    for (uint64_t granule = pc >> kGranuleBits; granule <= (pc + size - 1) >> kGranuleBits; ++granule) {
+        uint64_t slot = granule * kHashFactor >> (64 - kSlotBits);
+        uint32_t left = kPatchProbes;
+        while (left && p.slots[slot].first && p.slots[slot].first != granule) {
+            slot = (slot + 1) % kTableSlots;
+            --left;
+        }
+        if (!left) return false;
+        auto &own = p.slots[slot];
+        if (before && (own.first != granule || own.second != *before)) continue;
+        const CUdeviceptr at = p.table + kPatchHeader + slot * kSlotSize;
+        own.second = record;
+        if (!write(context, at + 8, &own.second, 8)) return false;
+        if (own.first == granule) continue;
+        own.first = granule;
+        if (!write(context, at, &own.first, 8)) return false;
+    }
+    return true;
+}
+
+// Prepares a context for patches: its table, and the patches from the tool. Returns why it cannot, or "".
+std::string prepare_patches(Module *module, Context &context) {
+    static std::mutex preparing;  // other threads need the same patches
+    std::lock_guard<std::mutex> in_turn(preparing);
+    Patches &p = context.patches;
+    {
+        std::lock_guard<std::mutex> hold(p.lock);
+        if (p.usable) return "";
+        if (p.tried) return p.why;
+        p.tried = true;
+    }
+    const auto failed = [&](const std::string &why) {
+        std::lock_guard<std::mutex> hold(p.lock);
+        return p.why = why;
+    };
+    {
+        std::lock_guard<std::mutex> hold(serial);
+        if (!subscriber) return failed(refusal);
+    }
+    {
+        std::lock_guard<std::mutex> busy(context.busy);
+        Current current(context);
+        if (!current.ok() || !prepare_context(context) ||
+            !add_pool(context, kTableSize + kRecords, kTableSize + kRecords))
+            return failed("no memory for the table of patches");
+        std::lock_guard<std::mutex> memory(context.memory);
+        std::lock_guard<std::mutex> hold(p.lock);
+        p.table = context.pools.back()->base;
+        p.records = p.table + kTableSize;
+        p.records_end = p.records + kRecords;
+        p.slots.assign(kTableSlots, {});
+    }
+    const auto question = agent.ask(Message::PatchTable, module, &context, Writer().u64(p.table), -1, true);
+    if (!wait_for_answer(*question) || !question->answer) return failed("the tool did not send the patches");
+    const Answer &answer = *question->answer;
+    if (answer.patches.empty() || answer.image.empty())
+        return failed(answer.refusals.empty() ? "the tool has no patches for this GPU"
+                                              : answer.refusals[0].second);
+    Current current(context);
+    if (!current.ok()) return failed("the CUDA context cannot be used");
+    SignalsBlocked blocked;
+    std::lock_guard<std::mutex> hold(p.lock);
+    std::lock_guard<std::mutex> alone(serial);
+    if (const int result = api.AddPatches(answer.image.data(), context.handle); result != kSuccess)
+        return p.why = "the library rejects the patches, " + in_words(result);
+    p.functions = answer.patches;
+    p.usable = true;
+    return p.why = "";
+}
+
+// Patches a module, once. Call it with `lock` held and the context current. Returns the library's error.
+int patch(Patches &p, CUmodule module) {
+    if (std::find(p.modules.begin(), p.modules.end(), module) != p.modules.end()) return kSuccess;
+    SignalsBlocked blocked;
+    std::lock_guard<std::mutex> alone(serial);
+    for (const auto &[instruction, name] : p.functions)
+        if (const int result = api.PatchInstructions(instruction, module, name.c_str()); result != kSuccess)
+            return result;
+    if (const int result = api.PatchModule(module); result != kSuccess) return result;
+    p.modules.push_back(module);
+    return kSuccess;
+}
+
+// Finds a kernel's code, and puts its record into the table. Returns why it cannot, or "". Call it with `lock` held and the context
+// current.
+std::string record_function(Context &context, Copy &copy, CUmodule module) {
+    Patches &p = context.patches;
+    {
+        SignalsBlocked blocked;
+        std::lock_guard<std::mutex> alone(serial);
+        const int result =
+            api.GetFunctionPcAndSize(module, copy.layout->name.c_str(), &copy.pc, &copy.code_size);
+        if (result != kSuccess) return "its code is not found, " + in_words(result);
+    }
+    if (!copy.code_size || copy.pc % (1 << kGranuleBits)) return "its code is at an unexpected address";
+    copy.record = take(p, 16);
+    const uint64_t record[2] = {copy.pc, 0};
+    if (!copy.record || !write(context, copy.record, record, sizeof record) ||
+        !write_slots(context, p, copy.pc, copy.code_size, copy.record))
+        return "no room in the table of patches";
+    return "";
+}
+
+}  // namespace
+
+std::string start_sanitizer(const std::string &libraries) {
+    std::lock_guard<std::mutex> alone(serial);
+    if (const std::string other = other_profiler(); !other.empty())
+        return refusal = "another profiler is in the process (" + other + "); end it";
+    refusal = "libsanitizer-public.so cannot be loaded";
+    DriverScope scope;
+    SignalsBlocked blocked;
+    for (size_t at = 0; at < libraries.size();) {
+        const size_t end = std::min(libraries.find(':', at), libraries.size());
+        const std::string path = libraries.substr(at, end - at);
+        at = end + 1;
+        void *library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (!library) continue;
+        if (!find(library)) {
+            refusal = "libsanitizer-public.so is too old";
+            continue;
+        }
+        Subscriber made = nullptr;
+        int result = api.Subscribe(&made, ignore, nullptr);
+        if (result == kSuccess) {
+            result = api.EnableDomain(1, made, kResourceDomain);
+            if (result != kSuccess) api.Unsubscribe(made);
+        }
+        if (result != kSuccess) return refusal = in_words(result);
+        subscriber = made;
+        return "";
+    }
+    return refusal;
+}
+
+void stop_sanitizer() {
+    {
+        std::lock_guard<std::mutex> alone(serial);
+        if (!subscriber) return;
+    }
+    bool all = true;
+    for (Context *c : registry().all_contexts()) {
+        if (c->dead || !c->patches.usable) continue;
+        when_idle(*c, kPatience, [&](LaunchesHeld &) {
+            Current current(*c);
+            std::lock_guard<std::mutex> hold(c->patches.lock);
+            std::lock_guard<std::mutex> alone(serial);
+            SignalsBlocked blocked;
+            auto &modules = c->patches.modules;
+            while (!modules.empty() && current.ok() && api.UnpatchModule(modules.back()) == kSuccess)
+                modules.pop_back();
+        });
+        all = all && c->patches.modules.empty();
+    }
+    std::lock_guard<std::mutex> alone(serial);
+    SignalsBlocked blocked;
+    DriverScope scope;
+    if (all) api.Unsubscribe(std::exchange(subscriber, nullptr));
+}
+
+void install_patches(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
+    Registry &r = registry();
+    std::vector<Kernel *> kernels;
+    {
+        std::lock_guard<std::mutex> hold(r.lock);
+        for (const Layout &l : answer->kernels) kernels.push_back(r.kernel(module, l.name));
+    }
+    std::string why =
+        is_agents_thread() ? "it was loaded too late for patches" : prepare_patches(module, *context);
+    Current current(*context);
+    if (why.empty() && !current.ok()) why = "the CUDA context cannot be used";
+    for (size_t i = 0; i < kernels.size(); ++i) {
+        Kernel &k = *kernels[i];
+        if (copy_in(k, context) || k.refused) continue;
+        auto copy = std::make_unique<Copy>();
+        copy->context = context;
+        copy->answer = answer;
+        copy->layout = &answer->kernels[i];
+        copy->kernel = &k;
+        std::string lacking = why;
+        if (lacking.empty()) {
+            copy->function = copy->original = original_function(*module, k.name.c_str());
+            CUmodule in = module->module;
+            // A function's code may be loaded at its first launch.
+            if (!copy->function || (driver.cuFuncLoad && driver.cuFuncLoad(copy->function) != CUDA_SUCCESS) ||
+                (!in &&
+                 (!driver.cuFuncGetModule || driver.cuFuncGetModule(&in, copy->function) != CUDA_SUCCESS)))
+                lacking = "the driver does not find it";
+            if (lacking.empty()) {
+                std::lock_guard<std::mutex> hold(context->patches.lock);
+                copy->patched_in = in;
+                const int result = patch(context->patches, in);
+                lacking = result == kSuccess ? record_function(*context, *copy, in)
+                                             : "the library rejects its module, " + in_words(result);
+            }
+        }
+        if (!lacking.empty()) {
+            k.refused = true;
+            agent.send(Message::Refused, Writer().u32(k.slot_index).text("Compute Sanitizer: " + lacking));
+            continue;
+        }
+        Copy *made = copy.release();
+        {
+            std::lock_guard<std::mutex> hold(context->memory);
+            context->copies.push_back(made);
+        }
+        made->next = k.copies.load(std::memory_order_relaxed);
+        while (!k.copies.compare_exchange_weak(made->next, made)) {
+        }
+    }
+}
+
+bool publish(const Choice &choice) {
+    Instance &instance = *choice.instance;
+    if (instance.published.load(std::memory_order_acquire)) return true;
+    Copy &copy = *choice.copy;
+    Context &context = *copy.context;
+    Patches &p = context.patches;
+    std::lock_guard<std::mutex> hold(p.lock);
+    if (instance.published.load(std::memory_order_relaxed)) return true;
+    const Layout &layout = *copy.layout;
+    std::vector<uint8_t> record(kPatchBlock + layout.block.size());
+    memcpy(record.data(), &copy.shape, 8);
+    memcpy(record.data() + 8, instance.block, sizeof instance.block);
+    memcpy(record.data() + 20, instance.grid, sizeof instance.grid);
+    memcpy(record.data() + kPatchBlock, choice.block, layout.block.size());
+    if (layout.kernel != kNoField) {
+        const uint64_t number = copy.kernel->slot_index;
+        memcpy(record.data() + kPatchBlock + layout.kernel, &number, sizeof number);
+    }
+    const CUdeviceptr at = copy.shapes < kPatchShapes ? take(p, record.size()) : 0;
+    Current current(context);
+    if (!at || !current.ok() || !write(context, at, record.data(), record.size()) ||
+        !write(context, copy.record + 8, &at, sizeof at))
+        return false;
+    copy.shape = at;
+    ++copy.shapes;
+    instance.published.store(true, std::memory_order_release);
+    return true;
+}
+
+void forget_patches(Module *module) {
+    std::vector<Copy *> copies;
+    {
+        std::lock_guard<std::mutex> hold(registry().lock);
+        for (const auto &[name, kernel] : module->kernels)
+            for (Copy *c = kernel->copies.load(std::memory_order_acquire); c; c = c->next)
+                if (c->layout->patched && c->record) copies.push_back(c);
+    }
+    for (Copy *c : copies) {
+        Context &context = *c->context;
+        if (context.dead) continue;
+        Current current(context);
+        std::lock_guard<std::mutex> hold(context.patches.lock);
+        if (!current.ok()) continue;
+        write_slots(context, context.patches, c->pc, c->code_size, 0, &c->record);
+        auto &modules = context.patches.modules;
+        modules.erase(std::remove(modules.begin(), modules.end(), c->patched_in), modules.end());
+    }
+}
+
+}  // namespace gpubpf

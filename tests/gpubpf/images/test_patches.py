@@ -1,0 +1,118 @@
+"""`images.patches`: which kernels without PTX get patches, what the patches are, and the numbers of NVIDIA's API."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpubpf.ebpf.probe import Probe
+from gpubpf.errors import Error
+from gpubpf.images import fatbin
+from gpubpf.images.assemble import Target
+from gpubpf.images.patches import patches_at, refusal_of, with_patched
+from gpubpf.images.sidecar import Sidecar
+from gpubpf.lower import patch_function
+from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.lower.patch_function import SIGNATURES
+from gpubpf.ptx.values import PtxProbe
+from gpubpf_fragments import tally
+
+TABLE = 0x7000_1234_0000
+
+
+def on_exit(fragment: Fragment) -> list[PtxProbe]:
+    return [Probe(fragment, "exit")]
+
+
+def test_kernels_without_ptx_are_patched() -> None:
+    refused = Sidecar(refusals={"a": fatbin.SASS_ONLY, "b": "Tile IR"}, entries=("a", "b", "c"))
+    made = with_patched(refused, on_exit(tally()))
+    (kernel,) = made.kernels
+    assert (kernel.name, kernel.patched, kernel.parameters) == ("a", True, ())
+    assert set(kernel.block.bases) == {"tallies"} and made.refusals == {"b": "Tile IR"}
+    assert made.image == b""
+
+
+def test_what_patches_cannot_do_is_the_reason() -> None:
+    def reason(argument: Argument, point: str = "exit", sampled: str = "") -> str:
+        probes: list[PtxProbe] = [Probe(Fragment("f", "{ }", (argument,)), point, sampled=sampled)]  # type: ignore[arg-type]
+        made = with_patched(Sidecar(refusals={"k": fatbin.SASS_ONLY}), probes)
+        assert not made.kernels
+        return made.refusals["k"]
+
+    work = Argument("work", "b64", "context", field="work")
+    assert "does not give arg0 at point entry" in reason(
+        Argument("a", "b64", "context", field="arg0"), "entry"
+    )
+    assert "no patches at point branch" in reason(work, "branch")
+    assert "number of its launch" in reason(Argument("launch", "b64", "launch"))
+    assert "cannot choose blocks or warps" in reason(work, sampled="block")
+    assert "counts by site" in reason(Argument("cells", "b64", "shard", "cells", width=16))
+    assert refusal_of(on_exit(tally())) is None
+
+
+def test_modules_with_ptx_stay_as_they_are() -> None:
+    copies = Sidecar(b"cubin", refusals={"k": fatbin.SASS_ONLY})
+    assert with_patched(copies, on_exit(tally())) is copies
+
+
+def test_patches_of_a_context() -> None:
+    made = patches_at(TABLE, on_exit(tally()), Target("sim"))
+    assert made.patches == ((patch_function.BLOCK_EXIT, "gpubpf_program0"),)
+    text = made.image.decode()
+    assert ".visible .func (.param .b32 result) gpubpf_program0(.param .b64 data, .param .b64 pc)" in text
+    assert str(TABLE + patch_function.HEADER) in text
+    access: list[PtxProbe] = [Probe(Fragment("f", "{ }", ()), "access", spaces=("shared", "global"))]
+    assert [number for number, _ in patches_at(TABLE, access, Target("sim")).patches] == [
+        patch_function.GLOBAL_ACCESS,
+        patch_function.SHARED_ACCESS,
+    ]
+    with pytest.raises(Error, match="no patches at point float"):
+        patches_at(TABLE, [Probe(Fragment("f", "{ }", ()), "float")], Target("sim"))
+
+
+def header(name: str) -> str:
+    for place in map(Path, sys.path):
+        for found in place.glob(f"nvidia/**/compute-sanitizer/include/{name}"):
+            return found.read_text()
+    pytest.skip("nvidia-cuda-sanitizer-api is not installed")
+
+
+def test_numbers_are_those_of_the_header() -> None:
+    text = header("sanitizer_patching.h")
+    numbers = {name: int(value) for name, value in re.findall(r"SANITIZER_INSTRUCTION_(\w+)\s*= (\d+)", text)}
+    names = {
+        "BLOCK_ENTER": patch_function.BLOCK_ENTER,
+        "BLOCK_EXIT": patch_function.BLOCK_EXIT,
+        "GLOBAL_MEMORY_ACCESS": patch_function.GLOBAL_ACCESS,
+        "SHARED_MEMORY_ACCESS": patch_function.SHARED_ACCESS,
+        "LOCAL_MEMORY_ACCESS": patch_function.LOCAL_ACCESS,
+        "BARRIER": patch_function.BARRIER,
+        "BARRIER_RELEASE": patch_function.BARRIER_RELEASE,
+    }
+    assert set(names.values()) == set(SIGNATURES)
+    assert {name: numbers[name] for name in names} == names
+    types = {"uint64_t": "b64", "uint32_t": "b32", "void*": "b64"}
+    declared_as = dict(re.findall(r"\*SanitizerCallback(\w+)\)\(void\* userdata, ([^)]*)\)", text))
+    by_callback = {"BlockEnter": 1, "BlockExit": 2, "MemoryAccess": 3, "Barrier": 6}
+    for name, number in by_callback.items():
+        declared = [
+            word.strip().removeprefix("const ").rsplit(" ", 1)[0] for word in declared_as[name].split(",")
+        ]
+        assert [type_ for _, type_ in SIGNATURES[number].parameters] == [types[word] for word in declared]
+    flags = {
+        "READ": patch_function._READ_WRITE & 1,
+        "WRITE": patch_function._READ_WRITE & 2,
+        "PREFETCH": patch_function._PREFETCH,
+        "ATOMIC_WRITE_ONLY": patch_function._ONLY_WRITES,
+    }
+    shifts = dict(re.findall(r"SANITIZER_MEMORY_DEVICE_FLAG_(\w+)\s*= 1 << (\d+)", text))
+    assert {name: 1 << int(shifts[name]) for name in flags} == flags
+    callbacks = header("sanitizer_callbacks.h")
+    assert re.search(r"SANITIZER_CB_DOMAIN_RESOURCE\s*= 3,", callbacks)
+    results = header("sanitizer_result.h")
+    assert re.search(r"SANITIZER_ERROR_MAX_LIMIT_REACHED\s*= 10,", results)
+    assert re.search(r"SANITIZER_ERROR_NOT_INITIALIZED\s*= 13,", results)
