@@ -36,6 +36,7 @@ EXAMPLES = """examples:
     threadhist --json -o counts.jsonl -- ./app   every thread, as JSON Lines
     threadhist --sample-blocks 1/16 -- ./app     less overhead: an estimate
     threadhist --budget 5 -- ./app               at most 5 % more instructions
+    threadhist --sass -- python3 infer.py        also kernels without PTX
     threadhist --list ./app                      which kernels it can measure
     threadhist 1 10 -- ./app                     print each second, ten times
 """
@@ -86,6 +87,7 @@ int on_sampled_exit(struct gpu_exit *ctx) {      /* with --sample-blocks or --sa
 }
 """
 KINDS = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
+RUNS = "runs"
 
 
 def build_parser() -> cli.Parser:
@@ -96,7 +98,9 @@ def build_parser() -> cli.Parser:
     cli.add_targets(parser)
     counting = parser.add_argument_group("what to count, and how to show it")
     counting.add_argument(
-        "--work", choices=KINDS, default=KINDS[0], help="what counts as work (default: PTX instructions)"
+        "--work",
+        choices=(*KINDS, RUNS),
+        help="what counts as work (default: PTX instructions; with --sass: runs of the kernel)",
     )
     by = ("thread", "lane", "warp", "block")
     counting.add_argument(
@@ -111,6 +115,7 @@ def build_parser() -> cli.Parser:
         help="with --json or --csv: write every thread, even of very large grids",
     )
     cli.add_kernels(parser)
+    cli.add_patches(parser)
     cli.add_threads(parser)
     cli.add_sampling(parser)
     cli.add_budget(parser)
@@ -123,7 +128,11 @@ def build_parser() -> cli.Parser:
 @cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
-    args = cli.parse(build_parser(), argv)
+    parser = build_parser()
+    args = cli.parse(parser, argv)
+    if args.sass and args.work in KINDS:
+        parser.error(f"--sass counts no {args.work}, which need PTX; leave out --work")
+    args.work = args.work or (RUNS if args.sass else KINDS[0])
     out = cli.open_results(args)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
@@ -135,7 +144,9 @@ def main(argv: list[str] | None = None) -> int:
     sampling = b.sample(args)
     b.limit(args)
     on_exit = "on_sampled_exit" if sampling else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
-    b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=args.work)
+    b.attach_gpu_exit(
+        kernel=args.kernel, fn_name=on_exit, accumulate=args.work if args.work in KINDS else None
+    )
     if args.list or args.ptx:
         from gpubpf.images import listing
 
@@ -146,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
         )
 
         since_last, by_warp = bool(args.interval), on_exit == "on_exit"
-        reader = Reader(args.block, args.thread, since_last, sampling, by_warp)
+        reader = Reader(args.block, args.thread, since_last, sampling, by_warp, args.work == RUNS)
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
         for _ in session.intervals(args.interval, args.count):
             report(reader.read(session), owners, args, results)
@@ -163,6 +174,9 @@ def report(
     from gpubpf.threads import thread_counts
 
     results.begin()
+    if args.sass and not args.interval:
+        for lost in thread_counts.unaccounted(counts):
+            cli.note(TOOL, lost)
     if results.json or results.csv:
         for kernel in counts:
             if kernel.no_thread:

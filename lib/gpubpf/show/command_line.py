@@ -22,6 +22,7 @@ Whichever options a tool takes, its parsed arguments have these attributes:
     device       "auto" | "gpu" | "sim"
     map_memory   int                bytes
     ptx_options  bool               not --no-ptx-options
+    sass         bool               --sass
     alone        bool               the tool has the Python process to itself: it was not called as a function
     duration     float | None       seconds
     cgroup       int | None         --cgroup: the cgroup's id
@@ -130,6 +131,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
         device="auto",
         map_memory=2**28,
         ptx_options=True,
+        sass=False,
         duration=None,
         cgroup=None,
         comm=None,
@@ -174,6 +176,8 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
         made.error("--seed needs --sample-blocks or --sample-warps")
     if args.budget is not None and args.sample > 1:
         made.error("--budget and --sample exclude each other: --budget chooses the launches")
+    if args.sass:
+        _check_patches(made, args)
     if args.list or args.ptx:
         args.files = words
         option = "--list" if args.list else "--ptx"
@@ -191,6 +195,24 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
             name = "interval" if args.interval is None else "count"
             made.error(f"{name} {error}{advice}")
     return args
+
+
+def _check_patches(made: Parser, args: argparse.Namespace) -> None:
+    """End the process if --sass comes with what patches of machine code cannot do."""
+    if args.list or args.ptx or not args.command:
+        made.error("--sass needs a COMMAND: a running program cannot be patched; start it with the tool")
+    given = {
+        "--launch": args.launch != (1, None),
+        "--no-graphs": getattr(args, "graphs", None) is False,
+        "--sample": args.sample > 1,
+        "--budget": args.budget is not None,
+        "--sample-blocks": args.sample_blocks,
+        "--sample-warps": args.sample_warps,
+    }
+    for option in (option for option, is_given in given.items() if is_given):
+        made.error(
+            f"--sass and {option} exclude each other: a patched kernel has one form, for all launches and blocks"
+        )
 
 
 def is_spec(word: str) -> bool:

@@ -86,6 +86,15 @@ def add_kernels(made: Parser, graphs: str = "measure kernels in CUDA graphs") ->
     )
 
 
+def add_patches(made: Parser) -> None:
+    """Add how to measure kernels without PTX: --sass."""
+    made.add_argument_group("kernels without PTX").add_argument(
+        "--sass",
+        action="store_true",
+        help="also measure kernels of COMMAND that have only machine code, with NVIDIA's Compute Sanitizer library",
+    )
+
+
 def _add_launches(group: argparse._ArgumentGroup, sample: str) -> None:
     group.add_argument(
         "--launch",

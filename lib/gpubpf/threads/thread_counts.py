@@ -116,7 +116,8 @@ class ThreadCounts(Record):
 class Reader:
     """Reads the maps `tallies` and `together`, and with sampling `groups`, which the device never resets.
 
-    `since_last`: a read returns what was added since the last read. `by_warp`: the program uses `together`.
+    `since_last`: a read returns what was added since the last read. `by_warp`: the program uses `together`. `runs_are_work`: each run
+    of a thread counts as one unit of work.
     """
 
     def __init__(
@@ -126,9 +127,11 @@ class Reader:
         since_last: bool,
         sampling: Sampling | None = None,
         by_warp: bool = False,
+        runs_are_work: bool = False,
     ) -> None:
         self._block, self._thread, self._since_last = block, thread, since_last
         self._by_warp = by_warp
+        self._runs_are_work = runs_are_work
         self._sampling = sampling
         self._before: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
         self._sampled_before: dict[tuple[Any, ...], tuple[Sample, Any]] = {}
@@ -143,6 +146,8 @@ class Reader:
         for instance in session.instances("tallies"):
             key = kernel_of(instance)
             launches, (runs, work) = instance.launches, _counts(instance, together)
+            if self._runs_are_work:
+                work = runs
             if self._since_last:
                 was_launches, was_runs, was_work = self._before.get(key, (0, 0, 0))
                 news = launches != was_launches, (runs != was_runs).any()
@@ -202,6 +207,15 @@ def _scaled(launches: int, runs: Any, work: Any) -> tuple[Any, Any]:
     every = np.where(runs > 0, np.maximum(runs, np.uint64(launches)), np.uint64(0))
     estimate = np.rint(work.astype(np.float64) * every / np.maximum(runs, 1)).astype(np.uint64)
     return every, np.where(runs == every, work, estimate)
+
+
+def unaccounted(kernels: Sequence[ThreadCounts]) -> Iterator[str]:
+    """Yield a notice for each kernel whose threads ran more or less often than its launches should have made them run."""
+    for counts in kernels:
+        launched = counts.launches * counts.wanted
+        if counts.total_runs != launched:
+            what = f"{counts.total_runs:,} runs of threads were counted, but {launched:,} launched"
+            yield f"{counts.instance.kernel}: {what}; the rows of this kernel are not exact"
 
 
 # --- text ---
