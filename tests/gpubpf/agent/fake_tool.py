@@ -22,7 +22,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import RegisterUse, Sidecar, SidecarKernel
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.session.device import Device
-from gpubpf.session.measurement import Listener, Plan, Targets
+from gpubpf.session.measurement import Follow, Listener, Plan, Targets
 from gpubpf.session.session import Session
 from gpubpf.session.workers import SidecarBuilder
 
@@ -87,7 +87,10 @@ def instrument(image: bytes, target: Target) -> Sidecar:
 
 
 def session(command: list[str], pids: Sequence[int] = (), **options: Any) -> Session:
-    """Options: the fields of Plan, SidecarBuilder and Listener, and `user`, `duration`; `device` by its kind."""
+    """Options: the fields of Plan, SidecarBuilder and Listener, and `user`, `duration`; `device` by its kind; `sanitizer`: the path of
+    the Compute Sanitizer library."""
+    if sanitizer := options.pop("sanitizer", ""):
+        options["follow"] = Follow(sanitizer=(sanitizer,))
     options = {
         "map_memory": 1 << 20,
         "instrument": instrument,
