@@ -69,6 +69,55 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(gpubpf_cuda.build(PROGRAM, tmp_path_factory.mktemp("app") / "app"))
 
 
+# modules ROUNDS MILLISECONDS: in two contexts, loads a module, launches its kernel `first`, and loads another with `second` in its
+# place, again and again. The launches of a round are 1 in the first context and 2 in the second. Prints the contexts' sums.
+MODULES = r"""
+#include <cuda.h>
+#include <cstdio>
+#include <cstdlib>
+#include <unistd.h>
+static const char *text[] = {"first", "second"};
+static const char *form = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry %s(.param .u64 p) {\n"
+    ".reg .b64 %%at; .reg .b32 %%x; .reg .pred %%odd; ld.param.u64 %%at, [p]; mov.u32 %%x, %%tid.x; and.b32 %%x, %%x, 1;\n"
+    "setp.eq.u32 %%odd, %%x, 1; @%%odd bra OUT; red.global.add.u32 [%%at], 1; ret;\nOUT: red.global.add.u32 [%%at], 2; exit; }\n";
+#define CHECK(x) do { if (int r = (x)) return printf("%s: %d\n", #x, r), 1; } while (0)
+int main(int, char **argv) {
+    CUcontext contexts[2];
+    CUdeviceptr sums[2];
+    CHECK(cuInit(0));
+    for (int c = 0; c < 2; c++) {
+        CHECK(cuCtxCreate(&contexts[c], nullptr, 0, 0));
+        CHECK(cuMemAlloc(&sums[c], 4));
+        CHECK(cuMemsetD32(sums[c], 0, 1));
+    }
+    for (int round = 0; round < atoi(argv[1]); round++)
+        for (int c = 0; c < 2; c++) {
+            CHECK(cuCtxSetCurrent(contexts[c]));
+            for (int k = 0; k < 2; k++) {
+                char ptx[1000];
+                CUmodule module;
+                CUfunction kernel;
+                void *arguments[] = {&sums[c]};
+                snprintf(ptx, sizeof ptx, form, text[k]);
+                CHECK(cuModuleLoadData(&module, ptx));
+                CHECK(cuModuleGetFunction(&kernel, module, text[k]));
+                for (int i = 0; i <= c; i++) CHECK(cuLaunchKernel(kernel, 2, 1, 1, k ? 4 : 6, 1, 1, 0, 0, arguments, 0));
+                CHECK(cuCtxSynchronize());
+                CHECK(cuModuleUnload(module));
+            }
+            usleep(1000 * atoi(argv[2]));
+        }
+    for (int c = 0; c < 2; c++) {
+        unsigned sum = 0;
+        CHECK(cuCtxSetCurrent(contexts[c]));
+        CHECK(cuMemcpyDtoH(&sum, sums[c], 4));
+        printf("%u\n", sum);
+        CHECK(cuCtxDestroy(contexts[c]));
+    }
+}
+"""
+
+
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"CUDASIM_SASS": "1"} | variables
     return subprocess.run([*TOOL, *words], env=environment, capture_output=True, text=True, timeout=120)
@@ -132,6 +181,50 @@ def test_chosen_kernels_and_threads(app: str, tmp_path: Path) -> None:
     threads = [r for r in found if r["type"] == "thread"]
     assert {tuple(r["thread"]) for r in threads} == {(3, 1, 0), (4, 1, 0)}
     assert found[-1]["launches_matched"] == 10
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> str:
+    program = tmp_path_factory.mktemp("modules") / "modules"
+    return str(gpubpf_cuda.build(MODULES, program, f"-L{LIBRARY.parent}", "-lcuda"))
+
+
+def test_code_in_the_place_of_other_code(modules: str, tmp_path: Path) -> None:
+    """A module may be unloaded, and another one loaded where its code was. Each context has its own table and patches."""
+    out = tmp_path / "out.jsonl"
+    done = run("--sass", "--json", "-o", str(out), "--", modules, "3", "0")
+    assert (done.returncode, done.stdout) == (0, "90\n180\n"), done.stderr
+    kernels = [r for r in records(out) if r["type"] == "kernel"]
+    assert {r["kernel"]: (r["launches"], r["runs"]) for r in kernels} == {
+        "first": (9, 9 * 12),
+        "second": (9, 9 * 8),
+    }
+
+
+def test_the_measurement_ends_before_the_program(modules: str, tmp_path: Path) -> None:
+    """The patches are removed at a moment between two launches, so all runs belong to counted launches. The program goes on."""
+    out = tmp_path / "out.jsonl"
+    done = run("--sass", "-d", "0.5", "--json", "-o", str(out), "--", modules, "60", "20")
+    assert (done.returncode, done.stdout) == (0, f"{60 * 30}\n{60 * 60}\n"), done.stderr
+    assert "not exact" not in done.stderr
+    kernels = [r for r in records(out) if r["type"] == "kernel"]
+    assert kernels and all(r["runs"] == r["launches"] * r["threads"] for r in kernels)
+
+
+def test_the_tool_is_killed(modules: str) -> None:
+    """The agent removes the patches itself."""
+    words = [*TOOL, "--sass", "-o", "/dev/null", "--", modules, "60", "20"]
+    with subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"CUDASIM_SASS": "1"},
+    ) as tool:
+        assert tool.stdout is not None and tool.stderr is not None
+        assert any("attached to" in line for line in tool.stderr)
+        tool.kill()
+        assert tool.stdout.read() == f"{60 * 30}\n{60 * 60}\n"  # the program has the same output
 
 
 def test_without_the_library(app: str) -> None:

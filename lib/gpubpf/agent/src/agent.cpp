@@ -154,11 +154,12 @@ bool to_finish(const Connection &c) {
     return launches_of_copies() != c.finished_at || (oplog.on() && !c.finished);
 }
 
-// Stops instrumenting launches, for good: start() may still run, on another thread.
-void end_measuring(Connection &c) {
+// Stops instrumenting launches, for good: start() may still run, on another thread. `patches`: kernels have patches, so launches
+// are instrumented until stop_sanitizer() has removed them.
+void end_measuring(Connection &c, bool patches = false) {
     std::lock_guard<std::mutex> hold(c.lock);
     c.over = true;
-    agent.live = false;
+    if (!patches) agent.live = false;
 }
 
 void tool_gone(Connection &c) {
@@ -257,11 +258,13 @@ void handle(Connection &c, Frame &frame) {
             uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
             if (agent.live && virtual_clock()) agent.control->ended_ns = last_ns();
             if (flags & kStop) {
-                end_measuring(c);
+                end_measuring(c, has_patches());
                 phase = Phase::Ending;
             }
             const auto job = [&c, sequence, wait_ms, flags] {
                 const bool may_read = !agent.resting || to_finish(c);
+                if (flags & kStop && may_read) stop_sanitizer();
+                if (flags & kStop) agent.live = false;
                 if (flags & kStop && may_read) {
                     wait_until_copies_are_launched(std::max(kSwapping, wait_ms / 2));
                     graphs_back(kSwapping);

@@ -136,12 +136,15 @@ std::string prepare_patches(Module *module, Context &context) {
     {
         std::lock_guard<std::mutex> busy(context.busy);
         Current current(context);
+        CUdeviceptr memory = 0;  // in no pool, which readings of the maps would copy
         if (!current.ok() || !prepare_context(context) ||
-            !add_pool(context, kTableSize + kRecords, kTableSize + kRecords))
+            driver.cuMemAlloc_v2(&memory, kTableSize + kRecords) != CUDA_SUCCESS)
             return failed("no memory for the table of patches");
-        std::lock_guard<std::mutex> memory(context.memory);
         std::lock_guard<std::mutex> hold(p.lock);
-        p.table = context.pools.back()->base;
+        p.table = memory;
+        if (driver.cuMemsetD8Async(memory, 0, kTableSize + kRecords, context.stream) != CUDA_SUCCESS ||
+            !wait_for(context.stream, kPatience))
+            return p.why = "the table of patches cannot be written";
         p.records = p.table + kTableSize;
         p.records_end = p.records + kRecords;
         p.slots.assign(kTableSlots, {});
@@ -229,25 +232,32 @@ std::string start_sanitizer(const std::string &libraries) {
     return refusal;
 }
 
+bool has_patches() {
+    std::lock_guard<std::mutex> alone(serial);
+    return subscriber;
+}
+
 void stop_sanitizer() {
-    {
+    if (!has_patches()) return;
+    std::vector<Context *> contexts;
+    for (Context *c : registry().all_contexts())
+        if (!c->dead && c->patches.usable) contexts.push_back(c);
+    const auto unpatch = [](Context &context) {
+        Current current(context);
+        std::lock_guard<std::mutex> hold(context.patches.lock);
         std::lock_guard<std::mutex> alone(serial);
-        if (!subscriber) return;
-    }
-    bool all = true;
-    for (Context *c : registry().all_contexts()) {
-        if (c->dead || !c->patches.usable) continue;
-        when_idle(*c, kPatience, [&](LaunchesHeld &) {
-            Current current(*c);
-            std::lock_guard<std::mutex> hold(c->patches.lock);
-            std::lock_guard<std::mutex> alone(serial);
-            SignalsBlocked blocked;
-            auto &modules = c->patches.modules;
-            while (!modules.empty() && current.ok() && api.UnpatchModule(modules.back()) == kSuccess)
-                modules.pop_back();
+        SignalsBlocked blocked;
+        auto &modules = context.patches.modules;
+        while (!modules.empty() && current.ok() && api.UnpatchModule(modules.back()) == kSuccess)
+            modules.pop_back();
+    };
+    if (!contexts.empty())
+        when_idle(contexts, kPatience, [&](LaunchesHeld &) {
+            for (Context *c : contexts) unpatch(*c);
+            agent.live = false;  // no launch is between the decision about it and the driver
         });
-        all = all && c->patches.modules.empty();
-    }
+    const bool all = std::all_of(contexts.begin(), contexts.end(),
+                                 [](const Context *c) { return c->patches.modules.empty(); });
     std::lock_guard<std::mutex> alone(serial);
     SignalsBlocked blocked;
     DriverScope scope;

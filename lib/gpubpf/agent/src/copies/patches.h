@@ -13,7 +13,9 @@ namespace gpubpf {
 
 // Loads the first usable library of `libraries`, which are separated by colons, and subscribes. Returns why it cannot, or "".
 std::string start_sanitizer(const std::string &libraries);
-// Unpatches every module that exists, and unsubscribes. A module of a context whose kernels do not end soon stays patched, and
+// Whether kernels may have patches, which count until they are unpatched.
+bool has_patches();
+// Unpatches every module that exists, instruments no more launches from that moment on, and unsubscribes. A module of a context whose kernels do not end soon stays patched, and
 // Patches::modules keeps it: the memory that its patches use must stay.
 void stop_sanitizer();
 

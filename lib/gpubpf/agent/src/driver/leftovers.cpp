@@ -76,8 +76,10 @@ Leftovers gather(Context &context, uint64_t attachment) {
     gather_stamps(context, r.events);
     gather_graphs(context, r);
     std::lock_guard<std::mutex> hold(context.memory);
-    if (context.patches.modules.empty())  // else patches use it
+    if (context.patches.modules.empty()) {  // else patches use it
         for (const auto &pool : context.pools) r.memory.push_back(pool->base);
+        if (CUdeviceptr table = std::exchange(context.patches.table, 0)) r.memory.push_back(table);
+    }
     r.memory.insert(r.memory.end(), context.cell_memory.begin(), context.cell_memory.end());
     context.cell_memory.clear();
     context.cells.clear();
