@@ -100,6 +100,7 @@ def build_parser() -> cli.Parser:
     counting.add_argument(
         "--work",
         choices=(*KINDS, RUNS),
+        default=KINDS[0],
         help="what counts as work (default: PTX instructions; with --sass: runs of the kernel)",
     )
     by = ("thread", "lane", "warp", "block")
@@ -130,9 +131,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     parser = build_parser()
     args = cli.parse(parser, argv)
-    if args.sass and args.work in KINDS:
+    if args.sass and args.work in KINDS[1:]:
         parser.error(f"--sass counts no {args.work}, which need PTX; leave out --work")
-    args.work = args.work or (RUNS if args.sass else KINDS[0])
+    if args.sass:
+        args.work = RUNS
     out = cli.open_results(args)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
