@@ -9,10 +9,11 @@ import math
 import re
 from collections.abc import Sequence
 
+from gpubpf.ebpf.floats import as_float
 from gpubpf.errors import UsageError
 from gpubpf.expressions.evaluate import signed
 from gpubpf.expressions.syntax import Name
-from gpubpf.expressions.values import ELEMENTS, as_float
+from gpubpf.expressions.values import ELEMENTS
 from gpubpf.record import Record
 from gpubpf.show.table import printable
 

@@ -11,17 +11,24 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf.bytecode import TYPES
+from gpubpf.ebpf.floats import as_float, element, is_denormal
+from gpubpf.ebpf.headers import INCLUDE
 from gpubpf.errors import UsageError
 from gpubpf.expressions import specs
 from gpubpf.expressions.c_text import c_text
 from gpubpf.expressions.points import c_names
 from gpubpf.expressions.syntax import names_of
-from gpubpf.expressions.values import FUNCTIONS, as_float
 
 # How struct reads an element as a floating-point number; bf16 is the upper half of an f32. Other types are none.
 FORMS = {"b16": "e", "f16": "e", "b32": "f", "f32": "f", "b64": "d", "f64": "d"}
 KINDS = [kind for kind in TYPES if kind != "pred"]
 NAMES = ("value", "isnan(value)", "isinf(value)")
+# Functions of the header, and what Python says about the element of which they set the sign bit.
+MASKS = {
+    "gpu_nans": math.isnan,
+    "gpu_not_finite": lambda one: not math.isfinite(one),
+    "gpu_zeros": lambda one: one == 0,
+}
 
 
 def bits_of(kind: str) -> int:
@@ -69,28 +76,40 @@ def test_the_c_text_sees_what_python_does(tmp_path: Path) -> None:
     cases = [(kind, words(kind, numbers)) for kind in KINDS for _ in range(300)]
     cases += [(kind, bytes(16)) for kind in KINDS]
     names = c_names(specs.count("store:* (value)").attachment)
+    masks = [f"{function}(ctx_type, ctx_low)" for function in (*MASKS, "gpu_denormals")]
     rows = (f"{{{TYPES.index(kind)},{low(raw[:8])}ull,{low(raw[8:])}ull}}" for kind, raw in cases)
     source = [
         "#include <stdio.h>\ntypedef unsigned long long u64; typedef long long s64;",
         f"enum {{ {', '.join('GPU_' + kind.upper() for kind in TYPES)} }};",
-        FUNCTIONS,
+        (INCLUDE / "gpubpf_floats.h").read_text().replace("#include <gpubpf.h>", ""),
         f"u64 cases[][3] = {{{','.join(rows)}}};",
         "int main(void) {",
         f"for (int i = 0; i < {len(cases)}; i++) {{",
         "u64 ctx_type = cases[i][0], ctx_low = cases[i][1], ctx_high = cases[i][2];",
-        f'printf("%lld %llu %llu\\n", {", ".join(names[name] for name in NAMES)}); }} }}',
+        f'printf("%lld %llu %llu %llu %llu %llu %llu\\n", {", ".join([*(names[name] for name in NAMES), *masks])}); }} }}',
     ]
     (tmp_path / "all.c").write_text("\n".join(source))
     subprocess.run(["cc", "-w", "-O1", "-o", tmp_path / "all", tmp_path / "all.c"], check=True)
     said = subprocess.run([tmp_path / "all"], capture_output=True, text=True, check=True).stdout.splitlines()
     found = [tuple(map(int, line.split())) for line in said]
-    seen = {one[1:] for one in found}
+    seen = {one[1:3] for one in found}
     assert seen == {(0, 0), (0, 1), (1, 0), (1, 1)}
     for (kind, raw), one in zip(cases, found, strict=True):
         floats = elements(kind, raw)
         number = first(kind, raw)
         shown = number - (1 << 64) if number >> 63 == 1 else number
-        assert one == (shown, any(map(math.isnan, floats)), any(map(math.isinf, floats))), (kind, raw.hex())
+        assert one[:3] == (shown, any(map(math.isnan, floats)), any(map(math.isinf, floats))), (
+            kind,
+            raw.hex(),
+        )
+        bits, floats = bits_of(kind), floats[: 64 // bits_of(kind)]
+        holds = [list(map(test, floats)) for test in MASKS.values()]
+        numbers_of = [element(kind, low(raw[:8]), low(raw[8:]), at) for at in range(len(floats))]
+        names_of_floats = {"b16": "f16", "b32": "f32", "b64": "f64"}
+        holds.append([is_denormal(names_of_floats.get(kind, kind), number) for number in numbers_of])
+        for mask, of_each in zip(one[3:], holds, strict=True):
+            right = sum(1 << bits * at + bits - 1 for at, held in enumerate(of_each) if held)
+            assert mask == right, (kind, raw.hex())
 
 
 @pytest.mark.parametrize("kind", KINDS)
