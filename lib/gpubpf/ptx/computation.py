@@ -1,7 +1,7 @@
 """Determine which registers a PTX instruction reads and writes, and whether it computes floating-point numbers.
 
     computation(instruction)   # fma.rn.f32 %f1, %f2, %f3, %f1 → Computation("f32", "f32", (Name("%f1"),), …, "fma")
-    asynchronous(instruction)  # wgmma.mma_async… → "wgmma.mma_async"
+    unseen_float(instruction)  # wgmma.mma_async… → "wgmma.mma_async"
 
 Two groups are excluded: instructions that access memory, whose values `operands` finds, and instructions without a result, such as
 branches and barriers (PTX ISA 9.0, chapter 9.7). Accesses to textures and surfaces are included, since their coordinates are in
@@ -118,10 +118,24 @@ def _used(result: Operand) -> Operand:
     return result
 
 
-def asynchronous(instruction: PtxInstruction) -> str | None:
-    """Return the name of an instruction whose floating-point result arrives later, so that programs cannot see it; else None."""
-    known = facts(instruction)
-    return known.name if known.is_late else None
+def unseen_float(instruction: PtxInstruction) -> str | None:
+    """Return the name of an instruction that computes floating-point numbers which programs cannot see; else None.
+
+    The result arrives later, is in memory alone (an atomic addition), or has 8 bits or fewer, for which there is no type."""
+    known, modifiers = facts(instruction), instruction.modifiers
+    if known.is_late:
+        return known.name
+    types = [m for m in modifiers if _TYPE.fullmatch(m)]
+    if (
+        instruction.opcode in ("atom", "red")
+        and "add" in modifiers
+        and types
+        and _element(types[-1]) in _FLOATS
+    ):
+        return f"{instruction.opcode}.add.{types[-1]}"
+    if instruction.opcode == "cvt" and types and "m" in types[0]:
+        return f"cvt.{types[0]}"
+    return None
 
 
 def is_chosen(patterns: Collection[str], opcode: str) -> bool:

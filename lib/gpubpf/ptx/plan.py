@@ -16,7 +16,7 @@ from .access import UNADDRESSED, Access, accesses, unaddressed_accesses, unprobe
 from .alike import count_unlike
 from .barriers import barrier
 from .call_graph import CallGraph
-from .computation import Computation, asynchronous, computation, is_chosen
+from .computation import Computation, computation, is_chosen, unseen_float
 from .cost import ADDED, SKIPPED
 from .emit import WAITING, array, widened
 from .flow import find_names
@@ -294,7 +294,7 @@ class InjectionPlan:
                     of = without_operands(access)
                     found[of] += 1
                     values[of] += operands(statement) is not None
-                missed["float"].update([opcode] if (opcode := asynchronous(statement)) is not None else [])
+                missed["float"].update([opcode] if (opcode := unseen_float(statement)) is not None else [])
                 missed["access"].update([opcode] if (opcode := unprobed(statement)) is not None else [])
                 missed["value"].update([opcode] if (opcode := without_value(statement)) is not None else [])
             places["basic_block"] += len(targets)

@@ -15,7 +15,7 @@ from engine_device import Array
 from gpubpf.ebpf.bytecode import CONTEXTS, FLOAT_OPERATIONS, TYPES
 from gpubpf.ebpf.probe import Probe
 from gpubpf.lower.fragment import Argument, Fragment
-from gpubpf.ptx.computation import asynchronous, computation, is_chosen
+from gpubpf.ptx.computation import computation, is_chosen, unseen_float
 from gpubpf.ptx.inject import inject
 from gpubpf.ptx.module import PtxInstruction
 from gpubpf.ptx.parser import parse
@@ -125,13 +125,28 @@ def test_what_instructions_read_and_write(
     "text",
     [
         *("ld.global.f32 %f1, [%rd1];", "st.global.f32 [%rd1], %f1;", "ld.param.f32 %f1, [p];"),
-        *("atom.global.add.f32 %f1, [%rd1], %f2;", "bar.sync 0;", "barrier.cta.red.popc.u32 %r1, 0, %p1;"),
+        *("atom.global.add.u32 %r1, [%rd1], %r2;", "bar.sync 0;", "barrier.cta.red.popc.u32 %r1, 0, %p1;"),
+        *("atom.global.exch.b32 %r1, [%rd1], %r2;", "red.global.max.f32 [%rd1], %f2;"),
         *("bra over;", "@%p1 exit;", "ret;", "call f, (a);", "cp.async.wait_group 1;", "membar.gl;"),
         *("nanosleep.u32 100;", "wgmma.fence.sync.aligned;", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];"),
     ],
 )  # fmt: skip
 def test_what_computes_nothing(text: str) -> None:
-    assert computation(parsed(text)) is None and asynchronous(parsed(text)) is None
+    assert computation(parsed(text)) is None and unseen_float(parsed(text)) is None
+
+
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;", "wgmma.mma_async"),
+        ("atom.global.add.f32 %f1, [%rd1], %f2;", "atom.add.f32"),
+        ("red.global.add.noftz.f16x2 [%rd1], %r1;", "red.add.f16x2"),
+        ("cvt.rn.satfinite.e5m2x2.f32 %rs1, %f1, %f2;", "cvt.e5m2x2"),
+        ("cvt.rn.f16x2.e5m2x2 %r1, %rs1;", None),
+    ],
+)  # fmt: skip
+def test_floating_point_results_that_no_program_sees_have_a_name(text: str, name: str | None) -> None:
+    assert unseen_float(parsed(text)) == name
 
 
 def test_opcodes_are_chosen_by_globs() -> None:
