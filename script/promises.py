@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/promises.json"
 EXAMPLES = ROOT / "examples"
-PROGRAMS = ("vectoradd", "exits", "latency", "memory", "imbalance")
+PROGRAMS = ("vectoradd", "exits", "latency", "memory", "imbalance", "softmax")
 # Not every machine can build these: what a command line names, and where make builds it.
 OPTIONAL = {"hip/saxpy": EXAMPLES / "hip", "threads.bpf.o": EXAMPLES}
 # The words before the program, and the program: together they print every record that needs neither root nor a GPU.
@@ -39,6 +39,8 @@ RUNS = (
     "launchlate -- latency",
     "launchlate -v -- latency",
     "launchlate --timeline -- latency",
+    "nansnoop -- softmax",
+    "nansnoop --stores -- softmax",
     "gpucount kernel:triangular load:triangular -- imbalance",
     "gpudist -H exit:triangular:loads:u64:work -C load:triangular:u32:width -- imbalance",
     "gputrace 'exit:triangular (gthread == 7) \"%lu\", gthread' -- imbalance",
@@ -76,6 +78,7 @@ DATA = (
     "methods",
     "missed",
     "not_instrumented",
+    "not_looked_at",
     "patterns",
     "sm_idle_ns",
     "spent_ns",

@@ -269,6 +269,7 @@ def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
         *("threadhist", "kernelretsnoop", "kernelretsnoop -e", "launchlate", "memtrace", "memtrace -e"),
         *(
             "memtrace --sample-warps 1/2",
+            "nansnoop",
             "gpucount exit:*",
             "gpudist -C exit:*:u64:launch",
             "gputrace -T exit:*",

@@ -56,6 +56,14 @@ LOOKS = {
         *("", "-v", "--footprint", "--footprint -v --granule 32", "--no-allocations", "--json --footprint"),
         *("--csv", "-e --warps 8", "-e --json --warps 8", "--heatmap {}.svg --warps 8", "--block 0 -T"),
     ],
+    "nansnoop": [
+        "",
+        "-v",
+        "--json",
+        "--csv -T",
+        "--stores -v",
+        "--kinds inf,overflow,denormal --check --block 0",
+    ],
     "gpucount": [
         *(
             "kernel:* entry:* exit:*:stores",

@@ -190,6 +190,20 @@ def halves(records: Records) -> bool:
 
 
 # tool, options, program, the answer: what the records must be.
+def origin(records: Records) -> bool:
+    """Return whether the first infinity and the NaN of the softmax have their places, and the other kernel has neither."""
+    found = of(records, "nan")
+    (lost,) = (r for r in found if r["kind"] == "nan")
+    first, last = found[0]["first"], lost["first"]
+    finite = "inf" not in first["operands"] and "nan" not in first["operands"]
+    return (
+        {r["kernel"] for r in found} == {"naive"}
+        and (found[0]["kind"], first["block"], finite) == ("inf", [2, 0, 0], True)
+        and (lost["op"], lost["count"], last["operands"]) == ("div.rn.f32", 1, ["inf", "inf"])
+        and (last["block"], last["thread"]) == ([2, 0, 0], [17, 0, 0])
+    )
+
+
 ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
     ("threadhist", "--work stores", "vectoradd", lambda r: work(r, "vectorAdd") == [4, 4, 4, 4, 3]),
     ("threadhist", "--work stores", "vectoradd 1000003 5",
@@ -213,6 +227,7 @@ ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
     ("threadhist", "--work stores --kernel straight", "transpose", lambda r: sum(work(r, "straight")) == 3500),
     ("threadhist", "", "streams", lambda r: runs(r, "step") == {20} and runs(r, "gather") == {1}),
     ("threadhist", "", "language", lambda r: all(runs(r, kernel) == {1} for kernel in ("counted", "climb", "make", "called"))),
+    ("nansnoop", "", "softmax", origin),
     ("launchlate", "-v", "latency", latency),
     ("launchlate", "-v --graphs --kernel step", "latency 200", replays),
     ("kernelretsnoop", "", "exits", leaving),

@@ -32,7 +32,10 @@ from gpubpf.session.device import Device
 from gpubpf.show import table
 
 T = TypeVar("T")
-DEVICE_TOOLS = ("threadhist", "kernelretsnoop", "memtrace", "gpucount", "gpudist", "gputrace", "gpurun")
+DEVICE_TOOLS = (
+    *("threadhist", "kernelretsnoop", "memtrace", "nansnoop"),
+    *("gpucount", "gpudist", "gputrace", "gpurun"),
+)
 _INJECTED = (
     "CUDA_INJECTION64_PATH",
     "NVTX_INJECTION64_PATH",
