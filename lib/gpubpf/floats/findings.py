@@ -55,7 +55,8 @@ class First(Record):
 class Finding(Record):
     """Numbers of one kind at one instruction. first: None if there was no room for it.
 
-    count: threads whose result had such an element. op: the instruction with its modifiers. wave: lanes of a wave, on an AMD GPU.
+    count: threads whose result had such an element. op: the instruction with its modifiers, or `unknown`.
+    wave: lanes of a wave, on an AMD GPU.
     """
 
     pid: int
@@ -142,7 +143,7 @@ class Findings:
         if number not in self._sites.get(key, {}):
             self._sites[key] = session.sites(mangled, pid)
         site = self._sites[key].get(number)
-        return (f"site {number}", "") if site is None else (site_name(site), site.opcode)
+        return (f"site {number}", "unknown") if site is None else (site_name(site), site.opcode)
 
     def summary(self, session: Session) -> dict[str, Any]:
         """Return the fields of the summary record. With `stores`, not_looked_at: stores of unknown or long values, by instruction."""
