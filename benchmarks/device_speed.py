@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests" / "support"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / part) for part in ("lib", "tests", "tests/support", "benchmarks")]
 
 from conformance import build  # noqa: E402
 from conformance.tools import finished  # noqa: E402

@@ -31,7 +31,7 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
 from conformance import build  # noqa: E402
 from conformance.tools import APIS, finished, under  # noqa: E402

@@ -20,7 +20,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "tests/gpubpf/linux/uprobes"
-sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "tests/support", "tests/gpubpf/linux")]
+sys.path[:0] = [str(HERE.parent / part) for part in ("lib", "script", "tests/support", "tests/gpubpf/linux")]
 
 import test_uprobes as tested  # noqa: E402
 
