@@ -19,6 +19,7 @@ from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.lower.patch_function import SIGNATURES
 from gpubpf.ptx.values import PtxProbe
 from gpubpf_fragments import tally
+from gpubpf_sass import need, sass
 
 TABLE = 0x7000_1234_0000
 
@@ -72,6 +73,17 @@ def test_patches_of_a_context() -> None:
     ]
     with pytest.raises(Error, match="no patches at point float"):
         patches_at(TABLE, [Probe(Fragment("f", "{ }", ()), "float")], Target("sim"))
+
+
+def test_patches_for_a_gpu(tmp_path: Path) -> None:
+    """They are assembled as the API wants them, and have no YIELD."""
+    need("ptxas")
+    made = patches_at(TABLE, on_exit(tally()), Target("gpu", (8, 6)))
+    cubin = tmp_path / "patches.cubin"
+    cubin.write_bytes(made.image)
+    code = sass(cubin)["gpubpf_program0"]
+    assert any(re.search(r"\b(ATOM|RED)", line) for line in code)  # the count of unknown shapes
+    assert not any("YIELD" in line for line in code)
 
 
 def header(name: str) -> str:
