@@ -16,7 +16,7 @@ import numpy as np
 
 from gpubpf.memory import access_log, access_text, parquet
 from gpubpf.memory.access_log import AccessLog
-from gpubpf.session.kernel_shapes import KernelShape
+from gpubpf.records.kernel_shapes import KernelShape
 
 PLACES = [KernelShape(7, "app", 0, name, (4096, 1, 1), (256, 1, 1)) for name in ("_Z4copyPfS_", "_Z5scalePf")]
 RECORD = np.dtype([("address", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("site", "<u2"), ("how", "<u2")])

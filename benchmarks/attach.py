@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "lib")]
 
-from gpubpf.session import device  # noqa: E402
+from gpubpf.traced import device  # noqa: E402
 
 PROGRAM = ROOT / "tests" / "gpubpf" / "attach" / "rate.cpp"
 HEADERS = [

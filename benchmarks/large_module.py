@@ -25,8 +25,8 @@ from gpubpf.images.assemble import Target  # noqa: E402
 from gpubpf.images.instrument import instrument_kernels, instrument_module  # noqa: E402
 from gpubpf.images.sidecar import Sidecar  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
-from gpubpf.session.large_modules import ALL_ABOVE  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
+from gpubpf.traced.large_modules import ALL_ABOVE  # noqa: E402
 
 KERNELS = 500
 TARGET = Target("gpu", (9, 0), 13)

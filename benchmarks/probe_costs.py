@@ -23,11 +23,11 @@ sys.path[:0] = [str(ROOT / "lib"), str(ROOT / "tests" / "support")]
 import access_paths  # noqa: E402
 from gpubpf.ebpf.sampling import Sampling, Unit  # noqa: E402
 from gpubpf.images.occupancy import limit_of_copy  # noqa: E402
+from gpubpf.inject.inject import inject  # noqa: E402
+from gpubpf.inject.injected import Injected  # noqa: E402
+from gpubpf.inject.probe_text import FREQUENT  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
-from gpubpf.ptx.inject import inject  # noqa: E402
-from gpubpf.ptx.injected import Injected  # noqa: E402
 from gpubpf.ptx.parser import parse  # noqa: E402
-from gpubpf.ptx.probe_text import FREQUENT  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
 from gpubpf.tools import kernelretsnoop, launchlate, memtrace, threadhist  # noqa: E402
 from gpubpf_sass import assembled, registers, sass  # noqa: E402

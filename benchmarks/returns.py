@@ -24,9 +24,9 @@ sys.path[:0] = [str(HERE.parent / "lib")]
 
 from gpubpf import elf  # noqa: E402
 from gpubpf.calls.api import cuda, hip  # noqa: E402
+from gpubpf.kernel import bpf_syscall, libc  # noqa: E402
 from gpubpf.linux import libraries  # noqa: E402
 from gpubpf.linux.returns import Code  # noqa: E402
-from gpubpf.process import bpf_syscall, libc  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
 
 ROUNDS = 5

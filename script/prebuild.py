@@ -28,12 +28,12 @@ from gpubpf.ebpf import compile
 from gpubpf.ebpf.bytecode import HOST_POINTS, WIDE, Program, points, register_functions
 from gpubpf.ebpf.headers import INCLUDE
 from gpubpf.errors import CompileError, Error, VerifyError
+from gpubpf.kernel import privileges
 from gpubpf.launches import off_cpu
 from gpubpf.linux.host_programs import try_load
 from gpubpf.lower import nvptx, x86
 from gpubpf.lower.programs import PREBUILT, is_by_lanes, prebuilt_key
 from gpubpf.memory import access_trace
-from gpubpf.process import privileges
 from gpubpf.verify import verify
 from gpubpf.verify.rules import check
 

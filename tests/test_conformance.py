@@ -23,7 +23,7 @@ from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome, table
 from conformance.tools import APIS, Watched
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import clang
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 
 needs_device = pytest.mark.skipif(
     not (LIBRARIES / "libcuda.so.1").exists(), reason="the embedded device is not built (script/setup)"

@@ -24,7 +24,7 @@ import pytest
 
 import gpubpf_cuda
 import hipsim_device
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 from gpubpf_host import needs_bpf
 
 ROOT = Path(__file__).resolve().parents[1]

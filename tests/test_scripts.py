@@ -292,8 +292,8 @@ def test_names_that_scripts_take_from_the_library_exist() -> None:
 
 
 def test_the_demo_asks_for_functions_that_exist() -> None:
-    from gpubpf.process import privileges
-    from gpubpf.session import device
+    from gpubpf.kernel import privileges
+    from gpubpf.traced import device
 
     modules = {"privileges": privileges, "device": device}
     asked = re.findall(

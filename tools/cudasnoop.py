@@ -92,7 +92,7 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
 
 def say_if_no_gpu(command: list[str]) -> None:
     """Say how to run a command that has failed on the embedded device, if there is no GPU."""
-    from gpubpf.session import device
+    from gpubpf.traced import device
 
     if any("cudasim" in word for word in command) or not isinstance(reason := device.ask_driver(), str):
         return

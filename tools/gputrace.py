@@ -83,8 +83,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from gpubpf.program import BPF
     from gpubpf.session import tracing
-    from gpubpf.session.measurement import Follow
     from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.traced.measurement import Follow
 
     b = BPF(text=text, any_user=True)
     b.say_verdict(args.tool)

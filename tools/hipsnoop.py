@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
     from gpubpf.calls.kernel_times import kernel_times_of_command
     from gpubpf.calls.report import VendorInterfaces
     from gpubpf.calls.traced_processes import check_privileges
-    from gpubpf.session import amd_device
+    from gpubpf.traced import amd_device
 
     check_privileges(args)
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args.list:
         from gpubpf.calls import api, listing
-        from gpubpf.session import amd_device
+        from gpubpf.traced import amd_device
 
         simulated, notice = amd_device.of_command(args)
         if notice:

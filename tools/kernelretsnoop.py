@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpubpf.exits.exit_log import ExitLog
     from gpubpf.exits.exits_text import SiteNames
     from gpubpf.exits.lateness import ExitReport
-    from gpubpf.session.kernel_shapes import KernelShape
+    from gpubpf.records.kernel_shapes import KernelShape
     from gpubpf.session.session import Session
     from gpubpf.show.owner_columns import OwnerColumns
 
@@ -261,8 +261,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from gpubpf.program import BPF
     from gpubpf.session import tracing
-    from gpubpf.session.measurement import Follow
     from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.traced.measurement import Follow
 
     if args.heatmap:
         from gpubpf.show import picture
@@ -308,7 +308,7 @@ def report(
 ) -> None:
     """Print the exits since the last report."""
     from gpubpf.exits import exits_csv, exits_text
-    from gpubpf.session.kernel_shapes import site_names
+    from gpubpf.records.kernel_shapes import site_names
 
     def sites(kernel: KernelShape) -> SiteNames:
         return site_names(session.sites(kernel.mangled, kernel.pid))

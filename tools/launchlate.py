@@ -170,8 +170,8 @@ def main(argv: list[str] | None = None) -> int:
 
         return listing.show(b, args, out)
     from gpubpf.session import tracing
-    from gpubpf.session.measurement import Follow, Kept
     from gpubpf.show import perfetto
+    from gpubpf.traced.measurement import Follow, Kept
 
     b["every_lane"].set(int(tracing.device_of(args).kind == "sim").to_bytes(8, "little"))
     off_cpu = None

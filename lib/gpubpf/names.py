@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 
-from gpubpf.process import libc
+from gpubpf.kernel import libc
 from gpubpf.record import Record
 from gpubpf.show import table
 from gpubpf.show.kernel_names import fitted, shorten, told_apart
@@ -238,7 +238,8 @@ def _helper() -> _Helper:
 
 def serve() -> None:
     """Run the child: read a mangled name per line from stdin, write the demangled name per line to stdout."""
-    from gpubpf.process import children, privileges
+    from gpubpf.kernel import privileges
+    from gpubpf.process import children
 
     privileges.drop_all()
     children.Limits(_MEMORY, 0, _MOST_SECONDS).apply()

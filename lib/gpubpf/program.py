@@ -23,9 +23,9 @@ from gpubpf.ebpf.bytecode import (
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import UsageError
+from gpubpf.kernel import privileges
 from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
-from gpubpf.process import privileges
 from gpubpf.record import replace
 from gpubpf.show import notices, progress
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from gpubpf.images.fatbin import FatbinImage
     from gpubpf.images.listing import ImageFile
     from gpubpf.images.sidecar import Sidecar
+    from gpubpf.inject.values import PtxProbe
     from gpubpf.linux.host_programs import Host, HostProbe
     from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
     from gpubpf.linux.process_functions import FunctionProbe
     from gpubpf.linux.uprobes import Table
     from gpubpf.lower.programs import LoweredPrograms
     from gpubpf.ptx.module import Module
-    from gpubpf.ptx.values import PtxProbe
-    from gpubpf.session.measurement import Follow
-    from gpubpf.session.results import Instance
+    from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
     from gpubpf.session.tracing import ForAmd
+    from gpubpf.traced.measurement import Follow
 
 # Null probes: kernels are replaced by copies whose probes are empty. What a program then takes longer is the cost of the copy alone,
 # such as constant memory that became loads from global memory. For benchmarks; no option, since nothing is measured.
@@ -486,7 +486,7 @@ class BPF:
             for probe in self.probes
         ]
         if self.budget is not None and self.probes:
-            from gpubpf.ptx import cost
+            from gpubpf.inject import cost
 
             patterns = [probe.kernels for probe in self.probes]
             every = () if () in patterns else tuple(dict.fromkeys(itertools.chain(*patterns)))
@@ -614,7 +614,7 @@ class BPF:
                 "nothing is attached; call attach_gpu_entry, attach_launch or another attach method first"
             )
         if args.command and (self.sampling or self.budget is not None):
-            from gpubpf.session import amd_device
+            from gpubpf.traced import amd_device
 
             if amd_device.is_for_hip(args.command[0]):
                 what = "--sample-blocks and --sample-warps do" if self.sampling else "--budget does"
@@ -666,13 +666,13 @@ class BPF:
 
     def refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Return the kernels of a module that cannot be instrumented with these programs, each with the reason."""
-        from gpubpf.ptx import inject
+        from gpubpf.inject import inject
 
         return inject.inject(parsed, self.probes_of(kernels)).refusals
 
     def late_refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Return the same for a process that has loaded the module before."""
-        from gpubpf.ptx import inject
+        from gpubpf.inject import inject
 
         return inject.inject(parsed, self.probes_of(kernels)).late_refusals
 
@@ -681,7 +681,8 @@ class BPF:
     ) -> tuple[str, Mapping[str, str]]:
         """Return the PTX with these programs injected into `kernels`, and for each kernel without them the reason."""
         from gpubpf.images import copies
-        from gpubpf.ptx import inject, parser
+        from gpubpf.inject import inject
+        from gpubpf.ptx import parser
 
         probes = self.probes_of(kernels)
         parsed = copies.rounded(parser.parse(image.text), image.text, probes, target, image.options)

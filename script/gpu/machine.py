@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpubpf.session.device import cupti_libraries
+from gpubpf.traced.device import cupti_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKED = ROOT / "build" / "gpu-check.tar.xz"

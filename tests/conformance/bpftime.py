@@ -20,7 +20,7 @@ from typing import Any
 
 from conformance.outcome import DIFFERENT, REFUSED, SAME, Outcome
 from gpubpf.ebpf import clang
-from gpubpf.process.privileges import capable
+from gpubpf.kernel.privileges import capable
 
 URL = "https://github.com/eunomia-bpf/bpftime"
 COMMIT = "ec26daecc8e787fb80fd95dd596a576404a5e36e"

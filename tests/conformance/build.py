@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.tools import APIS, ROOT, Api, finished
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 
 LISTS = Path(__file__).parent
 BUILT = ROOT / "build" / "conformance"

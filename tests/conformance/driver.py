@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 
 SHARED = 1024  # bytes of dynamic shared memory that each launch gets
 

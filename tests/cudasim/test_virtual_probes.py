@@ -15,17 +15,17 @@ import pytest
 from engine_device import Array, Device, compile_cuda, library, nvcc
 from gpubpf.ebpf.maps import GROUPS, SAMPLED
 from gpubpf.ebpf.probe import Probe
+from gpubpf.inject.inject import inject
+from gpubpf.inject.injected import Injected
+from gpubpf.inject.values import PtxProbe
 from gpubpf.lower.fragment import Argument, Fragment
-from gpubpf.ptx.inject import inject
-from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.module import Module, render
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.symbols import TABLE
-from gpubpf.ptx.values import PtxProbe
 from gpubpf.record import replace
 from gpubpf_fragments import ROOM, log, tally
 
-PTX = Path(__file__).resolve().parents[1] / "gpubpf" / "ptx"
+PTX = Path(__file__).resolve().parents[1] / "gpubpf" / "inject"
 START = 5_000
 
 
@@ -211,8 +211,8 @@ def test_compiled_kernels_take_the_time_of_the_original(options: tuple[str, ...]
 @pytest.mark.parametrize("form", ["inline", "functions", "sampled"])
 def test_programs_at_every_point_take_no_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if form == "functions":
-        monkeypatch.setattr("gpubpf.ptx.plan.MAX_INLINE", 0)
-        monkeypatch.setattr("gpubpf.ptx.plan.MIN_FUNCTION", 0)
+        monkeypatch.setattr("gpubpf.inject.plan.MAX_INLINE", 0)
+        monkeypatch.setattr("gpubpf.inject.plan.MIN_FUNCTION", 0)
     wanted = ("vectorAdd", "histogram", "leavesFromFunction", "gridSync")
     kernels = [name for name in CORPUS if any(part in name for part in wanted)]
     probes = [replace(one, sampled="warp") if form == "sampled" else one for one in EVERYWHERE]

@@ -40,16 +40,16 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import Error, ImageError
 from gpubpf.images import assemble, fatbin
 from gpubpf.images.triton import TritonCache
-from gpubpf.process import seccomp
+from gpubpf.kernel import seccomp
 from gpubpf.process.target_socket import TargetSocket
 from gpubpf.session import readout, summary
-from gpubpf.session.device import Device
-from gpubpf.session.measurement import Follow, Measurement, Plan, Targets, is_ring
-from gpubpf.session.server import Server
-from gpubpf.session.traced_process import TracedProcess
-from gpubpf.session.workers import BackgroundWork
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.threads import thread_counts
+from gpubpf.traced.device import Device
+from gpubpf.traced.measurement import Follow, Measurement, Plan, Targets, is_ring
+from gpubpf.traced.server import Server
+from gpubpf.traced.traced_process import TracedProcess
+from gpubpf.traced.workers import BackgroundWork
 
 # --- the messages of one agent ----------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from gpubpf.calls import records as call_records
 from gpubpf.calls.api import cuda, hip
 from gpubpf.ebpf.maps import MapDefinition, storage_size
 from gpubpf.exits import exit_log, exits_text, lateness
+from gpubpf.inject.values import Site
 from gpubpf.launches import latency, latency_text
 from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.launches.sums import LaunchLosses, LaunchSums, kernel_record
@@ -27,11 +28,10 @@ from gpubpf.lower import programs
 from gpubpf.memory import access_text, access_trace
 from gpubpf.memory.access_log import AccessLog
 from gpubpf.memory.allocations import ALLOCATING, FREEING, Allocations
-from gpubpf.ptx.values import Site
-from gpubpf.session import operation_log
-from gpubpf.session.kernel_shapes import KernelShapes
-from gpubpf.session.launch_shape import Shape
-from gpubpf.session.results import Instance, ProcessLog, RingRecords
+from gpubpf.records import operation_log
+from gpubpf.records.kernel_shapes import KernelShapes
+from gpubpf.records.launch_shape import Shape
+from gpubpf.records.results import Instance, ProcessLog, RingRecords
 from gpubpf.show import cli
 from gpubpf.show.output import Output
 from gpubpf.show.owner_columns import OwnerColumns

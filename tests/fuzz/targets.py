@@ -37,18 +37,18 @@ from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.lines import SourceLines
 from gpubpf.images import assemble, code_objects, fatbin, offload_bundle, sidecar
+from gpubpf.inject.inject import inject
+from gpubpf.inject.values import PtxProbe
 from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.lower import amdgcn
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.process import address_space
 from gpubpf.ptx import module, parser, source
 from gpubpf.ptx.call_graph import CallGraph
-from gpubpf.ptx.inject import inject
 from gpubpf.ptx.link import Input, LinkError, link
-from gpubpf.ptx.values import PtxProbe
-from gpubpf.session.log_file import LogFile
-from gpubpf.session.operation_log import OpLog
-from gpubpf.session.rings import RingReader
+from gpubpf.records.log_file import LogFile
+from gpubpf.records.operation_log import OpLog
+from gpubpf.records.rings import RingReader
 
 INPUTS = Path(__file__).parent / "inputs"
 Seeds = Callable[[], Iterable[bytes]]

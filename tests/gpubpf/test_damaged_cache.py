@@ -18,8 +18,8 @@ from gpubpf.ebpf.probe import Probe
 from gpubpf.images import assemble, copies, instrument, mapped
 from gpubpf.images.assemble import KernelResources, Target
 from gpubpf.images.fatbin import FatbinImage
+from gpubpf.kernel import privileges
 from gpubpf.lower import programs
-from gpubpf.process import privileges
 from gpubpf_fragments import TIME
 
 TEXT = "int begins(struct gpu_entry *ctx) { return 0; } /* is not compiled here */"

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.without_driver
 LIBRARY = Path(gpubpf.__file__).parent
 SOCKETS = {"recv_fds", "send_fds", "recvmsg", "recvmsg_into", "sendmsg", "sendall", "settimeout"}
 # Sockets that no process has which the tool does not trust, or that the tool has accepted and sets itself not to wait.
-OWN_SOCKETS = {"session/machine.py": {"settimeout"}, "calls/device_times/dispatches.py": {"recvmsg"}}
+OWN_SOCKETS = {"traced/machine.py": {"settimeout"}, "calls/device_times/dispatches.py": {"recvmsg"}}
 MEMORY = ("/mem", "process_vm_readv", "process_vm_writev")
 LOOKS = {"mappings", "mapping_at", "mapped_at"}
 # Modules that look at a process through `patience.within`, or on a thread that works for this process alone.
 LOOKING = {
-    *("process/address_space.py", "session/joining.py", "session/machine.py", "linux/libraries.py"),
+    *("process/address_space.py", "traced/joining.py", "traced/machine.py", "linux/libraries.py"),
     *("attach/borrow.py", "attach/holding.py", "attach/loading.py", "attach/patching.py"),
     *("images/mapped.py", "images/triton.py", "linux/indirect_functions.py"),
     *("calls/kernel_names.py", "calls/listing.py", "check/process.py"),
@@ -29,7 +29,7 @@ LOOKING = {
 ASKING = ("check/isolation.py", "check/syscall_question.py")
 OWN_MEMORY = {
     "process/address_space.py": {"/mem"},
-    "process/syscalls.py": set(MEMORY[1:]),
+    "kernel/syscalls.py": set(MEMORY[1:]),
     **{name: {"process_vm_readv"} for name in ASKING},
 }
 

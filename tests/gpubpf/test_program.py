@@ -13,9 +13,9 @@ import prebuild
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import CompileError, UsageError, VerifyError
+from gpubpf.kernel import privileges
 from gpubpf.lower import programs
 from gpubpf.lower.programs import PREBUILT
-from gpubpf.process import privileges
 from gpubpf.program import BPF
 from gpubpf_bcc import compiled
 

@@ -45,7 +45,7 @@ def contents(module: Module) -> tuple[list[object], list[str]]:
     return functions, [str(v) for v in module.variables.values()]
 
 
-@pytest.fixture(scope="module", params=["examples/reduction.cu", "tests/gpubpf/ptx/corpus.cu"])
+@pytest.fixture(scope="module", params=["examples/reduction.cu", "tests/gpubpf/inject/corpus.cu"])
 def ptx(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("cubins") / "made.ptx"
     source = ROOT / str(request.param)

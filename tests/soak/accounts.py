@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpubpf.session import reasons
+from gpubpf.records import reasons
 
 ADD, SPIN = "soak_add", "soak_spin"
 THREADS = 64  # of a launch of soak_add, in 2 warps of 2 blocks; soak_spin does not end

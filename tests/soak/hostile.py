@@ -29,7 +29,7 @@ from pathlib import Path
 
 from accounts import Defect, demand
 
-from gpubpf.session import device
+from gpubpf.traced import device
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 USER, OTHER = 65534, 65533  # the hostile user's ID, and that of the measured programs

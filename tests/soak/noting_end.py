@@ -6,7 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from gpubpf.session.measurement import Measurement
+from gpubpf.traced.measurement import Measurement
 
 end = Measurement.end
 noted = Path(sys.argv[1])

@@ -31,7 +31,7 @@ import accounts
 import hostile
 from accounts import CALLS, EXITS, LAUNCHES, Account, Defect, demand
 
-from gpubpf.session import device
+from gpubpf.traced import device
 from gpubpf_code import changed, wait_until_no_probe_is_in
 from gpubpf_objects import build as build_object
 

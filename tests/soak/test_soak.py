@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpubpf import agent
-from gpubpf.session import device, reasons
+from gpubpf.records import reasons
+from gpubpf.traced import device
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest imports test modules without it
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpubpf import agent
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 
 needs_cuda = [
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from gpubpf.ebpf.bytecode import HOST_STUB, Program
+from gpubpf.kernel import privileges
 from gpubpf.linux import host_programs
 from gpubpf.lower import x86
 from gpubpf.lower.native import Native
-from gpubpf.process import privileges
 
 # What runs a command as an ordinary user; the second one, so that it cannot gain a capability either.
 ORDINARY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]

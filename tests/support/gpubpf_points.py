@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine_device import Array, Device
-from gpubpf.ptx.inject import inject
-from gpubpf.ptx.injected import Injected
+from gpubpf.inject.inject import inject
+from gpubpf.inject.injected import Injected
+from gpubpf.inject.values import PtxProbe, Site
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.symbols import TABLE
-from gpubpf.ptx.values import PtxProbe, Site
 from gpubpf_fragments import ROOM
 
 HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpubpf.agent.protocol import Place, RingPlace
 from gpubpf.ebpf.maps import HEADER, RING_SHARD, MapDefinition, record_stride
-from gpubpf.session.rings import RingReader
+from gpubpf.records.rings import RingReader
 
 
 def control(place: RingPlace, data: int) -> bytes:

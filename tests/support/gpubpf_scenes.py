@@ -84,7 +84,7 @@ def map_reader(cpu: int) -> Iterator[None]:
     """A process that is in the middle of a bpf(2) call for a map, on that CPU, whenever nothing else wants it: it looks through a map
     of many empty buckets."""
     read = f"""import os
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 file = bpf_syscall.create_map(bpf_syscall.HASH, 4, 8, 1 << 20, 1)
 os.sched_setaffinity(0, [{cpu}])
 os.nice(19)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf.session import device
+from gpubpf.traced import device
 from gpubpf_host import needs_bpf
 
 REPOSITORY = Path(__file__).resolve().parents[2]

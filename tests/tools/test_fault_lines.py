@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_cuda
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = gpubpf_cuda.needs_cuda

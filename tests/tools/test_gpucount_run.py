@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import gpubpf_specs
-from gpubpf.process import privileges
+from gpubpf.kernel import privileges
 
 pytestmark = gpubpf_specs.needs_all
 

@@ -13,7 +13,7 @@ import pytest
 
 import gpubpf_rocm
 import gpubpf_traces
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 from gpubpf_host import needs_bpf
 
 REPOSITORY = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ import pytest
 
 import gpubpf_hip
 import gpubpf_scenes as scenes
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 from gpubpf_host import needs_bpf
 
 TOOL = Path(__file__).resolve().parents[2] / "tools/hipsnoop.py"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.inject.inject import inject
 from gpubpf.program import BPF
-from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
 from gpubpf_sass import assembled, registers, sass
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf.session.device import LIBRARIES
-from gpubpf.session.large_modules import ALL_ABOVE
+from gpubpf.traced.device import LIBRARIES
+from gpubpf.traced.large_modules import ALL_ABOVE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = gpubpf_cuda.needs_cuda

@@ -19,7 +19,7 @@ import pytest
 import gpubpf_examples
 from cudasim_device import cuda_include
 from gpubpf.session import tracing
-from gpubpf.session.device import Device
+from gpubpf.traced.device import Device
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "tests"

@@ -134,8 +134,8 @@ st.global.u32 [%rd1], %r1; ret; }}
 @pytest.mark.parametrize("options", ["", "--footprint", "--block 0", "--no-allocations", "--granule 4"])
 def test_loads_from_constant_memory_share_a_probe(options: str) -> None:
     """Their bytes are not tracked, whatever memtrace tracks elsewhere: a polynomial has a probe, not one for each coefficient."""
+    from gpubpf.inject.inject import inject
     from gpubpf.program import BPF
-    from gpubpf.ptx.inject import inject
     from gpubpf.ptx.parser import parse
     from gpubpf.show import cli
     from gpubpf.tools import memtrace

@@ -10,9 +10,9 @@ import pytest
 import access_paths
 import probe_costs
 from gpubpf.ebpf.sampling import Unit
+from gpubpf.inject.inject import inject
 from gpubpf.lower.programs import load
 from gpubpf.program import BPF
-from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
 from gpubpf.tools import kernelretsnoop, launchlate
 from gpubpf_sass import assembled, nvdisasm, registers

@@ -266,7 +266,7 @@ def test_wrong_values_are_one_line_and_status_two(tool, options, capsys):
 
 @pytest.mark.parametrize("option", [("--sample-blocks", "1/2"), ("--budget", "5")])
 def test_programs_for_amd_gpus_are_refused(option, monkeypatch, capsys):
-    from gpubpf.session import amd_device
+    from gpubpf.traced import amd_device
     from test_contract import tool_module
 
     monkeypatch.setattr(amd_device, "is_for_hip", lambda program: True)

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
 import threadhist  # noqa: E402
-from gpubpf.session.results import Instance as SessionInstance  # noqa: E402
+from gpubpf.records.results import Instance as SessionInstance  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
 from gpubpf.show.option_values import EVERYTHING  # noqa: E402
 from gpubpf.show.owner_columns import OwnerColumns  # noqa: E402

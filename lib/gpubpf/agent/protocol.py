@@ -6,7 +6,7 @@ caller allows. The functions check every length, count and offset, and raise `Ma
 read the agent's files, which `in_memory` accepts, with `pread`. Map only files that `sealed` accepts, because the owner of any other
 could shrink it.
 
-session/server.py decodes messages; session/workers.py and session/session.py encode them; the rest of session/ uses the types.
+traced/server.py decodes messages; traced/workers.py and session/session.py encode them; the rest of session/ uses the types.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class KeptMap(Record):
 
 
 class AgentConfig(Record):
-    """What WELCOME asks an agent to do; see `Plan` and `Follow` in session/measurement.py.
+    """What WELCOME asks an agent to do; see `Plan` and `Follow` in traced/measurement.py.
 
     map_memory: bytes for each context. launches: the first and the last launch to instrument; None: no last one.
     image_wait: seconds that a module load waits for the sidecar. log_records: size of the operation log, a power of two; 0: no log.
@@ -169,7 +169,7 @@ class KernelLayout(Record):
 class VariableSlot(Record):
     """Slot `index` of the table of variables. kernels: those that need it; empty: all.
 
-    entry, refusal: as in `gpubpf.ptx.values.InjectedVariable`."""
+    entry, refusal: as in `gpubpf.inject.values.InjectedVariable`."""
 
     name: str
     index: int

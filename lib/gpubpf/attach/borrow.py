@@ -33,10 +33,11 @@ from functools import partial
 from gpubpf import elf
 from gpubpf.elf import AddressSpace, Symbol
 from gpubpf.errors import SessionError
-from gpubpf.process import address_space, fresh_thread, ptrace, seccomp, syscalls, traceable
+from gpubpf.kernel import fresh_thread, seccomp, syscalls
+from gpubpf.kernel.syscalls import NUMBERS
+from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.process.address_space import Library, Mapping, Memory
 from gpubpf.process.ptrace import Registers, ThreadEnded, TracedThread, TraceRefused
-from gpubpf.process.syscalls import NUMBERS
 from gpubpf.record import Record
 
 PATIENCE = 3.0  # seconds to find a thread that can be borrowed

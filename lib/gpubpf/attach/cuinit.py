@@ -27,9 +27,9 @@ import struct
 from gpubpf import own_files
 from gpubpf.ebpf import bytecode, compile
 from gpubpf.ebpf.bytecode import Program
+from gpubpf.kernel import bpf_syscall
+from gpubpf.kernel.bpf_syscall import KPROBE, RAW_TRACEPOINT, BpfRingBuffer
 from gpubpf.lower.programs import PREBUILT
-from gpubpf.process import bpf_syscall
-from gpubpf.process.bpf_syscall import KPROBE, RAW_TRACEPOINT, BpfRingBuffer
 from gpubpf.record import Record
 
 PROGRAM = r"""

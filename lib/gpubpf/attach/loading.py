@@ -60,9 +60,10 @@ from gpubpf.agent.definitions import FILE_PREFIX, STARTING_SUFFIX
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import COMMAND, DATA, DONE, FUNCTION, LAST, RESULT, SIZE, TEXTS, ProcessCode
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import address_space, libc, ptrace, target_files, target_socket, traceable, users
+from gpubpf.kernel import libc
+from gpubpf.kernel.syscalls import NUMBERS
+from gpubpf.process import address_space, ptrace, target_files, target_socket, traceable, users
 from gpubpf.process.address_space import Memory
-from gpubpf.process.syscalls import NUMBERS
 from gpubpf.process.target_socket import TargetSocket
 from gpubpf.record import MutableRecord
 

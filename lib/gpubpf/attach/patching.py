@@ -18,7 +18,8 @@ from itertools import groupby, pairwise
 
 from gpubpf.agent.definitions import PATCH
 from gpubpf.errors import SessionError
-from gpubpf.process import address_space, fresh_thread, ptrace, target_files, traceable
+from gpubpf.kernel import fresh_thread
+from gpubpf.process import address_space, ptrace, target_files, traceable
 from gpubpf.process.address_space import Mapping, Memory
 from gpubpf.process.ptrace import NotStopped, TraceRefused
 from gpubpf.record import Record

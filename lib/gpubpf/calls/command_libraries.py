@@ -18,7 +18,7 @@ from gpubpf import elf
 from gpubpf.errors import ImageError
 from gpubpf.linux.libraries import LibraryNames
 from gpubpf.record import replace
-from gpubpf.session import device
+from gpubpf.traced import device
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api

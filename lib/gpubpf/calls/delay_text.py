@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import delays, formatting
-from gpubpf.process import syscalls
+from gpubpf.kernel import syscalls
 from gpubpf.show import table
 from gpubpf.show.table import us
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls.arrays import GAP
-from gpubpf.process import syscalls
+from gpubpf.kernel import syscalls
 from gpubpf.record import Record
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from gpubpf.calls.delays import DRIVER, Cause
-from gpubpf.process.privileges import SYS_ADMIN, effective
+from gpubpf.kernel.privileges import SYS_ADMIN, effective
 from gpubpf.record import Record
 
 _DEVICE = Path("/dev/kfd")

@@ -24,18 +24,18 @@ from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.selection import selects_launches
 from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.errors import Error
+from gpubpf.kernel import libc
 from gpubpf.linux import btf, tracepoints, uprobes
-from gpubpf.process import libc
 from gpubpf.program import BPF
 from gpubpf.record import Record
-from gpubpf.session.command import raise_file_limit
+from gpubpf.traced.command import raise_file_limit
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from gpubpf.kernel.privileges import Privileges
     from gpubpf.linux.host_programs import Host
     from gpubpf.linux.uprobes import ProbedFile
-    from gpubpf.process.privileges import Privileges
 
 PROGRAM = "#include <gpubpf_calls.h>\n"
 RING = 1 << 26  # bytes; room for 200,000 records

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 from gpubpf import own_files
 from gpubpf.errors import SessionError
-from gpubpf.process import privileges, proc, users
-from gpubpf.session import joining
-from gpubpf.session.command import LONGEST_WAIT, Signals, raise_file_limit, run
+from gpubpf.kernel import privileges
+from gpubpf.process import proc, users
 from gpubpf.show import garbage
+from gpubpf.traced import joining
+from gpubpf.traced.command import LONGEST_WAIT, Signals, raise_file_limit, run
 
 if TYPE_CHECKING:
     from gpubpf.calls.probes import CallProbes

@@ -17,7 +17,7 @@ from gpubpf.check.machine import Machine
 from gpubpf.check.nvidia import pci_devices
 from gpubpf.errors import Error
 from gpubpf.linux.libraries import LibraryNames, files
-from gpubpf.session import amd_device
+from gpubpf.traced import amd_device
 
 _VENDOR = "0x1002"
 _QUESTION = Path(__file__).with_name("rocr_question.py")

@@ -11,7 +11,8 @@ from pathlib import Path
 from gpubpf.check.finding import LIMITED, MISSING, Finding, ok
 from gpubpf.check.machine import Machine
 from gpubpf.errors import in_words
-from gpubpf.process import libc, privileges, traceable
+from gpubpf.kernel import libc, privileges
+from gpubpf.process import traceable
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _CONTAINERS = (

@@ -18,9 +18,9 @@ from gpubpf.check.machine import Machine
 from gpubpf.ebpf import clang
 from gpubpf.ebpf import compile as compiling
 from gpubpf.errors import Error, in_words
+from gpubpf.kernel import bpf_syscall, privileges
 from gpubpf.linux import btf
 from gpubpf.linux import uprobes as linux_uprobes
-from gpubpf.process import bpf_syscall, privileges
 
 _SNOOP = "cudasnoop and hipsnoop"
 _OLDEST, _COMPLETE = (5, 8), (5, 18)  # man/fragments/snoop-requirements.roff; docs/timing.md

@@ -17,7 +17,7 @@ from gpubpf.check.finding import LIMITED, MISSING, UNKNOWN, Finding, of_error, o
 from gpubpf.check.machine import Machine
 from gpubpf.errors import Error
 from gpubpf.images import assemble
-from gpubpf.session import device
+from gpubpf.traced import device
 
 _VENDOR, _DISPLAY = "0x10de", "0x03"  # of PCI devices; the class of GPUs begins with 0x03
 _GRAPHS = 13000  # the first CUDA version with whose drivers kernels in graphs are measured by default

@@ -27,9 +27,9 @@ from gpubpf.linux.libraries import LibraryNames
 from gpubpf.process import address_space, proc, started_with, traceable
 from gpubpf.ptx.module import Module
 from gpubpf.record import Record
-from gpubpf.session import device, joining
-from gpubpf.session.device import Device
 from gpubpf.show import table
+from gpubpf.traced import device, joining
+from gpubpf.traced.device import Device
 
 T = TypeVar("T")
 DEVICE_TOOLS = (

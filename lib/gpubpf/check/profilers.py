@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpubpf.calls import device_times
 from gpubpf.check.finding import LIMITED, Finding, ok
 from gpubpf.check.machine import Machine
-from gpubpf.session import command
+from gpubpf.traced import command
 
 # Beginnings of the variables that keep the agent from using CUPTI, as agent/src/log/other_profilers.cpp has them; a test compares.
 CUPTI_VARIABLES = (

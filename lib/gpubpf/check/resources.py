@@ -10,7 +10,7 @@ from pathlib import Path
 from gpubpf import cache
 from gpubpf.check.finding import LIMITED, MISSING, Finding, ok
 from gpubpf.check.machine import Machine
-from gpubpf.process import privileges
+from gpubpf.kernel import privileges
 from gpubpf.show import table
 
 _SPACE = 256 << 20  # bytes, for the caches and the compilers' files of a run

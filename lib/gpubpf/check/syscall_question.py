@@ -1,6 +1,6 @@
 """Try system calls that the tools make, with arguments that the kernel refuses: a program of its own, for a child process.
 
-    python3 -I -S syscall_question.py lib/gpubpf/process/syscalls.py [NAME…]
+    python3 -I -S syscall_question.py lib/gpubpf/kernel/syscalls.py [NAME…]
 
 It prints each name before the call, and "refused" behind it if a seccomp filter refused the call. A filter may also kill the process.
 NAME: a call to leave out. The kernel's own answer to such arguments is another error than a filter's.

@@ -40,7 +40,7 @@ from gpubpf.ebpf.headers import ExpandedText
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import CompileError, how_to_install, in_words
-from gpubpf.process import bpf_syscall, libc, privileges
+from gpubpf.kernel import bpf_syscall, libc, privileges
 from gpubpf.record import replace
 
 INSTALL_BCC = "install the distribution's python3-bpfcc"

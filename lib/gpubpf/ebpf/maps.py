@@ -39,7 +39,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.errors import Error
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 from gpubpf.record import Record, replace
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ PRINT_BYTES = 1 << 20
 PRINT_ARGUMENTS, LONG_PRINT_ARGUMENTS = 3, 12
 BLOCKS = "gpubpf_blocks_"  # prefix to a program's name: its map to find the first or last thread of a block
 SAMPLED = "gpubpf_sampled"  # how many blocks or warps were chosen (ebpf/sampling.py), by group
-SPENT = "gpubpf_spent"  # with --budget: the counts own, added, skipped (ptx/cost.py)
+SPENT = "gpubpf_spent"  # with --budget: the counts own, added, skipped (inject/cost.py)
 # Parts, counts, lanes: multiprocessors and lanes have words of their own, so that none waits for others.
 SPENT_SHAPE = (32, 3, 32)
 GROUPS = 256  # into which chosen blocks and warps are divided at random, by the lowest bits of their hash

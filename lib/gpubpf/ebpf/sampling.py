@@ -1,8 +1,8 @@
 """Which blocks or warps of a launch the programs run in, with --sample-blocks or --sample-warps.
 
 Each launch chooses its blocks (or warps) by a hash of the launch's number, the block's number (the warp's number in the grid) and a
-seed. Those whose hash is at most `Sampling.limit` are chosen. `ptx/sampling.py` makes the code that does this on the GPU; `hashes` is
-the same in Python.
+seed. Those whose hash is at most `Sampling.limit` are chosen. `inject/sampling.py` makes the code that does this on the GPU;
+`hashes` is the same in Python.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpubpf.exits.lateness import CLOCK_BITS, CLOCK_MASK, ROUNDS
-from gpubpf.session.launch_shape import Shape
+from gpubpf.records.launch_shape import Shape
 
 WARP = np.dtype([("first", "<u8"), ("late", "<u8")])
 ROUND = np.dtype([("left", "<u8"), ("clock", "<u8"), ("time_sm", "<u8")])

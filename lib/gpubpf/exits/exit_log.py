@@ -21,10 +21,10 @@ from gpubpf.agent.definitions import NO_SM, NUMBER_MASK
 from gpubpf.ebpf.sampling import hashes
 from gpubpf.exits import cells
 from gpubpf.exits.lateness import SAMPLE_GROUPS, CycleLength, ExitReport, Exits, LaneLateness
-from gpubpf.session import operation_log
-from gpubpf.session.clock import SmClock, estimated_tick
-from gpubpf.session.kernel_shapes import READINGS, KernelShape, KernelShapes
-from gpubpf.session.launch_shape import Index, Ranges
+from gpubpf.records import operation_log
+from gpubpf.records.clock import SmClock, estimated_tick
+from gpubpf.records.kernel_shapes import READINGS, KernelShape, KernelShapes
+from gpubpf.records.launch_shape import Index, Ranges
 from gpubpf.session.sampled import samples as samples_of
 from gpubpf.show import bulk_text, table
 from gpubpf.show.heatmap import BlockHeat
@@ -35,7 +35,7 @@ from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
-    from gpubpf.session.results import ProcessLog, Reading, RingRecords
+    from gpubpf.records.results import ProcessLog, Reading, RingRecords
     from gpubpf.session.sampled import Sample
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output

@@ -16,7 +16,7 @@ from gpubpf.show.result_writer import SHAPE_COLUMNS
 if TYPE_CHECKING:
     from gpubpf.exits.exits_text import SiteNames
     from gpubpf.exits.lateness import ExitReport
-    from gpubpf.session.kernel_shapes import KernelShape
+    from gpubpf.records.kernel_shapes import KernelShape
 
 _LATE = tuple(f"late_{name}_ns" for name in ("mean", "p50", "p99", "max"))
 COLUMNS = (

@@ -9,8 +9,8 @@ from gpubpf import names
 from gpubpf.exits import lateness
 from gpubpf.exits.findings import findings
 from gpubpf.exits.lateness import Distribution, ExitReport, LaneReport
-from gpubpf.session.kernel_shapes import KernelShape
-from gpubpf.session.launch_shape import shape_cells
+from gpubpf.records.kernel_shapes import KernelShape
+from gpubpf.records.launch_shape import shape_cells
 from gpubpf.show import table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 

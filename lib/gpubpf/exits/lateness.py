@@ -10,7 +10,7 @@ and launch shape, then an `ExitReport`, then tables, and the sentences of `findi
 - The tail is the end of a launch, when fewer blocks are left than multiprocessors that took part.
 
 Times are counted in histograms. Bins are 1 wide below 64; above that, each power of two has 32 bins. So the middle of a bin is within
-1.6 % of every value in it. Threads, warps and blocks are numbered as in `session/launch_shape.py`.
+1.6 % of every value in it. Threads, warps and blocks are numbered as in `records/launch_shape.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from gpubpf.record import MutableRecord, Record, field
-from gpubpf.session.launch_shape import Shape
+from gpubpf.records.launch_shape import Shape
 from gpubpf.session.sampled import Sample, rounded
 from gpubpf.show import table
 from gpubpf.show.table import duration
@@ -234,7 +234,7 @@ class CycleLength(Record):
 
         Both are compared between the first and the last reading of each multiprocessor. Return None if these are too close.
         """
-        from gpubpf.session.clock import CYCLE, estimated_tick
+        from gpubpf.records.clock import CYCLE, estimated_tick
 
         tick = max(estimated_tick(time), 1)
         rates, weights = [], []

@@ -10,7 +10,7 @@ from gpubpf.expressions.evaluate import evaluate
 from gpubpf.expressions.launches import Launches
 from gpubpf.expressions.specs import Spec
 from gpubpf.record import Record, replace
-from gpubpf.session.launch_shape import Warp
+from gpubpf.records.launch_shape import Warp
 from gpubpf.show import table
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from gpubpf.expressions.evaluate import evaluate, signed
 from gpubpf.expressions.launches import Launch, Launches
 from gpubpf.expressions.specs import Distribution
 from gpubpf.record import MutableRecord, Record, field, replace
-from gpubpf.session.kernel_shapes import file_names, site_name
-from gpubpf.session.launch_shape import Warp
+from gpubpf.records.kernel_shapes import file_names, site_name
+from gpubpf.records.launch_shape import Warp
 from gpubpf.show import histogram, table
 
 if TYPE_CHECKING:
-    from gpubpf.ptx.values import Site
-    from gpubpf.session.results import Instance
+    from gpubpf.inject.values import Site
+    from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
     from gpubpf.show.owner_columns import OwnerColumns
 

@@ -17,15 +17,15 @@ from gpubpf.expressions.evaluate import evaluate
 from gpubpf.expressions.launches import Launch, Launches
 from gpubpf.expressions.specs import Trace
 from gpubpf.record import Record
-from gpubpf.session.kernel_shapes import KernelShapes, site_names
-from gpubpf.session.launch_shape import Warp
+from gpubpf.records.kernel_shapes import KernelShapes, site_names
+from gpubpf.records.launch_shape import Warp
 from gpubpf.show import table
 from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
-    from gpubpf.session.kernel_shapes import KernelShape
-    from gpubpf.session.launch_shape import Index
-    from gpubpf.session.results import RingRecords
+    from gpubpf.records.kernel_shapes import KernelShape
+    from gpubpf.records.launch_shape import Index
+    from gpubpf.records.results import RingRecords
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output
     from gpubpf.show.owner_columns import OwnerColumns

@@ -19,12 +19,12 @@ import numpy as np
 from gpubpf.agent.definitions import NUMBER_MASK, Reason, outcome_of
 from gpubpf.expressions.points import LAUNCH_NAMES
 from gpubpf.record import Record
-from gpubpf.session import operation_log
+from gpubpf.records import operation_log
 from gpubpf.show import table
 from gpubpf.show.notices import note
 
 if TYPE_CHECKING:
-    from gpubpf.session.results import ProcessLog
+    from gpubpf.records.results import ProcessLog
 
 MOST_UNNAMED = 1 << 16  # records of a log that wait for the name of their kernel
 _LEFT_OUT = (outcome_of(Reason.SAMPLED_OUT), outcome_of(Reason.FILTERED))  # by --sample and --launch

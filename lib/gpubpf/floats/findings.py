@@ -17,13 +17,13 @@ from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.ebpf.bytecode import FLOAT_OPERATIONS, TYPES
 from gpubpf.ebpf.floats import FLOATS, as_float, element, is_denormal, size
 from gpubpf.record import Record, replace
-from gpubpf.session.kernel_shapes import site_name
-from gpubpf.session.launch_shape import Index, Warp
+from gpubpf.records.kernel_shapes import site_name
+from gpubpf.records.launch_shape import Index, Warp
 from gpubpf.show import table
 from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
-    from gpubpf.ptx.values import Site
+    from gpubpf.inject.values import Site
     from gpubpf.session.session import Session
     from gpubpf.show.owner_columns import OwnerColumns
 

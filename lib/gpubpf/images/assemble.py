@@ -21,7 +21,8 @@ from typing import TypeAlias
 from gpubpf import cache
 from gpubpf.errors import AssembleError, ImageError
 from gpubpf.images import fatbin, yields
-from gpubpf.process import children, privileges
+from gpubpf.kernel import privileges
+from gpubpf.process import children
 from gpubpf.process.children import Limits
 from gpubpf.ptx.symbols import DEVICE_RUNTIME, FUNCTION
 from gpubpf.record import Record, asdict, field

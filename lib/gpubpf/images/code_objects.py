@@ -31,10 +31,11 @@ from gpubpf.gcn.inject import inject
 from gpubpf.gcn.kernel_writer import GcnSite, InjectedGcnKernel
 from gpubpf.gcn.lines import SourceLines
 from gpubpf.images.sidecar import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
+from gpubpf.inject.values import Site
+from gpubpf.kernel import privileges
 from gpubpf.linux import libraries
 from gpubpf.lower.amdgcn import WaveProgram
-from gpubpf.process import children, privileges
-from gpubpf.ptx.values import Site
+from gpubpf.process import children
 from gpubpf.record import replace
 
 # Returns the program for waves of 32 or 64 lanes. Raises VerifyError if the program cannot run in such waves.

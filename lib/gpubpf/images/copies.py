@@ -23,15 +23,16 @@ from gpubpf.images.compiled_sums import operations_by_line
 from gpubpf.images.occupancy import MOST, limit_of_copy, most_registers
 from gpubpf.images.sidecar import Sidecar, SidecarKernel, refuse
 from gpubpf.images.stack import deeper, recursive
-from gpubpf.ptx import contraction, module, parser
+from gpubpf.inject import contraction
+from gpubpf.inject.device_launches import launched_name
+from gpubpf.inject.inject import inject
+from gpubpf.inject.injected import Injected
+from gpubpf.inject.probe_text import DIVIDING, FREQUENT, SEEING_RESULTS
+from gpubpf.inject.values import PtxProbe
+from gpubpf.ptx import module, parser
 from gpubpf.ptx.call_graph import CallGraph
-from gpubpf.ptx.device_launches import launched_name
-from gpubpf.ptx.inject import inject
-from gpubpf.ptx.injected import Injected
-from gpubpf.ptx.probe_text import DIVIDING, FREQUENT, SEEING_RESULTS
 from gpubpf.ptx.symbols import LIMITED
 from gpubpf.ptx.trim import trim
-from gpubpf.ptx.values import PtxProbe
 from gpubpf.record import Record, replace
 from gpubpf.show import progress, table
 

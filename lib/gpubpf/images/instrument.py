@@ -39,9 +39,9 @@ from gpubpf.images.sidecar import (
     refuse,
     unpack,
 )
+from gpubpf.inject.values import PtxProbe
 from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx.symbols import LIMITED
-from gpubpf.ptx.values import PtxProbe
 from gpubpf.record import asdict, replace
 
 COUNTING_NICENESS = 10  # of ptxas where it only counts registers
@@ -296,7 +296,8 @@ def _version() -> str:
         "lower/launch_block.py",
         "record.py",
     )
-    return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), *(package / name for name in others)])
+    rooms = (file for room in ("ptx", "inject") for file in sorted((package / room).glob("*.py")))
+    return cache.key_of_files([*rooms, *(package / name for name in others)])
 
 
 def _identity(probe: PtxProbe) -> str:

@@ -25,10 +25,10 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
 from gpubpf.images.sidecar import Sidecar
+from gpubpf.inject.inject import inject
 from gpubpf.lower.fragment import Fragment
 from gpubpf.process import children
 from gpubpf.ptx import module, parser
-from gpubpf.ptx.inject import inject
 from gpubpf.record import MutableRecord, Record, field
 from gpubpf.show import cli, progress, table
 from gpubpf.show.remedies import remedy

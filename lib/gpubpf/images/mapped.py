@@ -664,15 +664,16 @@ def _cached_layout(parameters: Any, shared: Any, threads: Any) -> _Layout:
 @functools.cache
 def _layouts_version() -> str:
     package = Path(__file__).resolve().parents[1]
-    return cache.key_of_files([*sorted((package / "ptx").glob("*.py")), Path(__file__)])
+    files = [*sorted((package / "ptx").glob("*.py")), package / "inject" / "injected.py", Path(__file__)]
+    return cache.key_of_files(files)
 
 
 def _parsed_layouts(text: str, names: Iterable[str]) -> list[_Layout | None]:
     """Return the layouts of the named kernels in a PTX text, None for a kernel that is not there. Raises PtxError."""
     # Imported here, because nearly all layouts come from the cache.
+    from gpubpf.inject.injected import parameter_layout
     from gpubpf.ptx import parser
     from gpubpf.ptx.call_graph import CallGraph
-    from gpubpf.ptx.injected import parameter_layout
 
     parsed = parser.parse(text)
     graph = CallGraph(parsed)

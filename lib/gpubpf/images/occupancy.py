@@ -7,8 +7,8 @@ less, so a limit may be stricter than necessary there.
 
 from __future__ import annotations
 
+from gpubpf.inject.plan import MAX_PROGRAM
 from gpubpf.ptx.module import Function
-from gpubpf.ptx.plan import MAX_PROGRAM
 
 _PARTS = 4
 _UNIT = 8  # registers per thread

@@ -12,10 +12,10 @@ from gpubpf.errors import Error
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target, assemble_patches
 from gpubpf.images.sidecar import Sidecar, SidecarKernel
+from gpubpf.inject.values import PtxProbe
 from gpubpf.lower.launch_block import LaunchBlock, launch_block
 from gpubpf.lower.patch_function import SIGNATURES, Patch, patch_module, refusal
 from gpubpf.ptx.symbols import FUNCTION
-from gpubpf.ptx.values import PtxProbe
 from gpubpf.record import replace
 
 _NO_PTX = (fatbin.SASS_ONLY, fatbin.LINKED)  # reasons of kernels that patches can measure

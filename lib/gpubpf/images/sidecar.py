@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
+from gpubpf.inject.values import InjectedVariable, Site
 from gpubpf.lower.launch_block import LaunchBlock
-from gpubpf.ptx.values import InjectedVariable, Site
 from gpubpf.record import Record, asdict, field, replace
 
 if TYPE_CHECKING:
-    from gpubpf.ptx.values import PtxProbe
+    from gpubpf.inject.values import PtxProbe
 
 STAGE = "sidecar"  # in the cache
 

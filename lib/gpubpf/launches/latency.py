@@ -18,8 +18,8 @@ from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.launches import METHODS, OperationColumns
 from gpubpf.record import Record
-from gpubpf.session.clock import UNKNOWN
-from gpubpf.session.launch_shape import vendor_fields, wave_of
+from gpubpf.records.clock import UNKNOWN
+from gpubpf.records.launch_shape import vendor_fields, wave_of
 from gpubpf.show.owner_columns import Owner, OwnerColumns
 
 if TYPE_CHECKING:

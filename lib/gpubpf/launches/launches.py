@@ -30,8 +30,8 @@ from gpubpf.launches.arrays import among, as_bytes, distinct, elements, equal_ru
 from gpubpf.launches.dependencies import NEVER, NONE, Operations, Waits
 from gpubpf.launches.device_times import CELL, MASK, TIME_BITS, DeviceCells
 from gpubpf.record import MutableRecord, Record, field, replace
-from gpubpf.session import operation_log
-from gpubpf.session.clock import UNKNOWN, Bracket, GpuClock
+from gpubpf.records import operation_log
+from gpubpf.records.clock import UNKNOWN, Bracket, GpuClock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -28,8 +28,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.errors import Error
+from gpubpf.kernel import privileges, syscalls
 from gpubpf.linux import btf, tracepoints
-from gpubpf.process import privileges, syscalls
 from gpubpf.program import BPF
 from gpubpf.record import Record, field
 

@@ -20,7 +20,7 @@ from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.latency import SPLIT, GraphCandidate, LaunchView, graph_candidates
 from gpubpf.launches.launches import METHODS
 from gpubpf.record import MutableRecord, field
-from gpubpf.session.clock import UNKNOWN
+from gpubpf.records.clock import UNKNOWN
 from gpubpf.show import histogram
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ from gpubpf.ebpf.bytecode import (
 from gpubpf.ebpf.helpers import REAL_TIME
 from gpubpf.ebpf.maps import MapDefinition, dtype, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError, out_of_files
+from gpubpf.kernel import bpf_syscall, privileges
 from gpubpf.linux import matched_calls
 from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
 from gpubpf.lower import context
-from gpubpf.process import bpf_syscall, privileges
 from gpubpf.record import Record
 
 if TYPE_CHECKING:

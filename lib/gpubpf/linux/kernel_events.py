@@ -12,7 +12,7 @@ import os
 import re
 
 from gpubpf.errors import Error, UsageError, out_of_files
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 from gpubpf.record import Record
 
 # enum perf_sw_ids of the kernel's include/uapi/linux/perf_event.h, by perf's names.

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 
 from gpubpf.errors import UsageError, out_of_files
-from gpubpf.process import address_space, bpf_syscall, libc, proc, scans, target_files
+from gpubpf.kernel import bpf_syscall, libc
+from gpubpf.process import address_space, proc, scans, target_files
 from gpubpf.process.patience import LOOK_WAIT, Unanswered, within
 from gpubpf.process.scans import ScanBudget
 from gpubpf.record import Record

@@ -11,7 +11,7 @@ from __future__ import annotations
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction
 from gpubpf.ebpf.helpers import number_of
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 from gpubpf.record import replace
 
 MAP = "gpubpf_matched"

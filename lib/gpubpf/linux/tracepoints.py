@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from gpubpf.errors import Error
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 
 RecordLayout: TypeAlias = Mapping[str, tuple[int, int]]  # offset and size in bytes, by field
 

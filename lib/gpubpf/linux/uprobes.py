@@ -28,10 +28,11 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.ebpf.helpers import number_of
 from gpubpf.errors import Error, UsageError, in_words, out_of_files
+from gpubpf.kernel import bpf_syscall
 from gpubpf.linux import libraries, matched_calls
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.linux.returns import Code, Returns
-from gpubpf.process import address_space, bpf_syscall, children
+from gpubpf.process import address_space, children
 from gpubpf.process.patience import SHORT_WAIT, Unanswered, lock_holder, within
 from gpubpf.record import Record, replace
 

@@ -19,9 +19,9 @@ from gpubpf import cache
 from gpubpf.ebpf import headers
 from gpubpf.ebpf.bytecode import Program
 from gpubpf.ebpf.maps import MapDefinition
+from gpubpf.kernel import privileges
 from gpubpf.lower.fragment import Fragment
 from gpubpf.lower.native import Native
-from gpubpf.process import privileges
 
 if TYPE_CHECKING:
     from gpubpf.lower.amdgcn import WaveProgram

@@ -21,7 +21,7 @@ import numpy as np
 from gpubpf.agent.definitions import NUMBER_BITS, NUMBER_MASK
 from gpubpf.ebpf.bytecode import WRITES
 from gpubpf.record import Record
-from gpubpf.session.kernel_shapes import KernelShape, KernelShapes, site_names
+from gpubpf.records.kernel_shapes import KernelShape, KernelShapes, site_names
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.result_writer import ResultWriter
@@ -30,8 +30,8 @@ from gpubpf.show.summary_text import summary_lines
 if TYPE_CHECKING:
     import argparse
 
-    from gpubpf.session.launch_shape import Index
-    from gpubpf.session.results import ProcessLog
+    from gpubpf.records.launch_shape import Index
+    from gpubpf.records.results import ProcessLog
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output
 

@@ -12,7 +12,7 @@ from gpubpf import names
 from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf.memory.access_log import CHUNK, quotient_and_remainder
-from gpubpf.session.kernel_shapes import KernelShape
+from gpubpf.records.kernel_shapes import KernelShape
 from gpubpf.show import bulk_text, table
 from gpubpf.show.bulk_text import Hex, Words
 from gpubpf.show.output import csv_cells

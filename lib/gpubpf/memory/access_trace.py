@@ -113,7 +113,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     from gpubpf.images import listing
     from gpubpf.memory import parquet
     from gpubpf.session import tracing
-    from gpubpf.session.measurement import Follow
+    from gpubpf.traced.measurement import Follow
 
     virtual = tracing.virtual(args)
     timed = bool(args.timestamps or args.heatmap or virtual)

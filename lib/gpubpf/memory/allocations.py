@@ -20,12 +20,12 @@ import numpy as np
 
 from gpubpf.agent.definitions import Vendor
 from gpubpf.record import Record, field
-from gpubpf.session import operation_log
-from gpubpf.session.launch_shape import wave_of
+from gpubpf.records import operation_log
+from gpubpf.records.launch_shape import wave_of
 
 if TYPE_CHECKING:
     from gpubpf.agent.protocol import StackFrame
-    from gpubpf.session.results import ProcessLog
+    from gpubpf.records.results import ProcessLog
 
 # Calls that allocate → the kind of memory. The names are those of the log, without version and suffix.
 ALLOCATING = {

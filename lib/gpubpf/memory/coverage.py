@@ -32,12 +32,12 @@ from gpubpf.agent.definitions import Vendor
 from gpubpf.memory.granularity import WORD_SHIFT, Grain
 from gpubpf.memory.traffic import UNADDRESSED, may_hide_bytes
 from gpubpf.record import Record, replace
-from gpubpf.session.launch_shape import wave_of
-from gpubpf.session.reasons import LAUNCH_FAILED
+from gpubpf.records.launch_shape import wave_of
+from gpubpf.records.reasons import LAUNCH_FAILED
 
 if TYPE_CHECKING:
     from gpubpf.memory.allocations import Allocation
-    from gpubpf.session.results import Instance
+    from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
 
     Integers = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from gpubpf.memory.allocations import BEFORE_ATTACH
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
 from gpubpf.memory.granularity import SECTOR, WORD_SHIFT
 from gpubpf.record import Record
-from gpubpf.session.launch_shape import vendor_fields
+from gpubpf.records.launch_shape import vendor_fields
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
 

@@ -10,7 +10,7 @@ from gpubpf.errors import UsageError
 from gpubpf.record import Record
 
 if TYPE_CHECKING:
-    from gpubpf.session.measurement import Follow
+    from gpubpf.traced.measurement import Follow
 
 WORD_SHIFT = 2  # log2 of GPUBPF_WORD in gpubpf_coverage.h
 SECTOR = Vendor.NVIDIA.sector  # bytes; AMD's is larger
@@ -41,7 +41,7 @@ class Grain(Record):
     @property
     def follow(self) -> Follow:
         """What the session must follow to track touched bytes."""
-        from gpubpf.session.measurement import Follow
+        from gpubpf.traced.measurement import Follow
 
         return Follow(log_records=LOG_RECORDS, allocation_stacks=True)
 

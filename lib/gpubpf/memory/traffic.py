@@ -26,15 +26,15 @@ from gpubpf.ebpf.maps import SAMPLED
 from gpubpf.memory.sampled_part import SUMS, SampledPart
 from gpubpf.memory.updates import Updates, read_updates
 from gpubpf.record import Record, replace
-from gpubpf.session import kernel_shapes
-from gpubpf.session.builds import joined
-from gpubpf.session.launch_shape import NVIDIA, Warp
+from gpubpf.records import kernel_shapes
+from gpubpf.records.builds import joined
+from gpubpf.records.launch_shape import NVIDIA, Warp
 from gpubpf.session.sampled import Sample
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
-    from gpubpf.ptx.values import Site
-    from gpubpf.session.results import Instance
+    from gpubpf.inject.values import Site
+    from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
 
     Cells = Mapping[str, np.ndarray[Any, Any]]

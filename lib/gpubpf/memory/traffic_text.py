@@ -17,7 +17,7 @@ from gpubpf.memory.sampled_part import SampledPart
 from gpubpf.memory.traffic import BANKS, GATHER, SHIFTED, UNIT, KernelTraffic, SiteTraffic
 from gpubpf.memory.updates import Updates
 from gpubpf.record import Record
-from gpubpf.session.kernel_shapes import file_names
+from gpubpf.records.kernel_shapes import file_names
 from gpubpf.show import kernel_names, table
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.show.table import number, size

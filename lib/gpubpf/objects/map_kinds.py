@@ -11,8 +11,8 @@ from gpubpf.ebpf.bytecode import BpfFunction, Instruction
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind
 from gpubpf.ebpf.maps import MAX_RECORD, MapDefinition
 from gpubpf.errors import ImageError
+from gpubpf.kernel import bpf_syscall
 from gpubpf.objects.object_file import ObjectMap, Variables
-from gpubpf.process import bpf_syscall
 from gpubpf.record import replace
 
 # enum bpf_map_type of the Linux kernel.

@@ -27,7 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpubpf.process import privileges, target_files
+from gpubpf.kernel import privileges
+from gpubpf.process import target_files
 from gpubpf.process.users import User
 from gpubpf.record import Record
 

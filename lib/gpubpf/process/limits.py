@@ -45,7 +45,7 @@ CONNECTIONS_OF_PROCESS = (
 
 # --- all traced processes ---
 
-CONNECTIONS = 16384  # at the same time, or fewer (session/shares.py)
+CONNECTIONS = 16384  # at the same time, or fewer (traced/shares.py)
 CONNECTIONS_OF_USER = 4096
 ENTRIES = 1 << 18  # connections in all, because the report has each of them
 ENTRIES_OF_USER = 1 << 16

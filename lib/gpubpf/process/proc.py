@@ -22,7 +22,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpubpf.process import libc, limits
+from gpubpf.kernel import libc
+from gpubpf.process import limits
 
 _PIECE = 1 << 16  # bytes
 

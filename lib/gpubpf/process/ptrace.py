@@ -25,7 +25,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from gpubpf.errors import out_of_files
-from gpubpf.process import libc, proc, syscalls
+from gpubpf.kernel import libc, syscalls
+from gpubpf.process import proc
 from gpubpf.record import MutableRecord, Record, field
 
 _libc = libc.library_with_gil

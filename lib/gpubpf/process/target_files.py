@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpubpf.process import fresh_thread, libc
+from gpubpf.kernel import fresh_thread, libc
 from gpubpf.process.users import User
 
 T = TypeVar("T")

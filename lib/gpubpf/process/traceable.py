@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpubpf.errors import OUT_OF_FILES, TOO_MANY_FILES, SessionError, out_of_files
-from gpubpf.process import privileges, proc
+from gpubpf.kernel import privileges
+from gpubpf.process import proc
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused, parent, threads_of
 from gpubpf.process.users import User
 

@@ -1,1 +1,1 @@
-"""A session traces processes through their agents, and gives tools the collected maps, logs, rings and counts."""
+"""One measurement, as tools see it: `Session` starts it, reads it and ends it."""

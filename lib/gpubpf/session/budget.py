@@ -1,8 +1,9 @@
 """Hold the overhead of device programs below --budget by measuring only some launches of each kernel.
 
 The agent measures the first launch of a kernel, then none until this side has read what it cost: the instructions that injection
-added against the application's own (ptx/cost.py). From then on it measures one launch in N, at a random place among each N, with the
-smallest N that keeps the added instructions within the budget. Host time (hooks, and readings of maps) is taken off the budget first.
+added against the application's own (inject/cost.py). From then on it measures one launch in N, at a random place among each N,
+with the smallest N that keeps the added instructions within the budget. Host time (hooks, and readings of maps) is taken off the
+budget first.
 The first launch stands for the first 2 N, so that never more than one in N was measured. N follows each later reading.
 docs/sampling.md explains this to users.
 """
@@ -22,8 +23,8 @@ from gpubpf.session import readout
 
 if TYPE_CHECKING:
     from gpubpf.agent.protocol import Counters
-    from gpubpf.session.measurement import Measurement
-    from gpubpf.session.traced_process import TracedProcess
+    from gpubpf.traced.measurement import Measurement
+    from gpubpf.traced.traced_process import TracedProcess
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds between two readings
 READING_SHARE = 0.25  # of the budget, that readings may take

@@ -14,17 +14,17 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import WARP, DrainFlag, Place
 from gpubpf.ebpf import maps, sampling
 from gpubpf.record import replace
-from gpubpf.session.builds import without_first_line
-from gpubpf.session.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
+from gpubpf.records.builds import without_first_line
+from gpubpf.records.results import Instance, ProcessLog, Reading, RingCounts, RingRecords, SharedArray, merged
 
 if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.ebpf.maps import MapDefinition
     from gpubpf.images.sidecar import RegisterUse
-    from gpubpf.ptx.values import Site
-    from gpubpf.session.measurement import Measurement
-    from gpubpf.session.traced_process import Ring, StoredSnapshot, TracedProcess
+    from gpubpf.inject.values import Site
+    from gpubpf.traced.measurement import Measurement
+    from gpubpf.traced.traced_process import Ring, StoredSnapshot, TracedProcess
 
 MOST_THREADS = 1024  # per block; CUDA's limit
 FILLING_FAST = 0.2  # if a log or shard filled up this much since the last reading, it is read again soon

@@ -26,7 +26,7 @@ from gpubpf.show import table
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
-    from gpubpf.session.results import Instance
+    from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
 
     Groups = np.ndarray[Any, Any]

@@ -26,23 +26,25 @@ from typing import TYPE_CHECKING, Any
 from gpubpf import agent, own_files
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
-from gpubpf.process import fresh_thread, libc, privileges, proc, traceable
+from gpubpf.kernel import fresh_thread, libc, privileges
+from gpubpf.process import proc, traceable
 from gpubpf.record import MutableRecord
-from gpubpf.session import joining, readout, reasons, summary, translating
+from gpubpf.records import reasons
+from gpubpf.records.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, TRACED, UNHOOKED
+from gpubpf.session import readout, summary, translating
 from gpubpf.session.budget import Budget
-from gpubpf.session.command import LONGEST_WAIT, Signals, other_tool, raise_file_limit, start_command
-from gpubpf.session.drain_request import DrainRequest
-from gpubpf.session.joining import Joining
-from gpubpf.session.measurement import Listener, Measurement, Plan, Targets
-from gpubpf.session.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, TRACED, UNHOOKED
-from gpubpf.session.server import Server
-from gpubpf.session.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
 from gpubpf.show import garbage, progress, table
+from gpubpf.traced import joining
+from gpubpf.traced.command import LONGEST_WAIT, Signals, other_tool, raise_file_limit, start_command
+from gpubpf.traced.drain_request import DrainRequest
+from gpubpf.traced.joining import Joining
+from gpubpf.traced.measurement import Listener, Measurement, Plan, Targets
+from gpubpf.traced.server import Server
+from gpubpf.traced.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
 
 if TYPE_CHECKING:
-    from gpubpf.ptx.values import Site
-    from gpubpf.session.machine import MachineWatcher
-    from gpubpf.session.results import (
+    from gpubpf.inject.values import Site
+    from gpubpf.records.results import (
         Instance,
         KernelCount,
         ProcessLog,
@@ -51,7 +53,8 @@ if TYPE_CHECKING:
         RingRecords,
         SharedArray,
     )
-    from gpubpf.session.traced_process import TracedProcess
+    from gpubpf.traced.machine import MachineWatcher
+    from gpubpf.traced.traced_process import TracedProcess
 
 # All in seconds.
 DRAIN_WAIT = 2.0  # for running kernels to finish before the last reading
@@ -180,7 +183,7 @@ class Session:
             self._measurement.privileges.keep(self._needed_capabilities(), here=False)
             fresh_thread.run(self._import_numpy, "gpubpf-numpy")
             warm_up.wait()
-            from gpubpf.session.machine import MachineWatcher
+            from gpubpf.traced.machine import MachineWatcher
 
             watcher = MachineWatcher(
                 lambda pid, held: self.join(pid, starting=held),
@@ -733,7 +736,7 @@ class Session:
         """Return the sites of a kernel by number (`ctx->site`), with source lines if the program has them.
 
         pid: only this process; None: all. build: only the build of an `Instance` or launch; None: all. Sites on which builds disagree
-        are left out: a process may have different kernels of one name (session/builds.py), as processes may have."""
+        are left out: a process may have different kernels of one name (records/builds.py), as processes may have."""
         return readout.sites(self._measurement, mangled, pid, build)
 
     def kernels(self) -> list[KernelCount]:

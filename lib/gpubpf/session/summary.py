@@ -14,14 +14,14 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import SLOTS
 from gpubpf.ebpf import maps, sampling
 from gpubpf.record import asdict
-from gpubpf.session.measurement import SHARED, is_ring
-from gpubpf.session.reasons import BEFORE_READY, LOADED_BEFORE, REFUSED, fault_record
-from gpubpf.session.results import KernelCount
+from gpubpf.records.reasons import BEFORE_READY, LOADED_BEFORE, REFUSED, fault_record
+from gpubpf.records.results import KernelCount
 from gpubpf.show import table
+from gpubpf.traced.measurement import SHARED, is_ring
 
 if TYPE_CHECKING:
-    from gpubpf.session.measurement import Measurement
-    from gpubpf.session.traced_process import StoredSnapshot, TracedProcess
+    from gpubpf.traced.measurement import Measurement
+    from gpubpf.traced.traced_process import StoredSnapshot, TracedProcess
 
 
 def summary(measurement: Measurement) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from gpubpf.ebpf import sampling
 from gpubpf.errors import Error, SessionError, UsageError
 from gpubpf.process import started_with
 from gpubpf.record import Record, replace
-from gpubpf.session import device, joining
-from gpubpf.session.device import Device
-from gpubpf.session.measurement import Follow, Listener, Plan, Targets
 from gpubpf.session.session import Session
-from gpubpf.session.workers import SidecarBuilder
 from gpubpf.show import notices
+from gpubpf.traced import device, joining
+from gpubpf.traced.device import Device
+from gpubpf.traced.measurement import Follow, Listener, Plan, Targets
+from gpubpf.traced.workers import SidecarBuilder
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.maps import MapDefinition
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from gpubpf.images.code_objects import ForWaves
     from gpubpf.images.listing import ImageFile
     from gpubpf.images.sidecar import RegisterUse, Sidecar, Source
+    from gpubpf.inject.values import PtxProbe
     from gpubpf.linux.host_programs import Host
-    from gpubpf.ptx.values import PtxProbe
     from gpubpf.show.output import Output
 
 CUPTI_STAND_IN = (
@@ -232,7 +232,7 @@ def device_of(args: argparse.Namespace) -> Device:
         return _device_of_all(args.pid)
     for_hip = False
     if args.command:
-        from gpubpf.session import amd_device  # imported here: not for -p
+        from gpubpf.traced import amd_device  # imported here: not for -p
 
         for_hip = amd_device.is_for_hip(args.command[0]) and amd_device.has_gpu()
     measures_times = args.command and getattr(args, "measures_times", False)
@@ -350,7 +350,7 @@ def _device(args: argparse.Namespace, amd: bool = False) -> Device:
     chosen = device_of(args)
     unmeasured = False
     if args.command:
-        from gpubpf.session import amd_device
+        from gpubpf.traced import amd_device
 
         chosen = amd_device.beside(chosen, args.device, args.command[0])
         unmeasured = not amd and amd_device.is_for_hip(args.command[0])

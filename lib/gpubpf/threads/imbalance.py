@@ -1,6 +1,6 @@
 """How evenly work is spread over the threads of a grid, by thread, lane, warp and block.
 
-Threads, lanes, warps and blocks are numbered as in `session/launch_shape.py`.
+Threads, lanes, warps and blocks are numbered as in `records/launch_shape.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from gpubpf.record import Record
-from gpubpf.session.launch_shape import By, Index, Shape, index_of
+from gpubpf.records.launch_shape import By, Index, Shape, index_of
 from gpubpf.show import table
 
 FAR_OFF = 0.10  # share of the median; threads or groups that differ more are named

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpubpf import names
 from gpubpf.record import Record
-from gpubpf.session.launch_shape import By, Ranges, Shape, shape_cells
+from gpubpf.records.launch_shape import By, Ranges, Shape, shape_cells
 from gpubpf.session.sampled import Estimate, Sample, kernel_of, rounded
 from gpubpf.session.sampled import samples as sampled_units
 from gpubpf.show import histogram, table
@@ -20,7 +20,7 @@ from gpubpf.threads.imbalance import Groups
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
-    from gpubpf.session.results import Instance
+    from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
     from gpubpf.show.output import Output
 

@@ -18,8 +18,8 @@ from gpubpf.ebpf.bytecode import CONTEXTS, Instruction, Program, encode
 from gpubpf.ebpf.helpers import HELPERS, ArgumentKind, StandIn, number_of
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
-from gpubpf.process import bpf_syscall
-from gpubpf.process.bpf_syscall import Rejected
+from gpubpf.kernel import bpf_syscall
+from gpubpf.kernel.bpf_syscall import Rejected
 from gpubpf.record import replace
 from gpubpf.verify.values import Checked, place_of
 

@@ -13,8 +13,8 @@ from typing import Any
 from gpu.driver import PUT, Driver, DriverError, Spinning, Watched
 from gpu.questions.asking import Answer, CannotAsk, alone, question
 from gpu.questions.waiting import BLOCKED_AFTER
-from gpubpf.session.device import cupti_libraries
 from gpubpf.session.tracing import CUPTI_STAND_IN
+from gpubpf.traced.device import cupti_libraries
 
 MEMCPY, DRIVER_CALL, KERNEL, EXTERNAL = 1, 4, 10, 39  # CUPTI_ACTIVITY_KIND_…
 CUSTOM = 3  # kind of our external correlation ids

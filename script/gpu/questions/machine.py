@@ -88,7 +88,7 @@ def _kernel() -> dict[str, str]:
 
 def _bpf() -> str:
     """Return whether bpf(2) makes a map here, or why not."""
-    from gpubpf.process import bpf_syscall
+    from gpubpf.kernel import bpf_syscall
 
     try:
         os.close(bpf_syscall.create_map(2, 4, 8, 1, 0, "question"))  # ARRAY

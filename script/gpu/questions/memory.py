@@ -35,7 +35,7 @@ def _register(driver: Driver, file: int, size: int) -> Answer:
 )
 def host_register() -> Answer:
     sys.path.append(str(Path(__file__).resolve().parents[3] / "lib"))
-    from gpubpf.process import bpf_syscall
+    from gpubpf.kernel import bpf_syscall
 
     driver = Driver().open()
     file = os.memfd_create("question")

@@ -21,10 +21,10 @@ from gpubpf.errors import Error
 from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import RegisterUse, Sidecar, SidecarKernel
 from gpubpf.lower.launch_block import LaunchBlock
-from gpubpf.session.device import Device
-from gpubpf.session.measurement import Follow, Listener, Plan, Targets
 from gpubpf.session.session import Session
-from gpubpf.session.workers import SidecarBuilder
+from gpubpf.traced.device import Device
+from gpubpf.traced.measurement import Follow, Listener, Plan, Targets
+from gpubpf.traced.workers import SidecarBuilder
 
 
 def cuda_include() -> Path:

@@ -18,7 +18,7 @@ from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.images import fatbin
 from gpubpf.launches import device_times
 from gpubpf.memory import access_trace
-from gpubpf.session import operation_log
+from gpubpf.records import operation_log
 from gpubpf.tools import launchlate
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE)]

@@ -12,11 +12,11 @@ import pytest
 
 from gpubpf.agent.protocol import HookCalls
 from gpubpf.images.sidecar import Sidecar
-from gpubpf.session import device
-from gpubpf.session.device import Device
-from gpubpf.session.measurement import Plan, Targets
 from gpubpf.session.session import Session
-from gpubpf.session.workers import SidecarBuilder
+from gpubpf.traced import device
+from gpubpf.traced.device import Device
+from gpubpf.traced.measurement import Plan, Targets
+from gpubpf.traced.workers import SidecarBuilder
 from gpubpf_commands import words
 
 HEADERS = [*sorted(Path("/usr/local").glob("cuda*/include"))]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpubpf import agent
-from gpubpf.session.measurement import Follow
+from gpubpf.traced.measurement import Follow
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "session")]

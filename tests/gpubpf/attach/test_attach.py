@@ -29,9 +29,10 @@ from gpubpf import agent, elf
 from gpubpf.agent.definitions import ALREADY_CHANGED
 from gpubpf.attach import borrow, loading, patching
 from gpubpf.errors import SessionError
-from gpubpf.process import address_space, fresh_thread, ptrace, traceable
+from gpubpf.kernel import fresh_thread
+from gpubpf.process import address_space, ptrace, traceable
 from gpubpf.process.target_socket import TargetSocket
-from gpubpf.session import device, server
+from gpubpf.traced import device, server
 from gpubpf_commands import words
 
 HERE = Path(__file__).parent

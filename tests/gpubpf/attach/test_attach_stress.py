@@ -28,8 +28,8 @@ import pytest
 from gpubpf import agent
 from gpubpf.process import address_space, traceable
 from gpubpf.program import BPF
-from gpubpf.session import device
 from gpubpf.show import cli
+from gpubpf.traced import device
 from gpubpf_code import changed
 from gpubpf_commands import words
 

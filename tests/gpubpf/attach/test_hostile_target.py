@@ -23,8 +23,8 @@ from gpubpf import agent
 from gpubpf.agent import protocol
 from gpubpf.agent.definitions import PROTOCOL_VERSION, Message
 from gpubpf.process import traceable
-from gpubpf.session import device
 from gpubpf.show import cli
+from gpubpf.traced import device
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 import fake_tool

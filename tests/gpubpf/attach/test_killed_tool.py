@@ -38,9 +38,9 @@ import contextlib, os, sys, time
 from pathlib import Path
 from gpubpf.attach import borrow, loading
 from gpubpf.attach.borrow import ProcessCode
-from gpubpf.process import address_space, fresh_thread, ptrace
+from gpubpf.process import address_space, ptrace; from gpubpf.kernel import fresh_thread
 from gpubpf.process.address_space import Memory
-from gpubpf.process.syscalls import NUMBERS
+from gpubpf.kernel.syscalls import NUMBERS
 
 LIBRARY = Path(sys.argv[1])
 RUNS = {ptrace._INTERRUPT, ptrace._SYSCALL, ptrace._CONT, ptrace._DETACH}

@@ -28,7 +28,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import ATTACH_FUNCTION, AttachStatus, DrainFlag, Message
 from gpubpf.attach import loading, patching
 from gpubpf.process import address_space, ptrace, traceable
-from gpubpf.session import device
+from gpubpf.traced import device
 from gpubpf_commands import words
 
 HERE = Path(__file__).parent

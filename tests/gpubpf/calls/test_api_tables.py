@@ -20,9 +20,9 @@ from gpubpf.calls import arrays
 from gpubpf.calls.api import GROUPS, KERNEL_NAMING, RESULTS, Api, ApiFunction, ArgumentPlace, cuda, hip, parse
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import UsageError
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 from gpubpf.record import replace
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 from gpubpf_hip import needs_hip
 from gpubpf_host import needs_bpf
 

@@ -23,8 +23,8 @@ from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.delay_probes import DelayProbes
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import Error, VerifyError
+from gpubpf.kernel import bpf_syscall
 from gpubpf.linux import btf
-from gpubpf.process import bpf_syscall
 from gpubpf_host import needs_bpf
 
 MS = 1_000_000

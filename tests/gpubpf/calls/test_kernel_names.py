@@ -24,9 +24,9 @@ from gpubpf.calls.api import Api, cuda, hip
 from gpubpf.calls.kernel_names import BY_HANDLE, BY_NAME, REGISTERED, KernelNames, _ElfFile
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.errors import ImageError
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 from gpubpf.record import replace
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 from gpubpf_host import needs_bpf
 
 HERE = Path(__file__).with_name("hip")

@@ -22,9 +22,9 @@ from gpubpf.calls.api import Api, ApiFunction
 from gpubpf.calls.device_times import dispatches
 from gpubpf.calls.probes import CallCounts, CallOptions, CallProbes
 from gpubpf.ebpf import headers
+from gpubpf.kernel import bpf_syscall
 from gpubpf.linux import uprobes
 from gpubpf.memory import traffic
-from gpubpf.process import bpf_syscall
 from gpubpf_calls import FUNCTIONS, NUMBER, by_function
 from gpubpf_host import needs_bpf
 
@@ -546,7 +546,7 @@ def test_a_command_has_its_own_limit_of_files() -> None:
     """The tool raised its own limit before it started the command."""
     code = """if True:
         import os, resource
-        from gpubpf.session import command
+        from gpubpf.traced import command
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
         command.raise_file_limit()

@@ -25,7 +25,7 @@ from gpubpf.calls.device_times.dispatches import Dispatches
 from gpubpf.errors import TOO_MANY_FILES
 from gpubpf.linux import libraries
 from gpubpf.record import replace
-from gpubpf.session import amd_device
+from gpubpf.traced import amd_device
 
 ADD, SCALE = "_Z9vectorAddPKfS0_Pfi", "_Z5scalePff"
 

@@ -22,7 +22,7 @@ import gpubpf_host
 from gpubpf.calls import device_times
 from gpubpf.check import profilers, software, table
 from gpubpf.check.finding import LIMITED, MISSING, OK, STATES, UNKNOWN
-from gpubpf.process import syscalls
+from gpubpf.kernel import syscalls
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST = {
@@ -211,7 +211,7 @@ def test_two_gpus(driver: Callable[..., dict[str, str]]) -> None:
 
 @pytest.mark.parametrize("options", [("-I",), ("-I", "-S")])  # with and without cuda-python
 def test_the_driver_answers_cuda_python_as_it_answers_ctypes(options: tuple[str, ...]) -> None:
-    question = ROOT / "lib/gpubpf/session/driver_question.py"
+    question = ROOT / "lib/gpubpf/traced/driver_question.py"
     variables = {**os.environ, "LD_LIBRARY_PATH": str(ROOT / "lib/cudasim/lib"), "CUDASIM_DEVICES": "2"}
     words = [sys.executable, *options, question, "details"]
     said = json.loads(subprocess.run(words, capture_output=True, text=True, env=variables, check=True).stdout)

@@ -12,8 +12,8 @@ from gpubpf.ebpf import clang, compile
 from gpubpf.ebpf.bytecode import WIDE, Program
 from gpubpf.errors import CompileError
 from gpubpf.expressions import points, programs, specs
+from gpubpf.kernel import privileges
 from gpubpf.lower import nvptx
-from gpubpf.process import privileges
 from gpubpf.record import replace
 from gpubpf.verify import rules
 from gpubpf_host import needs_bpf

@@ -16,9 +16,9 @@ from gpubpf import cache
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import compile, headers, maps
 from gpubpf.errors import CompileError
+from gpubpf.kernel import privileges
 from gpubpf.linux import host_programs
 from gpubpf.lower import nvptx, x86
-from gpubpf.process import privileges
 from gpubpf.verify import verify
 from gpubpf.verify.rules import check
 from gpubpf_asm import Native
@@ -195,7 +195,7 @@ def test_a_program_for_every_point():
 def test_numbers_of_kinds_spaces_and_operations():
     """Those of the header are those of the library."""
     from gpubpf.ebpf.bytecode import KINDS, SPACES
-    from gpubpf.session import operation_log
+    from gpubpf.records import operation_log
 
     operations = ("H2D", "D2H", "D2D", "H2H", "MEMSET", "EVENT_RECORD", "STREAM_WAIT", "GRAPH", "SYNC", "API")
     names = [f"GPU_{name.upper()}" for name in (*KINDS, *SPACES)] + [f"GPU_OP_{name}" for name in operations]

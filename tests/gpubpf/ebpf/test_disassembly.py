@@ -9,7 +9,7 @@ import pytest
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import disassembly
 from gpubpf.ebpf.bytecode import Instruction
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 from gpubpf_host import needs_bpf
 
 # Each is an opcode, dst, src, offset, imm, and its text.

@@ -11,7 +11,7 @@ from gpubpf.ebpf.bytecode import WIDE
 from gpubpf.exits.cells import together, unpacked
 from gpubpf.exits.lateness import CLOCK_BITS, CLOCK_MASK, CycleLength, Exits
 from gpubpf.lower.programs import load
-from gpubpf.session.launch_shape import Shape
+from gpubpf.records.launch_shape import Shape
 from gpubpf.tools import kernelretsnoop
 
 SHAPE = Shape((2, 1, 1), (40, 1, 1))  # two warps in each block: one of 32 threads, one of 8

@@ -14,13 +14,13 @@ from gpubpf.ebpf.sampling import Sampling
 from gpubpf.exits import exit_log
 from gpubpf.exits.exit_log import ExitLog
 from gpubpf.exits.lateness import CLOCK_BITS, CLOCK_MASK, ROUNDS, SAMPLE_GROUPS
+from gpubpf.inject.values import Site
 from gpubpf.lower.programs import load
-from gpubpf.ptx.values import Site
 from gpubpf.record import replace
-from gpubpf.session import kernel_shapes, operation_log
-from gpubpf.session.kernel_shapes import KernelShape, site_names
-from gpubpf.session.launch_shape import Shape
-from gpubpf.session.results import ProcessLog, Reading, RingRecords
+from gpubpf.records import kernel_shapes, operation_log
+from gpubpf.records.kernel_shapes import KernelShape, site_names
+from gpubpf.records.launch_shape import Shape
+from gpubpf.records.results import ProcessLog, Reading, RingRecords
 from gpubpf.show import cli
 from gpubpf.tools import kernelretsnoop
 

@@ -14,7 +14,7 @@ from gpubpf.exits.findings import _warps as warp_findings
 from gpubpf.exits.findings import findings
 from gpubpf.exits.lateness import CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.record import replace
-from gpubpf.session.kernel_shapes import KernelShape
+from gpubpf.records.kernel_shapes import KernelShape
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.table import WIDTH
 from gpubpf_properties import generated, noise, rare, rngs

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from gpubpf.exits.exit_log import ExitLog, ExitPrinter
-from gpubpf.ptx.values import Site
-from gpubpf.session import operation_log
-from gpubpf.session.results import ProcessLog, RingRecords
+from gpubpf.inject.values import Site
+from gpubpf.records import operation_log
+from gpubpf.records.results import ProcessLog, RingRecords
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf_properties import generated, lanes, seldom
 from gpubpf_text import COMMS, FILES, KERNELS, PIDS, check, opened

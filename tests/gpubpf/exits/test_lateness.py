@@ -21,7 +21,7 @@ from gpubpf.exits.lateness import (
     LaneLateness,
 )
 from gpubpf.record import replace
-from gpubpf.session.launch_shape import Shape
+from gpubpf.records.launch_shape import Shape
 
 RECORD = np.dtype(
     [("clock", "<u8"), ("time", "<u8"), ("launch", "<u8"), ("thread", "<u4"), ("sm", "<u2"), ("site", "<u2")]

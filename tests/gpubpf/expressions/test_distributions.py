@@ -16,7 +16,7 @@ import pytest
 
 from gpubpf.expressions import distributions, specs
 from gpubpf.expressions.distributions import NEGATIVE, Found, Keys, Sums
-from gpubpf.ptx.values import Site
+from gpubpf.inject.values import Site
 from gpubpf.record import replace
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.tools import gpudist

@@ -13,8 +13,9 @@ import pytest
 from gpubpf.ebpf.compile import compile_text
 from gpubpf.expressions import events, programs, specs
 from gpubpf.record import replace
-from gpubpf.session import operation_log, readout
-from gpubpf.session.results import ProcessLog, RingRecords
+from gpubpf.records import operation_log
+from gpubpf.records.results import ProcessLog, RingRecords
+from gpubpf.session import readout
 from gpubpf_host import needs_bpf
 
 PID = 77

@@ -19,11 +19,11 @@ from gpubpf.expressions.counts import Counts
 from gpubpf.expressions.distributions import Distributions, as_type
 from gpubpf.expressions.evaluate import signed
 from gpubpf.expressions.events import RING, Events, Printer
-from gpubpf.ptx.values import Site
+from gpubpf.inject.values import Site
 from gpubpf.record import replace
-from gpubpf.session import operation_log
-from gpubpf.session.results import Instance, ProcessLog, RingCounts, RingRecords
-from gpubpf.session.rings import ShardCount
+from gpubpf.records import operation_log
+from gpubpf.records.results import Instance, ProcessLog, RingCounts, RingRecords
+from gpubpf.records.rings import ShardCount
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.table import printable
 from gpubpf_properties import LARGEST, generated, numbers, seldom

@@ -23,7 +23,7 @@ from gpubpf.gcn.kernel_code import KernelCode, read, writes_exec
 from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.start import Save
 from gpubpf.gcn.times import Times
-from gpubpf.session.launch_shape import Shape
+from gpubpf.records.launch_shape import Shape
 from gpubpf.tools import kernelretsnoop
 from gpubpf_bcc import compiled
 from gpubpf_gcn import RUNS, block_arguments, content, lowered, with_argument

@@ -19,7 +19,8 @@ from gpubpf.errors import Error, ImageError
 from gpubpf.images import code_objects, fatbin, listing
 from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import Sidecar
-from gpubpf.ptx import inject, module, parser
+from gpubpf.inject import inject
+from gpubpf.ptx import module, parser
 from gpubpf.record import replace
 from gpubpf.show import cli
 

@@ -21,9 +21,9 @@ from gpubpf.agent.protocol import Found, FoundKernel
 from gpubpf.images import fatbin, mapped
 from gpubpf.images.assemble import Target
 from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
+from gpubpf.inject.injected import parameter_layout
 from gpubpf.process import address_space, target_files
 from gpubpf.ptx import module, parser
-from gpubpf.ptx.injected import parameter_layout
 from gpubpf.record import replace
 from gpubpf_hold import holding
 

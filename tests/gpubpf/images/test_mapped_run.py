@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf.session.device import LIBRARIES
+from gpubpf.traced.device import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [

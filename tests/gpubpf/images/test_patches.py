@@ -14,10 +14,10 @@ from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
 from gpubpf.images.patches import patches_at, refusal_of, with_patched
 from gpubpf.images.sidecar import Sidecar
+from gpubpf.inject.values import PtxProbe
 from gpubpf.lower import patch_function
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.lower.patch_function import SIGNATURES
-from gpubpf.ptx.values import PtxProbe
 from gpubpf_fragments import tally
 from gpubpf_sass import need, sass
 

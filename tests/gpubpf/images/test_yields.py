@@ -11,9 +11,9 @@ import pytest
 from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import ImageError
 from gpubpf.images.yields import without_yields
+from gpubpf.inject import plan
+from gpubpf.inject.inject import inject
 from gpubpf.lower.fragment import Argument, Fragment
-from gpubpf.ptx import plan
-from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
 from gpubpf_sass import assembled, nvdisasm
 

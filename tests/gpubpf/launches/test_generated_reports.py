@@ -18,7 +18,7 @@ from gpubpf.launches.device_times import MASK
 from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.launches.overlap import Overlap
 from gpubpf.launches.sums import LaunchLosses, LaunchSums
-from gpubpf.session import operation_log
+from gpubpf.records import operation_log
 from gpubpf.show import perfetto
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf_properties import generated, number, rare

@@ -19,8 +19,8 @@ from gpubpf.launches.device_times import MASK
 from gpubpf.launches.launches import DEVICE, STAMP, Launches, LoggedProcess, OperationColumns
 from gpubpf.launches.sums import LaunchLosses, LaunchSums, ValueCounts, kernel_record
 from gpubpf.record import replace
-from gpubpf.session import operation_log
-from gpubpf.session.clock import UNKNOWN
+from gpubpf.records import operation_log
+from gpubpf.records.clock import UNKNOWN
 from gpubpf.show import perfetto
 from gpubpf.show.owner_columns import Owner, OwnerColumns
 

@@ -18,11 +18,11 @@ import pytest
 
 from gpubpf.ebpf import headers
 from gpubpf.errors import Error
+from gpubpf.kernel import bpf_syscall, syscalls
 from gpubpf.launches import off_cpu
 from gpubpf.launches.off_cpu import Activity, OffCpu, activity_of, explain
 from gpubpf.linux import tracepoints
 from gpubpf.linux.host_programs import Host
-from gpubpf.process import bpf_syscall, syscalls
 from gpubpf.program import BPF
 from gpubpf_bcc import compiled
 from gpubpf_host import ROOTLESS, libc, needs_bpf, open_stub

@@ -25,9 +25,9 @@ from gpubpf.ebpf.bytecode import HOST_STUB, Program
 from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.ebpf.maps import MapDefinition, pad8
 from gpubpf.errors import Error, SessionError, UsageError, VerifyError
+from gpubpf.kernel import bpf_syscall
 from gpubpf.linux import host_programs
 from gpubpf.linux.host_programs import Host, HostProbe
-from gpubpf.process import bpf_syscall
 from gpubpf.show import cli, option_values
 from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, open_stub
 

@@ -36,10 +36,11 @@ from gpubpf.ebpf.bytecode import (
     STX,
     Instruction,
 )
+from gpubpf.kernel import bpf_syscall
 from gpubpf.linux.host_programs import Host
-from gpubpf.process import address_space, bpf_syscall
+from gpubpf.process import address_space
 from gpubpf.program import BPF
-from gpubpf.session import device
+from gpubpf.traced import device
 from gpubpf_commands import words
 
 HERE = Path(__file__).parents[1] / "attach"

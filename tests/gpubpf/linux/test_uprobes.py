@@ -23,11 +23,11 @@ import gpubpf_locked
 import prebuild
 from gpubpf import elf
 from gpubpf.errors import UsageError
+from gpubpf.kernel import bpf_syscall
 from gpubpf.linux import libraries, uprobes
 from gpubpf.linux.host_programs import Host
 from gpubpf.linux.libraries import LibraryNames, MappedCode
 from gpubpf.lower import programs
-from gpubpf.process import bpf_syscall
 from gpubpf.program import BPF
 from gpubpf_commands import words
 from gpubpf_host import needs_bpf

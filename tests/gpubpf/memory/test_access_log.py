@@ -18,14 +18,14 @@ import pytest
 import access_records
 from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf.errors import Error
+from gpubpf.inject.values import Site
 from gpubpf.memory import access_log, access_trace, parquet
 from gpubpf.memory.access_log import Accesses, AccessLog, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
-from gpubpf.ptx.values import Site
 from gpubpf.record import replace
-from gpubpf.session import operation_log
-from gpubpf.session.kernel_shapes import KernelShape
-from gpubpf.session.results import ProcessLog, RingRecords
+from gpubpf.records import operation_log
+from gpubpf.records.kernel_shapes import KernelShape
+from gpubpf.records.results import ProcessLog, RingRecords
 from gpubpf.show import cli, option_values
 
 PID, PROCESS = 77, 3

@@ -16,8 +16,8 @@ import gpubpf_cuda
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.memory.allocations import LIMIT, Allocation, Allocations
 from gpubpf.record import replace
-from gpubpf.session import operation_log
-from gpubpf.session.results import ProcessLog
+from gpubpf.records import operation_log
+from gpubpf.records.results import ProcessLog
 
 STACKS = {7: (StackFrame(0x1000, 0x10, "app", "main"),), 8: (StackFrame(0, 0, "", "_ZN1a5tableE"),)}
 
@@ -369,7 +369,7 @@ def test_a_program_and_its_memory(
     app: Path, hostile: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from gpubpf.program import BPF
-    from gpubpf.session.measurement import Follow
+    from gpubpf.traced.measurement import Follow
     from gpubpf_bcc import compiled
 
     compiled(TEXT)

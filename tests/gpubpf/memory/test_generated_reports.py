@@ -10,14 +10,14 @@ import numpy as np
 
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
+from gpubpf.inject.values import Site
 from gpubpf.memory import traffic
 from gpubpf.memory.access_log import Accesses, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
 from gpubpf.memory.allocations import ALLOCATING, Allocation
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint, Outside
 from gpubpf.memory.traffic import PART, KernelTraffic
-from gpubpf.ptx.values import Site
-from gpubpf.session.kernel_shapes import KernelShape
+from gpubpf.records.kernel_shapes import KernelShape
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf_properties import generated, number, rare
 from gpubpf_text import COMMS, FILES, KERNELS, PIDS, check, opened

@@ -8,12 +8,12 @@ import random
 import numpy as np
 import pytest
 
+from gpubpf.inject.values import Site
 from gpubpf.memory import traffic, traffic_text, updates
 from gpubpf.memory.traffic import BROADCAST, GATHER, PART, SHIFTED, SINGLE, STRIDED, UNIT
 from gpubpf.memory.updates import Updates
-from gpubpf.ptx.values import Site
 from gpubpf.record import replace
-from gpubpf.session.results import Instance
+from gpubpf.records.results import Instance
 from gpubpf.show import table
 from gpubpf_properties import generated, rare
 

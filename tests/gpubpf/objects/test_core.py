@@ -14,12 +14,12 @@ import gpubpf_host
 from gpubpf.ebpf import btf
 from gpubpf.ebpf import bytecode as b
 from gpubpf.errors import Error
+from gpubpf.kernel import privileges
 from gpubpf.linux import btf as kernel
 from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.linux.process_functions import FunctionProbe
 from gpubpf.objects import loading
 from gpubpf.objects.core import TYPE_MATCHES, Relocations
-from gpubpf.process import privileges
 from gpubpf_objects import build, needs_clang
 
 pytestmark = [

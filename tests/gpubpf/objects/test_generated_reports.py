@@ -14,11 +14,11 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.ebpf.maps import MapDefinition, pad8, prints_definition
+from gpubpf.kernel import bpf_syscall
 from gpubpf.linux.host_programs import Host
 from gpubpf.lower import ir
 from gpubpf.objects.report import Printer, Reader
-from gpubpf.process import bpf_syscall
-from gpubpf.session.results import Instance, RingRecords, SharedArray
+from gpubpf.records.results import Instance, RingRecords, SharedArray
 from gpubpf_properties import generated, noise, seldom
 from gpubpf_text import COMMS, KERNELS, PIDS, check, opened
 

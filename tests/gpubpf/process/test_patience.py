@@ -15,7 +15,7 @@ import gpubpf_locked
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, limits, patience, proc
 from gpubpf.process.patience import Unanswered, within
-from gpubpf.session import joining
+from gpubpf.traced import joining
 
 # A process that holds its lock keeps tools from placing probes, so no other test may run then.
 holds_its_lock = pytest.mark.whole_machine

@@ -26,10 +26,12 @@ from gpubpf import elf
 from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError
+from gpubpf.kernel import fresh_thread
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
-from gpubpf.process import address_space, fresh_thread, limits, proc, ptrace, scans, started_with, traceable
-from gpubpf.session import device, joining, machine, translating
+from gpubpf.process import address_space, limits, proc, ptrace, scans, started_with, traceable
+from gpubpf.session import translating
+from gpubpf.traced import device, joining, machine
 from gpubpf_properties import generated
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpubpf.process import fresh_thread, libc, target_files
+from gpubpf.kernel import fresh_thread, libc
+from gpubpf.process import target_files
 from gpubpf.process.users import User
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -14,7 +14,7 @@ import pytest
 
 from gpubpf.process import limits, target_socket
 from gpubpf.process.target_socket import TargetSocket
-from gpubpf.session.traced_process import TracedProcess
+from gpubpf.traced.traced_process import TracedProcess
 
 pytestmark = pytest.mark.without_driver
 T = TypeVar("T")

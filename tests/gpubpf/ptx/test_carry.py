@@ -11,11 +11,11 @@ import pytest
 
 from engine_device import Array, Device
 from gpubpf.ebpf.probe import Probe
+from gpubpf.inject import body, plan
+from gpubpf.inject.inject import inject
 from gpubpf.lower.fragment import Argument, Fragment
-from gpubpf.ptx import body, plan
 from gpubpf.ptx.carry import Carry, live_carry
 from gpubpf.ptx.flow import Flow
-from gpubpf.ptx.inject import inject
 from gpubpf.ptx.parser import parse
 from gpubpf_fragments import log
 from gpubpf_points import HEAD, Run

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf.probe import Probe
+from gpubpf.inject.inject import inject
+from gpubpf.inject.injected import Injected
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.indirect import MAX_TARGETS, Entry, Shape, entries, indirect_calls, shape_of
-from gpubpf.ptx.inject import inject
-from gpubpf.ptx.injected import Injected
 from gpubpf.ptx.link import Input, link
 from gpubpf.ptx.parser import parse
 from gpubpf.ptx.symbols import TABLE

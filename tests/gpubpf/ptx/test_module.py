@@ -250,7 +250,9 @@ add.s32 %r1, \u00e9; \u00e9: ret;
 """
 
 
-@pytest.mark.parametrize("text", [*ODD.splitlines(), ODD, (Path(__file__).parent / "edges.ptx").read_text()])
+@pytest.mark.parametrize(
+    "text", [*ODD.splitlines(), ODD, (Path(__file__).parents[1] / "inject" / "edges.ptx").read_text()]
+)
 def test_common_lines_are_read_as_token_by_token(text, monkeypatch):
     def read():
         try:

@@ -12,8 +12,8 @@ import pytest
 from gpubpf.agent.protocol import Counters, HookCalls
 from gpubpf.ebpf.maps import SPENT, SPENT_SHAPE
 from gpubpf.ebpf.sampling import PARAMETER, Sampling
+from gpubpf.inject.cost import COST
 from gpubpf.program import BPF
-from gpubpf.ptx.cost import COST
 from gpubpf.session import budget, readout
 from gpubpf.session.budget import NEVER, SAMPLED_OUT, Budget, one_in
 from gpubpf.show.summary_text import _budget_lines

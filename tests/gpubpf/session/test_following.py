@@ -15,10 +15,11 @@ import pytest
 import gpubpf_cuda
 from gpubpf.agent.definitions import CLOCK_KERNEL
 from gpubpf.program import BPF
-from gpubpf.session import operation_log, workers
-from gpubpf.session.measurement import Follow, Kept
-from gpubpf.session.results import Reading
+from gpubpf.records import operation_log
+from gpubpf.records.results import Reading
 from gpubpf.session.session import Session
+from gpubpf.traced import workers
+from gpubpf.traced.measurement import Follow, Kept
 from gpubpf_bcc import compiled
 
 CUDA = r"""

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import gpubpf_cuda
-from gpubpf.session.device import LIBRARIES
-from gpubpf.session.measurement import Follow
+from gpubpf.traced.device import LIBRARIES
+from gpubpf.traced.measurement import Follow
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOL = [sys.executable, str(ROOT / "tools/threadhist.py"), "--device", "sim", "--json"]

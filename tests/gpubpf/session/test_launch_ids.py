@@ -99,10 +99,10 @@ int on_entry(struct gpu_entry *ctx) {
 """
 SCRIPT = """
 import json, sys
-from gpubpf.session import operation_log as oplog
+from gpubpf.records import operation_log as oplog
 from gpubpf.show import cli
 from gpubpf.program import BPF
-from gpubpf.session.measurement import Follow
+from gpubpf.traced.measurement import Follow
 parser = cli.parser("probe", "", "")
 for add in (cli.add_targets, cli.add_kernels, cli.add_threads, cli.add_device, cli.add_looks, cli.add_output):
     add(parser)

@@ -11,15 +11,15 @@ import pytest
 import gpubpf_bcc
 import gpubpf_cuda
 from gpubpf.images.sidecar import Sidecar
+from gpubpf.kernel import bpf_syscall
 from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.lower import x86
-from gpubpf.process import bpf_syscall
-from gpubpf.session import operation_log
-from gpubpf.session.device import LIBRARIES, choose
-from gpubpf.session.measurement import Follow, Plan, Targets
-from gpubpf.session.results import ProcessLog
+from gpubpf.records import operation_log
+from gpubpf.records.results import ProcessLog
 from gpubpf.session.session import Session
-from gpubpf.session.workers import SidecarBuilder
+from gpubpf.traced.device import LIBRARIES, choose
+from gpubpf.traced.measurement import Follow, Plan, Targets
+from gpubpf.traced.workers import SidecarBuilder
 from gpubpf_host import needs_bpf
 
 pytestmark = [needs_bpf, *gpubpf_cuda.needs_cuda]

@@ -10,11 +10,11 @@ import pytest
 
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.process.target_socket import TargetSocket
-from gpubpf.session.device import Device
-from gpubpf.session.measurement import Listener, Plan, Targets
 from gpubpf.session.session import Session, _NewlyHooked
-from gpubpf.session.traced_process import TracedProcess
-from gpubpf.session.workers import SidecarBuilder
+from gpubpf.traced.device import Device
+from gpubpf.traced.measurement import Listener, Plan, Targets
+from gpubpf.traced.traced_process import TracedProcess
+from gpubpf.traced.workers import SidecarBuilder
 
 
 class Reports:

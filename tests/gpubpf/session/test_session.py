@@ -32,16 +32,18 @@ from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import SessionError
 from gpubpf.images.assemble import Target
 from gpubpf.images.sidecar import Sidecar
+from gpubpf.inject.values import InjectedVariable
 from gpubpf.lower.launch_block import LaunchBlock
 from gpubpf.memory.allocations import Allocation, Allocations
 from gpubpf.process import limits, target_socket, traceable
-from gpubpf.ptx.values import InjectedVariable
 from gpubpf.record import replace
-from gpubpf.session import device, reasons, tracing, workers
-from gpubpf.session.joining import Joining
-from gpubpf.session.measurement import Follow, Plan, Targets
+from gpubpf.records import reasons
+from gpubpf.session import tracing
 from gpubpf.session.session import Session
-from gpubpf.session.traced_process import TracedProcess
+from gpubpf.traced import device, workers
+from gpubpf.traced.joining import Joining
+from gpubpf.traced.measurement import Follow, Plan, Targets
+from gpubpf.traced.traced_process import TracedProcess
 from gpubpf_commands import quoted
 
 HERE = Path(__file__).parents[1] / "agent"
@@ -304,7 +306,7 @@ def test_many_processes_need_many_files_of_the_tool_only(target: Path, tmp_path:
 
 
 def test_processes_that_are_gone_take_no_files(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpubpf.session.workers.RECENTLY_ENDED", 2)
+    monkeypatch.setattr("gpubpf.traced.workers.RECENTLY_ENDED", 2)
     before = len(os.listdir("/proc/self/fd"))
     with fake_tool.session(["sh", "-c", f"for i in $(seq 20); do {quoted(target)} plain 2; done"]) as session:
         for _ in session.intervals():

@@ -30,12 +30,13 @@ from gpubpf.attach import loading
 from gpubpf.errors import out_of_files
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.process import traceable
-from gpubpf.session import device, reasons
-from gpubpf.session.measurement import Listener, Plan, Targets
-from gpubpf.session.reasons import REACHED_LATE, UNHOOKED
-from gpubpf.session.server import Server
+from gpubpf.records import reasons
+from gpubpf.records.reasons import REACHED_LATE, UNHOOKED
 from gpubpf.session.session import Session
-from gpubpf.session.workers import SidecarBuilder
+from gpubpf.traced import device
+from gpubpf.traced.measurement import Listener, Plan, Targets
+from gpubpf.traced.server import Server
+from gpubpf.traced.workers import SidecarBuilder
 
 HERE = Path(__file__).parents[1] / "attach"
 TOOLS = Path(__file__).parents[3] / "tools"

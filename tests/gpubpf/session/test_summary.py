@@ -11,8 +11,8 @@ import pytest
 from gpubpf.agent.definitions import SnapshotFlag
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.session import summary
-from gpubpf.session.measurement import Follow
-from gpubpf.session.traced_process import StoredSnapshot
+from gpubpf.traced.measurement import Follow
+from gpubpf.traced.traced_process import StoredSnapshot
 
 IDLE, RUNNING, UNASKED = SnapshotFlag(0), SnapshotFlag.RUNNING, SnapshotFlag.UNASKED
 

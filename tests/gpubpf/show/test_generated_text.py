@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from gpubpf.agent.definitions import Reason
-from gpubpf.session.reasons import MISSED, NOT_COUNTED
+from gpubpf.records.reasons import MISSED, NOT_COUNTED
 from gpubpf.show import histogram, picture, table
 from gpubpf.show.heatmap import BlockHeat
 from gpubpf_properties import LARGEST, NUMBERS, generated, number, numbers

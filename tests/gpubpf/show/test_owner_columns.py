@@ -10,7 +10,7 @@ import pytest
 from gpubpf.exits import exit_log
 from gpubpf.memory import access_text
 from gpubpf.memory.access_log import Accesses, SiteLabels
-from gpubpf.session.kernel_shapes import KernelShape
+from gpubpf.records.kernel_shapes import KernelShape
 from gpubpf.show import cli
 from gpubpf.show.owner_columns import Owner, OwnerColumns
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from gpubpf.session.launch_shape import Shape
-from gpubpf.session.results import Instance
+from gpubpf.records.launch_shape import Shape
+from gpubpf.records.results import Instance
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.threads.thread_counts import ThreadCounts
 from gpubpf_properties import LARGEST, generated, lanes, numbers, seldom

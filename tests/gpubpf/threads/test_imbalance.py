@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gpubpf.session.launch_shape import Shape
+from gpubpf.records.launch_shape import Shape
 from gpubpf.threads.imbalance import findings, group, idle_findings, idle_lanes
 
 EVERYTHING = (0, 2**32 - 1)

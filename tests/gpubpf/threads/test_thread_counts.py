@@ -11,7 +11,7 @@ import pytest
 
 from gpubpf.ebpf.maps import GROUPS, SAMPLED
 from gpubpf.ebpf.sampling import Sampling
-from gpubpf.session.launch_shape import Shape
+from gpubpf.records.launch_shape import Shape
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.table import WIDTH
 from gpubpf.threads import imbalance, thread_counts

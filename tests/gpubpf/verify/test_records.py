@@ -8,7 +8,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.errors import VerifyError
-from gpubpf.process import bpf_syscall
+from gpubpf.kernel import bpf_syscall
 from gpubpf.verify import records, verify
 from gpubpf_asm import END, alu, call, load_map, mov, movi, storei
 

@@ -10,8 +10,8 @@ import pytest
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
+from gpubpf.kernel import bpf_syscall
 from gpubpf.lower import nvptx
-from gpubpf.process import bpf_syscall
 from gpubpf.record import replace
 from gpubpf.verify import kernel, ranges, verify
 from gpubpf.verify.flow import loop_exits

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpubpf.linux import libraries
 from gpubpf.record import Record
-from gpubpf.session import amd_device
+from gpubpf.traced import amd_device
 
 _SDK = "librocprofiler-sdk.so"
 HSA_WANTED = "GPUBPF_HSA_TIMES"  # environment variable: use ROCr's interface on a GPU, too

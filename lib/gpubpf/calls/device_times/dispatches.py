@@ -35,7 +35,7 @@ from gpubpf.calls.device_times import HSA, ROCPROFILER, Agent, agent_for
 from gpubpf.errors import TOO_MANY_FILES, out_of_files
 from gpubpf.process import proc, ptrace, target_socket
 from gpubpf.record import MutableRecord, field
-from gpubpf.session.command import rocr_tool
+from gpubpf.traced.command import rocr_tool
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

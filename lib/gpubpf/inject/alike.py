@@ -1,0 +1,114 @@
+"""Find accesses that differ from an earlier one of the same basic block only by a constant distance, for `Probe.alike`.
+
+    alike = Alike()
+    alike.enter()                                    # where a basic block or scope begins or ends
+    alike.find(instruction, access, modulus)         # the site of an earlier access, or None
+    alike.add(instruction, access, site)
+    alike.overwrite(instruction)                     # after each instruction
+
+`count_unlike` counts the accesses of a function that are like no earlier one.
+
+Such accesses have the same base register, which no instruction between them overwrites, and all else in common but the offset:
+`ld.shared.f32 %f1, [%r1+64];` after `ld.shared.f32 %f2, [%r1];`. Unrolled loops over tiles are full of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from gpubpf.ptx.access import Access, accesses, unaddressed_accesses, without_operands
+from gpubpf.ptx.congruence import common_bits
+from gpubpf.ptx.flow import find_names
+from gpubpf.ptx.module import Address, Close, Function, Label, Open, PtxInstruction, Variable, with_spaces
+from gpubpf.ptx.opcodes import facts
+from gpubpf.record import replace
+
+from .exits import synchronizes
+
+_Key = tuple[str | None, bool, Access]
+
+
+class Alike:
+    """The accesses of the current basic block that later ones may be like."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Key, list[tuple[int, int]]] = {}  # offset and site of each
+
+    def enter(self) -> None:
+        """Forget all accesses: other lanes may execute what follows, or names may mean something else."""
+        self._found.clear()
+
+    def find(self, instruction: PtxInstruction, access: Access, modulus: int) -> int | None:
+        """Return the site of an access whose addresses are `modulus` bytes, or a multiple, away from those of `access`."""
+        key = _key(instruction, access)
+        if key is None:
+            return None
+        offset = access.address.offset
+        return next((site for at, site in self._found.get(key, ()) if (offset - at) % modulus == 0), None)
+
+    def add(self, instruction: PtxInstruction, access: Access, site: int) -> None:
+        """Note an access with a probe."""
+        key = _key(instruction, access)
+        if key is not None:
+            self._found.setdefault(key, []).append((access.address.offset, site))
+
+    def overwrite(self, instruction: PtxInstruction) -> None:
+        """Forget the accesses whose registers an instruction may overwrite: those of its first operand, or all of them.
+
+        Forget all where lanes may come together, since other lanes may then execute what follows.
+        """
+        # mma.sync, ldmatrix.sync and others bring lanes together, too.
+        together = "sync" in instruction.modifiers or synchronizes(instruction)
+        known = facts(instruction)
+        if together or known.control == "call" or known.result == "any":
+            self.enter()
+        if self._found and instruction.operands and not isinstance(instruction.operands[0], Address):
+            written = {name.partition(".")[0] for name in find_names(instruction.operands[:1])}
+            for key in [key for key in self._found if not written.isdisjoint(_registers(key))]:
+                del self._found[key]
+
+
+def count_unlike(function: Function, variables: Mapping[str, Variable], modulus: int) -> Counter[Access]:
+    """Return how many accesses of a function need a probe, by access without its operands. It may be too many.
+
+    variables: those of the module. modulus: `Probe.alike`.
+    """
+    bits = common_bits(function, variables)
+    alike, found = Alike(), Counter[Access]()
+    for index, (statement, spaces) in enumerate(with_spaces(function.body or (), variables)):
+        if not isinstance(statement, PtxInstruction):
+            if isinstance(statement, Label | Open | Close):
+                alike.enter()
+            continue
+        for access in (*accesses(statement, declared_in=spaces.get), *unaddressed_accesses(statement)):
+            if alike.find(statement, access, step_of(access, bits, modulus)) is None:
+                found[without_operands(access)] += 1
+                alike.add(statement, access, index)
+        alike.overwrite(statement)
+        if facts(statement).ends:
+            alike.enter()
+    return found
+
+
+def step_of(access: Access, bits: Mapping[str, int], modulus: int) -> int:
+    """Return of what the distance to an alike access is a multiple: 1 if the addresses of all lanes are equal modulo `modulus`.
+
+    bits: of `common_bits`.
+    """
+    return 1 if modulus <= 1 << bits.get(access.address.base or "", 0) else modulus
+
+
+def _key(instruction: PtxInstruction, access: Access) -> _Key | None:
+    """Return what two alike accesses have in common; None for accesses that are not compared."""
+    address = access.address
+    plain = access.kind in ("load", "store") and access.size is None and access.rows is None
+    if not plain or address.base is None or address.coordinates or address.index is not None:
+        return None
+    same = replace(access, address=replace(address, offset=0))
+    return instruction.predicate, instruction.negated, same
+
+
+def _registers(key: _Key) -> set[str]:
+    predicate, _, access = key
+    return {name.partition(".")[0] for name in (predicate, access.address.base) if name is not None}

@@ -1,0 +1,367 @@
+"""Build the text of probes: a fragment with its arguments, and the code around it at a memory access.
+
+filler = Filler(block)
+filler.text(probe, {"site": "7"})
+filler.access(probes, access, 7, ["@!%p1 "], [f"mov.b64 {AT}, %rd1;"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpubpf.ebpf.bytecode import KINDS, READS, SPACES, UNADDRESSED_SPACES, WRITES
+from gpubpf.ebpf.maps import SHARDS_SHIFT
+from gpubpf.errors import Error
+from gpubpf.lower.launch_block import LaunchBlock, map_of
+from gpubpf.ptx.access import Access, Rows
+from gpubpf.ptx.symbols import LAUNCH
+
+from .cost import remarked
+from .sampling import GROUP, SKIPS
+from .values import PtxProbe
+
+if TYPE_CHECKING:
+    from gpubpf.lower.fragment import Argument
+
+
+# The points that a thread reaches many times.
+FREQUENT = ("access", "basic_block", "branch", "value", "float", "instruction")
+# A probe at one of these divides a basic block of the original. ptxas contracts products and sums within a block (contraction.py).
+DIVIDING = ("access", "value", "barrier_arrive", "barrier_leave")
+# Programs at these see each product and each sum by itself.
+SEEING_RESULTS = ("float", "instruction")
+# Spaces that a generic address may point to. Constants are excluded, since the copy accesses them in global memory.
+_GENERIC = frozenset({"global", "shared", "local"})
+# A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
+AT = "%gpubpf_0at"
+BYTES = "%gpubpf_0bytes"
+_ACTIVE = {"active": "%gpubpf_0active"}
+_OVER = "$gpubpf_over"
+_ELSEWHERE = "$gpubpf_elsewhere"
+_SKIPPED = "$gpubpf_skipped"
+
+
+class Filler:
+    """Fills in the arguments of fragments. Arguments from the launch block are the same everywhere."""
+
+    def __init__(
+        self,
+        block: LaunchBlock,
+        texts: Mapping[int, str] | None = None,
+        parameters: bool = False,
+        clusters: bool = False,
+        remarks: bool = False,
+    ) -> None:
+        """Prepare for a module with the launch block `block`.
+
+        `texts`: the text to inline for fragments that became functions, by `id`. `parameters`, `clusters`: whether generic addresses
+        may point to kernel parameters, or to shared memory of other blocks. `remarks`: mark seldom parts for `cost.tallied`.
+        """
+        self.block = block
+        self.texts = texts or {}
+        self.parameters = parameters
+        self.clusters = clusters
+        self.remarks = remarks
+        self._known: dict[int, tuple[PtxProbe, str, tuple[tuple[str, str, int], ...]]] = {}
+
+    def scope(self, probe: PtxProbe, lines: Sequence[str]) -> str:
+        """Return the lines of a probe in a scope. If the program is sampled, threads that are not chosen skip the scope."""
+        skip, end = ([f"@{SKIPS} bra {_SKIPPED};"], [f"{_SKIPPED}:"]) if probe.checks_choice else ([], [])
+        return "\n".join(["{", *skip, *lines, *end, "}"])
+
+    def text(self, probe: PtxProbe, context: Mapping[str, str]) -> str:
+        """Return a fragment in a scope that declares and sets its arguments. `context`: field → number or 64-bit register."""
+        _, start, fields = self._parts(probe)
+        lines = [start]
+        for register, field, bits in fields:
+            if field not in context:
+                raise Error(
+                    f"a device program reads the context field {field!r}, which {probe.point} does not have"
+                )
+            value = context[field]
+            if bits == 64 or not value.startswith("%"):
+                lines.append(f"mov.b{bits} {register}, {value};")
+            else:
+                lines.append(f"cvt.u{bits}.u64 {register}, {value};")
+        ptx = self.texts.get(id(probe.program)) or probe.program.ptx.strip()
+        lines.append(remarked(probe.program, ptx) if self.remarks else ptx)
+        return "\n".join([*lines, "}"])
+
+    def basic_block(self, probe: PtxProbe, site: int) -> str:
+        """Return a fragment at the beginning of a basic block."""
+        return self.scope(probe, [*self._active(probe), self.text(probe, {"site": str(site), **_ACTIVE})])
+
+    def branch(self, probe: PtxProbe, site: int, condition: str) -> str:
+        """Return a fragment before a branch. `condition`: the predicate operand (`!%p1`) that is true in lanes that take it."""
+        lines = self._active(probe, "taken")
+        if self.reads(probe, "taken"):
+            lines += [
+                ".reg .b32 %gpubpf_0going;",
+                ".reg .b64 %gpubpf_0taken;",
+                f"vote.sync.ballot.b32 %gpubpf_0going, {condition}, %gpubpf_0mask;",
+                "cvt.u64.u32 %gpubpf_0taken, %gpubpf_0going;",
+            ]
+        context = {"site": str(site), "taken": "%gpubpf_0taken", **_ACTIVE}
+        return self.scope(probe, [*lines, self.text(probe, context)])
+
+    def _active(self, probe: PtxProbe, *fields: str) -> list[str]:
+        """Return instructions that set the register of `active`, if the fragment reads `active` or one of `fields`."""
+        if not self.reads(probe, "active", *fields):
+            return []
+        return [
+            ".reg .b32 %gpubpf_0mask;",
+            ".reg .b64 %gpubpf_0active;",
+            "activemask.b32 %gpubpf_0mask;",
+            "cvt.u64.u32 %gpubpf_0active, %gpubpf_0mask;",
+        ]
+
+    def reads(self, probe: PtxProbe, *fields: str) -> bool:
+        """Return whether the fragment reads one of these fields of its context."""
+        return any(field in fields for _, field, _ in self._parts(probe)[2])
+
+    def reads_any(self, probes: Iterable[PtxProbe], *fields: str) -> bool:
+        """Return whether one of the fragments reads one of these fields of its context."""
+        return any(self.reads(probe, *fields) for probe in probes)
+
+    def _parts(self, probe: PtxProbe) -> tuple[PtxProbe, str, tuple[tuple[str, str, int], ...]]:
+        """Return the probe, the text that is the same everywhere, and the context arguments as (register, field, bits)."""
+        found = self._known.get(id(probe))
+        if found is None:
+            lines = ["{"]
+            fields = []
+            for argument in probe.program.arguments:
+                lines.append(f".reg .{argument.type} {argument.register};")
+                if argument.kind == "context":
+                    fields.append((argument.register, argument.field, int(argument.type[1:])))
+            for argument in probe.program.arguments:
+                if argument.kind == "shard" and probe.point in FREQUENT:  # the prologue has computed it
+                    lines.append(f"mov.b64 {argument.register}, {shard_register(argument, probe)};")
+                elif argument.kind == "shard":
+                    lines.append(self.shard(argument, probe, argument.register))
+                elif argument.kind == "group":
+                    lines.append(f"mov.b32 {argument.register}, {_group(probe)};")
+                elif argument.kind != "context":
+                    offset, width = self._word(argument)
+                    # a narrow value is zero-extended into a wider register
+                    bits = 8 * min(width, int(argument.type[1:]) // 8)
+                    lines.append(f"ld.param.u{bits} {argument.register}, [{LAUNCH}+{offset}];")
+            found = self._known[id(probe)] = probe, "\n".join(lines), tuple(fields)
+        return found
+
+    def shard(self, argument: Argument, probe: PtxProbe, register: str) -> str:
+        """Return instructions that compute a program's argument of kind `shard`."""
+        base, sites = self.block.bases[map_of(argument)], self.block.capacities[map_of(argument)]
+        shard, some, offset = "%gpubpf_0number", "%gpubpf_0some", "%gpubpf_0offset"
+        lines = [
+            "{",
+            f".reg .b32 {shard}, {some};",
+            f".reg .b64 {offset};",
+            f"mov.u32 {shard}, {_group(probe)};",
+            f"ld.param.u32 {some}, [{LAUNCH}+{sites + SHARDS_SHIFT // 8}];",
+            f"and.b32 {shard}, {shard}, {some};",
+            f"ld.param.u32 {some}, [{LAUNCH}+{sites}];",
+            f"mul.lo.u32 {shard}, {shard}, {some};",
+            f"ld.param.u64 {register}, [{LAUNCH}+{base}];",
+            f"mul.wide.u32 {offset}, {shard}, {argument.width};",
+            f"add.s64 {register}, {register}, {offset};",
+            "}",
+        ]
+        return "\n".join(lines)
+
+    @property
+    def _shared(self) -> str:
+        return "shared::cluster" if self.clusters else "shared"
+
+    def _word(self, argument: Argument) -> tuple[int, int]:
+        """Return the offset of an argument in the launch block and its size, in bytes. Raises Error for an unknown kind."""
+        block = self.block
+        if argument.kind == "param":
+            return block.params[map_of(argument)][0] + argument.offset, argument.width
+        if argument.kind == "map_base":
+            return block.bases[map_of(argument)], 8
+        if argument.kind == "map_capacity":
+            return block.capacities[map_of(argument)], 8
+        words = {
+            "launch": block.launch_id,
+            "replay": block.replay,
+            "pid_tgid": block.pid_tgid,
+            "kernel": block.kernel,
+            "epoch": block.epoch,
+        }
+        offset = words.get(argument.kind)
+        if offset is None:
+            raise Error(f"a device program reads {argument.kind!r}, which the launch block does not have")
+        return offset, 8
+
+    def access(
+        self,
+        probes: Sequence[PtxProbe],
+        access: Access,
+        site: int,
+        guards: Sequence[str],
+        address: Sequence[str],
+        size: Sequence[str] = (),
+        more: Mapping[str, str] = MappingProxyType({}),
+        setup: Sequence[str] = (),
+    ) -> str:
+        """Return the probes at one access, in a scope that lanes which do not access memory skip.
+
+        guards   guards (`@%p1 `) for lanes that do not access memory; sampling adds one for threads that are not chosen
+        address  instructions that put the address into the 64-bit register AT
+        size     instructions that put the number of bytes into BYTES, if the access has no fixed width
+        more     further context fields
+        setup    instructions that set their registers
+        """
+        guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []), *guards]
+        lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
+        if access.lanes < 32:
+            lines += [
+                ".reg .b32 %gpubpf_0lane;",
+                ".reg .pred %gpubpf_0beyond;",
+                "mov.u32 %gpubpf_0lane, %laneid;",
+            ]
+            lines += [
+                f"setp.ge.u32 %gpubpf_0beyond, %gpubpf_0lane, {access.lanes};",
+                f"@%gpubpf_0beyond bra {_OVER};",
+            ]
+        if size:
+            lines += [f".reg .b64 {BYTES};", ".reg .pred %gpubpf_0none;", *size]
+            lines += [f"setp.eq.u64 %gpubpf_0none, {BYTES}, 0;", f"@%gpubpf_0none bra {_OVER};"]
+        context = {
+            "site": str(site),
+            "kind": str(KINDS.index(access.kind)),
+            "width": BYTES if size else str(access.width),
+            "effect": str(effect(access)),
+            "address": AT,
+            **_ACTIVE,
+            **more,
+        }
+        generic = access.space == "generic"
+        located = generic and any(self.reads(p, "address", "space") or not _everywhere(p) for p in probes)
+        if located or (generic and self.parameters) or any(self.reads(p, "address") for p in probes):
+            lines += [f".reg .b64 {AT};", *address]
+        if generic and self.parameters:
+            lines += [".reg .pred %gpubpf_0param;", f"isspacep.param %gpubpf_0param, {AT};"]
+            lines.append(f"@%gpubpf_0param bra {_OVER};")
+        if located:
+            lines += [line.replace("shared::any", self._shared) for line in _LOCATED]
+            context |= {"address": "%gpubpf_0offset", "space": "%gpubpf_0space"}
+        elif not generic:
+            context["space"] = str((*SPACES, *UNADDRESSED_SPACES).index(access.space))
+        lines += setup
+        for probe in probes:
+            elsewhere = _elsewhere(probe) if generic else ()
+            lines += ["{", *elsewhere, *self._active(probe)]
+            lines += [self.text(probe, context), *([f"{_ELSEWHERE}:"] if elsewhere else []), "}"]
+        if guards or size or access.lanes < 32 or (generic and self.parameters):
+            lines.append(f"{_OVER}:")
+        lines.append("}")
+        return "\n".join(lines)
+
+    def result(
+        self,
+        probes: Sequence[PtxProbe],
+        guards: Sequence[str],
+        setup: Sequence[str],
+        context: Mapping[str, str],
+    ) -> str:
+        """Return the probes after an instruction, in a scope that lanes which do not execute the instruction skip.
+
+        guards, setup: as in `access`. context: all fields except `active`.
+        """
+        guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []), *guards]
+        lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards), *setup]
+        for probe in probes:
+            lines += ["{", *self._active(probe), self.text(probe, {**context, **_ACTIVE}), "}"]
+        return "\n".join([*lines, *([f"{_OVER}:"] if guards else []), "}"])
+
+
+def _group(probe: PtxProbe) -> str:
+    """Return the register whose low bits select the part of a map that a program uses (gpu_group)."""
+    return GROUP if probe.sampled else "%smid"
+
+
+def shard_register(argument: Argument, probe: PtxProbe) -> str:
+    """Return the register that a function's prologue sets for probes at FREQUENT points."""
+    return f"%gpubpf_0shard{'_sampled' if probe.sampled else ''}_{map_of(argument)}"
+
+
+# Compute the space and offset of a generic address. shared::any is replaced by shared::cluster or shared.
+_LOCATED = (
+    ".reg .pred %gpubpf_0shared, %gpubpf_0local;",
+    ".reg .b64 %gpubpf_0space, %gpubpf_0offset, %gpubpf_0other;",
+    f"isspacep.shared::any %gpubpf_0shared, {AT};",
+    f"isspacep.local %gpubpf_0local, {AT};",
+    f"cvta.to.shared::any.u64 %gpubpf_0other, {AT};",
+    f"selp.b64 %gpubpf_0offset, %gpubpf_0other, {AT}, %gpubpf_0shared;",
+    f"cvta.to.local.u64 %gpubpf_0other, {AT};",
+    "selp.b64 %gpubpf_0offset, %gpubpf_0other, %gpubpf_0offset, %gpubpf_0local;",
+    f"selp.b64 %gpubpf_0space, {SPACES.index('shared')}, {SPACES.index('global')}, %gpubpf_0shared;",
+    f"selp.b64 %gpubpf_0space, {SPACES.index('local')}, %gpubpf_0space, %gpubpf_0local;",
+)
+
+
+def in_rows(rows: Rows, width: int) -> list[str]:
+    """Return instructions that turn the address of a matrix in AT into the lane's own address. Each lane accesses `width` bytes."""
+    row, along, step = "%gpubpf_0row", "%gpubpf_0along", "%gpubpf_0step"
+    bytes_ = f"shl.b64 {step}, {step}, {(rows.bits // 8).bit_length() - 1};"
+    if rows.bits < 8:
+        bytes_ = f"shr.u64 {step}, {step}, {(8 // rows.bits).bit_length() - 1};"
+    return [
+        f".reg .b32 {row}, {along};",
+        f".reg .b64 {step};",
+        f"mov.u32 {row}, %laneid;",
+        f"and.b32 {along}, {row}, {rows.per_row - 1};",
+        f"mul.wide.u32 {step}, {along}, {width};",
+        f"add.s64 {AT}, {AT}, {step};",
+        f"shr.u32 {row}, {row}, {rows.per_row.bit_length() - 1};",
+        f"add.u32 {row}, {row}, {rows.first};",
+        f"mul.wide.u32 {step}, {row}, {rows.stride};",
+        bytes_,
+        f"add.s64 {AT}, {AT}, {step};",
+    ]
+
+
+def effect(access: Access) -> int:
+    """Return what an access does, as a value of `enum gpu_effect`."""
+    return READS * access.reads + WRITES * access.writes
+
+
+def wants(probe: PtxProbe, access: Access) -> bool:
+    """Return whether a program's filters may admit an access. For generic addresses, the space is known only at run time."""
+    if probe.kinds and access.kind not in probe.kinds:
+        return False
+    if not probe.spaces:
+        return access.space not in UNADDRESSED_SPACES
+    return access.space in probe.spaces or (
+        access.space == "generic" and bool(_GENERIC.intersection(probe.spaces))
+    )
+
+
+def _everywhere(probe: PtxProbe) -> bool:
+    """Return whether a program's filters admit all spaces that a generic address may point to."""
+    return not probe.spaces or set(probe.spaces) >= _GENERIC
+
+
+def _elsewhere(probe: PtxProbe) -> list[str]:
+    """Return branches that skip a program if a generic address points to a space that its filters exclude."""
+    if _everywhere(probe):
+        return []
+    shared, local = "%gpubpf_0shared", "%gpubpf_0local"
+    if "global" in probe.spaces:
+        return [
+            f"@{predicate} bra {_ELSEWHERE};"
+            for space, predicate in (("shared", shared), ("local", local))
+            if space not in probe.spaces
+        ]
+    if "shared" not in probe.spaces:
+        return [f"@!{local} bra {_ELSEWHERE};"]
+    if "local" not in probe.spaces:
+        return [f"@!{shared} bra {_ELSEWHERE};"]
+    return [
+        ".reg .pred %gpubpf_0both;",
+        f"or.pred %gpubpf_0both, {shared}, {local};",
+        f"@!%gpubpf_0both bra {_ELSEWHERE};",
+    ]
