@@ -14,16 +14,16 @@ grimp = pytest.importorskip("grimp")
 LIB = Path(cache.__file__).parents[1]
 # Modules that change nothing of a result: they move, print or read bytes. A key has the text or the image that was found in a file
 # (`elf`, `fatbin`, `device_link`).
-NEVER = ("cache", "elf", "errors", "kernel", "process", "record", "show")
+NEVER = ("cache", "digest", "elf", "errors", "kernel", "process", "record", "show")
 # A key has the lowered programs.
 LOWERED = ("ebpf", "inject", "lower", "names", "verify")
 # What else is imported beside the functions that make a result. `images.mapped` imports nearly all of it, so it has no row.
 EXCUSED = {
     "gpubpf.images.instrument": (*NEVER, "images.fatbin", "images.device_link"),
     "gpubpf.images.code_objects": (*NEVER, *LOWERED, "linux", "own_files"),
-    "gpubpf.images.device_link": ("cache", "elf", "errors", "images.fatbin", "record"),
-    "gpubpf.images.assemble": ("cache", "elf", "errors", "images", "kernel", "process", "ptx", "record"),
-    "gpubpf.ebpf.compile": ("cache", "errors", "kernel", "record", "ziglang"),
+    "gpubpf.images.device_link": ("cache", "digest", "elf", "errors", "images.fatbin", "record"),
+    "gpubpf.images.assemble": ("cache", "digest", "elf", "errors", "images", "kernel", "process", "ptx", "record"),
+    "gpubpf.ebpf.compile": ("cache", "digest", "errors", "kernel", "record", "ziglang"),
 }
 
 

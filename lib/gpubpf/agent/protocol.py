@@ -6,7 +6,7 @@ caller allows. The functions check every length, count and offset, and raise `Ma
 read the agent's files, which `in_memory` accepts, with `pread`. Map only files that `sealed` accepts, because the owner of any other
 could shrink it.
 
-traced/server.py decodes messages; traced/workers.py and session/session.py encode them; the rest of session/ uses the types.
+traced/server.py decodes messages; traced/workers.py and session/session.py encode them; traced/ and session/ use the types.
 """
 
 from __future__ import annotations

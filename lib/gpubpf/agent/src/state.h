@@ -178,7 +178,7 @@ struct Copy : AttachmentObject {
     std::atomic<Instance *> instances[kBuckets] = {};
     std::vector<Array> sites;  // its site arrays; guarded by the context's `memory`
     std::atomic<Occupancy *> occupancy{nullptr};
-    // Of a patched kernel: its code, its record in the table, and the newest shape's. Guarded by Patches::lock.
+    // A patched kernel has code, a record in the table, and a record of its newest shape. Guarded by Patches::lock.
     uint64_t pc = 0, code_size = 0;
     CUmodule patched_in = nullptr;
     CUdeviceptr record = 0, shape = 0;
