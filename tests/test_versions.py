@@ -13,7 +13,7 @@ import promises
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.every(2)  # runs every tool
+@pytest.mark.every(6)  # runs every tool
 def test_nothing_that_was_promised_is_missing() -> None:
     gpubpf_examples.build(*promises.PROGRAMS)
     promises.build_optional()

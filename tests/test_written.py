@@ -82,7 +82,7 @@ def put(command: str, where: Path) -> None:
         subprocess.run(["make", "-s", "-f", built / "Makefile", "bad.bpf.o"], cwd=where, check=True)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("command", RUN, ids=str)
 def test_a_command_prints_what_is_written(command: Written, commands: Path, tmp_path: Path) -> None:
     tool = command.words[0]

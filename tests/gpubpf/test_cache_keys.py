@@ -22,7 +22,17 @@ EXCUSED = {
     "gpubpf.images.instrument": (*NEVER, "images.fatbin", "images.device_link"),
     "gpubpf.images.code_objects": (*NEVER, *LOWERED, "linux", "own_files"),
     "gpubpf.images.device_link": ("cache", "digest", "elf", "errors", "images.fatbin", "record"),
-    "gpubpf.images.assemble": ("cache", "digest", "elf", "errors", "images", "kernel", "process", "ptx", "record"),
+    "gpubpf.images.assemble": (
+        "cache",
+        "digest",
+        "elf",
+        "errors",
+        "images",
+        "kernel",
+        "process",
+        "ptx",
+        "record",
+    ),
     "gpubpf.ebpf.compile": ("cache", "digest", "errors", "kernel", "record", "ziglang"),
 }
 

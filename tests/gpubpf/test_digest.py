@@ -27,7 +27,7 @@ def test_a_python_without_its_own_code_uses_hashlib(monkeypatch):
 
 
 def test_what_a_tool_imports_needs_no_openssl():
-    modules = "program cache session.tracing session.joining attach.loading images.mapped images.instrument"
+    modules = "program cache session.tracing traced.joining attach.loading images.mapped images.instrument"
     imports = "; ".join(f"import gpubpf.{module}" for module in modules.split())
     script = f"import sys; {imports}; gpubpf.cache.key('a'); print(sorted({{'_hashlib', 'numpy'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

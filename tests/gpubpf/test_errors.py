@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_advice_for_a_missing_package_is_what_pip_accepts(
     if checkout:
         (tmp_path / "script").mkdir()
         (tmp_path / "script/setup").touch()
-    monkeypatch.setattr(errors.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     if managed:
         (tmp_path / "EXTERNALLY-MANAGED").touch()
     said = errors.missing_package(ModuleNotFoundError("No module named 'numpy.fft'", name="numpy.fft"))

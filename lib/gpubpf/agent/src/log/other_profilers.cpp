@@ -24,7 +24,7 @@ constexpr const char *kProfilers[] = {"NSYS_",   "NV_NSIGHT_", "NV_COMPUTE_PROFI
                                       "NV_TPS_", "CUPTI_",     "NVTX_INJECTION",
                                       "ROCP_",   "LD_AUDIT="};
 // Of these, the variables that say that a profiler runs, and what its libraries are called.
-constexpr const char *kRunning[] = {"NSYS_", "NV_NSIGHT_", "NV_COMPUTE_PROFILER", "NV_TPS_"};
+constexpr const char *kProfiling[] = {"NSYS_", "NV_NSIGHT_", "NV_COMPUTE_PROFILER", "NV_TPS_"};
 constexpr const char *kLibraries[] = {"libsanitizer-collection", "libTreeLauncher", "libInterceptorInjection",
                                       "libToolsInjection", "libcuda-injection"};
 constexpr const char *kDriver[] = {"libcuda.so", "libnvidia-"};
@@ -175,7 +175,7 @@ bool cupti_is_free() {
 
 std::string other_profiler() {
     for (char **variable = environ; variable && *variable; ++variable)
-        for (const char *prefix : kRunning)
+        for (const char *prefix : kProfiling)
             if (begins(*variable, prefix)) return std::string(*variable, strcspn(*variable, "="));
     for (const Object &object : loaded_objects())
         for (const char *prefix : kLibraries)
