@@ -6,7 +6,8 @@ _WITH_PTX = "with PTX, by nvcc -gencode arch=compute_NN,code=compute_NN or +PTX 
 # By the beginning of the reason. The reasons are a stable interface (records/reasons.py, images/).
 _REMEDIES = {
     "map too small": "increase --map-memory",
-    "SASS only": f"build it {_WITH_PTX}, or with -lineinfo; for code compiled at run time see docs/jit.md",
+    "SASS only": f"build it {_WITH_PTX}, or with -lineinfo; for code compiled at run time see docs/jit.md; "
+    "what tools measure with --sass is in docs/machine-code.md",
     "PTX for a newer GPU": f"measure it on such a GPU, or build it for this one {_WITH_PTX}",
     "PTX for another GPU": f"measure it on that GPU, or build it for this one {_WITH_PTX}",
     "linked from several images": "build or compile each part with PTX, or with -lineinfo",
