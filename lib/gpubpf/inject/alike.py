@@ -6,10 +6,10 @@
     alike.add(instruction, access, site)
     alike.overwrite(instruction)                     # after each instruction
 
-`count_unlike` counts the accesses of a function that are like no earlier one.
+`count_unlike` counts the accesses of a function that are not alike to an earlier access.
 
-Such accesses have the same base register, which no instruction between them overwrites, and all else in common but the offset:
-`ld.shared.f32 %f1, [%r1+64];` after `ld.shared.f32 %f2, [%r1];`. Unrolled loops over tiles are full of them.
+Two alike accesses differ only in the offset of their address, and no instruction between them overwrites the base register:
+`ld.shared.f32 %f1, [%r1+64];` after `ld.shared.f32 %f2, [%r1];`. Unrolled loops over tiles have many alike accesses.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _Key = tuple[str | None, bool, Access]
 
 
 class Alike:
-    """The accesses of the current basic block that later ones may be like."""
+    """The accesses of the current basic block, with which later accesses are compared."""
 
     def __init__(self) -> None:
-        self._found: dict[_Key, list[tuple[int, int]]] = {}  # offset and site of each
+        self._found: dict[_Key, list[tuple[int, int]]] = {}  # offset in bytes and site of each access
 
     def enter(self) -> None:
         """Forget all accesses: other lanes may execute what follows, or names may mean something else."""
         self._found.clear()
 
     def find(self, instruction: PtxInstruction, access: Access, modulus: int) -> int | None:
-        """Return the site of an access whose addresses are `modulus` bytes, or a multiple, away from those of `access`."""
+        """Return the site of an earlier access whose distance to `access` is a multiple of `modulus` bytes; None without one."""
         key = _key(instruction, access)
         if key is None:
             return None
@@ -48,17 +48,17 @@ class Alike:
         return next((site for at, site in self._found.get(key, ()) if (offset - at) % modulus == 0), None)
 
     def add(self, instruction: PtxInstruction, access: Access, site: int) -> None:
-        """Note an access with a probe."""
+        """Record an access that has a probe."""
         key = _key(instruction, access)
         if key is not None:
             self._found.setdefault(key, []).append((access.address.offset, site))
 
     def overwrite(self, instruction: PtxInstruction) -> None:
-        """Forget the accesses whose registers an instruction may overwrite: those of its first operand, or all of them.
+        """Forget the accesses whose base register or predicate an instruction may overwrite.
 
-        Forget all where lanes may come together, since other lanes may then execute what follows.
+        If lanes may reconverge at the instruction, forget all accesses: more lanes may execute what follows.
         """
-        # mma.sync, ldmatrix.sync and others bring lanes together, too.
+        # Lanes also reconverge at mma.sync, ldmatrix.sync and others.
         together = "sync" in instruction.modifiers or synchronizes(instruction)
         known = facts(instruction)
         if together or known.control == "call" or known.result == "any":
@@ -70,9 +70,10 @@ class Alike:
 
 
 def count_unlike(function: Function, variables: Mapping[str, Variable], modulus: int) -> Counter[Access]:
-    """Return how many accesses of a function need a probe, by access without its operands. It may be too many.
+    """Return an upper bound on the number of accesses that need a probe, by access without its operands.
 
-    variables: those of the module. modulus: `Probe.alike`.
+    variables: the variables of the module
+    modulus: `Probe.alike`
     """
     bits = common_bits(function, variables)
     alike, found = Alike(), Counter[Access]()
@@ -92,9 +93,9 @@ def count_unlike(function: Function, variables: Mapping[str, Variable], modulus:
 
 
 def step_of(access: Access, bits: Mapping[str, int], modulus: int) -> int:
-    """Return of what the distance to an alike access is a multiple: 1 if the addresses of all lanes are equal modulo `modulus`.
+    """Return the modulus for `Alike.find`, in bytes: 1 if the addresses of all lanes are equal modulo `modulus`, else `modulus`.
 
-    bits: of `common_bits`.
+    bits: the result of `congruence.common_bits`
     """
     return 1 if modulus <= 1 << bits.get(access.address.base or "", 0) else modulus
 

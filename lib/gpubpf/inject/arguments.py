@@ -26,7 +26,10 @@ def argument(parameter: Variable, into: str) -> list[str]:
 
 
 def returned(instruction: PtxInstruction, name: str) -> list[tuple[int, Operands]]:
-    """Return the elements that a `st.param` writes to the return parameter `name`, each with its offset in bytes; else []."""
+    """Return the elements that a `st.param` writes to the return parameter `name`, each with its offset in bytes.
+
+    Return [] for other instructions.
+    """
     operands, modifiers = instruction.operands, instruction.modifiers
     types = [m for m in modifiers if TYPE.fullmatch(m)]
     if instruction.opcode != "st" or not {"param", "param::func"} & set(modifiers) or not types:

@@ -59,9 +59,7 @@ from .values import WAYS_OUT, PtxProbe, Site
 from .words import word
 
 _GONE = "%gpubpf_0gone"  # a predicate: the thread leaves the kernel
-_PARTING = (
-    "%gpubpf_0parting"  # the lanes that come to a branch together at which some of them may leave the kernel
-)
+_PARTING = "%gpubpf_0parting"  # the active lanes at a branch where some lanes may leave the kernel
 _HELD = "%gpubpf_0held"  # a copy of the predicate of an instruction that overwrites it
 _WAITED = "%gpubpf_0waited"  # at a barrier: the time of arrival, then the time waited
 _NUMBER, _THREADS = "%gpubpf_0number", "%gpubpf_0threads"  # copies of a barrier's operands
@@ -301,7 +299,7 @@ class Body:
         return out + self._probes(self.at_entry, self.function.line, here)
 
     def _shards(self) -> list[Statement]:
-        """Return statements that set the registers from which probes at FREQUENT points take their arguments of kind `shard`."""
+        """Return statements that set the registers with the arguments of kind `shard` for probes at FREQUENT points."""
         often = (*self.at_access, *self.at_value, *self.at_block, *self.at_branch, *self.at_result)
         needed = {
             shard_register(a, p): (a, p) for p in often for a in p.program.arguments if a.kind == "shard"
@@ -326,7 +324,8 @@ class Body:
     def _set_gone(self, comparison: str) -> Directive:
         """Return code that sets the predicate "this thread leaves" to false (`eq`) or true (`ne`), and hides the value from ptxas.
 
-        A map's address is never 0. If ptxas knew the value, it would split the loop, and lanes would wait for each other again.
+        The comparison is with a map's address, which is never 0. If ptxas knew the predicate's value, it would split the loop, and
+        lanes would wait for each other again.
         """
         offset = next(iter(self.plan.block.bases.values()))
         return text(
@@ -502,7 +501,10 @@ class Body:
         )
 
     def _of_used_elements(self, index: int, access: Access) -> Access:
-        """Return a load from a texture or surface with the width of the elements that the kernel uses: tex always names four."""
+        """Return a load from a texture or surface with the width, in bytes, of the elements that the kernel uses.
+
+        `tex` always names four elements, also if the kernel uses fewer.
+        """
         if access.space == "tensor":
             return access
         found = computation(self._in_elements(index, self.flow.instruction(index)))
@@ -622,7 +624,10 @@ class Body:
         return [text("\n".join(before))] if before else [], after
 
     def _size(self, index: int, elements: Iterable[Element], type_: str) -> int:
-        """Return the size in bytes of each of these registers and numbers. type_: the instruction's type, which numbers have."""
+        """Return the size in bytes of each of these registers and numbers.
+
+        type_: the instruction's type, which gives the size of numbers
+        """
         names = [_named(element) for element in elements if element != Name("_")]
         kinds = [kind for name in names if name and (kind := self._type(index, name))]
         return type_size(kinds[0]) if kinds else 8 if any(names) else type_size(type_)
@@ -663,13 +668,15 @@ class Body:
 
     @functools.cached_property
     def number_types(self) -> Mapping[str, str]:
-        """What numbers registers hold that the PTX loads and stores as bits."""
+        """The types of numbers in registers that the PTX declares as bits, by register."""
         return number_types(self.flow.body)
 
     def _value_type(self, found: Operands) -> str:
-        """Return the type of an element: what other instructions make of the registers, if the access itself knows only bits.
+        """Return the type of an element.
 
-        That is so with u16, too. If nobody knows more, it is b16."""
+        If the access gives only bits (b16, b32) or an unsigned type (compilers move f16 as u16), other instructions that use the
+        registers give the type. If these instructions do not agree, u16 becomes b16, and any other type stays.
+        """
         if found.type not in ("b16", "u16", "b32", "u32"):
             return found.type
         registers = [o.name for o in (*found.given, *found.read) if isinstance(o, Name) and o.name != "_"]
@@ -683,7 +690,7 @@ class Body:
 
     @functools.cached_property
     def mentions(self) -> Counter[str]:
-        """How often instructions mention each name, as an operand or predicate. A vector register is a mention of each element."""
+        """How often instructions mention each name, as an operand or predicate. A vector register counts as all of its elements."""
         found: Counter[str] = Counter()
         for index, instruction in self.flow.instructions():
             found.update(find_names(self._in_elements(index, instruction).operands))
@@ -736,13 +743,13 @@ class Body:
         return "\n".join(lines)
 
     def _declaration(self, index: int, name: str) -> Variable | None:
-        """Return the declaration that a name means at statement `index`; None if it is not in this body."""
+        """Return the declaration that a name refers to at statement `index`; None if the declaration is not in this body."""
         found = self.flow.declaration(index, name)
         statement = self.flow.body[found] if found is not None else None
         return statement if isinstance(statement, Variable) else None
 
     def _in_elements(self, index: int, instruction: PtxInstruction) -> PtxInstruction:
-        """Return an instruction that names the elements of vector registers: `{%v.x, %v.y}` for `%v`, and `%v.x` for `%v.r`."""
+        """Return the instruction with vector registers replaced by their elements: `{%v.x, %v.y}` for `%v`, and `%v.x` for `%v.r`."""
         if not self.has_vectors:
             return instruction
 
@@ -911,12 +918,12 @@ class Body:
                 return operand
 
     def _is_hidden(self, index: int, name: str) -> bool:
-        """Return whether a name of the module means something of the function at a statement."""
+        """Return whether a declaration in the function hides a name of the module at statement `index`."""
         declared = self._declaration(index, name)
         return name in self.signature or declared is not None
 
     def _is_in_table(self, index: int, name: str) -> bool:
-        """Return whether a name is a module variable that is accessed through the table. Note other module variables as kept."""
+        """Return whether a name is a module variable that is accessed through the table. Record any other module variable as kept."""
         variable = self.plan.module.variables.get(name)
         if variable is None or self._is_hidden(index, name):
             return False
@@ -926,8 +933,9 @@ class Body:
         return True
 
     def _load_address(self, what: str | Entry, loads: list[Statement], offset: int = 0) -> str:
-        """Return a register with a variable's address, or with that of the function in an entry. Each use loads it again, since the
-        table of addresses is in the constant bank.
+        """Return a register with the address of a variable, or of the function in an entry, plus `offset` bytes.
+
+        Appends the load to `loads`. Each use loads the address again, which is cheap: the table of addresses is in the constant bank.
         """
         register = f"%gpubpf_0address{self.addresses}"
         self.addresses += 1
@@ -937,7 +945,10 @@ class Body:
         return register
 
     def _function(self, name: str, loads: list[Statement]) -> str:
-        """Return what holds the address of a function: a register with that of the original, or the name of the function's copy."""
+        """Return a register with the address of the original function, or the name of the function's copy.
+
+        Appends the load of the register to `loads`.
+        """
         if self.plan.module.functions[name].kind == "entry":
             return launched_name(name)
         if name not in self.plan.graph.entries:
@@ -984,10 +995,11 @@ class Body:
         return [Open(), *setup, replace(call, operands=operands), *after, Close()]
 
     def _indirect_call(self, call: IndirectCall) -> list[Statement]:
-        """Return a call through a register as direct calls of all functions that it can reach. Each lane executes one of them.
+        """Return direct calls that replace a call through a register: one for each function that the call can reach.
 
-        A lane with an address that is in no table of this module, but perhaps of another one, calls through the register. Others
-        must not: a GPU would look for the module's variables and constants where those of the copy are.
+        Each lane executes one of the calls. A lane whose address is not in a table of this module, but may be in one of another
+        module, still calls through the register. Other lanes must not call the original: the GPU would look for the original module's
+        variables and constants at the addresses of the copy's.
         """
         done = self._label("called")
         differs = self._added(_DIFFERS, "pred")
@@ -1005,23 +1017,23 @@ class Body:
         return [*out, *self._scope_of(call, None), Label(done), *self.tally]
 
     def _scope_of(self, call: IndirectCall, name: str | None) -> list[Statement]:
-        """Return the scope of such a call as a call of the function `name`; as it is if that is None."""
+        """Return the scope around a call through a register, with a direct call of `name` instead; unchanged if `name` is None."""
         out: list[Statement] = []
         for index in range(call.begin, call.end + 1):
             statement = self.flow.body[index]
             if index == call.call and name is not None:
                 out += [*self._before(index), *self._call(index, direct(self.flow.instruction(index), name))]
             elif isinstance(statement, Variable) and name is None:
-                out.append(replace(statement))  # its own: the result of the other calls is wider
+                out.append(replace(statement))  # a copy: direct calls widen the declaration of their result
             elif not (name is not None and _is_prototype(statement)):
                 out += self._with_added(index)
         return out
 
     def _count_grid(self, call: PtxInstruction) -> list[Statement]:
-        """Return what counts a grid after the call that launches it, if the call succeeded."""
+        """Return statements that follow a call which launches a grid, and count the grid if the call succeeded."""
         results = call.operands[0].items if isinstance(call.operands[0], Group) else ()
         if not isinstance(result := next(iter(results), None), Name):
-            raise Refusal("a launch of a kernel without its result")
+            raise Refusal(f"PTX line {call.line}: the launch of a kernel ignores the result")
         out: list[Statement] = [Open(), text(".reg .b32 %gpubpf_error;"), text(".reg .pred %gpubpf_started;")]
         out.append(text(f"ld.param.b32 %gpubpf_error, [{result.name}];"))
         out.append(text("setp.ne.b32 %gpubpf_started, 0, 0;"))
@@ -1074,7 +1086,10 @@ class Body:
 
 
 def _is_prototype(statement: Statement) -> bool:
-    """Return whether this declares what a call through a register calls. No other label is in the scope of such a call."""
+    """Return whether a statement belongs to the prototype of a call through a register.
+
+    Any label does: the scope of such a call has no other label.
+    """
     return isinstance(statement, Label) or (
         isinstance(statement, Directive) and statement.name == "callprototype"
     )

@@ -30,9 +30,9 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
     """
     entry = module.entries.get(name)
     if entry is None:
-        raise Refusal("no such kernel in this PTX")
+        raise Refusal("the PTX does not define this kernel")
     if module.address_size != 64:
-        raise Refusal("32-bit addresses")
+        raise Refusal("32-bit PTX; build it with -m64")
     if module.architecture < 70:  # a newer .target would drop the assumption that a warp runs in lockstep
         raise Refusal(f"PTX for {module.sm}, older than sm_70")
     _, end = parameter_layout(entry)
@@ -51,17 +51,20 @@ def check_kernel(module: Module, graph: CallGraph, name: str, block: LaunchBlock
 
 
 def _check_address(graph: CallGraph, name: str, launched: str) -> None:
-    """Check that the copy of the kernel `name` keeps to itself the address of its copy of the kernel `launched`."""
+    """Check that the kernel `name` uses the address of the kernel `launched` only to launch it.
+
+    Raises Refusal: in the copy, the address is that of a launched copy, which must not leave the thread.
+    """
     for function in graph.runs(name):
         if launched in graph.of(function).launched and graph.stays(function, {launched}) is None:
             raise Refusal("its address is passed on")
 
 
 def _check_launches(module: Module, graph: CallGraph, name: str) -> None:
-    """Check that the copy of the kernel `name` launches only copies, not kernels of the program whose address it reads somewhere."""
+    """Check that the copy of the kernel `name` launches only copies. Raises Refusal if a kernel's address may come from memory."""
     runs, kernels = graph.runs(name), module.entries
     todo = [Parameter(function, 0) for function in runs if GRID_BUFFER.fullmatch(function)]
-    for to in todo:  # which grows
+    for to in todo:  # the loop appends to `todo`
         called = {one for one in module.functions if graph.resolve(one) == graph.resolve(to.function)}
         for function in runs:
             if called.isdisjoint(graph.of(function).calls):

@@ -3,9 +3,9 @@
     computation(instruction)   # fma.rn.f32 %f1, %f2, %f3, %f1 → Computation("f32", "f32", (Name("%f1"),), …, "fma")
     unseen_float(instruction)  # wgmma.mma_async… → "wgmma.mma_async"
 
-Two groups are excluded: instructions that access memory, whose values `operands` finds, and instructions without a result, such as
-branches and barriers (PTX ISA 9.0, chapter 9.7). Accesses to textures and surfaces are included, since their coordinates are in
-registers, and nothing else says what they access.
+Excluded are instructions that access memory (`operands` finds their values) and instructions without a result, such as branches and
+barriers (PTX ISA 9.0, chapter 9.7). Accesses to textures and surfaces are included: only their coordinates, which are in registers,
+show what they access.
 """
 
 from __future__ import annotations
@@ -111,16 +111,18 @@ def _of_image(instruction: PtxInstruction) -> Computation | None:
 
 
 def _used(result: Operand) -> Operand:
-    """Return, of two results, the first one that is used."""
+    """Return the first used result of a pair (`%p1|%p2`); any other operand as it is."""
     if isinstance(result, Pair):
         return result.second if result.first == Name("_") else result.first
     return result
 
 
 def unseen_float(instruction: PtxInstruction) -> str | None:
-    """Return the name of an instruction that computes floating-point numbers which programs cannot see; else None.
+    """Return the name of an instruction whose floating-point result programs cannot see; None for other instructions.
 
-    The result arrives later, is in memory alone (an atomic addition), or has 8 bits or fewer, for which there is no type."""
+    Programs cannot see a result that arrives later, is only in memory (an atomic addition), or has 8 bits or fewer, for which
+    `bytecode.TYPES` has no type.
+    """
     known, modifiers = facts(instruction), instruction.modifiers
     if known.is_late:
         return known.name
@@ -138,7 +140,10 @@ def unseen_float(instruction: PtxInstruction) -> str | None:
 
 
 def is_chosen(patterns: Collection[str], opcode: str) -> bool:
-    """Return whether a glob matches an opcode with modifiers, or its beginning up to a dot: `fma`, `fma.rn`. No globs match all."""
+    """Return whether a glob matches an opcode with modifiers, or its beginning up to a dot: `fma`, `fma.rn`.
+
+    Without patterns, every opcode matches.
+    """
     return not patterns or any(fnmatchcase(opcode, p) or fnmatchcase(opcode, f"{p}.*") for p in patterns)
 
 

@@ -7,7 +7,8 @@ PTX lets ptxas contract `mul` and `add` or `sub` without a rounding mode to `fma
 instead of twice. ptxas 13.0 does so if both are in one basic block and nothing else reads the product; of two such products, it takes
 the first. A probe ends the block, so ptxas would choose otherwise in a copy. Therefore
 
-* what ptxas does not contract in the original gets a rounding mode, with which nothing is contracted. Its machine code shows it.
+* products and sums that ptxas does not contract in the original, as its machine code shows, get a rounding mode, which prevents the
+  contraction in the copy.
 * any other product is emitted right before the sum, without a probe between them.
 """
 
@@ -24,15 +25,15 @@ from gpubpf.ptx.flow import Flow, find_names
 from gpubpf.ptx.module import Function, Module, Name, PtxInstruction, Statement
 from gpubpf.record import replace
 
-# Types, and how the machine's multiplication, addition and contraction of both are called.
+# Type → the machine instructions (SASS) that multiply, add, and do both at once.
 _TYPES = {
     **dict.fromkeys(("f16", "f16x2", "bf16", "bf16x2"), ("HMUL2", "HADD2", "HFMA2")),
     "f32": ("FMUL", "FADD", "FFMA"),
     "f32x2": ("FMUL2", "FADD2", "FFMA2"),
     "f64": ("DMUL", "DADD", "DFMA"),
 }
-_PRODUCTS, _SUMS = ("mul.f", "mul.bf", "div."), ("add.f", "add.bf", "sub.f", "sub.bf")  # as they begin
-_FIXED = {"rn", "rz", "rm", "rp", "sat"}  # with these, nothing is contracted
+_PRODUCTS, _SUMS = ("mul.f", "mul.bf", "div."), ("add.f", "add.bf", "sub.f", "sub.bf")  # beginnings
+_FIXED = {"rn", "rz", "rm", "rp", "sat"}  # modifiers that prevent a contraction
 
 
 def functions_with_sums(module: Module, kernels: Iterable[str]) -> set[str]:
@@ -40,7 +41,7 @@ def functions_with_sums(module: Module, kernels: Iterable[str]) -> set[str]:
     graph = CallGraph(module)
     reached: set[str] = set()
     for kernel in kernels:
-        with contextlib.suppress(PtxError):  # it is refused for this reason
+        with contextlib.suppress(PtxError):  # the injection refuses this kernel later
             reached |= graph.reach(kernel)
     return {
         name
@@ -53,10 +54,12 @@ def functions_with_sums(module: Module, kernels: Iterable[str]) -> set[str]:
 def with_roundings(
     module: Module, functions: Collection[str], operations: Mapping[int, frozenset[str]]
 ) -> Module:
-    """Return the module with a rounding mode at each product and sum that the original computes by itself.
+    """Return the module with a rounding mode at each product and sum that ptxas does not contract in the original.
 
-    `functions`: the only ones that are changed. `operations`: the original's, by line of its PTX (`images.compiled_sums`). In a loop
-    that ptxas unrolls, one line may have several. Where these differ, nothing is changed.
+    functions: the names of the functions to change
+    operations: the original's machine operations, such as FFMA, by line of its PTX (`images.compiled_sums`)
+
+    In a loop that ptxas unrolls, one line may have several operations. If ptxas contracts only some of them, the line stays as it is.
     """
     items = [
         _with_roundings(item, operations)
@@ -69,15 +72,15 @@ def with_roundings(
 
 def _with_roundings(function: Function, operations: Mapping[int, frozenset[str]]) -> Function:
     body = list(function.body or ())
-    alone = Counter(line for line in map(_line, body) if line)  # other lines have several instructions
+    alone = Counter(line for line in map(_line, body) if line)  # instructions of each line
 
     def made(statement: Statement) -> tuple[bool, bool, bool]:
-        """Return whether the original multiplies, adds, and does both at once, for this instruction."""
+        """Return whether the machine code of this instruction has a multiplication, an addition, and a contraction of both."""
         found = operations.get(_line(statement), frozenset()) if alone[_line(statement)] == 1 else frozenset()
         multiplies, adds, both = (name in found for name in _TYPES[_type(statement)])
         return multiplies, adds, both
 
-    products: defaultdict[str, list[int]] = defaultdict(list)  # registers, and where they get a product
+    products: defaultdict[str, list[int]] = defaultdict(list)  # register → statements with its products
     for index, statement in enumerate(body):
         if isinstance(statement, PtxInstruction) and _may_contract(statement, "mul"):
             products[str(statement.operands[0])].append(index)
@@ -111,11 +114,11 @@ def _type(statement: Statement) -> str:
 
 
 def products_before(flow: Flow, carry: Carry) -> Mapping[int, Sequence[int]]:
-    """Return the multiplications that may be executed right before a sum instead of where they are, in their order.
+    """Return the multiplications that can move to right before a sum without changing a value: sum → multiplications, in order.
 
-    Keys and values are indices of statements of `flow.body`. Only what changes no value is listed: an unconditional multiplication
-    whose result has one reader, in the same basic block, with neither a call nor another value of its registers before that. The carry
-    is live at neither of the two. Elements of vector registers stay, since other names also stand for them.
+    Keys and values are indices of statements in `flow.body`. A multiplication can move if it is unconditional and has a single
+    reader, the sum, in the same basic block. Between the two, there must be no call and no write to the multiplication's registers.
+    The carry must not be live at either of them. Elements of vector registers do not move, because they have several names.
     """
     kept = carry.before | carry.after
     mentions = Counter(
@@ -126,8 +129,8 @@ def products_before(flow: Flow, carry: Carry) -> Mapping[int, Sequence[int]]:
     )
     found: defaultdict[int, list[int]] = defaultdict(list)
     for block in flow.blocks:
-        waiting: dict[str, int] = {}  # products, and where they are computed
-        users: defaultdict[str, list[str]] = defaultdict(list)  # registers, and the products that need them
+        waiting: dict[str, int] = {}  # register with a product → the statement that computes it
+        users: defaultdict[str, list[str]] = defaultdict(list)  # register → products that need it
         for index in block.instructions:
             instruction = flow.instruction(index)
             if instruction.opcode == "call":

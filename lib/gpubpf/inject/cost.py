@@ -1,12 +1,12 @@
 """Count the instructions that injection adds, for --budget: each thread counts them in registers, as it counts work.
 
-`COST` is a program that adds the counts up when a thread leaves the kernel. `body.py` puts `TALLY` where the count of the statements
-that follow begins, and `tallied` replaces it by an addition of their number. The number is that of the longest path through the added
-statements, without the parts that programs mark as seldom executed; loops count as one turn. Each basic block of these parts adds its
-own number.
+`COST` is a program that adds up the threads' counts when they leave the kernel. `body.py` inserts the placeholder `TALLY` at the
+beginning of a group of added statements, and `tallied` replaces it by an instruction that adds the group's length. The length is that
+of the longest path through the group; a loop counts as one iteration. Parts that programs mark as seldom executed do not count there:
+each of their basic blocks adds its own length.
 
-With sampling, each thread counts what it would execute in a chosen block or warp (`ADDED`), and what in others (`SKIPPED`). So a
-launch tells what launches cost on average, whichever blocks it chose.
+With sampling, each thread counts the instructions that it would execute in a chosen block or warp (`ADDED`), and those in any other
+(`SKIPPED`). So each launch shows what launches cost on average, whichever blocks were chosen.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpubpf.ptx.module import Directive, Function, Statement
 from .sampling import SKIPS
 from .seldom import blocks_of, reached
 
-# Kinds of work that no tool can ask for: added instructions; those of threads that sampling leaves out. Who asks for the second gets
-# the first, too, and the application's instructions.
+# Kinds of work for --budget alone, which tools cannot ask for: the added instructions of a chosen thread, and of a thread that
+# sampling skips.
 ADDED, SKIPPED = "added", "skipped"
-TALLY = Directive("", "")  # stands for the addition of a number that is not known yet
+TALLY = Directive("", "")  # placeholder for the addition of a number that is not known yet
 
 
 def _cost(*counts: str) -> Fragment:
@@ -50,8 +50,8 @@ def _cost(*counts: str) -> Fragment:
 COST = _cost("own", ADDED)
 SAMPLED_COST = _cost("own", ADDED, SKIPPED)
 
-_SELDOM = "//gpubpf seldom"  # behind this, a basic block is seldom executed
-_OFTEN = "//gpubpf often"  # up to here
+_SELDOM = "//gpubpf seldom"  # the beginning of a basic block that is seldom executed
+_OFTEN = "//gpubpf often"  # the end of such a block
 # A comment; a label; a statement, which may contain braces. A brace between statements is skipped.
 _TOKEN = re.compile(r"//(?P<comment>[^\n]*)|(?P<label>[$\w]+):(?!:)|(?P<statement>[@.$%\w][^;]*);")
 _BRANCH = re.compile(r"(?P<guard>@!?%\w+\s+)?bra(?:\.uni)?\s+(?P<target>[$\w]+)$")
@@ -59,7 +59,7 @@ _CALL = re.compile(r"(?:@!?%\w+\s+)?call(?:\.uni)?\s+(?P<name>[$\w]+)")
 
 
 def remarked(fragment: Fragment, ptx: str) -> str:
-    """Return the text of a fragment with comments that tell `tallied` which basic blocks it seldom executes."""
+    """Return the text of a fragment with comments that mark its seldom executed basic blocks for `tallied`."""
     if not fragment.seldom:
         return ptx
     blocks = blocks_of(ptx.splitlines()[1:-1])
@@ -72,12 +72,13 @@ def remarked(fragment: Fragment, ptx: str) -> str:
 
 
 def longest_path(added: str, functions: Mapping[str, int], skips: bool = False) -> int:
-    """Return the most instructions that a thread executes in added text, without seldom parts and further turns of loops.
+    """Return the number of instructions on the longest path through added text. Loops count once, seldom executed parts not at all.
 
-    functions: the same of the functions that the text may call, by name. skips: of a thread that sampling leaves out.
+    functions: the longest path through each function that the text may call, by name
+    skips: whether sampling skips the thread
     """
-    length = 0  # from here to the end
-    after: dict[str, int] = {}  # the same from each label; a branch leads to the next label of its name
+    length = 0  # instructions from here to the end
+    after: dict[str, int] = {}  # the same from a label; a branch leads to the next label of its name
     for token in reversed(list(_TOKEN.finditer(added))):
         if (comment := token["comment"]) is not None:
             length = 0 if f"//{comment}" == _SELDOM else length
@@ -106,9 +107,10 @@ def lengths(programs: Iterable[Function]) -> dict[str, int]:
 
 
 def _with_seldom_blocks(added: str, functions: Mapping[str, int], kinds: Collection[str]) -> str:
-    """Return added text with additions in place of the comments of `remarked`.
+    """Return added text in which the blocks that `remarked` marked add their own length, instead of the comments.
 
-    Only threads that sampling chooses execute these blocks, so that the sum is what all threads execute: it counts for both kinds.
+    Each block adds its length to all `kinds`. Skipped threads never execute these blocks, so their cost is known from the chosen
+    threads alone.
     """
     lines: list[str] = []
     start = 0
@@ -125,12 +127,12 @@ def _with_seldom_blocks(added: str, functions: Mapping[str, int], kinds: Collect
 def tallied(
     statements: Iterable[Statement], functions: Mapping[str, int], kinds: Iterable[str]
 ) -> list[Statement]:
-    """Replace each TALLY by additions of the number of added instructions up to the next one, its own included.
+    """Replace each TALLY by instructions that add the number of added instructions up to the next TALLY, including themselves.
 
-    kinds: ADDED, and with sampling SKIPPED.
+    kinds: ADDED, and with sampling SKIPPED
     """
     out: list[Statement] = []
-    place: int | None = None  # of the last TALLY
+    place: int | None = None  # the index of the last TALLY in `out`
     counts = dict.fromkeys(kinds, 0)
     for statement in [*statements, TALLY]:
         if statement is not TALLY:

@@ -27,13 +27,13 @@ def launches_grid(call: PtxInstruction) -> bool:
 def kernels_passed(
     function: Function, kernels: Collection[str], to: Collection[str], number: int
 ) -> frozenset[Parameter] | None:
-    """Return the function's own parameters that it passes to a function, whose names are `to`, as argument `number`.
+    """Return the parameters of `function` that it passes on as argument `number` of the function with one of the names `to`.
 
-    Besides these, it passes addresses of `kernels` that it takes. Return None if it may pass another address.
+    The function may also pass addresses of `kernels` that it takes itself. Return None if it may pass any other address.
     """
     definitions: dict[str, list[PtxInstruction]] = {}
     given: list[Operand] = []
-    scopes: list[dict[str, list[Operand]]] = [{}]  # parameters of calls, with what is stored in them
+    scopes: list[dict[str, list[Operand]]] = [{}]  # by scope: parameter of a call → the operands stored in it
     for statement in function.body or ():
         if isinstance(statement, Open):
             scopes.append({})
@@ -47,7 +47,7 @@ def kernels_passed(
                 scopes[-1].setdefault(address.base or "", []).extend(values)
         elif statement.opcode == "call":
             for name in find_names(statement.operands):
-                definitions.setdefault(name, []).append(statement)  # perhaps its result
+                definitions.setdefault(name, []).append(statement)  # the name may be a result of the call
             if callee(statement) not in to:
                 continue
             groups = [operand for operand in statement.operands if isinstance(operand, Group)]
@@ -62,7 +62,7 @@ def kernels_passed(
     numbers = {v.name: n for n, v in enumerate(function.parameters) if function.kind == "func"}
     found: set[Parameter] = set()
     seen: set[str] = set()
-    for value in given:  # which grows
+    for value in given:  # the loop appends to `given`
         if not isinstance(value, Name) or value.offset:
             return None
         if value.name in kernels or value.name in seen:

@@ -30,7 +30,7 @@ def count_executions(block: LaunchBlock) -> list[Directive]:
         lines += [f"mov.u32 {other}, {register};", f"or.b32 {number}, {number}, {other};"]
     lines += [
         f"setp.eq.u32 {skip}, {number}, 0;",
-        # 1, as a value of the thread. For the constant, ptxas would choose a lane that adds for all others.
+        # A 1 that ptxas does not know to be constant. For a constant, ptxas would let one lane add for all others.
         f"cvt.u64.u32 {one}, {number};",
         f"add.u64 {one}, {one}, 1;",
         f"@{skip} red.global.add.u64 [{counter}], {one};",

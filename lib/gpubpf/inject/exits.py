@@ -25,7 +25,7 @@ class ExitPlan(MutableRecord):
     arrivals        `ret` or `exit` → the branches that still lead to it; None if control falls into it or a branch shares its probe
     direct_exits    branch at which threads leave the kernel directly → the statements up to the exit, and whether they run if the
                     branch is taken (see `_plan_direct_exits`)
-    unreachable     statements that only such branches led to
+    unreachable     statements that only branches in `direct_exits` led to
     """
 
     retarget: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -47,9 +47,11 @@ def plan_exits(
 ) -> ExitPlan:
     """Plan the exits: each branch to an exit gets its own copy of the instructions up to it.
 
-    `probed`: the opcodes that get a probe before them. `leaving`: the opcodes that leave the kernel, if exits are probed.
-    `has_launch_block`: the function has a launch block with the address of a map. `timed`: a probe at an exit reads a clock.
-    `ordered`: it is the multiprocessor's clock, which tells lanes of a warp apart.
+    probed: the opcodes that get a probe before them
+    leaving: the opcodes that leave the kernel, if exits are probed
+    has_launch_block: whether the function has a launch block with the address of a map
+    timed: whether a probe at an exit reads a clock
+    ordered: whether that clock is the multiprocessor's, which distinguishes the lanes of a warp
     """
     plan = ExitPlan()
     if not probed:
@@ -92,12 +94,13 @@ def _plan_direct_exits(
 
     The probe becomes a conditional part of the code, followed by a bare, conditional EXIT, for two reasons:
 
-    - After a loop, ptxas makes the lanes that have left it wait for the others, unless a bare EXIT follows.
-    - Where lanes part, a GPU may run those that stay to their end before it runs those that leave (observed on an H200). So lanes
-      that stay wait until the probe has run, if `ordered`.
+    - After a loop, ptxas makes the lanes that have left the loop wait for the others, unless a bare EXIT follows.
+    - Where lanes diverge, a GPU may run the lanes that stay to their end before it runs those that leave (observed on an H200). If
+      `ordered`, lanes that stay therefore wait until the probe has run.
 
-    This costs some instructions, in a loop in each iteration. So it is done only where waiting matters: if `ordered`, at all such
-    branches; in loops also if `timed`, and if the loop synchronizes, which would wait for the waiting lanes.
+    A direct exit costs some instructions, in a loop in each iteration. So it is planned only where waiting matters: if `ordered`, at
+    all branches to an exit; if `timed`, at those in loops; and in loops that synchronize, where the others would wait for the lanes
+    that have left.
     """
     synchronizing = {
         flow.cycles[number]

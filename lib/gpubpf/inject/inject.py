@@ -54,11 +54,14 @@ def inject(
     each: Callable[[str], object] = lambda name: None,
     counts_executions: bool = False,
 ) -> Injected:
-    """Instrument the kernels of `module` that `kernels` names (mangled).
+    """Return the instrumented kernels of a module. All kernels share one launch block layout.
 
-    All kernels share one launch block layout. `.version` becomes at least `minimum_version`, the PTX ISA version of the fragments.
-    A kernel that cannot be instrumented raises nothing; `refusals` has the reason. `each` is called for each instrumented kernel.
-    `counts_executions`: the kernels can count how often they run, unless a program reads the launch's number.
+    A kernel that cannot be instrumented raises nothing: `Injected.refusals` has the reason.
+
+    kernels: the probes of each kernel to instrument, by mangled name
+    minimum_version: the PTX ISA version of the fragments; `.version` becomes at least this
+    each: called with the name of each instrumented kernel
+    counts_executions: whether kernels count how often they run, unless a program reads the launch's number
     """
     graph = CallGraph(module)
     sampled = units(kernels.values())
@@ -78,7 +81,7 @@ def inject(
         if not failed:
             made, variables = sidecar.finish(minimum_version)
             return Injected(render(made), done, variables, refusals, made, sidecar.launched)
-        refusals |= failed  # start again without these kernels, so that they leave nothing in the module
+        refusals |= failed  # start again, so that nothing of these kernels remains in the module
         accepted = {name: probes for name, probes in accepted.items() if name not in failed}
 
 

@@ -13,9 +13,11 @@ from .values import InjectedKernel, InjectedVariable
 
 
 class Injected(Record):
-    """The instrumented module. `text` has no kernels if all were refused. `refusals`: reasons by mangled name.
+    """The instrumented module.
 
-    `text` is the rendered `module`. launched: the kernels that have a copy for other kernels to launch (device_launches.py).
+    text      the rendered `module`; without kernels if all were refused
+    refusals  why kernels cannot be instrumented, by mangled name
+    launched  the kernels that have a copy for other kernels to launch (device_launches.py)
     """
 
     text: str
@@ -27,7 +29,7 @@ class Injected(Record):
 
     @property
     def late_refusals(self) -> dict[str, str]:
-        """The kernels that cannot be instrumented in a program that has loaded the module before, each with the reason."""
+        """The kernels that cannot be instrumented if the program loaded the module before the tool attached, with the reason."""
         return {k: v.refusal for v in self.variables if v.refusal for k in v.kernels} | self.refusals
 
     def limited(self, limits: Mapping[str, int]) -> str:
@@ -39,7 +41,7 @@ class Injected(Record):
         return render(replace(self.module, items=(*self.module.items, *made)))
 
     def within(self, limits: Mapping[str, int]) -> Injected:
-        """Return the same with each kernel in `limits` limited to that many registers, unless it has a limit of its own."""
+        """Return this module with each kernel in `limits` limited to that many registers, unless the kernel has its own limit."""
         items = [
             _limit(item, limits[item.name])
             if isinstance(item, Function) and item.defined and item.name in limits and not _limits(item)
@@ -58,7 +60,7 @@ def _limits(kernel: Function) -> bool:
 
 
 def _limit(kernel: Function, registers: int) -> Function:
-    """Return the kernel with a limit of its registers, which takes the place of those that it has."""
+    """Return the kernel limited to this many registers per thread. The limit replaces the kernel's own limits."""
     others = tuple(d for d in kernel.directives if d.name not in _LIMITS)
     return replace(kernel, directives=(*others, Directive("maxnreg", f".maxnreg {registers}")))
 

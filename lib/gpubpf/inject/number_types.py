@@ -1,9 +1,9 @@
-"""Find out what numbers registers hold that the PTX loads and stores as bits.
+"""Find the types of numbers in registers that the PTX loads and stores as bits.
 
     number_types(function.body)["%rs2"]     # "bf16", from fma.rn.bf16 %rs2, %rs3, %rs1, c
 
 nvcc loads and stores `half` and `__nv_bfloat16` as u16, pairs of them as u32, and Triton loads and stores every type as bits. The
-instructions that compute a register, or compute with it, show what it holds. If they do not agree, it is left out.
+instructions that write or read a register show its type. If they do not agree, the register is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COPIES = ("mov", "selp")  # their operands have the type of their result
 
 
 def number_types(body: Iterable[Statement]) -> Mapping[str, str]:
-    """Return what each register holds whose instructions agree: f16 or bf16 (also of a pair), f32, or INTEGER."""
+    """Return the type of each register whose instructions agree on one: f16 or bf16 (also for a pair), f32, or INTEGER."""
     found = _Registers()
     widened: list[tuple[str, str]] = []  # a 32-bit register, and the register that became its upper half
     for statement in body:
@@ -46,18 +46,18 @@ def number_types(body: Iterable[Statement]) -> Mapping[str, str]:
 
 
 class _Registers:
-    """Sets of registers that hold the same, and the types that instructions give each set."""
+    """Sets of registers that are copies of each other, and the types that instructions give each set (union–find)."""
 
     def __init__(self) -> None:
-        self.declared: dict[str, str] = {}  # by name, or by name before the number
-        self._next: dict[str, str] = {}  # another register of the set; itself: it stands for the set
+        self.declared: dict[str, str] = {}  # type by name, or by what precedes the number (`%f` of `%f<9>`)
+        self._next: dict[str, str] = {}  # the next register towards the one that represents the set
         self._types: dict[str, set[str]] = {}
 
     def names(self) -> list[str]:
         return list(self._next)
 
     def alike(self, names: list[str]) -> None:
-        """Take note that registers hold the same."""
+        """Record that these registers hold copies of the same value."""
         for other in names[1:]:
             one, two = self._set(names[0]), self._set(other)
             if one != two:
@@ -65,7 +65,7 @@ class _Registers:
                 self._types[one] |= self._types.pop(two)
 
     def note(self, element: object, type_: str) -> None:
-        """Take note that an instruction gives or takes an element of this type, unless that is only bits."""
+        """Record that an instruction reads or writes an element with this type. A type that is only bits is ignored."""
         if isinstance(element, Name) and (type_ == "bf16" or not type_.startswith("b")):
             self._types[self._set(element.name)].add(INTEGER if type_[0] in "us" else type_)
 

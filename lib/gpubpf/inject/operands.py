@@ -3,8 +3,8 @@
     operands(instruction)      # st.global.v2.f32 [%rd1], {%f1, %f2} → Operands("f32", 4, given=(Name("%f1"), Name("%f2")))
     without_value(instruction) # ldmatrix… → "ldmatrix"
 
-Covers `ld`, `ldu`, `st`, `atom`, `red` and their multimem and asynchronous forms. Instructions whose lanes share what they load or
-store (ldmatrix, stmatrix, wmma) have no value here, nor has st.bulk, which stores zeros.
+Covers `ld`, `ldu`, `st`, `atom`, `red` and their multimem and asynchronous forms. Not covered are instructions whose lanes share the
+loaded or stored data (ldmatrix, stmatrix, wmma), and st.bulk, which stores zeros.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _bits(type_name: str) -> int:
 
 
 def _elements(found: tuple[Operand, ...]) -> tuple[Name | Immediate, ...] | None:
-    """Return the elements of the first operand; () without operands; None unless all are registers or numbers."""
+    """Return the elements of the first operand; () without operands; None if an element is not a register or number."""
     items = found[0].items if found and isinstance(found[0], Vector) else found[:1]
     kept = tuple(item for item in items if isinstance(item, Name | Immediate))
     return kept if len(kept) == len(items) else None

@@ -31,19 +31,20 @@ from .values import WAYS_OUT, PtxProbe
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Fragment
 
-# MAX_INLINE limits the lines of PTX that programs of at least MIN_FUNCTION lines at FREQUENT points may add to a module. In larger
-# modules, it limits those in each kernel or function, where the time of ptxas grows with the square (0.1 s for so many), and
-# MAX_MODULE limits their sum. There, programs of more than MAX_PROGRAM lines are not inlined: they would need fewer registers, but
-# execute more instructions on their common path. Above these limits, the rarely executed parts of programs become functions. If the
-# remaining parts still have more than MAX_SHORT lines in a kernel or function, it calls whole programs instead. MAX_MODULE also
-# limits the sum of the remaining parts.
+# Limits of the lines of PTX that programs with at least MIN_FUNCTION lines may add at FREQUENT points:
+# - A module may get MAX_INLINE lines. In a module with more, each kernel or function may get MAX_INLINE lines, because the time of
+#   ptxas grows with the square of its length (0.1 s for MAX_INLINE lines), and all of them together MAX_MODULE lines.
+# - In such a module, programs of more than MAX_PROGRAM lines are not inlined: inlined, they would need fewer registers, but execute
+#   more instructions on their common path.
+# - Above these limits, the rarely executed parts of programs become functions. If the remaining parts still have more than MAX_SHORT
+#   lines in a kernel or function, the kernel or function calls whole programs. MAX_MODULE also limits the sum of the remaining parts.
 MAX_INLINE = 4000
 MAX_MODULE = 10 * MAX_INLINE
 MAX_PROGRAM = 1000
 MAX_SHORT = 4 * MAX_INLINE
 MIN_FUNCTION = 40
 INLINED, SHORTENED, CALLED = "inlined", "shortened", "called"  # the form of fragments at FREQUENT points
-WHOLE = "_whole"  # the end of the name of a function that is a whole program, though its rarely executed parts could be one
+WHOLE = "_whole"  # suffix of the name of a function with a whole program that has rarely executed parts
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
 
 
@@ -130,16 +131,19 @@ class InjectionPlan:
         return self.variants.index(inner)
 
     def filler(self, name: str) -> Filler:
-        """Return what builds the text of probes in a kernel or function."""
+        """Return the filler that builds the text of probes in a kernel or function."""
         return self._fillers[self._forms.get(name, CALLED)]
 
     def _programs(
         self, reached: Iterable[str]
     ) -> tuple[tuple[Function, ...], dict[str, dict[int, str]], dict[str, str]]:
-        """Return functions for fragments at FREQUENT points where inlining them would add too much text, the text to inline instead
-        by form and the fragment's `id`, and the form of the fragments in each kernel and function.
+        """Decide where fragments at FREQUENT points are inlined. Elsewhere, inlining would add too much text. Return:
 
-        A module with `setmaxnreg` gets no functions: in a kernel with calls, ptxas ignores `setmaxnreg` (advisory C7507), which
+        - the functions that hold programs or parts of programs
+        - the text to inline, by form (INLINED, SHORTENED, CALLED) and the fragment's `id`
+        - the form of the fragments in each kernel and function, by name
+
+        A module with `setmaxnreg` does not get functions: in a kernel with calls, ptxas ignores `setmaxnreg` (advisory C7507), which
         changes how many blocks fit.
         """
         if any(self.module.functions[f].mentions("setmaxnreg") for f in reached):
@@ -312,9 +316,9 @@ class InjectionPlan:
         return self._computations[name]
 
     def unprobed(self, kernel: str) -> dict[str, int]:
-        """Return the places in a kernel and the functions that it calls that no program sees, by opcode."""
+        """Return opcode → number of places in a kernel, and in the functions that it calls, that no program sees."""
         probes = self.probes[kernel]
-        # An empty program sees nothing; it only gives the places their numbers.
+        # A program without arguments sees nothing: it only numbers the places.
         seeing = [p for p in probes if p.point == "access" and p.program.arguments]
         known = {o: Access(kind, space, 0, Address(None)) for o, (kind, space) in UNADDRESSED.items()}
         seen = {o for o, access in known.items() if any(wants(p, access) for p in seeing)}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FREQUENT = ("access", "basic_block", "branch", "value", "float", "instruction")
 # A probe at one of these divides a basic block of the original. ptxas contracts products and sums within a block (contraction.py).
 DIVIDING = ("access", "value", "barrier_arrive", "barrier_leave")
-# Programs at these see each product and each sum by itself.
+# Programs at these points see the result of each product and each sum, so ptxas must not contract them.
 SEEING_RESULTS = ("float", "instruction")
 # Spaces that a generic address may point to. Constants are excluded, since the copy accesses them in global memory.
 _GENERIC = frozenset({"global", "shared", "local"})
@@ -56,8 +56,10 @@ class Filler:
     ) -> None:
         """Prepare for a module with the launch block `block`.
 
-        `texts`: the text to inline for fragments that became functions, by `id`. `parameters`, `clusters`: whether generic addresses
-        may point to kernel parameters, or to shared memory of other blocks. `remarks`: mark seldom parts for `cost.tallied`.
+        texts: the text to inline for fragments that became functions, by `id`
+        parameters: whether generic addresses may point to kernel parameters
+        clusters: whether generic addresses may point to shared memory of other blocks
+        remarks: whether to mark seldom executed parts for `cost.tallied`
         """
         self.block = block
         self.texts = texts or {}
@@ -206,13 +208,14 @@ class Filler:
         more: Mapping[str, str] = MappingProxyType({}),
         setup: Sequence[str] = (),
     ) -> str:
-        """Return the probes at one access, in a scope that lanes which do not access memory skip.
+        """Return the probes at one access, in a scope. Lanes that do not access memory skip the scope.
 
-        guards   guards (`@%p1 `) for lanes that do not access memory; sampling adds one for threads that are not chosen
+        guards   guards (`@%p1 `) that are true in lanes that do not access memory; sampling adds a guard for threads that are not
+                 chosen
         address  instructions that put the address into the 64-bit register AT
         size     instructions that put the number of bytes into BYTES, if the access has no fixed width
         more     further context fields
-        setup    instructions that set their registers
+        setup    instructions that set the registers of `more`
         """
         guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []), *guards]
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards)]
@@ -267,9 +270,10 @@ class Filler:
         setup: Sequence[str],
         context: Mapping[str, str],
     ) -> str:
-        """Return the probes after an instruction, in a scope that lanes which do not execute the instruction skip.
+        """Return the probes after an instruction, in a scope. Lanes that do not execute the instruction skip the scope.
 
-        guards, setup: as in `access`. context: all fields except `active`.
+        guards, setup  as in `access`
+        context        all fields of the context except `active`
         """
         guards = [*([f"@{SKIPS} "] if any(p.checks_choice for p in probes) else []), *guards]
         lines = ["{", *(f"{condition}bra {_OVER};" for condition in guards), *setup]

@@ -1,7 +1,7 @@
 """Decide whether a thread's block or warp runs the programs, at the start of each kernel and instrumented function (ebpf/sampling.py).
 
-`choice(unit, counts)` returns the code. It sets GROUP, and SKIPS, a predicate that chooses a kernel's body (split.py), and that probes
-check in functions and in kernels with one body.
+`choice(unit, counts)` returns the code. It sets GROUP and the predicate SKIPS. SKIPS chooses a kernel's body (split.py); in
+functions, and in kernels with a single body, probes test SKIPS.
 """
 
 from __future__ import annotations
@@ -87,9 +87,12 @@ _COUNT = (
 
 @functools.cache
 def choice(unit: Unit, counts: bool) -> Fragment:
-    """Return the code that sets SKIPS and GROUP, which the caller declares. counts: also count the chosen units in SAMPLED.
+    """Return the code that sets SKIPS and GROUP. The caller declares these registers.
 
-    It is a fragment because it takes its arguments from the launch block, like a program.
+    The code is a fragment because it takes its arguments from the launch block, like a program.
+
+    unit: what is sampled, blocks or warps
+    counts: whether to count the chosen units in SAMPLED
     """
     lines = ["{", ".reg .b32 %unit, %size, %more, %own;", ".reg .b64 %first;", ".reg .pred %is;"]
     lines += [*(_BLOCK if unit == "block" else _WARP), *_HASH]

@@ -4,9 +4,9 @@ short = shortened(fragment, "gpubpf_program0")
 short.text, short.function              # the common path, which calls the function at each seldom path
 called(fragment, "gpubpf_program0")     # a call of the function
 
-The function is the whole fragment in both cases. At a label of `Fragment.seldom`, the lanes call the function and begin the fragment
-again; what they did before had no effects. So the function needs no parameters but the fragment's arguments. It does not test again
-whether to branch to such a label: all lanes that call it do.
+In both cases, the function is the whole fragment. At a label of `Fragment.seldom`, lanes call the function, which executes the
+fragment from its start: what they executed before has no effects. So the only parameters of the function are the fragment's
+arguments. The function does not test again whether to branch to the label, because all lanes that call it do.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def called(fragment: Fragment, name: str) -> Shortened:
 
 
 def shortened(fragment: Fragment, name: str) -> Shortened:
-    """Return the fragment without the parts that it seldom executes: there it calls the function `name` and ends.
+    """Return the fragment without its seldom executed parts: in their place, the fragment calls the function `name` and ends.
 
-    If the fragment marks no such part, return a call of it.
+    If the fragment does not mark such a part, return a call of the whole fragment.
     """
     if not fragment.seldom:
         return called(fragment, name)

@@ -23,7 +23,7 @@ from .sampling import GROUP, SKIPS, choice, units
 from .tables import SiteTable, VariableTable
 
 _ORIGINAL = "$gpubpf_original"
-_OWN_SPACES = ("reg", "param")  # the spaces of variables that each body declares for itself
+_OWN_SPACES = ("reg", "param")  # spaces: each body declares its own variables in these
 # All warps of a warp group must execute the same one of these instructions (PTX ISA), so all must run the same body.
 _BY_WARP_GROUP = ("wgmma", "setmaxnreg")
 
@@ -41,7 +41,7 @@ def is_split(plan: InjectionPlan, kernel: str) -> bool:
     for statement in plan.module.functions[kernel].body or ():
         depth += isinstance(statement, Open) - isinstance(statement, Close)
         if depth and isinstance(statement, Variable) and statement.space not in _OWN_SPACES:
-            return False  # each body would have one of its own
+            return False  # each body would have its own variable
     functions = [plan.module.functions[f] for f in plan.graph.reach(kernel)]
     called = [f for f in functions if f.kind != "entry" and f.mentions(".shared")]
     if any(isinstance(s, Variable) and s.space == "shared" for f in called for s in f.body or ()):
@@ -53,7 +53,7 @@ def is_split(plan: InjectionPlan, kernel: str) -> bool:
 def split_body(
     plan: InjectionPlan, sites: SiteTable, variables: VariableTable, kernel: str
 ) -> tuple[Body, tuple[Statement, ...]]:
-    """Return the body for the chosen, and the statements of the kernel with both bodies. Raises Refusal, PtxError."""
+    """Return the body for the chosen blocks or warps, and the statements of the kernel with both bodies. Raises Refusal, PtxError."""
     function = plan.module.functions[kernel]
     probes = plan.probes[kernel]
     (unit,) = units([probes])

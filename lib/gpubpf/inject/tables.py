@@ -23,7 +23,10 @@ class SiteTable:
         self._by_function: dict[str, list[Site]] = {}
 
     def add(self, new_name: str, site: Site, source: tuple[int, int]) -> int:
-        """Add a site and return its number. `source`: file number and line, 0 if unknown. Number and source are set in the site."""
+        """Add a site with its number and source, and return the number.
+
+        source: the file number and the line; 0 if unknown
+        """
         file = self.files.get(source[0], "")
         number, self.count = self.count, self.count + 1
         made = replace(site, number=number, source=file, source_line=source[1] if file else 0)
@@ -44,5 +47,5 @@ class VariableTable:
         self.kept: set[str] = set()  # declared in the sidecar as in the original, such as shared memory
 
     def offset(self, what: str | Entry) -> int:
-        """Return the offset in bytes of a variable's or function's address in the table of addresses. Adds it if it is new."""
+        """Return the offset of a variable's or function's address in the table of addresses, in bytes. Adds a new address."""
         return 8 * self.slots.setdefault(what, len(self.slots))

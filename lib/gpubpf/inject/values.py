@@ -1,6 +1,6 @@
-"""What `inject` is given and what it reports: probes, sites, instrumented kernels.
+"""What `inject` takes and returns, as values: probes, sites, instrumented kernels.
 
-It imports no PTX model: a cached result needs none.
+This module does not import the PTX model, so that a cached result does not load it.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ class InjectedKernel(Record):
 class InjectedVariable(Record):
     """A variable of the application. Its address must be written to slot `index` of `gpubpf_variables`.
 
-    `copied`: the sidecar has a copy with the same name, for use if the driver does not find the original. `entry`: not the address is
-    written, but the function's address that the variable holds at this offset in bytes. If it is not `fixed`, that must be read before
-    the program can change it.
+    copied  whether the sidecar has a copy with the same name, for use if the driver does not find the original
+    entry   for a table of functions: an offset in bytes. The slot then gets the address of the function that the variable holds
+            there, instead of the variable's address
+    fixed   whether that function's address never changes; if not, it must be read before the program can change it
     """
 
     name: str

@@ -20,10 +20,11 @@ def word(
     type_of: Callable[[str], str],
     address: Callable[[Name, str], list[str]],
 ) -> list[str]:
-    """Return instructions that put 8 bytes of a value, the first or the second `half`, into the 64-bit register `into`.
+    """Return instructions that put 8 bytes of a value into the 64-bit register `into`.
 
+    half     0 for the first 8 bytes, 1 for the second
     type_of  returns the PTX type of a register; "" for other names, whose value is the address of a variable
-    address  returns instructions that put such an address into a 64-bit register
+    address  returns instructions that put the address of a variable into a 64-bit register
 
     Raises Refusal for a register that cannot hold an element.
     """
