@@ -1,8 +1,8 @@
 """Determine which memory a PTX instruction accesses, and whether the access can be probed.
 
-    accesses(instruction)       # ld.global.v4.f32 → (Access("load", "global", 16, Address("%rd4")),)
-    unprobed(instruction)       # tex.2d.v4.f32… → "tex"
-    unaddressed_accesses(instruction)   # the same: (Access("load", "texture", 16, …),)
+    accesses(instruction)               # ld.global.v4.f32 → (Access("load", "global", 16, Address("%rd4")),)
+    unprobed(instruction)               # tex.2d.v4.f32… → "tex"
+    unaddressed_accesses(instruction)   # tex.2d.v4.f32… → (Access("load", "texture", 16, …),)
 
 Covers PTX ISA 9.0, chapter 9.7 (ld … tcgen05). `opcodes` defines loads, stores and atomics. A copy (cp.async, cp.async.bulk,
 cp.reduce.async.bulk) is two accesses: its source and its destination. Parameters do not count as memory, nor do mbarriers, which
@@ -97,13 +97,12 @@ def accesses(
     is_predicate: Callable[[str], bool] = _is_predicate,
     declared_in: Callable[[str], str | None] = lambda name: None,
 ) -> tuple[Access, ...]:
-    """Return the accesses of an instruction whose predicate is true, a copy's source first. Empty if none can be probed.
+    """Return the accesses of an instruction whose predicate is true, a copy's source first; () if none can be probed.
 
-    `declared_in` returns the space that a name is declared in; None if it is unknown. If an instruction without a space names a
-    variable, the access is in the variable's space, as for ptxas.
-
-    `is_predicate` returns whether a register was declared `.pred`: only this distinguishes cp.async's ignore-src from its src-size.
-    By default, a register is a predicate if its name begins with `%p`, as in compilers' output.
+    is_predicate: returns whether a register was declared `.pred`; only this distinguishes cp.async's ignore-src from its src-size. By
+      default, a register is a predicate if its name begins with `%p`, as in compilers' output.
+    declared_in: returns the space that a name is declared in; None if it is unknown. If an instruction without a space names a
+      variable, the access is in the variable's space, as for ptxas.
     """
     found = _read(instruction, is_predicate) or ()
     return tuple(
@@ -115,7 +114,7 @@ def accesses(
 
 
 def without_operands(access: Access) -> Access:
-    """Return an access with nothing that depends on its instruction's operands, to count accesses that get the same probes."""
+    """Return an access without everything that depends on its instruction's operands, to count accesses that get the same probes."""
     return replace(access, address=Address(None), size=None, unless=None)
 
 
@@ -162,9 +161,9 @@ def _width_of_image(instruction: PtxInstruction) -> int:
 
 
 def _width_of_wgmma(instruction: PtxInstruction) -> int:
-    """Return the bytes that a lane has of A, unless that is in registers, and of B. A row of A, or column of B, has 32 bytes.
+    """Return the bytes of the matrices A and B in shared memory, divided among the 128 lanes. A may be in registers instead.
 
-    A sparse A has every second element, so columns of B have 64 bytes.
+    A row of A, or a column of B, has 32 bytes. With a sparse A, which holds every second element, a column of B has 64 bytes.
     """
     columns = next(
         (int(m[1]) for m in map(_WGMMA_SHAPE.fullmatch, instruction.modifiers) if m is not None), 0

@@ -1,15 +1,15 @@
 """Follow the addresses of functions and kernels through a function: may they leave the thread?
 
-    passes(function, {"add"})                          # frozenset({Parameter("fold", 0)}): it gives fold the address of add
-    passes(fold, (), {Parameter("fold", 0)})           # frozenset(): fold only calls what it is given
-    passes(keeps, (), {Parameter("keeps", 0)})         # None: it stores the address in global memory
+    passes(function, {"add"})                          # frozenset({Parameter("fold", 0)}): `function` gives fold the address of add
+    passes(fold, (), {Parameter("fold", 0)})           # frozenset(): fold only calls its argument
+    passes(keeps, (), {Parameter("keeps", 0)})         # None: keeps stores its argument in global memory
 
-In the copy of a module, a function has another address than in the original. That makes no difference as long as the address stays in
-registers, local memory and parameters, and is only called.
+In the copy of a module, a function has another address than in the original. The difference cannot be seen as long as the address
+stays in registers, local memory and parameters, and is only called.
 
 The analysis is conservative: it follows addresses through registers regardless of order. In local memory, it knows the place of an
-access if that is a constant offset in a variable. nvcc has one variable for all local objects of a function. An access at an offset
-that is computed may be to any place from the constant part of the offset on, but not before it: there its object begins.
+access at a constant offset in a variable. (nvcc has one variable for all local objects of a function.) An access at a computed offset
+may be anywhere from the constant part of the offset on, where the accessed object begins, but not before that.
 """
 
 from __future__ import annotations
@@ -37,34 +37,38 @@ from .module import (
 from .tokens import parse_integer
 
 _WIDTH = 8  # bytes of an address
-_MOST_PASSES = 64  # over a body
+_MOST_PASSES = 64  # over a function's body, before the analysis gives up
 
 
 class _Place(Record):
-    """A place in a variable: an offset in bytes; not `exact`: from there on."""
+    """A place in a local variable or parameter.
+
+    offset  in bytes
+    exact   whether the place is exactly at the offset; if not, it is anywhere from the offset on
+    """
 
     variable: str
     offset: int
     exact: bool = True
 
     def moved(self, offset: int) -> _Place | None:
-        """Return the place some bytes further; None if that may be before the beginning of an object."""
+        """Return the place `offset` bytes further; None if it may be before the beginning of an object."""
         if self.exact:
             return _Place(self.variable, self.offset + offset)
         return self if offset >= 0 else None
 
     def onwards(self) -> _Place:
-        """Return any place from this one on."""
+        """Return the place that stands for all places from this one on."""
         return _Place(self.variable, self.offset, False)
 
     def joined(self, other: _Place) -> _Place | None:
-        """Return a place that may be this one or the other one."""
+        """Return the place that includes this place and the other one; None for places in different variables."""
         if self == other or self.variable != other.variable:
             return self if self == other else None
         return _Place(self.variable, min(self.offset, other.offset), False)
 
     def may_overlap(self, address: _Place, width: int) -> bool:
-        """Return whether an access of `width` bytes here may overlap the address of a function there."""
+        """Return whether an access of `width` bytes at this place may overlap a function's address that is stored at `address`."""
         if self.variable != address.variable:
             return False
         before = self.exact and self.offset + width <= address.offset
@@ -87,10 +91,12 @@ class _Leaves(Exception):
 def passes(
     function: Function, addresses: Collection[str], parameters: Collection[Parameter] = ()
 ) -> frozenset[Parameter] | None:
-    """Return where a function passes addresses that it takes, or that are in its `parameters`; None if they may leave the thread.
+    """Return the parameters of other functions in which a function passes addresses; None if an address may leave the thread.
 
-    They stay in the thread while they are in registers, local memory and parameters, until a call of what they are the addresses of,
-    or a launch of a kernel.
+    An address stays in the thread while it is in registers, local memory or parameters, and is only called or launched.
+
+    addresses: names of functions and kernels whose addresses the function takes
+    parameters: the function's own parameters that contain addresses
     """
     try:
         return _Addresses(function, addresses, parameters).follow()
@@ -99,7 +105,10 @@ def passes(
 
 
 class _Addresses:
-    """What holds the addresses in a function. All sets only grow, until a pass over the body adds nothing."""
+    """The registers, local memory and parameters that may hold one of the addresses, in one function.
+
+    The sets only grow. The analysis ends when a pass over the body adds nothing.
+    """
 
     def __init__(
         self, function: Function, addresses: Collection[str], parameters: Collection[Parameter]
@@ -113,20 +122,20 @@ class _Addresses:
         declared = [s for s in function.body or () if isinstance(s, Variable)]
         self.variables = {s.name for s in declared if s.space == "local"}
         if any(sum(s.declares(name) for s in declared) > 1 for name in self.variables):
-            raise _Leaves  # the same name in another block would be taken for it
+            raise _Leaves  # variables of the same name in several blocks cannot be distinguished
         if self.variables and not self._always_means_them():
             raise _Leaves
-        # Local variables, and registers with addresses in them. None: of any place.
+        # Local variable, or register that points into one → the place. None: any place.
         self.places: dict[str, _Place | None] = {name: _Place(name, 0) for name in self.variables}
-        self.stored: set[_Place | None] = set()  # where addresses are in local memory
-        self.escaped: set[_Place | None] = set()  # places that code elsewhere may access, from there on
-        # By scope: parameters of calls, and the offsets of addresses in them.
+        self.stored: set[_Place | None] = set()  # places in local memory that hold addresses
+        self.escaped: set[_Place | None] = set()  # other code may access local memory from these places on
+        # By scope: parameter of a call → the offsets of addresses in it, in bytes.
         self.passed: list[dict[str, set[int]]] = []
-        self.bases: set[str] = set()  # what addresses are stored through
+        self.bases: set[str] = set()  # names through which addresses are stored
         self.found: set[Parameter] = set()
 
     def _always_means_them(self) -> bool:
-        """Return whether the names of local variables mean these wherever they are used, and nothing of the module."""
+        """Return whether the names of local variables always refer to these, and never to something of the module."""
         flow = Flow(self.function.body or ())
         return not any(
             name in self.variables and flow.declaration(index, name) is None
@@ -191,7 +200,7 @@ class _Addresses:
                 self.found |= {Parameter(target, number, offset) for offset in offsets}
 
     def _argument(self, name: str) -> set[int]:
-        """Return the offsets of addresses in a parameter of a call: of the innermost variable of this name."""
+        """Return the offsets, in bytes, of addresses in a call's parameter. The innermost parameter of this name counts."""
         return next(
             (scope[name] for scope in reversed(self.passed) if name in scope),
             self.passed[0].setdefault(name, set()),
@@ -224,9 +233,13 @@ class _Addresses:
         where: Collection[_Place | None],
         number: bool = False,
     ) -> None:
-        """Note the registers that may get an address, or a part of one, from memory that has addresses in these places.
+        """Record the registers that a load may fill with an address. Raises _Leaves if the load may read only a part of one.
 
-        number: it is a floating-point number that is read there.
+        to: the operand that receives the loaded value
+        places: the place that each element of `to` is loaded from; None: any place
+        width: bytes of each loaded element
+        where: the places that hold addresses
+        number: whether the load reads a floating-point number
         """
         for item, place in zip(_items(to), places, strict=True):
             for other in where:
@@ -264,7 +277,7 @@ class _Addresses:
         opcode, operands = instruction.opcode, instruction.operands
         to, read = _names(operands[:1]), _names(operands[1:])
         if not read.isdisjoint(self.own):
-            raise _Leaves  # the address of a parameter
+            raise _Leaves  # the instruction takes the address of a parameter
         if not read.isdisjoint(self.places):
             place = self._result(instruction)
             for name in to:
@@ -280,7 +293,7 @@ class _Addresses:
             self.held |= to
 
     def _result(self, instruction: PtxInstruction) -> _Place | None:
-        """Return the place whose address an instruction computes from one."""
+        """Return the place that an instruction's result points to, computed from the address of a local variable; None: any place."""
         match instruction.opcode, instruction.operands[1:]:
             case "mov" | "cvta", (Name(name=name, offset=offset),):
                 return _moved(self.places.get(name), offset)
@@ -297,7 +310,7 @@ class _Addresses:
         return None
 
     def _surely_local(self) -> set[str]:
-        """Return the registers that hold nothing but addresses of local variables, and the names of these."""
+        """Return the names of the local variables, and of the registers that only hold their addresses."""
         writing = [s for s in self.function.body or () if isinstance(s, PtxInstruction) and s.opcode != "st"]
         found = set(self.places)
         while True:
@@ -325,7 +338,7 @@ class _Addresses:
 
 
 def _keeps_local(instruction: PtxInstruction, local: Collection[str]) -> bool:
-    """Return whether an instruction computes the address of a local variable from those in `local`."""
+    """Return whether an instruction computes an address in a local variable from registers and variables in `local`."""
     match instruction.opcode, instruction.operands[1:]:
         case "mov" | "cvta", (Name(name=name),):
             return name in local
@@ -341,7 +354,7 @@ def _keeps_local(instruction: PtxInstruction, local: Collection[str]) -> bool:
 
 
 def _compares_with_null(instruction: PtxInstruction) -> bool:
-    """Return whether an instruction asks whether there is an address. The answer is that of the original."""
+    """Return whether an instruction compares an address with 0. The result is the same in the copy as in the original."""
     if instruction.opcode != "setp" or instruction.modifiers[:1] not in (("eq",), ("ne",)):
         return False
     match instruction.operands:
@@ -353,7 +366,7 @@ def _compares_with_null(instruction: PtxInstruction) -> bool:
 def _exposes(escaped: _Place | None, stored: _Place | None) -> bool:
     """Return whether code that gets the address of the place `escaped` may access an address that is stored in the other place.
 
-    It may if that is behind it, or if it ends there: `escaped` may be the end of an array.
+    It may if the address is stored behind `escaped`, or ends there: `escaped` may be the end of an array.
     """
     if escaped is None or stored is None:
         return True
@@ -379,5 +392,5 @@ def _items(operand: Operand) -> tuple[Operand, ...]:
 
 
 def _names(operands: Iterable[Operand]) -> set[str]:
-    """Return the names in operands; of an element of a vector register, the register."""
+    """Return the names in operands. An element of a vector register counts as the register."""
     return {name.partition(".")[0] for name in find_names(operands)}

@@ -36,12 +36,14 @@ from .opcodes import facts
 class References(Record):
     """The names that one function uses.
 
-    indirect  it makes calls through registers that cannot be followed
-    taken     functions whose addresses it takes
-    launched  kernels whose addresses it takes
-    unknown   opcodes
-    shapes    of its other calls through registers, each with the number of calls
-    originals functions in tables whose original's address the copy needs
+    calls      functions that it may call
+    variables  variables of the module
+    indirect   whether it has calls through registers that cannot be followed
+    taken      functions whose addresses it takes
+    unknown    opcodes that `opcodes` does not know
+    shapes     shape → number of calls through registers that can be followed
+    originals  functions in tables: the copy needs the address of the original
+    launched   kernels whose addresses it takes
     """
 
     calls: frozenset[str]
@@ -118,7 +120,7 @@ class CallGraph:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self._references: dict[str, References] = {}  # without those of the copy
+        self._references: dict[str, References] = {}  # of the original, without what the copy adds
         self._of: dict[str, References] = {}
         self._own: dict[str, frozenset[str]] = {}
         self._reachable: dict[str, frozenset[str]] = {}
@@ -131,7 +133,7 @@ class CallGraph:
     def of(self, name: str) -> References:
         """Return the names that a function and its copy use. Raises PtxError.
 
-        `taken` lacks the functions whose addresses the copy has, too: those in tables, and those that stay in the thread (`own`).
+        `taken` omits functions in tables, and functions whose addresses stay in the thread (`own`).
         """
         if name not in self._of:
             found = self._found(name)
@@ -157,9 +159,10 @@ class CallGraph:
         )
 
     def own(self, name: str) -> frozenset[str]:
-        """Return the functions whose addresses function `name` takes that are in no table, and stay in the thread. Raises PtxError.
+        """Return the functions, except those in tables, whose addresses function `name` takes and keeps in the thread.
 
-        Of many functions, none is returned if the address of one leaves.
+        Raises PtxError.
+        If function `name` takes more than MOST_APART addresses and one of them may leave the thread, return none.
         """
         if name not in self._own:
             taken = frozenset(self._found(name).taken - self.entries.keys())
@@ -170,11 +173,11 @@ class CallGraph:
         return self._own[name]
 
     def stays(self, name: str, addresses: Collection[str]) -> bool | None:
-        """Return whether function `name` passes addresses that it takes as arguments; None if they may leave the thread."""
+        """Return whether function `name` passes the `addresses` that it takes as arguments; None if they may leave the thread."""
         functions = self.module.functions
         places: list[tuple[str, Collection[str], Collection[Parameter]]] = [(name, addresses, ())]
         seen: set[Parameter] = set()
-        for function, taken, parameters in places:  # which grows
+        for function, taken, parameters in places:  # the loop appends to `places`
             found = passes(functions[function], taken, parameters)
             if found is None:
                 return None
@@ -197,19 +200,23 @@ class CallGraph:
         return frozenset[str]().union(*(self.targets(name, shape) for shape in self._found(name).shapes))
 
     def obstacle(self, name: str) -> str:
-        """Return why a call through a register in function `name` cannot be followed; "" if nothing more is known. Raises PtxError."""
+        """Return why a call through a register in function `name` cannot be followed; "" if the reason is unknown. Raises PtxError."""
         found = self._found(name)
         for shape in found.shapes:
             if isinstance(why := self._reached(self.own(name), shape), str):
                 return why
-        for variable in sorted(found.variables):  # the call is of a form that is not known
+        for variable in sorted(found.variables):  # the call has an unknown form
             for held in find_initializer_names(self.module.variables[variable].initializer):
                 if held in self.module.functions:
                     return f"{variable} has the address of {names.demangle(held).short}"
         return ""
 
     def _reached(self, own: frozenset[str], shape: Shape) -> frozenset[str] | str:
-        """Return the functions that a call can reach; or why that is not known. own: of the function that calls."""
+        """Return the functions that a call through a register can reach, or why they are unknown.
+
+        own: the result of `own` for the calling function
+        shape: the shape of the call
+        """
         if (own, shape) not in self._reach:
             self._reach[own, shape] = self._find_reached(own, shape)
         return self._reach[own, shape]
@@ -249,7 +256,8 @@ class CallGraph:
 
     @functools.cached_property
     def _addresses(self) -> tuple[Mapping[str, str], Counter[Shape]]:
-        """The functions whose addresses are not only in tables, each with who has it; the calls of each shape."""
+        """The functions whose addresses are also outside of tables, each with a text of the holder ("NAME has", "NAME passes on"); and
+        the number of calls of each shape."""
         functions = self.module.functions
         found: dict[str, str] = {}
         for variable in self.module.variables.values():
@@ -310,7 +318,7 @@ class CallGraph:
         return self.callers(every, found)
 
     def callers(self, functions: Iterable[str], of: Iterable[str]) -> frozenset[str]:
-        """Return those of `functions` that are in `of`, are an alias of one, or call one directly or indirectly."""
+        """Return those of `functions` that are in `of`, are an alias of a function in `of`, or call one directly or indirectly."""
         every, found = set(functions), set(of)
         grown = True
         while grown:

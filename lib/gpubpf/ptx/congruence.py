@@ -4,8 +4,8 @@
     bits.get("%r7", 0)                      # 5: the values of all lanes are equal modulo 32; 0: nothing is known
 
 The proof follows values from the indices of thread and block, kernel parameters, constants and addresses of variables through integer
-instructions. It uses only registers that a single instruction writes: then it does not matter when a lane executed it. In a tile of
-rows of 64 bytes, the address of row `%tid.y` is the same in all lanes modulo 64, whatever the shape of the block.
+instructions. It uses only registers that a single instruction writes, so that it does not matter when each lane executed the
+instruction. In a tile of rows of 64 bytes, the address of row `%tid.y` is the same in all lanes modulo 64, whatever the block's shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .module import Address, Close, Function, Immediate, Name, Open, Operand, Pt
 from .opcodes import written
 
 UNIFORM = 64  # all bits are the same in all lanes
-_MOST = 32  # of the bits that are known to be the same, if not all are
+_MOST = 32  # the most equal bits that are tracked for a register that is not UNIFORM
 _UNIFORM_REGISTERS = {f"%{name}.{axis}" for name in ("ctaid", "nctaid", "ntid") for axis in "xyz"}
 _INTEGERS = {f"{sign}{width}" for sign in "usb" for width in (16, 32, 64)}
 # The lower bits of the result depend on the same bits of the inputs only.
@@ -26,9 +26,9 @@ _BITWISE = {"mov", "add", "sub", "neg", "not", "or", "xor", "cvta"}
 
 
 def common_bits(function: Function, variables: Collection[str] = ()) -> dict[str, int]:
-    """Return how many of its lower bits a register has in common in all lanes of a warp, for each register where some are known.
+    """Return register → how many lower bits are the same in all lanes of a warp; UNIFORM if all are. Unknown registers are left out.
 
-    variables: the variables of the module, whose addresses are the same in all lanes.
+    variables: names of the module's variables, whose addresses are the same in all lanes
     """
     declared = [s for s in function.body or () if isinstance(s, Variable)]
     names = {*variables, *(s.name for s in declared if s.space != "reg")}
@@ -42,7 +42,7 @@ def common_bits(function: Function, variables: Collection[str] = ()) -> dict[str
         if not isinstance(statement, PtxInstruction) or not statement.operands:
             continue
         written = statement.operands[0]
-        # An element of a vector register has two names, and is also written with the whole register.
+        # An element of a vector register has two names, and a write of the whole register also writes the element.
         if isinstance(written, Name) and writes[written.name] == 1 and "." not in written.name:
             bits = _of_result(statement, found, parameters)
             if bits:
@@ -51,8 +51,11 @@ def common_bits(function: Function, variables: Collection[str] = ()) -> dict[str
 
 
 def _writes(function: Function) -> Counter[str]:
-    """Return how often each register is written. What may not be executed counts twice, and so do registers of inner scopes, which may
-    have the names of others."""
+    """Return how many instructions write each register.
+
+    A predicated instruction counts twice, since lanes may not execute it. So does an instruction in an inner scope, whose registers
+    may have the names of others.
+    """
     writes: Counter[str] = Counter()
     depth = 0
     for statement in function.body or ():

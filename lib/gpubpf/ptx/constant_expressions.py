@@ -15,7 +15,7 @@ from gpubpf.errors import PtxError
 from .module import Immediate
 from .tokens import WARP_SIZE, Lexer, Token
 
-DEEPEST = 100  # maximum nesting of parentheses and operators without one to their left
+DEEPEST = 100  # maximum nesting of parentheses, unary operators and right operands
 _SHORT = re.compile(r"\.[0-9]+(?:[eE][0-9]+)?")  # `.5`: to the lexer it looks like a modifier
 _MASK = (1 << 64) - 1
 _INTEGER, _FLOAT = ("s64", "u64"), "f64"

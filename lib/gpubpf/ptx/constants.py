@@ -82,7 +82,7 @@ def _uses(function: Function, variable: str) -> set[str]:
             return {"written"}
         for index, statement, named in instructions:
             opcode, operands = statement.opcode, statement.operands
-            # Most instructions name none of them: finding their declarations would take longer.
+            # A quick check: most instructions name no tainted variable or register.
             if named.isdisjoint(name for _, name in tainted) or tainted.isdisjoint(seen(index, operands)):
                 continue
             new: set[tuple[int | None, str]] = set()

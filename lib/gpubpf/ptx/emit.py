@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from .module import AT_LINE, Directive, PtxInstruction, Statement, Variable
 
-WAITING = "gpubpf_waiting"  # what begins the names of functions where a thread may wait for another one
-RETURNED = "gpubpf_returned"  # the return parameter of a function that had none
+WAITING = "gpubpf_waiting"  # prefix of the names of functions where a thread may wait for another one
+RETURNED = "gpubpf_returned"  # the return parameter of a function whose original has none
 
 
 def text(of: str) -> Directive:
@@ -34,7 +34,7 @@ def marked(statements: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def at_lines(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Put a mark before each instruction of the original that does not follow the line of the one before, as in the original's text.
+    """Put a mark with the original's line before each instruction of the original, unless its line follows the line before.
 
     With these marks, faults and errors name lines of the original.
     """

@@ -45,9 +45,11 @@ GRID_LAUNCH = re.compile(r"(?:__cudaCDP2|cuda)LaunchDevice\w*")
 
 @dataclass(frozen=True, slots=True)
 class BasicBlock:
-    """A basic block. A call that may not return splits a block into several of these.
+    """A basic block, or a part of one: a call that may not return splits a block into parts.
 
-    `instructions` are indices of statements. `entered` is False for a part that follows such a call.
+    instructions  the indices of its statements
+    entered       False for a part that follows such a call
+    successors    the numbers of the blocks that may follow
     """
 
     instructions: tuple[int, ...]
@@ -58,7 +60,8 @@ class BasicBlock:
 class Flow:
     """The control flow of one function body.
 
-    `may_not_return` takes a function's name and returns whether a call of it may leave the kernel: such a call splits a block.
+    may_not_return: takes a function's name; returns whether a call of the function may leave the kernel. Such a call splits a block.
+
     Raises PtxError for a branch to a missing label.
     """
 
@@ -70,7 +73,7 @@ class Flow:
         self.parent: list[int] = [0]
         self._labels: dict[tuple[int, str], int] = {}
         self._declared: dict[tuple[int, str], int] = {}
-        self._ranges: dict[tuple[int, str], int] = {}  # by what precedes the numbers
+        self._ranges: dict[tuple[int, str], int] = {}  # by scope, and by `%r` of `%r<9>`
         self._meant: dict[tuple[int, str], tuple[int, ...]] = {}
         self._read_scopes()
         self.targets = {i: tuple(self._targets(i, s)) for i, s in self.instructions()}
@@ -112,9 +115,9 @@ class Flow:
         yield 0
 
     def declaration(self, index: int, name: str) -> int | None:
-        """Return the index of the declaration that `name` means at statement `index`; None if none before it does.
+        """Return the index of the declaration that `name` refers to at statement `index`; None if nothing before declares it.
 
-        It may be a range of registers: `%r<9>` declares `%r8`.
+        The declaration may be a range of registers: `%r<9>` declares `%r8`.
         """
         key = self.scope[index], name
         if key not in self._meant:
@@ -122,7 +125,7 @@ class Flow:
         return next((at for at in self._meant[key] if at < index), None)
 
     def means_same(self, index: int, elsewhere: int) -> bool:
-        """Return whether the names of the instruction at statement `index` mean the same at another statement."""
+        """Return whether the names in the instruction at statement `index` refer to the same declarations at statement `elsewhere`."""
         names = find_names(self.instruction(index).operands)
         return all(self.declaration(index, name) == self.declaration(elsewhere, name) for name in names)
 
@@ -138,7 +141,7 @@ class Flow:
                 yield found
 
     def label(self, index: int, name: str) -> int:
-        """Return the index of the label that `name` means at statement `index`. Raises PtxError."""
+        """Return the index of the label that `name` refers to at statement `index`. Raises PtxError."""
         for scope in self._scopes(self.scope[index]):
             if (scope, name) in self._labels:
                 return self._labels[scope, name]
@@ -300,7 +303,7 @@ class Flow:
 
 
 def callee(call: PtxInstruction) -> str | None:
-    """Return the first name among a call's operands: a function, or a register with its address; None without one."""
+    """Return the name of the called function, or of the register with its address; None if the call has no such operand."""
     for operand in call.operands:
         if isinstance(operand, Name):
             return operand.name

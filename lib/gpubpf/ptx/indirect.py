@@ -2,9 +2,9 @@
 
 The register holds an address from a table: that of an object's class, which the compiler names `_ZTV…`, or another variable with
 function pointers. The table is in the application's module, and holds the addresses of the original functions. So the copy compares
-the register with the entries of the tables, and calls the copy of the function whose entry it equals (body.py). The agent reads the
-entries when it loads the copy, because the PTX does not say them. Or the register holds an address that a kernel takes and passes on;
-address_flow.py follows these.
+the register with the entries of the tables, and calls the copy of the function whose entry is equal (body.py). The agent reads the
+entries when it loads the copy, because the PTX does not contain them. Or the register holds an address that a kernel takes and passes
+on; address_flow.py follows such addresses.
 
     calls = indirect_calls(function.body)               # {21: IndirectCall(21, 29, 30, "%rd8", Shape(…))}
     entries(module)                                     # {"_ZN5Shape4growEf": Entry("_ZTV5Shape", 24, True)}
@@ -43,14 +43,14 @@ from .tokens import parse_integer
 # Virtual tables, and those of objects under construction (Itanium C++ ABI 5.1.4.1 and 5.1.4.4). With -rdc, nvcc puts the name of the
 # file before those of classes in anonymous namespaces.
 _TABLE = re.compile(r"(?:__nv_static_[0-9]{1,5}_\w*_)?_ZT[VC]")
-# A text that declares this function is not all code of its module: a call may reach functions that it does not have.
+# A PTX text that declares this function is only a part of its module's code: a call may reach functions outside of the text.
 PARTIAL = "gpubpf_partial"
-# A call is followed if at most this many functions have its shape: the copy compares the address with that of each,
+# A call is followed only if at most this many functions have its shape, because the copy compares the address with each of theirs.
 MAX_TARGETS = 64
-# and if all calls of this shape together become at most this many calls.
+# All followed calls of one shape may together become at most this many direct calls.
 MAX_CALLS = 4000
 
-MOST_APART = 16  # functions of a body whose addresses are followed one by one
+MOST_APART = 16  # most functions whose addresses are followed one by one in a body
 
 _PROTOTYPE = re.compile(r"\.callprototype\s*(?:\(([^()]*)\))?\s*_\s*(?:\(([^()]*)\))?\s*;")
 _PARAMETER = re.compile(r"\s*\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+_\s*(?:\[\s*(\w+)\s*\])?\s*")
@@ -99,9 +99,9 @@ def indirect_calls(body: Sequence[Statement]) -> dict[int, IndirectCall]:
 
 
 def _call_in(body: Sequence[Statement], begin: int, end: int) -> IndirectCall | None:
-    """Return the call through a register in a scope. Return None without one, or if the scope has instructions that are not simple.
+    """Return the call through a register in a scope; None without such a call, or if the scope has instructions that are not simple.
 
-    Besides passing arguments, nvcc computes them there, in unrolled loops.
+    nvcc's scopes pass the arguments, and in unrolled loops also compute them.
     """
     call: int | None = None
     prototypes: dict[str, str] = {}
@@ -155,7 +155,7 @@ def _prototype(text: str) -> Shape | None:
 
 
 def _sizes(parameters: str) -> Iterator[tuple[int, int] | None]:
-    """Yield size and alignment of each parameter in a prototype; None for one that is not in memory of its own."""
+    """Yield the size and the alignment, in bytes, of each parameter in a prototype; None for a parameter in a register."""
     for text in parameters.split(",") if parameters.strip() else ():
         if (match := _PARAMETER.fullmatch(text)) is None:
             yield None
@@ -196,10 +196,10 @@ def entries(module: Module) -> dict[str, Entry]:
 
 
 def is_table(module: Module, variable: Variable) -> bool:
-    """Return whether a variable has addresses of functions, in words of their own."""
+    """Return whether a variable is an array of 64-bit words in which some are addresses of functions."""
     if variable.space not in ("global", "const") or variable.vector != 1 or type_size(variable.type) != 8:
         return False
-    if "managed" in variable.attributes:  # one for all contexts, so that it is not new in a new context
+    if "managed" in variable.attributes:  # shared by all contexts, so a new one does not reset it
         return False
     return any(isinstance(value, Name) and _is_function(module, value.name) for value in _words(variable))
 
@@ -215,10 +215,10 @@ def _words(variable: Variable) -> tuple[Initializer, ...]:
 
 
 def _is_fixed(module: Module, variable: Variable) -> bool:
-    """Return whether a table never changes.
+    """Return whether a table never changes: it is a table of virtual functions, or a constant array of a function.
 
-    It is one of virtual functions, or a constant array of a function: code on the host can name any other variable. Linked code may
-    define it several times, all alike, so its linkage does not matter.
+    Host code can name, and so change, any other variable. Linked code may define the table several times with the same content, so its
+    linkage does not matter.
     """
     if _TABLE.match(variable.name):
         return True
@@ -226,7 +226,7 @@ def _is_fixed(module: Module, variable: Variable) -> bool:
 
 
 def direct(call: PtxInstruction, name: str) -> PtxInstruction:
-    """Return a call through a register as a call of the function `name`."""
+    """Return a direct call of the function `name` with the operands of a call through a register."""
     at = next(n for n, operand in enumerate(call.operands) if isinstance(operand, Name))
     arguments = (operand for operand in call.operands[at + 1 :] if isinstance(operand, Group))
     return replace(call, operands=(*call.operands[:at], Name(name), *arguments))

@@ -5,8 +5,9 @@
     span(y)                                     # (16, 4108): no value is outside
     value(y, Thread((3, 0, 0), {}))             # 28
 
-Sums are exact integers; a register holds a sum modulo a power of two. What is not a sum or product is an atom of its own: a tuple of
-an operation and its arguments, which are sums again. So equal functions mostly have equal sums, and any of them can be computed.
+Sums are exact integers; a register holds a sum modulo a power of two. Any operation other than a sum or product is an atom: a tuple of
+the operation and its arguments, which are sums again. So equal functions mostly have equal sums, and the value of each sum can be
+computed for a thread.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ Atom = tuple[Any, ...]
 # The constant, then atoms with their factors, sorted.
 Sum = tuple[int, tuple[tuple[Atom, int], ...]]
 
-MOST_SIZE = 48  # of a sum, as `size` counts; longer ones are given up
+MOST_SIZE = 48  # atoms of a sum, as `size` counts them; a longer sum counts as unknown
 _LARGEST_BLOCK = (1023, 1023, 63)  # indices of threads (CUDA C++ Programming Guide, compute capabilities)
 _BIG = 1 << 70
 
 
 class Thread(Record):
-    """A thread, to compute sums for. index: in its block, by axis. constants: the values of ("size", …) and ("param", …)."""
+    """A thread for which to compute sums.
+
+    index      its index in the block, by axis
+    constants  the values of the atoms ("size", …) and ("param", …)
+    """
 
     index: tuple[int, int, int]
     constants: Mapping[Atom, int]
@@ -46,12 +51,12 @@ def number(value: int) -> Sum:
 
 
 def atom(of: Atom) -> Sum:
-    """Return the sum that is one atom."""
+    """Return the sum that consists of one atom."""
     return 0, ((of, 1),)
 
 
 def size(a: Sum) -> int:
-    """Return how many atoms a sum has, with those in their arguments."""
+    """Return how many atoms a sum has, including the atoms in arguments of atoms."""
     return sum(_size(of) for of, _ in a[1])
 
 
@@ -62,7 +67,7 @@ def _size(of: Atom) -> int:
 
 
 def constant(of: Sum) -> int | None:
-    """Return the value of a sum without atoms; None for others."""
+    """Return the value of a sum without atoms; None for other sums."""
     return None if of[1] else of[0]
 
 
@@ -92,7 +97,7 @@ def multiply(a: Sum, b: Sum) -> Sum:
 
 
 def modulo(a: Sum, width: int) -> Sum:
-    """Return a sum that is equal modulo 2^width, whose numbers are small: signed numbers of `width` bits."""
+    """Return a sum that is equal to `a` modulo 2^width. Its numbers are reduced to signed numbers of `width` bits."""
     half, whole = 1 << (width - 1), 1 << width
 
     def small(value: int) -> int:
@@ -102,7 +107,7 @@ def modulo(a: Sum, width: int) -> Sum:
 
 
 def unsigned(a: Sum, width: int) -> Sum:
-    """Return the number without sign that a register of `width` bits holds for a sum."""
+    """Return the content of a register of `width` bits that holds a sum, as an unsigned number."""
     for candidate in (a, (a[0] % (1 << width), a[1])):
         low, high = span(candidate)
         if low >= 0 and high < 1 << width:
@@ -111,7 +116,7 @@ def unsigned(a: Sum, width: int) -> Sum:
 
 
 def signed(a: Sum, width: int) -> Sum:
-    """Return the number with sign that a register of `width` bits holds for a sum."""
+    """Return the content of a register of `width` bits that holds a sum, as a signed number."""
     low, high = span(a)
     if low >= -1 << (width - 1) and high < 1 << (width - 1):
         return a
@@ -119,7 +124,7 @@ def signed(a: Sum, width: int) -> Sum:
 
 
 def split(a: Sum) -> tuple[Sum, Sum]:
-    """Return what depends on the thread's index, and the rest."""
+    """Return the part of a sum that depends on the thread's index, and the rest."""
     return (0, tuple(t for t in a[1] if of_lanes(t[0]))), (a[0], tuple(t for t in a[1] if not of_lanes(t[0])))
 
 

@@ -4,19 +4,20 @@
     found = lanes.address(17, access.address)       # of the instruction at statement 17
     found.known, found.needs, found.reason
 
-An address is U + F: F a function of the thread's index and of what is the same in a whole launch (`lane_terms`), U any number that is
-the same in all lanes that execute the instruction together. F need not be affine: Triton's addresses are bit fields of the index.
+An address is U + F. F is a function of the thread's index and of numbers that are the same in the whole launch (`lane_terms`). U is
+any number that is the same in all lanes that execute the instruction together. F need not be affine: Triton's addresses are bit fields
+of the index.
 
-If `needs` is empty, this is proven: it holds for any two threads of a warp at any time, whatever path they took. Otherwise it holds if
-one comparison at run time says so:
+If `needs` is empty, the form U + F is proven for any two threads of a warp at any time, whatever path they took. Otherwise it holds
+under these conditions, which a single comparison at run time checks:
 
-    turn    the lanes are in the same turn of a loop, when they execute the instruction together
-    path    the lanes took the same path to a value, of which each path has another U
-    wrap    U + F does not pass 2^32, or another width, between two lanes; an index of 32 bits is extended to an address of 64
-    memory  lanes that load from one address load the same value
+    turn    lanes that execute the instruction together are in the same iteration of a loop
+    path    the lanes took the same path to a value; each path has its own U
+    wrap    U + F does not wrap around between two lanes when a narrow index (32 bits) is extended to a 64-bit address
+    memory  lanes that load from the same address load the same value
 
-A register is what all definitions that reach an instruction have in common. Of values that a single one defines it therefore does not
-matter when a lane executed it.
+The value of a register is what all definitions that reach an instruction have in common. With a single definition, it therefore does
+not matter when each lane executed it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .opcodes import LEAVING, facts, is_of_parameters
 
 ZERO: Sum = terms.number(0)
 NOTHING: frozenset[str] = frozenset()
-MOST_BLOCKS = 1500  # of a function; in larger ones, registers with several definitions are unknown
+MOST_BLOCKS = 1500  # in a larger function, registers with several definitions are unknown
 _ROUNDS = 64  # evaluations of an instruction before its result is given up
 _INTEGER = re.compile(r"([usb])(8|16|32|64)")
 _SIZES = tuple(f"{name}.{axis}" for name in ("ntid", "nctaid") for axis in "xyz")
@@ -52,11 +53,11 @@ _RUNNING = (
     "%total",
     "%aggr",
 )
-# Instructions that compute with registers alone, as those that are simple (`opcodes`).
+# Instructions that compute only with registers, besides those that `opcodes` lists as simple.
 _COMPUTING = frozenset(
     "bfind bmsk brev clz cnot copysign cos ex2 lg2 mad24 mul24 prmt rcp rsqrt sad sin slct sqrt szext tanh testp".split()
 )
-# Why nothing is known, for reports.
+# Why nothing is known about a value, as reports print it.
 REASONS = {
     "data": "depends on loaded data",
     "path": "its distance between lanes depends on the path",
@@ -71,10 +72,13 @@ REASONS = {
 
 
 class Lanes:
-    """What is known of the registers of one function."""
+    """What is known about the registers of one function."""
 
     def __init__(self, function: Function, variables: Mapping[str, Variable]) -> None:
-        """Analyse a function. variables: those of the module. Raises PtxError."""
+        """Analyse a function. Raises PtxError.
+
+        variables: the variables of the module, by name
+        """
         self._function = function
         self._module = variables
         self._flow = Flow(function.body or ())
@@ -102,7 +106,7 @@ class Lanes:
             divergent = found
 
     def address(self, index: int, address: Address) -> Known:
-        """Return what is known of an address in the instruction at statement `index`."""
+        """Return what is known about an address in the instruction at statement `index`."""
         if address.index is not None or address.coordinates:
             return _unknown("other")
         base = self.operand(index, Name(address.base)) if address.base is not None else Known(ZERO, True)
@@ -110,7 +114,7 @@ class Lanes:
         return base if base.reason else _shifted(base, address.offset, self._width(index, address.base))
 
     def operand(self, index: int, operand: Operand) -> Known | None:
-        """Return what is known of an operand of the instruction at statement `index`; None if nothing defines it."""
+        """Return what is known about an operand of the instruction at statement `index`; None if no definition is known yet."""
         if isinstance(operand, Immediate):
             return Known(ZERO if operand.is_float else terms.number(operand.integer), not operand.is_float, 0)
         if isinstance(operand, Not):
@@ -147,7 +151,7 @@ class Lanes:
         return Known(ZERO, needs=frozenset({"turn"})) if name.startswith(_RUNNING) else _unknown("other")
 
     def _key(self, index: int, name: str) -> int | str:
-        """Return what a name means at a statement: registers of different scopes may have the same name."""
+        """Return a key for the register that a name refers to at a statement. Registers of different scopes may have the same name."""
         whole = name.partition(".")[0]
         at = self._flow.declaration(index, whole)
         return name if at is None else f"{at} {whole}"
@@ -183,7 +187,7 @@ class Lanes:
     # --- fixpoint ---
 
     def _register(self, index: int, key: int | str) -> Known | None:
-        """Return what all definitions of a register that reach a statement have in common."""
+        """Return what all definitions of a register that reach a statement have in common; None if no definition is known yet."""
         indices: Sequence[int] = self._definitions.get(key, ())
         if (index, key) in self._reaching:
             indices = self._reaching[index, key]
@@ -205,7 +209,7 @@ class Lanes:
         return Known(lanes[0].sum, False, min(one.zeros for one in lanes), needs)
 
     def _reach(self) -> dict[tuple[int, int | str], tuple[int, ...]]:
-        """Return the definitions that reach an instruction, of each register with several that the instruction reads."""
+        """Return (instruction, register) → the definitions that reach the instruction, for registers with several definitions."""
         many = {key: indices for key, indices in self._definitions.items() if len(indices) > 1}
         bit: dict[tuple[int | str, int], int] = {}
         all_of: dict[int | str, int] = {}
@@ -257,7 +261,7 @@ class Lanes:
         return found is None or (not found.reason and found.is_uniform)
 
     def _divergent(self) -> Iterator[int]:
-        """Yield the branches at which lanes may part."""
+        """Yield the branches at which lanes may diverge."""
         for index, instruction in self._flow.instructions():
             if not facts(instruction).parts:
                 if facts(instruction).control == "table":
@@ -268,7 +272,7 @@ class Lanes:
                     yield index
 
     def _solve(self) -> None:
-        """Evaluate each instruction until nothing changes. Each result is first known exactly, then less and less."""
+        """Evaluate each instruction until nothing changes. What is known about a result only ever decreases."""
         writers = [index for index, _ in self._flow.instructions() if self._writes[index]]
         todo = dict.fromkeys(writers)
         rounds: dict[int, int] = {}
@@ -281,7 +285,7 @@ class Lanes:
                 if rounds[index] > _ROUNDS or terms.size(result.sum) > terms.MOST_SIZE:
                     result = _unknown("large")
                 self._note(index, result, todo)
-            if not todo:  # what is left reads a register that nothing writes
+            if not todo:  # the remaining instructions read registers that nothing writes
                 for left in writers:
                     if left not in self._results:
                         self._note(left, _unknown("other"), todo)
@@ -296,7 +300,7 @@ class Lanes:
     # --- instructions ---
 
     def _evaluate(self, index: int) -> Known | None:
-        """Return what is known of an instruction's result; None as long as an operand has no definition that is known."""
+        """Return what is known about an instruction's result; None while nothing is known about an operand."""
         instruction = self._flow.instruction(index)
         known = facts(instruction)
         if len(instruction.operands) < 2 or known.control == "call":
@@ -349,13 +353,13 @@ class Lanes:
 
 
 class Known(Record):
-    """What is known of a value in the lanes of a warp.
+    """What is known about a value U + F in the lanes of a warp (see the module's docstring).
 
-    sum     F, for a value U + F; of an exact value, the value
+    sum     F; if `exact`, the whole value
     exact   whether U is 0, so that the value is known
-    zeros   how many zero bits U surely ends with
-    needs   what must hold in addition, as the module's text says
-    reason  why nothing is known, a key of REASONS; "" if something is
+    zeros   how many zero bits U ends with, at least
+    needs   the conditions: turn, path, wrap, memory
+    reason  why nothing is known, a key of REASONS; "" if something is known
     """
 
     sum: Sum
@@ -371,7 +375,7 @@ class Known(Record):
 
     @property
     def shape(self) -> str:
-        """What the value is in the lanes of a warp: "same", "affine" in the thread's index, or "other"."""
+        """How the value differs between the lanes of a warp: "same", "affine" in the thread's index, or "other"."""
         plain = {("tid", 0), ("tid", 1), ("tid", 2), ("lane",)}
 
         def affine(of: terms.Atom) -> bool:
@@ -398,9 +402,14 @@ class Paths:
         return any(self._at[index] in self._flow.cycles for index in indices)
 
     def same(self, indices: Sequence[int], user: int, divergent: Collection[int]) -> bool:
-        """Return whether the instructions `indices`, which write a register, are executed by the same lanes, of those that execute an
-        instruction that reads the register (`user`). Lanes part at the branches `divergent`. Lanes that leave a loop or the kernel do
-        not count."""
+        """Return whether the same lanes execute all of some instructions. Only the lanes that also execute `user` count.
+
+        Lanes that leave a loop or the kernel do not count either.
+
+        indices: the instructions, which write a register
+        user: the instruction that reads the register
+        divergent: the branches at which lanes diverge
+        """
         if not divergent:
             return True
         if len(self._blocks) > MOST_BLOCKS:
@@ -416,7 +425,10 @@ class Paths:
         return len(found) == 1 or all(of <= mine for of in found)
 
     def _leaves(self, branch: int, taken: int, block: int) -> bool:
-        """Return whether lanes that do not take an edge leave a loop that the edge and the block stay in, or the kernel."""
+        """Return whether lanes that do not take an edge leave the kernel, or leave a loop that contains the edge and `block`.
+
+        The edge leads from block `branch` to block `taken`.
+        """
         cycles = self._flow.cycles
         others = [s for s in self._blocks[branch].successors if s != taken]
         loop = cycles.get(branch)
@@ -441,12 +453,12 @@ class Paths:
 
     @functools.cached_property
     def _edges(self) -> dict[int, frozenset[tuple[int, int]]]:
-        """Return the edges on which it depends whether a block runs (control dependence), with those on which these depend."""
+        """Return the edges that decide whether a block runs (control dependence), directly or indirectly, by block."""
         count = len(self._blocks)
         everything = (1 << (count + 1)) - 1
         after = [everything] * count + [
             1 << count
-        ]  # the blocks on all ways from a block to the end, with itself
+        ]  # the blocks that are on every path from a block to the end, including the block (post-dominators)
         follows = []
         for block in range(count):
             last = self._last(block)
@@ -489,7 +501,7 @@ class Paths:
 
 
 def result_of(instruction: PtxInstruction, inputs: Sequence[Known]) -> Known:
-    """Return what is known of the result of an instruction that computes with registers."""
+    """Return what is known about the result of an instruction that computes with registers."""
     opcode, modifiers = instruction.opcode, instruction.modifiers
     found = _known_result(opcode, modifiers, list(inputs))
     if found is not None:
@@ -499,7 +511,7 @@ def result_of(instruction: PtxInstruction, inputs: Sequence[Known]) -> Known:
 
 
 def _known_result(opcode: str, modifiers: tuple[str, ...], inputs: list[Known]) -> Known | None:
-    """Return the result of an operation that is followed; None for others."""
+    """Return the result of an operation that the analysis follows; None for other operations."""
     if opcode == "setp":
         return _comparison(modifiers, inputs)
     kinds = [found for m in modifiers if (found := _INTEGER.fullmatch(m))]
@@ -512,7 +524,7 @@ def _known_result(opcode: str, modifiers: tuple[str, ...], inputs: list[Known]) 
     if opcode == "cvta":
         if "local" in modifiers:
             return _unknown("local")
-        # All lanes have the same window of another space.
+        # The window of another space begins at the same address in all lanes.
         return inputs[0] if "global" in modifiers else replace(_relative(inputs[0]), zeros=0)
     if opcode == "mov" and len(inputs) == 1:
         return inputs[0]
@@ -564,7 +576,7 @@ def _known_result(opcode: str, modifiers: tuple[str, ...], inputs: list[Known]) 
 
 
 def _exactly(opcode: str, inputs: Sequence[Known], width: int, sign: bool) -> Known | None:
-    """Return the result of an operation on values that are known."""
+    """Return the result of an operation whose inputs are all exact."""
     if opcode == "selp":
         if not all(one.exact for one in inputs):
             return None
@@ -638,7 +650,7 @@ def _bitwise(opcode: str, inputs: Sequence[Known], width: int) -> Known | None:
 
 
 def _packed(inputs: Sequence[Known], width: int) -> Known | None:
-    """Return a register that is put together from smaller ones."""
+    """Return a register of `width` bits that is put together from smaller registers."""
     each = width // len(inputs)
     if not all(one.exact for one in inputs):
         return None
@@ -687,20 +699,20 @@ def _shifted(one: Known, offset: int, width: int) -> Known:
 
 
 def _relative(one: Known) -> Known:
-    """Return what is known if what is the same in all lanes is left out."""
+    """Return the value without the part that is the same in all lanes, which becomes U."""
     if not one.exact:
         return one
     return _lanes_of(one.sum, 64, one.needs)
 
 
 def _lanes_of(made: Sum, zeros: int, needs: frozenset[str]) -> Known:
-    """Return what is known of a sum plus a number that is the same in all lanes and ends with `zeros` zero bits."""
+    """Return what is known about `made` + N, where N is the same in all lanes and ends with `zeros` zero bits."""
     lanes, rest = terms.split(made)
     return Known(lanes, False, min(zeros, terms.zeros(rest)), needs)
 
 
 def _is_below(a: Sum, bits: int) -> bool:
-    """Return whether a sum is never negative and has at most so many bits."""
+    """Return whether a sum is never negative and always less than 2^bits."""
     low, high = terms.span(a)
     return low >= 0 and high < 1 << bits
 
@@ -714,7 +726,7 @@ def _made(inputs: Sequence[Known], made: Sum) -> Known:
 
 
 def _other(inputs: Sequence[Known]) -> Known:
-    """Return the result of an operation that is not followed: the same in all lanes if the inputs are."""
+    """Return the result of an operation that the analysis does not follow: the same in all lanes if all inputs are."""
     if all(one.is_uniform for one in inputs):
         return Known(ZERO, needs=NOTHING.union(*(one.needs for one in inputs)))
     return _unknown("mixed" if any(not one.exact for one in inputs) else "other")

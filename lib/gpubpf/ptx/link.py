@@ -4,7 +4,7 @@
 
 Names that are local to a text (without `.visible`, `.extern`, `.weak` or `.common`: PTX ISA 5.1.13, 11.6) are renamed if another text
 uses them. A definition in one text resolves declarations in the others. Source files are renumbered, so that each `.loc` still names
-the right file. Only the function names remain of the DWARF. Nothing is optimized away.
+the right file. The DWARF is dropped, except for function names. Nothing is optimized away.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LinkError(Error):
 
 
 class Input(Record):
-    """A text, and its name for messages."""
+    """A PTX text, and its name for messages."""
 
     name: str
     text: str
@@ -49,10 +49,11 @@ def link(
     overridden: Collection[str] = (),
     partial: bool = False,
 ) -> str:
-    """Return the PTX of all `inputs` as one text. Unless `complete`, names that no text defines remain declarations.
+    """Return the PTX of all `inputs` as one text.
 
-    overridden: functions whose weak definitions do not count, because code without PTX may define them otherwise.
-    partial: other code is linked, too. The text then says so.
+    complete: whether each name must be defined; otherwise, names that no text defines remain declarations
+    overridden: functions whose weak definitions are ignored, because code without PTX may define them differently
+    partial: whether the module also has code outside of `inputs`; the text is then marked with PARTIAL
 
     Raises PtxError for text that cannot be read, LinkError for texts that do not fit together.
     """
@@ -82,7 +83,7 @@ def link(
 
 
 def _marked(text: str, partial: bool) -> str:
-    """Return PTX that says, if it is `partial`, that it is not all code of its module: then no call through a register is followed."""
+    """Return the text, marked with PARTIAL if it is only a part of its module's code. Then no call through a register is followed."""
     return f"{text}\n.extern .func {PARTIAL} ();\n" if partial else text
 
 

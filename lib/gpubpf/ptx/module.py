@@ -26,7 +26,7 @@ _DIGITS = "0123456789"
 
 
 def numbered(name: str) -> tuple[str, int]:
-    """Return a name as what precedes its digits, and the number: `%r12` can only be register 12 of `%r<N>`. -1: it has none."""
+    """Split a name into its prefix and its number: ("%r", 12) for `%r12`, register 12 of `%r<N>`. Without digits, the number is -1."""
     prefix = name.rstrip(_DIGITS)
     number = name[len(prefix) :]
     return prefix, int(number) if 0 < len(number) < 10 and str(int(number)) == number else -1
@@ -39,8 +39,8 @@ def numbered(name: str) -> tuple[str, int]:
 class Name:
     """A register (`%tid.x` includes the component, `%r1.b2` the byte), variable, function or label.
 
-    offset    as in `table+8`, in bytes
-    negative  as in `-%r1`, of vmad
+    offset    8 in `table+8`, in bytes
+    negative  True for `-%r1`, an operand of vmad
     """
 
     name: str
@@ -110,7 +110,7 @@ class Address:
     offset       in bytes
     coordinates  as in `[tensor, {%r1, %r2}]`
     index        a register: the number of an element of the array `base`, which is added to `offset` in elements
-    unit         bytes of an element. The sum of index and offset is taken as an unsigned number of 32 bits, as ptxas takes it.
+    unit         bytes of an element. Like ptxas, take the sum of index and offset as an unsigned number of 32 bits.
     """
 
     base: str | None
@@ -284,7 +284,8 @@ Initializer = Immediate | Name | Generic | Masked | tuple["Initializer", ...]
 class Variable:
     """A declaration in any state space, including registers and parameters.
 
-    `count` is N in `%r<N>` (registers %r0 … %r(N-1)). `dimensions` are those of an array, None for `[]`.
+    count       N in `%r<N>` (registers %r0 … %r(N-1))
+    dimensions  the dimensions of an array; None for `[]`
     """
 
     space: str  # reg, local, shared, global, const, param, tex, sreg
@@ -313,8 +314,9 @@ class Variable:
         return self.align or type_size(self.type) * self.vector
 
     def declares(self, name: str) -> bool:
-        """Return whether this declares a name: `%r<9>` declares `%r8`, but not `%r`. `%r1<9>` declares nothing, as for ptxas: `%r12`
-        is always register 12 of `%r<N>`.
+        """Return whether this declares a name: `%r<9>` declares `%r8`, but not `%r`.
+
+        As for ptxas, `%r1<9>` declares nothing, because `%r12` is always register 12 of `%r<N>`.
         """
         if self.count is None:
             return name == self.name
@@ -360,7 +362,10 @@ Statement = PtxInstruction | Label | Open | Close | Directive | Variable
 def with_spaces(
     body: Iterable[Statement], variables: Mapping[str, Variable]
 ) -> Iterator[tuple[Statement, Mapping[str, str]]]:
-    """Yield the statements of a body, each with the space of each variable that it can name. `variables`: those of the module."""
+    """Yield the statements of a body, each with variable → space for all variables that the statement can name.
+
+    variables: the variables of the module
+    """
     spaces: ChainMap[str, str] = ChainMap({name: variable.space for name, variable in variables.items()})
     for statement in body:
         if isinstance(statement, Open):
@@ -461,7 +466,11 @@ Item = Function | Variable | Directive
 
 
 class Module(Record):
-    """A PTX translation unit. `target` is `("sm_75", "debug")`. known_constants: answers of `constants.is_constant`, kept by it."""
+    """A PTX translation unit.
+
+    target           the architecture and options: `("sm_75", "debug")`
+    known_constants  a cache of the results of `constants.is_constant`
+    """
 
     version: tuple[int, int]
     target: tuple[str, ...]

@@ -29,7 +29,7 @@ from gpubpf.record import Record, replace
 
 from .module import Operand, PtxInstruction
 
-# State spaces, and forms of an instruction whose addresses are decoded otherwise.
+# State spaces; and "async" and "bulk", forms of an instruction that also access one of these spaces.
 SPACES = frozenset("global shared local const param async bulk".split())
 
 
@@ -38,15 +38,15 @@ class Facts(Record):
 
     name        the opcode, with the modifiers that the row is for: "cp.async"
     is_known    False: the row stands for all opcodes without a row
-    counts      the kinds of work, besides instructions, that the instruction counts as if its predicate is true
+    counts      the kinds of work that the instruction counts as if its predicate is true, besides "instructions"
     control     "branch" (bra), "table" (brx), "leave" (ret, exit), "trap", "call", or "" if the next instruction follows
-    waits       whom a thread may wait for at the instruction: "lanes" of its warp or block, "blocks", or ""
+    waits       what a thread may wait for at the instruction: "lanes" of its warp or block, other "blocks", or ""
     result      what the first operand receives: "value", "pred", "u32", "nothing"; "any": every operand may be written
     mixed       the operands have different types, or the result says nothing about the types of the operands
     is_simple   the instruction only computes with registers, in few machine instructions
     adds_carry  the instruction reads the carry flag
     spaces      the state spaces and forms of an instruction with one address of any space
-    moves       False: there is an address in brackets, but no data moves (caches, barriers, queries, addresses)
+    moves       False: the instruction has an address in brackets, but moves no data (caches, barriers, queries, addresses)
     unaddressed the kind and space of an access whose address is unknown (textures, surfaces, tensors)
     is_opaque   the instruction accesses memory, and no program can see the access
     has_value   False: lanes share what the instruction loads or stores, or the instruction stores zeros
@@ -76,7 +76,7 @@ class Facts(Record):
 
     @property
     def parts(self) -> bool:
-        """Whether lanes part at the instruction if it has a predicate: each branches or leaves, or continues with the next one."""
+        """Whether lanes diverge at the instruction if it has a predicate: some branch or leave, others continue with the next one."""
         return self.control in ("branch", "leave")
 
     @property
@@ -112,7 +112,7 @@ def _rows() -> Iterator[Facts]:
     yield Facts("set", mixed=True, is_simple=True)
     yield Facts("setp", result="pred", mixed=True, is_simple=True)
 
-    # --- control, and what has no result ---
+    # --- control flow, and instructions without a result ---
     yield Facts("bra", control="branch", result="nothing")
     yield Facts("brx", control="table", result="nothing")
     for name in "exit ret".split():
@@ -123,7 +123,7 @@ def _rows() -> Iterator[Facts]:
         yield Facts(name, result="nothing")
     yield Facts("nanosleep", waits="blocks", result="nothing")
 
-    # --- lanes and threads together ---
+    # --- instructions that lanes or threads execute together ---
     for name in "bar barrier".split():
         yield Facts(name, counts=("barriers",), waits="lanes", result="nothing")
         yield Facts(f"{name}.warp", waits="lanes", result="nothing")

@@ -95,9 +95,9 @@ def parse(text: str | bytes) -> Module:
 
 
 class _Known(Record):
-    """What functions share: operands that were parsed before, by their text, and bytes of an element of each variable's array.
+    """What the parser knows while it reads a function: parsed operands by text, and the element size in bytes of each variable.
 
-    The bytes are 0 for what is not an array.
+    The element size is 0 for a variable that is not an array.
     """
 
     operands: dict[str, Operand]
@@ -109,13 +109,13 @@ class _Known(Record):
                 self.units[item.name] = type_size(item.type) if item.dimensions else 0
 
     def inside(self, items: Iterable[Item] = ()) -> _Known:
-        """Return what a block knows, at whose beginning `items` are declared."""
+        """Return what is known in a block that declares `items` at its beginning."""
         found = _Known(self.operands, self.units.new_child())
         found.declare(items)
         return found
 
     def outside(self) -> _Known:
-        """Return what the block around this one knows."""
+        """Return what is known in the block around this one."""
         return _Known(self.operands, self.units.parents)
 
 
@@ -160,7 +160,7 @@ def _directive(lexer: Lexer) -> Directive:
 
 
 class _UnparsedBody(Record):
-    """A function's body: `text` from `start` to `end`. It begins at line `line`."""
+    """A function's body: `text` from `start` to `end`, which begins at line `line` of the PTX."""
 
     text: str
     start: int
@@ -207,7 +207,7 @@ def _function(lexer: Lexer, linkage: tuple[str, ...], known: _Known) -> Function
     while True:
         token = lexer.peek()
         if token is None:
-            raise PtxError(f"PTX line {name.line}: {name.text} has no end")
+            raise PtxError(f"PTX line {name.line}: the declaration of {name.text} has no end")
         if token.text == "{":
             start, end, line = lexer.skip_braces()
             unparsed = _UnparsedBody(lexer.text, start, end, line, known.inside((*parameters, *returns)))
@@ -418,8 +418,8 @@ def _symbol(lexer: Lexer) -> Name:
     return Name(token.text)
 
 
-# The lines that compilers write most: an instruction without parentheses, `.loc`, and a label. Whatever these do not match is read
-# token by token.
+# The most frequent lines in compilers' output: an instruction without parentheses, `.loc`, and a label. All other lines are read token
+# by token.
 _COMMON = re.compile(
     r"""\s*+(?:
         (?:@(?P<not>!?)(?P<guard>%[A-Za-z_]\w*)[ \t]+)?
@@ -433,7 +433,10 @@ _COMMON = re.compile(
 
 
 def _common(lexer: Lexer, operands: dict[str, Operand]) -> Iterator[Statement]:
-    """Parse statements up to the first one that is not common. `operands` has those that were parsed before, by their text."""
+    """Parse statements up to the first one that does not match _COMMON.
+
+    operands: a cache of parsed operands, by text
+    """
     while (match := lexer.match(_COMMON)) is not None:
         negated, guard, name, words, location, label = match.groups()
         if name is not None:
@@ -460,7 +463,7 @@ def _known(words: str, operands: dict[str, Operand]) -> list[Operand] | None:
             try:
                 operand = _operand(alone)
                 alone.expect(";")
-            except PtxError:  # it is read again, for the message
+            except PtxError:  # the token-by-token parser reads it again and raises with the line
                 return None
             if alone.peek() is not None:
                 return None
@@ -518,7 +521,7 @@ def _statements(lexer: Lexer, known: _Known) -> Iterator[Statement]:
                 yield _directive(lexer)
         elif token.kind == "mark":
             mark = lexer.next().text
-            if mark.startswith(AT_LINE):  # the next line is this one of the original
+            if mark.startswith(AT_LINE):  # the mark gives the original's line of the next instruction
                 lexer.line = int(mark.removeprefix(AT_LINE)) - 1
             else:
                 yield Directive("gpubpf", mark, line=token.line)
@@ -565,7 +568,10 @@ def _accept_minus(lexer: Lexer) -> bool:
 
 
 def _element(lexer: Lexer, array: Name, known: _Known, of_value: bool) -> Operand:
-    """Parse the rest of `array[2]`, `array[%r1]` or `array[%r1+2]`. `of_value`: the operand is the address itself, for mov or cvta."""
+    """Parse the rest of `array[2]`, `array[%r1]` or `array[%r1+2]`.
+
+    of_value: whether the operand is the address itself, as for mov and cvta
+    """
     unit = known.units.get(array.name, 0)
     if not unit or array.offset:
         raise PtxError(f"PTX line {lexer.line}: Array indexing on non-array")
@@ -584,7 +590,10 @@ def _element(lexer: Lexer, array: Name, known: _Known, of_value: bool) -> Operan
 
 
 def _operand(lexer: Lexer, depth: int = 0, of_call: bool = False) -> Operand:
-    """Parse an operand. `of_call`: parentheses have the arguments or results of a call; others begin a constant expression."""
+    """Parse an operand.
+
+    of_call: whether parentheses contain the arguments or results of a call; otherwise, they begin a constant expression
+    """
     if depth > _DEEPEST:
         raise PtxError(f"PTX line {lexer.line}: more than {_DEEPEST} levels of braces or parentheses")
     found = _operand_part(lexer, depth, of_call)

@@ -105,7 +105,7 @@ class Lexer:
         return token
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match the text that follows. None if nothing matches, or if the next token has been looked at."""
+        """Match the text that follows; None if it does not match, or if the next token has already been read ahead (`peek`)."""
         return pattern.match(self.text, self.position, self.end) if self._ahead is None else None
 
     def move(self, position: int) -> int:
