@@ -73,7 +73,7 @@ class Target(Record):
 class KernelResources(Record):
     """The resources that one kernel needs, as printed by `ptxas -v`: 32-bit registers per thread; everything else in bytes.
 
-    Of a device function that is not inlined, only the stack and the spills are known.
+    For a device function that is not inlined, only the stack and the spills are known.
     """
 
     registers: int
@@ -127,8 +127,11 @@ def registers(
 ) -> dict[str, KernelResources] | None:
     """Return the resources that kernels of `ptx` need on a GPU; None without an assembler, or if it rejects the PTX.
 
-    `kernels`: compile only these, which takes that much less time; empty: all. More may be returned. `niceness`: of ptxas, above that
-    of this process, where nothing waits for the result. Raises TemporaryFailure.
+    options: the application's own ptxas options
+    kernels: the kernels to compile, which saves the time for others; () for all. The result may contain other kernels, too.
+    niceness: added to this process's niceness for ptxas, if nothing waits for the result
+
+    Raises TemporaryFailure.
     """
     try:
         return _assemble(ptx, target, (*steering(options)[0], *_only(kernels)), niceness)[1]
@@ -141,7 +144,9 @@ def registers(
 def with_lines(ptx: str, target: Target, options: str, kernels: Collection[str]) -> bytes | None:
     """Return a cubin that maps its code to lines of `ptx` (`compiled_sums`); None without an assembler, or if it rejects the PTX.
 
-    `kernels`: as in `registers`. A function that they do not call may be missing. Raises TemporaryFailure.
+    options, kernels: as in `registers`. The PTX may lack a function that only other kernels call.
+
+    Raises TemporaryFailure.
     """
     # With --compile-only, ptxas accepts that another kernel calls a missing function.
     for further in ((), ("--compile-only",)):
@@ -223,7 +228,7 @@ def _assemble(ptx: str, target: Target, options: tuple[str, ...], niceness: int 
 
 
 def install_for(driver: int) -> str:
-    """Return what to install where no assembler suits a driver of CUDA version `driver`."""
+    """Return the text of what to install if no assembler suits a driver of CUDA version `driver`."""
     return f"install nvidia-cuda-nvcc-cu{driver} from PyPI"
 
 
@@ -266,7 +271,7 @@ def _identity(path: str) -> str:
 
 @functools.cache
 def _version() -> str:
-    """Return a key of the code that parses and changes an assembler's output."""
+    """Return a cache key that changes with the code that parses and changes an assembler's output."""
     return cache.key_of_files([Path(__file__), Path(yields.__file__)])
 
 
@@ -471,7 +476,7 @@ def parse_advisories(talk: str) -> tuple[str, ...]:
 def parse_verbose(talk: str) -> dict[str, KernelResources]:
     """Return the resources of each kernel, and of each device function that is not inlined, from the output of `ptxas -v`.
 
-    A device function that several kernels call may have been compiled for each: the one with the largest stack counts.
+    ptxas may compile a device function once for each kernel that calls it. The compilation with the largest stack counts.
     """
     functions: dict[str, KernelResources] = {}
     spills: dict[str, tuple[int, int, int]] = {}
@@ -628,7 +633,10 @@ def suits(assembler: Ptxas | NvJitLink, driver: int) -> bool:
 
 
 def assemblers(target: Target) -> list[str]:
-    """Return the installed assemblers' identities: another one may accept rejected input. None for the embedded device."""
+    """Return the identities of the installed assemblers, for cache keys: a new assembler may accept input that others rejected.
+
+    Return [] for the embedded device.
+    """
     found = []
     for assembler in _assemblers() if target.device == "gpu" else ():
         with contextlib.suppress(OSError):  # removed after it was found

@@ -46,9 +46,9 @@ _LARGEST_FILE = 1 << 30  # bytes of a file that AMD's code object manager may wr
 
 
 def instrument(data: bytes, probes: Sequence[Probe[ForWaves]], virtual: bool = False) -> Sidecar:
-    """Return the sidecar of a code object. A damaged one raises nothing, because it is the application's.
+    """Return the sidecar of a code object. A damaged code object raises nothing, because it is the application's.
 
-    virtual: it will run on hipsim's virtual clock.
+    virtual: whether the sidecar will run on hipsim's virtual clock
     """
     try:
         code = CodeObject(data)
@@ -86,8 +86,10 @@ def refused(data: bytes, reason: str) -> Sidecar:
 
 
 def _lowered(kernel: GcnKernel, probes: Sequence[Probe[ForWaves]]) -> list[Probe[WaveProgram]]:
-    """Return the probes of a kernel, with the programs for its waves. Raises VerifyError if a program must not run in its waves, or
-    if all are at points that such kernels do not have."""
+    """Return the probes of a kernel, with the programs lowered for the size of its waves.
+
+    Raises VerifyError if a program must not run in these waves, or if kernels of AMD GPUs do not have the points of any program.
+    """
     found, missing = [], ""
     for probe in probes:
         if not names.chosen(probe.kernels, kernel.name) or probe.kinds == ("async",):
@@ -104,7 +106,7 @@ def _lowered(kernel: GcnKernel, probes: Sequence[Probe[ForWaves]]) -> list[Probe
 
 
 def _in_child(data: bytes, *others: object) -> Sidecar | str:
-    """Return the result of `_instrument`, or the reason if it crashes or takes too long."""
+    """Return the result of `_instrument` in a child process, or the reason if the child crashes or takes too long."""
     try:
         done = subprocess.run(
             children.python(f"from gpubpf.images import code_objects; code_objects.serve({os.getpid()})"),
@@ -201,7 +203,7 @@ def _version() -> str:
 
 
 def _comgr_files() -> Iterator[str]:
-    """Yield the identity of each file that `Comgr` may load: path, size, inode and time of change. It is too large to be hashed."""
+    """Yield the identity (path, size, inode, time of change) of each file that `Comgr` may load. Hashing the files takes too long."""
     names = libraries.LibraryNames(*LIBRARIES)
     directories = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
     for path in sorted(libraries.files(names, also=map(Path, directories))):

@@ -17,7 +17,7 @@ import numpy as np
 from gpubpf.elf import of_bytes
 from gpubpf.errors import ImageError
 
-# The low 9 bits of an instruction of 16 bytes (compute capabilities 7.5 to 12.0). The next 3 tell where its operands are.
+# The low 9 bits of an instruction of 16 bytes (compute capabilities 7.5 to 12.0). The next 3 bits encode where its operands are.
 _OPERATIONS = dict(
     zip(
         (0x20, 0x21, 0x23, 0x28, 0x29, 0x2B, 0x30, 0x31, 0x32, 0x35, 0x49, 0x4A, 0x4B),
@@ -33,9 +33,9 @@ _TABLE = ".nv_debug_line_sass"
 
 
 def operations_by_line(cubin: bytes) -> Mapping[int, frozenset[str]]:
-    """Return the floating-point operations of each line of the PTX that has any, such as FFMA, from 1.
+    """Return line of the PTX, from 1 → the floating-point operations that it became, such as FFMA. Other lines are left out.
 
-    Empty without -lineinfo. Raises ImageError if the cubin or its table is damaged.
+    The result is empty without -lineinfo. Raises ImageError if the cubin or its table is damaged.
     """
     file = of_bytes(cubin)
     sections = {section.name: section for section in file.sections}
@@ -48,7 +48,7 @@ def operations_by_line(cubin: bytes) -> Mapping[int, frozenset[str]]:
         symbols = list(file.symbols(file.sections[relocations.link]))
         begins = sorted(_RELOCATIONS[kind].iter_unpack(file.contents(relocations)))
         codes = [file.contents(file.sections[symbols[info >> 32].section]) for _, info in begins]
-        # Each sequence of rows begins with the address of its function, which is to be relocated.
+        # Each sequence of rows begins with the address of its function, which a relocation gives.
         for code, rows in zip(codes, _sequences(file.contents(sections[_TABLE])), strict=True):
             kinds = np.frombuffer(code, "<u2", len(code) // 2)[:: _INSTRUCTION // 2] & 0x1FF
             places = np.flatnonzero(np.isin(kinds, list(_OPERATIONS)))
@@ -68,7 +68,7 @@ def _sequences(data: bytes) -> Iterator[list[tuple[int, int]]]:
     """Yield the rows of each sequence of a line table, as (address in the function, line). The last row is the function's end."""
     _, _, header, smallest, _, base, span, first = _HEADER.unpack_from(data)
     lengths = data[_HEADER.size : _HEADER.size + first - 1]  # of the standard opcodes, in operands
-    at = 10 + header  # the length of the header counts from behind itself
+    at = 10 + header  # the header's length counts from the end of the length field
     rows: list[tuple[int, int]] = []
     address, line = 0, 1
 
@@ -108,6 +108,6 @@ def _sequences(data: bytes) -> Iterator[list[tuple[int, int]]]:
         elif opcode == 9:  # fixed_advance_pc
             address += int.from_bytes(data[at : at + 2], "little")
             at += 2
-        else:  # what matters only to source files
+        else:  # opcodes that matter only for source files
             for _ in range(lengths[opcode - 1]):
                 number()

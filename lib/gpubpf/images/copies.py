@@ -53,10 +53,16 @@ def make_copies(
     only: Collection[str] = (),
     known: dict[str, bool] | None = None,
 ) -> Sidecar:
-    """Return the sidecar of a module. before: its kernels' register counts, as far as known. own: they are those on the target.
+    """Return the sidecar of a module.
 
-    failures: gets every failure of the assembler that affects the sidecar. only: the kernels to copy; none named: all. known:
-    `Module.known_constants`."""
+    text: the module's PTX
+    options: the application's ptxas options
+    before: the registers per thread of the original kernels, as far as known
+    own: whether the target runs the code that has these registers
+    failures: a list that gets every failure of the assembler that affects the sidecar
+    only: the kernels to copy, by mangled name; () for all
+    known: `Module.known_constants`
+    """
     failures = [] if failures is None else failures
     try:
         with progress.work("reading PTX"):
@@ -84,7 +90,7 @@ def make_copies(
             before = _registers(parsed, counted, target, options, before)
         except TemporaryFailure as error:
             failures.append(error)
-    # A kernel may launch as many threads as fit with the original's registers.
+    # Another kernel may launch as many threads as fit with the original's registers.
     launched = {launched_name(name): before[name] for name in injected.launched if name in before}
     limits = dict(launched)
     if longest or own:
@@ -119,7 +125,7 @@ def make_copies(
 
 
 def _probes_of_kernels(probes: Sequence[PtxProbe], entries: Sequence[str]) -> dict[str, list[PtxProbe]]:
-    """Return the probes of each kernel that a probe chooses, by the kernel's name."""
+    """Return kernel → its probes, for each kernel that the pattern of a probe matches."""
     kernels: dict[str, list[PtxProbe]] = {}
     for probe in probes:
         for name in entries:
@@ -129,14 +135,14 @@ def _probes_of_kernels(probes: Sequence[PtxProbe], entries: Sequence[str]) -> di
 
 
 class _Copies(Record):
-    """The copies of a module's kernels that the assembler accepts; none: no image and text.
+    """The copies of a module's kernels that the assembler accepts. Without any, image and text are empty.
 
     injected  the copies
-    image     what it made of them
-    text      their PTX, with the limits of registers that it accepted
-    options   its options
-    limited   the kernels that also have a copy with a stricter limit
-    refusals  the other kernels, with the reason
+    image     the assembled copies
+    text      the PTX of the copies, with the register limits that the assembler accepted
+    options   the options of the assembler
+    limited   the kernels that also have a copy with a stricter register limit
+    refusals  the other kernels, each with the reason
     """
 
     injected: Injected
@@ -159,7 +165,8 @@ def _assembled_copies(
 ) -> _Copies:
     """Assemble the copies, and leave out those that the assembler rejects or whose stack may be too deep.
 
-    limits: of registers, those to try, and those that are necessary. failures: gets every failure of the assembler.
+    limits: the register limits to try, and the register limits that are necessary
+    failures: a list that gets every failure of the assembler
     """
     own_options, refusals = options, dict(injected.refusals)
     wanted, necessary = limits
@@ -182,7 +189,7 @@ def _assembled_copies(
             guilty = _rejected(parsed, kernels, injected, target, own_options)
             if not guilty and wanted == necessary:
                 guilty = dict.fromkeys(injected.kernels, error)
-            wanted = wanted if guilty else necessary  # perhaps ptxas cannot use so few registers
+            wanted = wanted if guilty else necessary  # perhaps ptxas needs more registers than the limit
             failures += [error, *guilty.values()]
             refusals |= {name: str(failure) for name, failure in guilty.items()}
             kept = {name: kernels[name] for name in injected.kernels if name not in guilty}
@@ -193,9 +200,11 @@ def _assembled_copies(
 def rounded(
     parsed: module.Module, text: str, kernels: Mapping[str, Sequence[PtxProbe]], target: Target, options: str
 ) -> module.Module:
-    """Return the module, parsed from `text`, with products and sums as ptxas compiles them in the original: see `ptx.contraction`.
+    """Return the module, parsed from `text`, with products and sums rounded as in the original (`inject.contraction`).
 
-    Only for a GPU, and for probes that would change how ptxas compiles them. Raises TemporaryFailure."""
+    The module is unchanged for the embedded device, if no probe divides a basic block (DIVIDING), and if programs see the result of
+    each product and sum (SEEING_RESULTS). Raises TemporaryFailure.
+    """
     points = {probe.point for chosen in kernels.values() for probe in chosen}
     if target.device == "sim" or points.isdisjoint(DIVIDING) or not points.isdisjoint(SEEING_RESULTS):
         return parsed
@@ -206,7 +215,7 @@ def rounded(
         cubin = with_lines(parser.only_bodies_of(text, parsed, kernels), target, options, kernels)
     try:
         operations = operations_by_line(cubin) if cubin is not None else {}
-    except ImageError:  # from an assembler that writes it in another way
+    except ImageError:  # another assembler may write the table in another way
         operations = {}
     return contraction.with_roundings(parsed, functions, operations) if operations else parsed
 
@@ -218,9 +227,10 @@ def _registers(
     options: str,
     before: Mapping[str, int],
 ) -> Mapping[str, int]:
-    """Return `before`, the registers of kernels, with those of `kernels` that it lacks: what ptxas makes of the original for a GPU.
+    """Return `before` with the registers of those `kernels` that it lacks, as ptxas assigns them to the original for a GPU.
 
-    Raises TemporaryFailure."""
+    Raises TemporaryFailure.
+    """
     if target.device == "sim" or not (unknown := kernels - before.keys()):
         return before
     original = module.render(trim(parsed, dict.fromkeys(unknown)))
@@ -231,10 +241,12 @@ def _registers(
 def _limits_of_copies(
     parsed: module.Module, injected: Injected, options: str, before: Mapping[str, int], longest: int
 ) -> dict[str, int]:
-    """Return the register limits of copies, where the registers of the originals are known. longest: as in `limit_of_copy`.
+    """Return the register limits of copies whose originals have known registers.
 
-    In a copy with a second body, most blocks execute no probe, so that as many warps should fit as of the original.
-    Excluded are modules with a limit for all kernels, and kernels with `setmaxnreg`, which distribute registers themselves.
+    In a copy with a second body, most blocks execute no probe, so as many of its warps should fit as of the original's. Modules with a
+    limit for all kernels, and kernels with `setmaxnreg`, which distribute registers themselves, do not get limits.
+
+    longest: as in `limit_of_copy`
     """
     if "maxrregcount" in options:
         return {}
@@ -287,11 +299,16 @@ def _with_limits(
     image: bytes,
     failures: list[AssembleError],
 ) -> tuple[str, bytes, frozenset[str]]:
-    """Return the PTX and the cubin with limited copies, and the kernels that have one. `image`: the cubin without them."""
+    """Return the PTX and the cubin with limited copies, and the kernels that have a limited copy.
+
+    If the assembler rejects them, the result has no limited copies.
+
+    image: the cubin without limited copies
+    """
     text = injected.limited(limits)
     try:
         made = assemble(text, target, options)
-    except AssembleError as error:  # for example, it cannot use so few registers
+    except AssembleError as error:  # for example, a kernel needs more registers than its limit
         failures.append(error)
         return injected.text, image, frozenset()
     needs = {name: made.functions.get(name + LIMITED) for name in limits}

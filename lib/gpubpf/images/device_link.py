@@ -50,8 +50,8 @@ def modules(images: Sequence[FatbinImage]) -> tuple[tuple[FatbinImage, ...], ...
 def _linked(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool) -> FatbinImage | str:
     """Return the linked PTX of a module's parts for compute capability `cc`, or why they cannot be linked.
 
-    Parts without suitable PTX are left out. Then only kernels that call them cannot be instrumented, or a function that they may
-    define in place of a weak one.
+    Parts without suitable PTX are left out. Kernels that call a function of such a part cannot be instrumented, nor can kernels that
+    call a weak function that such a part may override.
     """
     parts: dict[tuple[int, int], list[FatbinImage]] = {}
     for image in images:
@@ -94,7 +94,7 @@ def _options(images: Iterable[FatbinImage]) -> str:
 
 
 def _overridden(texts: Iterable[str], others: Sequence[Iterable[FatbinImage]]) -> frozenset[str]:
-    """Return the names that PTX texts define weakly, and other parts otherwise. A part that cannot be read may define any function."""
+    """Return the weak definitions in PTX texts that other parts may override. A part that cannot be read may override any of them."""
     if not others:
         return frozenset()
     symbols = [_symbols(part) for part in others]
@@ -171,7 +171,7 @@ def _grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
     rest = {k for k, s in symbols.items() if s.kernels and k not in claimed}
     if rest:
         first[min(rest)] = rest
-    # Parts that cannot be read, such as LTO code, may define any name. With several modules, nothing says for which.
+    # Parts that cannot be read, such as LTO code, may define any name. With several modules, it is unknown for which module.
     offers = _offers(symbols) if len(symbols) == len(parts) or len(first) == 1 else {}
     found = [image for image in images if not image.relocatable]
     free = parts.keys() - {k for members in first.values() for k in members}
@@ -183,8 +183,9 @@ def _grouped(images: Sequence[FatbinImage]) -> tuple[FatbinImage, ...]:
 def _offers(symbols: Mapping[int, _Symbols]) -> dict[int, set[str]]:
     """Return the names for which each part may be added to a module.
 
-    Parts with strong definitions of the same name belong to different modules, and nothing says which part to which module. Weak
-    definitions are all the same, but their part must not bring along a strong definition that may be another module's.
+    If several parts have strong definitions of a name, they belong to different modules, but it is unknown which part belongs to which
+    module. Weak definitions of a name are all the same. A part offers its weak definitions only if none of its strong definitions may
+    belong to another module.
     """
     counts = Counter(name for s in symbols.values() for name in s.strong)
     offers: dict[int, set[str]] = {}
@@ -206,8 +207,14 @@ def _members(
 ) -> list[FatbinImage]:
     """Return the images of some parts, and of the parts that they need, as members of module `number`.
 
-    free: the parts that are not certain to belong to one module. alone: there is no other module. Otherwise, a free part may override
-    weak definitions of this module or of another one. Without its PTX, it is a member that leaves open what is meant.
+    A free part may override weak definitions of this module or of another module. Such a part becomes a member without its PTX, which
+    marks that the definitions are uncertain.
+
+    number: the module's number
+    first: the parts that certainly belong to the module
+    offers: the result of `_offers`
+    free: the parts that are not in `first` of any module
+    alone: whether there is no other module
     """
     members = set(first)
     while True:

@@ -103,7 +103,7 @@ class FatbinImage(Record):
 
     @property
     def full_size(self) -> int:
-        """The size of the payload in bytes, as the image claims it, or less."""
+        """The size of the payload in bytes: what the image claims, or less."""
         return self.size or (self.stored.size if isinstance(self.stored, FileRange) else len(self.stored))
 
     @cached_property
@@ -140,7 +140,7 @@ def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = Fal
     """Return the PTX of one module that best suits a device of compute capability `cc`, or the reason why there is none.
 
     If no PTX is suitable, but a cubin for the device contains the PTX it was made from, return that PTX.
-    newer: whether the device also runs PTX for newer devices; the oldest of these is chosen.
+    newer: whether the device also runs PTX for newer devices; then the PTX for the oldest of these is chosen
     """
     ptx = [image for image in images if image.kind == "ptx"]
     whole = [image for image in ptx if not image.relocatable]
@@ -312,9 +312,10 @@ def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
 
 
 def ptx_image(data: bytes, made_by: PtxasRun | None = None, module: int = 0) -> FatbinImage | None:
-    """Return PTX text as an image; None if the data is not PTX, which must have `.version` and `.target` (PTX ISA 11.1).
+    """Return PTX text as an image; None if the data is not PTX. PTX must have `.version` and `.target` (PTX ISA 11.1).
 
-    made_by: how ptxas made a cubin from this PTX, if known."""
+    made_by: how ptxas made a cubin from this PTX, if known
+    """
     data = data.rstrip(b"\0")
     version, target = re.search(_PTX_VERSION, data), re.search(_PTX_TARGET, data)
     if version is None or target is None or b"\0" in data:
@@ -662,7 +663,7 @@ def _kernel(name: str, info: bytes) -> CubinKernel:
             parameters[ordinal] = (offset, packed >> 18)
         elif (
             attribute == _EIATTR_KPARAM_INFO_V2 and len(value) >= 12
-        ):  # used since parameters may have 32,764 bytes
+        ):  # the attribute of ptxas versions that allow 32,764 bytes of parameters
             _, ordinal, offset, size = struct.unpack_from("<IHHI", value)
             parameters[ordinal] = (offset, size)
         elif attribute == _EIATTR_CBANK_PARAM_SIZE:

@@ -44,23 +44,25 @@ from gpubpf.lower.fragment import Fragment
 from gpubpf.ptx.symbols import LIMITED
 from gpubpf.record import asdict, replace
 
-COUNTING_NICENESS = 10  # of ptxas where it only counts registers
-# A module with more kernels to instrument is a large one. Of 500 kernels, memtrace's copies take 100 s of CPU time, one alone 0.5 s.
+COUNTING_NICENESS = 10  # added niceness of a ptxas that only counts registers
+# A module with more kernels to instrument is large. With memtrace, the copies of 500 kernels take 100 s of CPU time, one copy 0.5 s.
 MANY_KERNELS = 32
-MOST_TEXTS = 4096  # that one cubin is linked from
+MOST_TEXTS = 4096  # PTX texts that one cubin is linked from
 # Environment variable for tests: the embedded device's programs are taken to have no PTX, which it runs nevertheless.
 HIDDEN_VARIABLE = "CUDASIM_SASS"
 # Facts about the whole text of this many large modules stay in memory.
 _KNOWN_MODULES = 64
-# Copies of these need variables as they are when the module is loaded (`InjectedVariable.fixed`), or copies of other kernels.
+# Modules with these words get all copies at once: a copy may need a variable's value from when the module is loaded
+# (`InjectedVariable.fixed`), or copies of other kernels.
 _NEEDS_ALL = (".callprototype", ".calltargets", "cudaLaunchDevice", "cudaGetParameterBuffer")
 
 
 def instrument_image(data: bytes, probes: Sequence[PtxProbe], target: Target, later: bool = False) -> Sidecar:
     """Return the sidecar of an image that was passed to `cuModuleLoadData` or `cuLibraryLoadData`: a fatbin, cubin or PTX.
 
-    A damaged image raises nothing, because it is the application's. Its kernels are refused instead. later: as in
-    `instrument_module`.
+    A damaged image raises nothing, because it is the application's. Its kernels are refused instead.
+
+    later: as in `instrument_module`
     """
     try:
         images = fatbin.images_of_bytes(data)
@@ -74,7 +76,7 @@ def instrument_module(
 ) -> Sidecar:
     """Return the sidecar of a module, given the images that are its forms. Raises nothing, like `instrument_image`.
 
-    later: a large module may get a sidecar without copies (`Sidecar.later`), unless one with all of them is in the cache.
+    later: whether a large module may get a sidecar without copies (`Sidecar.later`), unless a complete sidecar is in the cache
     """
     chosen = choose(images, target)
     if isinstance(chosen, str):
@@ -91,7 +93,10 @@ def instrument_module(
 def instrument_kernels(
     source: Source, probes: Sequence[PtxProbe], target: Target, kernels: Collection[str] = ()
 ) -> Sidecar:
-    """Return the sidecar with the copies of some of a module's kernels (mangled); none named: of all. Raises nothing."""
+    """Return the sidecar with the copies of some of a module's kernels. Raises nothing.
+
+    kernels: the mangled names; () for all kernels
+    """
     return _of_source(source, probes, target, kernels, False)
 
 
@@ -102,7 +107,7 @@ def _of_source(
     kernels: Collection[str],
     later: bool,
 ) -> Sidecar:
-    """See `instrument_module` and `instrument_kernels`. The sidecar comes from the cache if it has it."""
+    """Return a module's sidecar, from the cache if it is there. Parameters as in `instrument_module` and `instrument_kernels`."""
     target = replace(target, release=source.release)
     key = cache.key(
         _version(),
@@ -135,7 +140,7 @@ def _of_source(
 
 
 def _large(text: str) -> tuple[str, ...]:
-    """Return the kernels of a large module whose copies can be made at any time; none if it is another module, or no PTX."""
+    """Return the kernels of a large module whose copies can be made at any time; () for any other module, and without PTX."""
     if text.count(".entry") <= MANY_KERNELS or any(word in text for word in _NEEDS_ALL):
         return ()
     from gpubpf.ptx import parser  # imported here, because few modules are large
@@ -148,7 +153,7 @@ def _large(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(_KNOWN_MODULES)
 def _known_constants(digest: str) -> dict[str, bool]:
-    """Return where to keep which variables are constants of the module whose text has this digest (`Module.known_constants`)."""
+    """Return `Module.known_constants` for the module whose text has this digest. All copies of the module's kernels share it."""
     return {}
 
 
@@ -184,14 +189,14 @@ def made_from(cubin: bytes, texts: bytes, inputs: int) -> bytes:
 
 
 def _several(data: bytes) -> list[FatbinImage]:
-    """Return the PTX texts separated by zero bytes; none if `data` is anything else, or a single text."""
+    """Return the PTX texts that zero bytes separate; [] if `data` is anything else, or a single text."""
     images = [fatbin.ptx_image(text) for text in data.split(b"\0") if text.strip()]
     found = [image for image in images if image is not None]
     return found if len(found) == len(images) > 1 else []
 
 
 def choose(images: Sequence[FatbinImage], target: Target) -> FatbinImage | str:
-    """Return a module's PTX that the target's driver would load, or that its cubin was made from; else why there is none."""
+    """Return the module's PTX that the target's driver would load, or that its cubin was made from; or the reason for its lack."""
     if target.device == "sim" and HIDDEN_VARIABLE in os.environ:
         return fatbin.SASS_ONLY
     # The embedded device also runs PTX for a newer GPU.
@@ -199,9 +204,10 @@ def choose(images: Sequence[FatbinImage], target: Target) -> FatbinImage | str:
 
 
 def _registers_of(images: Sequence[FatbinImage], target: Target) -> tuple[dict[str, int], bool]:
-    """Return the registers of a module's kernels from a cubin, and whether the target would run this cubin.
+    """Return the registers per thread of a module's kernels, from a cubin, and whether the target would run this cubin.
 
-    It would, except on the embedded device, where any cubin may have to do."""
+    The embedded device does not run cubins. For it, any cubin of the module has to do if none suits the target.
+    """
     running = fatbin.cubin_for(images, target.cc)
     own = running is not None
     if running is None and target.device == "sim":
@@ -216,7 +222,7 @@ def _registers_of(images: Sequence[FatbinImage], target: Target) -> tuple[dict[s
 
 
 def _entries_for(images: Sequence[FatbinImage], target: Target) -> list[str]:
-    """Return the kernels of a module. The program waits, so if possible, only the image that the target runs is read."""
+    """Return the kernels of a module, if possible from the image that the target runs: the program waits, so read only that image."""
     running = fatbin.cubin_for(images, target.cc)
     return (_entries_of([running]) if running is not None else []) or _entries_of(images)
 

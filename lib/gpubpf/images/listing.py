@@ -48,7 +48,7 @@ Instrument = Callable[[FatbinImage, Sequence[str], Target], tuple[str, Mapping[s
 
 
 class ImageFile(Record):
-    """A file with images, under the name that the user knows, and the launches of its kernels."""
+    """A file with images: its name as the user knows it, and the launches of its kernels."""
 
     file: str
     images: tuple[FatbinImage, ...]
@@ -111,7 +111,7 @@ def listed(
     Damaged images are left out, because other forms of the module may have the same kernels.
 
     target: the device that the kernels would run on.
-    check, check_amd: what finds the reasons.
+    check, check_amd: the functions that find the reasons.
     patterns: globs (``--kernel``) of the kernels to return; none: all kernels.
 
     Raises Error if no kernel matches the patterns. The message names the kernels.
@@ -154,7 +154,7 @@ class _Kernel(MutableRecord):
     reasons: list[str | None] = field(default_factory=list)
 
     def add(self, other: _Kernel) -> None:
-        """Add what is known of a kernel of the same name in another module."""
+        """Add what is known about a kernel of the same name in another module."""
         self.ptx |= other.ptx
         self.sass |= other.sass
         self.gpus |= other.gpus
@@ -209,7 +209,7 @@ def _checked(
     """Return the kernels of PTX, the reason for each that cannot be instrumented (None: it can be), and the reason for all others."""
     own: Sequence[str] = ()
     try:
-        own = _ENTRY.findall(image.text)  # of PTX that cannot be parsed
+        own = _ENTRY.findall(image.text)  # the PTX cannot be parsed
         parsed = parser.parse(image.text)
         own = tuple(parsed.entries)
         wanted = [name for name in own if not patterns or names.matches(patterns, name)]
@@ -363,9 +363,10 @@ def csv_rows(kernels: Iterable[ListedFileKernel]) -> Iterator[str]:
 
 
 def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = MOST_NAMES) -> str:
-    """Return the message for a ``--kernel`` that matches nothing, with at most `most` of the kernels seen.
+    """Return the message for a ``--kernel`` that matches nothing. It names at most `most` of the kernels seen.
 
-    Without patterns, there are no kernels. HIP's own kernels are left out, unless there are no others."""
+    HIP's own kernels are left out, unless there are no others. Without patterns, the message is that there are no kernels.
+    """
     everything = sorted(set(seen))
     different = [name for name in everything if not names.is_of_runtime(name)] or everything
     shown = ", ".join(different[:most]) + (

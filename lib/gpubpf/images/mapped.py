@@ -4,9 +4,9 @@
     for file, image in mapped.images(): …
     data, reasons = mapped.find(found, target)      # docs/attach.md, "What was loaded before"
 
-A file is read as the process has it: through /proc/PID/map_files, by its name below the process's root if that is still the same file,
-or from the process's memory. All of these are untrusted. Libraries may have gigabytes of SASS. So images are read only when needed,
-and kernel names in large files are cached by the file's identity.
+A file is read as the process has mapped it: through /proc/PID/map_files, or by its name below the process's root if the name still
+belongs to the same file, or from the process's memory. All of these are untrusted. Libraries may have gigabytes of SASS. So images are
+read only when needed, and kernel names in large files are cached by the file's identity.
 """
 
 from __future__ import annotations
@@ -134,9 +134,12 @@ class MappedImages:
     def modules(
         self, matches: Callable[[str], bool], target: Target, most: int
     ) -> list[tuple[bytes, tuple[str, ...]]]:
-        """Return the modules that the process may have loaded: the PTX that `find` would return, and its matching kernels.
+        """Return the modules that the process may have loaded: the PTX that `find` would return, and the matching kernels in it.
 
-        Large files are left out, because a process loads only a small part of them. So are modules beyond `most` kernels in total.
+        Large files are left out, because a process loads only a small part of them.
+
+        matches: returns whether a kernel, by its mangled name, is wanted
+        most: the number of kernels, in total, after which further modules are left out
         """
         try:
             return self._with_timeout(self._modules, matches, target, most)
@@ -517,7 +520,7 @@ def _is_fatbin(start: bytes) -> bool:
 
 
 class _Candidate(Record):
-    """A module that fits. `ptx`: the image to instrument; None if there is none, for `reason`."""
+    """A module that may be the one that was found. `ptx`: the image to instrument; None if it has no PTX, for `reason`."""
 
     ptx: FatbinImage | None
     reason: str = ""
@@ -541,7 +544,7 @@ def _names(image: FatbinImage) -> Iterable[str]:
 
 
 def _reason_without_ptx(files: Iterable[_FileImages], name: str, target: Target) -> str:
-    """Return why a kernel without a matching module has no PTX: the reason for a kernel of the same name in the files."""
+    """Return why a kernel without a matching module has no PTX: the reason of a kernel with the same name in the files."""
     reasons = []
     for file in files:
         for number, images in enumerate(file.modules):
@@ -553,7 +556,7 @@ def _reason_without_ptx(files: Iterable[_FileImages], name: str, target: Target)
 
 
 def _taken_by_driver(images: Sequence[FatbinImage], target: Target) -> FatbinImage | None:
-    """Return the image of a module that the target's driver loads; None if none suits. The embedded device loads only PTX."""
+    """Return the image of a module that the target's driver loads; None if no image suits. The embedded device loads only PTX."""
     if target.device == "gpu" and (cubin := fatbin.cubin_for(images, target.cc)) is not None:
         return cubin
     chosen = choose(images, target)
@@ -714,7 +717,7 @@ def _without_duplicates(candidates: Iterable[FatbinImage]) -> list[FatbinImage]:
 
 
 def _alike(candidates: list[FatbinImage], found: Found) -> list[FatbinImage]:
-    """Return one candidate of each group with the same PTX for the launched kernels.
+    """Return one candidate from each group of candidates with the same PTX for the launched kernels.
 
     Several files of a program may contain the same instance of a template.
     """

@@ -16,16 +16,16 @@ _REGISTERS = 16384 // 32  # per part and lane
 _WARPS = 16  # per part
 _LARGEST_BLOCK = 1024  # threads
 MOST = 255  # registers per thread
-_FREE = _REGISTERS // _WARPS  # registers per thread with which all warps that a GPU can hold fit
-_CHEAP = 40  # the same for at least three quarters of them
-_MORE = 12  # registers per thread that a copy with many probes may have beyond those of the original, rounded to _UNIT
+_FREE = _REGISTERS // _WARPS  # registers per thread with which all of a GPU's warps fit
+_CHEAP = 40  # registers per thread with which at least three quarters of a GPU's warps fit
+_MORE = 12  # additional registers per thread that a copy with many probes may have, rounded to _UNIT
 
 
 def most_registers(kernel: Function, before: int, waits: bool) -> int:
     """Return the most registers that a copy of `kernel` may use so that it can be launched wherever the original can.
 
-    before: the original's registers. waits: its blocks may wait for each other, so all blocks that are resident in the original must
-    fit. For other kernels, one block must fit.
+    before: the original's registers per thread
+    waits: whether blocks of the kernel may wait for each other. Then as many blocks must fit as of the original; otherwise, one block.
     """
     warps = _warps(before)
     if not waits:
@@ -36,11 +36,14 @@ def most_registers(kernel: Function, before: int, waits: bool) -> int:
 
 
 def limit_of_copy(before: int, longest: int) -> int:
-    """Return the registers to which a copy is limited. before: the original's. longest: the lines of PTX of the longest program at
-    one of the points `FREQUENT`, such as each access; 0 if the copy has no such program.
+    """Return the limit of a copy's registers per thread.
 
-    With few probes, as many warps fit as of the original: ptxas uses more registers only because it may. With many, at least five
-    eighths of the warps fit. With a lower limit, ptxas would spill more registers, most of all for long programs: they get more.
+    With few probes, as many warps fit as of the original: without the limit, ptxas would use more registers although it can do with
+    fewer. With many probes, at least five eighths of the warps fit. With a lower limit, ptxas would spill more registers. Long
+    programs spill most, so they get a higher limit.
+
+    before: the original's registers per thread
+    longest: the lines of PTX of the longest program at a point of `FREQUENT`, such as each access; 0 if the copy has no such program
     """
     if longest > MAX_PROGRAM:
         return min(MOST, max(_CHEAP, _rounded(before + _MORE)))
@@ -50,12 +53,12 @@ def limit_of_copy(before: int, longest: int) -> int:
 
 
 def _warps(registers: int) -> int:
-    """Return the warps of a part that fit with so many registers per thread."""
+    """Return how many warps fit on a part of a multiprocessor if each thread has this many registers."""
     return min(_WARPS, _REGISTERS // _rounded(registers))
 
 
 def _within(warps: int) -> int:
-    """Return the most registers per thread with which so many warps of a part fit."""
+    """Return the most registers per thread with which this many warps fit on a part of a multiprocessor."""
     return min(MOST, _REGISTERS // warps // _UNIT * _UNIT)
 
 

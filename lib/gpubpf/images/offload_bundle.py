@@ -52,7 +52,7 @@ def code_objects_of(source: elf.ByteSource) -> list[bytes]:
 def code_objects(data: bytes) -> Iterator[bytes]:
     """Yield the code objects in consecutive bundles, which zeros may separate. Raises ImageError."""
     at = 0
-    following = dict.fromkeys((MAGIC, COMPRESSED), -1)  # where each is next
+    following = dict.fromkeys((MAGIC, COMPRESSED), -1)  # the next place of each magic number
     while at < len(data):
         if data.startswith(COMPRESSED, at):
             inner, size = _decompressed(data, at)
@@ -119,7 +119,7 @@ def _decompressed(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _zlib_stream(data: bytes, size: int) -> tuple[bytes, int]:
-    """Return what the stream at the beginning of `data` holds, at most `size` bytes, and the stream's length. Raises ImageError."""
+    """Decompress the stream at the beginning of `data`. Return at most `size` bytes, and the stream's length. Raises ImageError."""
     inflater = zlib.decompressobj()
     try:
         content = inflater.decompress(data, size + 1)
@@ -136,7 +136,7 @@ def _zstd_frame(data: bytes, size: int) -> tuple[bytes, int]:
     content, at = bytearray(), 0
     try:
         while not reader.eof and at < len(data) and len(content) <= size:
-            content += reader.decompress(data[at : at + 1024])  # which may hold 32 MiB
+            content += reader.decompress(data[at : at + 1024])  # may decompress to 32 MiB
             at += 1024
     except (zstandard.ZstdError, MemoryError):
         raise ImageError("compressed code objects are damaged; build them again") from None

@@ -24,7 +24,7 @@ _PER_LAUNCH = (
     "replay",
     "pid_tgid",
     "epoch",
-)  # a launch block in the table is that of all launches of a shape
+)  # all launches of a shape share a launch block in the table
 
 
 def refusal_of(probes: Sequence[PtxProbe]) -> str | None:
@@ -44,7 +44,8 @@ def refusal_of(probes: Sequence[PtxProbe]) -> str | None:
 def with_patched(sidecar: Sidecar, probes: Sequence[PtxProbe]) -> Sidecar:
     """Return the sidecar of a module, with kernels to patch in place of those that are refused because they have no PTX.
 
-    A module has PTX or has none, so the sidecar of such a module has no image."""
+    Without PTX, a module has no instrumented kernels, so such a sidecar has no image.
+    """
     names = [name for name, reason in sidecar.refusals.items() if reason in _NO_PTX]
     if not names or sidecar.image or sidecar.later is not None:
         return sidecar

@@ -28,9 +28,11 @@ STAGE = "sidecar"  # in the cache
 class SidecarKernel(Record):
     """How to launch the instrumented copy of the kernel `name` (mangled).
 
-    It takes the application's own `parameters`, as (offset, size) in bytes, then the launch block at `block_offset`. The other
-    attributes are as in `InjectedKernel`. `limited`: the name of a second copy, for launches where the first does not fit; "" if there
-    is none.
+    parameters    the application's own parameters, as (offset, size) in bytes
+    block_offset  the offset of the launch block, which follows the parameters, in bytes
+    limited       the name of a second copy, for launches where the first does not fit; "" without a second copy
+
+    The other attributes are as in `InjectedKernel`.
     """
 
     name: str
@@ -43,7 +45,7 @@ class SidecarKernel(Record):
     unprobed: Mapping[str, int] = field(default_factory=dict)  # unprobed accesses by opcode
     limited: str = ""
     amd: AmdKernel | None = None  # for a kernel on an AMD GPU
-    patched: bool = False  # the kernel itself is launched, which has patches (images/patches.py)
+    patched: bool = False  # launch the kernel itself, which has patches (images/patches.py)
 
 
 class AmdKernel(Record):
@@ -78,11 +80,14 @@ class RegisterUse(Record):
 
 
 class Sidecar(Record):
-    """The image that the agent loads. `image` is empty if no kernel matched, or if all were refused.
+    """The image that the agent loads, and what is known about its kernels. Kernel names are mangled.
 
-    `entries`: all kernels of the module (mangled). `refusals`: the reason for each matched kernel that is not in `kernels`.
-    `launched`: kernels that the image has a copy of for other kernels to launch, and the names of these copies. `later`: the kernels
-    whose copies have to be asked for; None: the image has all.
+    image     empty if no kernel matched, or if all were refused
+    kernels   how to launch each copy
+    refusals  the reason for each matched kernel that is not in `kernels`
+    entries   all kernels of the module
+    launched  (kernel, copy) for each kernel that has a copy for other kernels to launch
+    later     the kernels whose copies are made at their first launch; None: the image has all copies
     """
 
     image: bytes = field(default=b"", repr=False)
@@ -102,13 +107,13 @@ class Sidecar(Record):
 
 
 class Source(Record):
-    """What a module's sidecar is made from.
+    """The inputs that a module's sidecar is made from.
 
     stored   the PTX, perhaps compressed
-    digest   of the PTX, as a part of keys
+    digest   the digest of the PTX, a part of cache keys
     options  the application's ptxas options
-    release  the ptxas release that it was made for, if known
-    before   the kernels' registers, as far as known
+    release  the ptxas release that made the module's cubin, if known
+    before   the registers per thread of the original kernels, as far as known
     own      whether the target would run the code that has these registers
     """
 
@@ -127,29 +132,29 @@ class Source(Record):
         return zlib.decompress(self.stored).decode("utf-8", "surrogateescape")
 
     def compressed(self) -> Source:
-        """Return the same with compressed PTX, to be kept while the module is loaded."""
+        """Return the source with compressed PTX, to be kept while the module is loaded."""
         return replace(self, stored=zlib.compress(self.text.encode("utf-8", "surrogateescape"), 1))
 
 
 class Later(Record):
-    """A large module's kernels (mangled) that get copies when they are asked for: see `instrument_kernels`."""
+    """The kernels of a large module (mangled) whose copies are made at their first launch: see `instrument_kernels`."""
 
     kernels: tuple[str, ...]
     source: Source
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """The kernels, to look for one."""
+        """The kernels as a set, for membership tests."""
         return frozenset(self.kernels)
 
 
 def matching(entries: Sequence[str], probes: Sequence[PtxProbe]) -> tuple[str, ...]:
-    """Return the kernels that a probe chooses, of those named (mangled)."""
+    """Return those of `entries` (mangled names) that the pattern of a probe matches."""
     return tuple(name for name in entries if any(names.chosen(probe.kernels, name) for probe in probes))
 
 
 def refuse(entries: Sequence[str], probes: Sequence[PtxProbe], reason: str) -> Sidecar:
-    """Return the sidecar of a module without copies, in which `reason` is the reason for each kernel that matches."""
+    """Return the sidecar of a module without copies: each kernel that a probe matches is refused for `reason`."""
     return Sidecar(refusals=dict.fromkeys(matching(entries, probes), reason), entries=tuple(entries))
 
 

@@ -1,7 +1,8 @@
-"""Whether the copies of kernels whose calls through registers recurse fit into the stack that the GPU has for the originals.
+"""Check the stack of copies of recursive kernels: kernels whose calls through registers may reach the calling function again.
 
-ptxas tells the driver how much stack a kernel needs, except if functions call themselves. Then each thread has as much as the program
-has set (`cudaLimitStackSize`; 1,024 bytes by default). Probes make the stack frames of functions larger.
+ptxas reports to the driver how much stack a kernel needs, except if functions call themselves. Then each thread has as much stack as
+the program has set (`cudaLimitStackSize`; 1,024 bytes by default). Probes enlarge the stack frames of functions, so that a copy may
+need more stack than the original.
 
     deeper(graph, kernels, before, after)     # {"_Z3usePP5Shape": "indirect calls that recurse: …"}
 """
@@ -42,11 +43,11 @@ def deeper(
 ) -> dict[str, str]:
     """Return those of the recursive `kernels` with a function whose copy has a larger stack frame, with the reason. Raises PtxError.
 
-    before, after: what ptxas says of the functions of the originals, and of the copies.
+    before, after: the resources of the originals' functions, and of the copies' functions, as ptxas reports them
     """
     frames: dict[str, int] = {}
     for name, resources in after.items():
-        original = name.partition(f"${PREFIX}")[0]  # of each variant
+        original = name.partition(f"${PREFIX}")[0]  # all variants of a function count as it
         frames[original] = max(frames.get(original, 0), resources.stack)
     probes = {name for name in frames if name.startswith((FUNCTION, WAITING))}
     found: dict[str, str] = {}

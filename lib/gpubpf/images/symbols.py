@@ -74,7 +74,7 @@ def frame_of(frame: StackFrame) -> str:
 
 
 def callers(stacks: Iterable[Sequence[StackFrame]]) -> dict[Sequence[StackFrame], str]:
-    """Return the `caller` of each host stack; with the address of the call where several would look the same."""
+    """Return the `caller` of each host stack, with the address of the call where callers would otherwise look the same."""
     found = {stack: caller(stack) for stack in stacks}
     often = Counter(found.values())
     return {stack: caller(stack, exact=True) if often[name] > 1 else name for stack, name in found.items()}

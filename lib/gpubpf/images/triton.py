@@ -149,7 +149,7 @@ class TritonCache:
 
 
 def _home(pid: int) -> str:
-    """Return the home directory of the process's user, from the process's /etc/passwd; "" if that has none."""
+    """Return the home directory of the process's user, from the process's /etc/passwd; "" if that file has no entry for the user."""
     uid = str(traceable.user(pid).uid)
     with contextlib.suppress(OSError), open(target_files.open_path(pid, "/etc/passwd"), "rb") as file:
         for line in file.read(1 << 20).decode("utf-8", "surrogateescape").split("\n"):

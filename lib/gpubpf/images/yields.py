@@ -1,4 +1,4 @@
-"""Take out what lets lanes go on without those that run a probe: the YIELD instructions of our functions in a cubin.
+"""Remove the YIELD instructions from our functions in a cubin: they let lanes continue without the lanes that run a probe.
 
     cubin = without_yields(cubin)
 
@@ -7,7 +7,7 @@ lanes call the function, YIELD releases the others, which wait at BSYNC until al
 not always: on an H100, several groups of lanes computed a uniform register from itself (ULEA UR10, UR10, 0x4, 0x2), one after the
 other, and later groups read at wrong addresses. Without YIELD, lanes meet again, as in the original.
 
-YIELD is for loops that wait for another lane. Functions with such a loop (those that update a hash) have another name, and keep it.
+YIELD is for loops that wait for another lane. Functions with such a loop, which update a hash, have another name and keep their YIELD.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from gpubpf.elf import STT_FUNC, Elf, NameTable, of_bytes
 from gpubpf.ptx.symbols import FUNCTION
 
-_OURS = rf"(?s)(?:.*\$)?{FUNCTION}\d+"  # after the name of the kernel
-# For compute capabilities 8.0 to 12.0; ptxas 13.0 writes no YIELD there for 7.5. An instruction has 16 bytes. The first 8 of both here
-# are without a predicate.
+_OURS = rf"(?s)(?:.*\$)?{FUNCTION}\d+"  # the name of the kernel precedes that of the function
+# The encodings are for compute capabilities 8.0 to 12.0; for 7.5, ptxas 13.0 writes no YIELD in our functions. An instruction has 16
+# bytes. _YIELD and _NOP are the first 8, without a predicate.
 _INSTRUCTION = struct.Struct("<QQ")
 _YIELD, _NOP = 0x7946, 0x7918
 # The bits of the last 8 bytes that hold stall cycles, dependencies and reuse. They stay as they are.
