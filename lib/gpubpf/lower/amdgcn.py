@@ -5,17 +5,17 @@
     probe = compile_access_probe({"global": [program]}, block, "gfx90a")
     probe = compile_inner_probe([program], block, "gfx90a", "barrier_leave")
 
-A probe is the code for one place. It runs the programs in order, in the lanes that EXEC has when it begins. Then it ends with
-s_endpgm, or returns to the address that was in `BACK` when it began and is then in s[0:1]. The place passes values in SGPRs
-(`REGISTERS`); the probe loads the rest from the launch block.
+A probe is the code that runs at one or more places in a kernel. It runs the programs in order, in the lanes that are active in EXEC
+when it begins. Then it ends with s_endpgm, or returns to the address that was in `BACK` when it began; at the end, this address is in
+s[0:1]. The place passes values in SGPRs (`REGISTERS`); the probe loads the other values from the launch block.
 
 Programs at the exit get the time at which their lanes left the kernel (`TIMES`): a wave ends only when all its lanes have left.
 
 A probe in the middle of a kernel (`INSIDE`) preserves all the SGPRs that the place sets, up to and including the return address in
 `BACK`. Its registers can be renumbered: it uses only the registers that it receives and those above. The number of its first SGPR must
-be a multiple of 4, that of its first VGPR a multiple of 2. At a memory access, it receives the address in VGPRs, and what is known
-about the instruction in `facts`. Where threads leave a barrier, it receives the time at which they arrived (`TIME`), and at a branch a
-mask of lanes in these two SGPRs.
+be a multiple of 4, that of its first VGPR a multiple of 2. At a memory access, the probe receives the address in VGPRs, and what is
+known about the instruction in `facts`. After a barrier, the two SGPRs from `TIME` on hold the time at which the threads arrived; at a
+branch, they hold a mask of lanes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gpubpf.verify.values import Checked
 REGISTERS = ("ctaid.x", "ctaid.y", "ctaid.z", "first", "lanes.low", "lanes.high", "site", "facts")
 BLOCK_REGISTERS = 2
 SITE, FACTS = (BLOCK_REGISTERS + REGISTERS.index(name) for name in ("site", "facts"))
-KEPT = SITE  # the number of registers whose values are the same at all places of a wave
+KEPT = SITE  # the number of registers whose values do not change while a wave runs
 BACK = BLOCK_REGISTERS + len(REGISTERS)  # the first of two SGPRs with the return address
 # What a place that passes the time puts into the registers from `TIME` on: s_memtime and s_memrealtime, two registers each.
 TIME, TIMES = BACK + 2, ("clock", "globaltimer")
@@ -52,16 +52,17 @@ AT_ENTRY, AT_EXIT = ("block_begin", "entry"), ("exit", "block_end")
 # The points in the middle of a kernel.
 AT_BARRIER = ARRIVE, LEAVE = "barrier_arrive", "barrier_leave"
 INSIDE = ("access", "basic_block", "branch", "instruction", *AT_BARRIER)
-WITH_PAIR = ("branch", LEAVE)  # those whose places set the two registers from `TIME` on
+WITH_PAIR = ("branch", LEAVE)  # points whose places set the two registers from `TIME` on
 # The fields of `facts`: first bit and number of bits. Memory instructions add `offset`, a signed number, to the address.
 _FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 2)}
-# The flags of `facts` at a branch. WHOLE: the mask is 0, or all lanes count as in it. OTHERS: the lanes outside the mask are `taken`.
+# The flags of `facts` at a branch. WHOLE: a mask other than 0 stands for all lanes. OTHERS: the lanes outside the mask take the
+# branch.
 WHOLE, OTHERS = 1, 2
 _TRIPLE = "amdgcn-amd-amdpal"  # for HSA, LLVM compiles only kernels
 _ENTRY = "gpubpf_probe"
 _OF_BARRIER = {"barrier": "0", "threads": "0"}  # a workgroup has one barrier, and all threads wait for it
 _OF_ACCESS = ("address", "width", "space", "kind", "effect")
-# The spaces that a generic address can point to. It is compared with the windows of the first two, by their LLVM names.
+# The spaces that a generic address can point to. The first two have windows of addresses, here by their LLVM names.
 GENERIC_SPACES = ("shared", "local", "global")
 _WINDOWS = {"shared": "shared", "local": "private"}
 _SHAPE = ("ntid.x", "ntid.y", "ntid.z", "nctaid.x", "nctaid.y", "nctaid.z")
@@ -226,7 +227,7 @@ define amdgpu_cs void @masked(i64 %x, i64 %y, i64 inreg %place) {{
   ret void
 }}
 """
-# Helpers whose results or arguments are lanes.
+# Helpers whose results or arguments are masks or numbers of lanes.
 _OF_LANES = frozenset(
     {number_of("gpu_first"), *(number for number, helper in HELPERS.items() if helper.wide is not None)}
 )
@@ -286,7 +287,7 @@ def backend(wave: int, at_exit: bool = False) -> Backend:
 class WaveProgram(Record):
     """A lowered device program for waves of `wave` lanes: the function ENTRY in LLVM IR, and its arguments.
 
-    together: it uses collective operations, whose results depend on which lanes run together.
+    together: whether the program uses collective operations, whose results depend on which lanes run together
     """
 
     function: str
@@ -313,12 +314,12 @@ class WaveProgram(Record):
 
     @property
     def reads_arguments(self) -> bool:
-        """Whether it reads the arguments of its kernel."""
+        """Whether the program reads the arguments of its kernel."""
         return any(one.kind == "context" and one.field in ("args", *ARGUMENTS) for one in self.arguments)
 
     @property
     def times(self) -> tuple[str, ...]:
-        """Which of `TIMES` a site at the exit needs: those that the program reads, or one to tell which lanes leave together."""
+        """The `TIMES` that a site at the exit needs: those that the program reads, or one to find the lanes that leave together."""
         kinds = {(argument.kind, argument.field) for argument in self.arguments}
         given = tuple(time for time in TIMES if ("time", time) in kinds)
         return given or (TIMES[:1] if self.together else ())
@@ -367,11 +368,11 @@ def compile_probe(
     sites: Sequence[int] = (),
     arguments: Sequence[tuple[int, int]] = (),
 ) -> ProbeCode:
-    """Compile the programs of one place for a GPU such as "gfx90a". Raises VerifyError if one needs memory for its stack.
+    """Compile the programs of one place for a GPU such as "gfx90a". Raises VerifyError if a program needs memory for its stack.
 
     counters   for each program, the VGPR in which the place passes the thread's work; None: the work is 0
-    returns    the code does not end with s_endpgm; the caller appends the jump to s[0:1]
-    timed      the place passes the time; such a probe returns
+    returns    whether the code does not end with s_endpgm; the caller then appends the jump to s[0:1]
+    timed      whether the place passes the time; such a probe returns
     sites      for each program, the number to add to the site number that the place sets
     arguments  the arguments of the kernel, as (offset from the launch block, size), both in bytes
     """
@@ -581,7 +582,7 @@ def _inner_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, 
 
 
 def _taken(wave: int) -> list[str]:
-    """Return LLVM IR that computes which lanes take a branch, if they are active."""
+    """Return LLVM IR that computes the mask of lanes that take a branch. Bits of inactive lanes mean nothing."""
     if wave == 64:
         lines = _joined("mask", "mask_low", "mask_high")
     else:
@@ -601,9 +602,13 @@ def _taken(wave: int) -> list[str]:
 
 
 def _keeping(given: Sequence[str], declared: Sequence[str], lines: Sequence[str]) -> str:
-    """Return the module of a place in the middle of a kernel. It returns all SGPRs up to `BACK` as results, so that it preserves them.
+    """Return the module of a place in the middle of a kernel.
 
-    given: parameters after these.
+    The function takes all SGPRs up to `BACK` as parameters and returns them as results, so that the probe preserves them.
+
+    given: further parameters
+    declared: the declarations that the function needs
+    lines: the body of the function
     """
     names = ["low", "high", *(name.replace(".", "_") for name in REGISTERS), "back_low", "back_high"]
     result, value = f"{{ {', '.join(['i32'] * len(names))} }}", "poison"

@@ -10,7 +10,8 @@ from gpubpf.record import Record, field
 class Backend(Record):
     """One LLVM target.
 
-    `pointer`: the type of a pointer to map memory. `scope`: the scope of atomic operations on it. `warps`: whether it has warps.
+    `pointer`: the type of a pointer to map memory. `scope`: the scope of atomic operations on map memory. `warps`: whether the target
+    has warps.
 
     `calls`: for each target-specific value or operation, the function, intrinsic or inline assembly (`asm …`) that returns it, and its
     type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, for comparisons in 32 bits), `lanes_below`, `sm`, `group`, `warp_slot`
@@ -22,9 +23,9 @@ class Backend(Record):
     `reads`: for each argument type, the inline assembly, with constraints, that reads it from its register; None: arguments are
     function parameters.
 
-    `given`: values that are arguments instead of `calls`: (kind of argument, its type). With `first_thread`, the number of a thread in
-    its block is that plus its lane. `shard`: the address of the multiprocessor's part of a site array; back ends without it compute
-    the address from `group`.
+    `given`: values that are arguments instead of `calls`, each as (kind of argument, its type). With `first_thread`, the number of a
+    thread in its block is `first_thread` plus the thread's lane. `shard`: the address of the multiprocessor's part of a site array;
+    back ends without `shard` compute the address from `group`.
 
     `join`: for targets without `warps` whose lanes also run together (waves): the statement that keeps LLVM from separating lanes that
     must continue together. "" for targets that run one thread at a time.

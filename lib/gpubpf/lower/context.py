@@ -31,7 +31,7 @@ def copied(function: BpfFunction, where: tuple[int, ...]) -> BpfFunction:
     `function` has its own stack frame, so it cannot overwrite the copy. The copy is followed by the address of the real
     context, for helpers that take it.
 
-    where: the offsets of the fields from the address of the real context.
+    where: the offset of each field from the address of the real context, in bytes
     """
     code = function.instructions
     line = code[0].line if code else 0

@@ -12,8 +12,9 @@ from gpubpf.lower.fragment import Argument
 from gpubpf.verify.values import Chain, Checked, CheckedCall
 
 AXES = ("x", "y", "z")
-# The context, maps and parameters have no address, and the stack has none that a register could hold. Programs get this number
-# instead. The gate takes all of them for not NULL, so it must differ from 0 with each offset that the gate allows (up to 2^29).
+# Programs get this number instead of the address of the context, of maps and of parameters, which have no address, and of the stack,
+# whose address no register can hold. The second gate knows that these addresses are not NULL. So the number plus any offset that the
+# gate allows (up to 2^29) must differ from 0.
 NOT_NULL = 1 << 62
 
 
@@ -82,7 +83,7 @@ class Emitter:
         return known if known is not None else self.value(self.call(name))
 
     def known(self, name: str) -> str | None:
-        """Return a target-specific value that comes from arguments, with the argument's type or as i32; None for other values."""
+        """Return a target-specific value that is an argument, with the argument's type or as i32; None for other values."""
         if name in self.backend.given:
             kind, type_ = self.backend.given[name]
             return self.argument(kind, name.replace(".", "_"), type_, field=name)
@@ -127,9 +128,9 @@ class Emitter:
         return result if self.backend.calls[name][1] == "i64" else self.wide(result)
 
     def function(self, name: str, text: str) -> str:
-        """Define an internal function, which is always inlined, unless it is defined already. Return its name with `@`.
+        """Define an internal function, unless it is already defined, and return its name with `@`. LLVM always inlines it.
 
-        `text` may contain declarations.
+        text: the definition, and declarations that it needs
         """
         if name not in self.functions:
             lines = text.split("\n")
@@ -181,7 +182,7 @@ class Emitter:
         return self.backend.pointer, self.memory(address)
 
     def copy(self, to: tuple[str, str], source: tuple[str, str], size: int, alignment: int) -> None:
-        """Emit a copy of `size` bytes. `alignment`: that of the destination."""
+        """Emit a copy of `size` bytes. `alignment`: the alignment of the destination, in bytes."""
         for at, width in storage.chunks(size):
             kind = f"i{8 * width}"
             a = self.value(f"getelementptr i8, {source[0]} {source[1]}, i64 {at}")
@@ -198,16 +199,19 @@ class Emitter:
         return str(self.backend.warp.bit_length() - 1)
 
     def number(self, unit: str, kind: str) -> str:
-        """Return the number of the thread, warp or block in its grid, as `kind`. An i32 may wrap: instances are smaller than that."""
+        """Return the number of the thread, warp or block (`unit`) in its grid, with the integer type `kind`.
+
+        An i32 may wrap around, which does not matter: no map instance has room for 2^32 units.
+        """
         if kind == "i32" and self.checked.function.point == "exit":
             return self.first_of_all(unit, lambda: self.computed_number(unit, kind))
         return self.computed_number(unit, kind)
 
     def first_of_all(self, name: str, compute: Callable[[], str]) -> str:
-        """Return a value that the program computes once, where it begins.
+        """Return a value that the program computes once, at its beginning.
 
-        At an exit, this is before it reads a clock, and while the kernel waits for its loads: ptxas moves nothing there from behind a
-        clock.
+        At an exit, the computation then runs while the kernel waits for its loads, before the program reads a clock. ptxas does not
+        move a later computation to before the read of a clock.
         """
         if name not in self.early_values:
             body, self.body = self.body, self.early

@@ -12,8 +12,8 @@ class Argument(Record):
     """A value that a program receives. A fragment reads it from the register `register`, of PTX type `type`.
 
     Kinds:
-        launch        the launch id, or its distance from the id at `replay`
-        replay        the address of that id in GPU memory, or 0
+        launch        the launch id; in a graph, the number to add to the id at `replay`
+        replay        the address of a launch id in GPU memory; 0 outside of graphs
         map_base      the address of the storage of `map`
         map_capacity  the number of threads, warps or blocks that an instance of `map` has room for, below 2^32; for a site
                       array sites | shards - 1 << 32
@@ -23,7 +23,7 @@ class Argument(Record):
         group         the multiprocessor's number; with sampling, a hash that all threads of a block or warp share
         kernel        the number of the kernel in the process
         epoch         the launch's epoch of allocations
-        pid_tgid      process << 32 | thread, of the host thread that launched
+        pid_tgid      process << 32 | thread, for the host thread that launched
         time          on AMD GPUs: `field` of amdgcn.TIMES
         sm, warp_slot on AMD GPUs: from a hardware register
         shape         on AMD GPUs: `field` of the launch's shape (ntid.x … nctaid.z)
@@ -48,10 +48,12 @@ class Argument(Record):
 class Fragment(Record):
     """A lowered device program.
 
-    `ptx` is a block `{ … }` with its own registers and labels, which ends at its closing brace. It reads its `arguments` from the
-    registers that they name. It needs PTX 6.3 and sm_70. `registers`: how many 32-bit registers it declares; these are virtual, and
-    ptxas needs far fewer. `formats`: the texts that it prints, by number (see maps.prints). `seldom`: the labels of the parts that the
-    program marks as seldom executed (`gpu_seldom`).
+    ptx        a block `{ … }` with its own registers and labels. It reads its arguments from registers, ends at its closing brace, and
+               needs PTX 6.3 and sm_70
+    arguments  the arguments, and the registers that hold them
+    registers  the number of 32-bit registers that the block declares; these are virtual, and ptxas needs far fewer
+    formats    the texts that the program prints, by number (see maps.prints)
+    seldom     the labels of the parts that the program marks as seldom executed (`gpu_seldom`)
     """
 
     function: str
@@ -63,7 +65,7 @@ class Fragment(Record):
 
     @property
     def waits(self) -> bool:
-        """Whether a thread may wait for another one. Only updates of a hash do (templates/hash.ll), and only they have such a load."""
+        """Whether a thread may wait for another one: only updates of a hash do (templates/hash.ll), and only they have this load."""
         return ".acquire" in self.ptx
 
     def to_json(self) -> dict[str, Any]:

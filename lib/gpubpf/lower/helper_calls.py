@@ -47,7 +47,7 @@ class HelperCalls(Emitter):
     def lookup(self, call: CheckedCall, operand: str) -> str:
         definition = self.map(call.map)
         if definition.kind == "param":
-            return str(NOT_NULL)  # every access names its parameter
+            return str(NOT_NULL)  # the address is not used: each access knows its parameter
         if definition.kind == "hash":
             return self.hash_call("find", call, definition)
         return self.element(call, definition)
@@ -81,7 +81,7 @@ class HelperCalls(Emitter):
         return self.value(f"select i1 {inside}, i64 {address}, i64 0")
 
     def at(self, base: str, index: str, size: int) -> str:
-        """Return the address of element `index`, an i32. It is never 0: no map is at address 0 or wraps around."""
+        """Return the address of element `index`, an i32. The address is never 0: maps are not at address 0, and do not wrap around."""
         if "element" in self.backend.calls:
             address = self.value(self.call("element", f"i32 {index}", f"i32 {size}", f"i64 {base}"))
             self.declared.add("declare void @llvm.assume(i1)")
@@ -97,7 +97,7 @@ class HelperCalls(Emitter):
         return self.value(f"mul nuw i64 {self.wide(a)}, {self.wide(b)}")
 
     def of_site(self, site: str, capacity: str) -> str:
-        """Return the index of a site's value in this thread's shard; for a site beyond the capacity, the index after the last."""
+        """Return the index of a site's value in this thread's shard; for a site beyond the capacity, the one after the last value."""
         sites = self.low(capacity)
         mask = self.low(self.value(f"lshr i64 {capacity}, {SHARDS_SHIFT}"))
         shard = self.value(f"and i32 {self.special32('group')}, {mask}")
@@ -108,8 +108,10 @@ class HelperCalls(Emitter):
         return self.value(f"select i1 {inside}, i32 {own}, i32 {last}")
 
     def in_shard(self, definition: MapDefinition, base: str, site: str, capacity: str) -> str:
-        """Return the address of a site's value in this thread's shard, whose address is an argument; for a site beyond the capacity,
-        the address after the last value."""
+        """Return the address of a site's value in this thread's shard; for a site beyond the capacity, that after the last value.
+
+        The shard's address is an argument of the program.
+        """
         kind, type_ = self.backend.given["shard"]
         size = definition.value_size
         shard = self.argument(kind, f"shard_{definition.name}", type_, map=definition.name, width=size)
@@ -178,7 +180,7 @@ class HelperCalls(Emitter):
         )
 
     def commit(self, header: str, size: int, mark: str) -> None:
-        """Emit one store of mark and size, which the host sees after the payload."""
+        """Emit the store of a record's mark and size. The host sees them only after the payload."""
         pointer = self.memory(header)
         word = self.value(f"or i64 {self.wide(mark)}, {size << 32}")
         self.emit(f"store atomic i64 {word}, {self.backend.pointer} {pointer} release, align 8")
@@ -301,10 +303,10 @@ class HelperCalls(Emitter):
         return self.value(f"call i64 @llvm.ctpop.i64(i64 {self.get(1)})")
 
     def first(self, call: CheckedCall, operand: str) -> str:
-        """Return whether this is the lowest lane of a mask.
+        """Return whether the executing lane is the lowest lane of a mask.
 
-        It compares the lane's number, not a mask. So ptxas knows that only one lane continues, and does not reduce over the lanes
-        before each atomic operation.
+        The code compares the lane's number, not a mask. So ptxas knows that only one lane continues, and does not reduce over the
+        lanes before each atomic operation.
         """
         kind, mask = ("i32", self.low(self.get(1))) if self.program.lanes == 32 else ("i64", self.get(1))
         self.declared.add(f"declare {kind} @llvm.cttz.{kind}({kind}, i1)")

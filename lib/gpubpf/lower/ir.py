@@ -21,8 +21,8 @@ from gpubpf.record import Record
 from gpubpf.verify.values import Checked, CheckedAccess
 
 ENTRY = "gpubpf_program"
-LOOP_TURNS = 1 << 20  # limit of turns of all loops of unknown length in one run together, see `Checked.loops`
-STOPPED = f": a loop was stopped after {LOOP_TURNS} turns\n"  # the end of what a program prints then
+LOOP_TURNS = 1 << 20  # most iterations of all loops of unknown length in one run together (`Checked.loops`)
+STOPPED = f": a loop was stopped after {LOOP_TURNS} turns\n"  # what a stopped program prints, after its name
 
 
 class LoweredModule(Record):
@@ -87,7 +87,7 @@ class _Lowering(HelperCalls):
         return LoweredModule(text, tuple(self.arguments.values()), self.formats)
 
     def count_turn(self) -> None:
-        """Emit code that ends the program if all its loops together have had too many turns."""
+        """Emit code that ends the program once its loops, all together, have had LOOP_TURNS iterations."""
         left, go = self.value("load i64, ptr %turns"), self.fresh("turn")
         self.emit(f"store i64 {self.value(f'sub i64 {left}, 1')}, ptr %turns")
         self.emit(f"br i1 {self.value(f'icmp eq i64 {left}, 0')}, label %too_many_turns, label %{go}")
@@ -112,7 +112,7 @@ class _Lowering(HelperCalls):
         return "elect"
 
     def known_bases(self) -> list[str]:
-        """Return IR that tells LLVM that no map is at address 0, so that lookups that cannot fail need no test, and `known_sites`."""
+        """Return `known_sites`, and IR that lets LLVM assume that no map is at address 0, so that some lookups need no test."""
         bases = [a.name for a in self.arguments.values() if a.kind in ("map_base", "shard")]
         if bases:
             self.declared.add("declare void @llvm.assume(i1)")
@@ -126,7 +126,7 @@ class _Lowering(HelperCalls):
         ] + self.known_sites()
 
     def known_sites(self) -> list[str]:
-        """Return IR that tells LLVM that the probe's site is below the capacity, so that the lookup of its value needs no test."""
+        """Return IR that lets LLVM assume that the probe's site is below the capacity. Then the lookup of its value needs no test."""
         arrays = [
             a.name for a in self.arguments.values() if a.kind == "map_capacity" and a.map in self.program.maps
         ]
@@ -208,8 +208,10 @@ class _Lowering(HelperCalls):
         return self.wide(result, bits)
 
     def is_short_shift(self, i: Instruction) -> bool:
-        """Return whether this is a 32-bit right shift as compilers without 32-bit instructions emit it: a 64-bit shift, and a mask in
-        the next instruction."""
+        """Return whether an instruction begins a 32-bit right shift as compilers without 32-bit instructions emit it.
+
+        Such compilers emit a 64-bit shift, and a mask in the next instruction.
+        """
         following = self.code[self.pc + 1]
         return (
             "shift" in self.backend.calls
@@ -220,7 +222,7 @@ class _Lowering(HelperCalls):
         )
 
     def short_shift(self, value: str, amount: int) -> str:
-        """Emit such a shift in 32 bits, so that the preceding computation can use 32 bits too. LLVM does not do this itself."""
+        """Emit a right shift in 32 bits, so that the preceding computation can use 32 bits too. LLVM does not do this itself."""
         return self.wide(self.value(self.call("shift", f"i32 {self.low(value)}", f"i32 {amount}")))
 
     def scaled(self, value: str, factor: int) -> str:
@@ -304,7 +306,7 @@ class _Lowering(HelperCalls):
         launch = self.argument("launch", "launch")
         if self.checked.function.point not in b.DEVICE_POINTS:
             return launch
-        # In a graph, the number counts from a word in GPU memory.
+        # In a graph, the launch's number is the argument plus a word in GPU memory.
         cell = self.argument("replay", "replay")
         if "replay" in self.backend.calls:
             return self.value(f"add i64 {launch}, {self.first_launch(cell)}")
@@ -320,9 +322,11 @@ class _Lowering(HelperCalls):
         return self.value(f"add i64 {launch}, {self.value('load i64, ptr %first')}")
 
     def first_launch(self, cell: str) -> str:
-        """Return the word that a launch in a graph counts from.
+        """Return the word in GPU memory that is added to the number of a launch in a graph.
 
-        It is loaded early if addresses depend on it. The addition, which waits for the load, may come after a clock.
+        The word is loaded early if addresses depend on it. The addition waits for the load; it may come after the read of a clock.
+
+        cell: the word's address
         """
         used = {call.map for call in self.checked.calls.values() if call.map}
         early = any(self.program.maps[name].kind in SHAPED for name in used)

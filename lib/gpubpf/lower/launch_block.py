@@ -42,16 +42,17 @@ class LaunchBlock(Record):
     epoch: int | None = None  # the launch's epoch of allocations (u64)
     tick: int | None = None  # the length of a tick of an AMD GPU's timer, see TICK_BITS (u64)
     shape: int | None = None  # threads of a block, then blocks of the grid, each x, y, z (six u32)
-    # Address of a u64 in GPU memory in which the copy counts how often it runs, or 0 (u64). Only if no program reads the launch's
-    # number.
+    # Address of a u64 in GPU memory in which the copy counts its executions, or 0 (u64). None if a program reads the launch's number.
     executions: int | None = None
 
 
 def launch_block(fragments: Iterable[Lowered], counts_executions: bool = False) -> LaunchBlock:
-    """Return the layout that these fragments need. `counts_executions`: the copy can count how often it runs.
+    """Return the layout of the launch block for these fragments. Raises Error for an argument without a map.
 
-    It has the launch's number, its replay cell, the base of each map, the capacities that a fragment reads, the bytes of `param` maps,
-    and the optional words that a fragment reads. Raises Error for an argument that lacks its map.
+    The block has the launch's number, its replay cell, the base of each map, the capacities that a fragment reads, the bytes of
+    `param` maps, and the optional words that a fragment reads.
+
+    counts_executions: whether the copy can count how often it runs
     """
     bases: dict[str, int] = {}
     capacities: dict[str, int] = {}

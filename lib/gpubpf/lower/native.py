@@ -28,8 +28,9 @@ class Given(Record):
 class Native(Record):
     """A host program in machine code.
 
-    `code` is the function `void run(const u64 *values)` for x86-64 (System V ABI). It is position-independent and refers to no other
-    code or data. `values`: the values that `run` receives, in order.
+    code    the function `void run(const u64 *values)` for x86-64 (System V ABI). It is position-independent and does not refer to
+            other code or data
+    values  the values that `run` receives, in order
     """
 
     function: str

@@ -17,7 +17,10 @@ _SREG = "llvm.nvvm.read.ptx.sreg."
 
 
 def _with_active_mask(code: str, constraints: str) -> str:
-    """Return inline assembly in which %together is the mask of active lanes. It is one piece, so the mask cannot change within it."""
+    """Return inline assembly in which %together is the mask of active lanes.
+
+    The assembly is one piece, so LLVM inserts nothing between the read of the mask and its use.
+    """
     lines = ["{", ".reg .b32 %together;", "activemask.b32 %together;", *code.split("\n"), "}"]
     return 'asm sideeffect "' + "\\0A".join(lines) + f'", "{constraints}"'
 
@@ -48,8 +51,8 @@ NVPTX = Backend(
         "product": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,r"', "i64"),
         "scale": ('asm "mul.wide.u32 $0, $1, $2;", "=l,r,n"', "i64"),
         "shift": ('asm "shr.u32 $0, $1, $2;", "=r,r,n"', "i32"),
-        # Without a branch, so that ptxas can do what follows while it waits for the kernel's loads. The word does not change while a
-        # kernel runs: the load may come before the kernel's stores.
+        # There is no branch, so that ptxas can place later instructions where the kernel waits for its loads. The word does not change
+        # while a kernel runs, so the load may precede the kernel's stores.
         "replay": (
             'asm "{\\0A.reg .pred %again;\\0Asetp.ne.b64 %again, $1, 0;\\0Amov.b64 $0, 0;\\0A'
             '@%again ld.global.nc.b64 $0, [$1];\\0A}", "=&l,l"',
@@ -144,7 +147,10 @@ _WIDTHS = {"pred": 0, "b16": 1, "b32": 1, "f32": 1, "b64": 2, "f64": 2, "b128": 
 
 
 def _kept_loops(body: list[str]) -> list[str]:
-    """Return the body with a pragma "nounroll" (PTX ISA) at each loop head, so that ptxas keeps the loop. LLVM emits only some."""
+    """Return the body with a pragma "nounroll" (PTX ISA) at each loop head, so that ptxas keeps the loop.
+
+    LLVM emits the pragma only at some loop heads.
+    """
     labels = {line[:-1]: at for at, line in enumerate(body) if line.endswith(":")}
     jumps = ((at, re.search(r"\bbra\S*\s+(\S+);", line)) for at, line in enumerate(body))
     heads = {labels[jump[1]] for at, jump in jumps if jump and labels.get(jump[1], at) < at}
@@ -156,7 +162,7 @@ def _kept_loops(body: list[str]) -> list[str]:
 
 
 def fragment(function: BpfFunction, module: LoweredModule, ptx: str) -> Fragment:
-    """Return the fragment: a block with the body of LLVM's function. Raises VerifyError if that needs local memory or calls."""
+    """Return the fragment: a block with the body of LLVM's function. Raises VerifyError if the body needs local memory or calls."""
     if "__local_depot" in ptx or ".local" in ptx:
         raise VerifyError(
             f"device program {function.name}: an array on the stack does not fit into registers;"

@@ -1,16 +1,15 @@
 """Lower a verified program as a patch: a function that NVIDIA's Compute Sanitizer API calls at places in a kernel's machine code.
 
-    reason = refusal(fragment, "exit")           # None: the API can give what the program reads
+    reason = refusal(fragment, "exit")           # None: the API supplies all that the program reads
     text = patch_module([Patch(fragment, "exit", EXIT)], block, table, (9, 0))
 
 A patch gets the instruction's address (pc) and the operands in SIGNATURES. The launch's arguments come from GPU memory, not from the
 data that the API passes: all kernel nodes of a graph get the data that was set last (docs/gpu.md). From its pc and the launch's shape,
 a patch finds the launch block in a table at a constant address, which the agent fills before a launch:
 
-    table      HEADER bytes, of which the first u64 counts calls in launches of an unknown shape; then SLOTS slots of 16 bytes:
-               {u64 granule, u64 function}. granule: pc >> GRANULE_BITS, or 0 if the slot is free. A granule's slot is the first one
-               from slot_of(granule) on that holds it, at most PROBES - 1 further. function: the address of a record, or 0. No program
-               wants a function without a record.
+    table      HEADER bytes; their first u64 counts calls in launches of an unknown shape. Then SLOTS slots of 16 bytes: {u64 granule,
+               u64 function}. granule: pc >> GRANULE_BITS, or 0 if the slot is free. A lookup begins at slot_of(granule) and reads at
+               most PROBES slots. function: the address of the function's record; 0 if no program runs in the function.
     function   {u64 pc of its first instruction, u64 address of its first shape, or 0}
     shape      {u64 address of the next shape, or 0, u32 threads of a block x, y, z, u32 blocks of the grid x, y, z}, then the launch
                block at BLOCK.
@@ -33,13 +32,13 @@ SLOTS = 1 << SLOT_BITS
 HASH_FACTOR = 0x9E3779B97F4A7C15  # the slot is the highest SLOT_BITS bits of the product
 HEADER = 64  # bytes
 PROBES = 32
-MOST_SHAPES = 1024  # of a function, so that a damaged list has an end
+MOST_SHAPES = 1024  # shapes of a function; the limit ends the search in a damaged list
 BLOCK = 32  # offset in a shape's record
 INSTRUCTION_SIZE = (
     16  # bytes of a machine instruction; a site's number counts instructions from the function's beginning
 )
 
-# Numbers of instructions (Sanitizer_InstructionId in sanitizer_patching.h).
+# Kinds of instructions by the API's numbers (Sanitizer_InstructionId in sanitizer_patching.h).
 BLOCK_ENTER, BLOCK_EXIT, GLOBAL_ACCESS, SHARED_ACCESS, LOCAL_ACCESS, BARRIER = 1, 2, 3, 4, 5, 6
 BARRIER_RELEASE = 29
 # Flags of an access (Sanitizer_DeviceMemoryFlags). Reading and writing are the same bits as in `enum gpu_effect`.
@@ -47,12 +46,12 @@ _READ_WRITE, _PREFETCH, _ONLY_WRITES = 3, 8, 256
 
 
 class Signature(Record):
-    """What the API passes to a patch at an instruction.
+    """The parameters that the API passes to a patch at one kind of instruction.
 
-    point: of programs that can run there.
-    parameters: name and PTX type, behind `data`.
-    space: of accesses; else "".
-    fields: fields of the context that the patch can give, beside `launch`, which every point has.
+    point: the point of the programs that can run there
+    parameters: (name, PTX type) of each parameter after `data`
+    space: the memory space of an access; "" at other instructions
+    fields: the context fields that a patch can supply, besides `launch`, which every point has
     """
 
     point: str
@@ -87,7 +86,7 @@ _ARCHITECTURES = {
 
 
 class Patch(Record):
-    """A program as a patch: the function `name` in the PTX, for the instructions with this number (a key of SIGNATURES)."""
+    """A program as a patch: the function `name` in the PTX, for one kind of instruction (a key of SIGNATURES)."""
 
     fragment: Fragment
     instruction: int
@@ -95,7 +94,7 @@ class Patch(Record):
 
 
 def refusal(fragment: Fragment, point: str) -> str | None:
-    """Return why no patch can run a program at a point; None if one can."""
+    """Return why a patch cannot run a program at a point; None if it can."""
     found = [signature for signature in SIGNATURES.values() if signature.point == point]
     if not found:
         return f"Compute Sanitizer has no patches at point {point}"
@@ -108,7 +107,7 @@ def refusal(fragment: Fragment, point: str) -> str | None:
 
 
 def slot_of(granule: int) -> int:
-    """Return the first slot in which a granule may be."""
+    """Return the slot at which the search for a granule begins."""
     return (granule * HASH_FACTOR & (1 << 64) - 1) >> 64 - SLOT_BITS
 
 
@@ -187,7 +186,7 @@ def _argument(argument: Argument, signature: Signature, block: LaunchBlock) -> l
 
 
 def _field(argument: Argument, signature: Signature) -> list[str]:
-    """Return instructions that set a field of the context."""
+    """Return instructions that set the register of an argument that is a context field."""
     register, bits = argument.register, int(argument.type[1:])
     if argument.field in ("site", "address"):
         wide = "%gpubpf_0site" if argument.field == "site" else "%gpubpf_0address"
@@ -207,7 +206,8 @@ def _field(argument: Argument, signature: Signature) -> list[str]:
 
 
 _LAUNCH = "%gpubpf_0launch"  # the address of the launch block
-# What an access does. Prefetches access nothing, and an atomic that returns no value counts as one that reads and writes.
+# Turn the API's flags into the effect of an access. Prefetches access nothing. An atomic without a result counts as reading and
+# writing.
 _OF_ACCESS = (
     ".reg .b32 %gpubpf_0effect, %gpubpf_0kind, %gpubpf_0bits;",
     ".reg .pred %gpubpf_0is;",
@@ -247,7 +247,7 @@ _FIND = (
     "$gpubpf_known:",
     "ld.global.u64 %gpubpf_0at, [%gpubpf_0at+8];",
     "setp.eq.u64 %gpubpf_0yes, %gpubpf_0at, 0;",
-    "@%gpubpf_0yes bra $gpubpf_end;",  # the function is not wanted
+    "@%gpubpf_0yes bra $gpubpf_end;",  # no program runs in this function
     "ld.global.u64 %gpubpf_0site, [%gpubpf_0at];",
     "sub.u64 %gpubpf_0site, %gpubpf_0pc, %gpubpf_0site;",
     f"shr.u64 %gpubpf_0site, %gpubpf_0site, {INSTRUCTION_SIZE.bit_length() - 1};",

@@ -1,8 +1,8 @@
 """C text → lowered programs, from the package's prebuilt files, from the cache, or made now.
 
     programs = load(text)
-    programs.fragment("on_exit")     # what runs on a GPU
-    programs.native("on_launch")     # what runs in the traced process
+    programs.fragment("on_exit")     # a device program, which runs on a GPU
+    programs.native("on_launch")     # a host program, which runs in the traced process
 
 A prebuilt text needs no compiler, no LLVM and no privileges.
 """
@@ -48,7 +48,8 @@ class LoweredPrograms(Protocol):
     def maps_of(self, name: str) -> frozenset[str]:
         """Return the maps that a device program may use on any GPU. Raises VerifyError.
 
-        Lowering may find that it uses fewer, if the GPU's warps have fewer lanes."""
+        On a GPU whose warps have fewer lanes, the lowered program may use fewer maps.
+        """
 
     def fragment(self, name: str) -> Fragment:
         """Return a device program as PTX. Raises VerifyError if it must not run."""
@@ -162,10 +163,11 @@ class CompiledPrograms:
 def _wave_program(
     text: str, name: str, wave: int, checked: Callable[[], tuple[Program, Checked, str | None]]
 ) -> WaveProgram:
-    """Return a device program for AMD GPUs, from the cache if it is there. text: the key of the C text. checked: verifies the program,
-    and also returns which kernel accepted it.
+    """Return a device program for AMD GPUs, from the cache if it is there. Raises VerifyError.
 
-    Verifying it takes up to a second. Raises VerifyError.
+    text: the key of the C text
+    checked: verifies the program, which takes up to a second. Returns the program, the result, and the release of the kernel that
+      accepted the program, or None without a verdict.
     """
     from gpubpf.lower import amdgcn
 
@@ -180,7 +182,10 @@ def _wave_program(
 
 
 def _lasts(release: str | None) -> bool:
-    """Return whether the verdict of the kernel `release`, or None, may be kept. A kernel that gave none may give one the next time."""
+    """Return whether a result may stay in the cache: without a verdict, the kernel may give one the next time.
+
+    release: the release of the kernel that gave a verdict; None without a verdict
+    """
     return release is not None or not privileges.capable()
 
 
@@ -197,7 +202,7 @@ def verified(program: Program, name: str) -> tuple[Fragment, str | None]:
 
 
 def is_by_lanes(text: str) -> bool:
-    """Return whether a C text depends on the number of lanes. Then AMD GPUs need another text, with WIDE in front."""
+    """Return whether a C text depends on the number of lanes. If so, AMD GPUs need a variant of the text that begins with WIDE."""
     return any(word in text for word in ("GPU_LANES", "gpu_mask"))
 
 
@@ -223,5 +228,5 @@ def find_prebuilt(text: str) -> dict[str, Any] | None:
 
 
 def prebuilt_key(text: str) -> str:
-    """Return the key of a C text's prebuilt file. It does not cover the stages: a test checks that they have not changed since."""
+    """Return the key of a C text's prebuilt file. It does not cover the code of the stages: a test compares their results instead."""
     return cache.key("prebuilt", text, headers.content())

@@ -36,8 +36,8 @@ from gpubpf.ebpf.maps import (
 )
 from gpubpf.lower.backend import Backend
 
-# How often an update tries again, after a pause, while another thread writes the value. All tries take about a second on a GPU, where
-# the other thread needs a few microseconds. The limit only ensures that no launch can hang.
+# How often an update tries again, after a pause, while another thread writes the value. On a GPU, all tries together take about a
+# second, but the other thread needs only a few microseconds. The limit ensures that a launch cannot hang.
 WAITS = 1 << 20
 HASH_OPERATIONS = ("find", "delete", "update", "insert", "replace")
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -62,8 +62,10 @@ def ring_function(name: str, definition: MapDefinition, backend: Backend) -> str
 def block_function(
     name: str, last: bool, backend: Backend, slots: int = BLOCK_SLOTS, probes: int = BLOCK_PROBES
 ) -> str:
-    """Return `i1 name(i64 base, i64 launch, i64 block, i32 threads)`: whether the thread is the first of its block to call it, or with
-    `last` the last."""
+    """Return `i1 name(i64 base, i64 launch, i64 block, i32 threads)`.
+
+    The result is whether the calling thread is the first of its block to call the function; with `last`, whether it is the last.
+    """
     return _filled("block", backend, name=name, last=last, slot_mask=slots - 1, probes=probes)
 
 

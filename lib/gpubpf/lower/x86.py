@@ -20,11 +20,11 @@ X86 = Backend(
 # Floating-point registers belong to the application. The code must also be self-contained: no jump tables, no calls of memset.
 _FEATURES = "-mmx,-sse,-sse2,-x87,+soft-float"
 _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
-_RUN = "run"  # the function that the agent calls: the first byte of the code is its first
+_RUN = "run"  # the function that the agent calls; the code begins with it
 
 
 def lower(program: Program, function: BpfFunction) -> Native:
-    """Return a host program as machine code. Raises VerifyError, for example for what only the kernel has."""
+    """Return a host program as machine code. Raises VerifyError, for example for a helper that only the Linux kernel has."""
     checked = check(program, context.copied(function, context.FIELDS[function.point]))
     module = ir.lower(program, checked, X86)
     values: dict[Given, int] = {}
