@@ -11,9 +11,10 @@ from gpubpf.verify.values import Checked
 def verify(program: Program, function: BpfFunction) -> tuple[Checked, str | None]:
     """Verify one device program by both gates. Raises VerifyError, which names the instruction and the C line.
 
-    Our own gate is the second one but runs first, because the kernel's verifier must be told which loads read the context. Returns
-    what our gate learnt, and the release of the kernel whose verifier accepted the program. The release is None if the kernel gave no
-    verdict, for example without CAP_BPF. Prebuilt programs carry the verdict that they got when they were built.
+    Our own gate is the second one but runs first, because it finds the loads that read the context, which the first gate must know.
+
+    Returns what our gate learnt, and the release of the kernel whose verifier accepted the program. The release is None without a
+    verdict of the kernel, for example without CAP_BPF. Prebuilt programs carry the verdict from when they were built.
     """
     checked = check(program, function)
     return checked, kernel.check(program, checked)

@@ -15,9 +15,9 @@ from gpubpf.verify.ranges import constant, within
 from gpubpf.verify.registers import SELDOM, AbstractMachine
 from gpubpf.verify.values import CheckedCall, State, Value, frame_bytes, signed64, value_alignment
 
-# The program ends at these calls, or begins again.
+# At these calls, the program ends or begins again.
 _ENDING = frozenset((number_of("bpf_cuda_exit"), SELDOM))
-# These change maps, or print. (`bpf_map_lookup_elem` does not: what is stored through its result is an access of its own.)
+# These helpers change maps, or print. (`bpf_map_lookup_elem` is not one of them: a store through its result is a separate access.)
 _EFFECTS = frozenset(
     map(
         number_of,
@@ -93,7 +93,7 @@ class HelperCall:
         state.registers[1:6] = [None] * 5
 
     def _find(self) -> tuple[Helper, Use]:
-        """Return the helper, and how programs on this side (host or device) use it."""
+        """Return the helper, and its use by programs on this side (host or device)."""
         helper = HELPERS.get(self.number)
         if self.number == b.POISON:
             raise self.reject(
@@ -378,7 +378,8 @@ class HelperCall:
     ) -> list[Value] | None:
         """Check that `size` bytes can be read. Return the bytes if they are on the stack, else None.
 
-        address: the address to check; by default, the value of the argument itself."""
+        address: the address to check; by default, the value of the argument
+        """
         value = address if address is not None else self._argument(register)
         if value.kind not in ("stack", "value", "record") or value.nullable:
             hint = (
@@ -419,7 +420,7 @@ class HelperCall:
         return None
 
     def _written(self, register: int, value: Value, size: int, what: str, aligned: bool = True) -> None:
-        """Check memory other than the stack that the helper writes, and note that others see it."""
+        """Check that the helper may write to memory other than the stack, and record the write as an effect that others see."""
         self._check_bounds(register, value, size, what, aligned)
         if value.kind == "value" and (definition := self.machine.program.maps[str(value.object)]).constant:
             raise self._writes_constant(definition)
@@ -443,7 +444,7 @@ class HelperCall:
                 f"{self.name}: its {what} of {size} bytes reaches beyond the {limit} bytes of the object",
                 "pass the address of a large enough variable",
             )
-        # The lowering reads such parts at once.
+        # The lowering accesses the memory in naturally aligned parts.
         step = max(width for _, width in chunks(size)) if aligned else 1
         alignment = (
             8 if value.kind == "record" else value_alignment(self.machine.program.maps[str(value.object)])
@@ -453,7 +454,7 @@ class HelperCall:
         self.pointers[register] = "memory"
 
     def _value_found(self) -> Value:
-        """Return the result of a lookup. It is not nullable if the map certainly has the key."""
+        """Return the result of a lookup. The result is not nullable if the map certainly has the key."""
         definition, key = self.map, self.key
         assert definition is not None
         address = Value("value", constant(0), definition.name, self.machine.new_id(), True)

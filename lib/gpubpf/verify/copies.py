@@ -25,8 +25,8 @@ _TOGETHER = (
 def separate(code: Sequence[Instruction], pc: int) -> tuple[Instruction, ...] | None:
     """Return the code with a separate copy of the block of `pc`, from its beginning to `pc`, for each way into the block.
 
-    The copies follow `pc`. Return None if there is only one way into the block, or if lanes work together in it: lanes that take
-    different ways would no longer do so.
+    The copies follow `pc`. Return None if there is only one way into the block, or if the block calls a collective helper: lanes that
+    enter the block in different ways would no longer make the call together.
     """
     targets = {target_of(at, i) for at, i in enumerate(code) if jumps(i)}
     start = pc
@@ -36,7 +36,7 @@ def separate(code: Sequence[Instruction], pc: int) -> tuple[Instruction, ...] | 
             return None
     block = code[start : pc + 1]
     ways = [at for at, i in enumerate(code) if jumps(i) and target_of(at, i) == start]
-    if not start or _leaves(code[start - 1]):  # nothing falls into the block: the first jump keeps it
+    if not start or _leaves(code[start - 1]):  # only jumps lead here: the first keeps the block
         ways = ways[1:]
     if not ways or any(_is_collective(code, at) for at in range(start, pc + 1)):
         return None
@@ -73,7 +73,7 @@ def _leaves(i: Instruction) -> bool:
 
 
 def _is_collective(code: Sequence[Instruction], at: int) -> bool:
-    """Return whether lanes work together in an instruction: a call of such a helper, or of a function that may call one."""
+    """Return whether an instruction calls a helper of _TOGETHER, or a function that may call such a helper."""
     i = code[at]
     if i.opcode != b.JMP | b.CALL:
         return False

@@ -37,10 +37,10 @@ def successors(code: Sequence[Instruction], pc: int) -> tuple[int, ...]:
 
 
 def liveness(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int]]:
-    """Return the jump targets, and two masks for each instruction.
+    """Return the jump targets, the live registers and the registers and stack bytes that matter.
 
-    The first mask has the registers that may still be read. The second has the registers and stack bytes whose values may decide which
-    memory is accessed, what is passed to a helper, or how often a loop runs (`_needs`).
+    The second and third result have a mask for each instruction. A live register may still be read. A register or stack byte matters
+    if its value may decide which memory the program accesses, what it passes to a helper, or how often a loop runs (`_needs`).
     """
     size = len(code)
     after = [successors(code, pc) for pc in range(size)]
@@ -75,9 +75,9 @@ def liveness(code: Sequence[Instruction]) -> tuple[set[int], list[int], list[int
 
 
 def spills(code: Sequence[Instruction]) -> int:
-    """Return the stack offset below which the compiler put only spilled registers: the lowest stack address that the program takes.
+    """Return the stack offset below which the compiler put only spilled registers.
 
-    This is a guess, which only affects how many paths are followed.
+    The offset is a guess: the lowest stack address that the program takes. It only affects how many paths the gate follows.
     """
     low = 0
     for pc, i in enumerate(code):
@@ -94,7 +94,7 @@ def spills(code: Sequence[Instruction]) -> int:
 
 
 def _uses(i: Instruction) -> tuple[int, int]:
-    """Return the masks of the registers that an instruction reads and of those that it overwrites."""
+    """Return the mask of the registers that an instruction reads, and the mask of the registers that it overwrites."""
     op = i.opcode & 0xF0
     source = 1 << i.src if i.opcode & 0x08 else 0
     if i.cls in (b.ALU, b.ALU64):
@@ -186,7 +186,7 @@ def _loop(head: int, last: int, before: list[list[int]]) -> set[int]:
 
 
 def stack_bytes(at: int, size: int) -> int:
-    """Return the bits of stack bytes in the second mask of `liveness`, after the bits of the registers; 0 outside the stack."""
+    """Return the bits of stack bytes in the masks of what matters (`liveness`), after those of the registers; 0 outside the stack."""
     return ((1 << size) - 1) << (11 + STACK_SIZE + at) if -STACK_SIZE <= at <= -size else 0
 
 

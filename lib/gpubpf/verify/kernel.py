@@ -30,7 +30,9 @@ _RINGBUF_OUTPUT = number_of("bpf_ringbuf_output")
 
 
 def check(program: Program, checked: Checked) -> str | None:
-    """Let the kernel verify a program that passed the second gate, which found out where the program reads its context.
+    """Let the kernel verify a program that has passed the second gate.
+
+    checked: the result of the second gate, which includes the places where the program reads its context
 
     Returns the kernel's release, or None if the kernel gives no verdict, for example without CAP_BPF. Raises VerifyError.
     """
@@ -50,7 +52,7 @@ def check(program: Program, checked: Checked) -> str | None:
 
 
 def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
-    """Return the instructions of the stand-in, and for each the number of the original instruction."""
+    """Return the instructions of the stand-in, and for each of them the number of the instruction that it comes from."""
     code = checked.function.instructions
     fields = CONTEXTS[checked.function.point]
     context = {
@@ -97,7 +99,7 @@ def stand_in(checked: Checked) -> tuple[list[Instruction], list[int]]:
         if pc in turns:  # the loop may end the program here
             put(pc, Instruction(_MAY_GOTO, offset=1), Instruction(b.JMP | b.JA, offset=2))
             put(pc, Instruction(b.ALU64 | b.MOV), Instruction(b.JMP | b.EXIT))
-            # Make unknown what changes between iterations, so that the kernel need not follow each one.
+            # Give the numbers that change between iterations an unknown value, so that the kernel need not follow each iteration.
             numbers = [n for n in sorted(turns[pc]) if unknown and inside_main]
             registers = [n for n in numbers if n >= 0]
             put(pc, *(Instruction(b.LDX | b.MEM | 0x18, n, 10, slot) for n in registers))

@@ -1,4 +1,4 @@
-"""What is known about a 64-bit number: unsigned and signed bounds, and known bits."""
+"""Ranges: what is known about a 64-bit number, as unsigned and signed bounds and known bits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def within(lo: int, hi: int) -> Range:
 
 
 def _settle(lo: int, hi: int, slo: int, shi: int, bits: int, unknown: int) -> Range | None:
-    """Tighten the bounds and the bits by each other. Return None if they contradict each other: no such number exists."""
+    """Tighten the bounds by the bits, and the bits by the bounds. Return None if they contradict each other, so no number fits."""
     for _ in range(2):
         lo, hi = max(lo, bits), min(hi, bits | unknown)
         slo = max(slo, signed(bits | unknown & SIGN))
@@ -288,7 +288,10 @@ _SWAPPED = {JLT: JGT, JLE: JGE, JSLT: JSGT, JSLE: JSGE}
 
 
 def refine(op: int, a: Range, b: Range, taken: bool) -> tuple[Range, Range] | None:
-    """Return the ranges of both operands after a jump on `a op b` that was taken or not; None if that cannot happen."""
+    """Return the ranges of both operands after a jump on `a op b`; None if the jump cannot go this way.
+
+    taken: whether the jump was taken
+    """
     if op == JSET:
         return _refine_set(a, b, taken)
     if not taken:
@@ -356,7 +359,7 @@ def refine32(op: int, a: Range, b: Range, taken: bool) -> tuple[Range, Range] | 
 
 
 def _of_low(a: Range, low: Range, is_signed: bool) -> Range | None:
-    """Return the range of a number after a comparison of its low 32 bits, which have the range `low`; None if it cannot exist."""
+    """Return the range of a number after a comparison left its low 32 bits with the range `low`; None if no such number exists."""
     extended = is_signed and a.slo >= -(1 << 31) and a.shi < 1 << 31
     # Otherwise the low half is the whole number only if the high half is 0 and the low half was not treated as negative.
     return intersect(a, low) if extended or (a.hi <= U32 and low.slo >= 0) else a

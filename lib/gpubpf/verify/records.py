@@ -1,7 +1,7 @@
 """Find the record size of the ring buffers that an object file declares.
 
-The kernel's ring buffers declare none, and bpftime's declare the largest possible size. On a GPU, all records of a ring take the same
-space, so it should be no larger than the records that the programs write.
+The kernel's ring buffers do not declare a record size, and bpftime's declare the largest possible size. On a GPU, all records of a
+ring take the same space, so the record size should be that of the largest record that the programs write.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ class DiffersByPath(VerifyError):
 class AbstractMachine:
     """The registers and memory of a program that is being verified.
 
-    `accesses`, `calls` and `constants` collect what was learnt, by place. `constants` has None for a load whose result is not always
-    the same number. `stack_low` is the lowest stack offset that the program writes.
+    accesses, calls  the memory accesses and helper calls found, by place
+    constants        the results of loads from constant maps, by place; None if the result is not always the same number
+    stack_low        the lowest stack offset that the program writes
     """
 
     def __init__(self, program: Program, function: BpfFunction) -> None:
@@ -45,7 +46,7 @@ class AbstractMachine:
         self.calls: dict[CodePlace, CheckedCall] = {}
         self.constants: dict[CodePlace, int | None] = {}
         self.stack_low = 0
-        # Whether the program calls gpu_seldom, where it may begin again. Code before the call must have no effects.
+        # Whether the program calls gpu_seldom, at which it may begin again. Code before the call must not have effects.
         self.begins_again = any(
             i.opcode == b.JMP | b.CALL and i.src == 0 and i.imm == SELDOM for i in function.instructions
         )
@@ -212,12 +213,12 @@ class AbstractMachine:
         state.registers[i.dst] = value
 
     def _constant(self, base: Value, where: Range, size: int) -> int | None:
-        """Return the number at an offset of a constant map; None if it is not known."""
+        """Return the number of `size` bytes at an offset in a constant map; None if the number is unknown."""
         data = self.constant_bytes(base, size, where)
         return int.from_bytes(data, "little") if data is not None else None
 
     def constant_bytes(self, base: Value, size: int, where: Range | None = None) -> bytes | None:
-        """Return the bytes of a constant map with a single value that an address points to; None if they are not known."""
+        """Return the `size` bytes in a constant map, which must have a single value, that an address points to; None if unknown."""
         at = (base.range if where is None else where).constant
         if base.kind != "value" or at is None:
             return None

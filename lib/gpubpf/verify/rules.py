@@ -33,17 +33,18 @@ MAX_STEPS = 65536  # instructions followed over all paths
 MAX_DEPTH = 8
 MAX_INSTRUCTIONS = 4096
 MAX_COPIED = 32  # blocks that are copied, see `copies`
-TURNS = 20  # turns of a loop that are followed one by one before one state stands for all further ones
+TURNS = 20  # iterations of a loop that are followed one by one, before one state stands for all further iterations
 _COMPARED = (7, 6, 8, 9, 2, 0, 1, 3, 4, 5)  # registers, those that differ most often first; r10 never differs
-_MANY = 12  # states at a place are generalized after this many there were followed to their end
+_MANY = 12  # after this many finished states at a place, further states there are generalized
 
 
 def check(program: Program, function: BpfFunction, sizing: bool = False) -> Checked:
     """Follow every path of `function` and return what was learnt. Raises VerifyError.
 
-    An instruction that does different things on different paths is copied for each path, if possible. If the loops of a device program
-    are too long to follow, it must be safe by what holds in all their turns; the lowering gives such loops a limit.
-    sizing: ring buffers may lack a record size; such a program cannot be lowered yet.
+    An instruction that does different things on different paths is copied for each path, if possible. If a device program's loops are
+    too long to follow, the program must be safe given only what holds in every iteration; the lowering then limits the iterations.
+
+    sizing: whether ring buffers may lack a record size; such a program cannot be lowered yet
     """
     try:
         return _separated(program, function, sizing, False)
@@ -82,7 +83,7 @@ class _Checker(AbstractMachine):
         super().__init__(program, function)
         self.sizing, self.widening = sizing, widening
         self.loops: dict[CodePlace, frozenset[int]] = {}
-        self.holding: dict[CodePlace, tuple[str, int]] = {}  # a record that is held there on some path
+        self.holding: dict[CodePlace, tuple[str, int]] = {}  # place → a record that some path holds there
         self.code = function.instructions
         self.reached: set[CodePlace] = set()
         self.edges: set[tuple[CodePlace, bool]] = set()
@@ -123,7 +124,7 @@ class _Checker(AbstractMachine):
                     pending.append(following[1])
                     if state.mark is not None:
                         state.mark.open += 1
-        for place in self.holding.keys() & self.loops.keys():  # the turn limit may end the program there
+        for place in self.holding.keys() & self.loops.keys():  # LOOP_TURNS may end the program there
             raise self._held(*self.holding[place])
         return Checked(
             self.function,
@@ -145,9 +146,9 @@ class _Checker(AbstractMachine):
             mark = mark.parent
 
     def _known(self, checkpoints: dict[CodePlace, deque[Checkpoint]], state: State) -> bool:
-        """Return whether this state, or a more general one, was already followed to its end. If not, remember it.
+        """Return whether this state, or a more general state, was already followed to its end. If not, remember this state.
 
-        Under `widening`, a state that stands for all turns of a loop also covers the further turns.
+        With `widening`, a state that stands for all iterations of a loop also covers later iterations.
         """
         kept = checkpoints.setdefault((state.chain, state.pc), deque(maxlen=64))
         for checkpoint in kept if self.widening else ():
@@ -170,9 +171,10 @@ class _Checker(AbstractMachine):
         return False
 
     def _widen(self, state: State) -> bool:
-        """Forget the numbers that changed in the last turn of a loop, after TURNS turns. Return whether there were that many.
+        """After TURNS iterations of a loop, forget the numbers that changed in the last iteration. Return whether the loop had TURNS.
 
-        The state then stands for all further turns. If a further turn is not covered by it, that turn forgets more."""
+        The state then stands for all further iterations. If it does not cover a later one, more numbers are forgotten there.
+        """
         before = self._last_turn(state)
         if before is None:
             return False
@@ -187,7 +189,7 @@ class _Checker(AbstractMachine):
         return True
 
     def _last_turn(self, state: State) -> State | None:
-        """Return the state here in the previous turn, if the loop has had TURNS turns since it began; else None."""
+        """Return the state at this place in the previous iteration of the loop; None before the loop has had TURNS iterations."""
         depth, turns, last = self.depths[state.pc], 0, None
         mark = state.mark if depth else None
         while mark is not None and turns < TURNS:
@@ -195,7 +197,7 @@ class _Checker(AbstractMachine):
                 if mark.state.pc == state.pc:
                     turns, last = turns + 1, last or mark.state
                 elif self.depths[mark.state.pc] < depth:
-                    break  # the enclosing loop began a turn
+                    break  # the enclosing loop began an iteration
             mark = mark.parent
         return last if turns == TURNS else None
 
@@ -207,10 +209,10 @@ class _Checker(AbstractMachine):
         )
 
     def _next_turn(self, state: State, every: State) -> None:
-        """Record that a loop continues as in a turn that is being followed. every: the state that stands for all turns."""
+        """Record that an iteration of a loop is covered by `every`, the state that stands for all iterations."""
         for name, pc in state.held.values():
             raise self._held(name, pc)
-        state.reads((1 << STACK_SIZE * len(state.stacks)) - 1)  # that turn may still read anything
+        state.reads((1 << STACK_SIZE * len(state.stacks)) - 1)  # the followed iteration may read anything
         numbers = {n for n, value in enumerate(every.registers) if value is not None and _is_any(value)}
         stack = every.stacks[-1]
         numbers |= {
@@ -222,9 +224,9 @@ class _Checker(AbstractMachine):
         self.loops[place] = self.loops.get(place, frozenset(numbers)) & numbers
 
     def _forget(self, state: State) -> None:
-        """Forget the ranges of numbers on which no address, helper call or loop depends, to follow fewer paths.
+        """Forget the ranges of numbers that do not matter for an address, a helper call or a loop, to follow fewer paths.
 
-        The verdict on the more general state holds for all states that it covers.
+        The verdict on the more general state also holds for each state that it covers.
         """
         matters = self.matters[state.pc]
         for number, value in enumerate(state.registers):
@@ -263,7 +265,7 @@ class _Checker(AbstractMachine):
     def _covers(self, old: State, new: State, read: int = -1) -> bool:
         """Return whether everything that is possible in `new` is also possible in `old`.
 
-        read: the stack bytes that matter. The states may differ in all others.
+        read: a mask of the stack bytes that matter. The states may differ in all other stack bytes.
         """
         if len(old.stacks) != len(new.stacks) or len(old.held) != len(new.held):
             return False
@@ -300,7 +302,7 @@ class _Checker(AbstractMachine):
                 )
                 if not before and not value_covers(value, new_value, ids):
                     return False
-        # Each held record of the old state stands for a different one of the new state.
+        # Each held record of the old state must stand for a different record of the new state.
         found = [ids.get(number) for number in old.held]
         return len(set(found)) == len(found) and all(
             isinstance(number, int) and number in new.held and new.held[number][0] == name
@@ -363,7 +365,7 @@ class _Checker(AbstractMachine):
     # One instruction
 
     def _step(self, state: State, i: Instruction) -> list[State]:
-        """Return the states after an instruction: none at the end of a path, two after a jump that may or may not be taken."""
+        """Return the states after an instruction: none at the end of a path, two after a jump that can go both ways."""
         if i.cls in (b.ALU, b.ALU64):
             self._alu(state, i)
         elif i.cls == b.LD:
@@ -498,7 +500,7 @@ class _Checker(AbstractMachine):
     def _compare(
         self, state: State, i: Instruction, left: Value, right: Value, taken: bool
     ) -> tuple[Value, Value] | None:
-        """Return what is known about both operands if the jump goes this way; None if it cannot."""
+        """Return what is known about both operands if the jump goes this way; None if the jump cannot go this way."""
         op, wide = i.opcode & 0xF0, i.cls == b.JMP
         if left.kind == right.kind == "number":
             refined = (ranges.refine if wide else ranges.refine32)(op, left.range, right.range, taken)

@@ -1,4 +1,4 @@
-"""What the second gate knows while it follows a program, and what it has learnt in the end."""
+"""Values of the second gate: what it knows while it follows a program, and its result (`Checked`)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ CodePlace = tuple[Chain, int]
 class Value(NamedTuple):
     """What a register or stack slot holds: a number, or an address.
 
-    kind `number`: `range` is its value. All other kinds are addresses, and `range` is the offset in bytes from the beginning of the
-    object: `context`; `stack` (`object`: number of the frame); `map` (the map itself, `object`: its name); `value` (of the map
-    `object`); `record` (`object`: its size in bytes). Copies of a value have the same `id`. `nullable`: it may be NULL; a test
-    against NULL clears this.
+    kind      "number", or for an address the object that it points to: "context", "stack", "map" (the map itself), "value" (a value of
+              a map) or "record"
+    range     the number; or the address's offset from the beginning of the object, in bytes
+    object    for "stack", the number of the frame; for "map" and "value", the map's name; for "record", its size in bytes
+    id        copies of a value have the same id
+    nullable  whether the address may be NULL; a test against NULL clears this
     """
 
     kind: str
@@ -36,8 +38,10 @@ class Value(NamedTuple):
 class CheckedAccess(Record):
     """The memory that an instruction accesses, the same on every path.
 
-    kind `stack`, `memory` (global memory; `alignment` of the access), `context` (`name` of the field, `offset` in it), `param`
-    (`name` of the map).
+    kind       "stack", "memory" (global memory), "context" or "param"
+    name       for "context", the field; for "param", the map
+    offset     for "context", the offset in the field, in bytes
+    alignment  for "memory", the alignment of the access, in bytes
     """
 
     kind: str
@@ -67,16 +71,22 @@ class CheckedCall(Record):
 
 
 class Checked(Record):
-    """A program that passed the second gate, and what was learnt: accesses and calls by place, all reachable places, and the ways that
-    each conditional jump can go. `constants`: the results of loads from constant maps, by place."""
+    """A program that passed the second gate, and what the gate learnt.
+
+    accesses   the memory accesses, by place
+    calls      the helper calls, by place
+    reached    all reachable places
+    edges      the ways that conditional jumps can go: (place, whether the jump is taken)
+    constants  the results of loads from constant maps, by place
+    """
 
     function: BpfFunction
     accesses: Mapping[CodePlace, CheckedAccess]
     calls: Mapping[CodePlace, CheckedCall]
     reached: frozenset[CodePlace]
     edges: frozenset[tuple[CodePlace, bool]]
-    # Loops with an unknown number of turns: the place where a turn begins → what may be any number there, as registers (>= 0) and
-    # offsets of 8 stack bytes (< 0).
+    # Loops with an unknown number of iterations: the place where an iteration begins → the registers (>= 0) and the offsets of 8 stack
+    # bytes (< 0) that may hold any number there.
     loops: Mapping[CodePlace, frozenset[int]]
     steps: int
     stack_low: int  # lowest stack offset that is written
@@ -90,11 +100,13 @@ Byte = tuple[Value, int, int]  # byte k of a value that was stored as n bytes
 
 
 class Checkpoint:
-    """A state at a jump target, and the number of paths from it that were not yet followed to their end (`open`).
+    """A state at a jump target.
 
-    `read`: the stack bytes whose value at this point was read on some path from here; complete once no path is open. `written`: the
-    stack bytes that were written between the parent and this checkpoint. Both are masks (`frame_bytes`). `widened`: the state stands
-    for all turns of a loop.
+    open     the number of paths from here that were not yet followed to their end
+    read     the stack bytes whose value at this place was read on some path from here, as a mask (`frame_bytes`); complete once no
+             path is open
+    written  the stack bytes that were written between the parent and this checkpoint, as a mask
+    widened  whether the state stands for all iterations of a loop
     """
 
     __slots__ = ("open", "parent", "read", "state", "widened", "written")
@@ -105,7 +117,7 @@ class Checkpoint:
 
 
 class State:
-    """Everything that is known at one place on one path."""
+    """The state of the abstract machine at one place on one path."""
 
     __slots__ = ("chain", "effect", "held", "mark", "pc", "registers", "returns", "stacks", "written")
 
@@ -137,7 +149,7 @@ class State:
         bytes_ &= ~self.written
         mark = self.mark
         while mark is not None:
-            bytes_ &= ~mark.read  # the parents know these already
+            bytes_ &= ~mark.read  # these bytes are already recorded, also in the parents
             if not bytes_:
                 return
             mark.read |= bytes_
@@ -177,10 +189,9 @@ def value_alignment(definition: MapDefinition) -> int:
 
 
 def value_covers(old: Value | None, new: Value | None, ids: dict[int, object]) -> bool:
-    """Return whether `old` can be everything that `new` can be.
+    """Return whether each value that `new` may have is one that `old` may have.
 
-    `ids` maps each id of the old state to the value of the new state that it stands for: copies in the old state must be copies in the
-    new one.
+    ids: id in the old state → the value in the new state that it stands for. Copies in the old state must be copies in the new state.
     """
     if old is None:
         return True
