@@ -26,15 +26,19 @@ _MAGIC = 0xEB9F
 # Bytes that follow a type: in all, and for each member.
 _MORE = {INT: (4, 0), ARRAY: (12, 0), STRUCT: (0, 12), UNION: (0, 12), ENUM: (0, 8), PROTOTYPE: (0, 8)}
 _MORE |= {VAR: (4, 0), SECTION: (0, 12), TAG: (4, 0), ENUM64: (0, 12)}
-_DEEPEST = 32  # types within types
+_DEEPEST = 32  # maximum nesting of types
 MOST_TEXT = 4096  # bytes of a string; names and lines of C are shorter
 _SIGNED, _CHAR, _BOOL = 1, 2, 4  # encoding of an INT
 _LARGEST = 1 << 30  # bytes of a type
-_MOST_FIELDS = 4096  # of a layout, with the fields of its fields
+_MOST_FIELDS = 4096  # fields of a layout, including the fields of fields
 
 
 class Member(NamedTuple):
-    """A member of a structure or union. `offset` is in bits. `bits`: the size of a bit field, else 0."""
+    """A member of a structure or union.
+
+    offset  in bits
+    bits    the size of a bit field in bits; 0 for other members
+    """
 
     name: str
     type: int
@@ -43,7 +47,7 @@ class Member(NamedTuple):
 
 
 class Types:
-    """The types of a BTF section, by number from 1. Number 0 is void. Raises ImageError for what is not BTF."""
+    """The types of a BTF section, by number from 1. Number 0 is void. Raises ImageError if the section is not valid BTF."""
 
     def __init__(self, data: bytes) -> None:
         try:
@@ -87,7 +91,7 @@ class Types:
         return name, info, size
 
     def string(self, offset: int) -> str:
-        """Return a string of the section; "" outside of it, and if it has more than MOST_TEXT bytes."""
+        """Return the string at an offset; "" for an offset outside the section, and for a string of more than MOST_TEXT bytes."""
         end = self._strings.find(b"\0", offset, max(offset, 0) + MOST_TEXT)
         return self._strings[offset:end].decode("utf-8", "replace") if end >= 0 else ""
 
@@ -138,7 +142,7 @@ class Types:
         return [(name, value - (value >> 63 << 64) if signed else value) for name, value in found]
 
     def array(self, number: int) -> tuple[int, int]:
-        """Return (type of the elements, how many) of an array."""
+        """Return (type of the elements, number of elements) of an array."""
         if self.kind(number) != ARRAY:
             raise _damaged(f"type {number} is not an array")
         element, _, count = _TYPE.unpack_from(self._data, self._at[number] + 12)
@@ -174,7 +178,7 @@ class Types:
         return self._type(number)[2] if self.kind(number) in sized else 0
 
     def layout(self, number: int) -> Any:
-        """Return a type as `maps.dtype` takes it; None if that cannot be said, such as for bit fields."""
+        """Return a type as `maps.dtype` takes it; None for a type that has no such form, such as one with bit fields."""
         return self._layout(number, 0, [_MOST_FIELDS])
 
     def _layout(self, number: int, depth: int, left: list[int]) -> Any:
@@ -200,7 +204,7 @@ class Types:
                 inner = self._layout(member.type, depth + 1, left)
                 if inner is None or member.bits or member.offset % 8:
                     return None
-                if not member.name and isinstance(inner, dict):  # its fields belong to the outer
+                if not member.name and isinstance(inner, dict):  # its fields belong to the outer type
                     fields += [[name, one, member.offset // 8 + at] for name, one, at in inner["fields"]]
                 elif member.name:
                     fields.append([member.name, inner, member.offset // 8])
@@ -224,7 +228,7 @@ class Types:
 
     @cached_property
     def by_name(self) -> dict[str, list[int]]:
-        """The numbers of the types with a name, without its flavor: `task_struct___old` counts as `task_struct`."""
+        """Name → numbers of the types with that name. Names have no flavor: `task_struct___old` counts as `task_struct`."""
         found: dict[str, list[int]] = {}
         for number in range(1, len(self)):
             if name := essential_name(self.name(number)):
@@ -236,8 +240,12 @@ LINES, RELOCATIONS = 1, 2  # parts of .BTF.ext: where instructions are from; CO-
 
 
 def extension(data: bytes, part: int) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """Yield the records of a part of .BTF.ext: the name of the ELF section, as an offset among the strings, and the first four
-    numbers. Nothing if there is no such part. Raises ImageError."""
+    """Yield the records of a part of .BTF.ext. Yield nothing without such a part. Raises ImageError.
+
+    A record has the name of its ELF section, as an offset for `Types.string`, and the record's first four numbers.
+
+    part: LINES or RELOCATIONS
+    """
     if not data:
         return
     try:

@@ -31,8 +31,8 @@ ATOMIC_ADD, ATOMIC_OR, ATOMIC_AND, ATOMIC_XOR, ATOMIC_XCHG, ATOMIC_CMPXCHG = (
 )
 LD_IMM64 = 0x18
 PSEUDO_MAP = 1  # src of an ld_imm64 whose value is a map
-PSEUDO_VALUE = 2  # the same for an address in the first value of a map
-# A call of this number stands for code that needs a member or type which the running kernel does not have. It is libbpf's number.
+PSEUDO_VALUE = 2  # src of an ld_imm64 whose value is an address in the first value of a map
+# Like libbpf, a call of this number replaces code that needs a member or type which the running kernel does not have.
 POISON = 0xBAD2310
 PSEUDO_CALL = 1  # src of a call whose imm is a relative instruction number
 
@@ -45,7 +45,7 @@ def _fields(*names: str) -> Mapping[str, tuple[int, int]]:
 
 # The fields with the arguments of a kernel or function, by position.
 ARGUMENTS = tuple(f"arg{number}" for number in range(16))
-# Those with the operands of an instruction, by position, and those of its result.
+# The fields with the operands of an instruction, by position, and the fields with its result.
 OPERANDS = tuple(f"operand{number}" for number in range(4))
 _RESULT = ("active", "type", "low", "high", "operand_type", "operands", *OPERANDS)
 
@@ -73,7 +73,8 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "operation": _fields("id", "kind", "stream", "call_ns", "bytes", "destination", "source", "gpu"),
 }
 HOST_POINTS = ("launch", "operation")  # these run on the host, in the thread that calls the driver
-# What a uprobe of a host point is put on, in a file of the agent: for launches at its beginning, for operations at OPERATION_STUB.
+# The code in a file of the agent that a uprobe of a host point is attached to: for launches at offset 0, for operations at
+# OPERATION_STUB.
 HOST_STUB = bytes.fromhex("0f1f440000c3")  # nop5; ret: the kernel can replace this nop by a call
 OPERATION_STUB = 64
 DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  # these run on the GPU
@@ -84,7 +85,7 @@ UNADDRESSED_SPACES = (
     "texture",
     "surface",
     "tensor",
-)  # behind SPACES in the enum; accesses there have no address
+)  # follow SPACES in the enum; accesses to these spaces have no address
 READS, WRITES, RETURNS = 1, 2, 4
 # The types of values, in the order of enum gpu_type, and the kinds of accesses that have a value.
 TYPES = tuple("b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64 pred".split())
@@ -93,7 +94,7 @@ VALUE_KINDS = ("load", "store", "atomic")
 FLOAT_OPERATIONS = tuple(
     "add sub mul fma div rcp sqrt rsqrt min max abs neg copysign sin cos tanh lg2 ex2 cvt mma".split()
 )
-# What `work` of an exit program can count (ptx/opcodes.py has the exact definitions).
+# The kinds of work that an exit program can count (ptx/opcodes.py has the exact definitions).
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 
 
@@ -118,7 +119,7 @@ class Instruction(Record):
 
 
 class BpfFunction(Record):
-    """One program of a C text: its instructions, followed by those of its subprograms, as the kernel wants them.
+    """One program of a C text: its instructions, followed by those of its subprograms, as the kernel requires.
 
     `point`: one of CONTEXTS, `uprobe` (the context is struct pt_regs) or `host` (any other context, such as a tracepoint's record).
     The last two can only run in the kernel.
@@ -129,7 +130,7 @@ class BpfFunction(Record):
     instructions: tuple[Instruction, ...]
 
 
-# Before a C text, it makes the text's variant for GPUs whose warps have up to 64 lanes (gpu_mask and GPU_LANES in gpubpf.h).
+# At the beginning of a C text, this makes the variant for GPUs whose warps have up to 64 lanes (gpu_mask and GPU_LANES in gpubpf.h).
 WIDE = "#define GPU_LANES 64\n"
 
 

@@ -2,8 +2,9 @@
 
     functions, maps = compile_text(source.text, "/usr/bin/clang-15", source.origin)
 
-bcc rewrites methods of maps, such as `cells.lookup(&key)`, into calls of helpers; here they become macros of clang.h. What bcc says of
-the types of maps comes from the object file's BTF (the kernel's Documentation/bpf/btf.rst), in the same form.
+bcc rewrites methods of maps, such as `cells.lookup(&key)`, into calls of helpers; here they become macros of clang.h. The types of
+maps, which bcc would describe, come from the object file's BTF (the kernel's Documentation/bpf/btf.rst), in the form of bcc's
+descriptions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpubpf.errors import CompileError
 from gpubpf.record import Record
 
 PRELUDE = Path(__file__).parent / "clang.h"
-OLDEST = 15  # the first version that was tried
+OLDEST = 15  # the oldest tested version of clang
 SECONDS = 120.0  # longer than clang takes for any text
 _METHODS = "lookup|update|insert|delete|lookup_or_try_init|ringbuf_output|ringbuf_reserve|ringbuf_submit|ringbuf_discard"
 _METHOD = re.compile(rf"\b(\w+)\.({_METHODS})\(")
@@ -38,7 +39,7 @@ _GLOBAL = 1  # STB_GLOBAL
 
 
 def find() -> str | None:
-    """Return the path of a clang, the plain name first, then the newest version; else of zig, which contains one; else None."""
+    """Return the path of a clang: `clang` if it exists, else the newest `clang-N`, else zig, which contains clang; else None."""
     if (plain := shutil.which("clang")) is not None:
         return plain
     versions = {
@@ -50,7 +51,7 @@ def find() -> str | None:
 
 
 class CompiledFunction(Record):
-    """A program: its code, in which a map reference has a number of `maps` as its value, the maps, and the line of each slot."""
+    """A program: its code, its maps, and the line of each instruction slot. A reference to a map has a key of `maps` as its value."""
 
     name: str
     code: bytes
@@ -76,7 +77,9 @@ def compile_text(
 ) -> tuple[list[CompiledFunction], list[CompiledMap]]:
     """Return the programs and maps of a text with its headers in place. Raises CompileError with clang's first error.
 
-    clang: a path from `find`. origin: where a line of the text is from, see `ExpandedText`."""
+    clang: a path from `find`
+    origin: returns the header and line that a line of the text is from (`ExpandedText.origin`)
+    """
     command = [clang, *(["clang"] if clang == ziglang.find() else []), *_FLAGS, "-include", str(PRELUDE)]
     try:
         done = subprocess.run(
@@ -111,7 +114,7 @@ class _Object:
     """clang's object file: ELF, with the types of BTF. It is as trusted as clang is."""
 
     def __init__(self, data: bytes) -> None:
-        """Raises ImageError for what is no ELF file."""
+        """Read an object file. Raises ImageError if the data is not an ELF file."""
         self._elf = elf.of_bytes(data)
         self._symbols: list[tuple[str, elf.SymbolEntry]] = []
         for section in self._elf.sections:
@@ -144,7 +147,7 @@ class _Object:
                 yield CompiledFunction(name, bytes(code[begin:end]), used, own)
 
     def _section_of(self, symbol: elf.SymbolEntry) -> str:
-        """Return the name of a symbol's section, "" for a special one."""
+        """Return the name of a symbol's section; "" for a special section."""
         sections = self._elf.sections
         return sections[symbol.section].name if symbol.section < len(sections) else ""
 
@@ -202,7 +205,7 @@ class _Object:
             yield CompiledMap(name, section[5:], *described, *sizes, number("max_entries"), number("flags"))
 
     def _lines(self) -> dict[int, int]:
-        """Return the line of each instruction in the text, by its number; those of included files have the line before."""
+        """Return the line of each instruction in the text, by its number. Instructions of included files get the line before."""
         types = self._types
         found = {
             where // 8: line >> 10

@@ -53,7 +53,7 @@ _FLAGS = (f"-I{headers.INCLUDE}", "-Xclang", "-fconvergent-functions")
 
 @functools.cache
 def _version() -> str:
-    """Return a key of the code of bcc and of the stages ebpf, verify and lower, whose results the cache keeps."""
+    """Return a cache key that changes with the code of bcc and of the stages ebpf, verify and lower."""
     here = Path(__file__).parent.parent
     patterns = ("elf.py", "ebpf/*.py", "ebpf/*.h", "verify/*.py", "lower/*.py", "lower/templates/*.ll")
     files = [path for pattern in patterns for path in sorted(here.glob(pattern))]
@@ -64,15 +64,16 @@ def _version() -> str:
 
 
 def program_key(text: str, any_user: bool = False) -> str:
-    """Return the key of a C text in the cache: it covers the text, the headers it may include, and the code of the stages.
+    """Return the key of a C text in the cache. It covers the text, the headers that the text may include, and the code of the stages.
 
-    What clang compiles has another one, and so has what the kernel's verifier did not see."""
+    A program that clang compiles has a different key, and so has a program that the kernel's verifier cannot check.
+    """
     clang = ("clang", str(privileges.capable())) if any_user and not usable() else ()
     return cache.key(_version(), text, headers.content(), *clang)
 
 
 def object_key(program: Program) -> str:
-    """Return the key of a program that comes from an object file: it covers all of it, and the code of the stages."""
+    """Return the key of a program from an object file. It covers the whole program and the code of the stages."""
     contents = [one.contents.hex() for one in program.maps.values()]
     return cache.key("object", _version(), str(privileges.capable()), json.dumps(to_json(program)), *contents)
 
@@ -80,7 +81,8 @@ def object_key(program: Program) -> str:
 def compile_text(text: str, any_user: bool = False) -> Program:
     """Return the program of a C text, from the cache if it was compiled before. Raises CompileError.
 
-    any_user: if bcc cannot be used here, use clang, which requires no capability."""
+    any_user: whether to use clang, which requires no capability, if bcc cannot be used here
+    """
     key = program_key(text, any_user)
     store = cache.default()
     kept = cache.from_json(store.get("program", key), lambda value: from_json(value, text))
@@ -122,7 +124,7 @@ def from_json(value: Any, text: str) -> Program:
 
 
 def _compile(text: str) -> Program:
-    """Compile in a child process, because clang exits on C that it cannot express as BPF, and prints to stdout and stderr."""
+    """Compile in a child process, because clang prints to stdout and stderr, and exits on C that it cannot express as BPF."""
     import faulthandler  # imported here because the import is slow
     import tempfile
 
@@ -259,7 +261,8 @@ def _collect(lib: Any, module: int, text: str, lines: Mapping[str, Sequence[int]
         getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     for name in ("bpf_table_fd_id", "bpf_table_key_size_id", "bpf_table_leaf_size_id"):
         getattr(lib, name).argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    # bcc does not declare these, and ctypes would pass the address as an int: on another thread than the first, it is a larger number.
+    # bcc does not declare these functions, so ctypes would pass the module's address as an int. On other threads than the first, the
+    # address is larger than an int.
     lib.bpf_num_tables.restype = ctypes.c_size_t
     lib.bpf_num_tables.argtypes = [ctypes.c_void_p]
     definitions: dict[str, MapDefinition] = {}
@@ -287,7 +290,7 @@ def _program(
     definitions: Mapping[str, MapDefinition],
     license: str,
 ) -> Program:
-    """Return the program of a text, given what a compiler made of it. Raises CompileError."""
+    """Return the program of a text, given the code and the maps that a compiler made of it. Raises CompileError."""
     attached = points(text)
     others = dict.fromkeys(register_functions(headers.expand(text).text), "uprobe")
     functions: dict[str, BpfFunction] = {}
@@ -305,7 +308,7 @@ def _program(
 
 
 def install_clang() -> str:
-    """Return what to do where no clang is found."""
+    """Return the text of what to do if clang is missing."""
     from gpubpf.ebpf import clang
 
     return f"install clang, version {clang.OLDEST} or newer, or for ziglang's {how_to_install('ziglang')}"
@@ -401,7 +404,7 @@ def _definition(lib: Any, module: int, index: int, name: str) -> MapDefinition:
     value_size = lib.bpf_table_leaf_size_id(module, index)
     entries = lib.bpf_table_max_entries_id(module, index)
     if kind == "ringbuf":
-        # The kernel's ring buffers have no type: it is declared, or taken from the records that the program sends.
+        # The kernel's ring buffers have no record type. The text declares it, or it is the type of the records that the program sends.
         if value_type == "<u4":
             value_type = _event_type(lib, module, name) or value_type
         value_size = maps.type_size(value_type)
@@ -425,7 +428,11 @@ def _described(
     entries: int,
     flags: int,
 ) -> MapDefinition:
-    """Return the definition of a map. number: enum bpf_map_type. key: its type as bcc describes it, which may say another kind."""
+    """Return the definition of a map.
+
+    number: the kernel's type of map (enum bpf_map_type)
+    key: the key's type as bcc describes it; it may mark a kind of map that the kernel does not have
+    """
     kind = maps.kind_of(number)
     if isinstance(key, list) and key and key[0] in _KEY_KINDS:
         kind = _KEY_KINDS[key[0]]
@@ -436,7 +443,7 @@ def _described(
 
 
 def _event_type(lib: Any, module: int, name: str) -> Any:
-    """Return the type of the records that a program sends to BPF_PERF_OUTPUT or BPF_RINGBUF_OUTPUT, as bcc noted it, or None."""
+    """Return the type of the records that a program sends to BPF_PERF_OUTPUT or BPF_RINGBUF_OUTPUT; None if bcc did not record it."""
     members: list[list[Any]] = []
     for number in range(lib.bpf_perf_event_fields(module, name.encode())):
         field, _, kind = lib.bpf_perf_event_field(module, name.encode(), number).decode().partition("#")
@@ -450,7 +457,10 @@ def _event_type(lib: Any, module: int, name: str) -> Any:
 
 
 def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
-    """Return the C text as bcc rewrote it (printed because of DEBUG_PREPROCESSOR), and for each of its lines the line of `text`."""
+    """Return the lines of the C text as bcc rewrote it, and rewritten line → line of `text`, both from 1.
+
+    bcc prints the rewritten text because of DEBUG_PREPROCESSOR.
+    """
     rewritten = said.split("\n")
     # Some versions print the compiler's command line first; line 1 of the text is the guard that bcc puts before it.
     for number, line in enumerate(rewritten):
@@ -470,7 +480,7 @@ def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
 
 
 def _lines(source: ExpandedText, said: str) -> dict[str, list[int]]:
-    """Return the C line of every instruction slot, by function. Instructions of a header have the last line of the text before.
+    """Return the C line of every instruction slot, by function. Instructions from a header get the last line of the text before them.
 
     bcc prints the instructions of each function below the lines of the rewritten text (DEBUG_SOURCE).
     """
@@ -500,7 +510,7 @@ _INCREMENT = re.compile(r"\b(\w+)\s*\.\s*(?:atomic_)?increment\s*\(")
 
 
 def spell_out_increments(text: str) -> str:
-    """Replace `map.increment(key, n)` by an atomic addition that counts also if several threads insert the key at the same time.
+    """Replace `map.increment(key, n)` by an atomic addition, which also counts if several threads insert the key at the same time.
 
     bcc's own code reads, adds and writes back, which loses counts when threads run in parallel. Line numbers stay.
     """
@@ -521,7 +531,7 @@ def spell_out_increments(text: str) -> str:
         key = text[match.end() : comma if comma >= 0 else end - 1]
         amount = text[comma + 1 : end - 1] if comma >= 0 else "1"
         out.append(text[at : match.start()])
-        # The key is copied as it is: it has no nested increment in practice.
+        # The key is copied unchanged: in practice, it does not contain another increment.
         out.append(
             f"({{ typeof({name}.key) _gpubpf_key = ({key}); typeof({name}.leaf) _gpubpf_zero = 0;"
             f" typeof({name}.leaf) *_gpubpf_leaf = {name}.lookup_or_try_init(&_gpubpf_key, &_gpubpf_zero);"
@@ -533,7 +543,7 @@ def spell_out_increments(text: str) -> str:
 
 
 def has_kernel_headers() -> bool:
-    """Return whether bcc, which needs kernel headers, finds some here, or some of another release with this module's help."""
+    """Return whether bcc finds the kernel headers that it needs, if necessary those of another release with this module's help."""
     return _bcc_finds_headers() or bool(_header_packages())
 
 
@@ -549,7 +559,7 @@ def _bcc_finds_headers() -> bool:
 
 @contextlib.contextmanager
 def _kernel_source() -> Iterator[None]:
-    """Point bcc to installed headers of another kernel release, if it would not find any."""
+    """Point bcc to installed headers of another kernel release, if it would not find headers itself."""
     if _bcc_finds_headers():
         yield
         return
@@ -604,7 +614,7 @@ def _headers(stack: contextlib.ExitStack) -> Path | None:
 
 
 def _link_headers(merged: Path, parts: Iterable[str], common: Path, specific: Path) -> Path:
-    """Make `merged` a tree of links to both halves, and correct links that are there. Raises OSError."""
+    """Make `merged` a tree of links to both halves, and correct existing links. Raises OSError."""
     for part in parts:
         (merged / part).mkdir(mode=0o700, parents=True, exist_ok=True)
         halves = [half / part for half in (specific, common) if (half / part).exists()]

@@ -2,7 +2,7 @@
 
     text(Instruction(0x07, 1, imm=-8))      # "r1 += -8"
 
-Where the verifier prints addresses of maps, there are their names: `r1 = map[counts]`, `r1 = map[data][0]+8`.
+Names of maps replace the addresses that the verifier prints: `r1 = map[counts]`, `r1 = map[data][0]+8`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _REGISTER_OPERAND = 8  # in the opcode of arithmetic and jumps
 
 
 def text(i: Instruction) -> str:
-    """Return an instruction as text; of one that eBPF does not have, its opcode."""
+    """Return an instruction as text. An instruction that eBPF does not have is shown as its opcode."""
     if i.opcode == b.LD_IMM64:
         return f"r{i.dst} = {_constant(i)}"
     if i.cls in (b.ALU, b.ALU64):

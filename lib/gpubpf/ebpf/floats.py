@@ -17,9 +17,13 @@ _FRACTIONS = {"f16": 10, "bf16": 7, "f32": 23, "f64": 52}  # bits
 
 
 def as_float(element: int, number: int) -> float:
-    """Return a first element as a floating-point number. number: of its type, in TYPES.
+    """Return the first element of a value as a floating-point number.
 
-    b16, b32 and b64 are read as the floating-point types of their sizes, other integers as their values."""
+    b16, b32 and b64 are read as the floating-point types of their sizes, other integers as their values.
+
+    element: the bits of the element
+    number: the index of its type in TYPES
+    """
     kind = TYPES[number] if number < len(TYPES) else ""  # the traced program can write to the ring
     kind = _AS_FLOATS.get(kind, kind)
     if kind not in _FORMS:
@@ -35,7 +39,12 @@ def size(kind: str) -> int:
 
 
 def element(kind: str, low: int, high: int, index: int) -> int:
-    """Return the bits of an element. kind: one of TYPES, but not pred. low, high: the value's first 8 bytes, and the next 8."""
+    """Return the bits of an element.
+
+    kind: the element's type, one of TYPES but not pred
+    low, high: the first 8 bytes of the value, and the next 8
+    index: the number of the element in the value, from 0
+    """
     bits = size(kind)
     return (high << 64 | low) >> bits * index & (1 << bits) - 1
 

@@ -1,7 +1,7 @@
 """The headers of the library that C text includes: gpubpf.h, and headers with parts of programs.
 
-bcc rewrites map methods only in the text itself, not in included files. So the library replaces the line that includes one of its
-headers, other than gpubpf.h, by the header's text.
+bcc rewrites map methods only in the text itself, not in included files. So each line that includes a header of the library other than
+gpubpf.h is replaced by the header's text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def content() -> bytes:
 
 
 def self_contained(text: str) -> str:
-    """Return the text with all headers of ours in place of the lines that include them, each header once."""
+    """Return the text with each header of the library, gpubpf.h too, in place of the first line that includes it."""
     seen: set[str] = set()
 
     def insert(text: str) -> list[str]:

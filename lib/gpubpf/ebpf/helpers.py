@@ -42,7 +42,7 @@ class ArgumentKind(Enum):
     RESULT = auto()  # address of a u64 that the helper writes, below 2^32
     CELL = auto()  # address of a u64 in the value of a map, which the helper changes atomically
     TEXT = auto()  # address of a constant text on the stack
-    PRINTED = auto()  # a number, if the text has a conversion for it
+    PRINTED = auto()  # a number, if the text has a conversion for this argument
     VALUES = auto()  # address of an array of u64 on the stack, with a value for each conversion of the text; NULL if there are none
     VALUES_SIZE = auto()  # constant: the size of this array in bytes
 
@@ -64,22 +64,24 @@ class Pointer(Enum):
 
 
 class StandIn(Enum):
-    """What takes the helper's place in the program that the kernel's verifier judges."""
+    """What takes the helper's place in the program that the kernel's verifier checks."""
 
     ITSELF = auto()  # the kernel has this helper
     NUMBER = auto()  # a helper without arguments that returns an unknown number
     STORES = auto()  # stores of unknown numbers through the arguments of kind RESULT
     UPDATE = auto()  # a load and a store through the argument of kind CELL
     PRINTK = auto()  # bpf_trace_printk, with the length of the text
-    VPRINTK = auto()  # the same, after loads of the argument of kind VALUES: the kernel has bpf_trace_vprintk since Linux 5.16
+    VPRINTK = auto()  # loads of the argument of kind VALUES, then as PRINTK: older kernels than 5.16 have no bpf_trace_vprintk
     RINGBUF = auto()  # bpf_ringbuf_output, which takes no context
 
 
 class Use(Record):
     """How programs of one side use a helper.
 
-    `lowering` names a function of `lower/helper_calls.py` (see LOWERINGS there), `operand` what it is given. `maps` are the kinds of
-    map that the helper works on, `points` where it may be called: everywhere if that is empty.
+    lowering  the name of the function that lowers the call (LOWERINGS in `lower/helper_calls.py`)
+    operand   the operand of that function
+    maps      the kinds of map that the helper works on
+    points    the points where the helper may be called; () for all
     """
 
     lowering: str
@@ -89,12 +91,14 @@ class Use(Record):
 
 
 class Helper(Record):
-    """A helper. `name` is what programs call in C. `device` and `native`: its use on that side, None where it does not exist.
+    """A helper.
 
-    `result`: the least and the greatest number that it returns, as a u64, or the kind of address. `wide`: the same in
-    warps of 64 lanes, where it differs.
-    `real_time`: it tells the real time, also where the measurement's clock is virtual. `instead`: the helper to use on a GPU, which
-    does not have this one.
+    name            what programs call it in C
+    result          the least and the greatest number that it returns, as a u64; or the kind of address
+    device, native  its use on this side; None on a side that does not have the helper
+    wide            `result` in warps of 64 lanes, if it differs
+    real_time       whether it returns the real time even if the measurement's clock is virtual
+    instead         for a helper that GPUs do not have: the helper to use there
     """
 
     number: int
@@ -109,7 +113,7 @@ class Helper(Record):
     instead: str = ""
 
     def result_in(self, lanes: int) -> tuple[int, int] | Pointer:
-        """Return its result in warps of at most so many lanes."""
+        """Return the helper's result in warps of at most `lanes` lanes."""
         return self.wide if self.wide is not None and lanes > 32 else self.result
 
     @property
@@ -183,23 +187,23 @@ _TABLE = (
            Use("reserve", maps=_RING)),
     Helper(132, "bpf_ringbuf_submit", (_RESERVED, _FLAGS), _ANY, Use("submit")),
     Helper(133, "bpf_ringbuf_discard", (_RESERVED, _FLAGS), _ANY, Use("discard")),
-    # Who runs, and when.
+    # The running thread, and the time.
     Helper(5, "bpf_ktime_get_ns", native=_FUNCTION, real_time=True, instead=_TIMER),
     Helper(7, "bpf_get_prandom_u32", native=_FUNCTION),
     Helper(8, "bpf_get_smp_processor_id", native=_FUNCTION, instead="bpf_get_sm_id"),
-    Helper(14, "bpf_get_current_pid_tgid", (), _ANY, Use("argument", "pid_tgid"), _FUNCTION),  # GPU: of the thread that launched
+    Helper(14, "bpf_get_current_pid_tgid", (), _ANY, Use("argument", "pid_tgid"), _FUNCTION),  # on a GPU: the thread that launched
     Helper(15, "bpf_get_current_uid_gid", native=_FUNCTION),
     Helper(16, "bpf_get_current_comm", (_BUFFER, _size(1, 64)), native=_FUNCTION),
     Helper(42, "bpf_get_numa_node_id", native=_FUNCTION),
     Helper(80, "bpf_get_current_cgroup_id", native=_FUNCTION),
-    # -EINVAL: a process knows only its own PID namespace, and helper 14 tells its number there.
+    # Returns -EINVAL: a process knows only its own PID namespace, for which helper 14 returns the numbers.
     Helper(120, "bpf_get_ns_current_pid_tgid",
            (_number("device"), _number("inode"), _BUFFER, _size(8, 8)),
            native=Use("error", "-22")),
     Helper(123, "bpf_get_current_ancestor_cgroup_id", (_number("level"),), native=_FUNCTION),
     Helper(125, "bpf_ktime_get_boot_ns", native=_FUNCTION, real_time=True, instead=_TIMER),
     Helper(160, "bpf_ktime_get_coarse_ns", native=_FUNCTION, real_time=True, instead=_TIMER),
-    # Only in the kernel, which checks their arguments: here for their names, and for which of them take its context.
+    # Helpers that only the kernel has, and whose arguments the kernel checks. The table has their names, and which take the context.
     Helper(4, "bpf_probe_read"),
     Helper(27, "bpf_get_stackid", (_CTX, _MAP, _FLAGS)),
     Helper(35, "bpf_get_current_task"),
@@ -213,7 +217,7 @@ _TABLE = (
     Helper(173, "bpf_get_func_ip", (_CTX,)),
     Helper(174, "bpf_get_attach_cookie", (_CTX,)),
     Helper(208, "bpf_ktime_get_tai_ns", real_time=True, instead=_TIMER),
-    # bpftime's.
+    # Helpers of bpftime.
     Helper(501, "gpu_puts", (_TEXT,), _ANY, Use("print"), stand_in=StandIn.PRINTK),
     Helper(502, "bpf_get_globaltimer", (), _ANY, Use("special", "globaltimer"), stand_in=StandIn.NUMBER),
     Helper(503, "bpf_get_block_idx", _XYZ, _ANY, Use("index", "ctaid"), stand_in=StandIn.STORES),
@@ -225,7 +229,7 @@ _TABLE = (
     Helper(509, "bpf_get_sm_id", (), _32_BITS, Use("special", "sm"), stand_in=StandIn.NUMBER),
     Helper(510, "bpf_get_warp_id", (), _32_BITS, Use("special", "warp_slot"), stand_in=StandIn.NUMBER),
     Helper(511, "bpf_get_lane_id", (), (0, 63), Use("special", "lane"), stand_in=StandIn.NUMBER),
-    # Ours.
+    # Helpers of gpubpf.
     Helper(601, "gpu_grid_dim", _XYZ, _ANY, Use("index", "nctaid"), stand_in=StandIn.STORES),
     Helper(602, "gpu_lane", (), (0, 31), Use("special", "lane"), stand_in=StandIn.NUMBER, wide=(0, 63)),
     Helper(603, "gpu_warp", (), (0, 1023), Use("warp"), stand_in=StandIn.NUMBER),

@@ -24,9 +24,9 @@ All numbers are little-endian; storage begins at an address that is a multiple o
                   mark, (position + 1) modulo 2^32, is written last and commits it. Bit 31 of size: discarded.
     param         bytes by value in the launch block, not in memory.
 
-A program at block begin or end has an array of its own, which the library adds: {u64 lost, u64 0}, then BLOCK_SLOTS slots of 16
-bytes. A slot is u64 (48 bits that identify the block, or 0) << 16 | marks (see lower/templates/block.ll), then u64 number of the
-block's threads that came.
+For each program at block begin or end, the library adds an array: {u64 lost, u64 0}, then BLOCK_SLOTS slots of 16 bytes. A slot is u64
+(48 bits that identify the block, or 0) << 16 | marks (see lower/templates/block.ll), then u64 number of the block's threads that have
+reached the program.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SHAPED = {
     "kernel_array": "instance",
     "site_array": "site",
 }
-DEVICE_KINDS = (*SHAPED, "param")  # host programs can use none of these, except copies of parameters
+DEVICE_KINDS = (*SHAPED, "param")  # host programs cannot use these kinds, except copies of parameters
 # The kinds of the types of map that a program can name: by number, those of the Linux kernel (enum bpf_map_type) and bpftime's.
 KINDS: Mapping[int, str] = {
     bpf_syscall.HASH: "hash",
@@ -71,10 +71,10 @@ KINDS: Mapping[int, str] = {
     1527: "ringbuf",  # GPU_RINGBUF_MAP
 }
 _OF_BPFTIME = frozenset(number for number in KINDS if number > 1500)
-# bpftime's rings have `max_entries` records for each thread, for so many threads if nothing else is said.
+# bpftime's rings have `max_entries` records for each thread, by default for BPFTIME_THREADS threads.
 BPFTIME_RING, BPFTIME_THREADS = 1527, 1024
-ALIGNMENT = 256  # of storage, in bytes
-HEADER = 64  # of a hash, and of a ring's control block
+ALIGNMENT = 256  # bytes: alignment of storage
+HEADER = 64  # bytes of the header of a hash, and of a ring's control block
 RECORD_HEADER = 8  # bytes before the payload of a ring's record: u32 mark, u32 size
 MAX_RECORD = 4096 - RECORD_HEADER
 DISCARDED = 1 << 31  # in a record's size
@@ -82,24 +82,24 @@ RING_SHARD = 64  # bytes that a shard has in the control block, and in front of 
 RING_PAGE = 4096
 RING_MARGIN = 2048  # records that threads of a multiprocessor can have between looking for room and taking it
 MAX_PROBES = 128  # slots of a hash that a lookup reads before it gives up
-STATE_BITS = 3  # of a slot's state that hold a SlotState
+STATE_BITS = 3  # low bits of a slot's state that hold a SlotState
 # The hash of a key: from HASH_SEED on, for each of its `chunks`, xor it, multiply by HASH_FACTOR, xor the upper half into the lower.
 HASH_SEED, HASH_FACTOR = 7046029254386353131, (1 << 64) - 4658895280553007687
-PERF_BYTES = 1 << 18  # of a perf buffer, which is a ring on a GPU
-# The ring buffers that hold what programs print. A program that prints more than PRINT_ARGUMENTS numbers at once uses the second one
-# for all that it prints, so that the order remains.
+PERF_BYTES = 1 << 18  # size of a perf buffer, which is a ring on a GPU
+# The ring buffers for printed texts. If a program prints more than PRINT_ARGUMENTS numbers in a call, it prints all of its texts to
+# LONG_PRINTS, so that their order remains.
 PRINTS, LONG_PRINTS = "gpubpf_prints", "gpubpf_long_prints"
 PRINT_BYTES = 1 << 20
 PRINT_ARGUMENTS, LONG_PRINT_ARGUMENTS = 3, 12
 BLOCKS = "gpubpf_blocks_"  # prefix to a program's name: its map to find the first or last thread of a block
-SAMPLED = "gpubpf_sampled"  # how many blocks or warps were chosen (ebpf/sampling.py), by group
+SAMPLED = "gpubpf_sampled"  # the number of chosen blocks or warps (ebpf/sampling.py), by group
 SPENT = "gpubpf_spent"  # with --budget: the counts own, added, skipped (inject/cost.py)
-# Parts, counts, lanes: multiprocessors and lanes have words of their own, so that none waits for others.
+# Parts, counts, lanes: each multiprocessor and lane adds to its own words, so that they do not wait for each other.
 SPENT_SHAPE = (32, 3, 32)
-GROUPS = 256  # into which chosen blocks and warps are divided at random, by the lowest bits of their hash
-BLOCK_SLOTS = 1 << 14  # for resident blocks: a GPU has at most 32 for each multiprocessor
-BLOCK_PROBES = 64  # slots that a block can be in
-MAX_THREADS = (1 << 32) - 1  # of an instance: thread numbers have 32 bits on the GPU
+GROUPS = 256  # groups of chosen blocks and warps: at random, by the lowest bits of their hash
+BLOCK_SLOTS = 1 << 14  # slots for resident blocks: a GPU has at most 32 blocks on each multiprocessor
+BLOCK_PROBES = 64  # slots that a search for a block reads
+MAX_THREADS = (1 << 32) - 1  # threads of an instance: thread numbers have 32 bits on the GPU
 SHARDS_SHIFT = 32  # the capacity of a site array is sites | shards - 1 << SHARDS_SHIFT
 
 
@@ -142,10 +142,13 @@ _SCALARS = {
 class MapDefinition(Record):
     """A map of a C text. Sizes are in bytes, `max_entries` is in entries, or in bytes for a ring buffer.
 
-    `key_type` and `value_type` describe dtypes as JSON values (see `dtype`). `flags` are from the C text; bit 31 marks a map that
-    the library added. `kernel_type` is the kind that bcc takes the map for (enum bpf_map_type). `kind` is "type N" if GPU memory
-    has no map of this kind. `contents` are the bytes with which an array begins; the rest is zero; of a hash, its first elements, each
-    the key and then the value, without padding. `constant`: they never change.
+    kind                  a kind of the module's docstring; "type N" if GPU memory has no map of this kind
+    key_type, value_type  dtypes as JSON values (see `dtype`)
+    flags                 from the C text; bit 31 marks a map that the library added
+    kernel_type           the type of map that bcc takes it for (enum bpf_map_type)
+    contents              the first bytes of an array's initial contents, followed by zeros; for a hash, its initial elements, each
+                          the key and then the value, without padding
+    constant              whether the contents never change
     """
 
     name: str
@@ -220,12 +223,12 @@ class MapDefinition(Record):
 
 
 def kind_of(number: int) -> str:
-    """Return the kind of a type of map, by its number; "type N" if GPU memory has no map of that type."""
+    """Return the kind of the map type with this number (`KINDS`); "type N" if GPU memory has no map of that type."""
     return KINDS.get(number, f"type {number}")
 
 
 def kernel_type(kind: str) -> int:
-    """Return the type of map of the Linux kernel that host programs use for a kind of map. A ring is not a perf buffer."""
+    """Return the Linux kernel's type of map that host programs use for a kind of map. "ringbuf" gives a ring, not a perf buffer."""
     return {"hash": bpf_syscall.HASH, "ringbuf": bpf_syscall.RINGBUF}.get(kind, bpf_syscall.ARRAY)
 
 
@@ -241,8 +244,10 @@ def declared(
 ) -> MapDefinition:
     """Return the definition of a map of the type `number` (`KINDS`), with the sizes that an object file declares.
 
-    Types are as in MapDefinition. The kernel's rings and perf buffers have no record size (0): `verify.records` finds it. Host
-    programs use a map of bpftime as a map of the kernel's type of that kind.
+    The kernel's rings and perf buffers have record size 0; `verify.records` finds the real size. Host programs use a map of bpftime as
+    the kernel's type of map of the same kind.
+
+    key_type, value_type: as in MapDefinition
     """
     kind = kind_of(number)
     if kind == "ringbuf":
@@ -290,7 +295,7 @@ def blocks_definition(name: str) -> MapDefinition:
 
 
 def is_name(name: str) -> bool:
-    """Return whether a program may give this name to a map. Names become part of generated code; gpubpf_… are the library's."""
+    """Return whether a program may give this name to a map. Names become part of generated code; gpubpf_… are reserved."""
     return name.isascii() and name.isidentifier() and not name.startswith("gpubpf_")
 
 
@@ -362,7 +367,7 @@ def _describe(description: Any) -> tuple[Any, int, int] | None:
         alignment = max(alignment, align)
         name = str(member[0])
         if name == "" and isinstance(kind, dict):
-            # Anonymous structure or union: its fields belong to the outer.
+            # An anonymous structure or union: its fields belong to the outer type.
             fields += [[field, inner_kind, offset + at] for field, inner_kind, at in kind["fields"]]
         elif not name.startswith("__pad_"):
             fields.append([name or f"_{number}", kind, offset])
@@ -398,10 +403,12 @@ def sites_and_shards(capacity: int) -> tuple[int, int]:
 
 
 def storage_size(defn: MapDefinition, units: int = 0) -> int:
-    """Return the size of a map's storage in bytes; of a ring buffer without its control block, of `param` 0.
+    """Return the size of a map's storage in bytes; 0 for `param`. The size of a ring buffer does not include its control block.
 
-    units: the number of threads, warps or blocks that an instance of such an array has room for; 1 for a kernel array,
-    for a site array as `sites_and_shards` takes it. Raises ValueError for a number out of range or an unknown kind.
+    units: the number of threads, warps or blocks that an instance has room for; 1 for a kernel array; for a site array, the argument
+      of `sites_and_shards`
+
+    Raises ValueError for a number out of range or an unknown kind.
     """
     if defn.kind == "site_array":
         sites, shards = sites_and_shards(units)
@@ -422,16 +429,17 @@ def storage_size(defn: MapDefinition, units: int = 0) -> int:
 
 
 def header(defn: MapDefinition) -> bytes:
-    """Return the first bytes of a map's initial storage. The rest of it is zero, so copy this to memory that is set to zero.
+    """Return the first bytes of a map's initial storage. All further bytes are zero.
 
-    Raises Error if not all contents of a hash find a slot."""
+    Raises Error if a hash has no slot for some of its contents.
+    """
     if defn.kind == "hash":
         return _encode_hash(defn)
     return defn.contents if defn.kind == "array" else b""
 
 
 def elements(defn: MapDefinition) -> dict[bytes, bytes]:
-    """Return the elements with which a hash begins."""
+    """Return the initial elements of a hash: key → value."""
     size = defn.key_size + defn.value_size
     parts = (defn.contents[at : at + size] for at in range(0, len(defn.contents), size))
     return {part[: defn.key_size]: part[defn.key_size :] for part in parts}
@@ -462,7 +470,7 @@ def _encode_hash(defn: MapDefinition) -> bytes:
 
 
 def hash_of(key: bytes) -> int:
-    """Return the hash of a key: the upper bits choose its first slot, the lower ones are in the slot's state."""
+    """Return the 64-bit hash of a key. Its upper bits choose the first slot, and its lower bits are in the slot's state."""
     number = HASH_SEED
     for at, width in chunks(len(key)):
         number = (number ^ int.from_bytes(key[at : at + width], "little")) * HASH_FACTOR & (1 << 64) - 1
@@ -490,7 +498,10 @@ def initial(defn: MapDefinition, units: int = 0) -> bytes:
 
 
 def encode(defn: MapDefinition, value: Any) -> bytes:
-    """Return a value of the map as bytes: from bytes, from a mapping of its fields, or from anything NumPy makes its type of."""
+    """Return a value of the map as bytes.
+
+    value: bytes, a mapping of the value's fields, or anything that NumPy converts to the value's type
+    """
     if isinstance(value, (bytes, bytearray)):
         return bytes(value)
     import numpy as np
@@ -519,7 +530,7 @@ def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int 
         raise Error(
             f"map {defn.name}: only {len(raw)} of {storage_size(defn, units)} bytes were read; measure again"
         )
-    inner = defn.value_dtype.shape  # of a value that is an array
+    inner = defn.value_dtype.shape  # the shape of a value that is an array; () for other values
     if defn.kind == "site_array":
         sites, shards = sites_and_shards(units)
         return np.frombuffer(raw, defn.value_dtype, sites * shards).reshape(shards, sites, *inner)
@@ -563,7 +574,7 @@ def record_stride(defn: MapDefinition) -> int:
 def lost(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> int:
     """Return how many updates of a hash found no slot or gave up, or how many groups of threads in a map BLOCKS found no slot.
 
-    For an array by thread, warp, block, kernel or site: 1 if any unit was beyond the capacity (how many is unknown), else 0.
+    For an array by thread, warp, block, kernel or site: 1 if any number of units were beyond the capacity, else 0.
     """
     if defn.kind in SHAPED:
         end = storage_size(defn, units)
@@ -578,8 +589,11 @@ CONVERSION = re.compile(r"%([-0# +]*\d{0,3})(ll|l|h{0,2})([a-zA-Z%])")
 
 
 def prints(formats: Mapping[int, str], records: np.ndarray[Any, Any]) -> Iterator[str]:
-    """Yield the lines that device programs printed. `formats` are the fragments' texts, `records` those of the map PRINTS or
-    LONG_PRINTS."""
+    """Yield the lines that device programs printed.
+
+    formats: the fragments' texts, by number
+    records: the records of the map PRINTS or LONG_PRINTS
+    """
     for record in records:
         text = formats.get(int(record["format"]))
         if text is not None:

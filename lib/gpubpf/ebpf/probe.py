@@ -19,17 +19,17 @@ class Probe(Record, Generic[Program]):
     program: the name of the C function; for the injectors, the program lowered for the device.
     point: one of `bytecode.DEVICE_POINTS`.
     accumulate: the kind of work to count for the program: one of `bytecode.WORK`, or of `cost.ADDED` and `cost.SKIPPED`.
-    kinds: of accesses, at `access` and `value` (load, store, atomic, async); () means all.
-    spaces: of accesses, at `access` and `value` (global, shared, local, const); () means all.
-    functions: globs of demangled names, at `function_entry` and `function_exit`; () means all.
-    opcodes: globs of opcodes, at `float` and `instruction` (`computation.is_chosen`); () means all.
-    sampled: "block" or "warp" to run the program only in some blocks or warps, chosen anew in each launch; "": in all. All
-        programs of a kernel have the same value, except `cost.SAMPLED_COST`, which runs in all.
+    kinds: at `access` and `value`, the kinds of accesses (load, store, atomic, async); () means all.
+    spaces: at `access` and `value`, the spaces of accesses (global, shared, local, const); () means all.
+    functions: at `function_entry` and `function_exit`, globs of demangled names; () means all.
+    opcodes: at `float` and `instruction`, globs of opcodes (`computation.is_chosen`); () means all.
+    sampled: "block" or "warp" to run the program only in some blocks or warps, which each launch chooses again; "" for all. All
+        programs of a kernel have the same value, except `cost.SAMPLED_COST`, which runs in all blocks and warps.
     alike: a number of bytes, a power of two, or 0. At `access`, two accesses by the same lanes are alike if their addresses differ
         by a multiple of `alike`, or by any constant where the addresses of all lanes are equal modulo `alike`. The program does the
         same for both, so only the first of the alike loads or stores in a basic block gets a probe (`Site.like`). 0: each access
         gets a probe.
-    repeats: at `access`, run the program only for loads and stores that are alike to an earlier one.
+    repeats: at `access`, run the program only for loads and stores that are alike to an earlier access.
     kernels: `--kernel` patterns; () means all kernels. The injectors do not read it: each kernel has its own list of probes.
     unconditional: set by the injector of PTX where only chosen threads reach the probe (split.py), so that the probe does not
         test whether its thread is chosen.

@@ -1,8 +1,8 @@
-"""Which blocks or warps of a launch the programs run in, with --sample-blocks or --sample-warps.
+"""Choose the blocks or warps of a launch that run the programs (--sample-blocks, --sample-warps).
 
 Each launch chooses its blocks (or warps) by a hash of the launch's number, the block's number (the warp's number in the grid) and a
-seed. Those whose hash is at most `Sampling.limit` are chosen. `inject/sampling.py` makes the code that does this on the GPU;
-`hashes` is the same in Python.
+seed. A block or warp is chosen if its hash is at most `Sampling.limit`. `inject/sampling.py` makes the code that computes the hash on
+the GPU; `hashes` computes it in Python.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 Unit = Literal["block", "warp"]
 
 PARAMETER = "gpubpf_sampling"  # the parameter in the launch block: u32 limit, u32 seed
-# Odd multipliers: of a unit's number, of a launch's number, and in the two rounds of the hash (Wellons' "lowbias32").
+# Odd multipliers for a unit's number, for a launch's number, and for the two rounds of the hash (Wellons' "lowbias32").
 OF_UNIT, OF_LAUNCH, ROUND_1, ROUND_2 = 0x85EBCA6B, 0x9E3779B1, 0x7FEB352D, 0x846CA68B
 
 
 class Sampling(Record):
-    """One block or warp (`unit`) in `one_in`, a power of two, is chosen in each launch. seed: a number of 32 bits."""
+    """The sampling of a measurement: each launch chooses one of `one_in` blocks or warps.
+
+    unit    "block" or "warp"
+    one_in  a power of two
+    seed    a number of 32 bits
+    """
 
     unit: Unit
     one_in: int
@@ -44,7 +49,7 @@ class Sampling(Record):
 
 
 def of_parameter(unit: Unit, given: bytes) -> Sampling:
-    """Return the sampling that these bytes of PARAMETER stand for."""
+    """Return the sampling of a measurement, given its unit and the bytes of PARAMETER."""
     return Sampling(
         unit, 2**32 // (int.from_bytes(given[:4], "little") + 1), int.from_bytes(given[4:8], "little")
     )
@@ -57,7 +62,7 @@ def share(params: Mapping[str, bytes]) -> float:
 
 
 def of_arguments(args: argparse.Namespace) -> Sampling | None:
-    """Return what --sample-blocks, --sample-warps and --seed ask for; None without sampling. The default seed is random."""
+    """Return the sampling of the options --sample-blocks, --sample-warps and --seed; None without them. The default seed is random."""
     if not (args.sample_blocks or args.sample_warps):
         return None
     seed = int.from_bytes(os.urandom(4), "little") if args.seed is None else args.seed
@@ -67,7 +72,11 @@ def of_arguments(args: argparse.Namespace) -> Sampling | None:
 
 
 def hashes(units: np.ndarray, launch: int, seed: int) -> np.ndarray:
-    """Return the hashes of blocks or warps with these numbers in the launch with this number, as uint32."""
+    """Return the hashes of blocks or warps in a launch, as uint32.
+
+    units: the numbers of the blocks or warps
+    launch: the number of the launch
+    """
     import numpy as np
 
     start = np.uint32((launch * OF_LAUNCH + seed) & 0xFFFFFFFF)
