@@ -27,7 +27,11 @@ _OF_INSTRUCTIONS = frozenset(CONTEXTS["instruction"]) - {"launch", "site", "acti
 
 
 def lacking(point: str, arguments: Iterable[Argument]) -> str:
-    """Return what AMD GPU kernels lack for a program with these arguments at a point; "" if they have everything."""
+    """Return the point or argument that kernels of AMD GPUs do not support, as text; "" if they support the program.
+
+    point: the point that the program is attached to
+    arguments: the program's arguments
+    """
     if point not in POINTS:
         return point
     read = [one.field for one in arguments if one.kind == "context" and one.field in _OF_INSTRUCTIONS]

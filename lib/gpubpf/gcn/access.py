@@ -63,7 +63,10 @@ _FIRST = re.compile(r"[sv](?:(\d+)|\[(\d+):\d+\])")
 
 
 def accesses(instruction: GcnInstruction, scratch: bool) -> tuple[GcnAccess, ...]:
-    """Return the accesses that can be probed. scratch: SCRATCH holds the scratch buffer descriptor."""
+    """Return the accesses of an instruction that can be probed; () if there are none.
+
+    scratch: whether SCRATCH holds the scratch buffer descriptor
+    """
     if not is_memory(instruction):
         return ()
     *operands, last = instruction.operands.split(", ")
@@ -101,10 +104,12 @@ def scalar_loads(
 ) -> set[int]:
     """Return the addresses of a kernel's scalar loads that may read the program's memory.
 
-    The others take their address from a register of `given` that still has its first value: the address of the kernel's arguments
-    or of its dispatch packet. Address order stands for control flow; only branches back let a load see a later instruction.
+    The other scalar loads take their address from a register of `given` that still has its initial value, the address of the kernel's
+    arguments or of its dispatch packet. The analysis takes the order of addresses as control flow; only with branches back can a later
+    instruction precede a load.
 
-    branches: the target of each branch. given: the first SGPRs of these addresses when the kernel starts.
+    branches: branch → its target, both as addresses
+    given: the first SGPR of each address that the kernel receives when it starts
     """
     written = {
         first: [one.address for one in instructions if use(one)[0] & {first, first + 1}] for first in given

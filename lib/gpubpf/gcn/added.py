@@ -71,7 +71,7 @@ def _far(comgr: Comgr, at: int, to: int, go: str) -> bytes:
 
 
 def hide_variables(code: CodeObject, image: bytearray) -> None:
-    """Make the code object's variables local, so that ROCr does not list the copy's: probed code uses the original's variables."""
+    """Make the copy's variables local, so that ROCr does not list them: probed code uses the variables of the original."""
     for section in code.elf.sections:
         if section.type in (elf.SHT_SYMTAB, elf.SHT_DYNSYM):
             names = code.elf.name_table(section)

@@ -1,9 +1,9 @@
-"""Where lanes part: conditional branches of waves, and instructions that switch lanes off.
+"""Find where lanes diverge: conditional branches of waves, and instructions that switch lanes off.
 
     for instruction, branch in branches(block, wave=64): …    # branch: a GcnBranch; None if its lanes are not known
 
 A wave takes a branch as a whole. If only some lanes fulfil a condition, the compiler switches the others off in EXEC, and often adds
-`s_cbranch_execz`, in case no lane is left. The lanes part where EXEC changes: before that, EXEC has all of them.
+`s_cbranch_execz`, in case no lane is left. The lanes diverge where EXEC changes: before that, all of them are in EXEC.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpubpf.lower.amdgcn import OTHERS, WHOLE
 from gpubpf.record import Record
 
 _EXEC = ("exec", "exec_lo")
-# Branches of whole waves, each with the text that puts 0 into two SGPRs if its flag is 0.
+# Assembly text that puts a mask other than 0 into two SGPRs if the flag of a whole wave's branch (SCC, VCC) is not 0.
 _SCC, _VCC = "s_cselect_b64 {pair}, -1, 0", "s_mov_b64 {pair}, vcc"
 _OF_WAVES = {
     "s_cbranch_scc0": (_SCC, WHOLE | OTHERS),
@@ -31,23 +31,35 @@ _AND = re.compile(r"s_and(n2)?_b(32|64)")
 _MOVE = re.compile(r"s_mov_b(32|64)")
 _SAVING = re.compile(r"s_and(n1)?_(?:saveexec|wrexec)_b(32|64)")
 _COMPARE = re.compile(r"v_cmpx_(\w+)_(e32|e64|sdwa)")
-# They switch on the lanes of another path, or all.
+# Instructions that switch on the lanes of another path, or all lanes.
 _SWITCHES_ON = re.compile(r"s_(?:xor|or)_b|s_(?:or|andn2)_(?:saveexec|wrexec)_b|s_mov_b\d+ exec\w*, -1$")
 
 
 class GcnBranch(Record):
-    """How a place where lanes part gets its mask. facts: what it says (`amdgcn.WHOLE`, `amdgcn.OTHERS`)."""
+    """How a place where lanes diverge gets its mask.
+
+    text   assembly text, with placeholders for the registers of the mask
+    facts  how to read the mask: flags `amdgcn.WHOLE` and `amdgcn.OTHERS`
+    """
 
     text: str
     facts: int
 
     def mask(self, sgpr: int) -> str:
-        """Return the text that puts the mask into the pair of SGPRs from `sgpr` on, before the instruction. It changes no flags."""
+        """Return the text that puts the mask into the pair of SGPRs from `sgpr` on. The text changes no flags.
+
+        It must stand before the instruction where the lanes diverge.
+        """
         return self.text.format(pair=f"s[{sgpr}:{sgpr + 1}]", one=f"s{sgpr}")
 
 
 def branches(block: Sequence[GcnInstruction], wave: int) -> Iterator[tuple[GcnInstruction, GcnBranch | None]]:
-    """Yield the instructions of a basic block at which lanes part. None: before the instruction, it is not known which lanes do."""
+    """Yield the instructions of a basic block at which lanes diverge, each with its `GcnBranch`.
+
+    Yield None instead of the `GcnBranch` if the lanes are not known before the instruction.
+
+    wave: lanes per wave
+    """
     for number, instruction in enumerate(block):
         if instruction.name in _OF_WAVES:
             yield instruction, GcnBranch(*_OF_WAVES[instruction.name])
@@ -71,8 +83,12 @@ def _branch_on_exec(instructions: Iterable[GcnInstruction]) -> str:
 def _kept(
     instruction: GcnInstruction, wave: int, before: Sequence[GcnInstruction]
 ) -> tuple[str, bool] | None:
-    """Return the text that puts a mask into SGPRs before EXEC changes, and whether the lanes in the mask are switched off. Otherwise
-    they alone stay on. None if the instruction does something else. before: the instructions before it in its block."""
+    """Return the text that puts a mask into SGPRs, and whether the instruction switches off the lanes in the mask.
+
+    If not, the instruction switches off all lanes that are not in the mask. Return None if it does something else.
+
+    before: the instructions before it in its block
+    """
     name, operands = instruction.name, instruction.operands.split(", ")
     if match := _COMPARE.fullmatch(name):
         compare, encoding = match.groups()
@@ -92,8 +108,10 @@ def _copied(mask: str, bits: str, wave: int, others: bool) -> tuple[str, bool] |
 
 
 def _parts(before: Sequence[GcnInstruction]) -> set[str]:
-    """Return the SGPRs that hold a part of EXEC, computed by `s_and_b64`, after these instructions. A compiler that does not optimize
-    (-O0) moves them to EXEC."""
+    """Return the SGPRs that hold a part of EXEC, computed by `s_and_b64`, after these instructions.
+
+    Without optimization (-O0), compilers move such a register to EXEC.
+    """
     copies, parts = set(_EXEC), set[str]()
     for instruction in before:
         if writes_exec(instruction):

@@ -1,4 +1,4 @@
-"""The functions that a kernel calls: the targets of its calls, and where each function's code ends.
+"""Find the functions that a kernel calls: the targets of its calls, and where each function's code ends.
 
 A call takes its target from a pair of SGPRs. Every value that can reach the pair must be a function address computed from the program
 counter, and only calls may use it. Then the function can be copied along with the kernel.
@@ -34,7 +34,9 @@ def branch_target(instruction: GcnInstruction, code: bytes) -> int:
 def function_at(code: CodeObject, comgr: Comgr, address: int, most: int) -> list[GcnInstruction]:
     """Return the instructions of the function at an address. Raises Refusal if it cannot be read or exceeds `most` bytes.
 
-    Without a symbol that gives its size, the function ends at the first jump or end that no branch passes.
+    Without a symbol that gives its size, the function ends at the first jump or s_endpgm behind which no branch leads.
+
+    most: the largest size of the function, in bytes
     """
     named = address in code.functions
     size = min(code.functions[address][1] if named else most + 1, code.bytes_from(address))
@@ -67,8 +69,9 @@ def called(
 ) -> set[int]:
     """Return the computed addresses that a kernel or function only calls. Raises Refusal for unsupported calls.
 
-    targets: the target of each branch. computed: for each address computed from the program counter, the address of the last of its
-    three instructions, and the first of the two SGPRs that hold it.
+    targets: branch → its target, both as addresses
+    computed: for each address computed from the program counter, the address of the last of the three instructions that compute it →
+      the first of the two SGPRs that hold it
     """
     found: set[int] = set()
     flow = _Flow(instructions, targets)
@@ -126,7 +129,7 @@ class _Flow:
                     self._before[other].append(number)
 
     def written_before(self, number: int, first: int) -> set[int]:
-        """Return the addresses of the possible last writers of a pair of SGPRs. Raises Refusal if a path has no writer."""
+        """Return the addresses of the instructions that may have written a pair of SGPRs last. Raises Refusal if a path has none."""
         found: set[int] = set()
         seen, left = {number}, [number]
         while left:

@@ -98,7 +98,7 @@ class GcnKernel(Record):
     end: int
 
 
-_ABI_V4 = 2  # the ABI version of code objects from version 4 on, which say that code runs with and without a feature
+_ABI_V4 = 2  # the first ABI version of code objects that can state that code runs with and without a feature (version 4)
 
 
 def is_code_object(data: bytes) -> bool:

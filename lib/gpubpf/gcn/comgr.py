@@ -53,7 +53,7 @@ def _call(function: str, *arguments: object) -> None:
     status = getattr(_library(), function)(*arguments)
     if status:
         raise ImageError(
-            f"AMD's code object manager says {status} to {function}; check that it knows this GPU"
+            f"AMD's code object manager failed with status {status} in {function}; check that it supports this GPU"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which instructions compute something in each lane, and which of them a program selects.
+"""Find the instructions that compute something in each lane, and those that a program selects.
 
 is_computation(instruction)          # v_add_f32_e32 v0, v1, v2 → True
 is_chosen(("v_add_f32",), "v_add_f32_e32")  # → True
@@ -23,6 +23,6 @@ def is_computation(instruction: GcnInstruction) -> bool:
 
 
 def is_chosen(patterns: Collection[str], opcode: str) -> bool:
-    """Return whether a glob matches an opcode, with or without the suffix of its encoding. No globs match all."""
+    """Return whether a glob matches an opcode, with or without the suffix of its encoding. Without patterns, every opcode matches."""
     names = (opcode, _ENCODING.sub("", opcode))
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns for name in names)

@@ -51,7 +51,8 @@ def inject(
 ) -> GcnInjected:
     """Return the code object with programs injected into these kernels. Raises ImageError if it is unreadable or has no room.
 
-    virtual: it will run on hipsim's virtual clock, so the added code is marked as taking no time.
+    kernels: the probes of each kernel to instrument, by mangled name
+    virtual: whether the code object will run on hipsim's virtual clock; then marks around the added code say that it takes no time
     """
     comgr = Comgr(code.isa)
     added = Added(align(code.end, PAGE))
@@ -109,7 +110,10 @@ def inject(
 def _from_block(
     kernel: GcnKernel, places: Sequence[arguments.ArgumentPlace] | None
 ) -> tuple[tuple[int, int], ...]:
-    """Return the arguments of a kernel as (offset from its launch block, size). Raises Refusal if they are unknown or impossible."""
+    """Return the arguments of a kernel as (offset from its launch block, size), in bytes.
+
+    Raises Refusal if the arguments are unknown, or cannot be right.
+    """
     if places is None or any(at + size > kernel.descriptor.kernarg_bytes for at, size in places):
         raise Refusal("its metadata does not say what arguments it has")
     return tuple((at - block_offset(kernel), size) for at, size in places)
@@ -124,7 +128,7 @@ def _placed(
     added: Added,
     passed: Sequence[tuple[int, int]],
 ) -> dict[tuple[str, ...], PlacedProbe]:
-    """Add the probes that run where waves begin and end. Return them by their points. Raises VerifyError if one cannot be compiled."""
+    """Add the probes that run where waves begin and end. Return them by points. Raises VerifyError if a probe cannot be compiled."""
     found: dict[tuple[str, ...], PlacedProbe] = {}
     for points in (amdgcn.AT_ENTRY, amdgcn.AT_EXIT):
         chosen = [probe for point in points for probe in probes if probe.point == point]

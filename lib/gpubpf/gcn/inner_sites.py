@@ -77,7 +77,7 @@ class InnerProbes:
         )
 
     def of_access(self, access: GcnAccess) -> ProbeCode | None:
-        """Return the probe for an access; None if no program selects it. Raises VerifyError if it is invalid."""
+        """Return the probe for an access; None if no program selects it. Raises VerifyError if the probe cannot be compiled."""
         spaces = amdgcn.GENERIC_SPACES if access.space == "generic" else (access.space,)
         attached = self._at["access"]
         chosen = {space: self._selecting(access.kind, space) for space in spaces}
@@ -90,9 +90,11 @@ class InnerProbes:
         return self._made[key]
 
     def of_point(self, point: str, opcode: str = "") -> ProbeCode | None:
-        """Return the probe for another point of `amdgcn.INSIDE`; None if no program selects it. Raises VerifyError if it is invalid.
+        """Return the probe for another point of `amdgcn.INSIDE`; None if no program selects it.
 
-        opcode: at `instruction`, the name of the instruction.
+        Raises VerifyError if the probe cannot be compiled.
+
+        opcode: at `instruction`, the name of the instruction
         """
         attached = self._at[point]
         chosen = tuple(n for n, one in enumerate(attached) if is_chosen(one.opcodes, opcode))
@@ -105,13 +107,18 @@ class InnerProbes:
         return self._made[key]
 
     def names(self, opcode: str) -> bool:
-        """Return whether the globs of a program at instructions match this name. Programs without globs match none here."""
+        """Return whether the globs of a program at instructions match this name. A program without globs does not count."""
         return any(one.opcodes and is_chosen(one.opcodes, opcode) for one in self._at["instruction"])
 
 
 class InnerRegisters(Record):
-    """The registers of probes in the middle of a kernel. sgprs: the number of SGPRs, from `sgpr` on. given: the registers that a site
-    sets, relative to `sgpr`. lanes: the kernel's SGPRs in this range, each with the VGPR and lane that save it."""
+    """The registers of probes in the middle of a kernel.
+
+    sgpr   the first SGPR
+    sgprs  the number of SGPRs
+    given  the SGPRs that a site sets, relative to `sgpr`
+    lanes  the kernel's SGPRs in this range, each with the VGPR and lane that save it
+    """
 
     sgpr: int
     sgprs: int
@@ -157,8 +164,11 @@ class InnerSite(Record):
 
 
 class Insertion(Record):
-    """Code to insert before or after the instruction at an address. calls: the byte offsets of its s_call_b64 instructions, whose
-    target is not filled in yet, each with the probe to call."""
+    """Code to insert before or after the instruction at an address.
+
+    behind  whether the code follows the instruction
+    calls   (offset in bytes, probe) of each s_call_b64 in the code, whose target is not filled in yet
+    """
 
     address: int
     behind: bool
@@ -178,7 +188,10 @@ def joined(insertions: Iterable[Insertion]) -> list[Insertion]:
 
 
 class _Run(NamedTuple):
-    """Assembly text at a site, one instruction per line. probe: the probe that the text calls. Its text is skipped if EXEC is 0."""
+    """Assembly text at a site, one instruction per line.
+
+    probe: the probe that the text calls. The text is skipped if EXEC is 0. None: the text does not call a probe.
+    """
 
     lines: tuple[str, ...]
     probe: ProbeCode | None = None
@@ -192,7 +205,11 @@ class _Text(NamedTuple):
     runs: tuple[_Run, ...]
 
     def insertion(self, parts: Sequence[bytes], call: str) -> Insertion:
-        """Return the text as code. parts: the machine code of each line. call: the line that calls a probe."""
+        """Return the text as code.
+
+        parts: the machine code of each line
+        call: the line that calls a probe
+        """
         code, called, rest = bytearray(), [], iter(parts)
         for run in self.runs:
             made = [next(rest) for _ in run.lines]
@@ -270,7 +287,12 @@ class InnerSites:
         return align(max(given, *(probe.sgprs for probe in self.probes)), 2) + _OWN
 
     def registers(self, save: Save, own_sgprs: int, vgprs: int) -> tuple[InnerRegisters, int]:
-        """Return the probes' registers, and the total number of VGPRs with them. own_sgprs: the kernel's SGPRs. Raises Refusal."""
+        """Return the probes' registers, and the total number of VGPRs with them. Raises Refusal if there are too few SGPRs.
+
+        save: where the prologue saves values
+        own_sgprs: the number of the kernel's SGPRs
+        vgprs: the number of VGPRs without the probes'
+        """
         lanes: dict[int, tuple[int, int]] = {}
         sgpr = save.sgpr
         if save.vgpr is not None:
@@ -327,7 +349,7 @@ class InnerSites:
         return [*address, number, *facts, at.call]
 
     def _address(self, access: GcnAccess, at: InnerRegisters) -> list[str]:
-        """Return the text that puts the address, or a 32-bit offset, into the probe's first VGPRs. It changes no flags."""
+        """Return the text that puts the address, or a 32-bit offset, into the probe's first VGPRs. The text changes no flags."""
         low, high, vgpr, sgpr = at.vgpr, at.vgpr + 1, access.vgpr, access.sgpr
         gfx9 = self._gpu.startswith("gfx9")
         add = "v_add_u32_e32" if gfx9 else "v_add_nc_u32_e32"

@@ -35,7 +35,8 @@ _LOW, _HIGH = 8, 16  # byte offsets of the literals from s_getpc_b64
 class Reference(Record):
     """An address computed from the program counter: the address of s_getpc_b64, and the resulting 64-bit address.
 
-    `last`: the address of the last of the three instructions. `sgpr`: the first of the two SGPRs that they write.
+    last  the address of the last of the three instructions that compute it
+    sgpr  the first of the two SGPRs that hold it
     """
 
     place: int
@@ -53,10 +54,11 @@ class Region(NamedTuple):
 
 
 class MovedCode(Record):
-    """A relocated copy of a kernel's instructions. `places`: each instruction's new address, by its original address. `starts`: where
-    the code inserted before it begins.
+    """A relocated copy of a kernel's instructions.
 
-    references: each s_getpc_b64 in the copy whose target is outside the kernel, with the 64-bit distance in its two literals.
+    places      original address of an instruction → its new address
+    starts      original address of an instruction → the new address of the code that is inserted before it
+    references  each s_getpc_b64 in the copy whose target is outside the kernel, with the 64-bit distance in its two literals
     """
 
     content: bytearray
@@ -68,8 +70,9 @@ class MovedCode(Record):
 class KernelCode(Record):
     """The instructions of a kernel and of the functions that it calls, and the registers that they name.
 
-    code: the bytes of each instruction, by its address. regions: the kernel and each function. calls: the addresses of the references
-    whose targets are these functions.
+    code     the bytes of each instruction, by address
+    regions  the kernel and each function
+    calls    the addresses of the references whose targets are these functions
     """
 
     code: Mapping[int, bytes]
@@ -108,11 +111,10 @@ class KernelCode(Record):
 
     @cached_property
     def waits(self) -> bool:
-        """Whether it may wait for another workgroup: a loop has an atomic with a result, a cache-bypassing load, or s_sleep. Retry
-        loops (`_tries_again`) do not count.
+        """Whether the kernel may wait for another workgroup: a loop has an atomic with a result, a cache-bypassing load, or s_sleep.
 
-        If a function has such an instruction, every loop with a call counts. Host calls (printf, assert) do not count: they wait only
-        for the host and for waves that are already running.
+        Retry loops (`_tries_again`) do not count. If a function has such an instruction, every loop with a call counts. Host calls
+        (printf, assert) do not count: they wait only for the host and for waves that are already running.
         """
         host = [region for region in self.regions if region.name.startswith(_HOST_CALL)]
         loops = [
@@ -134,8 +136,11 @@ class KernelCode(Record):
         return any(first <= one.address <= last for one in asking for first, last in loops)
 
     def _tries_again(self, instruction: GcnInstruction, loops: Sequence[tuple[int, int]]) -> bool:
-        """Return whether an instruction is a compare-and-swap whose loop next expects the value that it found. Such a loop ends once
-        no other thread changes the value in between. A loop that waits for a lock expects the same value each time."""
+        """Return whether an instruction is a compare-and-swap in a retry loop, whose next iteration expects the value found.
+
+        A retry loop ends once no other thread changes the value in between. A loop that waits for a lock always expects the
+        same value.
+        """
         match = _COMPARES.match(f"{instruction.name} {instruction.operands}")
         around = [loop for loop in loops if loop[0] <= instruction.address <= loop[1]]
         if not match or not around:
@@ -210,7 +215,7 @@ def words(at: int, to: int) -> int:
 
 
 def entered(block: Sequence[GcnInstruction]) -> GcnInstruction:
-    """Return the first instruction at which all lanes of a basic block are active: where paths join, EXEC is restored first."""
+    """Return the first instruction at which all lanes of a basic block are active. Where paths join, code first restores EXEC."""
     return next((one for one in block if not one.operands.startswith("exec")), block[-1])
 
 
@@ -242,7 +247,7 @@ class _Found:
 
     def __init__(self, code: CodeObject, wave: int) -> None:
         self._file = code
-        # comgr knows only waves of 32 lanes on GFX10: it names just the lower register of a lane mask of 64 lanes.
+        # On GFX10, comgr supports only waves of 32 lanes: of a mask of 64 lanes, it names just the lower register.
         self._has_wide_masks = code.gpu.startswith("gfx10") and wave == 64
         self._code: dict[int, bytes] = {}
         self._instructions: list[GcnInstruction] = []
@@ -283,7 +288,7 @@ class _Found:
         for instruction in self._instructions:
             for kind, one, _, last in _REGISTERS.findall(instruction.operands):
                 most[kind] = max(most[kind], int(one or last) + 1)
-        if self._has_wide_masks:  # they start at an even register
+        if self._has_wide_masks:  # such a mask starts at an even register
             most["s"] = align(most["s"], 2)
         made = KernelCode(
             self._code,

@@ -39,8 +39,15 @@ _ALIGNED = 64  # bytes: the copy keeps the original's alignment to instruction c
 
 
 class GcnSite(Record):
-    """A probed place: its number, its address in the original code object, its function (mangled; "" without a symbol), and its offset
-    in that function in bytes. opcode: its name inside the kernel, except at basic blocks. block: the basic block's number."""
+    """A probed place.
+
+    number    its number (`ctx->site`)
+    address   its address in the original code object
+    function  the mangled name of its function; "" without a symbol
+    offset    its offset in the function, in bytes
+    opcode    for a place inside the kernel, other than a basic block: the name of the instruction
+    block     for a basic block: its number
+    """
 
     number: int
     point: str
@@ -53,14 +60,21 @@ class GcnSite(Record):
 
 
 class InjectedGcnKernel(Record):
-    """An instrumented kernel: the size of its arguments in bytes, the offset of the launch block after them, and its sites.
+    """An instrumented kernel.
 
-    references: the addresses to patch once both code objects are loaded, so that the copy uses the original's variables. Each has the
-    offset of its s_getpc_b64 from the kernel's descriptor, in bytes, and the sum of the two literals after it. registers: VGPRs before
-    and after. waits: its workgroups may wait for each other. compute_units: how many a workgroup can use. most_threads,
-    original_threads: the threads that fit on these at once, of the copy and of the original. wave: lanes per wave. unprobed: the
-    number of instructions that no program sees, by name: memory instructions if a program is attached to accesses, changes of EXEC if
-    one is attached to branches, and others whose names a program at instructions selects.
+    argument_bytes    the size of its arguments
+    block_offset      the offset of the launch block, which follows the arguments, in bytes
+    sites             its probed places
+    references        the addresses to patch once both code objects are loaded, so that the copy uses the original's variables, each as
+                      (bytes from the kernel's descriptor to the s_getpc_b64, sum of the two literals after it)
+    registers         VGPRs of the original and of the copy
+    waits             whether its workgroups may wait for each other
+    compute_units     how many compute units a workgroup can use
+    most_threads      how many threads of the copy fit on these compute units at once
+    original_threads  how many threads of the original fit there
+    wave              lanes per wave
+    unprobed          name → number of instructions that no program sees: memory instructions if a program is attached to accesses,
+                      changes of EXEC if a program is attached to branches, and those that a program at instructions selects
     """
 
     argument_bytes: int
@@ -78,8 +92,8 @@ class InjectedGcnKernel(Record):
 
 
 class PlacedProbe(Record):
-    """A probe that runs where waves begin or end: its address, its register counts, the `amdgcn.TIMES` that it receives, and its
-    programs' points. Each point has its own site at each place."""
+    """A probe that runs where waves begin or end: its address, its register counts, the `amdgcn.TIMES` that it receives, and the
+    points of its programs. Each point has its own site at each place."""
 
     at: int
     sgprs: int
@@ -92,7 +106,7 @@ NONE = PlacedProbe(0, 0, 0)
 
 
 def block_offset(kernel: GcnKernel) -> int:
-    """Return where the launch block is in the kernarg segment of the copy: behind the arguments."""
+    """Return the offset of the launch block in the kernarg segment of the copy, in bytes. The block follows the arguments."""
     return align(kernel.descriptor.kernarg_bytes, 8)
 
 
@@ -234,8 +248,10 @@ class KernelWriter:
         return joined(every)
 
     def _copy(self, insertions: Sequence[Insertion], away: bool) -> tuple[MovedCode, bytes]:
-        """Return the copy of the kernel, and its content followed by sites and probes. It will be placed at the end of the added
-        content. away: put insertions after the copy too, so that the copy's branches reach their targets."""
+        """Return the copy of the kernel for the end of the added content, and its bytes, followed by sites and probes.
+
+        away: whether insertions are also put after the copy, so that the copy's branches reach their targets
+        """
         at, leaves = self._added.here, {place.address for place in self._exits}
         before: dict[int, bytes] = {}
         behind: dict[int, bytes] = {}
@@ -266,7 +282,7 @@ class KernelWriter:
                 called = begin + offset
                 struct.pack_into("<h", content, called - at, words(called, probes_at[probe]))
         for instruction in self._body.instructions if self._inner.sites else ():
-            if instruction.name == "s_clause":  # it requires that the next memory accesses are consecutive
+            if instruction.name == "s_clause":  # requires that the next memory accesses are consecutive
                 struct.pack_into("<I", content, copy.places[instruction.address] - at, NOP)
         return copy, bytes(content)
 

@@ -1,8 +1,8 @@
-"""Where lanes leave a kernel: instructions that disable lanes for the rest of the kernel.
+"""Find where lanes leave a kernel: instructions that disable lanes for the rest of the kernel.
 
-A wave ends when all of its lanes have left. A lane that EXEC loses earlier has left there, unless a later instruction re-enables it.
-Compilers keep the lanes of a branch or loop in SGPRs (R), and re-enable them with `s_or_b64 exec, exec, R`. So an instruction does not
-count if the lanes that it disables are in an R that is restored on every path to the end.
+A wave ends when all of its lanes have left. If an instruction disables a lane in EXEC and no later instruction re-enables the lane,
+the lane leaves there. Compilers keep the lanes of a branch or loop in SGPRs (R), and re-enable them with `s_or_b64 exec, exec, R`. So
+an instruction does not count if the lanes that it disables are in an R that is restored on every path to the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def leaving(code: KernelCode) -> list[int]:
 def _of_block(block: list[GcnInstruction], restored: _Restored) -> Iterable[int]:
     later = restored.behind_each(block)
     holding: set[str] = set()  # registers that hold at least the lanes in EXEC
-    whole: set[str] = set()  # while all lanes are active: registers with the lanes active before
+    whole: set[str] = set()  # registers with the lanes that were active before all lanes were enabled
     for number, (instruction, behind) in enumerate(zip(block, later, strict=True)):
         name, operands = instruction.name, instruction.operands.split(", ")
         written = use(instruction)[0]
@@ -65,7 +65,7 @@ def _of_block(block: list[GcnInstruction], restored: _Restored) -> Iterable[int]
 
 
 def _keeps_the_rest(two: list[GcnInstruction], behind: list[frozenset[str]]) -> bool:
-    """Return whether the second instruction computes the lanes that the first disables, and they are re-enabled later."""
+    """Return whether the second instruction computes the lanes that the first disables, and later code re-enables these lanes."""
     if len(two) < 2 or not _SAVES.fullmatch(two[0].name) or not two[1].name.startswith("s_xor_b"):
         return False
     saved, (to, *values) = two[0].operands.split(", ")[0], two[1].operands.split(", ")
@@ -73,7 +73,7 @@ def _keeps_the_rest(two: list[GcnInstruction], behind: list[frozenset[str]]) -> 
 
 
 class _Restored:
-    """For each place, the registers R whose lanes are all re-enabled on every path from there to the end."""
+    """The registers R whose lanes are all re-enabled on every path from a place to the end, for each place."""
 
     def __init__(self, code: KernelCode) -> None:
         self._blocks = [block for block in code.blocks() if block]

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _MOST = 2 << 20  # bytes of line tables: reading takes two seconds per MiB, and the program waits for it
-_MOST_INFO = 128 << 10  # bytes of the section that has the calls of inlined functions
-# Directories and names of HIP's headers, and of those that clang adds to HIP programs.
+_MOST_INFO = 128 << 10  # bytes of the DWARF section with the calls of inlined functions
+# Parts of the paths of HIP's headers, and of the headers that clang adds to HIP programs.
 _OF_HIP = ("include/hip/", "/__clang_")
 
 
@@ -58,8 +58,10 @@ class _Unit:
             self._names.append(os.path.join(folder, entry.name.decode(errors="replace")))
 
     def rows(self) -> Iterator[tuple[int, bool, str, int]]:
-        """Yield the first address of each row of the line table, whether code follows it in the table, and its file and line. "" and
-        0: unknown, behind the code and where the compiler merged code of several lines (line 0)."""
+        """Yield (first address, whether code follows it in the table, file, line) for each row of the line table.
+
+        File and line are "" and 0 behind the code, and where the compiler merged code of several lines (line 0).
+        """
         for entry in self._program.get_entries() if self._program is not None else ():
             state = entry.state
             if state is None:
@@ -72,7 +74,7 @@ class _Unit:
                 yield state.address, True, name, state.line
 
     def calls(self) -> Iterator[tuple[int, int, str, int]]:
-        """Yield the addresses of each inlined function, begin and end, and file and line of its call. Outer functions come first."""
+        """Yield (begin, end, file of the call, line of the call) for each inlined function. Outer functions come first."""
         for entry in self._unit.iter_DIEs() if self._has_calls else ():
             given = {name: attribute.value for name, attribute in entry.attributes.items()}
             if entry.tag != "DW_TAG_inlined_subroutine" or not given.get("DW_AT_call_line"):
@@ -84,7 +86,7 @@ class _Unit:
                 yield begin, end, name, given["DW_AT_call_line"]
 
     def _ranges(self, given: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-        """Yield the addresses, begin and end, of an entry with these attributes."""
+        """Yield the address ranges (begin, end) of an entry with these attributes."""
         if "DW_AT_ranges" not in given:
             yield given["DW_AT_low_pc"], given["DW_AT_low_pc"] + given["DW_AT_high_pc"]
             return

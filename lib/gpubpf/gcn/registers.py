@@ -25,7 +25,11 @@ class Use(Record):
 def changed(
     code: CodeObject, kernel: GcnKernel, start: Start, entry: int, sgprs: int, vgprs: int
 ) -> tuple[list[Change], Use, Use]:
-    """Return the changes to the descriptor (new entry, initial registers, register counts), and the use before and after.
+    """Return the changes to the descriptor (entry, initial registers, register counts), and the kernel's use before and after.
+
+    start: the registers when a wave starts
+    entry: the address of the new first instruction
+    sgprs, vgprs: the register counts with probes
 
     Raises Refusal if there are too few VGPRs.
     """

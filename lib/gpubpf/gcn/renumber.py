@@ -11,7 +11,7 @@ _REGISTERS = re.compile(r"\b([sv])(?:(\d+)\b|\[(\d+):(\d+)\])")
 
 
 def renumbered(comgr: Comgr, code: bytes, sgpr: int, vgpr: int) -> bytes:
-    """Return the code with `sgpr` added to its SGPR numbers, and `vgpr` to its VGPR numbers. Raises Refusal if it cannot be assembled.
+    """Return the code with `sgpr` added to its SGPR numbers, and `vgpr` to its VGPR numbers. Raises Refusal if that does not assemble.
 
     Register pairs require an even offset; loads of several scalars require a multiple of 4.
     """
@@ -28,5 +28,5 @@ def renumbered(comgr: Comgr, code: bytes, sgpr: int, vgpr: int) -> bytes:
         raise Refusal("AMD's assembler does not know an instruction of its probe")
     for one in instructions:
         if one.name.startswith("v_cmpx_") and one.size == 8:
-            made[one.address] = code[one.address]  # EXEC as its result has two encodings
+            made[one.address] = code[one.address]  # a result in EXEC has two encodings: keep the original's
     return bytes(made)

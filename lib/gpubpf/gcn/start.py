@@ -38,10 +38,14 @@ class Save(Record):
 class Start(Record):
     """The registers when a wave starts: as the kernel expects them, and as the prologue needs them.
 
-    `kernarg`: the first register of the argument address. `indices`: the registers of the workgroup indices. `moves`: (from, to), to
-    be done in this order. `packed`: one VGPR holds all work-item indices. `items`: the work-item indices that the kernel requests: x
-    (0), x and y (1), or all (2). `sgprs`: the number of initialized SGPRs. `resources`: COMPUTE_PGM_RSRC2. `properties`: the
-    descriptor's.
+    kernarg     the first register of the argument address
+    indices     the registers of the workgroup indices
+    moves       (from, to) of the moves between registers, in the order in which they must be done
+    packed      whether one VGPR holds all work-item indices
+    items       the work-item indices that the kernel requests: x (0), x and y (1), or all (2)
+    sgprs       the number of initialized SGPRs
+    resources   the new COMPUTE_PGM_RSRC2
+    properties  the new kernel code properties of the descriptor
     """
 
     kernarg: int
@@ -131,7 +135,7 @@ def restore(start: Start, vgpr: int, save: Save, wave: int) -> list[str]:
 
 
 def _all_lanes(save: Save, wave: int) -> list[str]:
-    """Return the text that enables the lanes that the wave started with. It changes s0 and s1."""
+    """Return the text that enables the lanes that the wave started with. The text changes s0 and s1."""
     if wave == 64:
         return [save.get(_LANES, 0), save.get(_LANES + 1, 1), "s_mov_b64 exec, s[0:1]"]
     return [save.get(_LANES, 0), "s_mov_b32 exec_lo, s0"]
@@ -143,7 +147,7 @@ def site(save: Save, wave: int, number: int, counters: Sequence[int] = ()) -> li
 
 
 def arrive(save: Save, wave: int) -> list[str]:
-    """Return the text that begins a site. It waits for loads, which must not overwrite the probe's registers.
+    """Return the text that begins a site. The text waits for loads, which must not overwrite the probe's registers.
 
     On GFX10.1, changing SGPRs before a store has read them is a hazard. Compilers also avoid it with v_nop.
     """
@@ -151,7 +155,10 @@ def arrive(save: Save, wave: int) -> list[str]:
 
 
 def give(save: Save, place: str, counters: Sequence[int]) -> list[str]:
-    """Return the text that sets the registers of a probe in the active lanes. place: the instruction that sets the site's number.
+    """Return the text that sets the registers of a probe in the active lanes.
+
+    place: the instruction that sets the site's number
+    counters: the VGPRs with the thread's work
 
     On GFX9, a memory access within five instructions of a vector write to its SGPR is a hazard (s_nop).
     """

@@ -1,4 +1,4 @@
-"""The time at which each lane leaves a kernel: kept in VGPRs and passed to the exit probe, as assembly text.
+"""Assembly text that records the time at which each lane leaves a kernel, and passes it to the exit probe.
 
 Before an instruction at which lanes may leave (leaving.py), the active lanes record the time. Lanes that stay overwrite it later. At
 the kernel's end, the probe runs once per group of lanes with the same time, the earliest first.
@@ -13,8 +13,8 @@ from gpubpf.lower import amdgcn
 from gpubpf.lower.launch_block import align
 from gpubpf.record import Record
 
-# On hipsim's virtual clock, code between the first two marks takes no time. The other two begin code that is inserted before an
-# instruction where lanes leave, or in place of the kernel's end: clocks there show the time after that instruction.
+# Marks for hipsim's virtual clock. Code between BEGIN and END takes no time. BEFORE begins code that is inserted before an instruction
+# where lanes leave, EXIT begins code in place of the kernel's end. Clocks in such code show the time after the instruction or the end.
 UNTIMED_BEGIN, UNTIMED_END, UNTIMED_BEFORE, UNTIMED_EXIT = 0x6700, 0x6780, 0x6800, 0x6880
 _READ = {"clock": "s_memtime", "globaltimer": "s_memrealtime"}
 _NUMBER = 0x12345678  # a placeholder that assembles to a 32-bit literal
@@ -22,9 +22,13 @@ _MASKS = 4  # SGPRs for the mask of remaining lanes, and for the earliest time
 
 
 class Times(Record):
-    """Where times are kept: for each requested `amdgcn.TIMES`, the first of two VGPRs. site: the VGPR for the number of the site where
-    a lane left. sgpr: the first free SGPR for reading the time. None: no SGPR is free, so s0 and the following are saved and restored,
-    in lanes of the prologue's save VGPR."""
+    """Where times are kept.
+
+    vgprs  each requested name of `amdgcn.TIMES` → the first of two VGPRs
+    site   the VGPR for the number of the site where a lane left
+    sgpr   the first free SGPR for reading the time. None: no SGPR is free, so lanes of the prologue's save VGPR save s0 and the
+           following SGPRs
+    """
 
     vgprs: Mapping[str, int]
     site: int
@@ -34,7 +38,7 @@ class Times(Record):
     def keep(self) -> list[str]:
         """Return the text with which the active lanes record the time. The last four bytes of its code are the site's number.
 
-        It changes no flags, and waits for scalar loads.
+        The text changes no flags, and waits for scalar loads.
         """
         first = 0 if self.sgpr is None else self.sgpr
         used = range(first, first + 2 * len(self.vgprs))
@@ -52,8 +56,12 @@ class Times(Record):
 
 
 class Groups(Record):
-    """The site at a kernel's end, in three texts. `head` follows the code of `Times.keep`. `body` begins the turn of one group, up to
-    the call of the probe. `tail` is followed by a branch back to `body` if SCC is set, and by the kernel's end."""
+    """The site at a kernel's end, in three texts.
+
+    head  follows the code of `Times.keep`
+    body  prepares the call of the probe for the next group of lanes
+    tail  follows the call; behind it are a branch back to `body` if SCC is set, and the kernel's end
+    """
 
     head: list[str]
     body: list[str]
@@ -68,7 +76,7 @@ def groups(times: Times, gpu: str, wave: int, probe_sgprs: int, counters: Sequen
     compared = "vcc" if gpu.startswith("gfx9") else "vcc_lo"  # comgr's name on GFX10, also for 64-lane waves
     lanes = f"s[{left}:{left + 1}]" if wave == 64 else f"s{left}"
     earliest = f"s[{first}:{first + 1}]"
-    key = next(iter(times.vgprs.values()))  # the clock if requested, because it is finer
+    key = next(iter(times.vgprs.values()))  # the clock if requested: it is finer than globaltimer
     head = [*arrive(save, wave), f"s_mov_{word} {lanes}, {exec_}"]
     body = [
         f"s_mov_{word} {exec_}, {lanes}",

@@ -45,7 +45,7 @@ def counted(code: KernelCode, kind: str) -> dict[int, int]:
 
 
 def adder(comgr: Comgr, gpu: str, vgpr: int) -> Callable[[int], bytes]:
-    """Return a function that assembles an addition of a constant to a VGPR. The code changes nothing else."""
+    """Return a function that assembles the addition of a constant to a VGPR. The assembled code changes nothing else."""
     name = "v_add_u32_e32" if gpu.startswith("gfx9") else "v_add_nc_u32_e32"
     small = comgr.assemble(f"{name} v{vgpr}, 1, v{vgpr}")
     large = comgr.assemble(f"{name} v{vgpr}, 0x12345678, v{vgpr}")[:4]
