@@ -24,7 +24,9 @@ from .program import TranslatedModule
 
 
 def translate(ptx: str | bytes, virtual: bool = False) -> str:
-    """Return the C text for a PTX module, in one file. `virtual`: for the virtual clock.
+    """Return the C text for a PTX module, in one file.
+
+    virtual: whether the code runs on the virtual clock
 
     Raises gpubpf.errors.PtxError, which names the instruction and the PTX line.
     """

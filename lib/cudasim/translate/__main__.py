@@ -1,12 +1,12 @@
 """Translate, compile and link PTX for the embedded device, from the command line.
 
 `python -m cudasim.translate [--virtual] [--count DIRECTORY] IN.ptx OUT`: OUT is a shared object, or C text if it ends in `.c`.
-`--virtual`: for the virtual clock. `--count`: it counts how often each basic block runs (counts.py).
+`--virtual`: for the virtual clock. `--count`: the result counts how often each basic block runs (counts.py).
 
-Large modules are compiled in parts: OUT describes the module only. The C text of its code is beside it in OUT.0.c, OUT.1.c, …
-(OUT without its suffix). `python -m cudasim.translate IN.c OUT …` compiles these, several at once.
+Large modules are compiled in parts: OUT only describes the module. The C text of the module's code is in OUT.0.c, OUT.1.c, … (OUT
+without its suffix). `python -m cudasim.translate IN.c OUT …` compiles these files, several at once.
 
-`python -m cudasim.translate --link|--check OUT NAME IN.ptx [NAME IN.ptx …]`: OUT is one PTX text, linked from several. With
+`python -m cudasim.translate --link|--check OUT NAME IN.ptx [NAME IN.ptx …]`: OUT is one PTX text, linked from several texts. With
 `--check`, names may remain undefined.
 
 `python -m cudasim.translate --patch OUT IN.ptx [ID=NAME ...] [PATCHES.ptx ...]`: OUT is the text IN.ptx with calls of patch
@@ -80,7 +80,7 @@ def _compile(words: list[str]) -> None:
     texts = [
         (Path(source).read_text(), output) for source, output in zip(words[::2], words[1::2], strict=True)
     ]
-    texts.sort(key=lambda one: -len(one[0]))  # the longest first, so that no CPU waits for it at the end
+    texts.sort(key=lambda one: -len(one[0]))  # the longest first, to keep all CPUs busy
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(lambda one: compile_c(*one), texts))
 

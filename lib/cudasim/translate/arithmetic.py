@@ -26,7 +26,7 @@ INTEGER_ROUNDING = {
 }
 PACKED = {"f16x2": "f16", "bf16x2": "bf16", "u16x2": "u16", "s16x2": "s16"}
 _SUFFIX = {"f32": "32", "f64": "64"}
-_FLUSH = {"f32": "ftz", "f16": "hftz", "bf16": "bftz"}  # functions of .ftz
+_FLUSH = {"f32": "ftz", "f16": "hftz", "bf16": "bftz"}  # the C functions for .ftz
 
 
 def emits(*opcodes: str) -> Callable[[Emit], Emit]:
@@ -87,7 +87,7 @@ def packed_half(i: PtxInstruction, text: str, element: str) -> str:
 def halves(
     v: Values, i: PtxInstruction, type_name: str, function: Callable[[list[str]], str], sources: int
 ) -> str:
-    """Translate a packed instruction: `function` on the low and on the high halves."""
+    """Translate a packed instruction: apply `function` to the low and to the high halves of the sources."""
     element = PACKED[type_name]
     texts = [v.src(o, type_name) for o in i.operands[1 : 1 + sources]]
     names = [f"x{k}" for k in range(sources)]
@@ -146,7 +146,7 @@ def _single(i: PtxInstruction, operation: str, sources: list[str], type_name: st
 
 
 def _of_half(i: PtxInstruction, operation: str, sources: list[str], type_name: str) -> str:
-    """Return an operation on 16-bit floats. With .oob, the result is 0 if a factor is what tensor copies fill with."""
+    """Return an operation on 16-bit floats. With .oob, the result is 0 if a factor is the value that tensor copies fill with."""
     letter = "h" if type_name == "f16" else "b"
     if "xorsign" in i.modifiers:
         sizes = ", ".join(f"(u16)({x} & 0x7fff)" for x in sources)
@@ -178,15 +178,18 @@ def _set_carry(v: Values, expression: str) -> str:
 
 
 def lose_carry(v: Values) -> str:
-    """Return the C for what a call does to the carry: it does not outlive the call (PTX ISA 9.7.2). Hostile mode inverts it."""
+    """Return the C for the effect of a call on the carry, which the call does not preserve (PTX ISA 9.7.2).
+
+    Hostile mode inverts the carry; otherwise, it stays.
+    """
     return _set_carry(v, f"{_carry(v)} ^ w->hostile")
 
 
 def _sum_with_carry(v: Values, i: PtxInstruction, t: str, a: str, b: str, carry: str | int) -> str:
     """Return the C for a sum of two unsigned numbers and a carry. An instruction with .cc keeps the carry of the sum.
 
-    The PTX ISA has no saturation with a carry (9.7.2), but ptxas 13.0 accepts it. Its machine code saturates the sums of addc and
-    subc. It saturates those of madc only at -O0, so that form is refused.
+    The PTX ISA has no saturation with a carry (9.7.2), but ptxas 13.0 accepts it. The machine code saturates the sums of addc and
+    subc. It saturates the sums of madc only at -O0, so .sat of madc is refused.
     """
     if "sat" in i.modifiers:
         if i.opcode == "madc":
@@ -208,7 +211,7 @@ def add(v: Values, i: PtxInstruction) -> str:
         return float_operation(v, i, "sub" if subtract else "add", t, 2)
     sign = "-" if subtract else "+"
     if facts(i).adds_carry or sets_carry(i):
-        # The carry is the adder's: a - b is a + ~b + 1, which carries unless it borrows.
+        # A difference sets the carry of the adder: a - b is a + ~b + 1, which carries unless the difference borrows.
         a, b = (c_cast(t, v.src(o, t)) for o in i.operands[1:3])
         b = c_cast(t, f"~{b}") if subtract else b
         carry = _carry(v) if facts(i).adds_carry else int(subtract)
@@ -588,7 +591,7 @@ _COMPARISONS = set(_RELATION) | set(_UNSIGNED) | {"equ", "neu", "ltu", "leu", "g
 
 
 def compare(v: Values, i: PtxInstruction, operator: str, a: str, b: str, t: str) -> str:
-    """Return a comparison, 0 or 1. For NaN, ordered comparisons are false, and those that end in u are true (PTX ISA 9.7.6)."""
+    """Return a comparison, 0 or 1. For NaN, ordered comparisons are false, and operators that end in u are true (PTX ISA 9.7.6)."""
     if is_float(t):
         if t in ("f16", "bf16"):
             up = "f16_to_f32" if t == "f16" else "bf16_to_f32"

@@ -17,8 +17,8 @@ class Block:
     negated: bool = False
     head: Code | None = None  # evaluates the operands of the terminator, one lane at a time
     detail: str = ""  # collective or barrier operation; name of the callee; index of a branch table
-    # A collective: whether all members have arrived ("": the engine finds out), what it then does. Otherwise operands for the engine:
-    # those that differ between lanes, as statements, and those that do not, as arguments of cs_meet.
+    # For a collective, as C: whether all members have arrived ("": the engine determines that), and the operation to run then.
+    # Otherwise, the operands for the engine: as statements if they differ between lanes, else as arguments of cs_meet.
     arrived: str = ""
     direct: str = ""
     waits: str = ""
@@ -27,7 +27,7 @@ class Block:
     spins: bool = False
     reached: int = 0  # virtual clock: instructions of the application, including the terminator
     turn: bool = False  # virtual clock: its first instruction communicates, so it waits for its turn
-    lines: list[int] = field(default_factory=list)  # of its instructions, in the PTX text
+    lines: list[int] = field(default_factory=list)  # the lines of its instructions in the PTX text
     number: int = 0
     live_in: frozenset[Register] = frozenset()
     live_out: frozenset[Register] = frozenset()

@@ -23,19 +23,19 @@ SEMANTICS = [
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
-# The number of lines of C up to which each level is used. A function is one dense graph of blocks, which optimizers take long for:
-# 7,000 lines take 0.6 s at -O0, 1.3 s at -Og, 3.2 s at -O1. Code compiled at -O0 runs about five times slower.
+# The number of lines of C up to which each level is used. A function is one dense graph of blocks, on which optimizers spend much
+# time: 7,000 lines take 0.6 s at -O0, 1.3 s at -Og, 3.2 s at -O1. Code compiled at -O0 runs about five times slower.
 LEVELS = ((1_500, "-O2"), (5_000, "-O1"), (120_000, "-Og"))
-# How the C of a module with probes begins. Somebody waits for it at a tool's first run, so -O2 is not worth its time; nor is -O1 for
-# functions of probes with thousands of lines (5,000 take 3.2 s, or 1.4 s at -Og).
+# The beginning of the C text of a module with probes. A user waits for the compiler at a tool's first run, so -O2 takes too long, and
+# so does -O1 for functions of probes with thousands of lines (5,000 lines take 3.2 s at -O1, 1.4 s at -Og).
 PROBED = "/* with probes */\n"
 PROBED_LEVELS = ((3_000, "-O1"), (120_000, "-Og"))
-# How the C of what ran for a long time in an earlier process begins (engine/image.cpp). It may take longer to compile.
+# The beginning of the C text of code that ran for a long time in an earlier process (engine/image.cpp). It may take longer to compile.
 RUNS_LONG = "/* runs for a long time */\n"
 RUNS_LONG_LEVELS = ((5_000, "-O2"), (20_000, "-O1"), (120_000, "-Og"))
 MARKS = ((PROBED, PROBED_LEVELS), (RUNS_LONG, RUNS_LONG_LEVELS))
 _OF_LINKER = re.compile(r"\bld returned|linker command failed")
-# Where C libraries are that have no package for developers beside them.
+# Directories of C libraries that may be installed without the files for developers.
 _LIBRARIES = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib")
 
 
@@ -63,7 +63,7 @@ def command() -> list[str]:
 
 @functools.cache
 def machine_flags() -> tuple[str, ...]:
-    """Return flags for instruction sets that this CPU has and that matter. Without FMA, fma() is a library call."""
+    """Return the compiler's flags for instruction sets of this CPU that make a difference. Without FMA, fma() is a library call."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -78,9 +78,9 @@ def machine_flags() -> tuple[str, ...]:
 
 
 def _cause(log: str) -> str:
-    """Return the line of the compiler's messages that says what is wrong: the first error or, without one, the first line.
+    """Return the line of the compiler's messages with the cause: the first error or, without one, the first line.
 
-    Lines such as "In function 'f':" come before an error. If the linker fails, the last line only says so.
+    Lines such as "In function 'f':" come before an error. If the linker fails, the last line only reports that it failed.
     """
     lines = log.strip().splitlines()
     errors = (line for line in lines if "error:" in line and not _OF_LINKER.search(line))

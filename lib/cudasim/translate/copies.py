@@ -1,4 +1,7 @@
-"""Translate asynchronous copies and mbarriers to C (PTX ISA 9.7.9.25, 9.7.13.15). Copies are done at once, so no wait blocks."""
+"""Translate asynchronous copies and mbarriers to C (PTX ISA 9.7.9.25, 9.7.13.15).
+
+Copies are done at once, so waiting for one never blocks.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def _bulk(v: Values, i: PtxInstruction) -> str:
 
 
 def _of_rank(address: str, multicast: bool) -> str:
-    """Return an address in shared memory; of a multicast, that in the block of rank `r_`."""
+    """Return an address in shared memory; for a multicast, the address in the block of rank `r_`."""
     return f"cs_map_to_rank({address}, r_)" if multicast else address
 
 
@@ -101,7 +104,7 @@ def _for_each_rank(v: Values, mask: Operand, text: str) -> str:
 
 
 def _complete(v: Values, mbarrier: Operand, multicast: bool) -> str:
-    """Return C that completes `n_` bytes on an mbarrier; of a multicast, on that of the block of rank `r_`."""
+    """Return C that completes `n_` bytes on an mbarrier; for a multicast, on the mbarrier of the block of rank `r_`."""
     address = v.address(mbarrier)
     if multicast:
         v.forget_base()
@@ -146,15 +149,15 @@ def _tensor(v: Values, i: PtxInstruction) -> str:
     return f"{{ {_for_each_rank(v, rest[1], text) if multicast else text} }}"
 
 
-# The fields of tensormap.replace that are constants, with how many values each has; and those that belong to a dimension.
+# The fields of tensormap.replace that are constants, with the number of their values; and the fields that belong to a dimension.
 _CHOICES = {"elemtype": 16, "interleave_layout": 3, "swizzle_mode": 4, "swizzle_atomicity": 4, "fill_mode": 2}
 _DIMENSIONS = {"box_dim": 5, "global_dim": 5, "global_stride": 4, "element_stride": 5}
-_ELEMENT_TYPES = 11  # that copies can have; the next ones are .tf32 and packed types
+_ELEMENT_TYPES = 11  # element types of copies; higher numbers are .tf32 and packed types
 
 
 @emits("tensormap")
 def tensormap(v: Values, i: PtxInstruction) -> str:
-    """Translate tensormap.replace, and tensormap.cp_fenceproxy, which all lanes execute alike."""
+    """Translate tensormap.replace and tensormap.cp_fenceproxy. All lanes execute them with the same operands."""
     v.code.alone = v.code.memory = v.code.reads_shared = v.code.writes_shared = True
     if i.modifiers[0] == "cp_fenceproxy":
         to, source = v.address(i.operands[0]), v.address(i.operands[1])

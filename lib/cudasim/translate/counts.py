@@ -11,8 +11,11 @@ from .function import FunctionCode
 
 @dataclass(frozen=True)
 class Counting:
-    """Where counts go: a new file in `directory` each time a process unloads the translation. `module`: the file in it that has the
-    PTX text."""
+    """Where to write the counts.
+
+    directory  where a process creates a new file each time it unloads the translation
+    module     the file in the directory with the PTX text
+    """
 
     directory: Path
     module: str
@@ -21,7 +24,8 @@ class Counting:
 def head(blocks: int) -> str:
     """Return C that stands before the functions of a text: COUNT(N) counts a function's block N for the lanes of `mask`.
 
-    blocks: how many the module has."""
+    blocks: the number of the module's basic blocks
+    """
     return (
         f"static struct {{ uint64_t warps, lanes; }} counts_[{blocks}];\n"
         "#define COUNT(N) (__atomic_fetch_add(&counts_[AT(N)].warps, 1, __ATOMIC_RELAXED), "
@@ -32,8 +36,11 @@ def head(blocks: int) -> str:
 def tail(counting: Counting, codes: Mapping[str, FunctionCode], base: Mapping[str, int]) -> str:
     """Return C that writes the counts of the functions `codes` to a new file when the translation is unloaded.
 
-    base: the number of each function's first block. The file's first line names the module. Each other line has executions by warps,
-    by lanes, the function, and the lines of the block's instructions in the PTX text."""
+    The file's first line names the module. Each other line is for one block: executions by warps, executions by lanes, the function,
+    and the lines of the block's instructions in the PTX text.
+
+    base: the number of each function's first block
+    """
     rows = [
         f'{{{base[name] + block.number}u, "{name} {" ".join(map(str, block.lines))}"}},'
         for name, code in codes.items()

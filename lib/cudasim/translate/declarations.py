@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpubpf.errors import PtxError
 from gpubpf.ptx.module import Directive, Function, Module, Variable
 
-# Directives of a `.func` that all of its declarations must have.
+# Directives that all declarations of a `.func` must share.
 _SIGNATURE = ("noreturn", "abi_preserve", "abi_preserve_control")
 
 
@@ -28,7 +28,7 @@ def _is_definition(item: Function | Variable) -> bool:
 
 
 def _conflict(first: Function | Variable, second: Function | Variable) -> str:
-    """Return why the second declaration of a name does not go with the first; "" if it does."""
+    """Return why the second declaration of a name contradicts the first; "" if it does not."""
     if isinstance(first, Function) and isinstance(second, Function):
         return _function_conflict(first, second)
     if isinstance(first, Variable) and isinstance(second, Variable):
@@ -59,7 +59,7 @@ def _function_conflict(first: Function, second: Function) -> str:
 
 
 def _shapes(function: Function) -> list[list[tuple[object, ...]]]:
-    """Return what the parameters and results of a function must have in common with those of its other declarations."""
+    """Return the properties of a function's parameters and results that must be the same in all of its declarations."""
     return [
         [
             (v.space, v.type, v.vector, v.dimensions, v.alignment if "ptr" not in v.attributes else 8)

@@ -1,6 +1,6 @@
 """The functions of the device runtime (cuda_device_runtime_api.h): kernels that launch kernels, copy and allocate.
 
-Each has a number, which device_abi.h has too; the engine runs it (engine/dynamic_parallelism.cpp).
+Each function has a number, also in device_abi.h. The engine runs it (engine/dynamic_parallelism.cpp).
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ DIM3 = 12  # bytes of a dim3, which is passed as three arguments
 
 @dataclass(frozen=True)
 class Call:
-    """number: CS_CALL_… of device_abi.h. arguments: their sizes in bytes. result: its size in bytes."""
+    """A function of the device runtime.
+
+    number     CS_CALL_… of device_abi.h
+    arguments  the sizes of the arguments, in bytes
+    result     the size of the result, in bytes
+    """
 
     number: int
     arguments: tuple[int, ...]

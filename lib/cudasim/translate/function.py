@@ -51,7 +51,7 @@ def slots(sizes: list[int]) -> list[int]:
 
 
 def _taken(i: PtxInstruction) -> Iterator[str]:
-    """Yield the names whose addresses an instruction takes, and those of arrays whose elements it chooses with registers."""
+    """Yield the names whose addresses an instruction takes, and the names of arrays that it indexes by registers."""
     for operand in i.operands:
         if isinstance(operand, Address) and operand.base is not None and operand.index is not None:
             yield operand.base
@@ -70,7 +70,10 @@ def kernel_parameters(function: Function) -> list[tuple[int, int, int]]:
 
 
 class FunctionCode:
-    """The basic blocks of one function, and what else `render.render` and the module need. `again`: see `computed_again`."""
+    """The translation of one function: its basic blocks, and the facts that `render.render` and the module need.
+
+    again: the result of `computed_again`
+    """
 
     def __init__(
         self,
@@ -83,7 +86,16 @@ class FunctionCode:
         virtual: bool = False,
         counted: bool = False,
     ) -> None:
-        """Translate the body. `of`: the version of PTX, and the target (`sm_80`). Raises PtxError."""
+        """Translate the body. Raises PtxError.
+
+        index: the function's number in the module
+        module_scope: the variables of the module
+        functions: the functions of the module
+        indices: the numbers of the functions
+        of: the version of PTX and the target (`sm_80`)
+        virtual: whether the code runs on the virtual clock
+        counted: whether the code counts how often each block runs
+        """
         self.function = function
         self.virtual = virtual
         self.counted = counted
@@ -155,7 +167,7 @@ class FunctionCode:
                 out.append((register, offset + k * width, width))
 
     def _find_address_taken(self) -> None:
-        """Put parameters whose address mov takes, or whose elements registers choose, into local memory (PTX ISA 9.7.9.4)."""
+        """Put parameters whose address mov takes, or which registers index, into local memory (PTX ISA 9.7.9.4)."""
         byname = {p.name for p in self.function.parameters}
         for statement, scope in self.names.statements:
             for name in _taken(statement) if isinstance(statement, PtxInstruction) else ():
@@ -248,7 +260,7 @@ class FunctionCode:
             block.number = number
 
     def _constants(self) -> dict[Register, Immediate]:
-        """Return the registers whose only definition is a mov of a number. nvcc passes the members of shuffles and votes in these."""
+        """Return the registers whose only definition is a mov of a number. nvcc passes the members of shuffles and votes in them."""
         found: dict[Register, Immediate] = {}
         written = Counter(w for w, _, _ in self.arguments if isinstance(w, Register))
         for statement, scope in self.names.statements:
@@ -305,7 +317,7 @@ class FunctionCode:
         return found
 
     def _omitted(self, position: int) -> None:
-        """Count the instructions of the original that this copy leaves out before a statement."""
+        """Count the instructions of the original that an instrumented copy leaves out before a statement."""
         count = self.names.omitted.get(position)
         if count:
             if self._current.kind != "goto" or self._current.targets:
@@ -346,7 +358,7 @@ class FunctionCode:
         self._current.codes.append(code)
 
     def _guard(self, statement: PtxInstruction, scope: Scope) -> Block | None:
-        """Return the block to which lanes go that do not execute a predicated control instruction.
+        """Return the block where lanes continue that do not execute a predicated control instruction; None without a predicate.
 
         The instruction gets its own block, which begins here.
         """
@@ -507,7 +519,7 @@ class FunctionCode:
         self._resume(after)
 
     def _lost_carry(self) -> list[str]:
-        """Return the C for what a call does to the carry, if this function adds one."""
+        """Return the C for the effect of a call on the carry, if this function reads the carry."""
         return [lose_carry(self.values)] if self.adds_carry else []
 
     @staticmethod
@@ -579,7 +591,7 @@ class FunctionCode:
         return self._returned(call, function.result, returned, scope)
 
     def _passed(self, operand: Operand, scope: Scope, width: int, offset: int = 0) -> str:
-        """Return the text of an argument of `width` bytes, or of that part of it which begins at `offset`."""
+        """Return the text of an argument of `width` bytes, or of the part of an argument that begins at byte `offset`."""
         if isinstance(operand, Name) and self.names.register(scope, operand.name) is None:
             storage = self.names.storage(scope, operand.name)
             if storage is not None and storage.kind == "frame":
@@ -615,7 +627,14 @@ class FunctionCode:
         members: Operand | None,
         results: list[tuple[Operand, str, str]],
     ) -> None:
-        """End a block with a collective. members: the operand with the mask; None: the lanes that are here."""
+        """End a block with a collective.
+
+        operation: CS_OP_… of device_abi.h
+        a: an operand and its type
+        b, c: further operands, as C
+        members: the operand with the mask of lanes; None: the active lanes
+        results: (operand, type, C) for each result
+        """
         v = self.values
         head, block = v.code, self._current
         arrived, mask = self._arrived(block, members)
@@ -659,10 +678,11 @@ class FunctionCode:
             self._current.codes.append(v.code)
 
     def _arrived(self, block: Block, members: Operand | None) -> tuple[str, str]:
-        """Return C that tells whether all members of a collective at the end of a block are here, and the members.
+        """Return C for whether all members of a collective at the end of a block have arrived ("": unknown), and for the members.
 
-        Constant members are here unless some are missing. So are the lanes that activemask found in the same block, but for those
-        of other callers."""
+        For constant members, C compares their mask with the active lanes. If the members are the result of an activemask in the same
+        block, they have arrived, except for lanes with another caller.
+        """
         if members is None:
             return "1", "mask"
         found = self.names.register(self.values.scope, members.name) if isinstance(members, Name) else None
@@ -675,7 +695,7 @@ class FunctionCode:
         return (f"!({text} & ~w->exited & ~mask)" if _NUMBER.fullmatch(text.rstrip("u")) else ""), text
 
     def _voter(self, operand: Operand) -> tuple[Register, bool] | None:
-        """Return the predicate register that a vote reads, and whether it is negated; None if the operand is none."""
+        """Return the predicate register that a vote reads, and whether it is negated; None if the operand is not a predicate."""
         negated = isinstance(operand, Not)
         name = operand.operand if isinstance(operand, Not) else operand
         found = self.names.register(self.values.scope, name.name) if isinstance(name, Name) else None
@@ -688,7 +708,7 @@ class FunctionCode:
         m = i.modifiers
         operands = i.operands
         sync = "sync" in m
-        if i.opcode == "activemask":  # in a function, lanes are together if they were called from one place
+        if i.opcode == "activemask":  # in a function, lanes with the same caller are together
             together = "mask"
             if not self.kernel:
                 v.code.alone = True

@@ -1,12 +1,12 @@
 """Loops that the lanes of a warp run one after another, each for some iterations, with the registers in C variables.
 
-In other code, every basic block is a loop over the lanes, which loads registers and stores them again. A loop qualifies if its
-lanes need not meet: it has no barrier, call, collective, atomic or exit, reads no clock, and does not write shared memory. (Lanes
-that communicate through global memory without any of these are a race, as on a GPU.) After some iterations of one lane, the others
-have their turn. So a lane that waits for another one's store waits as before, and lanes that read neighbouring data still read them
-at about the same time.
+In other code, every basic block is a loop over the lanes, which loads registers and stores them again. A loop qualifies if its lanes
+do not need to meet: it has no barrier, call, collective, atomic or exit, does not read a clock, and does not write shared memory.
+(Lanes that communicate through global memory without any of these are a race, as on a GPU.) After some iterations of one lane, the
+next lane runs. So a lane that waits for another lane's store waits as before, and lanes that read neighbouring data still read the
+data at about the same time.
 
-The virtual clock has no such loops. There, yields and faults must not depend on probes, which end such a loop.
+The virtual clock has no such loops: a probe ends such a loop, and yields and faults must not depend on probes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from dataclasses import dataclass
 from .block import Block
 
 MOST_TURNS = 128  # jumps back of one lane until the next lane runs
-MOST_STEPS = 16  # blocks to visit for each block of a function, in the search for loops
+MOST_STEPS = 16  # limit of the search for loops: visited blocks for each block of a function
 _GENERIC = re.compile(r"at_generic\(.*?, (\d+)\)")  # finds the kind of access, as a character's code
 _TOGETHER = re.compile(r"\b(?:now|mask)\b")  # a clock; the lanes that are together (activemask)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneLoop:
-    """A loop, with the loops inside. Control enters from outside at the first of `entries`, and after a turn at any of them.
+    """A loop, with the loops inside.
 
-    blocks: in their order in the function. entries: the targets of the jumps back. exits: where control goes after it.
+    blocks   its blocks, in their order in the function
+    entries  the targets of its jumps back. Control enters the loop at the first one; a lane that continues may begin at any of them
+    exits    the blocks where control continues after the loop
     """
 
     blocks: tuple[Block, ...]
@@ -37,11 +39,14 @@ class LaneLoop:
 
 
 def lane_loops(blocks: list[Block], suited: Set[Block]) -> list[LaneLoop]:
-    """Return the outermost loops of suited blocks: those for which `suits` holds, without the first block of the function."""
+    """Return the outermost loops that consist of suited blocks.
+
+    suited: the blocks for which `suits` holds, without the first block of the function
+    """
     before: dict[Block, list[Block]] = defaultdict(list)
     ends: dict[Block, list[Block]] = defaultdict(
         list
-    )  # by the first block of a loop: those that jump back to it
+    )  # the first block of a loop → the blocks that jump back to it
     for block in blocks:
         for target in block.targets:
             before[target].append(block)
@@ -68,10 +73,15 @@ def lane_loops(blocks: list[Block], suited: Set[Block]) -> list[LaneLoop]:
 def _body(
     first: Block, last: list[Block], before: dict[Block, list[Block]], suited: Set[Block]
 ) -> tuple[set[Block], int]:
-    """Return the blocks from which control reaches the jumps back without passing the first block, and the first block.
+    """Return the blocks of a loop, and the number of visited blocks. Return no blocks if one of them is not suited.
 
-    Return none if one of them is not suited, and the number of blocks that were visited. As the function's first block is not
-    suited, neither is a loop with a second way in.
+    The blocks are the first block, and those from which control reaches a jump back without passing the first block. In a loop with a
+    second way in, they include the function's first block, which is not suited.
+
+    first: the first block
+    last: the blocks that jump back to the first block
+    before: block → the blocks that can precede it
+    suited: as in `lane_loops`
     """
     body = {first}
     todo = list(last)
@@ -86,7 +96,10 @@ def _body(
 
 
 def suits(block: Block, parts: int) -> bool:
-    """Return whether a lane can run a block without the other lanes. `parts`: of its code, between which the lanes meet."""
+    """Return whether a lane can run a block without the other lanes.
+
+    parts: the number of parts of the block's code, between which lanes wait for each other
+    """
     if block.kind not in ("goto", "branch") or block.head is not None or block.spins or parts > 1:
         return False
     return not any(

@@ -1,4 +1,4 @@
-"""Which registers lanes keep between basic blocks, and which values are computed again where they are used."""
+"""Find the registers that lanes keep between basic blocks, and the values that are computed again where they are used."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from .block import Block
 from .scope import Register
 from .values import Code, c_type
 
-FEW = 5  # registers that a kernel needs beside its values
+FEW = 5  # registers that a kernel needs besides those for its values
 MOST_STEPS = 24  # instructions to compute a value again where it is used
-# What the C of a value mentions that differs between lanes, or that is not a value of its own. A lane's number and thread index vary
-# only with the lane.
+# Names in the C of a value that make the value differ between lanes, or depend on more than its operands. _LANE: a lane's number and
+# thread index, which differ between lanes but never change.
 _VARIES = re.compile(r"\b(?:l|mask|now|api|at_\w+|cs_\w+|R)\b|w->(?:at|budget)\b")
 _LANE = re.compile(r"w->tid\[[0-2]\]\[l\]|\bl\b")
 _FRAME = re.compile(r"R->(\w+)")
 
 
 def mark_live(blocks: list[Block], results: Collection[Register]) -> None:
-    """Set which registers are live at the beginning and the end of each block. results: what the function returns in registers."""
+    """Set `live_in` and `live_out` of each block.
+
+    results: the registers in which the function returns its results
+    """
     uses: dict[int, set[Register]] = {}
     defs: dict[int, set[Register]] = {}
     for block in blocks:
@@ -86,11 +89,13 @@ def _words(register: Register) -> int:
 
 
 def computed_again(blocks: list[Block], kept: set[Register]) -> dict[Register, Code]:
-    """Return the registers that are computed where they are used, so that no lane keeps them, with their instructions.
+    """Return register → instruction for the registers that are computed again at each use, so that lanes need not keep them.
 
-    They have one definition, which every use follows. It depends only on constants, the launch and the block: all lanes of a
-    warp have the same value. A copy of a lane's number or thread index counts as well, because it costs as much as a load.
-    `kept`: registers that are arguments or results.
+    Such a register has a single definition, which precedes every use. The definition depends only on constants, the launch and the
+    block, so all lanes of a warp have the same value. A copy of a lane's number or thread index is also computed again, because that
+    costs as much as a load.
+
+    kept: registers that are arguments or results
     """
     codes = [code for b in blocks for code in (*b.codes, b.head) if code is not None]
     defined = Counter(r for code in codes for r in code.defs)
@@ -100,7 +105,7 @@ def computed_again(blocks: list[Block], kept: set[Register]) -> dict[Register, C
     candidates = [code for code in codes if len(code.defs) == 1 and not (code.before or code.alone)]
     candidates = [code for code in candidates if all(defined[r] == 1 and r not in kept for r in code.defs)]
     found: dict[Register, Code] = {}
-    cost: dict[Register, int] = {}  # instructions that compute it
+    cost: dict[Register, int] = {}  # the number of instructions that compute a register
     varying: set[Register] = set()
     size = -1
     while size != len(found):

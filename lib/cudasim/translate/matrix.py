@@ -23,7 +23,7 @@ def _count(v: Values, i: PtxInstruction) -> int:
 
 
 def offer(v: Values, i: PtxInstruction) -> str:
-    """Return C in which each lane offers what the other lanes need."""
+    """Return C in which each lane offers, in `w->ca`, the address or contents that the other lanes need."""
     if i.opcode == "movmatrix":
         return f"w->ca[l] = {v.src(i.operands[1], 'b32')};"
     loads = i.opcode == "ldmatrix"

@@ -22,7 +22,7 @@ def space_of(i: PtxInstruction) -> str:
 
 
 def space_at(v: Values, i: PtxInstruction, address: Operand) -> str:
-    """Return the space of one address: the instruction's or, if it has none, that of the variable that the address names."""
+    """Return the space of one address: the instruction's or, without one, the space of the variable that the address names."""
     space = space_of(i)
     return v.names.named_space(v.scope, address) or space if space == "generic" else space
 
@@ -44,7 +44,8 @@ def communicates(i: PtxInstruction) -> bool:
 def observes(i: PtxInstruction, used: bool, again: bool) -> bool:
     """Return whether the order in which threads communicate can change their results.
 
-    `used`: the result is read. `again`: the instruction may be executed more than once, as a load that waits for a value is.
+    used: whether the result is read
+    again: whether the instruction may be executed more than once, like a load that waits for a value
     """
     if i.opcode in ("atom", "red"):
         return used or i.modifiers[-1] in FLOATS  # floating-point sums depend on the order
@@ -116,7 +117,7 @@ def _pointer(v: Values, i: PtxInstruction, operand: Operand, size: int, how: str
     if parameter is not None:
         return parameter, ""
     if space == "param" and v.names.function.kind == "func":
-        space = "local"  # where a parameter is whose address mov takes (PTX ISA 9.7.9.4)
+        space = "local"  # a parameter whose address mov takes is in local memory (PTX ISA 9.7.9.4)
     return v.pointer(space, v.address(operand), size, how), v.line(space) + " "
 
 
@@ -168,7 +169,7 @@ def st(v: Values, i: PtxInstruction) -> str:
 
 
 def store_async(v: Values, i: PtxInstruction) -> str:
-    """Translate st.async to shared memory. It is done at once, and completed on the mbarrier."""
+    """Translate st.async to shared memory. The store is done at once, and completes its bytes on the mbarrier."""
     t = i.modifiers[-1]
     width = size_of(t)
     space = space_at(v, i, i.operands[0])
@@ -214,7 +215,7 @@ _FETCH = {"add": "ATOM_ADD", "and": "ATOM_AND", "or": "ATOM_OR", "xor": "ATOM_XO
 
 
 def _update(v: Values, operation: str, t: str, value: str) -> str:
-    """Return the new value from `old` and `value`, for operations that have no instruction of their own."""
+    """Return the new value from `old` and `value`, for atomic operations without a corresponding instruction."""
     width = size_of(t) * 8
     signed = f"s{width}" if t.startswith("s") else f"u{width}"
     if operation in ("min", "max"):
@@ -287,7 +288,10 @@ def atom(v: Values, i: PtxInstruction) -> str:
 
 
 def atomically(v: Values, operation: str, t: str, where: str, swapped: str = "") -> str:
-    """Return the old value at `where`, and store `operation` of it and `v_`. For cas, store `swapped` if it equals `v_`."""
+    """Return C for an atomic operation on `v_` and the value at `where`, whose result is the old value.
+
+    swapped: for cas, the value to store if the old value equals `v_`
+    """
     width = size_of(t)
     kind = c_type(width)
     if operation == "cas":
@@ -333,7 +337,7 @@ def multimem(v: Values, i: PtxInstruction) -> str:
 
 @emits("nanosleep")
 def nanosleep(v: Values, i: PtxInstruction) -> str:
-    """Translate nanosleep on the virtual clock, which it advances. On the real clock it ends a block (function.py)."""
+    """Translate nanosleep on the virtual clock: it advances the clock. On the real clock, it ends a block (function.py)."""
     v.code.alone = True
     return "" if v.injected else f"w->budget = 0; w->time[l] += {v.src(i.operands[0], 'u32')};"
 

@@ -29,8 +29,8 @@ from gpubpf.ptx.module import (
 )
 from gpubpf.record import replace
 
-PREFIX = "cudasim$outlined"  # of the new functions' names
-MIN_STATEMENTS = 8  # of a scope that becomes a function
+PREFIX = "cudasim$outlined"  # prefix of the new functions' names
+MIN_STATEMENTS = 8  # the fewest statements of a scope that becomes a function
 _BEGIN, _END = Directive("gpubpf", "//gpubpf{"), Directive("gpubpf", "//gpubpf}")
 _NOT_OUTLINED = {"ret", "exit", "trap", "brx", "alloca", "stacksave", "stackrestore"}
 
@@ -53,7 +53,7 @@ class _Names:
             self.types[variable.name] = variable.type
 
     def find(self, name: str) -> str | None:
-        """Return the type of a register, `other` for another variable of the function, None for a name not declared in it."""
+        """Return the type of a register; `other` for another variable of the function; None for a name that it does not declare."""
         at: _Names | None = self
         while at is not None:
             if name in at.types:
@@ -190,7 +190,7 @@ def _outlined(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function
             case Close():
                 nested.pop()
             case Variable():
-                if statement.space not in ("reg", "param"):  # param: of a call inside the scope
+                if statement.space not in ("reg", "param"):  # param: a call inside the scope
                     return None
                 nested[-1].declare(statement)
             case Directive():
@@ -207,7 +207,7 @@ def _outlined(body: tuple[Statement, ...], scope: _Scope, name: str) -> Function
                     or nested[-1].find(target)
                     or scope.outside.find(target)
                 ):
-                    return None  # through a register
+                    return None  # a call through a register
                 written = set(find_names(o for o in statement.operands[:1] if not isinstance(o, Address)))
                 used = list(find_names(statement.operands))
                 if statement.predicate is not None:

@@ -7,7 +7,7 @@ stand before the patched instruction, except for the points whose names end with
 no virtual time and keep the lines of the original.
 
 Program counters: a function begins at a multiple of 128 from the module's first program counter; each instruction takes 16. A comment
-`//cudasim.function NAME OFFSET SIZE` at the end of the text tells where each function is.
+`//cudasim.function NAME OFFSET SIZE` at the end of the text gives the place of each function.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class _Call:
     """A call of a patch function.
 
     point      its instrumentation point
-    arguments  those after `userdata` and `pc`, as (bits, operand)
-    setup      the instructions that compute them
-    generic    %sanitizer_address is a generic address, so the call is only for addresses in the space of its point
+    arguments  the arguments after `userdata` and `pc`, as (bits, operand)
+    setup      the instructions that compute the arguments
+    generic    whether %sanitizer_address is a generic address; then lanes whose address is not in the point's space skip the call
     """
 
     point: int
@@ -123,7 +123,7 @@ class _Declared:
 
 
 def layout(module: Module) -> dict[str, tuple[int, int]]:
-    """Return the first program counter of each defined function, from that of the module, and its size: both in bytes."""
+    """Return (first program counter, size) of each defined function, in bytes. Program counters are relative to the module's first."""
     found: dict[str, tuple[int, int]] = {}
     at = 0
     for function in module.functions.values():
@@ -139,8 +139,8 @@ def layout(module: Module) -> dict[str, tuple[int, int]]:
 def patched(module: Module, patches: Module | None, names: Mapping[int, str]) -> str:
     """Return the text of a module with calls of patch functions.
 
-    patches: a module with the patch functions, and what they use
-    names: the patch function for each instrumentation point (Sanitizer_InstructionId)
+    patches: a module with the patch functions, and the functions and variables that they use
+    names: instrumentation point (Sanitizer_InstructionId) → the name of its patch function
 
     Raises PtxError if a patch function is missing or has other parameters than its calls, or if both modules define a name.
     """
@@ -165,7 +165,7 @@ def patched(module: Module, patches: Module | None, names: Mapping[int, str]) ->
             else item
             for item in items
         ]
-        # The module's own functions come first, so that their numbers, and with these their addresses, remain.
+        # The module's own functions come first, so that their numbers, which determine their addresses, do not change.
         items += new
         version = max(version, patches.version)
         if patches.architecture > module.architecture:
@@ -269,7 +269,7 @@ class _Patcher:
         skip = self._label()
         if i is not None and i.predicate is not None:
             lines.append(f"@{'' if i.negated else '!'}{i.predicate} bra {skip};")
-        if self.carries:  # a call does not preserve the carry; the patches of machine code do
+        if self.carries:  # calls do not preserve the carry, but patches of machine code do
             lines += [".reg .b32 %sanitizer_carry;", "addc.u32 %sanitizer_carry, 0, 0;"]
         for call in calls:
             lines += self._text(call, pc)
@@ -318,7 +318,7 @@ class _Patcher:
     def _only_in_space(point: int, skip: str) -> list[str]:
         """Return instructions that branch to `skip` unless a generic address is in the space of a point.
 
-        They make an address in shared or local memory an address in that space.
+        Otherwise, they convert an address in shared or local memory from generic to that space.
         """
         lines = [".reg .pred %sanitizer_in;"]
         if point == GLOBAL:
@@ -453,7 +453,7 @@ class _Patcher:
         return _Patches([_Call(SHFL)], [])
 
     def call(self, i: PtxInstruction) -> _Patches:
-        """A call; the address of its target is 0 for a function of the system."""
+        """A call. For a system function, the patch gets 0 as the address of the target."""
         callee = next((o for o in i.operands if isinstance(o, Name)), None)
         if callee is None:
             return _Patches([], [])

@@ -29,10 +29,10 @@ from .render import render
 from .scope import Storage, lifted
 from .values import RESERVED_SHARED, Unsupported, immediate_bits
 
-# A module with more lines of C is compiled in parts, each when a kernel that needs it is launched; and how many lines a part has. The
-# compiler takes 0.1 s even for an empty file. Only parts are compiled at a higher level once they have run for a long time.
+# A module with more than SPLIT_LINES lines of C is compiled in parts of about PART_LINES lines, each when a kernel that needs it is
+# launched. The compiler takes 0.1 s even for an empty file. Only parts are compiled again at a higher level after they ran long.
 SPLIT_LINES, PART_LINES = LEVELS[0][0], 800
-# Limits in bytes: of an initialised variable, shared memory, local memory, parameters. They are above those of any device.
+# Limits in bytes for an initialised variable, shared memory, local memory and parameters. They exceed the limits of any device.
 MOST_INITIAL = 1 << 28
 MOST_SHARED, MOST_LOCAL, MOST_PARAMETERS = 1 << 24, 512 << 10, 1 << 15
 
@@ -53,10 +53,10 @@ def _align(value: int, alignment: int) -> int:
 
 
 class TranslatedModule:
-    """The translation of a module. `c_texts()` is the result.
+    """The translation of a module. `c_texts()` returns the result.
 
-    With `virtual`, each thread has its own clock: 1 ns for each instruction of the application that it reaches. With `counting`,
-    the translation counts how often each basic block runs.
+    virtual   whether each thread has its own clock: 1 ns for each instruction of the application that it reaches
+    counting  where to count how often each basic block runs; None: the translation does not count
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TranslatedModule:
             if function.defined:
                 self.indices.setdefault(name, self.indices[function.name])
         self.codes: dict[str, FunctionCode] = {}
-        self.refused: dict[str, str] = {}  # functions that cannot be translated: the reason
+        self.refused: dict[str, str] = {}  # function that cannot be translated → the reason
         self.taken: set[str] = set()
         self.initial: list[tuple[bytes, list[Relocation]]] = [self._initial(v) for v in self.variables]
         self._translate(defined)
@@ -327,16 +327,17 @@ class TranslatedModule:
     # -- text
 
     def c_texts(self, split: int = SPLIT_LINES, part: int = PART_LINES) -> list[str]:
-        """Return one C text, or for more than `split` lines one that describes the module and others with parts of the code."""
+        """Return the C texts of the module: a single one for at most `split` lines.
+
+        Otherwise, the first text describes the module, and the others have parts of the code, of about `part` lines.
+        """
         self.kernels = [f.name for f in self.module.functions.values() if f.defined and f.kind == "entry"]
         self.reached = {n: sorted(self.reach(n)) for n in self.kernels if n in self.codes}
         self.rendered = {name: render(code) for name, code in self.codes.items()}
         self._place_frames()
         lines = {name: one.body.count("\n") for name, one in self.rendered.items()}
         self.parts: dict[str, list[int]] = {n: [] for n in self.reached}
-        self.portable: list[
-            tuple[str, str] | None
-        ] = []  # by part: of a portable one, the digest and the function
+        self.portable: list[tuple[str, str] | None] = []  # by part: digest and function of a portable one
         apart = self._divided(lines, part) if sum(lines.values()) > split else []
         together = [] if apart else [self._text(list(self.codes))]
         nfunctions = 1 + max(self.indices.values(), default=-1)
@@ -347,8 +348,8 @@ class TranslatedModule:
     def _place_frames(self) -> None:
         """Place the frame of each function. A frame holds an array over the lanes for each register.
 
-        Lanes of a warp may be in different functions at a time, so their frames must not share memory. Frames of kernels may, since
-        a warp runs only one kernel.
+        Lanes of a warp may be in different functions at the same time, so frames of functions must not share memory. Frames of kernels
+        may share memory, because a warp runs only one kernel.
         """
         self.frame_offset: dict[str, int] = {}
         self.frame_end: dict[str, int] = {}
@@ -362,7 +363,8 @@ class TranslatedModule:
     def _divided(self, lines: Mapping[str, int], most: int) -> list[str]:
         """Return the C texts of the parts. Functions that the same kernels reach are compiled together, about `most` lines at a time.
 
-        Probes are compiled at a level of their own. A portable function is a part, which other modules have too.
+        Probes are in separate parts, with their own optimization level. A portable function is a separate part, so that other modules
+        can use the compiled part.
         """
         reaching: dict[str, list[str]] = {n: [] for n in self.codes}
         for kernel, reached in self.reached.items():
@@ -401,8 +403,9 @@ class TranslatedModule:
     def _is_portable(self, name: str) -> bool:
         """Return whether the text of a function of probes is the same in other modules.
 
-        It is not if it has the module's number of a variable or a function (a recursive one has its own), or names of the
-        application's registers: an outlined scope has those that it reads. Calls through registers and counts stay in the module.
+        The text differs if it contains the module's number of a variable or function (a recursive function contains its own), or names
+        of the application's registers (an outlined scope contains the registers that it reads). Functions with calls through
+        registers, or with counts, also stay in their module.
         """
         code = self.codes[name]
         values = code.values
@@ -421,7 +424,7 @@ class TranslatedModule:
         return head + counts.head(self.npcs) if self.counting else head
 
     def _places(self, name: str) -> list[int]:
-        """Return what the code of a function does not know of the module, as `Rendered.text` takes it."""
+        """Return the module's values for PLACES of a function, and the number of each callee's first block."""
         first, line = self.base[name], self.codes[name].function.line
         places = [first, line, self.args, self.frame_offset[name], self.local_base[name]]
         return places + [self.base[callee] for callee in self.rendered[name].callees]
@@ -438,7 +441,7 @@ class TranslatedModule:
         return "\n".join([*functions, counted + _part_table(rows, len(names), "0, 0")])
 
     def _portable_text(self, name: str) -> str:
-        """Return a C text with this function only. `places` are the module's, and the image says them."""
+        """Return a C text with only this function. The engine sets its `places` from the module's image."""
         count = len(self._places(name))
         function = self.rendered[name].text("run", [f"places[{k}]" for k in range(count)])
         table = _part_table("{0, run}, ", 1, f"{count}, places")

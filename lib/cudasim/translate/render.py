@@ -17,13 +17,13 @@ from .liveness import recomputed
 from .scope import Register, Storage
 from .values import Code, c_type
 
-SPIN_COST = 16  # of the quantum: a loop with atomics or ordered loads may wait for another thread
-MIN_CHECKED_TOGETHER = 6  # shared accesses in a segment, to check them all at once
+SPIN_COST = 16  # cost of an iteration if the loop (with atomics or ordered loads) may wait for another thread
+MIN_CHECKED_TOGETHER = 6  # the fewest shared accesses in a segment that are checked all at once
 _ARGUMENT = re.compile(r"R->(r_p_\w+)\[l\]")
 _SHARED = re.compile(r"at_shared/\*(\w+)\+(\d+)\*/\(w, [^,]*, (\d+), \d+, CS_AT\(LINE\(-?\d+\), \d+\)\)")
 
 
-# What a function's code does not know of the module. Each is a constant of the C function.
+# Values of the module that a function's code needs. Each is a constant of the C function, so that other code does not depend on it.
 PLACES = (
     "entry_",  # the number of its first block
     "line_",  # its first line in the PTX text
@@ -35,11 +35,13 @@ PLACES = (
 
 @dataclass(frozen=True)
 class Rendered:
-    """A function in C. Its text is the same wherever the function is: `text()` takes the module's decisions.
+    """A function in C. Only `text()` depends on the module that contains the function.
 
-    helpers: C functions that it calls. body: the text between the constants of PLACES and the closing brace.
-    callees: names of functions that it calls. fields: those of the frame to save when the function calls itself, as (offset, bytes per
-    lane, or 0 for a bit). size: of the frame (the values that live across segments), in bytes.
+    helpers  the C functions that it calls
+    body     the text between the constants of PLACES and the closing brace
+    callees  the names of the PTX functions that it calls
+    fields   the fields of the frame to save when the function calls itself, as (offset, bytes per lane; 0 for a bit)
+    size     the size of the frame, which holds the values that live across segments, in bytes
     """
 
     helpers: str
@@ -49,7 +51,10 @@ class Rendered:
     size: int
 
     def text(self, name: str, places: list[str]) -> str:
-        """Return the C function `name`. places: C expressions for PLACES, and the number of each callee's first block."""
+        """Return the C function `name`.
+
+        places: C expressions for PLACES, and for the number of each callee's first block
+        """
         names = [*PLACES, *map(_callee, range(len(self.callees)))]
         constants = ", ".join(f"{n} = {place}" for n, place in zip(names, places, strict=True))
         return f"{self.helpers}static int {name}(W *w) {{\nconst u32 {constants};\n{self.body}}}\n"
@@ -68,7 +73,7 @@ class _Renderer:
     def __init__(self, code: FunctionCode) -> None:
         self.code = code
         self._callees: list[str] = []
-        self._fields: dict[str, int] = {}  # of the frame: width by register
+        self._fields: dict[str, int] = {}  # fields of the frame: register → width
         self._passing: set[str] = set()  # arguments that need no place in the frame
         codes = [c for b in code.blocks for c in (*b.codes, b.head) if c is not None]
         self._mentioned = Counter(name for c in codes for name in _ARGUMENT.findall(c.text))
@@ -101,7 +106,7 @@ class _Renderer:
         return Rendered(helpers, body, self._callees, fields, size)
 
     def _frame(self) -> tuple[str, list[tuple[int, int]], int]:
-        """Return the struct of values that live across segments, its fields to save as (offset, width), and its size in bytes."""
+        """Return the struct of values that live across segments, (offset, width) of its fields to save, and its size in bytes."""
         fields: list[tuple[str, int, int]] = []  # declaration, bytes per lane (0: a bit), alignment
         if not self.code.kernel:
             fields.append(("u32 ret[32]", 4, 4))
@@ -131,9 +136,9 @@ class _Renderer:
         return max(SLOT, (self.code.names.frame[parameter].size + SLOT - 1) // SLOT * SLOT)
 
     def _head_joins(self, block: Block) -> bool:
-        """Return whether the last lane loop of a block can read the terminator's operands.
+        """Return whether the last lane loop of a block can also read the terminator's operands.
 
-        It can if every lane reads them, and at the same time.
+        It can if all lanes read the operands at the same time.
         """
         head = block.head
         if head is None or not head.text:
@@ -184,7 +189,7 @@ class _Renderer:
                 inner.append(_loaded(r))
             elif r in defined:
                 inner.append(f"{c_type(r.width)} {r.name};")
-        # An argument that is used in this segment only needs no place in the frame.
+        # An argument that is used only in this segment does not need a place in the frame.
         mentioned = Counter(name for code in codes for name in _ARGUMENT.findall(code.text))
         passing = {
             n for n, count in mentioned.items() if count == self._mentioned[n] and n not in self._formal
@@ -205,8 +210,8 @@ class _Renderer:
     def _statements(codes: list[Code], constant: set[Register]) -> list[str]:
         """Return the statements of a segment, in two copies if many shared accesses can be checked together.
 
-        An unrolled loop reads [%r1], [%r1+4], and so on. If the whole span is in shared memory, the accesses need no checks of
-        their own. If not, the second copy finds the faulty access.
+        An unrolled loop reads [%r1], [%r1+4], and so on. If the whole span is in shared memory, the first copy runs, without a check
+        of each access. If not, the second copy runs and finds the faulty access.
         """
         texts = [c.text for c in codes if c.text]
         spans: dict[Register, tuple[int, int]] = {}
@@ -278,7 +283,7 @@ class _Renderer:
         )
 
     def _loop(self, loop: LaneLoop) -> str:
-        """Return a loop that lanes run one after another. A lane leaves it at its end, or after MOST_TURNS jumps back."""
+        """Return a loop that lanes run one after another. A lane stops at the loop's end, or after MOST_TURNS jumps back."""
         codes = [c for b in loop.blocks for c in self._lane_codes(b)]
         predicates = {b.predicate for b in loop.blocks if b.predicate is not None}
         defined: set[Register] = set().union(*(c.defs for c in codes))
@@ -318,7 +323,7 @@ class _Renderer:
         lines.append("if (turns_ > most_) most_ = turns_;")
         lines += ["w->pcs[l] = pc_; if (to_ == CS_NO_PC) to_ = pc_; apart_ |= to_ ^ pc_;", "END"]
         lines += [f"R->{r.name} = (R->{r.name} & ~mask) | n_{r.name};" for r in stored if not r.width]
-        # A way out that leads back may be part of a loop that waits for another thread.
+        # If control can return to the loop, it may be inside a loop that waits for another thread.
         leads_back = any(b.number <= loop.blocks[-1].number for b in loop.exits)
         cost = f"(s32)most_ * {1 + len(codes) // 64}{f' + {SPIN_COST}' if leads_back else ''}"
         lines += [
@@ -330,11 +335,15 @@ class _Renderer:
         return "\n".join(lines)
 
     def _lane_codes(self, block: Block) -> list[Code]:
-        """Return a block's code, without what is computed again where it is used."""
+        """Return a block's code, without the registers that are computed again at each use."""
         return [c for c in block.codes if c.text and c.defs.isdisjoint(self.code.again)]
 
     def _lane_branch(self, block: Block, loop: set[Block], leave: str) -> str:
-        """Return the end of a block in such a loop: a lane's jumps inside the loop, or out of it."""
+        """Return the end of a block in a lane loop: a lane's jumps inside the loop, or out of it.
+
+        loop: the blocks of the loop
+        leave: C that leaves the loop
+        """
 
         def jump(target: Block) -> str:
             at = target.number
@@ -353,7 +362,8 @@ class _Renderer:
     def _pass_time(self, block: Block) -> list[str]:
         """Skip the equal iterations of a loop of one block that only reads the clock, for all lanes at once.
 
-        The iterations up to the last one, or up to the point where the warp yields, are skipped, unless blocks are counted."""
+        The code skips the iterations up to the last one, or up to the point where the warp yields, unless blocks are counted.
+        """
         if self.code.counted or not (
             self.code.virtual and block.kind == "branch" and block.targets[0] is block and block.reached
         ):
@@ -365,7 +375,7 @@ class _Renderer:
             defined |= code.defs
         alone = any(c.memory or c.before or c.alone or c.writes_shared or c.reads_shared for c in block.codes)
         if alone or need & defined or block.predicate not in defined or block.turn:
-            return []  # an iteration depends on the one before it, or on other threads
+            return []  # an iteration depends on the previous iteration, or on other threads
         assert block.predicate is not None
         alike = ["w->time[l] == w->time[first_]"]
         load = []
@@ -509,7 +519,7 @@ class _Renderer:
         return f"{head} w->line = {line};{self._no_time} api->barrier(w, mask, {block.detail}, {resume}); goto pick;"
 
     def _ones(self, block: Block) -> str:
-        """Return C for `ones_`, the lanes whose predicate a vote reads as true; "" for another collective."""
+        """Return C for `ones_`, the lanes in which the predicate of a vote is true; "" for another collective."""
         if block.predicate is None:
             return ""
         ones = f"R->{block.predicate.name}"

@@ -62,13 +62,13 @@ class Storage:
 
 @dataclass(slots=True)
 class Declared:
-    """The names that a block declares, so that it declares none twice."""
+    """The names that a block declares, to find names that it declares twice."""
 
     names: set[str] = field(default_factory=set)
     ranges: dict[str, int] = field(default_factory=dict)  # prefix → count
 
     def add(self, variable: Variable) -> None:
-        """Raises PtxError if the block declares the name, or one of the range, already."""
+        """Add the name, or range of names, of a variable. Raises PtxError if the block already declares one of these names."""
         taken: str | None
         if variable.count is not None:
             first = variable.name + "0"
@@ -83,7 +83,7 @@ class Declared:
             raise PtxError(f"PTX line {variable.line}: {taken} is declared twice in a block")
 
     def add_label(self, label: Label) -> None:
-        """Raises PtxError if the block declares the name already."""
+        """Add the name of a label. Raises PtxError if the block already declares it."""
         if self._holds(label.name):
             raise PtxError(f"PTX line {label.line}: {label.name} is declared twice in a block")
         self.names.add(label.name)
@@ -95,9 +95,9 @@ class Declared:
 
 @dataclass(slots=True)
 class Scope:
-    """The names that statements see: those of a block up to a declaration, then those of `parent`.
+    """The names that a statement can use: those that its block declares before it, and the names of `parent`.
 
-    A block whose declarations follow other statements has several scopes, each with the one before as its parent.
+    A block with declarations after other statements has several scopes. The parent of each is the scope before it.
     """
 
     parent: Scope | None
@@ -110,14 +110,14 @@ class Scope:
     declared: Declared = field(default_factory=Declared)
 
     def after(self) -> Scope:
-        """Return the scope of this block's next statements: what they declare, the statements before do not see."""
+        """Return a scope for the block's next statements. Earlier statements do not see its declarations."""
         return Scope(self, labels=self.labels, tables=self.tables, declared=self.declared)
 
 
 def lifted(function: Function) -> Iterator[tuple[str, Variable]]:
     """Yield the variables of a function whose storage belongs to the module, whatever block declares them.
 
-    Each comes with its key in the scope of the module, and its initialiser names others by their keys. Raises PtxError.
+    Yield (key in the module's scope, variable). The initialiser names other lifted variables by their keys. Raises PtxError.
     """
     keys = (key_of_lifted(function.name, number) for number in itertools.count())
     blocks: list[list[tuple[Variable, str]]] = [[(v, "") for v in (*function.parameters, *function.returns)]]
@@ -185,8 +185,8 @@ class Names:
         self.has_vectors = False
         self.frame: dict[str, Storage] = {}
         self.statements: list[tuple[PtxInstruction | Label, Scope]] = []
-        # By position in `statements`: instructions that the injector added; and the number of instructions of the application that a
-        # thread would reach before this one, and that the injector left out (docs/timing.md).
+        # By position in `statements`: the instructions that the injector added; and how many instructions of the application, directly
+        # before a statement, the injector left out (docs/timing.md).
         self.injected: set[int] = set()
         self.omitted: dict[int, int] = {}
         self._numbers = 0
@@ -233,7 +233,7 @@ class Names:
             raise PtxError(f"PTX line {variable.line}: .{variable.space} variables are not supported")
 
     def declare_vectors(self, scope: Scope, variable: Variable, width: int) -> None:
-        """Declare the elements of vector registers. A register as a whole is written as the vector of its elements."""
+        """Declare the elements of vector registers. A whole register then stands for the vector of its elements."""
         if (variable.count or 0) > MOST_VECTORS:
             raise PtxError(f"PTX line {variable.line}: more than {MOST_VECTORS} vector registers")
         self.has_vectors = True
@@ -249,7 +249,7 @@ class Names:
             scope.vectors[name] = Vector(tuple(elements))
 
     def declare_parameter(self, variable: Variable) -> Storage:
-        """Declare a parameter of the function, or what it returns. Raises PtxError."""
+        """Declare a parameter or a result of the function. Raises PtxError."""
         self.root.declared.add(variable)
         return self._declare_parameter(self.root, variable)
 
@@ -317,7 +317,7 @@ class Names:
         raise PtxError(f"PTX line {line}: {name} is not a list of branch targets")
 
     def in_named_space(self, scope: Scope, i: PtxInstruction) -> PtxInstruction:
-        """Return an instruction whose address names a variable with the variable's space, as ptxas takes it. Raises PtxError."""
+        """Return an instruction with the space of the variable that its address names, as ptxas takes it. Raises PtxError."""
         taken = facts(i).spaces
         if not taken or not i.modifiers:
             return i
@@ -333,7 +333,7 @@ class Names:
         return i if given else replace(i, modifiers=(*i.modifiers[:-1], space, i.modifiers[-1]))
 
     def named_space(self, scope: Scope, address: Operand | None) -> str:
-        """Return the space of the variable that an address names; "" if it names none."""
+        """Return the space of the variable that an address names; "" if it does not name a variable."""
         if not isinstance(address, Address) or address.base is None or self.register(scope, address.base):
             return ""
         found = self.storage(scope, address.base)
@@ -342,7 +342,7 @@ class Names:
         return "const" if found.constant else _SPACE_OF.get(found.kind, found.kind)
 
     def vector(self, scope: Scope, operand: Operand) -> Operand:
-        """Return the vector of a vector register's elements instead of the register; any other operand as it is."""
+        """Return a vector register as the vector of its elements; any other operand as it is."""
         if isinstance(operand, Group):
             return Group(tuple(self.vector(scope, item) for item in operand.items))
         at: Scope | None = scope
@@ -360,9 +360,9 @@ class Names:
         """Collect statements with their scopes, declare variables, and number labels. Raises PtxError."""
         scope = self.root
         outer: list[Scope] = []  # where each block that is open was opened
-        used = 0  # `statements` up to the last declaration of this block; -1 where others may have followed
+        used = 0  # length of `statements` at the block's last declaration; -1: other statements may have followed
         pending: Label | None = None
-        depth = 0  # of marks around added statements
+        depth = 0  # nesting of the marks around added statements
         for statement in body:
             if isinstance(statement, Open):
                 outer.append(scope)

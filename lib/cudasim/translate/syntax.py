@@ -2,8 +2,8 @@
 
     reason(instruction, (7, 8), "sm_80")     # "" or why a module of PTX 7.8 for sm_80 has no such instruction
 
-ptxas takes modifiers in nearly any order, and so does this. Opcodes without a row have no such check: their emitters look at what they
-are given. The emitters refuse some of PTX's forms.
+Like ptxas, this check takes modifiers in nearly any order. Opcodes without a row are not checked here, but by their emitters. Emitters
+also refuse some forms that PTX has.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ _TYPE = re.compile(
 
 @dataclass(frozen=True)
 class _Form:
-    """Types in their order, and groups of modifiers: at most one of each, or exactly one if the group is required.
+    """A form of an instruction.
 
-    operands          how many there are; 0 if that is not checked
-    version, target   the first of PTX and the lowest architecture that have it
-    is_specific       only for targets with a suffix, such as sm_100a and sm_100f
+    types            the allowed types, each in order
+    groups           groups of modifiers; an instruction has at most one modifier of each group
+    required         for each group, whether an instruction must have one of its modifiers
+    operands         the number of operands; 0 if that is not checked
+    version, target  the first version of PTX and the lowest architecture with this form
+    is_specific      whether only targets with a suffix, such as sm_100a and sm_100f, have this form
     """
 
     types: frozenset[tuple[str, ...]]
@@ -51,11 +54,13 @@ _FORMS: dict[str, list[_Form]] = {}
 def _form(
     opcodes: str, types: str | Iterable[str], *groups: str, operands: int = 0, since: str = "0.0 0"
 ) -> None:
-    """Note a form. A group of modifiers that begins with ! is required.
+    """Add a form of several opcodes to the table.
 
-    types: in words, each as in an instruction: "f32.f16"; [""] for an instruction without a type
-    since: the first version of PTX and the lowest architecture, with "a" if the target must have a suffix; without it, as old as the
-        oldest that ptxas takes
+    types: the allowed types, separated by spaces, each as in an instruction: "f32.f16"; [""] for an instruction without a type
+    groups: groups of modifiers, separated by spaces; an instruction must have a modifier of a group that begins with !
+    operands: the number of operands; 0 if that is not checked
+    since: the first version of PTX and the lowest architecture, with "a" if the target must have a suffix; by default, the oldest that
+      ptxas takes
     """
     version, target = since.split()
     major, minor = version.split(".")
@@ -289,7 +294,7 @@ for _types, _vector, _is_global, _since in (
     _hints = (_HINTS[0], _HINTS[1] if _is_global else "", _HINTS[2], _FETCHED)
     _form("ld", _types, "!global", "!nc", *_hints, _vector, since=_since)
     _form("ld", _types, "!global", "!nc", "ca cg cs", _HINTS[2], _FETCHED, _vector, since=_since)
-# Atomic operations, in one memory for all. Vectors are in global memory.
+# Atomic operations, on memory that threads share. Vectors are only in global memory.
 for _opcode, _ordered in (("atom", "relaxed acquire release acq_rel"), ("red", "relaxed release")):
     _place = (_ordered, _SCOPES, f"global {_SHARED}", _HINTS[2])
     _form(_opcode, "b32 b64", "!and or xor", *_place)
@@ -330,7 +335,11 @@ _form(_PARALLEL, _products(*_SIGNS), "sat add")
 
 
 def reason(i: PtxInstruction, version: tuple[int, int], sm: str) -> str:
-    """Return why PTX of a version has no such form for a target (`sm_80`); "" if it has, or if the opcode is not known here."""
+    """Return why PTX does not have the form of an instruction; "" if PTX has it, or if the table does not have the opcode.
+
+    version: the version of PTX
+    sm: the target, such as `sm_80`
+    """
     if i.opcode not in _FORMS or i.modifiers[:1] in (("async",), ("bulk",)):
         return ""
     forms = _found(i.opcode, i.modifiers, len(i.operands))

@@ -2,8 +2,8 @@
 
 A lane's part of a matrix is its fragment. With g = lane / 4 and t = lane % 4, the fragments of mma are (9.7.14.5):
 
-A, M×K      row g of 8 rows; registers 0, 2, … and 1, 3, … of rows g and g + 8 of 16. A register of e elements has columns t·e and up,
-            the next one of that row 4·e columns later.
+A, M×K      with 8 rows: row g. With 16 rows: registers 0, 2, … have row g, registers 1, 3, … row g + 8. A register of e elements has
+            columns t·e and up; the next register of the row has those 4·e columns later.
 B, K×N      column g; register r has rows t·e + 4·e·r and up.
 C, D, M×N   row g (or g, g, g + 8, g + 8, …), columns 2·t and 2·t + 1.
 
@@ -22,7 +22,7 @@ from .arithmetic import rounding
 from .memory import space_of
 from .values import Values, c_type, constant, immediate_bits, size_of
 
-# Bits of an element. Those of fewer than 32 bits share a register.
+# Bits of an element. Elements of fewer than 32 bits share a register.
 _BITS = {
     "f16": 16, "bf16": 16, "tf32": 32, "f64": 64, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1,
     "f32": 32, "s32": 32,
@@ -135,7 +135,7 @@ def transfer(v: Values, i: PtxInstruction) -> str:
     if not any((matrix.m, matrix.n, matrix.k) in _SHAPES["wmma"].get(g, ()) for g in groups):
         raise v.unsupported()
     destination, address, *rest = i.operands if loads else (i.operands[1], i.operands[0], *i.operands[2:])
-    # PTX gives A and B of f16 eight registers for every shape. The others repeat the first.
+    # For f16, PTX gives A and B eight registers in every shape. Those that a shape does not need repeat the first ones.
     distinct = matrix.registers
     count = 8 if matrix.which in "ab" and t == "f16" else distinct
     items = _registers(v, destination, count)
@@ -232,7 +232,7 @@ def multiply(v: Values, i: PtxInstruction) -> str:
 
 
 def multiply_group(v: Values, i: PtxInstruction) -> str:
-    """Return C in which a lane takes its part of D of wgmma.mma_async. Each warp of the four multiplies its 16 of the 64 rows of A."""
+    """Return C in which a lane takes its part of D of wgmma.mma_async. Each of the four warps multiplies 16 of the 64 rows of A."""
     m = i.modifiers
     group, n, k = _shape(v, i)
     sparse = "sp" in m
@@ -303,8 +303,11 @@ def _pointers(name: str, count: int) -> str:
 
 
 def _sparse_rows(v: Values, a: Matrix, metadata: Operand, selector: Operand) -> str:
-    """Return C that finds the rows of B that multiply the elements of a sparse A (`a`: its K/2 columns)."""
-    # A lane has the metadata of 8 chunks. The selector names the lanes that have it, of each four.
+    """Return C that finds the rows of B that multiply the elements of a sparse A.
+
+    a: the matrix of the K/2 columns that are stored
+    """
+    # A lane has the metadata of 8 chunks. The selector names the lanes, out of each four, that have metadata.
     chunk = {"tf32": 2, "int4": 8}.get(a.group, 4)
     lanes = 2 * a.k // chunk // 4
     first = selector.integer * lanes if isinstance(selector, Immediate) else -1

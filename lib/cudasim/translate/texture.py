@@ -118,7 +118,7 @@ def tex(v: Values, i: PtxInstruction) -> str:
         else:
             text += v.dst(item, "b32", f"f_.result[{k}]")
         text += " "
-    if present is not None:  # whether the memory of a sparse texture is there
+    if present is not None:  # the predicate for whether a sparse texture has memory at this place
         text += v.dst(present, "pred", "1") + " "
     return text + "}"
 

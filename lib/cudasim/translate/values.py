@@ -45,7 +45,7 @@ _SPECIAL = {
     "%envreg1": "(u32)(w->workspace >> 32)",
     "%envreg2": "(u32)w->workspace",
     "%current_graph_exec": "0ull",
-    "%sanitizer_userdata64": "w->userdata",  # of patches.py, as the next one
+    "%sanitizer_userdata64": "w->userdata",  # patches.py uses this register and the next one
     "%sanitizer_pc64": "w->first_pc",
 }
 CLOCKS = {
@@ -60,7 +60,10 @@ RESERVED_SHARED = 1024  # bytes at the beginning of a block's shared memory, if 
 
 
 def _special_widths(name: str) -> tuple[int, ...]:
-    """Return the bytes of the types by which mov reads a special register. The oldest had other sizes in old versions of PTX."""
+    """Return the sizes, in bytes, of the types with which mov can read a special register.
+
+    The oldest special registers have several sizes, because their size changed between versions of PTX.
+    """
     base = name.partition(".")[0]
     if base in ("%tid", "%ntid", "%ctaid", "%nctaid"):
         return (2, 4)
@@ -81,7 +84,7 @@ class Code:
     uses: set[Register] = field(default_factory=set)
     defs: set[Register] = field(default_factory=set)
     before: str = ""  # executed once for the warp, before the lane loop
-    whole: set[Register] = field(default_factory=set)  # read there alone, from the lanes' places in the frame
+    whole: set[Register] = field(default_factory=set)  # `before` reads these from the frame
     alone: bool = False  # needs its own lane loop: all lanes execute this before any lane continues
     writes_shared: bool = False
     reads_shared: bool = False
@@ -154,12 +157,12 @@ class Values:
         self, names: Names, functions: dict[str, int], virtual: bool = False, first_line: int = 0
     ) -> None:
         self.names = names
-        self.first_line = first_line  # of the function
+        self.first_line = first_line  # the line of the function in the PTX text
         self.functions = functions
         self.virtual = virtual  # on the virtual clock
         self.elapsed = 0  # virtual clock: instructions of the block before this one
         self.injected = False  # virtual clock: whether the injector added this instruction
-        self.cost = 1  # virtual clock: its ns; 0 if the block's time has been added already
+        self.cost = 1  # virtual clock: ns of this instruction; 0 if the block's time has already been added
         self.constants: dict[Register, Immediate] = {}  # registers that always have one value
         self.code = Code()
         self.scope: Scope = names.root
@@ -169,8 +172,8 @@ class Values:
         self.shared_variables: set[int] = set()
         self.reserved_shared = False
         self.helpers: dict[str, str] = {}  # C functions that several instructions share, by name
-        self.stack = False  # whether it allocates local memory at run time
-        self._based: tuple[Register, int] | None = None  # of the last address: [register + offset]
+        self.stack = False  # whether the function allocates local memory at run time
+        self._based: tuple[Register, int] | None = None  # register and offset of the last address
         self.local_parameters: dict[str, int] = {}  # parameters of a function that live in local memory
 
     def begin(self, instruction: PtxInstruction, scope: Scope) -> None:
@@ -211,7 +214,7 @@ class Values:
             return f"({c_type(width)}){self.address(operand)}"
         if not isinstance(operand, Name):
             raise self.unsupported(f"operand {operand}")
-        found = self.names.register(self.scope, operand.name)  # it may have the name of a special register
+        found = self.names.register(self.scope, operand.name)  # a register may hide a special register
         if (
             found is None
             and operand.name.startswith("%")
@@ -245,7 +248,7 @@ class Values:
         return self.signed(operand, type_name) if type_name in SIGNED else self.src(operand, type_name)
 
     def _check_special(self, name: str, type_name: str) -> None:
-        """Refuse special registers where ptxas does: only mov and cvt of integers read them, mov with their own width."""
+        """Refuse a special register where ptxas refuses it. Only mov, with the register's width, and cvt of integers can read it."""
         i = self.instruction
         if name == "%is_explicit_cluster":  # the only predicate
             if i.opcode == "mov" and type_name == "pred":
@@ -317,7 +320,7 @@ class Values:
     # -- destinations
 
     def define(self, operand: Operand) -> Register | None:
-        """Return the register that is written; None for the sink `_`."""
+        """Return the register that the destination operand names; None for the sink `_`."""
         if not isinstance(operand, Name):
             raise self.unsupported(f"destination {operand}")
         if operand.name == "_":
@@ -366,7 +369,7 @@ class Values:
         )
 
     def forget_base(self) -> None:
-        """Forget the last address: the next pointer is not at its register and offset."""
+        """Forget the register and offset of the last address: the next pointer is elsewhere."""
         self._based = None
 
     def pointer(self, space: str, address: str, size: int, access: str) -> str:
@@ -392,12 +395,12 @@ class Values:
         return f"at_global(w, {address}, {size}, {code})"
 
     def line(self, space: str = "generic") -> str:
-        """Record the line and the time for faults, if the access itself does not pass them."""
+        """Return C that records the line and the time for faults, if the access itself does not pass them."""
         return "" if space in ("shared", "local") else f"w->at = {self.place};"
 
     @property
     def place(self) -> str:
-        """Where the instruction is, for faults."""
+        """The place of the instruction, for faults."""
         elapsed = self.elapsed + self.cost if self.virtual else 0
         return f"CS_AT({self.line_number(self.instruction.line)}, {elapsed})"
 

@@ -1,8 +1,8 @@
 """Translate video instructions to C (PTX ISA 9.7.17): arithmetic on words, half-words or bytes of 32-bit registers.
 
-The scalar ones have one result of 34 bits. `.sat` limits it to the range of the destination's type. The result is then combined with
-a third operand, or replaces a part of it. vmad multiplies; its third operand is always added. The SIMD ones, whose names end with 2
-or 4, have a result for each part of the register.
+Scalar instructions have one result of 34 bits. `.sat` limits the result to the range of the destination's type. The result is then
+combined with a third operand, or replaces a part of it. vmad multiplies; its third operand is always added. SIMD instructions, whose
+names end with 2 or 4, have a result for each part of the register.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OPERATIONS = {
     "vabsdiff": "x_ < y_ ? y_ - x_ : x_ - y_",
     "vmin": "MIN(s64, x_, y_)",
     "vmax": "MAX(s64, x_, y_)",
-    "vshl": "(s64)((u64)x_ << y_ << 30) >> 30",  # of 34 bits
+    "vshl": "(s64)((u64)x_ << y_ << 30) >> 30",  # the result has 34 bits
     "vshr": "x_ >> y_",
     "vavrg": "(x_ + y_ + (x_ + y_ >= 0)) >> 1",
 }
@@ -36,7 +36,7 @@ def _selector(operand: Operand) -> str:
 
 
 def _part(v: Values, operand: Operand) -> tuple[Operand, int, int]:
-    """Return a register, and which bits of it an operand chooses: the first one, and how many."""
+    """Return the register of an operand, and the first bit and the number of bits that the operand's selector chooses."""
     selector = _selector(operand)
     if not isinstance(operand, Name) or not selector:
         return operand, 0, 32
@@ -96,7 +96,7 @@ def video(v: Values, i: PtxInstruction) -> str:
 
 @emits("vmad")
 def multiply_add(v: Values, i: PtxInstruction) -> str:
-    """Translate vmad. Either the product or the third operand may be negated; then the sum is signed."""
+    """Translate vmad. The product or the third operand may be negated, but not both; then the sum is signed."""
     ta, tb = i.modifiers[1:3]
     first, second, third = (isinstance(operand, Name) and operand.negative for operand in i.operands[1:])
     negates = first != second
@@ -115,7 +115,7 @@ def multiply_add(v: Values, i: PtxInstruction) -> str:
 
 
 def _places(v: Values, operand: Operand, default: str, most: int) -> list[int]:
-    """Return the numbers of the parts that a selector of a SIMD instruction names, from the lowest part of the operand up."""
+    """Return the numbers of the parts that the selector of a SIMD operand names, the lowest part of the result first."""
     selector = _selector(operand) or default
     numbers = [int(digit) for digit in reversed(selector[1:])]
     if not isinstance(operand, Name) or selector[0] != default[0] or max(numbers) > most:
@@ -125,7 +125,7 @@ def _places(v: Values, operand: Operand, default: str, most: int) -> list[int]:
 
 @emits(*_SIMD)
 def parallel(v: Values, i: PtxInstruction) -> str:
-    """Translate a SIMD instruction. Sources are chosen from the parts of both registers. The mask says which parts have a result."""
+    """Translate a SIMD instruction. Selectors choose sources from the parts of both registers; the mask, the parts with a result."""
     count = int(i.opcode[-1])
     width = 32 // count
     modifiers = list(i.modifiers)
