@@ -151,7 +151,7 @@ def _of_half(i: PtxInstruction, operation: str, sources: list[str], type_name: s
     if "xorsign" in i.modifiers:
         sizes = ", ".join(f"(u16)({x} & 0x7fff)" for x in sources)
         return f"{letter}xorsign({letter}{operation}({sizes}), {', '.join(sources)})"
-    if mode := rounding(i):  # of a bf16
+    if mode := rounding(i):  # only bf16 has modes
         expression = f"bfma_round({', '.join(sources)}, {mode})"
     else:
         expression = f"{letter}{operation}({', '.join(sources)})"
@@ -536,7 +536,7 @@ def reciprocal(v: Values, i: PtxInstruction) -> str:
     x = float_source(v, i, i.operands[1], t)
     suffix = _SUFFIX[t]
     mode = rounding(i)
-    if t == "f64" and {"approx", "ftz"} <= set(i.modifiers):  # of the upper 32 bits
+    if t == "f64" and {"approx", "ftz"} <= set(i.modifiers):  # only the upper 32 bits count
         expression = f"high64(f{i.opcode}64(high64({x})))"
     elif mode is None or "approx" in i.modifiers:
         expression = f"f{i.opcode}{suffix}({x})"

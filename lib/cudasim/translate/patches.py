@@ -548,9 +548,7 @@ class _Patcher:
             (32, "%sanitizer_size"),
         ]
         wide_to, wide_from = (64, "%sanitizer_wide_to"), (64, "%sanitizer_wide_from")
-        spaces = [
-            m for m in i.modifiers if m.startswith(("global", "shared"))
-        ]  # of the destination and of the source
+        spaces = [m for m in i.modifiers if m.startswith(("global", "shared"))]  # destination, source
         to_global = spaces[0] == "global"
         if i.modifiers[0] == "reduce":
             if to_global:
@@ -561,7 +559,7 @@ class _Patcher:
             order = [data[1], data[0], data[2], data[3]]
             return _Patches([_Call(BULK_SHARED_TO_SHARED, order, setup)], [])
         masked = (32, "1" if mask is not None else "0")
-        if mask is not None:  # of 16 bits
+        if mask is not None:  # the mask has 16 bits
             setup += [
                 f"cvt.u32.u16 %sanitizer_mask, {mask};",
                 "shl.b32 %sanitizer_mask, %sanitizer_mask, 16;",

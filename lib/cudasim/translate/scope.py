@@ -37,7 +37,11 @@ _BAD = re.compile(r"[^A-Za-z0-9_]")
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """One register. `name`: a C identifier, unique in the function. `width`: bytes, 0 for a predicate."""
+    """One register.
+
+    name   a C identifier, unique in the function
+    width  bytes; 0 for a predicate
+    """
 
     name: str
     width: int

@@ -165,7 +165,10 @@ class Program(Record):
 def decode(
     code: bytes, lines: Iterable[int] = (), maps: Mapping[int, str] | None = None
 ) -> tuple[Instruction, ...]:
-    """Return bytecode as instructions. `lines`: the C line of each slot. `maps`: names of maps by file descriptor.
+    """Return bytecode as instructions.
+
+    lines: the C line of each slot
+    maps: names of maps by file descriptor
 
     Raises ValueError if `code` is not a whole number of instructions or ends inside an ld_imm64.
     """

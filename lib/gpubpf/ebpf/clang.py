@@ -88,11 +88,11 @@ def compile_text(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompileError(f"{clang} cannot be run: {error}; install clang") from None
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace")
-        found = re.search(r"<stdin>:(\d+):\d+: (?:fatal )?error: (.*)", said) or re.search(
-            r"()error: (.*)", said
+        output = done.stderr.decode("utf-8", "replace")
+        found = re.search(r"<stdin>:(\d+):\d+: (?:fatal )?error: (.*)", output) or re.search(
+            r"()error: (.*)", output
         )
-        line, what = found.groups() if found else ("", said.strip().split("\n")[-1] or "no reason given")
+        line, what = found.groups() if found else ("", output.strip().split("\n")[-1] or "no reason given")
         header, number = origin(int(line)) if line else ("", 0)
         where = f"{header or 'C'} line {number}" if line else "clang"
         raise CompileError(f"{where}: {what}; correct the C text")

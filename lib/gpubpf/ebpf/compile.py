@@ -153,11 +153,11 @@ def _compile(text: str) -> Program:
             )
         result.seek(0)
         talk.seek(0)
-        said = talk.read().decode("utf-8", "replace")
+        output = talk.read().decode("utf-8", "replace")
         try:
             answer = json.loads(result.read())
         except ValueError:
-            why = _diagnosis(headers.expand(text), said)
+            why = _diagnosis(headers.expand(text), output)
             if why == _NO_CAUSE and os.WIFSIGNALED(status):
                 name = signal.Signals(os.WTERMSIG(status)).name
                 why = f"the compiler crashed ({name}); if it does so again, correct the C text"
@@ -180,10 +180,10 @@ def _compile_here(text: str, talk: IO[bytes]) -> dict[str, Any]:
             )
         libc.library.fflush(None)
         talk.seek(0)
-        said = talk.read().decode("utf-8", "replace")
+        output = talk.read().decode("utf-8", "replace")
         if not module:
-            return {"error": _diagnosis(source, said)}
-        return to_json(_collect(bcc.lib, module, text, _lines(source, said)))
+            return {"error": _diagnosis(source, output)}
+        return to_json(_collect(bcc.lib, module, text, _lines(source, output)))
     except CompileError as error:
         return {"error": str(error)}
 
@@ -215,10 +215,10 @@ def usable() -> bool:
 _NO_CAUSE = "bcc: compilation failed; correct the C text"
 
 
-def _diagnosis(source: ExpandedText, said: str) -> str:
+def _diagnosis(source: ExpandedText, output: str) -> str:
     """Return the cause of a failed compilation in one line, from the output of clang and bcc."""
-    lines = [line for line in said.splitlines() if not line.startswith(("clang -cc1", "#"))]
-    if match := re.search(r"incomplete definition of type 'struct tracepoint__(\w+?)__(\w+)'", said):
+    lines = [line for line in output.splitlines() if not line.startswith(("clang -cc1", "#"))]
+    if match := re.search(r"incomplete definition of type 'struct tracepoint__(\w+?)__(\w+)'", output):
         return (
             f"there is no tracepoint {match[1]}:{match[2]} in /sys/kernel/tracing; correct its name, or mount tracefs:"
             " mount -t tracefs tracefs /sys/kernel/tracing"
@@ -226,7 +226,7 @@ def _diagnosis(source: ExpandedText, said: str) -> str:
     # Clang counts lines of the text that bcc rewrote. Clang 18 and newer report this like any other error.
     for line in lines:
         if match := re.match(r"(?:Error at line |.*main\.c:)(\d+)\b.*signed division", line):
-            header, number = source.origin(_rewritten(source.text, said)[1].get(int(match[1]), 0))
+            header, number = source.origin(_rewritten(source.text, output)[1].get(int(match[1]), 0))
             return f"{header or 'C'} line {number}: BPF has no signed division or remainder; divide unsigned numbers, or shift"
     for pattern in (
         r"(?:\S*/)?main\.c:(\d+):\d+: (?:fatal )?error: (.*)",
@@ -456,12 +456,12 @@ def _event_type(lib: Any, module: int, name: str) -> Any:
     return maps.type_of(["event", members, "struct"]) if members else None
 
 
-def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
+def _rewritten(text: str, output: str) -> tuple[list[str], dict[int, int]]:
     """Return the lines of the C text as bcc rewrote it, and rewritten line → line of `text`, both from 1.
 
     bcc prints the rewritten text because of DEBUG_PREPROCESSOR.
     """
-    rewritten = said.split("\n")
+    rewritten = output.split("\n")
     # Some versions print the compiler's command line first; line 1 of the text is the guard that bcc puts before it.
     for number, line in enumerate(rewritten):
         if line.startswith("#if defined(BPF_LICENSE)"):
@@ -479,12 +479,12 @@ def _rewritten(text: str, said: str) -> tuple[list[str], dict[int, int]]:
     return rewritten, lines
 
 
-def _lines(source: ExpandedText, said: str) -> dict[str, list[int]]:
+def _lines(source: ExpandedText, output: str) -> dict[str, list[int]]:
     """Return the C line of every instruction slot, by function. Instructions from a header get the last line of the text before them.
 
     bcc prints the instructions of each function below the lines of the rewritten text (DEBUG_SOURCE).
     """
-    head, *parts = re.split(r"^Disassembly of function (\S+)\n", said, flags=re.M)
+    head, *parts = re.split(r"^Disassembly of function (\S+)\n", output, flags=re.M)
     rewritten, to_original = _rewritten(source.text, head)
     result: dict[str, list[int]] = {}
     for name, body in zip(parts[::2], parts[1::2], strict=False):

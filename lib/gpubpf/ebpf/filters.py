@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpubpf.ebpf.maps import MapDefinition
 
-EVERY_INDEX = ((0, 2**32 - 1),) * 3  # of x, y and z
+EVERY_INDEX = ((0, 2**32 - 1),) * 3  # ranges of x, y and z
 _SIZE = 48
 _HOST_FILTER_FIELDS = ["cgroup", "comm", "tid", "device", "inode"]
 

@@ -59,8 +59,8 @@ class HelperArgument(NamedTuple):
 class Pointer(Enum):
     """A result that is an address, or NULL."""
 
-    VALUE = auto()  # of a value of the map
-    RECORD = auto()  # of a record in the ring buffer
+    VALUE = auto()  # the address of a value of the map
+    RECORD = auto()  # the address of a record in the ring buffer
 
 
 class StandIn(Enum):

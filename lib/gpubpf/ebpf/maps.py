@@ -517,10 +517,13 @@ def encode(defn: MapDefinition, value: Any) -> bytes:
 def decode(defn: MapDefinition, raw: bytes | bytearray | memoryview, units: int = 0) -> np.ndarray[Any, Any]:
     """Return the contents of a map as an array of `value_dtype`, without a copy if the layout allows that.
 
-    thread_array, warp_array, block_array, kernel_array: shape (max_entries, units). site_array: (shards, sites). array,
-    shared_array: (max_entries,). Values that are arrays add their dimensions.
-    hash: (entries,) with fields `key` and `value`. Ring buffers: see `rings.py`.
-    Raises Error if `raw` is shorter than the map.
+    Shapes by kind of map; values that are arrays add their dimensions:
+    thread_array, warp_array, block_array, kernel_array: (max_entries, units)
+    site_array: (shards, sites)
+    array, percpu_array, shared_array: (max_entries,)
+    hash: (entries,) with fields `key` and `value`
+
+    Raises Error if `raw` is shorter than the map, and for a ring buffer (`rings.py` reads these).
     """
     import numpy as np
 

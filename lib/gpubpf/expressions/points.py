@@ -161,7 +161,7 @@ RETURNED = {"GPU_RETURNS": RETURNS}  # in `effect` of an atomic, and only where 
 OPERATIONS = {f"GPU_FLOAT_{name.upper()}": number for number, name in enumerate(FLOAT_OPERATIONS)}
 OF_TYPES = {f"GPU_{name.upper()}": number for number, name in enumerate(TYPES)}
 TEXTS = ("kernel", "source")
-# What is known of a launch on the host, in the order of `launches.values`.
+# What is known about a launch on the host, in the order of `launches.values`.
 LAUNCH_NAMES = (
     "launch", "pid", "tid", "gpu", "stream", "call_ns", "threads", "shared", "grid", "grid.x", "grid.y", "grid.z",
     "block_dim", "block_dim.x", "block_dim.y", "block_dim.z",

@@ -34,7 +34,7 @@ _TEGRA = ((7, 2), (8, 7), (10, 1), (11, 0))
 _STAGE = "assemble"
 INSTALL = "install the CUDA toolkit, or nvidia-cuda-nvcc or nvidia-nvjitlink from PyPI"
 _TIMEOUT = 600  # seconds: large template libraries take minutes
-_ENTRIES = "--entry"  # of ptxas; nvJitLink always compiles all kernels
+_ENTRIES = "--entry"  # an option of ptxas; nvJitLink always compiles all kernels
 _LONGEST_LIST = 1 << 16  # bytes; Linux limits an argument to 128 KiB (MAX_ARG_STRLEN)
 
 # Options that affect the generated code (ptxas --help), short and long, with the pattern of their values. None: no value.
@@ -330,7 +330,7 @@ _PROPERTIES = r"Function properties for (.+)$"
 _SPILLS = r"(\d{1,18}) bytes stack frame, (\d{1,18}) bytes spill stores, (\d{1,18}) bytes spill loads"
 _USED = r"Used (\d{1,18}) registers"
 _ADVISORY = r"\((C75\d\d)\) (.*)"
-_NOT_LINKED = r"[Uu]ndefined reference to '([^']*)'"  # of nvlink
+_NOT_LINKED = r"[Uu]ndefined reference to '([^']*)'"  # in nvlink's output
 _THREADS_SINCE = (12, 8)  # the first release whose ptxas compiles kernels on all CPUs
 _AMOUNT = r"(\d{1,18}) bytes (cumulative stack size|smem|cmem)"
 
@@ -417,8 +417,8 @@ def _run_program(command: list[str], result: Path, niceness: int) -> str:
     if name != "nvlink":
         raise _refusal(done.text, done.status)
     found = re.search(_NOT_LINKED, done.text)
-    said = found[1] if found is not None else " ".join(done.text.split())[:200] or f"status {done.status}"
-    raise AssembleError(f"needs device linking: {said}")
+    cause = found[1] if found is not None else " ".join(done.text.split())[:200] or f"status {done.status}"
+    raise AssembleError(f"needs device linking: {cause}")
 
 
 def device_runtime(assembler: str) -> str:

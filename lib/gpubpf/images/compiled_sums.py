@@ -26,7 +26,7 @@ _OPERATIONS = dict(
     )
 )
 _INSTRUCTION = 16
-_HEADER = struct.Struct("<IHIBBbBB")  # of a line table, up to the number of its first special opcode
+_HEADER = struct.Struct("<IHIBBbBB")  # a line table, up to its number of opcodes
 # Elf64_Rela, and Elf64_Rel for compute capabilities before 9.0. Only the place and the symbol matter.
 _RELOCATIONS = {".rela": struct.Struct("<QQ8x"), ".rel": struct.Struct("<QQ")}
 _TABLE = ".nv_debug_line_sass"
@@ -67,7 +67,7 @@ def operations_by_line(cubin: bytes) -> Mapping[int, frozenset[str]]:
 def _sequences(data: bytes) -> Iterator[list[tuple[int, int]]]:
     """Yield the rows of each sequence of a line table, as (address in the function, line). The last row is the function's end."""
     _, _, header, smallest, _, base, span, first = _HEADER.unpack_from(data)
-    lengths = data[_HEADER.size : _HEADER.size + first - 1]  # of the standard opcodes, in operands
+    lengths = data[_HEADER.size : _HEADER.size + first - 1]  # operands of each standard opcode
     at = 10 + header  # the header's length counts from the end of the length field
     rows: list[tuple[int, int]] = []
     address, line = 0, 1

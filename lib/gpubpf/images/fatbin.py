@@ -478,7 +478,7 @@ def _decompress(data: bytes, codec: str, size: int) -> bytes:
         return data
     result = decompress_zstd(data, size) if codec == "zstd" else _decompress_lz4(data, size)
     if len(result) != size:
-        raise ImageError(f"an image has {len(result)} bytes, not {size} as its header says; build it again")
+        raise ImageError(f"an image has {len(result)} bytes, but its header declares {size}; build it again")
     return result
 
 

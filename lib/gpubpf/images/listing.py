@@ -67,7 +67,7 @@ class ListedFileKernel(Record):
     sass: tuple[str, ...]
     reason: str | None  # why it cannot be instrumented; None: it can
     launches: int | None = None
-    gpus: tuple[str, ...] = ()  # of AMD: "gfx90a:xnack+"
+    gpus: tuple[str, ...] = ()  # AMD GPUs: "gfx90a:xnack+"
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record of ``--list``."""

@@ -582,11 +582,11 @@ def _candidate(
     if isinstance(chosen, str):
         yield _Candidate(None, chosen)
         return
-    for told in found.kernels:
-        layout = there.get(told.name)
-        if running is chosen and (layout is None or not layout.agrees(told, chosen)):
+    for reported in found.kernels:
+        layout = there.get(reported.name)
+        if running is chosen and (layout is None or not layout.agrees(reported, chosen)):
             return
-        if layout is not None and _differs(told.parameters, layout.parameters):
+        if layout is not None and _differs(reported.parameters, layout.parameters):
             yield _Candidate(None, f"other parameters in the PTX for {chosen.arch}")
             return
     yield _Candidate(chosen)
@@ -595,15 +595,15 @@ def _candidate(
 def _agrees(cubin: bytes, kernels: Iterable[FoundKernel]) -> bool:
     """Return whether the driver's kernels may come from this cubin. Raises ImageError."""
     there, shared = fatbin.kernels(cubin), fatbin.static_shared(cubin)
-    for told in kernels:
-        kernel, size = there.get(told.name), shared.get(told.name, 0)
-        if kernel is None or _differs(told.parameters, kernel.parameters):
+    for reported in kernels:
+        kernel, size = there.get(reported.name), shared.get(reported.name, 0)
+        if kernel is None or _differs(reported.parameters, kernel.parameters):
             return False
-        if _differs(_known(told.registers), kernel.registers):
+        if _differs(_known(reported.registers), kernel.registers):
             return False
-        if _differs(_known(told.max_threads), _as_reported(kernel.max_threads)):
+        if _differs(_known(reported.max_threads), _as_reported(kernel.max_threads)):
             return False
-        if told.shared >= 0 and told.shared not in (size, size - _RESERVED_SHARED):
+        if reported.shared >= 0 and reported.shared not in (size, size - _RESERVED_SHARED):
             return False
     return True
 
@@ -617,28 +617,33 @@ def _as_reported(threads: int | None) -> int | None:
     return None if threads is None else min(threads, _MOST_THREADS)
 
 
-def _differs(told: object, known: object) -> bool:
-    return told is not None and known is not None and told != known
+def _differs(reported: object, known: object) -> bool:
+    return reported is not None and known is not None and reported != known
 
 
 class _Layout(NamedTuple):
-    """A kernel's layout in PTX. `shared`: bounds of its static shared memory in bytes. `threads`: limit per block, or None."""
+    """A kernel's layout in PTX.
+
+    parameters  (offset, size) of each parameter, in bytes
+    shared      bounds of its static shared memory, in bytes
+    threads     the limit of threads per block; None without a limit
+    """
 
     parameters: tuple[tuple[int, int], ...]
     shared: tuple[int, int]
     threads: int | None
 
-    def agrees(self, told: FoundKernel, image: FatbinImage) -> bool:
+    def agrees(self, reported: FoundKernel, image: FatbinImage) -> bool:
         """Return whether the driver's kernel may have been compiled from this PTX."""
         least, most = self.shared
         return not (
-            _differs(told.parameters, self.parameters)
-            or _differs(_known(told.ptx_version), image.sm)
+            _differs(reported.parameters, self.parameters)
+            or _differs(_known(reported.ptx_version), image.sm)
             or (
-                told.shared >= 0
-                and not any(least <= told.shared - extra <= most for extra in (0, _RESERVED_SHARED))
+                reported.shared >= 0
+                and not any(least <= reported.shared - extra <= most for extra in (0, _RESERVED_SHARED))
             )
-            or _differs(_known(told.max_threads), _as_reported(self.threads))
+            or _differs(_known(reported.max_threads), _as_reported(self.threads))
         )
 
 

@@ -522,7 +522,11 @@ class Body:
         type_: str = "",
         like: int | None = None,
     ) -> int:
-        """Return the number of a new site of an access. `more`: bits to add to its effect. `like`: as in `Site`."""
+        """Return the number of a new site of an access.
+
+        more: bits to add to the access's effect
+        type_, like: as in `Site`
+        """
         instruction = self.flow.instruction(index)
         return self._site(
             point,

@@ -29,9 +29,9 @@ class Site(Record):
     one point at one place share a site.
 
     source, source_line  the source location (`-lineinfo`), inside an inlined function if there is one; "" and 0 if unknown
-    opcode               of accesses, branches, barriers and instructions, with modifiers: `ld.global.f32`; else ""
-    kind, space          of accesses and values, as in ptx/access.py (including `generic`); else ""
-    width                of accesses and values: bytes, 0 if known only at run time
+    opcode               for accesses, branches, barriers and instructions: with modifiers, `ld.global.f32`; else ""
+    kind, space          for accesses and values, as in ptx/access.py (including `generic`); else ""
+    width                for accesses and values: bytes, 0 if known only at run time
     """
 
     number: int
@@ -45,13 +45,13 @@ class Site(Record):
     space: str = ""
     width: int = 0
     effect: int = (
-        0  # of accesses: 1 reads, 2 writes, 3 both; of values: plus 4 if an atomic's old value is used
+        0  # for accesses: 1 reads, 2 writes, 3 both; for values: plus 4 if an atomic's old value is used
     )
     like: int | None = (
-        None  # of accesses: the number of an earlier site, whose probe also stands for this site (`Probe.alike`)
+        None  # for accesses: the number of an earlier site, whose probe also stands for this site (`Probe.alike`)
     )
-    block: int | None = None  # of basic blocks: the number in the function, from 0; copies keep it
-    type: str = ""  # of values and results of instructions: the type of an element, one of bytecode.TYPES
+    block: int | None = None  # for basic blocks: the number in the function, from 0; copies keep it
+    type: str = ""  # for values and results of instructions: the type of an element, one of bytecode.TYPES
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 
 

@@ -460,13 +460,13 @@ def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> ProbeCode:
     for unroll in (False, True):  # with unrolled loops, an array on the stack may fit into registers
         # LLVM can emit a module in one form only, so the module is made twice.
         module, machine = made(unroll)
-        said = dict(re.findall(rf"\.set {_ENTRY}\.(\w+), (\d+)", machine.emit_assembly(module)))
-        if said.get("private_seg_size") == "0":
+        stated = dict(re.findall(rf"\.set {_ENTRY}\.(\w+), (\d+)", machine.emit_assembly(module)))
+        if stated.get("private_seg_size") == "0":
             break
     module, machine = made(unroll)
     file = elf.of_bytes(machine.emit_object(module))
     name = ", ".join(program.function for program in programs)
-    if said.get("private_seg_size") != "0":
+    if stated.get("private_seg_size") != "0":
         raise VerifyError(
             f"device program {name}: an array on the stack does not fit into registers; index it by constants, or keep it in a map"
         )
@@ -479,7 +479,7 @@ def _compile(text: str, programs: Sequence[WaveProgram], gpu: str) -> ProbeCode:
         raise VerifyError(
             f"device program {name}: its code refers to other memory; split it into smaller programs"
         )
-    return ProbeCode(code, int(said["numbered_sgpr"]), int(said["num_vgpr"]))
+    return ProbeCode(code, int(stated["numbered_sgpr"]), int(stated["num_vgpr"]))
 
 
 class _Called(NamedTuple):

@@ -10,8 +10,13 @@ from gpubpf.record import Record, field
 class Backend(Record):
     """One LLVM target.
 
-    `pointer`: the type of a pointer to map memory. `scope`: the scope of atomic operations on map memory. `warps`: whether the target
-    has warps.
+    `pointer`: the type of a pointer to map memory.
+
+    `scope`: the scope of atomic operations on map memory.
+
+    `warps`: whether the target has warps.
+
+    `warp`: the lanes of a warp, a power of two.
 
     `calls`: for each target-specific value or operation, the function, intrinsic or inline assembly (`asm …`) that returns it, and its
     type: `tid.x` … `nctaid.z`, `lane`, `this_lane` (the same, for comparisons in 32 bits), `lanes_below`, `sm`, `group`, `warp_slot`
@@ -32,7 +37,7 @@ class Backend(Record):
 
     `pause`: the statement with which a waiting thread lets others run. "" for targets whose programs never wait.
 
-    `functions`: LLVM IR definitions of functions that `calls` names. `warp`: the lanes of a warp, a power of two.
+    `functions`: LLVM IR definitions of functions that `calls` names.
     """
 
     triple: str

@@ -120,7 +120,7 @@ class CallGraph:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        self._references: dict[str, References] = {}  # of the original, without what the copy adds
+        self._references: dict[str, References] = {}  # the original uses these names
         self._of: dict[str, References] = {}
         self._own: dict[str, frozenset[str]] = {}
         self._reachable: dict[str, frozenset[str]] = {}

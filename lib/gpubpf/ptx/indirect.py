@@ -64,7 +64,12 @@ class Shape(Record):
 
 
 class Entry(Record):
-    """An entry of a table: the table's name, and the offset in bytes. fixed: the entry never changes."""
+    """An entry of a table.
+
+    table   the table's name
+    offset  the entry's offset in the table, in bytes
+    fixed   whether the entry never changes
+    """
 
     table: str
     offset: int

@@ -1,7 +1,7 @@
 """Determine what is known, before a kernel runs, of the addresses that the lanes of a warp access together.
 
     lanes = Lanes(function, module.variables)
-    found = lanes.address(17, access.address)       # of the instruction at statement 17
+    found = lanes.address(17, access.address)       # an address in the instruction at statement 17
     found.known, found.needs, found.reason
 
 An address is U + F. F is a function of the thread's index and of numbers that are the same in the whole launch (`lane_terms`). U is

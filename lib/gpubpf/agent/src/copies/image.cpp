@@ -161,7 +161,7 @@ const void *image_at(const void *image, uint64_t &size) {
     return image;
 }
 
-// Writes what is known of the inputs of a cubin behind its image.
+// Writes what is known about the inputs of a cubin behind its image.
 static void add_inputs(ImageFile &image, const void *begin) {
     Inputs of;
     if (image.file < 0 || !inputs_of(begin, image.size, of)) return;
