@@ -626,7 +626,7 @@ def comparison_operator(v: Values, i: PtxInstruction) -> str:
     for m in i.modifiers:
         if m in _COMPARISONS:
             return m
-    raise v.unsupported("no comparison")
+    raise v.unsupported("a comparison operator is missing")
 
 
 def combine(v: Values, i: PtxInstruction, test: str, c: str | None) -> str:
@@ -636,7 +636,7 @@ def combine(v: Values, i: PtxInstruction, test: str, c: str | None) -> str:
     for m in ("and", "or", "xor"):
         if m in i.modifiers:
             return f"({test} {dict(zip(('and', 'or', 'xor'), '&|^', strict=True))[m]} {c})"
-    raise v.unsupported("no boolean operator")
+    raise v.unsupported("a boolean operator is missing")
 
 
 def _packed_comparisons(
@@ -719,7 +719,7 @@ def mov(v: Values, i: PtxInstruction) -> str:
     if {"v2", "v4"} & set(i.modifiers) and isinstance(source, Name):
         source = v.special_vector(source.name) or source
         if not (isinstance(source, Vector) and isinstance(destination, Vector)):
-            raise v.unsupported("not a vector")
+            raise v.unsupported("both operands must be vectors")
         if len(source.items) != len(destination.items):
             raise v.unsupported("vectors of different sizes")
     if isinstance(destination, Vector) and isinstance(source, Vector):

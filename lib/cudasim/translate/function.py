@@ -251,11 +251,13 @@ class FunctionCode:
             self._end("exit" if self.kernel else "return")
         for block in self.blocks:
             if block.kind == "goto" and not block.targets:
-                raise PtxError(f"{self.function.name}: a block without an end")
+                line = block.line or self.function.line
+                raise PtxError(f"PTX line {line}: control leaves the function without ret or exit")
         placed = set(map(id, self.blocks))
         for block in self.blocks:
             if any(id(t) not in placed for t in block.targets):
-                raise PtxError(f"{self.function.name}: a branch to a label that is not there")
+                line = block.line or self.function.line
+                raise PtxError(f"PTX line {line}: a branch to a missing label")
         for number, block in enumerate(self.blocks):
             block.number = number
 
@@ -580,7 +582,7 @@ class FunctionCode:
         v.code.alone = True
         v.code.memory = True
         if len(passed) != len(function.arguments):
-            raise v.unsupported("number of arguments")
+            raise v.unsupported("wrong number of arguments")
         arguments = []
         for operand, size in zip(passed, function.arguments, strict=True):
             if size == dynamic_parallelism.DIM3:

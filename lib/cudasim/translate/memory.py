@@ -350,7 +350,7 @@ def alloca(v: Values, i: PtxInstruction) -> str:
     t = i.modifiers[-1]
     align = i.operands[2].integer if len(i.operands) > 2 and isinstance(i.operands[2], Immediate) else 8
     if align not in (1, 2, 4, 8, 16):
-        raise v.unsupported("this alignment")
+        raise v.unsupported(f"alignment {align}; use 1, 2, 4, 8 or 16")
     size = f"(u64){v.src(i.operands[1], t)}"
     return f"{v.line()} {v.dst(i.operands[0], t, f'cs_alloca(w, l, {size})')}"
 

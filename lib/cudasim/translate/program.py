@@ -64,7 +64,7 @@ class TranslatedModule:
     ) -> None:
         if module.address_size != 64:
             raise PtxError(
-                f".address_size {module.address_size}: CUDA has only programs with 64-bit addresses"
+                f".address_size {module.address_size}: CUDA only runs programs with 64-bit addresses"
             )
         self.module = module = module if counting else outline(module)
         self.virtual = virtual
@@ -116,7 +116,10 @@ class TranslatedModule:
             self.variables.append(variable)
         elif variable.space == "shared":
             if variable.size > MOST_SHARED:
-                raise PtxError(f"PTX line {variable.line}: {variable.name} is too large")
+                raise PtxError(
+                    f"PTX line {variable.line}: {variable.name} has {variable.size} bytes;"
+                    f" a shared variable may have {MOST_SHARED}"
+                )
             self.scope[key] = Storage("shared", key, len(self.shared), variable.size, variable.alignment)
             self.shared.append(variable)
         elif variable.space != "tex":
@@ -159,7 +162,9 @@ class TranslatedModule:
                 self._fill(variable, item, data, relocations, width, dimensions[1:], offset)
             return
         if at + width > MOST_INITIAL:
-            raise PtxError(f"PTX line {variable.line}: {variable.name} is too large")
+            raise PtxError(
+                f"PTX line {variable.line}: the initial value of {variable.name} has more than {MOST_INITIAL} bytes"
+            )
         if len(data) < at + width:
             data.extend(bytes(at + width - len(data)))
         if isinstance(value, Immediate):
@@ -216,7 +221,10 @@ class TranslatedModule:
                     code.names.local_size > MOST_LOCAL
                     or sum(p.size for p in function.parameters) > MOST_PARAMETERS
                 ):
-                    raise PtxError("more local memory or parameters than a thread may have")
+                    raise PtxError(
+                        f"PTX line {function.line}: more than {MOST_LOCAL} bytes of local memory for each thread,"
+                        f" or {MOST_PARAMETERS} bytes of parameters"
+                    )
             except Unsupported as error:
                 self.refused[name] = str(error)
                 continue
@@ -489,7 +497,7 @@ class TranslatedModule:
                 owners += [str(self.codes[name].index)] * len(self.codes[name].blocks)
         lines.append(f"static const uint16_t owners[] = {{{', '.join(owners) or '0'}}};\n")
         if count > 65535:
-            raise PtxError("the module has more than 65535 functions")
+            raise PtxError("the module has more than 65535 functions; split it into several modules")
         return "\n".join(lines)
 
     def _variable_tables(self) -> str:

@@ -374,7 +374,7 @@ class Names:
                 used = len(self.statements)
             elif isinstance(statement, Close):
                 if not outer:
-                    raise PtxError(f"PTX line {statement.line}: a }} too many")
+                    raise PtxError(f"PTX line {statement.line}: this }} has no matching {{")
                 scope = outer.pop()
                 used = -1
             elif isinstance(statement, Variable):

@@ -113,7 +113,7 @@ class CodeObject:
         self.data = data
         self.elf = elf.of_bytes(data)
         if self.elf.machine != EM_AMDGPU:
-            raise ImageError("it is not for an AMD GPU; name another")
+            raise ImageError("it is not a code object for AMD GPUs; name another file")
         number = self.elf.flags & 0xFF
         if number not in _GPUS:
             raise ImageError(f"it is for an unknown AMD GPU (number {number:#x})")

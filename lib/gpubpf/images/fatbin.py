@@ -541,7 +541,7 @@ def _cubin_sections(cubin: bytes) -> tuple[Elf, dict[str, Section]]:
     """Return a cubin and its sections by name. Raises ImageError."""
     file = elf.of_bytes(cubin)
     if file.machine != elf.EM_CUDA:
-        raise ImageError("it is not a cubin; name one")
+        raise ImageError("it is not a cubin; name a cubin file")
     _check_overlap(file.sections, len(cubin))
     return file, {section.name: section for section in file.sections}
 

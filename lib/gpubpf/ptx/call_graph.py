@@ -77,7 +77,7 @@ def references(function: Function, module: Module) -> References:
             scopes.append([])
         elif isinstance(statement, Close):
             if len(scopes) == 1:
-                raise PtxError(f"PTX line {statement.line}: a }} too many")
+                raise PtxError(f"PTX line {statement.line}: this }} has no matching {{")
             scopes.pop()
         elif isinstance(statement, Variable):
             scopes[-1].append(statement)

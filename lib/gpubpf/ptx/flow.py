@@ -159,13 +159,13 @@ class Flow:
                     return after
                 if not isinstance(statement, Directive):
                     break
-        raise PtxError(f"PTX line {branch.line}: brx without a list of targets")
+        raise PtxError(f"PTX line {branch.line}: brx requires the label of a .branchtargets statement")
 
     def _targets(self, index: int, instruction: PtxInstruction) -> Iterator[int]:
         if instruction.opcode == "bra":
             target = instruction.operands[0] if instruction.operands else None
             if not isinstance(target, Name):
-                raise PtxError(f"PTX line {instruction.line}: a branch without a label")
+                raise PtxError(f"PTX line {instruction.line}: bra requires a label")
             yield self.label(index, target.name)
         elif instruction.opcode == "brx":
             listed = self.table(index)

@@ -124,7 +124,7 @@ def _item(lexer: Lexer, known: _Known) -> Iterator[Item]:
     while (token := lexer.peek()) is not None and token.text[1:] in _LINKAGE:
         linkage.append(lexer.next().text[1:])
     if token is None:
-        raise PtxError("PTX ends after a linkage directive")
+        raise PtxError(f"PTX line {lexer.line}: the text ends after .{linkage[-1]}; it may be truncated")
     name = token.text[1:]
     if name in ("entry", "func"):
         yield _function(lexer, tuple(linkage), known)
@@ -304,7 +304,7 @@ def _declaration_head(lexer: Lexer) -> tuple[_Head]:
         else:
             type_name = word
     if not type_name:
-        raise PtxError(f"PTX line {space.line}: a declaration without a type")
+        raise PtxError(f"PTX line {space.line}: this declaration has no type")
     return (_Head(space.text[1:], type_name, vector, align, tuple(attributes), space.line),)
 
 

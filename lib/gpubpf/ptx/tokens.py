@@ -85,7 +85,9 @@ class Lexer:
         """Take the next token. Raises PtxError at the end of the text."""
         token = self.peek()
         if token is None:
-            raise PtxError(f"PTX line {self.line}: the text ends in the middle of a statement")
+            raise PtxError(
+                f"PTX line {self.line}: the text ends in the middle of a statement; it may be truncated"
+            )
         self._ahead = None
         return token
 
