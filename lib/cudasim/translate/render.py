@@ -529,7 +529,7 @@ class _Renderer:
         return f"{values} const u32 ones_ = {'~' if block.negated else ''}{ones};"
 
     def _conditional(self, block: Block) -> str:
-        """Translate a conditional branch. Lanes that go to the lower target run first; the others wait at theirs."""
+        """Translate a conditional branch. Lanes with the lower target run first; the other lanes wait at their target."""
         assert block.predicate is not None
         taken, fall = block.targets
         if taken is fall:

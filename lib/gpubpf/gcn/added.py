@@ -1,4 +1,4 @@
-"""The segment that is appended to a code object, and the jumps and calls between its code and the rest."""
+"""The segment that is appended to a code object, and the jumps and calls between its code and the existing code."""
 
 from __future__ import annotations
 

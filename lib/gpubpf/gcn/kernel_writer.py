@@ -169,7 +169,7 @@ class KernelWriter:
         self._exit_sgprs = needed
 
     def write(self) -> tuple[InjectedGcnKernel, list[registers.Change]]:
-        """Add the kernel. Return what was injected, and the changes to its descriptor. Raises Refusal if it does not fit."""
+        """Add the kernel. Return its description, and the changes to its descriptor. Raises Refusal if the kernel does not fit."""
         insertions = self._insertions()
         entry = self._add_prologue()
         try:

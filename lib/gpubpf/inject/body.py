@@ -139,7 +139,7 @@ class Body:
         # The opcodes that get a probe before them.
         self.probed_opcodes = leaving | ({"ret"} if self.at_return else set())
         reads = {word for p in self.at_exit for word in ("%globaltimer", "%clock") if word in p.program.ptx}
-        self.ordered = "%clock" in reads  # lanes that leave must read it before the others go on
+        self.ordered = "%clock" in reads  # lanes that leave read it before others continue
         # If basic blocks are probed, the copies of a block that only leads to an exit are probed too.
         copied = self.probed_opcodes | (LEAVING if self.at_block else set())
         if self.at_block:
@@ -212,7 +212,7 @@ class Body:
         return tuple(marked(head + [wide.get(id(s), s) for s in out]))
 
     def _with_added(self, index: int) -> list[Statement]:
-        """Return a statement, and what is added before and after it."""
+        """Return a statement, and the statements added before and after it."""
         now = [*self.products.get(index, ()), index] if index not in self.later else []
         emitted = [statement for number in now for statement in self._emit(number)]
         return self._keep_carry(index, [*self._before(index), *emitted])
@@ -237,8 +237,9 @@ class Body:
     # accumulators
 
     def _plan_counts(self) -> None:
-        """Plan one add per basic block and kind of work before the block's first instruction, and one add at each predicated
-        instruction that counts as more than an instruction.
+        """Plan the additions that count work: for each kind, one before the first instruction of a basic block.
+
+        A predicated instruction that also counts as another kind, such as a load, gets an addition of its own.
         """
         for block in self.flow.blocks if self.plan.work else ():
             total = dict.fromkeys((*WORK, ADDED, SKIPPED), 0)

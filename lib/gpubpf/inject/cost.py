@@ -149,6 +149,6 @@ def tallied(
             else:
                 del out[place]
             counts = dict.fromkeys(counts, 0)
-        place = len(out)  # what precedes the first TALLY counts with what follows it
+        place = len(out)  # statements before the first TALLY count with those after it
         out.append(statement)
     return out[:-1]

@@ -70,7 +70,7 @@ class _Registers:
             self._types[self._set(element.name)].add(INTEGER if type_[0] in "us" else type_)
 
     def type(self, name: str) -> str | None:
-        """Return the only type of a register; None if it has none, or several."""
+        """Return the type of a register; None if instructions give it no type, or several."""
         types = self._types[self._set(name)]
         return next(iter(types)) if len(types) == 1 else None
 

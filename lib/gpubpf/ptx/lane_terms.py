@@ -1,4 +1,4 @@
-"""Integers that depend only on a thread's index and on what is the same in a whole launch, as sums of products.
+"""Sums of products: integers that depend only on a thread's index, and on values that are the same in a whole launch.
 
     x = atom(("tid", 0))                        # a Sum: threadIdx.x
     y = add(scale(x, 4), number(16))            # 4 * threadIdx.x + 16

@@ -1,4 +1,4 @@
-"""Determine what is known, before a kernel runs, of the addresses that the lanes of a warp access together.
+"""Determine, before a kernel runs, what is known about the addresses that the lanes of a warp access together.
 
     lanes = Lanes(function, module.variables)
     found = lanes.address(17, access.address)       # an address in the instruction at statement 17
