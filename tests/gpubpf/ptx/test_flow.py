@@ -94,6 +94,24 @@ def test_labels_are_local_to_their_scope() -> None:
         flow("{ L: } bra L;")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (".visible", "PTX line 4: the text ends after .visible; it may be truncated"),
+        (".global x;", "PTX line 4: this declaration has no type"),
+        (".visible .entry k() { bra 3; ret; }", "PTX line 4: bra requires a label"),
+        (
+            ".visible .entry k() { .reg .b32 a; x: ret;\nbrx.idx a, x; }",
+            "PTX line 5: brx requires the label of a .branchtargets statement",
+        ),
+    ],
+)
+def test_errors_say_where_and_what_is_missing(text: str, message: str) -> None:
+    with pytest.raises(PtxError) as error:
+        Flow(parse(HEAD + text).functions["k"].body or ())
+    assert str(error.value).startswith(message)
+
+
 def test_a_name_means_what_was_declared_before() -> None:
     """The innermost declaration that precedes a statement; a range declares its registers (PTX ISA 5.1)."""
     found = flow(
