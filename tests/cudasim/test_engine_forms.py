@@ -31,7 +31,7 @@ EDGES = {  # of approximations, besides those of every operation
 
 def column_type(t: str) -> str:
     """Return the type whose edges an operand has."""
-    if t in ("pred", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2", "f32x2"):
+    if t in ("pred", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2", "f32x2", "e2m1x2"):
         return t
     return f"u{register_bits(t)}" if t != "tf32" else "f32"
 
@@ -40,7 +40,7 @@ def column(t: str, k: int) -> list[int]:
     """Return the operands at a place of an instruction."""
     if t == "pred":
         return [random.Random(k).getrandbits(n % 7 + 1) & 1 for n in range(COUNT)]
-    return operands(t, k)
+    return operands("u8" if t == "e2m1x2" else t, k)
 
 
 Key = tuple[str, ...]

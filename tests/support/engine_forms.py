@@ -27,7 +27,7 @@ INTEGERS = ["u16", "s16", "u32", "s32", "u64", "s64"]
 PACKED = ["f16x2", "bf16x2", "u16x2", "s16x2"]
 TYPES = [*INTEGERS, "u8", "s8", "b16", "b32", "b64", "f16", "bf16", "f32", "f64", *PACKED, "f32x2", "pred"]
 SCALARS = ["u8", "s8", *INTEGERS, "f16", "bf16", "f32", "f64", "tf32"]
-SMALL = ["e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2", "ue8m0x2"]
+SMALL = ["e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2", "e2m1x2", "ue8m0x2"]
 PAIRS = ["f16x2", "bf16x2", *SMALL]
 RESULTS = [*INTEGERS, "f16", "bf16", "f32", "f64", "f16x2", "bf16x2"]  # of set
 ROUNDINGS = ["", "rn", "rz", "rm", "rp"]
@@ -195,11 +195,11 @@ candidates("cvt", ["pack"], ["sat"], tiny, ["s32"], ["b32"], kinds=always("b32",
 
 
 def register_bits(t: str) -> int:
-    """Return the width of the register for a type; 0 for a predicate. Bytes are in registers of 16 bits."""
+    """Return the width of the register for a type; 0 for a predicate. Bytes are in registers of 16 bits, but for two floats of 4."""
     if t in ("pred", "tf32", *PACKED):
         return {"pred": 0}.get(t, 32)
     if t.endswith("x2"):
-        return 64 if t == "f32x2" else 16
+        return {"f32x2": 64, "e2m1x2": 8}.get(t, 16)
     return max(16, int(re.sub("[a-z]", "", t)))
 
 
@@ -207,7 +207,7 @@ def register(t: str, number: int) -> str:
     return f"%x{register_bits(t)}_{number}"
 
 
-REGISTERS = "".join(f".reg .{'pred' if t == 0 else f'b{t}'} %x{t}_<10>; " for t in (0, 16, 32, 64))
+REGISTERS = "".join(f".reg .{'pred' if t == 0 else f'b{t}'} %x{t}_<10>; " for t in (0, 8, 16, 32, 64))
 
 
 def arithmetic() -> Iterator[Form]:

@@ -650,12 +650,13 @@ def _classes(form: Form, flags: set[str]) -> Reference:
 # --- cvt ---
 
 TF32 = "tf32"
-# Of floats that are in bytes: precision, least exponent, largest finite, bits.
+# Of floats of 8 bits or fewer: precision, least exponent, largest finite, bits.
 SMALL_FORMATS = {
     "e4m3x2": (4, -9, 0x7E, 8),
     "e5m2x2": (3, -16, 0x7B, 8),
     "e2m3x2": (4, -3, 0x1F, 6),
     "e3m2x2": (3, -4, 0x1F, 6),
+    "e2m1x2": (2, -1, 0x7, 4),
 }
 WHOLE = {"rni": "rn", "rzi": "rz", "rpi": "rp", "rmi": "rm"}
 
@@ -760,7 +761,7 @@ def _to_integer(d: str, s: str, mode: str, ftz: bool) -> Reference:
 
 
 def _small(x: Value, t: str, relu: bool) -> int | None:
-    """Return the 8-bit or 6-bit float nearest to a value, never an infinity. Of 6 bits, there is no NaN either."""
+    """Return the small float nearest to a value, never an infinity. Of 6 or 4 bits, there is no NaN either."""
     precision, least, most, width = SMALL_FORMATS[t]
     if x != x:
         return 0x7F if width == 8 else most
@@ -800,7 +801,7 @@ def _exponent(x: Value, up: bool, finite: bool) -> int:
 
 
 def _convert_two(form: Form, flags: set[str], d: str, s: str) -> Reference:
-    width = 16 if d in FLOAT_PAIRS else 8
+    width = 16 if d in FLOAT_PAIRS else 4 if d == "e2m1x2" else 8
 
     def one(x: Value) -> int | None:
         if d in SMALL_FORMATS:
@@ -818,7 +819,8 @@ def _convert_two(form: Form, flags: set[str], d: str, s: str) -> Reference:
         elif s in FLOAT_PAIRS:
             values = [decoded(patterns[0] >> at & 0xFFFF, FLOAT_PAIRS[s]) for at in (16, 0)]
         else:
-            codes = [patterns[0] >> at & 255 for at in (8, 0)]
+            part = 4 if s == "e2m1x2" else 8
+            codes = [patterns[0] >> at & (1 << part) - 1 for at in (part, 0)]
             values = [power(code) if s == "ue8m0x2" else _large(code, s) for code in codes]
         high, low = (one(x) for x in values)
         return None if high is None or low is None else high << width | low

@@ -738,23 +738,24 @@ FN u16 fp8_to_f16(u32 x, int e5) {
     if (rest >= 8) return (u16)(sign | ((rest << 7) + (8 << 10)));
     return f32_to_f16((sign << 16) | u32_((f32)rest / 512));
 }
-/* 6-bit floats, in the lower bits of a byte: e3m2 or e2m3. They have no infinity and no NaN. */
-FN u32 f32_to_fp6(u32 a, int e3, int relu) {
+/* Floats of 6 or 4 bits, in the lower bits of a byte: e3m2, e2m3 or e2m1 (`e` and `m`). They have no infinity and no NaN. */
+FN u32 f32_to_tiny(u32 a, int e, int m, int relu) {
     const f64 x = f32_(a), size = __builtin_fabs(x);
-    const u32 sign = a >> 26 & 32;
-    if (x != x) return 31;
+    const u32 sign = a >> 31 << (e + m), most = (1u << (e + m)) - 1;
+    const int bias = (1 << (e - 1)) - 1;
+    if (x != x) return most;
     if (relu && sign) return 0;
-    if (size >= (e3 ? 28 : 7.5)) return sign | 31;
-    const int fraction = e3 ? 2 : 3, bias = e3 ? 3 : 1;
+    if (size >= ((2 << m) - 1) * f64_((u64)(1023 + (1 << e) - 1 - bias - m) << 52)) return sign | most;
     int exponent = (int)(a >> 23 & 255) - 127;
     if (exponent < 1 - bias) exponent = 1 - bias;
-    const f64 units = size * f64_((u64)(1023 + fraction - exponent) << 52);
-    return sign | (((u32)(exponent + bias - 1) << fraction) + (u32)__builtin_rint(units));
+    const f64 units = size * f64_((u64)(1023 + m - exponent) << 52);
+    return sign | (((u32)(exponent + bias - 1) << m) + (u32)__builtin_rint(units));
 }
-FN u16 fp6_to_f16(u32 x, int e3) {
-    const u32 fraction = e3 ? 2 : 3, exponent = (x & 31) >> fraction, rest = x & ((1u << fraction) - 1);
-    const u32 units = exponent ? (rest | 1u << fraction) << (exponent - 1) : rest;
-    return f32_to_f16((x & 32) << 26 | u32_((f32)units / (e3 ? 16 : 8)));
+FN u16 tiny_to_f16(u32 x, int e, int m) {
+    const u32 exponent = x >> m & ((1u << e) - 1), rest = x & ((1u << m) - 1);
+    const u32 units = exponent ? (rest | 1u << m) << (exponent - 1) : rest;
+    const int least = 2 - (1 << (e - 1)) - m; /* the exponent of a unit */
+    return f32_to_f16((x >> (e + m) & 1) << 31 | u32_((f32)(units * f64_((u64)(1023 + least) << 52))));
 }
 /* Exponents of 8 bits (ue8m0): the sign is lost, and 255 is a NaN. */
 INL u32 f32_to_e8m0(u32 a, int up, int finite) {

@@ -804,12 +804,14 @@ def cvt(v: Values, i: PtxInstruction) -> str:
     if m[0] == "pack":
         return _cvt_pack(v, i)
     dtype, stype = m[-2], m[-1]
+    if "rs" in m:
+        raise v.unsupported("PTX does not say how stochastic rounding uses the random bits")
     if dtype in ("f16x2", "bf16x2") and stype == "f32":
         element = PACKED[dtype]
         high, low = (_narrow(v, i, v.src(o, "f32"), "f32", element) for o in i.operands[1:3])
         high, low = (_converted(v, i, x, element) for x in (high, low))
         return v.dst(i.operands[0], "b32", f"pack16({low}, {high})")
-    if {dtype, stype} & {"e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2"}:
+    if not _SMALL.keys().isdisjoint((dtype, stype)):
         return _cvt_small(v, i, dtype, stype)
     if "ue8m0x2" in (dtype, stype):
         return _cvt_exponents(v, i, dtype, stype)
@@ -924,32 +926,38 @@ def _float_to_float(v: Values, i: PtxInstruction, text: str, stype: str, dtype: 
     return _converted(v, i, result, dtype)
 
 
-# The functions of small floats, and their last argument.
-_SMALL = {"e4m3x2": ("fp8", 0), "e5m2x2": ("fp8", 1), "e2m3x2": ("fp6", 0), "e3m2x2": ("fp6", 1)}
+# The functions of small floats, their last arguments, and the bits between two floats.
+_SMALL = {
+    "e4m3x2": ("fp8", "0", 8),
+    "e5m2x2": ("fp8", "1", 8),
+    "e2m3x2": ("tiny", "2, 3", 8),
+    "e3m2x2": ("tiny", "3, 2", 8),
+    "e2m1x2": ("tiny", "2, 1", 4),
+}
 
 
 def _cvt_small(v: Values, i: PtxInstruction, dtype: str, stype: str) -> str:
-    """Translate cvt of two floats of 8 or 6 bits, each in a byte.
+    """Translate cvt of two floats of 8 or 6 bits, each in a byte, or of 4 bits, both in one byte.
 
     The forms are cvt.rn.satfinite{.relu}.SMALL.{f32,f16x2} and cvt.rn{.relu}.f16x2.SMALL.
     """
     relu = "relu" in i.modifiers
-    if dtype == "f16x2" and stype != dtype:
-        name, second = _SMALL[stype]
-        halves = [f"{name}_to_f16(x_ >> {8 * k} & 255, {second})" for k in (0, 1)]
+    name, format_, bits = _SMALL[stype if dtype == "f16x2" else dtype]
+    both = f"b{2 * bits}"
+    if dtype == "f16x2":
+        halves = [f"{name}_to_f16(x_ >> {bits * k} & {(1 << bits) - 1}, {format_})" for k in (0, 1)]
         low, high = (f"hrelu({h})" if relu else h for h in halves)
-        source = v.src(i.operands[1], "b16")
+        source = v.src(i.operands[1], both)
         return f"{{ const u32 x_ = {source}; {v.dst(i.operands[0], 'b32', f'pack16({low}, {high})')} }}"
     if stype == "f32":
         high, low = (v.src(o, "f32") for o in i.operands[1:3])
     elif stype == "f16x2":
-        both = v.src(i.operands[1], "b32")
-        low, high = f"f16_to_f32((u16)({both}))", f"f16_to_f32((u16)(({both}) >> 16))"
+        source = v.src(i.operands[1], "b32")
+        low, high = f"f16_to_f32((u16)({source}))", f"f16_to_f32((u16)(({source}) >> 16))"
     else:
         raise v.unsupported()
-    name, second = _SMALL[dtype]
-    low, high = (f"f32_to_{name}({x}, {second}, {int(relu)})" for x in (low, high))
-    return v.dst(i.operands[0], "b16", f"{low} | {high} << 8")
+    low, high = (f"f32_to_{name}({x}, {format_}, {int(relu)})" for x in (low, high))
+    return v.dst(i.operands[0], both, f"{low} | {high} << {bits}")
 
 
 def _cvt_exponents(v: Values, i: PtxInstruction, dtype: str, stype: str) -> str:

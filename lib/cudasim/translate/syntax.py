@@ -254,6 +254,17 @@ for _since in ("7.8 90", "8.1 89"):
     _form("cvt", _products("f16x2", "e4m3x2 e5m2x2"), "!rn", "relu", since=_since)
 _form("cvt", "e2m3x2.f32 e3m2x2.f32", "!rn", "!satfinite", "relu", since="8.6 100a")
 _form("cvt", "f16x2.e2m3x2 f16x2.e3m2x2", "!rn", "relu", since="8.6 100a")
+_form("cvt", "e2m1x2.f32 e2m1x2.f16x2", "!rn", "!satfinite", "relu", since="8.6 100a")
+_form("cvt", "f16x2.e2m1x2", "!rn", "relu", since="8.6 100a")
+_form("cvt", "f16x2.f32 bf16x2.f32", "!rs", "relu", "satfinite", since="8.7 100a")
+_form(
+    "cvt",
+    _products("e4m3x4 e5m2x4 e2m3x4 e3m2x4 e2m1x4", "f32"),
+    "!rs",
+    "relu",
+    "!satfinite",
+    since="8.7 100a",
+)
 _form("cvt", "ue8m0x2.f32 ue8m0x2.bf16x2", "!rz rp", "satfinite", since="8.6 100a")
 _form("cvt", "bf16x2.ue8m0x2", "!rn", since="8.6 100a")
 _form("cvt", "s16.s32 u16.s32", "!pack", "!sat", since="6.5 72")
