@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 22
+#define CS_ABI 23
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 
@@ -122,10 +122,16 @@ enum { /* what a bulk tensor copy does */
        CS_TENSOR_OR,
        CS_TENSOR_XOR
 };
+enum { /* which elements a bulk tensor copy copies */
+       CS_TENSOR_TILE,
+       CS_TENSOR_IM2COL,
+       CS_TENSOR_ROWS /* four rows: tile::gather4, tile::scatter4 */
+};
 struct cs_tensor_copy {   /* cp.async.bulk.tensor of one lane */
     uint64_t map, shared; /* generic address of the tensor map; address in the cluster's shared memory */
-    uint32_t rank, operation;
-    int32_t at[5];
+    uint32_t rank, operation, mode;
+    int32_t at[5];      /* CS_TENSOR_ROWS: of the first dimension, and of the four rows */
+    uint16_t offset[3]; /* CS_TENSOR_IM2COL: is added to the coordinates between the first and the last */
 };
 
 enum { /* fields of a tensor map that kernels change */

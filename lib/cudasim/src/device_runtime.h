@@ -209,6 +209,10 @@ FN __attribute__((noinline, cold)) void *cs_shared_of_cluster(W *w, u64 a, u32 n
 INL u32 cs_map_to_rank(u64 a, u32 rank) {
     return ((u32)a & CS_SHARED_OFFSET) | (rank < CS_MOST_BLOCKS ? rank : CS_MOST_BLOCKS) << CS_RANK_SHIFT;
 }
+/* The same, but in the block of its pair (ranks 2n and 2n + 1) whose rank is even or odd as that of the address's block is. */
+INL u32 cs_map_to_pair(u64 a, u32 rank) {
+    return cs_map_to_rank(a, (rank & ~1u) | ((u32)a >> CS_RANK_SHIFT & 1));
+}
 #define at_global(w, a, n, access)                                                                         \
     ({                                                                                                     \
         const u64 a_ = (a);                                                                                \

@@ -9,7 +9,7 @@ from gpubpf.ptx.module import Address, Immediate, Name, Not, Operand, PtxInstruc
 from gpubpf.record import replace
 
 from .arithmetic import emits
-from .memory import atomically, check_multiple, element, space_at, type_of
+from .memory import atomically, check_multiple, complete_mbarrier, element, space_at, type_of
 from .values import Values, c_type, size_of
 
 _REDUCTIONS = {"add", "and", "or", "xor", "min", "max", "inc", "dec"}
@@ -103,25 +103,42 @@ def _for_each_rank(v: Values, mask: Operand, text: str) -> str:
     return f"{each} {{ const u32 r_ = (u32)__builtin_ctz(ranks_); {text} }}"
 
 
-def _complete(v: Values, mbarrier: Operand, multicast: bool) -> str:
-    """Return C that completes `n_` bytes on an mbarrier; for a multicast, on the mbarrier of the block of rank `r_`."""
+def _complete(v: Values, mbarrier: Operand, multicast: bool, paired: bool = False) -> str:
+    """Return C that completes `n_` bytes on an mbarrier.
+
+    multicast: the mbarrier is that of the block of rank `r_`
+    paired: or that of the other block of its pair, if the operand is in a block of the other parity (.cta_group::2)
+    """
     address = v.address(mbarrier)
-    if multicast:
-        v.forget_base()
-    return f"mbar_complete((u64 *){v.pointer('shared', _of_rank(address, multicast), 8, 'a')}, n_);"
+    if not multicast:
+        return f"mbar_complete((u64 *){v.pointer('shared', address, 8, 'a')}, n_);"
+    v.forget_base()
+    to = "cs_map_to_pair(b_, r_)" if paired else _of_rank("b_", multicast)
+    return f"const u64 b_ = {address}; mbar_complete((u64 *){v.pointer('shared', to, 8, 'a')}, n_);"
 
 
-_OF_TENSORS = "async bulk reduce tensor 1d 2d 3d 4d 5d tile global shared::cta shared::cluster multicast::cluster bulk_group".split()
-_OF_TENSORS += ("mbarrier::complete_tx::bytes", "L2::cache_hint", *_REDUCTIONS)
+_OF_TENSORS = "async bulk reduce tensor 1d 2d 3d 4d 5d global shared::cta shared::cluster multicast::cluster bulk_group".split()
+_OF_TENSORS += (
+    "mbarrier::complete_tx::bytes",
+    "L2::cache_hint",
+    "cta_group::1",
+    "cta_group::2",
+    *_REDUCTIONS,
+)
+# The modes of loads and of stores, with their names in the ABI.
+_LOADS = {"tile": "TILE", "im2col": "IM2COL", "tile::gather4": "ROWS"}
+_STORES = {"tile": "TILE", "im2col_no_offs": "IM2COL", "tile::scatter4": "ROWS"}
 
 
 def _tensor(v: Values, i: PtxInstruction) -> str:
-    """Translate cp.async.bulk.tensor and cp.reduce.async.bulk.tensor, in tiled mode."""
+    """Translate cp.async.bulk.tensor and cp.reduce.async.bulk.tensor, but for .im2col::w and .im2col::w::128."""
     m = list(i.modifiers)
-    if not set(_OF_TENSORS).issuperset(m):
+    loads = "bulk_group" not in m
+    modes = _LOADS if loads else _STORES
+    if not {*_OF_TENSORS, *modes}.issuperset(m):
         raise v.unsupported()
     v.code.alone = v.code.memory = v.code.reads_shared = v.code.writes_shared = True
-    loads = "bulk_group" not in m
+    mode = next((name for modifier, name in modes.items() if modifier in m), "TILE")
     first, second, *rest = i.operands
     tensor, shared = (second, first) if loads else (first, second)
     if not isinstance(tensor, Address) or len(tensor.coordinates) != 1:
@@ -129,7 +146,7 @@ def _tensor(v: Values, i: PtxInstruction) -> str:
     coordinates = tensor.coordinates[0]
     places = coordinates.items if isinstance(coordinates, Vector) else (coordinates,)
     rank = int(next(x for x in m if x in ("1d", "2d", "3d", "4d", "5d"))[0])
-    if len(places) != rank:
+    if len(places) != (5 if mode == "ROWS" else rank):
         raise v.unsupported(f"{len(places)} coordinates")
     operation = next((x.upper() for x in m if x in _REDUCTIONS), "LOAD" if loads else "STORE")
     at = ", ".join(f"(s32){v.src(place, 's32')}" for place in places)
@@ -139,13 +156,21 @@ def _tensor(v: Values, i: PtxInstruction) -> str:
         f".shared = {_of_rank(v.address(shared), multicast)}",
         f".rank = {rank}",
         f".operation = CS_TENSOR_{operation}",
+        f".mode = CS_TENSOR_{mode}",
         f".at = {{{at}}}",
     ]
+    if mode == "IM2COL" and loads:
+        offsets = rest.pop(1)
+        items = offsets.items if isinstance(offsets, Vector) else (offsets,)
+        if len(items) != rank - 2:
+            raise v.unsupported(f"{len(items)} offsets")
+        fields.append(f".offset = {{{', '.join(v.src(o, 'b16') for o in items)}}}")
     v.forget_base()
     text = f"{v.line()} const struct cs_tensor_copy c_ = {{{', '.join(fields)}}}; "
     if not loads:
         return f"{{ {text}api->tensor_copy(w, &c_); }}"
-    text += f"const u32 n_ = api->tensor_copy(w, &c_); {_complete(v, rest[0], multicast)}"
+    paired = "cta_group::2" in m
+    text += f"const u32 n_ = api->tensor_copy(w, &c_); {_complete(v, rest[0], multicast, paired)}"
     return f"{{ {_for_each_rank(v, rest[1], text) if multicast else text} }}"
 
 
@@ -194,6 +219,41 @@ def tensormap(v: Values, i: PtxInstruction) -> str:
         f"{{ {v.line()} const struct cs_map_change c_ = {{{fields}, .value = {v.src(value, t)}}}; "
         "api->change_map(w, &c_); }"
     )
+
+
+@emits("clusterlaunchcontrol")
+def clusterlaunchcontrol(v: Values, i: PtxInstruction) -> str:
+    """Translate clusterlaunchcontrol. It never cancels a launch here, as if all blocks of the grid had begun.
+
+    A response has the answer in bit 0 and the first block's coordinates in its other words.
+    """
+    m = i.modifiers
+    if m[0] == "query_cancel":
+        destination, response = i.operands
+        words = ["(u32)(x_ >> 32)", "(u32)(x_ >> 64)", "(u32)(x_ >> 96)", "0"]
+        if m[1] == "is_canceled":
+            results = v.dst(destination, "pred", "(u8)(x_ & 1)")
+        elif m[1] == "get_first_ctaid" and isinstance(destination, Vector):
+            pairs = zip(destination.items, words, strict=True)
+            results = " ".join(v.dst(item, "b32", word) for item, word in pairs)
+        else:
+            results = v.dst(destination, "b32", words["xyz".index(m[1].removeprefix("get_first_ctaid::"))])
+        return f"{{ const u128 x_ = {v.src(response, 'b128')}; {results} }}"
+    v.code.alone = True
+    place, mbarrier = i.operands
+    everywhere = "multicast::cluster::all" in m
+    text = f"const u64 to_ = {v.address(place)}; const u32 n_ = 16; "
+    v.forget_base()
+    space = space_at(v, i, place)
+    if not everywhere:
+        store = f"ST(u128, {v.pointer(space, 'to_', 16, 'w')}, 0);"
+        completion = complete_mbarrier(v, space_at(v, i, mbarrier), mbarrier, "n_")
+        return f"{{ {v.line()} {text}{store} {completion} }}"
+    if space != "shared":
+        raise v.unsupported()
+    store = f"ST(u128, {v.pointer('shared', _of_rank('to_', True), 16, 'w')}, 0);"
+    each = "for (u32 r_ = 0; r_ < w->cluster_nctaid[0] * w->cluster_nctaid[1] * w->cluster_nctaid[2]; r_++)"
+    return f"{{ {v.line()} {text}{each} {{ {store} {_complete(v, mbarrier, True)} }} }}"
 
 
 @emits("mbarrier")

@@ -188,12 +188,13 @@ def multiply(v: Values, i: PtxInstruction) -> str:
     columns = shape[2] // 2 if sparse else shape[2]
     a, b = Matrix("a", *shape[:2], columns, a_type), Matrix("b", *shape, b_type)
     c, d = Matrix("c", *shape, c_type_), Matrix("c", *shape, d_type)
+    fp8 = a.group == "fp8" and "kind::f8f6f4" in m  # the kind changes nothing for floats of 8 bits
     if (
         not {"sync", "aligned"} <= set(m)
         or shape not in family.get(a.group, ())
         or a.group != b.group
         or (d_type, c_type_) not in _SUMS[a.group]
-        or any(x.startswith(("kind", "block_scale")) for x in m)
+        or any(x.startswith("block_scale") or (x.startswith("kind") and not fp8) for x in m)
     ):
         raise v.unsupported()
     v.code.alone = True

@@ -1,4 +1,5 @@
-// Bulk tensor copies (PTX ISA 9.7.9.25.5): boxes of a tensor in global memory, to and from shared memory. Tiled mode.
+// Bulk tensor copies (PTX ISA 9.7.9.25.5): boxes of a tensor in global memory, to and from shared memory. Tiled mode,
+// im2col mode, and the modes of four rows.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -23,11 +24,16 @@ MapBytes read_map(cs_warp *w, uint64_t address) {
     return read;
 }
 
-// Returns whether copies can use a map. cuTensorMapEncodeTiled makes only such maps, but a kernel may have changed its bytes.
-bool is_valid(const TensorMap &map, uint32_t rank) {
+// Returns whether a copy can use a map. The driver makes only maps that are valid, but a kernel may have changed its bytes.
+bool is_valid(const TensorMap &map, const cs_tensor_copy &copy) {
+    const uint32_t rank = copy.rank;
     if (map.magic != TensorMap::kMagic || map.rank != rank || map.type > ElementType::bf16) return false;
+    if ((map.im2col != 0) != (copy.mode == CS_TENSOR_IM2COL)) return false;
+    if (map.im2col && (rank < 3 || rank > TensorMap::kMostDimensions)) return false;
+    if (copy.mode == CS_TENSOR_ROWS && (rank != 2 || map.box[1] != 1)) return false;
     for (uint32_t d = 0; d < rank; d++) {
-        if (map.box[d] == 0 || map.box[d] > 256 || map.steps[d] == 0 || map.steps[d] > 8) return false;
+        const uint32_t most = map.im2col && d == 1 ? TensorMap::kMostPixels : TensorMap::kMostElements;
+        if (map.box[d] == 0 || map.box[d] > most || map.steps[d] == 0 || map.steps[d] > 8) return false;
         if (d > 0 && (map.strides[d] % 16 != 0 || map.strides[d] >= uint64_t{1} << 40)) return false;
     }
     const uint32_t row = map.box[0] * bytes_of(map.type);
@@ -147,6 +153,54 @@ void fill(const TensorMap &map, uint8_t *to, uint32_t size) {
         for (uint32_t at = 0; at < size; at++) to[at] = static_cast<uint8_t>(CS_OOB_NAN >> at % 2 * 8);
 }
 
+// The rows of a box in their order in shared memory. A row's elements are neighbours in the tensor's first dimension.
+class Rows {
+  public:
+    Rows(const TensorMap &map, const cs_tensor_copy &copy) : map_(map), copy_(copy) {
+        for (uint32_t d = 0; d < map.rank; d++) at_[d] = copy.at[d];
+    }
+
+    uint64_t count() const {
+        if (copy_.mode == CS_TENSOR_ROWS) return 4;
+        if (copy_.mode == CS_TENSOR_IM2COL) return map_.box[1];
+        uint64_t found = 1;  // at most 256 in each dimension
+        for (uint32_t d = 1; d < map_.rank && found <= kMostShared; d++) found *= map_.count(d);
+        return found;
+    }
+
+    // Returns a coordinate of the row's first element.
+    int64_t at(uint32_t d) const {
+        const bool moved = copy_.mode == CS_TENSOR_IM2COL && d > 0 && d + 1 < map_.rank;
+        return at_[d] + (moved ? copy_.offset[d - 1] : 0);
+    }
+
+    void next() {
+        row_++;
+        if (copy_.mode == CS_TENSOR_ROWS) {
+            at_[1] = row_ < 4 ? copy_.at[1 + row_] : 0;
+            return;
+        }
+        for (uint32_t d = 1; d < map_.rank; d++) {
+            at_[d] += map_.step(d);
+            if (copy_.mode == CS_TENSOR_TILE) {
+                if (++place_[d] < map_.count(d)) return;
+                place_[d] = 0;
+                at_[d] = copy_.at[d];
+            } else {
+                if (d + 1 == map_.rank || at_[d] <= int64_t{map_.last[d]} + map_.upper[d - 1]) return;
+                at_[d] = map_.lower[d - 1];
+            }
+        }
+    }
+
+  private:
+    static constexpr uint32_t kMostShared = 1u << CS_RANK_SHIFT;
+    const TensorMap &map_;
+    const cs_tensor_copy &copy_;
+    uint32_t row_ = 0, place_[TensorMap::kMostDimensions] = {};
+    int64_t at_[TensorMap::kMostDimensions] = {};
+};
+
 void load(ElementType type, uint8_t *to, const uint8_t *from, uint32_t size) {
     memcpy(to, from, size);
     if (type == ElementType::f32_ftz && (to[3] & 0x7f) == 0 && (to[2] & 0x80) == 0) {  // the exponent is 0
@@ -188,30 +242,26 @@ uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
     constexpr uint32_t kSharedAlignment = 128;
     const TensorMap map = read_map(w, copy->map).map;
     const bool loads = copy->operation == CS_TENSOR_LOAD;
-    const bool known = is_valid(map, copy->rank) &&
-                       (copy->operation <= CS_TENSOR_STORE || can_reduce(map.type, copy->operation));
+    const bool known =
+        is_valid(map, *copy) && (copy->operation <= CS_TENSOR_STORE || can_reduce(map.type, copy->operation));
     if (!known)
         raise_fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, copy->map, 128, 'r',
                     "the tensor map does not fit this copy");
-    const uint32_t size = bytes_of(map.type);
-    uint32_t count = 1;
-    for (uint32_t d = 0; d < map.rank; d++) {
-        count *= map.count(d);  // at most 256 in each dimension; more than shared memory is refused at once
-        if (uint64_t{count} * size > w->total_shared)
-            raise_fault(w, CS_FAULT_ILLEGAL_ADDRESS, w->shared_window + copy->shared, count * size, 'w',
-                        nullptr);
-    }
-    const uint32_t bytes = count * size;
+    const uint32_t size = bytes_of(map.type), row = map.box[0];
+    Rows rows(map, *copy);
+    const uint64_t count = row * rows.count();
+    const auto bytes = static_cast<uint32_t>(count * size);
+    if (count * size > w->total_shared)
+        raise_fault(w, CS_FAULT_ILLEGAL_ADDRESS, w->shared_window + copy->shared, bytes, 'w', nullptr);
     uint8_t *const box = shared_memory(w, copy->shared, bytes, loads ? 'w' : 'r');
     if (copy->shared % kSharedAlignment || !box)
         raise_fault(w, copy->shared % kSharedAlignment ? CS_FAULT_MISALIGNED : CS_FAULT_ILLEGAL_ADDRESS,
                     w->shared_window + copy->shared, bytes, loads ? 'w' : 'r', nullptr);
-    uint32_t place[TensorMap::kMostDimensions] = {};
     for (uint32_t k = 0; k < count; k++) {
         bool inside = true;
         uint64_t address = map.base;
         for (uint32_t d = 0; d < map.rank; d++) {
-            const int64_t at = copy->at[d] + int64_t{place[d]} * map.step(d);
+            const int64_t at = rows.at(d) + (d == 0 ? k % row : 0);
             inside = inside && at >= 0 && at <= int64_t{map.last[d]};
             address += static_cast<uint64_t>(at) * (d == 0 ? size : map.strides[d]);
         }
@@ -233,7 +283,7 @@ uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
                 reduce<uint32_t>(map.type, copy->operation, there, static_cast<uint32_t>(value));
             else reduce<uint16_t>(map.type, copy->operation, there, static_cast<uint16_t>(value));
         }
-        for (uint32_t d = 0; d < map.rank && ++place[d] == map.count(d); d++) place[d] = 0;
+        if (k % row == row - 1) rows.next();
     }
     return bytes;
 }

@@ -11,17 +11,22 @@ enum class ElementType : uint8_t { u8, u16, u32, s32, u64, s64, f16, f32, f32_ft
 struct TensorMap {
     static constexpr uint64_t kMagic = 0x50414d5f53434355;
     static constexpr uint32_t kMostDimensions = 5;
+    static constexpr uint32_t kMostElements = 256,
+                              kMostPixels = 1024;  // of a box, in a dimension; of an im2col box
 
     uint64_t magic = kMagic;
     uint64_t base = 0;
     uint64_t strides[kMostDimensions] = {};  // in bytes, but for the first, which is an element's size
     uint32_t last[kMostDimensions] = {};     // the highest coordinate inside the tensor
-    uint16_t box[kMostDimensions] = {};      // in elements of the tensor
+    uint16_t box[kMostDimensions] = {};      // in elements of the tensor; im2col: channels and pixels
     uint8_t steps[kMostDimensions] = {};     // from one element that is copied to the next; not of the first
     uint8_t rank = 0;
     ElementType type = ElementType::u8;
     uint8_t swizzle = 0;        // mask: these bits of bytes 128 and up are added to those of bytes 16 and up
     bool not_a_number = false;  // fills what is outside the tensor, else zero
+    // Im2col: pixels are from `lower` to the last coordinate + `upper`, in each dimension between the first and the last.
+    uint8_t im2col = 0;  // 1: a map for copies in im2col mode
+    int16_t lower[kMostDimensions - 2] = {}, upper[kMostDimensions - 2] = {};
 
     // From one element in shared memory to the next, in elements of the tensor.
     uint32_t step(uint32_t d) const { return d == 0 ? 1 : steps[d]; }
