@@ -748,6 +748,8 @@ class FunctionCode:
             )
         elif i.opcode == "match":
             mode = "ANY" if "any" in m else "ALL"
+            if mode == "ANY" and isinstance(operands[0], Pair):
+                raise v.unsupported("two results")
             results = self._pair(operands[0], "b32", value, predicate)
             self._collective(
                 i, scope, f"CS_OP_MATCH_{mode}", (operands[1], m[-1]), "", "", members(2), results

@@ -53,10 +53,9 @@ def exchange(v: Values, i: PtxInstruction) -> str:
 
 
 def _registers(v: Values, operand: Operand, count: int) -> tuple[Operand, ...]:
-    items = operand.items if isinstance(operand, Vector) else (operand,)
-    if len(items) != count:
-        raise v.unsupported()
-    return items
+    if not isinstance(operand, Vector) or len(operand.items) != count:
+        raise v.unsupported(f"{operand} for {count} registers")
+    return operand.items
 
 
 def _loaded(v: Values, i: PtxInstruction, k: int) -> str:

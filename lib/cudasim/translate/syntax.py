@@ -1,4 +1,4 @@
-"""The forms of arithmetic instructions that PTX has: types and modifiers (PTX ISA 9.7.1 to 9.7.6, 9.7.8, 9.7.9, 9.7.17).
+"""The forms of most instructions that PTX has: types and modifiers (PTX ISA 9.7.1 to 9.7.6, 9.7.8, 9.7.9, 9.7.13, 9.7.17).
 
     reason(instruction, (7, 8), "sm_80")     # "" or why a module of PTX 7.8 for sm_80 has no such instruction
 
@@ -27,21 +27,23 @@ class _Form:
     types            the allowed types, each in order
     groups           groups of modifiers; an instruction has at most one modifier of each group
     required         for each group, whether an instruction must have one of its modifiers
-    operands         the number of operands; 0 if that is not checked
+    operands         the number of operands; None if that is not checked
     version, target  the first version of PTX and the lowest architecture with this form
     is_specific      whether only targets with a suffix, such as sm_100a and sm_100f, have this form
+    needs_sync       whether the form is only for PTX before 6.3 or targets below sm_70; the later form has .sync
     """
 
     types: frozenset[tuple[str, ...]]
     groups: tuple[frozenset[str], ...]
     required: tuple[bool, ...]
-    operands: int
+    operands: int | None
     version: tuple[int, int]
     target: int
     is_specific: bool
+    needs_sync: bool
 
     def has(self, types: tuple[str, ...], modifiers: tuple[str, ...], operands: int) -> bool:
-        if types not in self.types or self.operands not in (0, operands):
+        if types not in self.types or self.operands not in (None, operands):
             return False
         numbers = [next((n for n, group in enumerate(self.groups) if m in group), -1) for m in modifiers]
         needed = {n for n, is_required in enumerate(self.required) if is_required}
@@ -52,13 +54,19 @@ _FORMS: dict[str, list[_Form]] = {}
 
 
 def _form(
-    opcodes: str, types: str | Iterable[str], *groups: str, operands: int = 0, since: str = "0.0 0"
+    opcodes: str,
+    types: str | Iterable[str],
+    *groups: str,
+    operands: int | None = None,
+    since: str = "0.0 0",
+    needs_sync: bool = False,
 ) -> None:
     """Add a form of several opcodes to the table.
 
     types: the allowed types, separated by spaces, each as in an instruction: "f32.f16"; [""] for an instruction without a type
     groups: groups of modifiers, separated by spaces; an instruction must have a modifier of a group that begins with !
-    operands: the number of operands; 0 if that is not checked
+    operands: the number of operands; None if that is not checked
+    needs_sync: whether the form is only for PTX before 6.3 or targets below sm_70
     since: the first version of PTX and the lowest architecture, with "a" if the target must have a suffix; by default, the oldest that
       ptxas takes
     """
@@ -73,6 +81,7 @@ def _form(
         (int(major), int(minor)),
         int(target.rstrip("a")),
         target.endswith("a"),
+        needs_sync,
     )
     for opcode in opcodes.split():
         _FORMS.setdefault(opcode, []).append(form)
@@ -330,8 +339,58 @@ for _opcode, _aligned in (("bar", ""), ("barrier", "aligned")):
         _form(_opcode, "pred", "cta", "!red", "!and or", _aligned, operands=3 + _count)
     _form(_opcode, [""], "cta", "!arrive", _aligned, operands=2)
 _form("bar", [""], "!warp", "!sync", operands=1, since="6.0 0")
-_form("barrier", [""], "!cluster", "!arrive", "release relaxed", "aligned", since="7.8 90")
-_form("barrier", [""], "!cluster", "!wait", "acquire", "aligned", since="7.8 90")
+_form("barrier", [""], "!cluster", "!arrive wait", "aligned", since="7.8 90")
+_form("barrier", [""], "!cluster", "!arrive", "!release relaxed", "aligned", since="8.0 90")
+_form("barrier", [""], "!cluster", "!wait", "!acquire", "aligned", since="8.0 90")
+# Fences. The scope of fence.proxy.async::generic is the cluster.
+_form("membar", [""], "!cta gl sys", operands=0)
+_form("membar", [""], "!proxy", "!alias", operands=0, since="7.5 0")
+_form("fence", [""], "!proxy", "!alias", operands=0, since="7.5 70")
+_ALL = "!cta cluster gpu sys"
+for _scopes, _since in (("!cta gpu sys", "6.0 70"), ("!cluster", "7.8 90")):
+    _form("fence", [""], "sc acq_rel acquire release", _scopes, operands=0, since=_since)
+_form("fence", [""], "!mbarrier_init", "!release", "!cluster", operands=0, since="8.0 90")
+_form("fence", [""], "!proxy", "!async", "global shared::cta shared::cluster", operands=0, since="8.0 90")
+_form("fence", [""], "!proxy", "!tensormap::generic", "!release", _ALL, operands=0, since="8.3 90")
+_form("fence", [""], "!proxy", "!tensormap::generic", "!acquire", _ALL, operands=2, since="8.3 90")
+for _semantics, _space in (("!acquire", "cluster"), ("!release", "cta")):
+    _restricted = (_semantics, f"!sync_restrict::shared::{_space}", "!cluster")
+    _form("fence", [""], *_restricted, operands=0, since="8.6 90")
+    _form("fence", [""], "!proxy", "!async::generic", *_restricted, operands=0, since="8.6 90")
+# Caches. A generic address has no space.
+_form("prefetch", [""], "global local", "!L1 L2", operands=1)
+_form("prefetch", [""], "global", "!L2::evict_last L2::evict_normal", operands=1, since="7.4 80")
+_form("prefetch", [""], "const param", "!tensormap", operands=1, since="8.0 90")
+_form("prefetchu", [""], "!L1", operands=1)
+_form("applypriority", [""], "global", "!L2::evict_normal", operands=2, since="7.4 80")
+_form("discard", [""], "global", "!L2", operands=2, since="7.4 80")
+# Lanes of a warp together.
+_MODES = "!up down bfly idx"
+_form("shfl", "b32", "!sync", _MODES, operands=5, since="6.0 0")
+_form("shfl", "b32", _MODES, operands=4, needs_sync=True)
+_form("vote", "pred", "!sync", "!all any uni", operands=3, since="6.0 0")
+_form("vote", "b32", "!sync", "!ballot", operands=3, since="6.0 0")
+_form("vote", "pred", "!all any uni", operands=2, needs_sync=True)
+_form("vote", "b32", "!ballot", operands=2, needs_sync=True)
+_form("match", "b32 b64", "!any all", "!sync", operands=3, since="6.0 70")
+_form("activemask", "b32", operands=1, since="6.2 0")
+_form("elect", [""], "!sync", operands=2, since="8.0 90")
+_form("redux", "u32 s32", "!sync", "!add min max", operands=3, since="7.0 80")
+_form("redux", "b32", "!sync", "!and or xor", operands=3, since="7.0 80")
+_form("redux", "f32", "!sync", "!min max", "abs", "NaN", operands=3, since="8.6 100a")
+# Matrices in shared memory.
+for _opcode, _since, _wide in (("ldmatrix", "6.5 75", "m16n16"), ("stmatrix", "7.8 90", "m16n8")):
+    _together = ("!sync", "!aligned", "shared shared::cta")
+    _counts = "!x1 x2" if _opcode == "ldmatrix" else "!x1 x2 x4"
+    for _spaces, _of_spaces in (("shared", _since), ("!shared::cta", f"7.8 {_since[-2:]}")):
+        _of_halves = ("!sync", "!aligned", _spaces, "!m8n8", "!x1 x2 x4", "trans")
+        _form(_opcode, "b16", *_of_halves, operands=2, since=_of_spaces)
+    _form(_opcode, "b8", *_together, f"!{_wide}", _counts, "!trans", operands=2, since="8.6 100a")
+    if _opcode == "ldmatrix":
+        _packed = (*_together, "!b8x16", "!b6x16_p32 b4x16_p64")
+        _form(_opcode, [""], *_packed, "!m16n16", "!x1 x2", "!trans", operands=2, since="8.6 100a")
+        _form(_opcode, [""], *_packed, "!m8n16", "!x1 x2 x4", operands=2, since="8.6 100a")
+_form("movmatrix", "b16", "!sync", "!aligned", "!m8n8", "!trans", operands=2, since="7.8 75")
 # Video instructions.
 _SIGNS = ("s32 u32",) * 3
 _form("vadd vsub vabsdiff vmin vmax", _products(*_SIGNS), "sat", "add min max")
@@ -358,6 +417,8 @@ def reason(i: PtxInstruction, version: tuple[int, int], sm: str) -> str:
         return "PTX has no such form"
     found = re.search(r"\d+", sm)
     target, is_specific = int(found[0]) if found else 0, sm.endswith(("a", "f"))
+    if version >= (6, 4) and target >= 70 and all(f.needs_sync for f in forms):
+        return "it requires .sync for .target sm_70 or higher since PTX ISA .version 6.4"
     of_target = [f for f in forms if f.target <= target and f.is_specific <= is_specific]
     if any(form.version <= version for form in of_target):
         return ""
