@@ -873,6 +873,8 @@ def _compared(form: Form, columns: Sequence[Sequence[int]]) -> list[int | None]:
             c = 3 * rest[0]
             x = x & c if joint == "and" else x | c if joint == "or" else x ^ c
             x &= 3 if both or form.operands[0] == "pred|pred" else 1
+        if form.operands[0] == "pred":  # of packed operands, ptxas compares the low halves
+            x &= 1
         if form.opcode == "set":
             d = form.operands[0]
             one = ONES.get(d, (1 << bits(d)) - 1)

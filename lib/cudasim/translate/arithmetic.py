@@ -658,11 +658,11 @@ def setp(v: Values, i: PtxInstruction) -> str:
     c = v.src(i.operands[3], "pred") if len(i.operands) > 3 else None
     if t in ("f16x2", "bf16x2"):
         element = PACKED[t]
-        if not isinstance(destination, Pair):
-            raise v.unsupported()
         a, b = v.src(i.operands[1], t), v.src(i.operands[2], t)
         low, high = _packed_comparisons(v, i, operator, element, c)
         text = f"{{ const u32 a_ = {a}, b_ = {b}; const u8 c_ = {c or 0}; (void)c_; "
+        if not isinstance(destination, Pair):  # undocumented: ptxas 13.0 compares the low halves
+            return text + f"{v.dst(destination, 'pred', low)} }}"
         return text + f"{v.dst(destination.first, 'pred', low)} {v.dst(destination.second, 'pred', high)} }}"
     a, b = (float_source(v, i, o, t) if is_float(t) else v.src(o, t) for o in i.operands[1:3])
     test = compare(v, i, operator, a, b, t)
