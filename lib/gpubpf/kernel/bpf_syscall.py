@@ -49,6 +49,7 @@ NO_PREALLOC, CONSTANT, MMAPABLE = (
     1 << 10,
 )  # BPF_F_NO_PREALLOC, BPF_F_RDONLY_PROG, BPF_F_MMAPABLE
 _EXISTS = 2  # BPF_EXIST
+_NO_BATCHES = 524  # ENOTSUPP: Linux before 5.13 reads no per-CPU array in batches
 _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH)
 _LOG_BYTES = 1 << 20
 _LOADS = 100  # attempts to load a program; a signal, or a debugger's stop, ends one
@@ -169,6 +170,11 @@ def read_all(file: int, kind: int, key_size: int, value_size: int, entries: int)
             bpf(_MAP_LOOKUP_BATCH, buffer)
         except FileNotFoundError:
             complete = True
+        except OSError as error:
+            if error.errno != _NO_BATCHES or kind != PERCPU_ARRAY:
+                raise
+            indexes = [index.to_bytes(4, "little") for index in range(entries)]
+            return b"".join(indexes), b"".join(lookup(file, index, size) or b"" for index in indexes)
         count = int.from_bytes(buffer.raw[32:36], "little")
         found.append((keys.raw[: count * key_size], values.raw[: count * size]))
         first = False

@@ -61,3 +61,27 @@ def test_signals_while_the_verifier_runs():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert came == 4
+
+
+def test_an_array_of_each_cpu_without_batches(monkeypatch: pytest.MonkeyPatch):
+    """As before Linux 5.13, which answers so."""
+    try:
+        file = bpf_syscall.create_map(bpf_syscall.PERCPU_ARRAY, 4, 8, 3)
+    except PermissionError:
+        pytest.skip("needs CAP_BPF")
+    size = bpf_syscall.value_bytes(bpf_syscall.PERCPU_ARRAY, 8)
+    values = [bytes([number]) * size for number in (1, 2, 3)]
+    for number, value in enumerate(values):
+        bpf_syscall.update(file, number.to_bytes(4, "little"), value)
+    call = bpf_syscall.bpf
+
+    def without_batches(command: int, *arguments: object):
+        if command == bpf_syscall._MAP_LOOKUP_BATCH:
+            raise OSError(524, "Unknown error 524")
+        return call(command, *arguments)
+
+    with_batches = bpf_syscall.read_all(file, bpf_syscall.PERCPU_ARRAY, 4, 8, 3)
+    monkeypatch.setattr(bpf_syscall, "bpf", without_batches)
+    assert bpf_syscall.read_all(file, bpf_syscall.PERCPU_ARRAY, 4, 8, 3) == with_batches
+    assert with_batches == (struct.pack("<3I", 0, 1, 2), b"".join(values))
+    os.close(file)
