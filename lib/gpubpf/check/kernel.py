@@ -24,6 +24,7 @@ from gpubpf.linux import uprobes as linux_uprobes
 
 _SNOOP = "cudasnoop and hipsnoop"
 _OLDEST, _COMPLETE = (5, 8), (5, 18)  # man/fragments/snoop-requirements.roff; docs/timing.md
+_SWITCH = ("sched_switch", 4)  # the tracepoint and its arguments, since Linux 5.18; see linux/tracepoints.py
 # r0 = 0; exit
 _NOTHING = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
 
@@ -39,10 +40,20 @@ def version(machine: Machine) -> Finding:
     if os.uname().machine != "x86_64":
         why = f"-p, {_SNOOP} and the embedded devices need x86-64; only COMMAND is measured, on a GPU"
         return Finding(LIMITED, value, why, "use a machine with an x86-64 CPU")
-    if numbers < _COMPLETE:
+    if numbers < _COMPLETE and not _has_whole_switches(machine):
         why = "--why and launchlate --slow know less of what a thread waited for"
         return Finding(LIMITED, value, why, "use Linux 5.18 or newer", needed=False)
     return ok(value)
+
+
+def _has_whole_switches(machine: Machine) -> bool:
+    """Return whether an old kernel's tracepoint passes what it has passed since Linux 5.18: distributions add such features."""
+    if not privileges.holds(privileges.PERFMON, privileges.SYS_ADMIN) or isolation.kills(machine, "bpf", ""):
+        return False
+    try:
+        return bpf_syscall.raw_arguments(*_SWITCH)
+    except (OSError, Error):
+        return False
 
 
 def bpf(machine: Machine) -> Finding:
