@@ -186,9 +186,49 @@ POINTERS = (
 }
 """
 )
+
+
+def launching(name: str, launched: str, blocks: int, threads: int) -> str:
+    """A kernel whose threads launch another one. Instruction numbers: 9 and 15 the calls, 17 the exit."""
+    grid = "".join(f"st.param.b32 [b+{at}], {size};" for at, size in ((0, blocks), (4, 1), (8, 1)))
+    block = "".join(f"st.param.b32 [c+{at}], {size};" for at, size in ((0, threads), (4, 1), (8, 1)))
+    return f"""
+.visible .entry {name}(.param .u64 p)
+{{
+    .reg .b32 %r<4>; .reg .b64 %rd<4>;
+    mov.u64 %rd1, {launched};                // 0
+    {{
+    .param .b64 a, e; .param .align 4 .b8 b[12]; .param .align 4 .b8 c[12]; .param .b32 d;
+    st.param.b64 [a], %rd1; {grid} {block} st.param.b32 [d], 0;  // 1 to 8
+    call (e), cudaGetParameterBufferV2, (a, b, c, d);  // 9
+    ld.param.b64 %rd2, [e];                  // 10
+    }}
+    ld.param.u64 %rd3, [p];                  // 11
+    st.u64 [%rd2], %rd3;                     // 12
+    {{
+    .param .b64 a, b; .param .b32 c;
+    st.param.b64 [a], %rd2; st.param.b64 [b], 0;  // 13, 14
+    call (c), cudaLaunchDeviceV2, (a, b);    // 15
+    ld.param.b32 %r1, [c];                   // 16
+    }}
+    ret;                                     // 17
+}}
+"""
+
+
+# `top` launches `middle`, which launches `work`.
+NESTED = (
+    HEAD
+    + ".extern .func (.param .b64 r) cudaGetParameterBufferV2"
+    + "(.param .b64 f, .param .align 4 .b8 g[12], .param .align 4 .b8 b[12], .param .b32 s);\n"
+    + ".extern .func (.param .b32 r) cudaLaunchDeviceV2(.param .b64 p, .param .b64 s);\n"
+    + WORK.removeprefix(HEAD)
+    + launching("middle", "work", 2, 50)
+    + launching("top", "middle", 1, 3)
+)
 PROGRAM = f"""
 from sanitizer_client import *
-HEAD, WORK, MEETING, OTHERS, POINTERS, BULK = {HEAD!r}, {WORK!r}, {MEETING!r}, {OTHERS!r}, {POINTERS!r}, {BULK!r}
+HEAD, WORK, MEETING, OTHERS, POINTERS, BULK, NESTED = {(HEAD, WORK, MEETING, OTHERS, POINTERS, BULK, NESTED)!r}
 def launch(function, pointer, blocks=1, threads=64, stream=None):
     argument = ctypes.c_void_p(pointer.value)
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
@@ -233,6 +273,65 @@ def test_exits_and_accesses_are_counted_by_program_counter(hostile: bool) -> Non
     assert store[1:4] == ["60", "240", "2"]
     assert int(store[4]) in range(0, 40, 2)  # the value that a thread stored
     assert lines[-1] == "('work', (3, 1, 1), (64, 1, 1))"
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_kernels_that_launch_kernels(hostile: bool) -> None:
+    """Grids of all depths run their patches. Only launches of the host have data."""
+    code = """
+    tool = Tool(cu)
+    tool.patch_modules({2: "onPc", 3: "onAccess", 9: "onCall"})
+    tool.data = {"top": memory.value + 8192}
+    module = cu.module(NESTED)
+    top = cu.function(module, "top")
+    for _ in range(2):
+        launch(top, memory, blocks=2, threads=4)
+    cu.cuCtxSynchronize()
+    for name in ("top", "middle", "work"):
+        cu.cuFuncLoad(cu.function(module, name))  # the driver does not know that they ran
+        for at, words in tool.records(module, name).items():
+            print(name, at, words[0], words[5])
+    print([launched[0] for launched in tool.launches])
+    """
+    tops = 2 * 2 * 4
+    middles = tops * 3  # threads
+    works = middles * 2  # blocks; threads 40 to 49 leave early
+    expected = [("top", at, tops, tops) for at in (9, 12, 15, 17)]
+    expected += [("middle", at, middles, middles if hostile else 0) for at in (9, 12, 15, 17)]
+    per_block = {2: 10, 6: 40, 9: 20, 11: 20, 12: 40, 13: 40, 14: 40}
+    expected += [("work", at, n * works, n * works if hostile else 0) for at, n in per_block.items()]
+    lines = client(code, hostile).splitlines()
+    assert lines == [*(" ".join(map(str, row)) for row in expected), "['top', 'top']"]
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_a_fault_in_a_patch_has_its_program_counter(hostile: bool) -> None:
+    """A fault of the kernel has none. After a fault, nothing is copied: the API says so instead of leaving the memory as it is."""
+    code = """
+    tool = Tool(cu)
+    tool.table(cu.context.value)
+    text = HEAD + ".visible .func (.param .b32 r) other() { st.param.b32 [r], 0; ret; }"
+    text += ".visible .func (.param .b32 r) bad(.param .b64 data, .param .b64 pc) { .reg .b64 %p, %q;"
+    text += "ld.param.b64 %p, [pc]; mov.u64 %q, 16; ld.global.u64 %p, [%q]; st.param.b32 [r], 0; ret; }"
+    tool.call("sanitizerAddPatches", text.encode(), cu.context)
+    wanted = {9: "onCall", 2: "bad"} if sys.argv[1:] else {3: "onAccess"}
+    tool.patch_modules(wanted)
+    module = cu.module(WORK)
+    in_kernel = memory if 2 in wanted else ctypes.c_void_p(4096)
+    launch(cu.function(module, "work"), in_kernel)
+    pc, size, at = (ctypes.c_uint64() for _ in range(3))
+    print(cu.status("cuCtxSynchronize"), cu.status("cudasim_fault_in_patch", cu.context, ctypes.byref(at)))
+    tool.call("sanitizerGetCallbackPcAndSize", cu.context, b"bad", ctypes.byref(pc), ctypes.byref(size))
+    print(at.value - pc.value if at.value else None)
+    word = ctypes.c_uint64(77)
+    table = ctypes.c_void_p(tool.tables[cu.context.value])
+    print(tool.status("sanitizerMemcpyDeviceToHost", ctypes.byref(word), table, ctypes.c_size_t(8), None), word.value)
+    print(tool.status("sanitizerStreamSynchronize", None))
+    """
+    assert client("sys.argv.append('patch')\n" + textwrap.dedent(code), hostile).splitlines() == [
+        "700 0", "32", "999 77", "999"
+    ]  # fmt: skip
+    assert client(code, hostile).splitlines() == ["700 500", "None", "999 77", "999"]
 
 
 def test_barriers_shuffles_calls_and_other_memory() -> None:

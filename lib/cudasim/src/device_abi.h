@@ -61,6 +61,9 @@ enum {
 #define CS_MOST_BLOCKS 16u /* of a cluster */
 #define CS_RANK_SHIFT 24
 #define CS_SHARED_OFFSET ((1u << CS_RANK_SHIFT) - 1)
+#define CS_PATCH_LINES \
+    (1u << 24)             /* lines from here on are instructions of patch functions (translate/patches.py) */
+#define CS_INSTRUCTION 16u /* bytes of program counters, for patch functions */
 #define CS_OOB_NAN \
     0x7ff7 /* each 16 bits of a NaN that tensor copies fill with, and that fma.oob takes for 0 */
 enum { CS_ROUND_NEAREST, CS_ROUND_DOWN, CS_ROUND_UP, CS_ROUND_ZERO }; /* values of MXCSR.RC */

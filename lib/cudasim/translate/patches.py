@@ -7,13 +7,15 @@ stand before the patched instruction, except for the points whose names end with
 no virtual time and keep the lines of the original.
 
 Program counters: a function begins at a multiple of 128 from the module's first program counter; each instruction takes 16. A comment
-`//cudasim.function NAME OFFSET SIZE` at the end of the text gives the place of each function.
+`//cudasim.function NAME OFFSET SIZE` at the end of the text gives the place of each function, and `//cudasim.patch NAME OFFSET SIZE`
+that of each patch function. The instructions of patch functions have their places as lines: PATCH_LINES and more.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpubpf.errors import PtxError
@@ -56,7 +58,8 @@ _STRONG = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
 UNALIGNED, SYNCHRONIZING = 1, 2  # Sanitizer_BarrierFlags
 
 INSTRUCTION, ALIGNMENT = 16, 128  # bytes of program counters
-FUNCTION_MARK = "//cudasim.function"
+FUNCTION_MARK, PATCH_MARK = "//cudasim.function", "//cudasim.patch"
+PATCH_LINES = 1 << 24  # as CS_PATCH_LINES in device_abi.h; no module has so many lines
 _VALUE = "sanitizer_value"  # the local variable with the value that a store writes
 _VALUE_BYTES = 32
 _SPACES = {
@@ -145,14 +148,16 @@ def patched(module: Module, patches: Module | None, names: Mapping[int, str]) ->
     Raises PtxError if a patch function is missing or has other parameters than its calls, or if both modules define a name.
     """
     places = layout(module)
+    patch_places: dict[str, tuple[int, int]] = {}
     items = list(module.items)
     version, target = module.version, module.target
     if names and patches is not None:
         for name in names.values():
             if name not in patches.functions or not patches.functions[name].defined:
                 raise PtxError(f"the patches do not define the function {name}")
+        patch_places = layout(patches)
         new = [
-            _timeless(item) if isinstance(item, Function) and item.defined else item
+            _patch(item, patch_places[item.name][0]) if isinstance(item, Function) and item.defined else item
             for item in patches.items
             if not isinstance(item, Directive)
         ]
@@ -170,14 +175,25 @@ def patched(module: Module, patches: Module | None, names: Mapping[int, str]) ->
         version = max(version, patches.version)
         if patches.architecture > module.architecture:
             target = (patches.target[0], *module.target[1:])
-    marks = [f"{FUNCTION_MARK} {name} {at} {size}" for name, (at, size) in places.items()]
+    marks = [
+        f"{mark} {name} {at} {size}"
+        for mark, found in ((FUNCTION_MARK, places), (PATCH_MARK, patch_places))
+        for name, (at, size) in found.items()
+    ]
     return "\n".join([render(Module(version, target, module.address_size, tuple(items))), *marks, ""])
 
 
-def _timeless(function: Function) -> Function:
-    """Return a function whose instructions take no virtual time."""
+def _patch(function: Function, at: int) -> Function:
+    """Return a patch function as it is inserted: its instructions take no virtual time, and their lines are their places.
+
+    at: the function's first program counter, from that of the patches.
+    """
     begin, end = Directive("gpubpf", "//gpubpf{"), Directive("gpubpf", "//gpubpf}")
-    return function.with_body((begin, *(function.body or ()), end))
+    lines = itertools.count(PATCH_LINES + at // INSTRUCTION)
+    # A .loc would name one of the module's files.
+    kept = (s for s in function.body or () if not (isinstance(s, Directive) and s.name == "loc"))
+    statements = [replace(s, line=next(lines)) if isinstance(s, PtxInstruction) else s for s in kept]
+    return function.with_body(tuple(at_lines((begin, *statements, end))))
 
 
 class _Patcher:

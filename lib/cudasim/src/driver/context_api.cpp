@@ -667,6 +667,15 @@ CUresult cudasim_fault(CUcontext handle, cudasim_fault_report *report) {
                fault.file.c_str()};
     return CUDA_SUCCESS;
 }
+
+// For tools: the program counter of that fault if it is in a patch function. Returns NOT_FOUND if it is not.
+CUresult cudasim_fault_in_patch(CUcontext handle, uint64_t *pc) {
+    std::shared_ptr<Context> context = find_context(handle).context;
+    if (!context || pc == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    std::lock_guard lock(context->fault_mutex);
+    *pc = context->fault.patch_pc;
+    return *pc ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
 }
 
 // ------------------------------------------------------------------------------------- earlier versions of entry points

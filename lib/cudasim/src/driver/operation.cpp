@@ -20,6 +20,7 @@ void report_fault(Context &context, const Fault &fault) {
     }
     std::string where;
     if (fault.source_line != 0) where = " " + fault.file + ":" + std::to_string(fault.source_line);
+    if (fault.patch_offset) where = " in the patch " + fault.patch;
     if (fault.line != 0) where += " PTX line " + std::to_string(fault.line);
     if (fault.code == CUDA_ERROR_ILLEGAL_ADDRESS)
         log_line("kernel %s: illegal address 0x%llx block (%u,%u,%u) thread (%u,%u,%u)%s",
@@ -65,6 +66,7 @@ uint64_t run_kernel(Context &context, const KernelLaunch &launch, uint64_t start
     if (launch.module->sanitizer->patched_now) sanitizer::use_patches(launch, description, patched);
     uint64_t duration = 0;
     Fault fault = run(description, &duration);
+    if (patched) sanitizer::locate_fault(*patched, fault);
     if (fault) report_fault(context, fault);
     return start + duration;
 }

@@ -427,6 +427,10 @@ Outcome run_slice(Block &block, Fault &fault) {
             block.end = guard.warp->time[lane] + guard.warp->elapsed;
         }
     }
+    if (fault.line >= CS_PATCH_LINES) {
+        fault.patch_offset = uint64_t{fault.line - CS_PATCH_LINES} * CS_INSTRUCTION;
+        fault.line = 0;
+    }
     const Block &faulty = guard.warp ? *static_cast<const Block *>(guard.warp->block) : block;
     memcpy(fault.block, faulty.id, sizeof fault.block);
     fault.kernel = block.job->kernel->name;

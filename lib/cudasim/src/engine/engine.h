@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -149,8 +150,8 @@ bool patch_ptx(const std::string &ptx, const std::map<uint32_t, std::string> &na
 struct CodeRange {
     uint64_t offset, size;  // bytes, from the module's first program counter
 };
-// Returns where the functions of a text from patch_ptx() are, by name.
-std::map<std::string, CodeRange> patched_functions(const std::string &text);
+// Returns where the functions of a text from patch_ptx() are, by name: those of the module, or those of the patches.
+std::map<std::string, CodeRange> patched_functions(const std::string &text, bool of_patches = false);
 
 // Sets the translator's interpreter and its PYTHONPATH, for when no environment variables set them. To be called before the
 // first translate().
@@ -225,7 +226,11 @@ struct Fault {
     uint32_t access_size = 0;  // bytes
     uint32_t block[3] = {}, thread[3] = {};
     uint32_t line = 0;  // in the PTX text; 0: unknown
-    std::string file;   // of the source; empty: unknown
+    // In a patch function: bytes of program counters from the first patch function.
+    std::optional<uint64_t> patch_offset;
+    std::string patch;      // its name; the caller of run() sets this and the next member
+    uint64_t patch_pc = 0;  // its program counter at the fault
+    std::string file;       // of the source; empty: unknown
     uint32_t source_line = 0;
     std::string message;  // one line with all of this
     explicit operator bool() const { return code != 0; }

@@ -118,7 +118,7 @@ void describe(Fault &fault) {
              fault.block[2], fault.thread[0], fault.thread[1], fault.thread[2]);
     text += part;
     if (fault.source_line) text += ", " + fault.file + ":" + std::to_string(fault.source_line);
-    fault.message = text + ", PTX line " + std::to_string(fault.line);
+    fault.message = text + (fault.patch_offset ? ", in a patch" : ", PTX line " + std::to_string(fault.line));
 }
 
 Buffer::~Buffer() {

@@ -381,11 +381,11 @@ bool patch_ptx(const std::string &ptx, const std::map<uint32_t, std::string> &na
     return true;
 }
 
-std::map<std::string, CodeRange> patched_functions(const std::string &text) {
-    constexpr std::string_view kMark = "//cudasim.function ";
+std::map<std::string, CodeRange> patched_functions(const std::string &text, bool of_patches) {
+    const std::string_view mark = of_patches ? "//cudasim.patch " : "//cudasim.function ";
     std::map<std::string, CodeRange> found;
-    for (size_t at = 0; (at = text.find(kMark, at)) != std::string::npos;) {
-        at += kMark.size();
+    for (size_t at = 0; (at = text.find(mark, at)) != std::string::npos;) {
+        at += mark.size();
         std::istringstream line(text.substr(at, text.find('\n', at) - at));
         std::string name;
         CodeRange range{};

@@ -21,11 +21,19 @@ namespace cudasim::sanitizer {
 extern std::atomic<bool> subscribed;
 inline bool active() { return subscribed.load(std::memory_order_relaxed); }
 
+// A patch function in a patched module.
+struct PatchFunction {
+    std::string name;
+    CodeRange range;  // from the first one
+    uint64_t pc;      // its first program counter; 0: unknown
+};
+
 // A module with calls of patch functions: what runs instead of its image.
 struct Patched {
     std::shared_ptr<const Image> image;
-    std::vector<uint64_t> variables;                // addresses, by index in that image
-    std::vector<uint32_t> kernels;                  // index in that image, by index in the module's
+    std::vector<uint64_t> variables;  // addresses, by index in that image
+    std::vector<uint32_t> kernels;    // index in that image, by index in the module's
+    std::vector<PatchFunction> functions;
     std::vector<std::shared_ptr<void>> keep_alive;  // own the variables of the patches
 };
 
@@ -106,5 +114,7 @@ class GraphLaunch {
 // Sets what runs instead of a kernel of a patched module. `patched` keeps it alive.
 void use_patches(const driver::KernelLaunch &launch, LaunchDescription &description,
                  std::shared_ptr<const Patched> &patched);
+// Names the patch function in which a kernel failed, if it did so in one.
+void locate_fault(const Patched &patched, Fault &fault);
 
 }  // namespace cudasim::sanitizer

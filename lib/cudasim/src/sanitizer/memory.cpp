@@ -26,7 +26,7 @@ Result release(void *memory) {
     return Memory::instance().release(reinterpret_cast<uint64_t>(memory)) ? kSuccess : kInvalidParameter;
 }
 
-// Appends an operation to a stream, or runs it at once if the stream is being captured.
+// Appends an operation to a stream, or runs it at once if the stream is being captured. After a fault, nothing runs in the context.
 Result submit(StreamHandle handle, driver::Operation operation, bool wait) {
     std::shared_ptr<driver::Context> context;
     const std::shared_ptr<driver::Stream> stream = find_stream(handle, context);
@@ -34,7 +34,7 @@ Result submit(StreamHandle handle, driver::Operation operation, bool wait) {
     Fence fence;
     if (driver::submit(context, stream, std::move(operation), &fence) != CUDA_SUCCESS) return kUnknown;
     if (wait) fence.wait();
-    return kSuccess;
+    return context->sticky_error == 0 ? kSuccess : kUnknown;
 }
 
 bool is_device_memory(const void *memory, size_t size) {

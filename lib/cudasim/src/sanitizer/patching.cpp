@@ -126,6 +126,13 @@ std::shared_ptr<const Patched> patch(const driver::Module &module, const driver:
         patched->kernels.push_back(static_cast<uint32_t>(index));
     }
     find_variables(*patched, module, sets);
+    for (const auto &[name, range] : patched_functions(text, true)) {
+        uint64_t pc = 0;
+        for (const std::shared_ptr<PatchSet> &set : sets)
+            if (const auto found = set->functions.find(name); found != set->functions.end())
+                pc = set->code->first() + found->second.offset;
+        patched->functions.push_back({name, range, pc});
+    }
     patched->keep_alive.assign(sets.begin(), sets.end());
     return patched;
 }
@@ -197,6 +204,15 @@ void use_patches(const driver::KernelLaunch &launch, LaunchDescription &descript
     description.userdata = launch.userdata                 ? *launch.userdata
                            : launch.function->has_userdata ? launch.function->userdata.load()
                                                            : missing_data();
+}
+
+void locate_fault(const Patched &patched, Fault &fault) {
+    for (const PatchFunction &function : patched.functions) {
+        if (!fault.patch_offset || *fault.patch_offset - function.range.offset >= function.range.size)
+            continue;
+        fault.patch = function.name;
+        if (function.pc) fault.patch_pc = function.pc + (*fault.patch_offset - function.range.offset);
+    }
 }
 
 }  // namespace cudasim::sanitizer
