@@ -28,7 +28,7 @@ from gpubpf.ptx.symbols import GRIDS, TABLE
 from gpubpf.record import Record
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 28  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 29  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -180,6 +180,14 @@ class FoundFlag(IntFlag):
     """ALL_NAMES: the message names every kernel of the module."""
 
     ALL_NAMES = 1
+
+
+class PatchFailed(IntEnum):
+    """Whether a kernel failed in a patch of the tool. PERHAPS: the driver does not say where."""
+
+    NO = 0
+    PERHAPS = 1
+    YES = 2
 
 
 class Unit(IntEnum):
@@ -679,6 +687,7 @@ _SCOPED = {
     Message: "uint32_t",
     Vendor: "uint32_t",
     Unit: "uint32_t",
+    PatchFailed: "uint32_t",
     Place: "uint32_t",
     HostArgument: "uint32_t",
     AttachStatus: "int",

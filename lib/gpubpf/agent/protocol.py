@@ -37,6 +37,7 @@ from gpubpf.agent.definitions import (
     STACK_LIMIT,
     FoundFlag,
     Message,
+    PatchFailed,
     Place,
     Reason,
     Unit,
@@ -492,6 +493,7 @@ class KernelFault(Record):
     source    file and line, if the kernel has line information
     block, thread   of the first thread that failed
     address   of the access; None if it was not an access to memory
+    patch     whether it failed in a patch of the tool (--sass)
     """
 
     gpu: int
@@ -501,17 +503,21 @@ class KernelFault(Record):
     block: tuple[int, int, int] = (0, 0, 0)
     thread: tuple[int, int, int] = (0, 0, 0)
     address: int | None = None
+    patch: PatchFailed = PatchFailed.NO
 
 
 def kernel_failed(payload: bytes) -> KernelFault:
     """Decode KERNEL_FAILED."""
     r = PayloadReader(payload)
-    gpu, error = r.u32(), r.u32()
+    gpu, error, number = r.u32(), r.u32(), r.u32()
+    if number > max(PatchFailed):
+        raise Malformed("an unknown place of a fault")
+    patch = PatchFailed(number)
     if not r.u32():
-        return KernelFault(gpu, error)
+        return KernelFault(gpu, error, patch=patch)
     kernel, file, line = r.text(), r.text(), r.u32()
     source = (file, line) if file and line else None
-    return KernelFault(gpu, error, kernel, source, r.triple(), r.triple(), r.u64() or None)
+    return KernelFault(gpu, error, kernel, source, r.triple(), r.triple(), r.u64() or None, patch)
 
 
 def snapshot(payload: bytes) -> Snapshot:

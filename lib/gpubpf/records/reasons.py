@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpubpf.agent.definitions import Reason
+from gpubpf.agent.definitions import PatchFailed, Reason
 from gpubpf.agent.protocol import REASON_NAMES, KernelFault, NoRoom
 from gpubpf.ptx.symbols import original_name
 from gpubpf.show import table
@@ -79,12 +79,18 @@ def kernel_failed(label: str, fault: KernelFault) -> str:
 
     error = f"{_FAULTS.get(fault.error, 'error')} (CUDA error {fault.error})"
     if fault.kernel is None:
-        return f"{label}: a kernel failed: {error}; the driver does not say which: run the program under compute-sanitizer"
+        told = f"{label}: a kernel failed: {error}; the driver does not say which: "
+        if fault.patch:
+            return f"{told}run the program without --sass; if it then does not fail, the tool's patches do"
+        return f"{told}run the program under compute-sanitizer"
     where = f" at {_source(fault)}" if fault.source else ""
     accessed = f", address {fault.address:#x}" if fault.address is not None else ""
     block, thread = (f"({','.join(map(str, index))})" for index in (fault.block, fault.thread))
     kernel = names.demangle(original_name(fault.kernel)).full
-    return f"{label}: kernel {kernel} failed{where}: {error}{accessed}, block {block}, thread {thread}"
+    failed = f"{error}{accessed}, block {block}, thread {thread}"
+    if fault.patch == PatchFailed.YES:
+        return f"{label}: the tool's patch in kernel {kernel} failed, not the program: {failed}; run it without --sass"
+    return f"{label}: kernel {kernel} failed{where}: {failed}"
 
 
 def fault_record(pid: int, comm: str, fault: KernelFault) -> dict[str, Any]:
@@ -102,6 +108,7 @@ def fault_record(pid: int, comm: str, fault: KernelFault) -> dict[str, Any]:
         "block": fault.block if known else None,
         "thread": fault.thread if known else None,
         "address": f"{fault.address:#x}" if fault.address is not None else None,
+        "patch": None if fault.patch == PatchFailed.PERHAPS else fault.patch == PatchFailed.YES,
     }
 
 

@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import CONTROL, SLOT, SLOTS, Message, Place, SnapshotFlag
+from gpubpf.agent.definitions import CONTROL, SLOT, SLOTS, Message, PatchFailed, Place, SnapshotFlag
 from gpubpf.agent.protocol import Malformed
 
 SNAPSHOT = (
@@ -86,9 +86,9 @@ def test_damaged_messages_are_malformed_and_nothing_else(decode: object) -> None
 
 
 def test_a_failed_kernel() -> None:
-    assert protocol.kernel_failed(struct.pack("<3I", 1, 719, 0)) == protocol.KernelFault(1, 719)
-    known = struct.pack("<4I4sI6sI6IQ", 0, 700, 1, 4, b"_Z1f", 6, b"/a.cu\n", 8, 1, 2, 3, 4, 5, 6, 64)
-    fault = protocol.KernelFault(0, 700, "_Z1f", ("/a.cu\n", 8), (1, 2, 3), (4, 5, 6), 64)
+    assert protocol.kernel_failed(struct.pack("<4I", 1, 719, 0, 0)) == protocol.KernelFault(1, 719)
+    known = struct.pack("<5I4sI6sI6IQ", 0, 700, 2, 1, 4, b"_Z1f", 6, b"/a.cu\n", 8, 1, 2, 3, 4, 5, 6, 64)
+    fault = protocol.KernelFault(0, 700, "_Z1f", ("/a.cu\n", 8), (1, 2, 3), (4, 5, 6), 64, PatchFailed.YES)
     assert protocol.kernel_failed(known) == fault
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gpubpf.agent.definitions import PatchFailed
 from gpubpf.agent.protocol import KernelFault
 from gpubpf.images import fatbin, mapped
 from gpubpf.records import reasons
@@ -45,9 +46,22 @@ def test_of_a_fault_only_what_is_known_is_said() -> None:
     )
     nothing = dict.fromkeys(("kernel", "source", "block", "thread", "address"))
     assert reasons.fault_record(7, "app", KernelFault(0, 700)) == {
-        "pid": 7, "comm": "app", "gpu": 0, "error": 700, **nothing
+        "pid": 7, "comm": "app", "gpu": 0, "error": 700, **nothing, "patch": False
     }  # fmt: skip
     assert "failed: error (CUDA error 999), block" in reasons.kernel_failed("", KernelFault(0, 999, "f"))
+
+
+def test_a_fault_in_a_patch_is_that_of_the_tool() -> None:
+    fault = KernelFault(0, 700, "_Z1fv", ("/a.cu", 8), (1, 0, 0), (2, 0, 0), 16, PatchFailed.YES)
+    assert reasons.kernel_failed("pid 7 (app)", fault) == (
+        "pid 7 (app): the tool's patch in kernel f() failed, not the program: illegal address (CUDA error 700),"
+        " address 0x10, block (1,0,0), thread (2,0,0); run it without --sass"
+    )
+    assert reasons.fault_record(7, "app", fault)["patch"] is True
+    unknown = KernelFault(0, 700, patch=PatchFailed.PERHAPS)
+    said = reasons.kernel_failed("pid 7 (app)", unknown)
+    assert "run the program without --sass; if it then does not fail, the tool's patches do" in said
+    assert reasons.fault_record(7, "app", unknown)["patch"] is None
 
 
 def test_every_reason_for_processes_is_explained() -> None:

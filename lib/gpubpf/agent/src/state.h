@@ -78,7 +78,8 @@ struct Patches {
     CUdeviceptr table = 0, records = 0, records_end = 0;
     std::vector<std::pair<uint64_t, CUdeviceptr>> slots;  // the table's, as the GPU has them
     std::vector<std::pair<uint32_t, std::string>> functions;
-    std::vector<CUmodule> modules;  // that are patched
+    std::vector<std::pair<uint64_t, uint64_t>> code;  // of the functions: first program counter, size
+    std::vector<CUmodule> modules;                    // that are patched
 };
 
 struct Context : AttachmentObject {

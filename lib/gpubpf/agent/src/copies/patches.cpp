@@ -35,6 +35,7 @@ struct Functions {
     int (*PatchModule)(CUmodule);
     int (*UnpatchModule)(CUmodule);
     int (*GetFunctionPcAndSize)(CUmodule, const char *, uint64_t *, uint64_t *);
+    int (*GetCallbackPcAndSize)(CUcontext, const char *, uint64_t *, uint64_t *);
 } api;
 
 // The API is called by one thread at a time (sanitizer_patching.h, "Thread-safety"). It is taken after Patches::lock.
@@ -56,6 +57,7 @@ bool find(void *library) {
     get(api.PatchModule, "sanitizerPatchModule");
     get(api.UnpatchModule, "sanitizerUnpatchModule");
     get(api.GetFunctionPcAndSize, "sanitizerGetFunctionPcAndSize");
+    get(api.GetCallbackPcAndSize, "sanitizerGetCallbackPcAndSize");
     return all;
 }
 
@@ -163,6 +165,9 @@ std::string prepare_patches(Module *module, Context &context) {
     if (const int result = api.AddPatches(answer.image.data(), context.handle); result != kSuccess)
         return p.why = "the library rejects the patches, " + in_words(result);
     p.functions = answer.patches;
+    for (const auto &[instruction, name] : p.functions)
+        if (uint64_t pc, size; api.GetCallbackPcAndSize(context.handle, name.c_str(), &pc, &size) == kSuccess)
+            p.code.push_back({pc, size});
     p.usable = true;
     return p.why = "";
 }

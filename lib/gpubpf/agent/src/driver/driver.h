@@ -79,6 +79,7 @@ struct cudasim_fault_report {
   F(cuPointerGetAttribute, void *, CUpointer_attribute, CUdeviceptr)                                                      \
   F(cudasim_event_time, CUevent, uint64_t *)                                                                              \
   F(cudasim_fault, CUcontext, cudasim_fault_report *)                                                                     \
+  F(cudasim_fault_in_patch, CUcontext, uint64_t *)                                                                        \
   F(cudasim_is_copy_of, CUfunction, CUfunction)                                                                           \
   F(cuModuleGetGlobal_v2, CUdeviceptr *, size_t *, CUmodule, const char *)                                                \
   F(cuLibraryGetGlobal, CUdeviceptr *, size_t *, CUlibrary, const char *)                                                 \

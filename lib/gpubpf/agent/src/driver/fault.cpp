@@ -22,13 +22,28 @@ bool is_sticky(CUresult result) {
     }
 }
 
+// Returns whether a kernel failed in one of the tool's patches. A GPU's driver does not say where a kernel fails.
+static PatchFailed in_own_patch(Context &context, bool known) {
+    Patches &p = context.patches;
+    std::lock_guard<std::mutex> hold(p.lock);
+    if (!p.usable) return PatchFailed::No;
+    if (!known) return PatchFailed::Perhaps;
+    uint64_t pc = 0;
+    if (!driver.cudasim_fault_in_patch || driver.cudasim_fault_in_patch(context.handle, &pc) != CUDA_SUCCESS)
+        return PatchFailed::No;
+    for (const auto &[first, size] : p.code)
+        if (pc - first < size) return PatchFailed::Yes;
+    return PatchFailed::No;
+}
+
 void tell_fault(Context &context) {
     cudasim_fault_report report;
     const bool known = driver.cudasim_fault && driver.cudasim_fault(context.handle, &report) == CUDA_SUCCESS;
     const CUresult error = known ? static_cast<CUresult>(report.error) : driver.cuStreamQuery(context.stream);
     if (!is_sticky(error) || context.told_fault.exchange(true)) return;
     Writer w;
-    w.u32(static_cast<uint32_t>(context.device)).u32(static_cast<uint32_t>(error)).u32(known);
+    w.u32(static_cast<uint32_t>(context.device)).u32(static_cast<uint32_t>(error));
+    w.u32(static_cast<uint32_t>(in_own_patch(context, known))).u32(known);
     if (known)
         w.text(report.kernel)
             .text(report.file)
