@@ -36,7 +36,7 @@ from gpubpf.gcn import access, arguments, comgr, kernel_code
 from gpubpf.gcn.code_object import CodeObject
 from gpubpf.gcn.leaving import leaving
 from gpubpf.gcn.lines import SourceLines
-from gpubpf.images import assemble, code_objects, fatbin, offload_bundle, sidecar
+from gpubpf.images import assemble, code_objects, fatbin, line_table, offload_bundle, sidecar
 from gpubpf.inject.inject import inject
 from gpubpf.inject.values import PtxProbe
 from gpubpf.launches.launches import Launches, LoggedProcess
@@ -499,6 +499,7 @@ def images(data: bytes) -> None:
                 fatbin.static_shared(image.payload)
                 fatbin.ptxas_run(image.payload)
                 fatbin.kernel_names(image.payload)
+                line_table.source_lines(image.payload)
             else:
                 assert fatbin.images_of_bytes(fatbin.pack(image))[0].payload == image.payload
     for cc in ((7, 0), (9, 0), (12, 0)):

@@ -294,6 +294,7 @@ def _version() -> str:
         "images/compiled_sums.py",
         "images/copies.py",
         "images/instrument.py",
+        "images/line_table.py",
         "images/occupancy.py",
         "images/sidecar.py",
         "images/stack.py",
