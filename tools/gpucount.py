@@ -35,6 +35,7 @@ EXAMPLES = """examples:
     gpucount 'float:*:*.f64' -- ./app           arithmetic on doubles
     gpucount 'func:*:*norm*' -- ./app           calls of these functions
     gpucount --json -o out.jsonl 'exit:*' -- ./app
+    gpucount --sass 'store:*:global' -- ./app   also kernels without PTX
     gpucount 'kernel:*' 1 10 -p 1234            each second, ten times
 """
 PROGRAM = r"""
@@ -60,6 +61,7 @@ def build_parser() -> cli.Parser:
     parser = cli.parser(TOOL, "Count how often GPU kernels reach a point.", EXAMPLES, cli.spec_usage(TOOL))
     cli.add_targets(parser, "POINT:KERNEL[:DETAIL] [(FILTER)], such as 'load:scale:global (lane == 0)'")
     cli.add_kernels(parser)
+    cli.add_patches(parser)
     cli.add_threads(parser)
     cli.add_budget(parser)
     cli.add_device(parser)

@@ -133,6 +133,10 @@ def main(argv: list[str] | None = None) -> int:
     args = cli.parse(parser, argv)
     if args.sass and args.work in KINDS[1:]:
         parser.error(f"--sass counts no {args.work}, which need PTX; leave out --work")
+    if args.sass and (args.sample_blocks or args.sample_warps):
+        parser.error(
+            "--sass counts how often threads run, which a sample does not tell; leave out the sampling"
+        )
     if args.sass:
         args.work = RUNS
     out = cli.open_results(args)

@@ -622,6 +622,8 @@ class BPF:
                 raise UsageError(
                     f"{args.command[0]} is for AMD GPUs, where {what} not work yet; leave {them} out"
                 )
+        if args.sass:
+            self._check_patches()
         if null_probes():
             notices.note(args.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured")
         self.session = tracing.trace(
@@ -638,6 +640,15 @@ class BPF:
             self.for_amd() if self.runs_on_amd() else None,
         )
         return self.session
+
+    def _check_patches(self) -> None:
+        """Raise UsageError if a program cannot measure kernels without PTX."""
+        from gpubpf.images.patches import refusal_of
+
+        for probe in self.lowered_probes():
+            if (reason := refusal_of([probe])) is not None:
+                name = probe.program.function
+                raise UsageError(f"--sass cannot measure {self.titles.get(name, name)}: {reason}")
 
     # For --list and --ptx (listing.Pipeline)
 

@@ -1,4 +1,4 @@
-"""threadhist --sass: patches count in kernels without PTX. The embedded device has its own library for that, and runs the PTX."""
+"""threadhist and gpucount --sass: patches in kernels without PTX. The embedded device has its own library, and runs the PTX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ import pytest
 import gpubpf_cuda
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TOOL = [sys.executable, str(REPOSITORY / "tools/threadhist.py"), "--device", "sim"]
+
+
+def tool(name: str) -> list[str]:
+    return [sys.executable, str(REPOSITORY / f"tools/{name}.py"), "--device", "sim"]
+
+
+TOOL = tool("threadhist")
 LIBRARY = REPOSITORY / "lib/cudasim/lib/libsanitizer-public.so"
 
 pytestmark = [
@@ -37,7 +43,7 @@ __global__ void other(int *out) { atomicAdd(out, 1); }
 int main() {
     int *out, sum = 0;
     cudaStream_t streams[2];
-    if (cudaMalloc(&out, 4) || cudaMemset(out, 0, 4)) return 1;
+    if (cudaMalloc(&out, 4) || cudaMemset(out, 0, 4) || cudaDeviceSynchronize()) return 1;
     for (auto &s : streams) cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
     for (int i = 0; i < 5; i++) ways<<<dim3(2, 2), dim3(8, 3), 0, streams[i % 2]>>>(out);
     ways<<<3, 40>>>(out);
@@ -121,6 +127,14 @@ int main(int, char **argv) {
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"CUDASIM_SASS": "1"} | variables
     return subprocess.run([*TOOL, *words], env=environment, capture_output=True, text=True, timeout=120)
+
+
+def gpucount(*words: str, hidden: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run gpucount; with --sass if the PTX is hidden."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDASIM_SASS"}
+    environment |= {"CUDASIM_SASS": "1"} if hidden else {}
+    command = [*tool("gpucount"), *(["--sass"] if hidden else []), *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def records(out: Path) -> list[dict[str, Any]]:
@@ -227,6 +241,116 @@ def test_the_tool_is_killed(modules: str) -> None:
         assert tool.stdout.read() == f"{60 * 30}\n{60 * 60}\n"  # the program has the same output
 
 
+# `tile` is launched 3 times, and 2 times in a graph: 4 blocks of 64 threads, every fourth of which has an atomic. The only store of
+# `called` is in a function that is not inlined: 32 threads. `large` has 2^20 threads.
+TILES = r"""
+#include <cstdio>
+__device__ __noinline__ void put(int *at, int n) { *at = n; }
+__global__ void tile(const int *in, int *out, int *total) {
+    __shared__ int rows[64];
+    int i = blockIdx.x * 64 + threadIdx.x;
+    rows[threadIdx.x] = in[i];
+    __syncthreads();
+    int sum = rows[63 - threadIdx.x];
+    if (threadIdx.x % 4 == 0) atomicAdd(total, sum);
+    out[i] = sum;
+}
+__global__ void called(int *out) { put(out + threadIdx.x, threadIdx.x); }
+__global__ void large() {}
+int main(int, char **argv) {
+    int *memory, sum = 0;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    if (cudaMalloc(&memory, 4096) || cudaMemset(memory, 0, 4096) || cudaStreamCreate(&stream)) return 1;
+    int *in = memory, *out = memory + 256, *total = memory + 512;
+    called<<<1, 32, 0, stream>>>(in);
+    for (int i = 0; i < 3; i++) tile<<<4, 64, 0, stream>>>(in, out, total);
+    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal)) return 2;
+    tile<<<4, 64, 0, stream>>>(in, out, total);
+    if (cudaStreamEndCapture(stream, &graph) || cudaGraphInstantiate(&exec, graph, 0)) return 3;
+    for (int i = 0; i < 2; i++) if (cudaGraphLaunch(exec, stream)) return 4;
+    if (argv[1]) large<<<1024, 1024>>>();
+    if (cudaDeviceSynchronize() || cudaMemcpy(&sum, total, 4, cudaMemcpyDeviceToHost)) return 5;
+    printf("%d\n", sum);
+}
+"""
+TILES_SUM = 5 * sum(range(3, 32, 4))  # thread 0, 4, 8, … read rows 63, 59, …; those below 32 have values
+WARPS, THREADS = 5 * 8, 5 * 256  # of `tile`
+COUNTS = {  # specification → count and threads of `tile`
+    "kernel:tile": (5, THREADS),
+    "entry:tile": (WARPS, THREADS),
+    "exit:tile": (WARPS, THREADS),
+    "exit:tile (block.x == 1)": (WARPS // 4, THREADS // 4),
+    "load:tile:global": (WARPS, THREADS),
+    "store:tile:global (lane == 3)": (WARPS, WARPS),
+    "atomic:tile": (WARPS, THREADS // 4),
+    "load:tile:shared": (WARPS, THREADS),
+    "store:tile:shared (address % 8 == 4)": (WARPS, THREADS // 2),
+    "access:tile:st": (2 * WARPS, 2 * THREADS),
+    "access:tile (width == 4 && effect & GPU_WRITES)": (3 * WARPS, 2 * THREADS + THREADS // 4),
+    "barrier:tile": (WARPS, THREADS),
+    "barrier:tile:leave (barrier == 0)": (WARPS, THREADS),
+}
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(gpubpf_cuda.build(TILES, tmp_path_factory.mktemp("tiles") / "tiles"))
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_counts_at_points(tiles: str, hidden: bool, tmp_path: Path) -> None:
+    """All specifications are in one run, so several programs run at one instruction. Copies count the same."""
+    out = tmp_path / "out.jsonl"
+    done = gpucount(*COUNTS, "--json", "-o", str(out), "--", tiles, hidden=hidden)
+    assert (done.returncode, done.stdout) == (0, f"{TILES_SUM}\n"), done.stderr
+    found = records(out)
+    counts = {r["spec"]: (r["count"], r["threads"]) for r in found if r["type"] == "count"}
+    assert counts == COUNTS
+    assert found[-1]["lost"] == 0 and "patch_calls_lost" not in found[-1]
+
+
+def test_accesses_in_functions_are_reported(tiles: str, tmp_path: Path) -> None:
+    """A function that is not inlined has code of its own, so its kernel is unknown."""
+    out = tmp_path / "out.jsonl"
+    done = gpucount("store:*:global", "--json", "-o", str(out), "--", tiles)
+    assert done.returncode == 0
+    found = records(out)
+    counts = {r["kernel"]: r["threads"] for r in found if r["type"] == "count"}
+    assert counts == {"tile": THREADS, "called": 0}
+    assert found[-1]["patch_calls_lost"] == {"launches": 0, "functions": 32} and found[-1]["lost"] == 32
+    assert "not counted, 32 times in functions that kernels call (not inlined)" in done.stderr
+
+
+def test_calls_in_launches_that_are_not_measured(tiles: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    done = run("--sass", "--map-memory", "1M", "--json", "-o", str(out), "--", tiles, "large")
+    assert done.returncode == 0
+    summary = records(out)[-1]
+    assert summary["launches_matched"] - summary["launches_instrumented"] == 1
+    assert summary["patch_calls_lost"] == {"launches": 1 << 20, "functions": 0}
+    assert "not counted, 1,048,576 times in launches that could not be measured" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("bb:*", "no patches at point basic_block"),
+        ("func:*", "no patches at point function_entry"),
+        ("float:*", "no patches at point float"),
+        ("store:* (isnan(value))", "no patches at point value"),
+        ("load:*:const", "no patches at accesses of the space const"),
+        ("access:*:cp", "no patches at accesses of the kind async"),
+        ("exit:*:loads (work > 1)", "machine code is not counted, so loads are unknown"),
+        ("exit:* (launch == 2)", "the number of its launch"),
+    ],
+)
+def test_points_without_patches_are_refused(spec: str, says: str) -> None:
+    done = gpucount("kernel:*", spec, "--", "true")
+    assert done.returncode == 2 and f"--sass cannot measure '{spec}': " in done.stderr and says in done.stderr
+
+
 def test_without_the_library(app: str) -> None:
     """A missing library is a notice, and the program runs as without a tool."""
     done = run("--sass", "--", app, GPUBPF_SANITIZER="/nowhere/libsanitizer-public.so")
@@ -246,8 +370,8 @@ def test_another_profiler_is_named(app: str) -> None:
         (("--launch", "2:3", "--", "true"), "--sass and --launch exclude each other"),
         (("--no-graphs", "--", "true"), "--sass and --no-graphs exclude each other"),
         (("--sample", "2", "--", "true"), "--sass and --sample exclude each other"),
+        (("--sample-blocks", "1/4", "--", "true"), "a sample does not tell; leave out the sampling"),
         (("--budget", "5", "--", "true"), "--sass and --budget exclude each other"),
-        (("--sample-blocks", "1/4", "--", "true"), "--sass and --sample-blocks exclude each other"),
         (("-p", "1"), "a running program cannot be patched"),
         (("--list", "file"), "--sass needs a COMMAND"),
         (("--work", "loads", "--", "true"), "--sass counts no loads, which need PTX"),

@@ -356,7 +356,7 @@ SLOT = Layout(
 )
 CONTROL = Layout(
     "Control",
-    128,
+    192,
     (
         Field("u32", "used", about="number of slots in use"),
         Field("u32", "cut", about="the program closed the agent's files; nothing is counted from then on"),
@@ -397,6 +397,12 @@ CONTROL = Layout(
             "grids",
             about="grids that instrumented kernels, and kernels launched by them, had launched when the maps were last read",
         ),
+        Field(
+            "u64",
+            "calls_unknown",
+            about="calls of patches in launches that were not measured, when the maps were last read",
+        ),
+        Field("u64", "calls_elsewhere", about="the same: in code of no measured kernel"),
     ),
     tail="Slot slots[kSlots];",
 )
@@ -733,6 +739,7 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "PATCH_SHAPES": patch_function.MOST_SHAPES,
         "PATCH_HEADER": patch_function.HEADER,
         "PATCH_BLOCK": patch_function.BLOCK,
+        "INSTRUCTION_SIZE": patch_function.INSTRUCTION_SIZE,
     },
     "uint64_t": {
         "IMAGE_LIMIT": IMAGE_LIMIT,

@@ -956,6 +956,21 @@ def grids(file: int) -> int:
     return _control(file, "grids")[0]
 
 
+class LostCalls(NamedTuple):
+    """Calls of patches that counted nothing, when the maps were last read.
+
+    unknown: in launches that were not measured.
+    elsewhere: in code of no measured kernel, such as functions that are not inlined."""
+
+    unknown: int = 0
+    elsewhere: int = 0
+
+
+def lost_calls(file: int) -> LostCalls:
+    """Return the calls of patches that counted nothing, from a control block."""
+    return LostCalls(*_control(file, "calls_unknown", "calls_elsewhere"))
+
+
 def _control(file: int, *names: str) -> list[int]:
     """Return fields of the control block; zeros if the file is too short."""
     data = read_file(file, CONTROL.size).ljust(CONTROL.size, b"\0")

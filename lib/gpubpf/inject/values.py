@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpubpf.ebpf.probe import Probe
     from gpubpf.lower.fragment import Fragment
 
+LINE = "line"  # the point of a site that tells where a source line begins in machine code, and has no probe
 WAYS_OUT = ("exit", "block_end")  # the points before each exit of the kernel
 PtxProbe: TypeAlias = "Probe[Fragment]"  # a probe whose program is lowered to PTX
 

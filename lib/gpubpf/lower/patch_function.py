@@ -1,15 +1,16 @@
 """Lower a verified program as a patch: a function that NVIDIA's Compute Sanitizer API calls at places in a kernel's machine code.
 
-    reason = refusal(fragment, "exit")           # None: the API supplies all that the program reads
-    text = patch_module([Patch(fragment, "exit", EXIT)], block, table, (9, 0))
+    reason = refusal(fragment, "exit")           # None: the API can give what the program reads
+    text = patch_module([Patch(BLOCK_EXIT, "name", (PatchProgram(fragment),))], block, table, (9, 0))
 
 A patch gets the instruction's address (pc) and the operands in SIGNATURES. The launch's arguments come from GPU memory, not from the
 data that the API passes: all kernel nodes of a graph get the data that was set last (docs/gpu.md). From its pc and the launch's shape,
 a patch finds the launch block in a table at a constant address, which the agent fills before a launch:
 
-    table      HEADER bytes; their first u64 counts calls in launches of an unknown shape. Then SLOTS slots of 16 bytes: {u64 granule,
-               u64 function}. granule: pc >> GRANULE_BITS, or 0 if the slot is free. A lookup begins at slot_of(granule) and reads at
-               most PROBES slots. function: the address of the function's record; 0 if no program runs in the function.
+    table      HEADER bytes: {u64 calls in launches of an unknown shape, u64 calls in code of no known function}; then SLOTS slots of
+               16 bytes: {u64 granule, u64 function}. granule: pc >> GRANULE_BITS, or 0 if the slot is free. A granule's slot is the
+               first one from slot_of(granule) on that holds it, at most PROBES - 1 further. function: the address of a record, or 0.
+               No program wants a function without a record.
     function   {u64 pc of its first instruction, u64 address of its first shape, or 0}
     shape      {u64 address of the next shape, or 0, u32 threads of a block x, y, z, u32 blocks of the grid x, y, z}, then the launch
                block at BLOCK.
@@ -85,12 +86,43 @@ _ARCHITECTURES = {
 }
 
 
-class Patch(Record):
-    """A program as a patch: the function `name` in the PTX, for one kind of instruction (a key of SIGNATURES)."""
+class PatchProgram(Record):
+    """A program in a patch.
+
+    fragment: the program.
+    kinds: accesses at which it runs (of bytecode.KINDS); () means all.
+    """
 
     fragment: Fragment
+    kinds: tuple[str, ...] = ()
+
+
+class Patch(Record):
+    """A function in the PTX. The API calls only one at an instruction, so it runs all programs there.
+
+    instruction: number of the instructions, a key of SIGNATURES.
+    name: of the function.
+    programs: what the function runs.
+    """
+
     instruction: int
     name: str
+    programs: tuple[PatchProgram, ...] = ()
+
+
+class Choice(Record):
+    """How a thread's block or warp is chosen to run the programs.
+
+    code: sets the registers `skips` and `group`. Its arguments `launch` and `replay` are the grid's number (%gridid) and 0.
+    counting: the same, for patches at BLOCK_ENTER; it also counts the chosen ones.
+    skips: a predicate: this thread runs no program.
+    group: a number of 32 bits that all threads of a block or warp share.
+    """
+
+    code: Fragment
+    counting: Fragment
+    skips: str
+    group: str
 
 
 def refusal(fragment: Fragment, point: str) -> str | None:
@@ -111,57 +143,115 @@ def slot_of(granule: int) -> int:
     return (granule * HASH_FACTOR & (1 << 64) - 1) >> 64 - SLOT_BITS
 
 
-def patch_module(patches: Sequence[Patch], block: LaunchBlock, table: int, cc: tuple[int, int]) -> str:
+def patch_module(
+    patches: Sequence[Patch],
+    block: LaunchBlock,
+    table: int,
+    cc: tuple[int, int],
+    counts_elsewhere: bool = False,
+    choice: Choice | None = None,
+) -> str:
     """Return the PTX of patches, for `ptxas --compile-as-tools-patch` or for the embedded device.
 
     block: the layout of the launch blocks in the table.
     table: the table's address in GPU memory.
     cc: the GPU's compute capability.
+    counts_elsewhere: count calls in code of no known function. Without it they cost less.
+    choice: run the programs only in some blocks or warps; None: in all.
     Raises Error for an unknown GPU, or for a program that `refusal` refuses.
     """
     if cc[0] not in _ARCHITECTURES:
         raise Error(f"no patches for compute capability {cc[0]}.{cc[1]}; leave out --sass")
     version, architecture = _ARCHITECTURES[cc[0]]
     head = f".version {version}\n.target {architecture}\n.address_size 64\n"
-    return head + "".join(_function(patch, block, table) for patch in patches)
+    return head + "".join(_function(patch, block, table, counts_elsewhere, choice) for patch in patches)
 
 
-def _function(patch: Patch, block: LaunchBlock, table: int) -> str:
-    signature, fragment = SIGNATURES[patch.instruction], patch.fragment
-    if (reason := refusal(fragment, signature.point)) is not None:
-        raise Error(f"{fragment.function}: {reason}")
+def _function(
+    patch: Patch, block: LaunchBlock, table: int, counts_elsewhere: bool, choice: Choice | None
+) -> str:
+    signature = SIGNATURES[patch.instruction]
+    for program in patch.programs:
+        if (reason := refusal(program.fragment, signature.point)) is not None:
+            raise Error(f"{program.fragment.function}: {reason}")
     parameters = "".join(f", .param .{type_} {name}" for name, type_ in signature.parameters)
     lines = [f".visible .func (.param .b32 result) {patch.name}(.param .b64 data{parameters})", "{"]
-    lines += [f".reg .{argument.type} {argument.register};" for argument in fragment.arguments]
     lines += [f".reg .{type_} %gpubpf_0{name};" for name, type_ in signature.parameters]
     lines += [f"ld.param.{type_} %gpubpf_0{name}, [{name}];" for name, type_ in signature.parameters]
     if signature.point == "access":
         lines += _OF_ACCESS
-    lines += [line.format(table=table + HEADER, lost=table) for line in _FIND]
-    for argument in fragment.arguments:
-        lines += _argument(argument, signature, block)
-    lines += [fragment.ptx.strip(), "bra $gpubpf_end;"]
-    lines += [line.format(lost=table) for line in _LOST]
+    lines += [line.format(table=table + HEADER) for line in _FIND]
+    group = "%gpubpf_0number"
+    if choice is None:
+        lines.append(f"mov.u32 {group}, %smid;")
+    else:
+        group = choice.group
+        lines += _choose(
+            choice, choice.counting if signature.point == "entry" else choice.code, block, signature
+        )
+    for number, program in enumerate(patch.programs):
+        lines += _program(number, program, signature, block, group)
+    lines.append("bra $gpubpf_end;")
+    elsewhere = _ELSEWHERE if counts_elsewhere else ()
+    lines += [line.format(lost=table, elsewhere=table + 8) for line in (*_LOST, *elsewhere)]
+    if not counts_elsewhere:
+        lines.append("$gpubpf_elsewhere:")
     lines += ["$gpubpf_end:", "st.param.b32 [result], 0;", "ret;", "}"]
     return "\n".join(lines) + "\n"
 
 
-def _argument(argument: Argument, signature: Signature, block: LaunchBlock) -> list[str]:
+def _choose(choice: Choice, code: Fragment, block: LaunchBlock, signature: Signature) -> list[str]:
+    """Return instructions that end the patch in threads that are not chosen."""
+    lines = [f".reg .pred {choice.skips};", f".reg .b32 {choice.group};", "{"]
+    lines += [f".reg .{argument.type} {argument.register};" for argument in code.arguments]
+    for argument in code.arguments:
+        known = {"launch": "%gridid", "replay": "0"}.get(argument.kind)
+        if known is not None:
+            lines.append(f"mov.u64 {argument.register}, {known};")
+        else:
+            lines += _argument(argument, signature, block, choice.group)
+    return [*lines, code.ptx.strip(), "}", f"@{choice.skips} bra $gpubpf_end;"]
+
+
+def _program(
+    number: int, program: PatchProgram, signature: Signature, block: LaunchBlock, group: str
+) -> list[str]:
+    """Return instructions that run a program.
+
+    number: of the program in its patch.
+    group: the register with the thread's group (`Argument.kind`)."""
+    lines, skipped = [], f"$gpubpf_skip{number}"
+    if signature.point == "access" and program.kinds:
+        wanted = sum(1 << KINDS.index(kind) for kind in set(program.kinds))
+        lines += [
+            f"mov.b32 %gpubpf_0bits, {wanted};",
+            "shr.b32 %gpubpf_0bits, %gpubpf_0bits, %gpubpf_0kind;",
+            "and.b32 %gpubpf_0bits, %gpubpf_0bits, 1;",
+            "setp.eq.u32 %gpubpf_0is, %gpubpf_0bits, 0;",
+            f"@%gpubpf_0is bra {skipped};",
+        ]
+    arguments = program.fragment.arguments
+    lines += ["{", *(f".reg .{argument.type} {argument.register};" for argument in arguments)]
+    for argument in arguments:
+        lines += _argument(argument, signature, block, group)
+    return [*lines, program.fragment.ptx.strip(), "}", f"{skipped}:"]
+
+
+def _argument(argument: Argument, signature: Signature, block: LaunchBlock, group: str) -> list[str]:
     register, bits = argument.register, int(argument.type[1:])
     if argument.kind == "context":
         return _field(argument, signature)
     if argument.kind == "group":
-        return [f"mov.u32 {register}, %smid;"]
+        return [f"mov.b32 {register}, {group};"]
     if argument.kind == "shard":
         base, sites = block.bases[map_of(argument)], block.capacities[map_of(argument)]
         return [
             f"ld.global.u64 {register}, [{_LAUNCH}+{base}];",
             f"ld.global.u32 %gpubpf_0word, [{_LAUNCH}+{sites + SHARDS_SHIFT // 8}];",
-            "mov.u32 %gpubpf_0number, %smid;",
-            "and.b32 %gpubpf_0number, %gpubpf_0number, %gpubpf_0word;",
+            f"and.b32 %gpubpf_0shard, {group}, %gpubpf_0word;",
             f"ld.global.u32 %gpubpf_0word, [{_LAUNCH}+{sites}];",
-            "mul.lo.u32 %gpubpf_0number, %gpubpf_0number, %gpubpf_0word;",
-            f"mad.wide.u32 {register}, %gpubpf_0number, {argument.width}, {register};",
+            "mul.lo.u32 %gpubpf_0shard, %gpubpf_0shard, %gpubpf_0word;",
+            f"mad.wide.u32 {register}, %gpubpf_0shard, {argument.width}, {register};",
         ]
     words = {
         "launch": block.launch_id,
@@ -224,7 +314,7 @@ assert KINDS[:3] == ("load", "store", "atomic")  # effect - 1
 # Find the launch block and the site's number.
 _FIND = (
     ".reg .b64 %gpubpf_0granule, %gpubpf_0at, %gpubpf_0slot, %gpubpf_0key, %gpubpf_0site, %gpubpf_0launch;",
-    ".reg .b32 %gpubpf_0left, %gpubpf_0word, %gpubpf_0number;",
+    ".reg .b32 %gpubpf_0left, %gpubpf_0word, %gpubpf_0number, %gpubpf_0shard;",
     ".reg .pred %gpubpf_0yes;",
     f"shr.u64 %gpubpf_0granule, %gpubpf_0pc, {GRANULE_BITS};",
     f"mul.lo.u64 %gpubpf_0slot, %gpubpf_0granule, {HASH_FACTOR - (1 << 64)};",
@@ -235,19 +325,19 @@ _FIND = (
     "add.u64 %gpubpf_0at, %gpubpf_0at, {table};",
     "ld.global.u64 %gpubpf_0key, [%gpubpf_0at];",
     "setp.eq.u64 %gpubpf_0yes, %gpubpf_0key, %gpubpf_0granule;",
-    "@%gpubpf_0yes bra $gpubpf_known;",
+    "@%gpubpf_0yes bra $gpubpf_slot;",
     "setp.eq.u64 %gpubpf_0yes, %gpubpf_0key, 0;",
-    "@%gpubpf_0yes bra $gpubpf_end;",
+    "@%gpubpf_0yes bra $gpubpf_elsewhere;",
     "add.u64 %gpubpf_0slot, %gpubpf_0slot, 1;",
     f"and.b64 %gpubpf_0slot, %gpubpf_0slot, {SLOTS - 1};",
     "sub.u32 %gpubpf_0left, %gpubpf_0left, 1;",
     "setp.eq.u32 %gpubpf_0yes, %gpubpf_0left, 0;",
-    "@%gpubpf_0yes bra $gpubpf_end;",
+    "@%gpubpf_0yes bra $gpubpf_elsewhere;",
     "bra $gpubpf_probe;",
-    "$gpubpf_known:",
+    "$gpubpf_slot:",
     "ld.global.u64 %gpubpf_0at, [%gpubpf_0at+8];",
     "setp.eq.u64 %gpubpf_0yes, %gpubpf_0at, 0;",
-    "@%gpubpf_0yes bra $gpubpf_end;",  # no program runs in this function
+    "@%gpubpf_0yes bra $gpubpf_elsewhere;",  # the function is not wanted
     "ld.global.u64 %gpubpf_0site, [%gpubpf_0at];",
     "sub.u64 %gpubpf_0site, %gpubpf_0pc, %gpubpf_0site;",
     f"shr.u64 %gpubpf_0site, %gpubpf_0site, {INSTRUCTION_SIZE.bit_length() - 1};",
@@ -282,5 +372,12 @@ _FIND = (
 _LOST = (
     "$gpubpf_lost:",
     "mov.u64 %gpubpf_0at, {lost};",
+    "red.global.add.u64 [%gpubpf_0at], 1;",
+    "bra $gpubpf_end;",
+)
+# Count a call in code of no known function, such as a device function that is not inlined.
+_ELSEWHERE = (
+    "$gpubpf_elsewhere:",
+    "mov.u64 %gpubpf_0at, {elsewhere};",
     "red.global.add.u64 [%gpubpf_0at], 1;",
 )

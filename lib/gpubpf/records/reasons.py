@@ -145,6 +145,19 @@ def before_copies(launches: int) -> str:
     )
 
 
+def lost_calls(unknown: int, elsewhere: int) -> str:
+    """Return a notice about patches that ran without counting.
+
+    unknown: calls in launches that were not measured.
+    elsewhere: calls in code of no measured kernel."""
+    parts = []
+    if unknown:
+        parts.append(f"{table.count(unknown, 'time')} in launches that could not be measured")
+    if elsewhere:
+        parts.append(f"{table.count(elsewhere, 'time')} in functions that kernels call (not inlined)")
+    return f"kernels without PTX: threads reached a point, but were not counted, {' and '.join(parts)}"
+
+
 def _registers(lacking: NoRoom) -> str:
     """Return how many registers the probe costs, in brackets, if this is known and the copy has more than the original."""
     if not 0 < lacking.original < lacking.registers:

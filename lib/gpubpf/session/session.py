@@ -626,6 +626,8 @@ class Session:
         for process in self._measurement.all_processes():
             for slot, lacking in list(process.no_room.items()):
                 self._measurement.note_once(reasons.no_room(process.names.get(slot, ""), lacking))
+        if any(calls := summary.lost_calls(self._measurement)):
+            self._measurement.note(reasons.lost_calls(*calls))
         if late := summary.before_their_copies(self._measurement):
             self._measurement.note(reasons.before_copies(late))
         for process in summary.partly_counted(self._measurement):

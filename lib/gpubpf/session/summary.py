@@ -57,6 +57,8 @@ def summary(measurement: Measurement) -> dict[str, Any]:
         record["graphs_unknown"] = graphs
     if grids := sum(process.grids() for process in measurement.all_processes()):
         record["launches_by_kernels"] = grids
+    if any(lost := lost_calls(measurement)):
+        record["patch_calls_lost"] = {"launches": lost.unknown, "functions": lost.elsewhere}
     if faults := [
         fault_record(process.pid, process.comm, fault)
         for process in measurement.all_processes()
@@ -84,6 +86,12 @@ def summary(measurement: Measurement) -> dict[str, Any]:
 def graphs_unknown(measurement: Measurement) -> int:
     """Return the launches of graphs for which it is unknown how often their kernels ran, except those of `graphs_before`."""
     return sum(p.graph_launches() - p.graph_launches_before() for p in measurement.all_processes())
+
+
+def lost_calls(measurement: Measurement) -> protocol.LostCalls:
+    """Return how often patches ran without counting."""
+    columns = zip(*(process.lost_calls() for process in measurement.all_processes()), strict=True)
+    return protocol.LostCalls(*map(sum, columns))
 
 
 def _measured(measurement: Measurement) -> tuple[int, int]:
@@ -304,7 +312,7 @@ def describe_loss(measurement: Measurement, process: TracedProcess, launches: in
 
 def _lost(measurement: Measurement) -> int:
     """Return the total loss: unread launches, records of killed processes (upper bound), and drops in full maps and logs."""
-    lost = 0
+    lost = sum(lost_calls(measurement))
     counted = _has_counts(measurement)
     for process, launches in unread_launches(measurement):
         bounds = [

@@ -104,7 +104,7 @@ def trace(
             return made
         from gpubpf.images.patches import with_patched
 
-        return with_patched(made, lowered())
+        return with_patched(made, lowered(), data, target)
 
     def patches(table: int, target: Target) -> Sidecar:
         from gpubpf.images.patches import patches_at

@@ -206,13 +206,9 @@ def _check_patches(made: Parser, args: argparse.Namespace) -> None:
         "--no-graphs": getattr(args, "graphs", None) is False,
         "--sample": args.sample > 1,
         "--budget": args.budget is not None,
-        "--sample-blocks": args.sample_blocks,
-        "--sample-warps": args.sample_warps,
     }
     for option in (option for option, is_given in given.items() if is_given):
-        made.error(
-            f"--sass and {option} exclude each other: a patched kernel has one form, for all launches and blocks"
-        )
+        made.error(f"--sass and {option} exclude each other: a patched kernel has one form, for all launches")
 
 
 def is_spec(word: str) -> bool:

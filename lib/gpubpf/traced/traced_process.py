@@ -211,6 +211,7 @@ class TracedProcess(MutableRecord):
     _final_times: tuple[int, int] = (0, 0)
     _final_graphs_before: int = 0
     _final_grids: int = 0
+    _final_lost_calls: protocol.LostCalls = field(default_factory=protocol.LostCalls)
     _final_hook_calls: protocol.HookCalls = field(default_factory=protocol.HookCalls)
 
     @property
@@ -332,6 +333,11 @@ class TracedProcess(MutableRecord):
         """See `protocol.grids`."""
         with self._resource_lock:
             return protocol.grids(self.control) if self.control is not None else self._final_grids
+
+    def lost_calls(self) -> protocol.LostCalls:
+        """See `protocol.lost_calls`."""
+        with self._resource_lock:
+            return protocol.lost_calls(self.control) if self.control is not None else self._final_lost_calls
 
     def hook_calls(self) -> protocol.HookCalls:
         """See `protocol.hook_calls`."""
@@ -536,9 +542,11 @@ class TracedProcess(MutableRecord):
             self.socket.close()
         last, graphs, times = self.counters(), self.graph_launches(), self.virtual_times()
         before, hooks, grids = self.graph_launches_before(), self.hook_calls(), self.grids()
+        lost = self.lost_calls()
         with self._resource_lock:
             self._final_counters, self._final_graphs, self._final_times = last, graphs, times
             self._final_graphs_before, self._final_hook_calls, self._final_grids = before, hooks, grids
+            self._final_lost_calls = lost
             if self.control is not None:
                 os.close(self.control)
                 self.control = None

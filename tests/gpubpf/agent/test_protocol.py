@@ -245,6 +245,7 @@ def test_counts_of_the_whole_process() -> None:
         "hooks_rare_ns",
     ]
     names += ["graphs", "graphs_before", "started_ns", "ended_ns", "cupti_given", "cupti_reported", "grids"]
+    names += ["calls_unknown", "calls_elsewhere"]
     for number, name in enumerate(names):
         os.pwrite(file, struct.pack("<Q", 1 << number), CONTROL.offset(name))
     os.pwrite(file, struct.pack("<I", 1), CONTROL.offset("cut"))
@@ -253,4 +254,5 @@ def test_counts_of_the_whole_process() -> None:
     assert (protocol.graph_launches(file), protocol.graph_launches_before(file)) == (128, 256)
     assert protocol.virtual_times(file) == (512, 1024) and protocol.was_cut(file)
     assert protocol.cupti_operations(file) == (2048, 4096)
+    assert protocol.lost_calls(file) == protocol.LostCalls(1 << 14, 1 << 15)
     os.close(file)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpubpf.ebpf.maps import SAMPLED
 from gpubpf.ebpf.probe import Probe
+from gpubpf.ebpf.sampling import PARAMETER
 from gpubpf.errors import Error
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
@@ -38,8 +41,8 @@ def test_kernels_without_ptx_are_patched() -> None:
 
 
 def test_what_patches_cannot_do_is_the_reason() -> None:
-    def reason(argument: Argument, point: str = "exit", sampled: str = "") -> str:
-        probes: list[PtxProbe] = [Probe(Fragment("f", "{ }", (argument,)), point, sampled=sampled)]  # type: ignore[arg-type]
+    def reason(argument: Argument, point: str = "exit") -> str:
+        probes: list[PtxProbe] = [Probe(Fragment("f", "{ }", (argument,)), point)]
         made = with_patched(Sidecar(refusals={"k": fatbin.SASS_ONLY}), probes)
         assert not made.kernels
         return made.refusals["k"]
@@ -50,9 +53,33 @@ def test_what_patches_cannot_do_is_the_reason() -> None:
     )
     assert "no patches at point branch" in reason(work, "branch")
     assert "number of its launch" in reason(Argument("launch", "b64", "launch"))
-    assert "cannot choose blocks or warps" in reason(work, sampled="block")
-    assert "counts by site" in reason(Argument("cells", "b64", "shard", "cells", width=16))
+    assert "number of its launch or its host thread" in reason(Argument("who", "b64", "pid_tgid"))
     assert refusal_of(on_exit(tally())) is None
+
+
+def test_patches_choose_blocks() -> None:
+    """The patch at the beginning counts the chosen blocks, and each patch ends early in the others. Launches differ by %gridid."""
+    probes: list[PtxProbe] = [Probe(tally(), "exit", sampled="block")]
+    made = patches_at(TABLE, probes, Target("sim"))
+    assert [number for number, _ in made.patches] == [patch_function.BLOCK_ENTER, patch_function.BLOCK_EXIT]
+    entered, left = made.image.decode().split(".visible .func")[1:]
+    assert [text.count("@%gpubpf_0skips bra $gpubpf_end;") for text in (entered, left)] == [1, 1]
+    assert [text.count("red.global.add.u64 [%gpubpf_base], 1;") for text in (entered, left)] == [1, 0]
+    assert all("mov.u64 %gpubpf_launch, %gridid;" in text for text in (entered, left))
+    (kernel,) = with_patched(Sidecar(refusals={"k": fatbin.SASS_ONLY}), probes).kernels
+    assert {PARAMETER} <= kernel.block.params.keys() and SAMPLED in kernel.block.bases
+
+
+def test_what_the_api_does_not_give() -> None:
+    def reason(**attributes: Any) -> str | None:
+        return refusal_of([Probe(Fragment("f", "{ }", ()), **attributes)])
+
+    assert reason(point="access") is None
+    assert reason(point="access", kinds=("load", "async"), spaces=("global", "const")) is None
+    assert "accesses of the kind async" in str(reason(point="access", kinds=("async",)))
+    assert "accesses of the space const" in str(reason(point="access", spaces=("const",)))
+    assert "so loads are unknown" in str(reason(point="exit", accumulate="loads"))
+    assert "no patches at point value" in str(reason(point="value"))
 
 
 def test_modules_with_ptx_stay_as_they_are() -> None:
@@ -71,6 +98,13 @@ def test_patches_of_a_context() -> None:
         patch_function.GLOBAL_ACCESS,
         patch_function.SHARED_ACCESS,
     ]
+    kinds: list[PtxProbe] = [
+        Probe(Fragment("f", "{ }", ()), "access", kinds=(kind,), spaces=("local",))
+        for kind in ("load", "store")
+    ]
+    assert patches_at(TABLE, kinds, Target("sim")).patches == (
+        (patch_function.LOCAL_ACCESS, "gpubpf_program0"),
+    )
     with pytest.raises(Error, match="no patches at point float"):
         patches_at(TABLE, [Probe(Fragment("f", "{ }", ()), "float")], Target("sim"))
 

@@ -16,8 +16,8 @@ from gpubpf.errors import Error
 from gpubpf.images.yields import without_yields
 from gpubpf.lower import patch_function
 from gpubpf.lower.fragment import Argument, Fragment
-from gpubpf.lower.launch_block import launch_block
-from gpubpf.lower.patch_function import SIGNATURES, Patch, patch_module, refusal
+from gpubpf.lower.launch_block import LaunchBlock, launch_block
+from gpubpf.lower.patch_function import SIGNATURES, Patch, PatchProgram, patch_module, refusal
 from gpubpf.ptx.parser import parse
 from gpubpf_sass import assembled, sass
 
@@ -48,15 +48,19 @@ def instruction(name: str, point: str) -> int:
 
 def patches() -> list[Patch]:
     return [
-        Patch(fragment, instruction(name, point), f"gpubpf_program{number}")
+        Patch(instruction(name, point), f"gpubpf_program{number}", (PatchProgram(fragment),))
         for number, (name, point, fragment) in enumerate(programs())
     ]
+
+
+def block_of(made: list[Patch]) -> LaunchBlock:
+    return launch_block([program.fragment for patch in made for program in patch.programs])
 
 
 def test_every_program_becomes_a_function() -> None:
     made = patches()
     assert len(made) > 40
-    text = patch_module(made, launch_block([patch.fragment for patch in made]), TABLE, (9, 0))
+    text = patch_module(made, block_of(made), TABLE, (9, 0))
     functions = parse(text).functions
     assert list(functions) == [patch.name for patch in made]
     assert "ld.param.b64 %gpubpf_0pc, [pc];" in text
@@ -68,7 +72,7 @@ def test_every_program_becomes_a_function() -> None:
 def test_what_ptxas_makes_of_them(cc: tuple[int, int], tmp_path: Path) -> None:
     """No patch has a barrier, YIELD or uniform register, or a register that ptxas does not use for patches."""
     made = patches()
-    text = patch_module(made, launch_block([patch.fragment for patch in made]), TABLE, cc)
+    text = patch_module(made, block_of(made), TABLE, cc, counts_elsewhere=True)
     cubin, report = assembled(text, f"sm_{cc[0]}{cc[1]}", tmp_path, "--compile-as-tools-patch")
     assert {int(size) for size in re.findall(r"(\d+) bytes stack frame", report)} <= set(
         range(MOST_STACK + 1)
@@ -84,6 +88,27 @@ def test_what_ptxas_makes_of_them(cc: tuple[int, int], tmp_path: Path) -> None:
         assert max(int(number) for number in re.findall(r"\bR(\d+)\b", words)) <= MOST_REGISTER, name
 
 
+def test_programs_of_one_instruction_share_a_function() -> None:
+    """The API calls one function at an instruction. Programs are skipped at accesses of other kinds."""
+    at_access = [patch for patch in patches() if patch.instruction == patch_function.GLOBAL_ACCESS]
+    one, other = (patch.programs[0].fragment for patch in at_access[:2])
+    programs = (PatchProgram(one, ("load",)), PatchProgram(other, ("store", "atomic")), PatchProgram(one))
+    made = [Patch(patch_function.GLOBAL_ACCESS, "gpubpf_program0", programs)]
+    text = patch_module(made, block_of(made), TABLE, (9, 0))
+    assert list(parse(text).functions) == ["gpubpf_program0"]
+    assert text.count(one.ptx.strip()) == 2 and text.count(other.ptx.strip()) == 1
+    assert [f"mov.b32 %gpubpf_0bits, {mask};" in text for mask in (1, 6)] == [True, True]
+    assert [f"bra $gpubpf_skip{number};" in text for number in range(3)] == [True, True, False]
+
+
+def test_calls_elsewhere_are_counted_on_demand() -> None:
+    made = patches()[:1]
+    for counts in (False, True):
+        text = patch_module(made, block_of(made), TABLE, (9, 0), counts)
+        assert (f"mov.u64 %gpubpf_0at, {TABLE + 8};" in text) is counts
+        assert f"mov.u64 %gpubpf_0at, {TABLE};" in text
+
+
 def test_the_slot_is_that_of_the_ptx() -> None:
     """The agent finds a slot by the same function, and so does the PTX text."""
     granule = 0x7F00_1234_5680 >> patch_function.GRANULE_BITS
@@ -91,7 +116,7 @@ def test_the_slot_is_that_of_the_ptx() -> None:
     assert patch_function.slot_of(granule) == product >> 48
     (factor,) = struct.unpack("<q", struct.pack("<Q", patch_function.HASH_FACTOR))
     made = patches()[:1]
-    text = patch_module(made, launch_block([made[0].fragment]), TABLE, (8, 6))
+    text = patch_module(made, block_of(made), TABLE, (8, 6))
     assert f"mul.lo.u64 %gpubpf_0slot, %gpubpf_0granule, {factor};" in text
     assert text.startswith(".version 7.0\n.target sm_80\n")
     assert f"add.u64 %gpubpf_0at, %gpubpf_0at, {TABLE + patch_function.HEADER};" in text
@@ -107,7 +132,7 @@ def test_refusals() -> None:
         "Compute Sanitizer does not give waited at point barrier_leave"
     )
     assert "wait for another" in str(refusal(fragment("site", "{ ld.acquire.gpu.u64 %x, [%y]; }"), "exit"))
-    patch = Patch(fragment("arg0"), patch_function.BLOCK_ENTER, "gpubpf_program0")
+    patch = Patch(patch_function.BLOCK_ENTER, "gpubpf_program0", (PatchProgram(fragment("arg0")),))
     with pytest.raises(Error, match="does not give arg0 at point entry"):
         patch_module([patch], launch_block([]), TABLE, (9, 0))
     with pytest.raises(Error, match=r"compute capability 6\.1; leave out --sass"):

@@ -298,6 +298,17 @@ bool fill(int fd, Context &context, const Contents &contents) {
     return true;
 }
 
+// Counts calls of patches that counted nothing since the last snapshot.
+void count_lost_calls(Context &context) {
+    Patches &p = context.patches;
+    std::lock_guard<std::mutex> hold(p.lock);
+    if (!p.usable || !copy_out(context, p.lost, p.table, sizeof p.lost) ||
+        !wait_for(context.stream, kCopyWait))
+        return;
+    agent.control->calls_unknown.fetch_add(p.lost[0] - std::exchange(p.lost_counted[0], p.lost[0]));
+    agent.control->calls_elsewhere.fetch_add(p.lost[1] - std::exchange(p.lost_counted[1], p.lost[1]));
+}
+
 // A thread that waits for a context, as long as kernels run there. A context has at most one, even across
 // attachments.
 struct Idle {
@@ -389,6 +400,7 @@ bool snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     const uint64_t taken_ns = now_ns();
     if (!(flags & kFailed) && fd >= 0 && !fill(fd, context, contents)) flags |= kFailed;
     if (flags & kFailed) tell_fault(context);
+    else if (!(flags & kOfRings)) count_lost_calls(context);
     if (fd < 0) {
         agent.send(Message::NoFile, Writer());
         return true;

@@ -125,12 +125,18 @@ static Instance *instance_of(Copy &copy, const LaunchShape &shape) {
     }
 }
 
+// Returns how many sites a kernel may have. Those of a patched kernel are its instructions.
+static uint32_t site_count(const Copy &copy) {
+    return copy.layout->patched ? static_cast<uint32_t>(copy.code_size / kInstructionSize)
+                                : copy.layout->sites;
+}
+
 // Returns the number of shards of a kernel's site array. With several shards, multiprocessors do not contend. A kernel with
 // many sites has fewer shards, so that its array leaves room for those of other kernels.
 static uint32_t site_shards(const MapSpec &map, const Copy &copy) {
     uint32_t shards = 1;
     while (shards < copy.context->multiprocessors && shards < kShards) shards *= 2;
-    while (shards > 1 && map.per_unit * copy.layout->sites * shards > kSiteArrayLimit) shards /= 2;
+    while (shards > 1 && map.per_unit * site_count(copy) * shards > kSiteArrayLimit) shards /= 2;
     return shards;
 }
 
@@ -138,7 +144,7 @@ static uint32_t site_shards(const MapSpec &map, const Copy &copy) {
 // shards.
 static uint64_t units(const MapSpec &map, const Copy &copy, uint64_t blocks, uint64_t in_block) {
     switch (map.unit) {
-        case Unit::Site: return uint64_t(copy.layout->sites) * site_shards(map, copy);
+        case Unit::Site: return uint64_t(site_count(copy)) * site_shards(map, copy);
         case Unit::Thread: return blocks * in_block;
         case Unit::Warp: return blocks * ((in_block + 31) / 32);
         case Unit::Block: return blocks;
@@ -206,7 +212,7 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
             array.bytes = m.fixed + m.per_unit * units(m, copy, blocks, in_block);
             at += map_aligned(array.bytes);
             const bool sites = m.unit == Unit::Site;
-            array.capacity = sites ? copy.layout->sites | uint64_t(site_shards(m, copy) - 1) << kShardsShift
+            array.capacity = sites ? site_count(copy) | uint64_t(site_shards(m, copy) - 1) << kShardsShift
                                    : units(m, copy, blocks, in_block);
             (sites ? copy.sites : instance.arrays).push_back(array);
         }

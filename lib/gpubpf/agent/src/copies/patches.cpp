@@ -196,6 +196,7 @@ std::string record_function(Context &context, Copy &copy, CUmodule module) {
             api.GetFunctionPcAndSize(module, copy.layout->name.c_str(), &copy.pc, &copy.code_size);
         if (result != kSuccess) return "its code is not found, " + in_words(result);
     }
+    if (copy.code_size / kInstructionSize > kSitesLimit) return "it has too many instructions";
     if (!copy.code_size || copy.pc % (1 << kGranuleBits)) return "its code is at an unexpected address";
     copy.record = take(p, 16);
     const uint64_t record[2] = {copy.pc, 0};
