@@ -37,6 +37,7 @@ EXAMPLES = """examples:
     memtrace --json -o sites.jsonl -- ./app    every instruction, as JSON Lines
     memtrace --footprint -- ./app              how much memory kernels touch
     memtrace --sample-blocks 1/16 -- ./app     less overhead: an estimate
+    memtrace --sass -- python3 infer.py        also kernels without PTX
     memtrace -e --site 3 --warps 64 -- ./app   one place, by one warp in 64
     memtrace --parquet app.parquet -- ./app    every access, for pandas, DuckDB
     memtrace --heatmap app.svg -- ./app        a picture: addresses by time
@@ -164,6 +165,20 @@ int on_chosen_shared(struct gpu_access *ctx) { return CHOSEN(in_shared, PLAIN); 
 int on_chosen_shared_updated(struct gpu_access *ctx) { return CHOSEN(in_shared, UPDATED); }
 int on_chosen_unaddressed(struct gpu_access *ctx) { return CHOSEN(in_unaddressed); }
 
+/* With --sass: what nothing else tells about an access of machine code. It is the same each time. */
+struct seen { u64 width_max, kind_max; };        /* bytes of a lane; 1 + GPU_LOAD, GPU_STORE or GPU_ATOMIC */
+GPU_SITE_ARRAY(seen, struct seen);
+
+int on_seen(struct gpu_access *ctx) {
+    int site = ctx->site;
+    struct seen *cell = seen.lookup(&site);
+    if (cell && cell->width_max < ctx->width)
+        gpu_max(&cell->width_max, ctx->width);
+    if (cell && cell->kind_max < ctx->kind + 1)
+        gpu_max(&cell->kind_max, ctx->kind + 1);
+    return 0;
+}
+
 /* Bulk copies, in all of these cases. */
 int on_bulk(struct gpu_access *ctx) {
     if (ctx->width > 16 && chosen())
@@ -182,6 +197,7 @@ def build_parser() -> cli.Parser:
     )
     cli.add_targets(parser)
     cli.add_kernels(parser)
+    cli.add_patches(parser)
     cli.add_threads(parser)
     cli.add_sampling(parser)
     cli.add_budget(parser)
@@ -197,11 +213,18 @@ def build_parser() -> cli.Parser:
 @cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
-    args = cli.parse(build_parser(), argv)
+    parser = build_parser()
+    args = cli.parse(parser, argv)
     args.measures_times = bool(args.heatmap)
     args.allocations &= not cli.samples(args, "--footprint" if args.footprint else "")
+    recording = cli.records_accesses(args)
+    if args.sass and (recording or args.footprint):
+        parser.error(
+            "--sass adds up accesses by instruction; leave out -e, --parquet, --heatmap and --footprint"
+        )
+    args.allocations &= not args.sass
     out = cli.open_results(args)
-    if cli.records_accesses(args):
+    if recording:
         from gpubpf.memory import access_trace
 
         return access_trace.trace(args, out)
@@ -252,7 +275,7 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
         b.attach_gpu_access(args.kernel, f"on_{which}{covers}{moved}", moves, ("global",), alike)
         repeated = f"on_{which}{covers}repeated_{moved}"
         b.attach_gpu_access(args.kernel, repeated, moves, ("global",), alike, repeats=True)
-    for name, kind in (("updated", "atomic"), ("copied", "async")):
+    for name, kind in (("updated", "atomic"), *(() if args.sass else (("copied", "async"),))):
         b.attach_gpu_access(
             args.kernel, f"on_{which}{covers}{name}", (kind,), ("global",), 0 if covers else alike
         )
@@ -265,7 +288,10 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
         args.kernel, f"on_{which}shared", kinds=(*moves, "async"), spaces=("shared",), alike=alike
     )
     b.attach_gpu_access(args.kernel, f"on_{which}shared_updated", kinds=("atomic",), spaces=("shared",))
-    b.attach_gpu_access(args.kernel, f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
+    if args.sass:
+        b.attach_gpu_access(args.kernel, "on_seen", (*moves, "atomic"), ("global", "shared", "local"))
+    else:
+        b.attach_gpu_access(args.kernel, f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
 
 
 def grain_of(b: BPF, args: argparse.Namespace) -> Grain | None:

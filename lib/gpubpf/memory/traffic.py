@@ -13,6 +13,7 @@ numbers that follow from the width are derived here rather than on the device. O
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
-from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
+from gpubpf.ebpf.bytecode import KINDS, UNADDRESSED_SPACES
 from gpubpf.ebpf.maps import SAMPLED
+from gpubpf.inject.values import LINE, Site
+from gpubpf.lower.patch_function import INSTRUCTION_SIZE
 from gpubpf.memory.sampled_part import SUMS, SampledPart
 from gpubpf.memory.updates import Updates, read_updates
 from gpubpf.record import Record, replace
@@ -33,7 +36,6 @@ from gpubpf.session.sampled import Sample
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
-    from gpubpf.inject.values import Site
     from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
 
@@ -48,10 +50,12 @@ MAPS = {
     "shared_cells": ("shared",),
     UNADDRESSED: UNADDRESSED_SPACES,
 }
+SEEN = "seen"  # the map of what accesses of machine code do: width_max, kind_max
 UPDATED = "global_cells"  # the map of sites whose updates gpubpf_updates.h counts by address
 UNIT, SHIFTED, BROADCAST, STRIDED, GATHER, SINGLE, PART = range(7)  # enum gpu_pattern of gpubpf_traffic.h
 MOST_GROUPS = 32  # maximum groups of sampled blocks or warps: more would hardly improve the standard errors
 SMALL_COPY = 16  # bytes of a bulk copy that each lane of a warp makes: the device counts larger ones, and PTX wants a multiple of 16
+MOST_WIDTH = 64  # bytes that a lane accesses in one instruction
 BANKS = 128  # bytes that all banks of shared memory deliver in one turn
 _MODULUS = 1 << 64
 # The JSON fields of a site that follow from addresses.
@@ -363,12 +367,14 @@ class Traffic:
         # Updates per address cannot be estimated from a sample.
         updates = {} if self._sampling else read_updates(session)
         samples = self._samples(session, since_last)
+        seen = _sites_seen(session)
         kernels = []
         for key, by_map in arrays.items():
             instance = instances[key]
             most = max(launches.get((key, name), 0) for name in by_map)
             count = self._launches(key, min(most, _MODULUS - 1), since_last)
-            known, numbers = self._sites(session, instance, {n for builds in by_map.values() for n in builds})
+            builds = {n for builds in by_map.values() for n in builds}
+            known, numbers = self._sites(session, instance, builds, seen)
             cells = self._cells(key, by_map, numbers, since_last)
             whole = {name: functools.reduce(add_cells, groups) for name, groups in cells.items()}
             warp, counted = Warp.of(instance.wave), _renumber_updates(updates.get(key, {}), numbers.values())
@@ -395,12 +401,23 @@ class Traffic:
         return sorted(kernels, key=lambda kernel: (-kernel.cost, -sum(kernel.moved.values())))
 
     def _sites(
-        self, session: Session, instance: Instance, builds: Collection[int]
+        self,
+        session: Session,
+        instance: Instance,
+        builds: Collection[int],
+        seen: Mapping[tuple[KernelKey, int], Mapping[int, Site]],
     ) -> tuple[dict[int, Site], dict[int, dict[int, int]]]:
-        """Return the sites of a kernel's builds, and the numbers that each build's sites have there; see `builds.joined`."""
+        """Return the sites of a kernel's builds, and the numbers that each build's sites have there; see `builds.joined`.
+
+        seen: see `_sites_seen`."""
         order = self._builds.setdefault(_key(instance), [])
         order += sorted(set(builds) - set(order))
-        tables = [session.sites(instance.mangled, instance.pid, build) for build in order]
+        tables = [
+            _with_lines(
+                session.sites(instance.mangled, instance.pid, build), seen.get((_key(instance), build), {})
+            )
+            for build in order
+        ]
         known, numbers = joined([tuple(table.values()) for table in tables])
         return known, dict(zip(order, numbers, strict=True))
 
@@ -470,6 +487,41 @@ class Traffic:
 
 def _key(instance: Instance) -> KernelKey:
     return instance.process, instance.gpu, instance.mangled
+
+
+def _sites_seen(session: Session) -> dict[tuple[KernelKey, int], dict[int, Site]]:
+    """Return the sites of kernels without PTX that were executed, by kernel and build. Their number counts instructions."""
+    found: dict[tuple[KernelKey, int], dict[int, Site]] = {}
+    for instance in session.instances(SEEN) if session.has_map(SEEN) else ():
+        cells = sum_shards(instance.array)
+        widths, kinds = cells["width_max"], cells["kind_max"]
+        sites = found.setdefault((_key(instance), instance.build), {})
+        for number in np.flatnonzero((kinds > 0) & (kinds <= len(KINDS)) & (widths <= MOST_WIDTH)).tolist():
+            sites[number] = Site(
+                number,
+                instance.mangled,
+                0,
+                point="access",
+                kind=KINDS[int(kinds[number]) - 1],
+                space="generic",
+                width=int(widths[number]),
+                offset=number * INSTRUCTION_SIZE,
+            )
+    return found
+
+
+def _with_lines(known: dict[int, Site], seen: Mapping[int, Site]) -> dict[int, Site]:
+    """Return the sites of a build: those known before it ran, or of a kernel without PTX those `seen`, with known source lines."""
+    if any(site.point != LINE for site in known.values()):
+        return known
+    begins = sorted(known)
+    found = {}
+    for number, site in seen.items():
+        line = known[begins[at - 1]] if (at := bisect.bisect_right(begins, number)) else None
+        found[number] = (
+            site if line is None else replace(site, source=line.source, source_line=line.source_line)
+        )
+    return found
 
 
 def _with_parts(

@@ -8,11 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from gpubpf.inject.values import Site
+from gpubpf.inject.values import LINE, Site
 from gpubpf.memory import traffic, traffic_text, updates
 from gpubpf.memory.traffic import BROADCAST, GATHER, PART, SHIFTED, SINGLE, STRIDED, UNIT
 from gpubpf.memory.updates import Updates
 from gpubpf.record import replace
+from gpubpf.records import kernel_shapes
 from gpubpf.records.results import Instance
 from gpubpf.show import table
 from gpubpf_properties import generated, rare
@@ -414,6 +415,31 @@ def test_builds_have_their_own_sites():
     ]
     cells["requests"][0, :, UNIT] += np.array([1, 0, 2], np.uint64)
     assert read() == ([(7, 1), (8, 8), (9, 1), (9, 16)], 2)
+
+
+def test_sites_of_machine_code_are_those_that_were_seen():
+    """Kernels without PTX have no known sites, at most source lines."""
+    cells, seen = array(2, 6), np.zeros((2, 6), [("width_max", "u8"), ("kind_max", "u8")])
+    cells["requests"][0, :, UNIT] = 1, 0, 0, 8, 16, 32
+    for shard, number, width, kind in ((0, 0, 4, 1), (1, 3, 8, 2), (0, 4, 4, 3), (1, 5, 4, 9)):  # 9: no kind
+        seen[shard, number] = width, kind
+    lines = [Site(n, "f", 0, "a.cu", 10 + n, LINE, offset=16 * n) for n in (2, 4)]
+
+    def read(known):
+        session = Session({"global_cells": [cells], "seen": [seen]}, known)
+        (one,) = traffic.Traffic().read(session, since_last=False)
+        return [(s.where, s.site.kind, s.space, s.width, s.requests) for s in one.sites], one.unknown
+
+    found = [
+        ("instruction +0x0", "load", "global", 4, 1),
+        ("instruction +0x30", "store", "global", 8, 8),
+        ("instruction +0x40", "atomic", "global", 4, 16),
+    ]
+    assert read({}) == (found, 32)
+    at_lines = [place for place, *_ in read({line.number: line for line in lines})[0]]
+    assert at_lines == ["instruction +0x0", "a.cu:12", "a.cu:14"]
+    with_ptx = {3: replace(site(3), source="", source_line=0)}  # the program has PTX, whose sites are known
+    assert [place for place, *_ in read(with_ptx)[0]] == [kernel_shapes.site_name(with_ptx[3])]
 
 
 def test_updates_of_builds_that_use_a_number_for_different_sites_are_left_out():
