@@ -75,18 +75,33 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(gpubpf_cuda.build(PROGRAM, tmp_path_factory.mktemp("app") / "app"))
 
 
-# modules ROUNDS MILLISECONDS: in two contexts, loads a module, launches its kernel `first`, and loads another with `second` in its
-# place, again and again. The launches of a round are 1 in the first context and 2 in the second. Prints the contexts' sums.
-MODULES = r"""
+DRIVER = r"""
 #include <cuda.h>
 #include <cstdio>
 #include <cstdlib>
 #include <unistd.h>
+#include <string>
 static const char *text[] = {"first", "second"};
-static const char *form = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry %s(.param .u64 p) {\n"
+static const char *form = ".visible .entry %s(.param .u64 p) {\n"
     ".reg .b64 %%at; .reg .b32 %%x; .reg .pred %%odd; ld.param.u64 %%at, [p]; mov.u32 %%x, %%tid.x; and.b32 %%x, %%x, 1;\n"
     "setp.eq.u32 %%odd, %%x, 1; @%%odd bra OUT; red.global.add.u32 [%%at], 1; ret;\nOUT: red.global.add.u32 [%%at], 2; exit; }\n";
+static std::string ptx(int first, int last) {
+    std::string made = ".version 7.0\n.target sm_70\n.address_size 64\n";
+    for (int k = first; k <= last; k++) {
+        char kernel[1000];
+        snprintf(kernel, sizeof kernel, form, text[k]);
+        made += kernel;
+    }
+    return made;
+}
 #define CHECK(x) do { if (int r = (x)) return printf("%s: %d\n", #x, r), 1; } while (0)
+"""
+
+# modules ROUNDS MILLISECONDS: in two contexts, loads a module, launches its kernel `first`, and loads another with `second` in its
+# place, again and again. The launches of a round are 1 in the first context and 2 in the second. Prints the contexts' sums.
+MODULES = (
+    DRIVER
+    + r"""
 int main(int, char **argv) {
     CUcontext contexts[2];
     CUdeviceptr sums[2];
@@ -100,12 +115,10 @@ int main(int, char **argv) {
         for (int c = 0; c < 2; c++) {
             CHECK(cuCtxSetCurrent(contexts[c]));
             for (int k = 0; k < 2; k++) {
-                char ptx[1000];
                 CUmodule module;
                 CUfunction kernel;
                 void *arguments[] = {&sums[c]};
-                snprintf(ptx, sizeof ptx, form, text[k]);
-                CHECK(cuModuleLoadData(&module, ptx));
+                CHECK(cuModuleLoadData(&module, ptx(k, k).c_str()));
                 CHECK(cuModuleGetFunction(&kernel, module, text[k]));
                 for (int i = 0; i <= c; i++) CHECK(cuLaunchKernel(kernel, 2, 1, 1, k ? 4 : 6, 1, 1, 0, 0, arguments, 0));
                 CHECK(cuCtxSynchronize());
@@ -122,6 +135,77 @@ int main(int, char **argv) {
     }
 }
 """
+)
+# libraries ROUNDS: loads a library with both kernels, launches `first` three times by its handles, in odd rounds `second` once, and
+# unloads the library. Then twice the same image as a module, with 3 and 1 launches of `second`. Prints the sum.
+LOADED = (
+    DRIVER
+    + r"""
+int main(int, char **argv) {
+    CUcontext context;
+    CUdeviceptr sum;
+    CHECK(cuInit(0));
+    CHECK(cuCtxCreate(&context, nullptr, 0, 0));
+    CHECK(cuMemAlloc(&sum, 4));
+    CHECK(cuMemsetD32(sum, 0, 1));
+    void *arguments[] = {&sum};
+    const std::string image = ptx(0, 1);
+    for (int round = 0; round < atoi(argv[1]); round++) {
+        CUlibrary library;
+        CUkernel kernel;
+        CUfunction function;
+        CUmodule module;
+        CHECK(cuLibraryLoadData(&library, image.c_str(), 0, 0, 0, 0, 0, 0));
+        CHECK(cuLibraryGetKernel(&kernel, library, "first"));
+        CHECK(cuKernelGetFunction(&function, kernel));
+        CHECK(cuLaunchKernel(function, 2, 1, 1, 6, 1, 1, 0, 0, arguments, 0));
+        for (int i = 0; i < 2; i++)
+            CHECK(cuLaunchKernel((CUfunction)kernel, 2, 1, 1, 6, 1, 1, 0, 0, arguments, 0));
+        if (round % 2) {
+            CHECK(cuLibraryGetModule(&module, library));
+            CHECK(cuModuleGetFunction(&function, module, "second"));
+            CHECK(cuLaunchKernel(function, 2, 1, 1, 4, 1, 1, 0, 0, arguments, 0));
+        }
+        CHECK(cuCtxSynchronize());
+        CHECK(cuLibraryUnload(library));
+        for (int launches : {3, 1}) {
+            CHECK(cuModuleLoadData(&module, image.c_str()));
+            CHECK(cuModuleGetFunction(&function, module, "second"));
+            for (int i = 0; i < launches; i++)
+                CHECK(cuLaunchKernel(function, 2, 1, 1, 4, 1, 1, 0, 0, arguments, 0));
+            CHECK(cuCtxSynchronize());
+            CHECK(cuModuleUnload(module));
+        }
+    }
+    unsigned found = 0;
+    CHECK(cuMemcpyDtoH(&found, sum, 4));
+    printf("%u\n", found);
+}
+"""
+)
+# Each thread of `parent` launches `child`, which the host launches, too: in the same shape and in others.
+NESTED = r"""
+#include <cstdio>
+__global__ void child(int *out) { if (threadIdx.x % 2) return; atomicAdd(out, 1); }
+__global__ void parent(int *out) {
+    child<<<2, 8>>>(out);
+    child<<<1, threadIdx.x % 3 + 1>>>(out);
+}
+__global__ void other(int *out) { atomicAdd(out, 1); }
+int main() {
+    int *out, sum = 0;
+    if (cudaMalloc(&out, 4) || cudaMemset(out, 0, 4)) return 1;
+    for (int i = 0; i < 3; i++) {
+        parent<<<2, 5>>>(out);
+        child<<<2, 8>>>(out);
+        other<<<2, 5>>>(out);
+    }
+    if (cudaDeviceSynchronize() || cudaMemcpy(&sum, out, 4, cudaMemcpyDeviceToHost)) return 2;
+    printf("%d\n", sum);
+}
+"""
+# Each round has 10 threads that launch: 8 runs of the atomic, and 1, or 2 in every third thread of a block.
+NESTED_SUM = 3 * (10 * 8 + 2 * (1 + 1 + 2 + 1 + 1)) + 3 * 8 + 3 * 10
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -213,6 +297,71 @@ def test_code_in_the_place_of_other_code(modules: str, tmp_path: Path) -> None:
         "first": (9, 9 * 12),
         "second": (9, 9 * 8),
     }
+
+
+@pytest.mark.parametrize("loading", ["LAZY", "EAGER"])
+def test_libraries_and_modules_that_are_loaded_again(loading: str, tmp_path: Path) -> None:
+    """Functions may get their place at their first launch, and the next module that of the one before."""
+    program = gpubpf_cuda.build(LOADED, tmp_path / "loaded", f"-L{LIBRARY.parent}", "-lcuda")
+    out = tmp_path / "out.jsonl"
+    words = ("--sass", "--json", "-o", str(out), "--", str(program), "4")
+    done = run(*words, CUDASIM_HOSTILE="1", CUDA_MODULE_LOADING=loading)
+    first, second = 4 * 3, 4 * 4 + 2
+    assert (done.returncode, done.stdout) == (0, f"{18 * first + 12 * second}\n"), done.stderr
+    found = records(out)
+    assert {r["kernel"]: (r["launches"], r["runs"]) for r in found if r["type"] == "kernel"} == {
+        "first": (first, first * 12),
+        "second": (second, second * 8),
+    }
+    assert "patch_calls_lost" not in found[-1] and not found[-1]["lost"]
+
+
+@pytest.mark.parametrize("hostile", ["0", "1"])
+def test_grids_that_kernels_launch(hostile: str, tmp_path: Path) -> None:
+    """A patch does not see who launched its grid. The kernels that only the host launches are exact, and the rest is reported."""
+    flags = ("-rdc=true", "-arch=sm_80", "-lcudadevrt")
+    program = gpubpf_cuda.build(NESTED, tmp_path / "nested", *flags)
+    out = tmp_path / "out.jsonl"
+    done = run("--sass", "--json", "-o", str(out), "--", str(program), CUDASIM_HOSTILE=hostile)
+    assert (done.returncode, done.stdout) == (0, f"{NESTED_SUM}\n"), done.stderr
+    found = records(out)
+    by_kernels = 3 * 10 * 16  # threads in the shape that the host launches
+    kernels = {r["kernel"]: (r["launches"], r["runs"]) for r in found if r["type"] == "kernel"}
+    assert kernels == {"parent": (3, 30), "other": (3, 30), "child": (3, 3 * 16 + by_kernels)}
+    assert (
+        f"child: {48 + by_kernels} runs of threads were counted, but 48 launched; kernels may have launched it, too;"
+        " the rows of this kernel are not exact"
+    ) in done.stderr
+    assert done.stderr.count("not exact") == 1
+    assert found[-1]["patch_calls_lost"] == {"launches": 3 * 2 * (1 + 2 + 3 + 1 + 2), "functions": 0}
+
+
+# threadhist, with a patch that reads from an address that is not mapped.
+FAULTY = """
+import sys
+sys.path.insert(0, LIBRARY)
+from gpubpf.lower import patch_function as made
+made._FIND = (".reg .b64 %gpubpf_0bad;", "mov.u64 %gpubpf_0bad, 16;", "ld.global.u64 %gpubpf_0bad, [%gpubpf_0bad];", *made._FIND)
+from gpubpf.tools.threadhist import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_fault_in_a_patch_is_that_of_the_tool(app: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    code = FAULTY.replace("LIBRARY", repr(str(REPOSITORY / "lib")))
+    words = ("--device", "sim", "--sass", "--json", "-o", str(out), "--", app)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env=os.environ | {"CUDASIM_SASS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "the tool's patch in kernel ways(int*) failed, not the program: illegal address" in done.stderr
+    assert "run it without --sass" in done.stderr
+    (fault,) = records(out)[-1]["device_faults"]
+    assert (fault["patch"], fault["kernel"], fault["address"]) == (True, "ways", "0x10")
 
 
 def test_the_measurement_ends_before_the_program(modules: str, tmp_path: Path) -> None:

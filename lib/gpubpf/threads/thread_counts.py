@@ -215,7 +215,8 @@ def unaccounted(kernels: Sequence[ThreadCounts]) -> Iterator[str]:
         launched = counts.launches * counts.wanted
         if counts.total_runs != launched:
             what = f"{counts.total_runs:,} runs of threads were counted, but {launched:,} launched"
-            yield f"{counts.instance.kernel}: {what}; the rows of this kernel are not exact"
+            why = "; kernels may have launched it, too" if counts.total_runs > launched else ""
+            yield f"{counts.instance.kernel}: {what}{why}; the rows of this kernel are not exact"
 
 
 # --- text ---
