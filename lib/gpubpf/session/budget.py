@@ -1,10 +1,10 @@
 """Hold the overhead of device programs below --budget by measuring only some launches of each kernel.
 
-The agent measures the first launch of a kernel, then none until this side has read what it cost: the instructions that injection
-added against the application's own (inject/cost.py). From then on it measures one launch in N, at a random place among each N,
-with the smallest N that keeps the added instructions within the budget. Host time (hooks, and readings of maps) is taken off the
-budget first.
-The first launch stands for the first 2 N, so that never more than one in N was measured. N follows each later reading.
+The agent measures the first launch of a kernel. It measures no further launch until the tool has read the cost of the first: the
+added instructions compared with the application's own (inject/cost.py). From then on, the agent measures one launch in N, at a random
+position within each N launches. N is the smallest number that keeps the added instructions within the budget. Host time (hooks, and
+readings of maps) is subtracted from the budget first.
+The first launch stands for the first 2 N launches, so at no time has more than one in N been measured. Each later reading updates N.
 docs/sampling.md explains this to users.
 """
 
@@ -27,19 +27,20 @@ if TYPE_CHECKING:
     from gpubpf.traced.traced_process import TracedProcess
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds between two readings
-READING_SHARE = 0.25  # of the budget, that readings may take
-NEVER = 1 << 62  # one launch in so many: none
+READING_SHARE = 0.25  # share of the budget that readings may take
+NEVER = 1 << 62  # as N of "one launch in N": no launch
 SAMPLED_OUT = REASON_NAMES[Reason.SAMPLED_OUT]
 
 
 class KernelCost(Record):
-    """What the launches of a kernel in one process cost.
+    """The cost of a kernel's launches in one process.
 
-    slot       its number in the process
-    launches   those that could have been measured
-    measured   those that were
-    own, added instructions of the application, and added ones, in the measured launches that were read; 0: not known yet
-    one_in     the agent measures one launch in so many; 0: only the first so far
+    slot       number of the kernel in the process
+    launches   number of launches that could have been measured
+    measured   number of measured launches
+    own        the application's instructions in the measured launches that were read; 0: not known yet
+    added      added instructions in the same launches; 0: not known yet
+    one_in     the agent measures one launch in this many; 0: only the first launch so far
     """
 
     process: TracedProcess
@@ -53,18 +54,18 @@ class KernelCost(Record):
 
     @property
     def of_a_launch(self) -> float | None:
-        """Added instructions of a measured launch in per cent of its own; None: unknown."""
+        """Added instructions of a measured launch in per cent of the application's; None: unknown."""
         return 100 * self.added / self.own if self.own else None
 
     @property
     def overhead(self) -> float | None:
-        """Added instructions in per cent of the own ones of all launches, if launches that are not measured are like the others."""
+        """Added instructions in per cent of the application's in all launches, if unmeasured launches are like measured ones."""
         of_a_launch = self.of_a_launch
         return None if of_a_launch is None else of_a_launch * self.measured / self.launches
 
 
 def one_in(cost: float, left: float) -> int:
-    """Return N of "one launch in N" for launches that cost so many per cent, if so many per cent may be spent."""
+    """Return N of "one launch in N". cost: per cent that a measured launch adds. left: per cent that may be spent."""
     return max(1, math.ceil(cost / left)) if left > 0 else NEVER
 
 
@@ -74,18 +75,18 @@ class Budget:
     def __init__(self, percent: float) -> None:
         self.percent = percent
         self._rates: dict[tuple[int, int], int] = {}  # (process, slot) → N
-        self._reading_ns = 0  # time of the readings made here, without the latest
+        self._reading_ns = 0  # total duration of this object's readings, without the latest
         self._latest: tuple[int, int | None] = (0, 0)  # begin and end of the latest reading; None: under way
-        # Times (time.monotonic_ns), each with the time of all readings until then: of the last look, and by process, of the first.
+        # When `_look` last ran, and when it first saw each process: (time.monotonic_ns, total duration of readings until then).
         self._looked = time.monotonic_ns(), 0
         self._since: dict[int, tuple[int, int]] = {}
-        self._read_in_all: dict[int, int] = {}  # ended process → time of all readings until its end
+        self._read_in_all: dict[int, int] = {}  # ended process → total duration of readings until its end
         self._soonest, self._next, self._pause = 0.0, 0.0, SHORTEST_PAUSE
         self._awaited: set[tuple[int, int]] = set()  # kernels that were to get their first rate in a reading
         self._measured_before = 0
 
     def tick(self, measurement: Measurement, read: Callable[[], object]) -> None:
-        """Choose the rates anew if launches were measured since the last time. `read` requests the maps and waits for them."""
+        """Update the rates if launches have been measured since the last update. `read` requests the maps and waits for them."""
         self._look(measurement)
         if self._latest[1] is None or measurement.stopped or time.monotonic() < self._soonest:
             return
@@ -99,13 +100,13 @@ class Budget:
             self._measured_before, self._awaited = measured, self._awaited | waiting
             self._read(read)
         elif NEVER not in self._rates.values():
-            return  # a rate changes with the counts, and NEVER also with the time
+            return  # without new counts, only the rate NEVER can change: host time becomes a smaller share
         self._pause = min(2 * (SHORTEST_PAUSE if new else self._pause), LONGEST_PAUSE)
         self._next = max(self._soonest, time.monotonic() + self._pause)
         self._choose(measurement)
 
     def _look(self, measurement: Measurement) -> None:
-        """Remember the time of the readings until each new process began, and until each process ended."""
+        """Record the total duration of readings until each new process began, and until each process ended."""
         now = time.monotonic_ns()
         new = now, self._read_until(now)
         for process in measurement.all_processes():
@@ -116,12 +117,14 @@ class Budget:
         self._looked = new
 
     def _read_until(self, at: int) -> int:
-        """Return the time of all readings until `at` (time.monotonic_ns). It must not be before the end of the last but one."""
+        """Return the total duration of readings until `at` (time.monotonic_ns).
+
+        `at` must not be before the end of the second-latest reading."""
         begin, end = self._latest
         return self._reading_ns + max(0, (at if end is None else min(at, end)) - begin)
 
     def _read(self, read: Callable[[], object]) -> None:
-        """Read the maps, and put off the next reading so that readings take at most READING_SHARE of the budget."""
+        """Read the maps, and delay the next reading so that readings take at most READING_SHARE of the budget."""
         start = time.monotonic_ns()
         self._reading_ns = self._read_until(start)
         self._latest = start, None
@@ -134,14 +137,14 @@ class Budget:
         self._soonest = time.monotonic() + max(SHORTEST_PAUSE, took / 1e9 / share)
 
     def _choose(self, measurement: Measurement) -> None:
-        """Choose the rate of each kernel whose counts were read, and tell the user the first one."""
+        """Choose the rate of each kernel whose counts were read. A notice reports a kernel's first rate."""
         costs = list(self.costs(measurement))
         labels = names.labels(cost.mangled for cost in costs)
         for cost in costs:
             of_a_launch = cost.of_a_launch
             if of_a_launch is None:
                 continue
-            # There is no other reading until `_soonest`.
+            # The next reading is at `_soonest` at the earliest, so this reading's cost is spread over the time until then.
             host = self.host(cost.process, int(self._soonest * 1e9)) or 0.0
             rate = one_in(of_a_launch, self.percent - host)
             self._rates[cost.process.number, cost.slot] = rate
@@ -151,10 +154,11 @@ class Budget:
                 measurement.note(f"budget of {self.percent:g} %: {_choice(rate)} of {where}")
 
     def host(self, process: TracedProcess, until: int = 0) -> float | None:
-        """Return the time in hooks and readings in per cent of a process's time, which ends now or at `until`, whichever is later.
+        """Return the time in hooks and readings in per cent of a process's lifetime; None on the virtual clock.
 
-        Only readings during this time count. It leaves out rare work, such as loading the copies of a new module. None on the virtual
-        clock."""
+        until: time.monotonic_ns at which the lifetime of a running process is taken to end, if that is later than now.
+
+        Only readings within the lifetime count. Rare work, such as loading the copies of a new module, does not count."""
         if process.virtual or process.virtual_times()[0]:
             return None
         calls = process.hook_calls()

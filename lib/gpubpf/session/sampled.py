@@ -4,12 +4,12 @@
     sample.total(work)       # Estimate: of all blocks, from the work of the chosen ones by group
     sample.error_of_ratio(sectors, least)
 
-Each launch chooses each block (below: unit) independently with probability 1/N. Given how many were chosen, every set of so many units
-is equally likely. So the mean of the chosen units estimates the mean of all, and its standard error is that of a random sample without
-replacement. It needs the sum of the squared deviations of the chosen units. The device does not keep these, but only sums by group:
-each chosen unit belongs to one of up to GROUPS groups at random, by its hash. The squared deviations of S groups add up to 1 - 1/S
-times those of the units, on average. While launches may be running, the number of units is unknown. Then the sum of the chosen units
-is multiplied by N, which has a larger error. docs/sampling.md explains all of this.
+Each launch chooses each block or warp (below: unit) independently with probability 1/N. Given the number of chosen units, every set of
+that size is equally likely. So the mean of the chosen units estimates the mean of all units, and its standard error is that of a
+random sample without replacement. The standard error needs the sum of the squared deviations of the chosen units. The device does not
+keep these deviations, but only sums by group: the hash of a chosen unit puts it into one of up to GROUPS groups. The squared
+deviations of S groups add up to 1 - 1/S times those of the units, on average. While launches may be running, the number of units is
+unknown. Then the sum of the chosen units is multiplied by N, which has a larger error. docs/sampling.md explains all of this.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def rounded(error: float | None) -> float | None:
 class Sample(Record):
     """The units that were chosen in some launches.
 
-    units   how many blocks or warps these launches had; None if some may have been running when maps were read
-    chosen  how many of them were chosen, by group: int64 [GROUPS]
+    units   number of blocks or warps in these launches; None if some launches may have been running when maps were read
+    chosen  number of chosen units by group: int64 [GROUPS]
     """
 
     sampling: Sampling
@@ -78,9 +78,11 @@ class Sample(Record):
         return cls(sampling, units, chosen)
 
     def since(self, before: Sample | None) -> Sample:
-        """Return the sample of an interval. before: the same launches' sample at its beginning; None: there was none.
+        """Return the sample of an interval.
 
-        Units that were running at its beginning or end have only a part of their sums in it."""
+        before: the sample of the same launches when the interval began; None: no launch had begun.
+
+        A unit that was running when the interval began or ended has only a part of its sums in the interval."""
         if before is None:
             return self
         units = None if self.units is None or before.units is None else self.units - before.units
@@ -112,7 +114,9 @@ class Sample(Record):
         return Estimate(self.scaled(int(values.sum())), self._error(values - expected))
 
     def error_of_ratio(self, above: Groups, below: Groups) -> float | None:
-        """Return the standard error of the quotient of two totals, to first order. above, below: as `values` of `total`."""
+        """Return the standard error of the quotient of two totals, to first order.
+
+        above, below: numerator and denominator, each like `values` of `total`."""
         above, below = np.asarray(above, np.float64), np.asarray(below, np.float64)
         if not below.sum():
             return None
@@ -120,19 +124,19 @@ class Sample(Record):
         return None if error is None else error / (below.sum() * self.factor)
 
     def _error(self, deviations: Groups) -> float | None:
-        """Return the standard error of a total. deviations: of the groups' sums from those expected; they add up to 0."""
+        """Return the standard error of a total. deviations: each group's sum minus its expected sum; they add up to 0."""
         count, groups, one_in = self.count, len(deviations), self.sampling.one_in
         if one_in == 1 or count == self.units:
             return 0.0
         if count < 2 or groups < 2 or (self.units is not None and count > self.units):
             return None
-        squares = float((deviations**2).sum()) * groups / (groups - 1)  # of the chosen units
+        squares = float((deviations**2).sum()) * groups / (groups - 1)  # estimate for the chosen units
         if self.units is None:
             return math.sqrt(one_in * (one_in - 1) * squares)
         return math.sqrt(self.units * (self.units - count) / count * squares / (count - 1))
 
     def folded(self, groups: int) -> Groups:
-        """Return how many units were chosen, in so many groups, a power of two."""
+        """Return the number of chosen units by group, after merging the groups into `groups` groups (a power of two)."""
         return self.chosen.reshape(-1, groups).sum(axis=0)
 
     def record(self) -> dict[str, Any]:
@@ -142,7 +146,7 @@ class Sample(Record):
         return names | {"chosen": self.count, "of": self.units}
 
     def sentence(self, word: str) -> str:
-        """Return ``sampled 812 of the 12,800 blocks of all launches (1 in 16, seed 7)``. word: for one unit."""
+        """Return ``sampled 812 of the 12,800 blocks of all launches (1 in 16, seed 7)``. word: the singular, such as "block"."""
         how = f"1 in {self.sampling.one_in}, seed {self.sampling.seed}"
         if self.units is None:
             unknown = "launches may have been running when maps were read"
@@ -151,7 +155,7 @@ class Sample(Record):
 
 
 def kernel_of(instance: Instance) -> tuple[Any, ...]:
-    """Return what tells the kernel and launch shape of an instance from others. A pid may have belonged to several programs."""
+    """Return a key for the kernel and launch shape of an instance. It has more than the pid, which programs may have in turn."""
     return (
         instance.process, instance.pid, instance.gpu, instance.mangled, instance.grid, instance.block_dim,
     )  # fmt: skip
@@ -160,7 +164,7 @@ def kernel_of(instance: Instance) -> tuple[Any, ...]:
 def samples(
     session: Session, sampling: Sampling | None, key: Callable[[Instance], Any] = kernel_of
 ) -> dict[Any, Sample]:
-    """Return the sample of each kernel and launch shape, by `key`; none without sampling. Those with an equal key are one sample."""
+    """Return the samples by `key`; empty without sampling. Instances with equal keys form one sample."""
     if sampling is None:
         return {}
     found: dict[Any, list[Instance]] = {}

@@ -80,7 +80,11 @@ def _named(processes: Sequence[TracedProcess]) -> str:
 
 
 class _NewlyHooked(MutableRecord):
-    """A process whose hooks are live. until: when to report missing copies (time.monotonic); told: whether they were reported."""
+    """A process whose hooks are live.
+
+    until: when to report missing copies (time.monotonic).
+    told: whether missing copies were reported.
+    """
 
     process: TracedProcess
     until: float
@@ -201,10 +205,10 @@ class Session:
         importlib.import_module("numpy")
 
     def _wait_for_first_answers(self) -> None:
-        """Wait at most READY_WAIT until the processes have copies of the kernels that they had loaded. Wait at most FIRST_ANSWER_WAIT
-        until they have the sidecars that they requested.
+        """Wait for answers to the processes: importing NumPy, which the tool does next, would delay them.
 
-        The tool imports NumPy next, which would delay the answers."""
+        Wait at most READY_WAIT for the copies of kernels that the processes had loaded, and at most FIRST_ANSWER_WAIT for the sidecars
+        that they requested."""
         start = time.monotonic()
         with self._measurement.lock:
             while not self._signals.terminated and not self._signals.interrupted:
@@ -226,8 +230,11 @@ class Session:
     def join(self, pid: int, *, starting: int | None = None) -> str | None:
         """Attach to a running process. Return None once probes are live in it, or else the reason for the failure.
 
-        The summary counts that reason, except TOO_LATE: the attach failed when the measurement was over. `starting`: the held thread,
-        if the process is inside its first cuInit. From any thread, at any time."""
+        The summary counts the reason, except TOO_LATE: then the measurement ended before the attach. May be called from any thread, at
+        any time.
+
+        starting: ID of the held thread, if the process is inside its first cuInit.
+        """
         started = traceable.started(pid)
         missed = self._joining.join(pid, starting)
         if missed is None:
@@ -291,9 +298,7 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if kind is not None:
-            self._tick = (
-                None  # it may have raised the error, and would do so again while waiting for the command
-            )
+            self._tick = None  # it may have raised this error, and would raise it again in the wait below
         try:
             self._stop()
             while self._child and not self._signals.terminated and not self._wait():
@@ -565,7 +570,7 @@ class Session:
                 self._listener.waiting(process.pid, process.comm, when, waiting)
 
     def _note_untraced_descendants(self, processes: Iterable[TracedProcess]) -> None:
-        """Tell the user about processes that use the GPU and were started by these traced ones (`-p`)."""
+        """Give a notice about processes that use the GPU and that these traced processes (`-p`) have started."""
         if not self.targets.pids:
             return
         traced = {process.pid for process in processes}
@@ -662,13 +667,16 @@ class Session:
             )
 
     def _drain(self) -> None:
-        """Request the maps of every live process, and wait for them, at most until the time of -d. Ended processes already sent their
-        maps."""
+        """Request the maps of every live process, and wait for them until the end of -d at the latest.
+
+        Ended processes have already sent their maps."""
         self._finish(DrainRequest(self._measurement), self._after_began(self._duration))
 
     def _finish(self, request: DrainRequest, until: float | None = None) -> None:
-        """Wait for the answers to a request. Tell the user how many processes did not answer, unless it was cut short by `until`
-        (time.monotonic)."""
+        """Wait for the answers to a request. Give a notice with the number of processes that did not answer.
+
+        until: time.monotonic at which to stop waiting, without a notice.
+        """
         deadline = request.finished + (LEAVING_WAIT if self._signals.terminated else ANSWER_WAIT)
         if until is not None and until < deadline:
             self._wait_for_answers(request, until)
@@ -688,7 +696,7 @@ class Session:
         return True
 
     def _count_unattached(self, watcher: MachineWatcher, request: DrainRequest) -> None:
-        """Count the processes that came too late. `request`: the last one, which went to every process with live hooks."""
+        """Count the processes that came too late. `request`: the last request, which went to every process with live hooks."""
         measured = {p.pid for p in self._measurement.all_processes() if p.hooked and p in request.processes}
         for pid in watcher.unattached():
             if pid not in measured:
@@ -737,8 +745,11 @@ class Session:
     def sites(self, mangled: str, pid: int | None = None, build: int | None = None) -> dict[int, Site]:
         """Return the sites of a kernel by number (`ctx->site`), with source lines if the program has them.
 
-        pid: only this process; None: all. build: only the build of an `Instance` or launch; None: all. Sites on which builds disagree
-        are left out: a process may have different kernels of one name (records/builds.py), as processes may have."""
+        pid: only this process; None: all.
+        build: only this build, from an `Instance` or a launch; None: all.
+
+        Sites on which builds disagree are left out. A process may have different kernels with the same name (records/builds.py), and
+        so may different processes."""
         return readout.sites(self._measurement, mangled, pid, build)
 
     def kernels(self) -> list[KernelCount]:
@@ -754,7 +765,7 @@ class Session:
         return summary.launches_by_comm(self._measurement)
 
     def pids(self) -> dict[str, int]:
-        """Return, for each process name (comm), the pid of the first process that had it."""
+        """Return, for each process name (comm), the pid of the first process with this name."""
         return {process.comm: process.pid for process in reversed(self._measurement.all_processes())}
 
     def failed(self) -> set[int]:

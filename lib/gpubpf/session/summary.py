@@ -95,7 +95,7 @@ def lost_calls(measurement: Measurement) -> protocol.LostCalls:
 
 
 def _measured(measurement: Measurement) -> tuple[int, int]:
-    """Return the number of processes with live hooks, and the number of programs that they executed with live hooks."""
+    """Return the number of processes that had live hooks, and the number of programs that they ran with live hooks."""
     entries = Counter((p.identity, p.vendor) for p in measurement.all_processes() if p.hooked)
     programs: dict[
         tuple[int, float], int
@@ -150,9 +150,9 @@ def _extra_registers(measurement: Measurement, processes: list[TracedProcess]) -
 
 
 def _not_probed(measurement: Measurement, launched: set[str]) -> dict[str, int]:
-    """Return the accesses that cannot be probed, by opcode, most frequent first. `launched`: count only in these kernels.
+    """Return the number of accesses that cannot be probed, by opcode, most frequent first.
 
-    A kernel that several processes have counts once."""
+    launched: names of the kernels to count. A kernel that several processes have counts once."""
     by_kernel: dict[tuple[str, str], int] = {}
     with measurement.lock:
         for process in measurement.processes:
@@ -202,8 +202,7 @@ def _reasons(process: TracedProcess, name: str, counters: protocol.Counters) -> 
 
 
 def before_their_copies(measurement: Measurement) -> int:
-    """Return how many launches in commands ran the original because copies of a large module could not be loaded at their first
-    launch."""
+    """Return how many launches of large modules' kernels ran the original because the copy was not loaded in time; commands only."""
     return sum(
         _reasons(process, name, counters).get(BEFORE_READY, 0)
         for process, name, counters in _counted(measurement)
@@ -231,10 +230,10 @@ def _counted(measurement: Measurement) -> Iterator[tuple[TracedProcess, str, pro
 
 
 def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, int]]:
-    """Yield processes with incomplete counts, and the upper bound of their instrumented launches that were not read.
+    """Yield each process with incomplete counts, and an upper bound for the number of its instrumented launches that were not read.
 
-    Of a reading on the way, launches that were running then may lack counts. If kernels ran at a process's last reading, that is not a
-    loss of launches: see `partly_counted` and `ended_while_running`."""
+    In an intermediate reading, launches that were still running may lack counts, so they count as not read. In a process's last
+    reading they count as read: see `partly_counted` and `ended_while_running`."""
     for process in measurement.all_processes():
         instrumented = _instrumented(process)
         received = sum(
@@ -254,7 +253,7 @@ def _after_last_reading(process: TracedProcess) -> int:
 
 
 def partly_counted(measurement: Measurement) -> Iterator[TracedProcess]:
-    """Yield processes whose maps were read at the end while earlier kernels still ran."""
+    """Yield processes in which kernels were still running when their maps were read for the last time."""
     if not _has_counts(measurement):
         return
     for process in measurement.all_processes():
@@ -267,30 +266,30 @@ def partly_counted(measurement: Measurement) -> Iterator[TracedProcess]:
 
 
 def ended_while_running(measurement: Measurement) -> Iterator[TracedProcess]:
-    """Yield processes that ended before all their kernels had completed, such as by the failure of a kernel on an AMD GPU."""
+    """Yield processes that ended before all their kernels had completed, for example because a kernel on an AMD GPU failed."""
     for process in measurement.all_processes():
         if (
             process.failed
-            or process.dropped  # how it ended is unknown
+            or process.dropped  # the tool does not know how the process ended
             or not process.disconnected
             or not any(c.instrumented for c in process.counters()[0])
         ):
             continue
         stored = process.snapshots.values()
-        # 0: the process sent it on its own
+        # Sequence 0: the process sent the reading without a request.
         if any(s.snapshot.sequence == 0 and s.is_last(measurement.request) and not s.idle for s in stored):
             yield process
 
 
 def _has_counts(measurement: Measurement) -> bool:
-    """Return whether a map has counts. Other maps are rings, which count their own losses, or belong to the host."""
+    """Return whether any map has counts. The others are rings, which count their own losses, and shared arrays of the host."""
     return any(not is_ring(d) and d.kind != SHARED for d in measurement.definitions)
 
 
 def describe_loss(measurement: Measurement, process: TracedProcess, launches: int) -> str | None:
-    """Return a phrase for a notice: what is lost if this many launches of a process were not read; None if nothing is.
+    """Return a phrase for a notice: what is lost if this many launches of a process were not read; None if nothing is lost.
 
-    "" if some of it was kept (`Follow.kept`): then the tool knows how much is lost."""
+    Return "" if the agent kept values (`Follow.kept`): then the tool itself reports the loss."""
     if measurement.follow.kept is not None:
         return ""
     parts = []

@@ -45,7 +45,7 @@ CUPTI_STAND_IN = (
 class ForAmd(Record):
     """What a measurement needs for AMD GPUs: a function that returns the probes, and the maps of their programs.
 
-    notice: what the user is told once kernels for AMD GPUs are instrumented; "": nothing."""
+    notice: a notice, printed once kernels for AMD GPUs are instrumented; "": none."""
 
     probes: Callable[[], Sequence[Probe[ForWaves]]]
     definitions: Sequence[MapDefinition]
@@ -218,7 +218,7 @@ def _sanitizer(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
 
 
 def device_of(args: argparse.Namespace) -> Device:
-    """Return the device that a command line measures: the one that the processes of -p use, or else the one that --device names.
+    """Return the device that a command line measures: the device that the processes of -p use, otherwise that of --device.
 
     Raises SessionError if that device cannot be used, or if the processes of -p use different devices; UsageError for --clock without
     a command.

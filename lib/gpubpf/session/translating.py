@@ -1,9 +1,9 @@
-"""Show on a terminal that the embedded CUDA device translates kernels. It does so in the program, where kernels are first launched.
+"""Show on a terminal that the embedded CUDA device is translating kernels, which delays their first launch in the program.
 
     with translating.shown(lambda: [pid]):
         ...                              # threadhist: translating kernels for the embedded device, 2 s
 
-The translator is a child of the program. A thread looks for it: nothing in the program is asked.
+The translator is a child process of the program. A thread of the tool looks for it in /proc, without asking the program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ TRANSLATOR = "cudasim.translate"  # the module that Python runs (lib/cudasim/src
 
 @contextlib.contextmanager
 def shown(pids: Callable[[], Iterable[int]]) -> Iterator[None]:
-    """Show this work of any of these processes on the tool's progress line while the context lasts. `pids` is called in a thread."""
+    """Show on the tool's progress line, while the context lasts, that one of these processes translates kernels.
+
+    `pids` is called in a thread."""
     if not progress.is_enabled():
         yield
         return
