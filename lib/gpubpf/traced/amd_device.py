@@ -39,9 +39,10 @@ def choose(
 ) -> tuple[dict[str, str], str | None]:
     """Return the environment variables to add for a command, and a notice for the user or None.
 
-    `wanted`: "gpu", "sim", or None for "auto". With None, the embedded device is used if there is no GPU, the device is built, and
-    `program`, the command's first word, can run on it. A program with code for other GPUs only cannot. virtual: the embedded device
-    uses its virtual clock.
+    wanted: "gpu", "sim", or None for "auto". With None, the embedded device is used if there is no GPU, the device is built, and
+        `program` can run on it.
+    program: the command's first word. A program that has code only for other GPUs cannot run on the embedded device.
+    virtual: the embedded device uses its virtual clock.
 
     Raises SessionError if the requested device cannot be used.
     """
@@ -62,7 +63,7 @@ def choose(
         raise SessionError(f"HIPSIM_GPU is {asked!r}; set it to {' or '.join(gpus.GPUS)}")
     notice = None if wanted == "sim" else NOTICE + (_VIRTUAL if virtual else _NOTHING)
     if wanted != "sim" and (other := gpus.other_code(program, has_code_for, asked)):
-        # If there is a device, HIP aborts such a program.
+        # HIP aborts a program that has no code for the device that it finds.
         build = f"build it with --offload-arch={asked or gpus.GPUS[0]}"
         return {}, f"{other}, so it runs without a device; {build}"
     path = filter(None, (str(hipsim.LIBRARIES), environment.get("LD_LIBRARY_PATH")))
@@ -80,9 +81,10 @@ def is_for_hip(program: str) -> bool:
 
 
 def beside(chosen: Device, wanted: str | None, program: str) -> Device:
-    """Return a device extended with what a command needs for HIP. The notice is about HIP if the program is for it.
+    """Return a device extended with what a command needs for HIP. For a HIP program, the notice is about HIP.
 
-    With a CUDA GPU, only such a program gets the embedded device. Other programs may look for AMD GPUs, and must not find it.
+    On a machine with a CUDA GPU, only HIP programs get the embedded AMD device. Other programs may look for AMD GPUs, and must not
+    find the embedded device.
     """
     if (
         wanted == "gpu"

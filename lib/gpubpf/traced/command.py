@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Open file limits saved by `raise_file_limit`; the first one is the original.
 _files: list[tuple[int, int]] = []
-# Seconds. In one of 700 runs, a wait for `Signals.reader` did not return after SIGTERM and SIGINT, cause unknown. So waits time out.
+# Seconds. Waits for `Signals.reader` time out: in one of 700 runs, such a wait did not return after SIGTERM and SIGINT; cause unknown.
 LONGEST_WAIT = 1.0
 CUPY_VARIABLE = "CUPY_COMPILE_WITH_PTX"  # since CuPy 12
 _PYTHON = re.compile(r"(^|/)python[\d.]*$|\.py$")
@@ -79,7 +79,7 @@ def start_command(
 
 
 def other_tool(environment: Mapping[str, str]) -> str | None:
-    """Return why a command with these variables cannot be traced: another tool's library is in it. None: it can."""
+    """Return why a command with these variables cannot be traced: they load another tool's library. None: it can be traced."""
     if "CUDA_INJECTION64_PATH" in environment:
         return "CUDA_INJECTION64_PATH is set, so another tool traces this command; unset it"
     return None
@@ -113,7 +113,8 @@ def ptx_options(environment: Mapping[str, str]) -> dict[str, str]:
 def rocr_tool(library: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which ROCr loads `library` besides the tools that the environment names.
 
-    ROCr splits HSA_TOOLS_LIB at spaces. If the path has one, the variable has the name alone, and the loader's path the directory."""
+    ROCr splits HSA_TOOLS_LIB at spaces. If the path has a space, the variable has only the file name, and LD_LIBRARY_PATH the
+    directory."""
     others = environment.get("HSA_TOOLS_LIB")
     names = [others] if others else []
     if " " not in str(library):
@@ -160,8 +161,8 @@ def raise_file_limit() -> None:
 
 
 def _ignore_once(number: int, frame: FrameType | None) -> None:
-    """Ignore a SIGINT that comes just after a measurement has ended by itself: it was meant to end the measurement, not to lose the
-    results. The next SIGINT ends the process."""
+    """Ignore a SIGINT that arrives just after a measurement has ended by itself: the user meant to end the measurement, not to lose
+    the results. The next SIGINT ends the process."""
     signal.signal(number, signal.SIG_DFL)
 
 
@@ -204,12 +205,12 @@ class Signals:
             os.write(self._writer, b"s")
 
     def clear(self) -> None:
-        """Empty `reader`. Call it before checking what woke the thread."""
+        """Empty `reader`. Call this before checking what woke the thread."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.reader, 64)
 
     def close(self) -> None:
-        """Restore the signals' actions. Where SIGINT ends the process and none has come yet, the next SIGINT is ignored."""
+        """Restore the signals' actions. If no SIGINT has arrived and SIGINT would end the process, the next one is ignored."""
         if self._wakeup_before is not None:
             signal.set_wakeup_fd(self._wakeup_before)
             self._wakeup_before = None

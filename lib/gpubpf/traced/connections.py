@@ -7,7 +7,7 @@ from collections import Counter
 from gpubpf.process import limits, traceable
 from gpubpf.traced import shares
 
-_ENDED = 1024  # processes without a connection that are counted before the ended ones are forgotten
+_ENDED = 1024  # number of counted processes without a connection at which ended processes are forgotten
 
 
 class Connections:
@@ -15,7 +15,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[int, float, int]] = {}  # process ID, start time, user ID
-        self._silent: dict[int, tuple[int, float]] = {}  # those that have not greeted: process
+        self._silent: dict[int, tuple[int, float]] = {}  # connections whose agent has not greeted → process
         self._greeting: Counter[tuple[int, float]] = Counter()
         self._of_process: Counter[tuple[int, float]] = Counter()  # including closed ones
         self._most = _ENDED  # processes in `_of_process` until `_forget_ended`
@@ -24,9 +24,9 @@ class Connections:
         self._reported: set[tuple[int, float]] = set()  # processes that exceeded a limit
 
     def add(self, connection: int, pid: int, started: float, uid: int) -> str:
-        """Count a new connection. Return whose limit it exceeds: "it", or as `limits.exceeded`; "" if it exceeds none.
+        """Count a new connection. Return whose limit it exceeds: "it" (the process) or a result of `limits.exceeded`; "" if none.
 
-        In any case, call `remove` when it is closed."""
+        Call `remove` when the connection is closed, also if it exceeded a limit."""
         process = pid, started
         self._open[connection] = pid, started, uid
         self._silent[connection] = process
@@ -54,14 +54,14 @@ class Connections:
         return len(self._reported) > before
 
     def greeted(self, connection: int) -> None:
-        """Take note that the agent has greeted."""
+        """Record that the agent has greeted."""
         if (process := self._silent.pop(connection, None)) is not None:
             self._greeting[process] -= 1
             if not self._greeting[process]:
                 del self._greeting[process]
 
     def remove(self, connection: int) -> None:
-        """Take note that a connection is closed."""
+        """Record that a connection is closed."""
         self.greeted(connection)
         if (found := self._open.pop(connection, None)) is not None:
             user = found[2]
@@ -70,9 +70,9 @@ class Connections:
                 del self._of_user[user]
 
     def _forget_ended(self) -> None:
-        """Forget processes that have ended. The next time is when there are twice as many, so each process costs little."""
+        """Forget processes that have ended. This next runs when the number of processes has doubled, so each process costs little."""
         for pid, started in list(self._of_process):
-            if not started or traceable.started(pid) != started:  # 0: it had ended before it was counted
+            if not started or traceable.started(pid) != started:  # 0: it ended before it was counted
                 del self._of_process[pid, started]
         self._reported &= self._of_process.keys()
         self._most = 2 * len(self._of_process) + _ENDED

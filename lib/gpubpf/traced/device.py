@@ -26,7 +26,12 @@ REAL_CLOCK = "embedded device, real clock: times mean nothing"
 
 
 class Device(Record):
-    """A device. `kind`: "gpu" or "sim". `notice`: a line for the user or None. `environment`: variables to set for the command."""
+    """A device that a command runs on.
+
+    kind: "gpu" or "sim".
+    notice: a line for the user, or None.
+    environment: variables to set for the command.
+    """
 
     kind: str
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -69,11 +74,13 @@ def ask_driver() -> tuple[int, int] | str:
 
 
 def question(timeout: float, details: bool = False) -> dict[str, Any] | str:
-    """Return what the driver says about its GPUs, or a text that says why no GPU can be used.
+    """Return what the driver reports about its GPUs, or a text with the reason why no GPU can be used.
 
-    The result: `gpus`, a list of `name` and `cc`, the compute capability. details: every GPU instead of the first one, and `version`,
-    the driver's CUDA version (13000 for 13.0), `through`, and as far as known `release`, `mig`, `confidential`, `developer`.
+    The result has `gpus`, a list of `name` and `cc` (the compute capability).
+
     timeout: in seconds.
+    details: report every GPU instead of the first. The result then also has `version`, the driver's CUDA version (13000 for 13.0),
+        `through`, and as far as known `release`, `mig`, `confidential` and `developer`.
     """
     options = ("-I",) if details else ("-I", "-S")
     words = ("details",) if details else ()
@@ -153,8 +160,8 @@ def cupti_libraries() -> list[str]:
 
 
 def sanitizer_libraries(chosen: Device) -> list[str]:
-    """Return the files that may be NVIDIA's Compute Sanitizer library, likeliest first: the one that SANITIZER_VARIABLE names, the
-    embedded device's own, Python packages, a toolkit."""
+    """Return the files that may be NVIDIA's Compute Sanitizer library, likeliest first: the file that SANITIZER_VARIABLE names, the
+    embedded device's own library, and those in Python packages and in a toolkit."""
     name = "libsanitizer-public.so"
     if given := os.environ.get(SANITIZER_VARIABLE):
         return given.split(":")

@@ -18,12 +18,14 @@ _PAUSE = 0.01  # seconds until a message is offered again
 class DrainRequest:
     """Asks all processes for their maps when it is created, without waiting. Belongs to the thread that runs `Session.intervals`.
 
-    A process that does not take the message delays no other one: the message is offered to it again in `wait`, for limits.SEND_WAIT.
-    Then it is disconnected.
+    A process that does not take the message does not delay the others: `wait` offers it the message again, and disconnects the process
+    after limits.SEND_WAIT.
 
-    patience: seconds that running kernels may take to finish. flags: of `DrainFlag`.
+    patience: seconds that running kernels may take to finish.
+    flags: of `DrainFlag`.
 
-    processes: those that were asked. finished: when the running kernels' time is over (time.monotonic).
+    processes: the processes that got the request.
+    finished: when the running kernels' time is over (time.monotonic).
     """
 
     def __init__(self, measurement: Measurement, patience: float = 0.0, flags: int = 0) -> None:
@@ -61,9 +63,9 @@ class DrainRequest:
             self._unsent = []
 
     def _all_answered(self) -> bool:
-        """Return whether no answer is missing. The caller holds the lock.
+        """Return whether all processes have answered. The caller holds the lock.
 
-        Each message of any process leads to a call, so one process is looked at until it has answered, and not all of them."""
+        This is called after each message from any process. To keep it fast, it checks only one process until that one has answered."""
         while self._waiting and self._is_answered(self._waiting[-1]):
             self._waiting.pop()
         return not self._waiting

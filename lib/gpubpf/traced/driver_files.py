@@ -1,7 +1,7 @@
 """Which driver files get a probe: limited for each process and user, so that nobody can use up the tool's files and time.
 
 Any process can map any number of files that are named like a driver. Each probe costs an open file and some milliseconds of the hold
-helper, and stays until the tool ends or `surplus` gives it up.
+helper. It stays until the tool ends or `surplus` returns its file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class DriverFiles:
         self._mapped_by: dict[FileId, set[int]] = {}  # in the order in which they were first mapped
         self._of_process: dict[int, frozenset[FileId]] = {}
         self._user: dict[FileId, int] = {}  # who mapped it first
-        self._of_user: Counter[int] = Counter()  # the number of such files
+        self._of_user: Counter[int] = Counter()  # user → number of files that this user mapped first
 
     def admitted(self, pid: int, uid: int, files: Sequence[FileId]) -> Sequence[FileId]:
-        """Record the files that a process maps. Return those that may have a probe; the rest exceeds a limit."""
+        """Record the files that a process maps. Return the files that may have a probe; the others exceed a limit."""
         own: list[FileId] = []
         for file in files[: limits.DRIVERS_OF_PROCESS]:
             if file not in self._user:
@@ -40,7 +40,7 @@ class DriverFiles:
         return own
 
     def keep(self, pids: Set[int]) -> None:
-        """Take note that all processes but these have ended."""
+        """Record that all processes except these have ended."""
         for pid in self._of_process.keys() - pids:
             self._forget(pid)
 
@@ -49,9 +49,9 @@ class DriverFiles:
             self._mapped_by[file].discard(pid)
 
     def surplus(self) -> list[FileId]:
-        """Forget the files that no process maps, but for the latest limits.UNMAPPED_DRIVERS. Return the forgotten files.
+        """Forget the files that no process maps, except the latest limits.UNMAPPED_DRIVERS files. Return the forgotten files.
 
-        The latest are kept, because the next program of a script may map them again."""
+        The latest files are kept because the next program of a script may map them again."""
         unmapped = [file for file, pids in self._mapped_by.items() if not pids]
         over = unmapped[: max(len(unmapped) - limits.UNMAPPED_DRIVERS, 0)]
         for file in over:

@@ -1,4 +1,4 @@
-"""Ask NVIDIA's driver which GPU there is: a program of its own, which `device.question` runs in a child process.
+"""Ask NVIDIA's driver for its GPUs. This is a separate program, which `device.question` runs in a child process.
 
     python3 -I -S driver_question.py        the first GPU, as a program would find it
     python3 -I driver_question.py details   every GPU and the versions; through cuda-python (cuda.bindings) where that is installed
@@ -19,7 +19,7 @@ _TEXT = 256  # bytes of a name
 
 
 def main(details: bool) -> None:
-    """Print what the driver says. Raises SystemExit with a line for the user."""
+    """Print the driver's answers. Raises SystemExit with a line for the user."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -61,7 +61,7 @@ def _through_library(driver: ctypes.CDLL, details: bool) -> dict[str, Any]:
 
 
 def _through_bindings() -> dict[str, Any]:
-    """Raises ImportError."""
+    """Return the driver's answers about all GPUs, through cuda-python. Raises ImportError."""
     from cuda.bindings import driver
 
     def must(name: str, *arguments: Any) -> Any:
@@ -84,7 +84,7 @@ def _through_bindings() -> dict[str, Any]:
 
 
 def _management() -> dict[str, Any]:
-    """Return the driver's release, and whether MIG and confidential computing are on, from NVML. What is unknown is left out."""
+    """Return the driver's release, and whether MIG and confidential computing are on, from NVML. Unknown keys are left out."""
     found: dict[str, Any] = {}
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")

@@ -82,12 +82,14 @@ class Joining:
 
     @property
     def under_way(self) -> bool:
-        """Whether an attach is in progress that was not given up."""
+        """Whether an attach is in progress and was not given up."""
         with self._lock:
             return bool(self._under_way.keys() - self._given_up)
 
     def give_up(self, pid: int) -> Missed:
-        """Return the reason for an attach that does not end: the process keeps the thread waiting for its memory. From any thread."""
+        """Give up an attach that does not end, because the process keeps the thread waiting for its memory. Return the reason.
+
+        May be called from any thread."""
         with self._lock:
             self._given_up.add(pid)
         return Missed(
@@ -128,7 +130,7 @@ class Joining:
         return missed
 
     def _is_attached(self, pid: int) -> bool:
-        """Return whether the process is already traced. It is not if it has just executed another program."""
+        """Return whether the process is already traced: no longer, if it has just executed another program."""
         known = any(p.pid == pid and not p.disconnected for p in self._measurement.active())
         return known and not address_space.executed_another_program(pid)
 
@@ -314,7 +316,9 @@ def has_driver(mapped: Iterable[address_space.Mapping]) -> bool:
 
 
 def device_of(pid: int) -> Device:
-    """Return the one of a process's devices that the session measures: the CUDA device if it has one. Raises SessionError."""
+    """Return the device that the session measures in a process: its CUDA device if it has one, else its AMD device.
+
+    Raises SessionError."""
     return next(iter(devices_of(pid).values()))
 
 

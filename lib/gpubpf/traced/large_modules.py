@@ -18,16 +18,16 @@ from gpubpf.future import Future
 if TYPE_CHECKING:
     from gpubpf.images.sidecar import Later
 
-STAGE = "launched"  # in the cache: the digest of a module's PTX → the names of kernels, those of the latest run first
-# If more than one in so many of its kernels is launched, all get their copies at once: to assemble a copy alone takes two to four
-# times as much CPU time (benchmarks/results/large_module.md).
+STAGE = "launched"  # in the cache: digest of a module's PTX → names of launched kernels, those of the latest run first
+# If a larger share of a module's kernels than one in this many is launched, all kernels get their copies at once: assembling copies
+# one by one takes two to four times as much CPU time (benchmarks/results/large_module.md).
 ALL_ABOVE = 4
 
 
 class Step(Enum):
     """What to do when a kernel is launched for the first time: `LargeModule.launched`."""
 
-    NOTHING = 0  # it is not a kernel of the module
+    NOTHING = 0  # the module has no such kernel
     ONE = 1  # make its copy
     ALL = 2  # make the copies of all kernels, then set the result of `LargeModule.all`
     WAIT = 3  # all copies are being made: wait for `LargeModule.all`

@@ -76,7 +76,12 @@ _NO_DRIVER, _NO_PROBE = -math.inf, math.inf  # stored instead of a probe's time
 
 
 class _Schedule(MutableRecord):
-    """When a process is scanned. `due`: time.monotonic. `pause`: seconds until the scan after that. `user`: its user ID."""
+    """When a process is scanned next.
+
+    due: time.monotonic of the next scan.
+    pause: seconds from the next scan to the scan after it.
+    user: user ID of the process.
+    """
 
     user: int
     due: float = 0.0
@@ -90,12 +95,14 @@ class _Schedule(MutableRecord):
 class MachineWatcher:
     """Finds all processes that use a GPU driver, and has the session attach to them.
 
-    join(pid, tid): attach to a process, and return None or the reason for the failure (`Session.join`, which also counts it, but not
-    for TOO_LATE: then `unattached` returns the process). `tid`: the process's held thread; None if the process runs freely.
-    missed(pid, comm, reason): count a process for a reason that only the watcher knows. note: gets notices for the user. All three are
-    called from several threads. The other public methods belong to the session's main thread. A scanner thread looks for processes,
-    the `HoldHelper` thread reports new ones, and a pool of JOINS threads attaches to them. They share only `_next_scan`,
-    `_probed_files`, `_unused` and `_arrived`, with single dict operations.
+    join(pid, tid): attach to a process, and return None or the reason for the failure. This is `Session.join`, which also counts the
+    reason, except TOO_LATE: then `unattached` returns the process. `tid`: the process's held thread; None if the process runs freely.
+    missed(pid, comm, reason): count a process for a reason that only the watcher knows.
+    note: gets notices for the user.
+
+    These three are called from several threads. The other public methods belong to the session's main thread. A scanner thread looks
+    for processes, the `HoldHelper` thread reports new ones, and a pool of JOINS threads attaches to them. The threads share only
+    `_next_scan`, `_probed_files`, `_unused` and `_arrived`, with single dict operations.
     """
 
     def __init__(
@@ -106,8 +113,8 @@ class MachineWatcher:
     ) -> None:
         self._join, self._missed, self._note = join, missed, note
         self._closing = threading.Event()
-        self._helpers = 0  # that were started after the first one
-        self._unheld: set[int] = set()  # users whose processes are not held, because one made a helper wait
+        self._helpers = 0  # number of hold helpers that were started after the first
+        self._unheld: set[int] = set()  # users whose processes are not held: one of them made a helper wait
         self.blind = False  # new processes are not held, so some may come and end unseen
         # CLOCK_BOOTTIME when a file's probe was in place; _NO_DRIVER: not a driver; _NO_PROBE: a driver without a probe.
         self._probed_files: dict[FileId, float] = {}
@@ -122,7 +129,8 @@ class MachineWatcher:
         self._delayed: set[int] = set()  # users whose processes had to wait
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
         self._stuck = False  # an attach did not end
-        # Driver files without a probe, because a process holds its lock: path → id. Processes are found when they map one meanwhile.
+        # Driver files without a probe, because a process holds the lock of its address space: path → id. Until they have a probe,
+        # processes that map them are found by scanning.
         self._unplaced: dict[str, FileId | None] = {}
         self._follows_mappings = False
         self._starting_to_follow = threading.Lock()
@@ -130,7 +138,7 @@ class MachineWatcher:
         self._unused: dict[int, float] = {}
         # Processes that are to be attached to, or are being attached to: pid → comm.
         self._arrived: dict[int, str] = {}
-        self._users: dict[int, object] = {}  # for whom the threads work that attach, by user ID
+        self._users: dict[int, object] = {}  # owners of the attaching threads' work, by user ID
 
     def start(self) -> None:
         """Attach to running processes, and begin to hold new ones. Raises SessionError."""
@@ -189,7 +197,7 @@ class MachineWatcher:
         self._closing.set()
 
     def close(self) -> None:
-        """Release all held processes, and stop watching. A process can delay this by seconds."""
+        """Release all held processes, and stop watching. A traced process can delay this by seconds."""
         self.stop_attaching()
         if self._scanner.ident is not None:
             # It may be blocked by a file on a FUSE file system that does not answer.
@@ -198,7 +206,7 @@ class MachineWatcher:
         self._joins.close()
 
     def unattached(self) -> dict[int, str]:
-        """Return the processes to which the tool began to attach, or should have, and has not attached so far: pid → comm."""
+        """Return the processes to which the tool has not attached, although it began to or should have: pid → comm."""
         return dict(self._arrived)
 
     def _on_exec_or_exit(self, pid: int) -> None:
@@ -365,7 +373,7 @@ class MachineWatcher:
         return joins
 
     def _delay(self, user: int) -> None:
-        """Say that the processes of a user are scanned later, once."""
+        """Give a notice, once per user, that the scans of this user's processes are delayed."""
         if user not in self._delayed:
             self._delayed.add(user)
             self._note(
@@ -377,7 +385,7 @@ class MachineWatcher:
             return _drivers(pid)
 
     def _report_unanswered(self, pid: int) -> None:
-        """Count a process that cannot be looked at, once. Whether it uses a GPU is unknown."""
+        """Count, once, a process whose files in /proc cannot be read in time. Whether the process uses a GPU is unknown."""
         started = traceable.started(pid)
         if self._unanswered.get(pid) != started:
             self._unanswered[pid] = started
@@ -385,7 +393,7 @@ class MachineWatcher:
             self._note(str(traceable.refusal(pid, errno.ETIMEDOUT)))
 
     def _admitted(self, pid: int, files: dict[FileId, str]) -> dict[FileId, str]:
-        """Return the driver files of a process that may have a probe. Report a process that maps more, once."""
+        """Return those driver files of a process that may have a probe. Report, once, a process that maps more than allowed."""
         found = [file for file in files if file not in self._installed]
         if not found:
             return files
@@ -470,7 +478,7 @@ class MachineWatcher:
         ).start()
 
     def _place_again(self) -> None:
-        """Place the probes that could not be placed, if no process holds its lock any more. Raises OSError."""
+        """Place the probes that could not be placed, if no process holds the lock of its address space any longer. Raises OSError."""
         if lock_holder():
             return
         unplaced, self._unplaced = self._unplaced, {}
@@ -483,7 +491,7 @@ class MachineWatcher:
             self._note("drivers have probes again: new processes are held when they start to use the GPU")
 
     def _follow_mappings(self, mappings: libraries.Mappings) -> None:
-        """Attach to each process that maps a driver, late: no probe holds it."""
+        """Attach to each process that maps a driver. No probe holds these processes, so they count as reached late."""
         poll = select.poll()
         for file in mappings.descriptors:
             poll.register(file, select.POLLIN)
@@ -555,7 +563,7 @@ class HoldHelper:
         )
         self._request_lock = threading.Lock()
         self.exited = False  # new processes are no longer held
-        self.waits_for = 0  # the process for which the helper waited when it was killed, if it was
+        self.waits_for = 0  # the process that the helper was waiting for when the tool killed it; 0: none
         self.finished: set[int] = set()  # processes that will not be held again
         self._claimed: dict[int, float] = {}  # processes to attach to: pid → start time
         self._last_id = 0
@@ -609,7 +617,7 @@ class HoldHelper:
             self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
             self._thread.join(LEAVE)
-        if not self._thread.is_alive():  # else, it still reads from the connection
+        if not self._thread.is_alive():  # otherwise the thread still reads from the connection
             self._connection.close()
         # The kernel removes the helper's probes one by one, which takes a while. Do not wait for that.
         threading.Thread(target=self._end_helper, name="gpubpf-holder", daemon=True).start()
@@ -625,7 +633,7 @@ class HoldHelper:
         except subprocess.TimeoutExpired:
             if (
                 not lock_holder()
-            ):  # else, it keeps its probes for as long as a process would make their removal wait
+            ):  # otherwise the helper keeps its probes for as long as a process makes their removal wait
                 self._process.kill()
                 self._process.wait()
 
@@ -645,7 +653,7 @@ class HoldHelper:
     def claim(self, pid: int, seen: int) -> bool:
         """Return whether to attach to a running process.
 
-        False if an attach was in progress, or done, when it was `seen` (time.monotonic_ns)."""
+        seen: time.monotonic_ns at which the process was found. Return False if an attach was already in progress or done then."""
         started = traceable.started(pid)
         if (answer := self._request(ask=[pid, seen])) is None:  # the helper has exited
             answer = self._claimed.get(pid) != started
@@ -656,7 +664,7 @@ class HoldHelper:
     def finish(self, pid: int, again: bool = False) -> bool:
         """Release a process after an attach succeeded or failed. It will not be held again, unless `again` is set.
 
-        Return whether it reached cuInit unheld, while the tool attached to it as a running process."""
+        Return whether the process reached cuInit unheld, while the tool attached to it as a running process."""
         with self._lock:
             held = self._held.pop(pid, None)
         overtaken = bool(self._request(done=pid, again=again))
@@ -669,7 +677,7 @@ class HoldHelper:
 
     @property
     def lost(self) -> tuple[int, int] | None:
-        """The number of new processes that the helper's probes saw but could not report, and of probes that the kernel skipped.
+        """Two numbers: new processes that the helper's probes saw but could not report, and probe hits that the kernel skipped.
 
         None if the helper has exited."""
         if (answer := self._request(lost=True)) is None:
@@ -700,7 +708,7 @@ class HoldHelper:
                 self.waits_for = progress[0]
                 self._process.kill()  # the kernel lets the threads that it has stopped continue
                 self._lose("does not answer")  # `_run` itself may wait for memory that never arrives
-                # The helper may wait in the kernel, and not end yet.
+                # The killed helper may still wait in the kernel.
                 self._connection.shutdown(socket.SHUT_RDWR)
                 break
         return None

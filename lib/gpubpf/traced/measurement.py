@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MAP_MEMORY = 256 << 20
 IMAGE_WAIT = 120.0
 GRAPHS_TESTED = 13  # CUDA version of the oldest driver with which copies in graphs were tested (docs/gpu.md)
-# Seconds, in total, that a tool waits at its end for ptxas to count registers; more if it shows those of each copy.
+# Seconds, in total, that a tool waits at its end for ptxas to count registers; longer if it shows the registers of each copy.
 REGISTERS_WAIT, SHOWN_REGISTERS_WAIT = 2.0, 20.0
 NOTICES_PER_KIND = 10
 NOTICE_KINDS = 64  # any further kinds share one limit
@@ -53,10 +53,13 @@ UNITS = {
 
 
 class Kept(Record):
-    """An array with rows of a word for each of `slots` launches, and the shared array that keeps the largest word of a launch.
+    """An array whose rows have one word per launch (`source`), and the shared array that keeps each launch's largest word (`target`).
 
-    Of the first, a reading has only the largest word of each launch.
-    source, target: names of the maps. offset: of the word in an element of `target`, in bytes.
+    A reading of `source` has only the largest word of each launch.
+
+    source, target: names of the maps.
+    offset: offset of the word in an element of `target`, in bytes.
+    slots: number of launches in a row.
     """
 
     source: str
@@ -178,10 +181,14 @@ class Listener(Record):
 
 
 class MissedProcesses(MutableRecord):
-    """The number of processes that are missed for one reason, and for how long: any number of processes may come and end.
+    """How many processes are missed for one reason, and for how long. These are sums, since any number of processes may come and end.
 
-    ended: seconds in which those may have launched kernels unseen that are measured or have ended since. open: the number of the
-    others, which may do so until the measurement ends. since: the sum of the times when that began, in seconds of CLOCK_BOOTTIME.
+    A missed process may launch kernels unseen from its start until it is measured, or until it or the measurement ends.
+
+    count: number of missed processes.
+    ended: total seconds of processes for which this time is over.
+    open: number of processes for which it is not over yet.
+    since: sum of the start times of these open processes, in seconds of CLOCK_BOOTTIME.
     """
 
     count: int = 0
@@ -200,7 +207,7 @@ class Measurement:
 
     def __init__(self, targets: Targets, plan: Plan, note: Callable[[str], None]) -> None:
         self.targets = targets
-        # Unrelated processes, as opposed to those of one command.
+        # True for unrelated processes, False for the processes of one command.
         self.several = targets.all_processes or len(set(targets.pids)) > 1
         self.user = users.command_user(targets.user)
         self.accesses = plan.accesses
@@ -253,7 +260,7 @@ class Measurement:
         return self._amd_definitions if vendor == Vendor.AMD else self.definitions
 
     def as_read(self, definition: MapDefinition) -> MapDefinition:
-        """Return the definition of what a snapshot has of a map of the whole context."""
+        """Return a map's definition as it applies to a snapshot, which has less of the array `Follow.kept`."""
         kept = self.follow.kept
         if kept is None or definition.name != kept.source:
             return definition
@@ -315,10 +322,14 @@ class Measurement:
                 missed.since += since
 
     def drop(self, process: TracedProcess, why: str, lacking_files: bool = False) -> None:
-        """Give up a process, and say why, or count it as missed. From any thread; the caller then closes its connection.
+        """Give up a process: count it as missed, or give a notice with the reason. From any thread.
 
-        An attach that is under way fails for this reason, and is counted there. lacking_files: this tool can open no more files."""
-        with self.lock:  # the server and a worker may find the same
+        An attach that is in progress fails for this reason, and counts the process itself. The caller then closes the connection.
+
+        why: the reason, for the user.
+        lacking_files: the tool can open no more files.
+        """
+        with self.lock:  # the server and a worker may give up the same process
             if process.dropped:
                 return
             process.dropped, process.out_of_files = True, lacking_files
@@ -332,7 +343,7 @@ class Measurement:
             self.record_missed(reason, process.started)
 
     def unmeasured_ns(self) -> dict[str, int]:
-        """Return by reason how long missed processes may have launched kernels unseen: at most, and up to now or the end."""
+        """Return, by reason, an upper bound for the time in ns in which missed processes may have launched kernels unseen."""
         end = min(_boottime(), self._ended)
         with self.lock:
             return {
@@ -342,7 +353,7 @@ class Measurement:
             }
 
     def end(self) -> None:
-        """Take note that the measurement ends now."""
+        """Record that the measurement ends now."""
         self.ended_ns, self._ended = time.monotonic_ns(), _boottime()
 
     def registers_until(self) -> float:

@@ -1,4 +1,4 @@
-"""How many registers the copies of a process's kernels need. ptxas counts them in the background, while nothing waits."""
+"""How many registers the copies of a process's kernels need. ptxas counts them in the background, when no process waits for ptxas."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpubpf.future import Future
 if TYPE_CHECKING:
     from gpubpf.images.sidecar import RegisterUse
 
-# In a module with more kernels, only those that were launched are counted. For all copies of a large library, ptxas takes minutes.
+# In a module with more kernels than this, only launched kernels are counted: for all copies of a large library, ptxas takes minutes.
 FEW_KERNELS = 8
 
-# Starts to count some kernels of one module.
+# A function that starts to count the registers of some kernels of one module.
 Count: TypeAlias = Callable[[Collection[str]], "Future[Mapping[str, RegisterUse]]"]
 
 
@@ -29,7 +29,7 @@ class RegisterCounts:
         self._started: list[Future[Mapping[str, RegisterUse]]] = []
 
     def add(self, kernels: Collection[str], count: Count) -> None:
-        """Add the instrumented kernels of a module. `count` is called now if they are few, otherwise when some are launched."""
+        """Add the instrumented kernels of a module. `count` is called now for few kernels, otherwise when some are launched."""
         with self._lock:
             if len(kernels) <= FEW_KERNELS:
                 self._started.append(count(kernels))
@@ -37,7 +37,10 @@ class RegisterCounts:
                 self._later.update(dict.fromkeys(kernels, count))
 
     def of(self, launched: Collection[str], until: float = 0) -> dict[str, RegisterUse]:
-        """Return what has been counted `until` then (time.monotonic()), by mangled name, which includes the `launched` kernels."""
+        """Return the register use counted so far, by mangled name.
+
+        launched: kernels to count if they are not counted yet.
+        until: how long to wait for ptxas (time.monotonic)."""
         found: dict[str, RegisterUse] = {}
         with self._lock:
             wanted: dict[Count, list[str]] = {}

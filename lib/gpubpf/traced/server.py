@@ -80,11 +80,11 @@ class Server:
         self._numbers = itertools.count(1)
         self._refused: set[int] = set()  # processes of other users
         self._connections = Connections()
-        self._foreign_files: Counter[int] = Counter()  # that were not in memory, by user
+        self._foreign_files: Counter[int] = Counter()  # number of files that are not in memory, by user
         self._unfinished = Share("incomplete messages", limits.UNFINISHED, limits.UNFINISHED_OF_USER)
         self._texts = Share("names and stacks", limits.TEXTS, limits.TEXTS_OF_USER)
         self._newly_admitted: queue.SimpleQueue[TracedProcess] = queue.SimpleQueue()
-        self._settling: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # of `settle`
+        self._settling: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()  # waiting `settle` calls
         self.socket_name = f"@gpubpf-{os.urandom(12).hex()}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self.socket_name[1:])
@@ -146,7 +146,7 @@ class Server:
                             os.read(self._wake_reader, 4096)
                         with contextlib.suppress(queue.Empty):
                             while settled := self._settling.get_nowait():
-                                # Anybody may connect, again and again.
+                                # Any process may connect, any number of times.
                                 until = time.monotonic() + limits.SETTLE_WAIT
                                 while self._accept() and time.monotonic() < until:
                                     pass
@@ -155,7 +155,7 @@ class Server:
                         pass  # its socket and pidfd were both readable, and the other was handled first
                     elif key.fileobj == key.data.pidfd:
                         selector.unregister(key.fileobj)
-                        # Its children may still have the socket open. Messages that it already sent are still read.
+                        # Children of the process may still have the socket open. Messages that it already sent are still read.
                         key.data.socket.shutdown(socket.SHUT_RD)
                     elif not self._receive(key.data):
                         selector.unregister(key.data.socket)
@@ -201,7 +201,7 @@ class Server:
         self._on_disconnected()
 
     def _note_silent_cupti(self, process: TracedProcess) -> None:
-        """Tell a user who requested CUPTI that it reported nothing."""
+        """Give a notice if the user requested CUPTI and it reported nothing."""
         follow = self._measurement.follow
         if process.control is None or not follow.cupti or follow.cupti_automatic:
             return
@@ -239,7 +239,7 @@ class Server:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, uid, _ = struct.unpack("3i", credentials)
         expected = (self._measurement.user.uid if self._measurement.user else os.geteuid(), 0)
-        # Whatever the command starts may change its user.
+        # A process that the command starts may change its user.
         if pid > 0 and (uid in expected or traceable.descends(pid, os.getpid())):
             self._admit(TargetSocket(connection), pid, uid)
             return True
@@ -266,9 +266,9 @@ class Server:
             self._measurement.lock.wait_for(lambda: process.hook_failure or process.disconnected, 1)
 
     def wait_for_hooks(self, process: TracedProcess, seconds: float) -> bool:
-        """Wait until the hooks of a process are known to be live, or it has disconnected. Return false if the tool dropped it.
+        """Wait until the hooks of a process are known to be live, or the process has disconnected. May be called from any thread.
 
-        From any thread."""
+        Return False if the tool dropped the process."""
         with self._measurement.lock:
             self._measurement.lock.wait_for(lambda: process.hooked or process.disconnected, seconds)
         return not process.dropped
@@ -301,7 +301,7 @@ class Server:
             else:
                 process = TracedProcess(connection, pid, next(self._numbers), uid)
                 process.started, process.attached, process.pidfd = started, pidfd is not None, pidfd
-                # Until its agent tells. A process without an agent may end before it is named.
+                # This is the name until the agent reports it. A process without an agent may end before it is named.
                 process.comm = traceable.comm(pid)
                 self._measurement.add(process)
         if reported:
@@ -365,7 +365,7 @@ class Server:
                 before.executed = process.vendor is not Vendor.AMD or not process.driver_version
                 what = "executed another program" if before.executed else "initialized ROCr again"
                 process.again = f"after it {what}"
-                before.socket.shutdown(socket.SHUT_RD)  # it has one agent; what that has already sent is read
+                before.socket.shutdown(socket.SHUT_RD)  # messages already sent are still read
         elif kind == Message.IMAGE and file is not None:
             image = protocol.image(payload, process.vendor)
             self._count_file(process)
@@ -451,7 +451,7 @@ class Server:
         self._texts.take(process.user, size)
 
     def _discard(self, process: TracedProcess, files: Sequence[int]) -> None:
-        """Close files without waiting. Those of a user that may never close count."""
+        """Close files without waiting. Files that may never close count for their user."""
         for file in files:
             self._foreign_files[process.user] += not protocol.in_memory(file)
             target_socket.discard(file)
@@ -462,7 +462,7 @@ class Server:
         self._unfinished.take(process.user, process.unfinished - before)
 
     def _count_file(self, process: TracedProcess) -> None:
-        """Raise SessionError if the process may not hand over another file: the tool needs some for other users' processes."""
+        """Raise SessionError if the process may not hand over another file: other users' processes need some of the tool's files."""
         if process.files >= limits.FILES:
             files: Counter[int] = Counter()  # by user
             for other in self._measurement.processes:
@@ -539,7 +539,7 @@ class Server:
 
 
 def _of_all(failed: Sequence[str]) -> str:
-    """Return the reason that applies to all functions that cannot be hooked; "" if each has its own."""
+    """Return the reason why functions cannot be hooked if all have the same reason; "" otherwise."""
     return next((line.removeprefix("all: ") for line in failed if line.startswith("all: ")), "")
 
 

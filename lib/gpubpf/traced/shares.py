@@ -12,9 +12,10 @@ MIB = 1 << 20
 
 
 class Share:
-    """Counts what processes have taken of something. The caller makes one call at a time.
+    """Counts how much of a resource processes have taken. The caller makes one call at a time.
 
-    what: as the beginning of a sentence. most, of_user: see `limits.exceeded`.
+    what: the resource, as the subject of a message ("names and stacks").
+    most, of_user: see `limits.exceeded`.
     """
 
     def __init__(self, what: str, most: int, of_user: int) -> None:
@@ -22,7 +23,7 @@ class Share:
         self._taken: Counter[int] = Counter()  # by user
 
     def take(self, user: int, amount: int) -> None:
-        """Count an amount, perhaps a negative one. Raises SessionError if more than the limits is taken now; it counts even then."""
+        """Add an amount, which may be negative. If a limit is then exceeded, raise SessionError; the amount still counts."""
         self._taken[user] += amount
         if not self._taken[user]:
             del self._taken[user]
@@ -40,7 +41,7 @@ class Share:
 
 
 def connections() -> tuple[int, int]:
-    """Return how many connections all processes, and those of one user, may have: each takes some of the tool's files."""
+    """Return the most connections for all processes, and for those of one user. Each connection takes some of the tool's files."""
     most, of_user = (found // limits.FILES_OF_CONNECTION for found in files())
     return min(limits.CONNECTIONS, most), min(limits.CONNECTIONS_OF_USER, of_user)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpubpf.traced.large_modules import LargeModule
 
 HIDDEN_CALLER = "unknown"  # the symbol of a stack frame whose return address a return probe has replaced
-_NAME, _SITE = 200, 400  # bytes that a kernel's name, without its text, and a site take
+_NAME, _SITE = 200, 400  # bytes of memory for a kernel's name, without its text, and for a site
 GRACE = 0.3  # seconds until all writes of an ended process have reached its files
 
 
@@ -57,9 +57,9 @@ class StoredSnapshot:
     The owner closes it. Code that reads a process's `snapshots` holds `Measurement.lock`, because a newer one replaces it."""
 
     def __init__(self, snapshot: protocol.Snapshot, file: int, before: StoredSnapshot | None = None) -> None:
-        """`before`: the context's previous one."""
+        """`before`: the context's previous reading."""
         self.snapshot = snapshot
-        # Launches whose counts are certainly complete. Those of this reading are, unless kernels were running.
+        # The number of launches whose counts are certainly complete: all of this reading's, unless kernels were running.
         self.complete: int = self.launches if self.idle else before.complete if before else 0
         self._file: int | None = file
         # Offset, size, compressed bytes; sorted by offset.
@@ -72,16 +72,18 @@ class StoredSnapshot:
 
     @property
     def in_file(self) -> bool:
-        """Whether its file is open."""
+        """Whether the file with its bytes is open."""
         return self._file is not None
 
     @property
     def launches(self) -> int:
-        """The number of instrumented launches that began before it."""
+        """The number of instrumented launches that began before this reading."""
         return sum(i.launches for i in self.snapshot.instances if i.by_shape)
 
     def is_last(self, request: int) -> bool:
-        """Whether it was made at the end: of its process, or of the measurement, whose last request has this number."""
+        """Whether this reading was made at the end of its process, or of the measurement.
+
+        request: the number of the measurement's last request."""
         asked = self.snapshot.sequence
         return asked == request if asked else not self.snapshot.flags & SnapshotFlag.UNASKED
 
@@ -145,11 +147,11 @@ class TracedProcess(MutableRecord):
     sent_stubs: bool = False  # STUBS has arrived
     welcomed: bool = False  # WELCOME has been sent
     reported_hooks: bool = False  # HOOKED has arrived
-    announced: bool = False  # the tool has said that it is attached
+    announced: bool = False  # the tool has reported that it is attached
     hooked: bool = False  # the hooks are live
     started: float = 0.0  # see `traceable.started`
     executed: bool = False  # its process executed another program, which has its own entry if it is traced
-    again: str = ""  # its process was traced before: what has happened since
+    again: str = ""  # if its process was traced before: what has happened since then
     disconnected: bool = False
     # The tool closed the connection, because of a bad message or a lack of open files. The program may continue.
     dropped: bool = False
@@ -187,7 +189,7 @@ class TracedProcess(MutableRecord):
     image_answered: bool = False  # at least one has been answered
     large_modules: dict[int, LargeModule] = field(default_factory=dict)  # by the request that reported it
     failed: bool = False  # a context's memory could not be read, as after a kernel fault
-    without_files: bool = False  # at a reading, it could make no file for its results
+    without_files: bool = False  # at a reading, the agent could not create a file for its results
     loadable: bool = False  # its files contain matching kernels
     # Request → matched kernels that were loaded before the agent and whose copies are not ready yet. A nameless kernel means that the
     # tool does not know yet which kernels these are.
@@ -231,12 +233,12 @@ class TracedProcess(MutableRecord):
 
     @property
     def agent(self) -> tuple[int, float, Vendor]:
-        """Equal for the entries of a process that follow one another: it executed another program, or initialized ROCr again."""
+        """A key that successive entries of one process share: it executed another program, or initialized ROCr again."""
         return self.pid, self.started, self.vendor
 
     @property
     def waiting(self) -> int:
-        """The number of kernels that were loaded before the agent and whose copies are not ready yet; 1 if it is unknown but not 0."""
+        """The number of kernels that were loaded before the agent and whose copies are not ready yet; 1 if the number is unknown."""
         names = frozenset().union(*self.preparing.values())
         return len(names - {""}) or len(names)
 
@@ -254,11 +256,11 @@ class TracedProcess(MutableRecord):
 
     @property
     def files(self) -> int:
-        """About how many of its files are open: images without an answer, and memory of contexts."""
+        """About how many files from this process are open: images without an answer, and memory of contexts."""
         return self.pending_images + sum(stored.in_file for stored in self.snapshots.values())
 
     def bytes_to_keep(self, sidecar: Sidecar) -> int:
-        """About how much memory the names and sites of a sidecar need that it does not have yet."""
+        """Return about how many bytes of memory the names and sites in a sidecar need, without those that are already kept."""
         named = {*sidecar.entries, *sidecar.refusals, *(kernel.name for kernel in sidecar.kernels)}
         names = [name for name in named if name not in self.entries and name not in self.refusals]
         sites = sum(
@@ -395,10 +397,10 @@ class TracedProcess(MutableRecord):
             raise protocol.Malformed("too many names")
 
     def add_stack(self, number: int, frames: Sequence[protocol.StackFrame]) -> None:
-        """Keep a host stack. Where another tracer's return probe has replaced a return address, the caller is unknown."""
+        """Keep a host stack. A frame whose return address another tracer's return probe has replaced becomes HIDDEN_CALLER."""
         nameless = {frame.address for frame in frames if not (frame.file or frame.symbol)}
-        # All return probes of a process return to one address, which the kernel puts as high as it can. So look only
-        # at the highest address that may be this one: a look takes time.
+        # All return probes of a process share one return address, which the kernel places as high as it can. Checking an
+        # address takes time, so check only the highest candidate.
         at = max((at for at in nameless if (at + 1) % mmap.PAGESIZE == 0), default=None)
         hidden = {at} if at is not None and address_space.is_return_probe(self.pid, at + 1) else set()
         self.stacks[number] = tuple(

@@ -93,9 +93,9 @@ class DaemonThreadPool:
         self._work: OrderedDict[int, deque[Callable[[], None]]] = OrderedDict()
         self._busy: Counter[int] = Counter()
         self._unstarted = count  # threads
-        # Thread → since when it works on its item (time.monotonic), and for whom.
+        # Thread → when it began its current item (time.monotonic), and the item's owner.
         self._working: dict[int, tuple[float, int]] = {}
-        self._replaced = 0  # threads that others have replaced, and that still work
+        self._replaced = 0  # number of replaced threads that still work
         self._closed = False
         self._changed = threading.Condition()  # guards all of these
 
@@ -133,10 +133,10 @@ class DaemonThreadPool:
             self._changed.notify_all()
 
     def replace_stuck(self) -> bool:
-        """Start a thread for each one that has worked on one item for too long. Return whether there was one.
+        """Replace each thread that has worked on one item for too long by a new thread. Return whether any thread was replaced.
 
-        A process can make a thread wait for ever for memory (`address_space.Memory`). No more than limits.STUCK_THREADS are replaced.
-        One that does finish then ends."""
+        A process can make a thread wait for ever for memory (`address_space.Memory`). At most limits.STUCK_THREADS threads are
+        replaced. If a replaced thread does finish its item, the thread ends."""
         late = time.monotonic() - self._patience
         with self._changed:
             stuck = [thread for thread, (since, _) in self._working.items() if since < late]
@@ -180,7 +180,7 @@ class DaemonThreadPool:
                 self._changed.notify_all()
 
     def _leave(self, owner: int) -> None:
-        """Take note that a thread no longer works for an owner."""
+        """Record that a thread no longer works for an owner."""
         self._busy[owner] -= 1
         if not self._busy[owner]:
             del self._busy[owner]
@@ -253,7 +253,7 @@ class BackgroundWork:
             workers.close()
 
     def replace_stuck(self) -> None:
-        """Replace threads that a process keeps waiting for its memory. Tell the user, once."""
+        """Replace threads that a process keeps waiting for its memory. Give a notice the first time."""
         pools = self.sidecar_threads, self._attach_threads, self._cleanup_threads, self._ahead_threads
         stuck = [pool.replace_stuck() for pool in pools]
         if any(stuck):
@@ -387,7 +387,7 @@ class BackgroundWork:
         self._answer(process, found, make)
 
     def _first_of(self, sidecar: Sidecar, names: Collection[str], target: Target) -> Sidecar:
-        """Return a large module's sidecar with the copies of some kernels, those that have been launched."""
+        """Return a large module's sidecar with the copies of some of its kernels, which have been launched."""
         later, instrument = sidecar.later, self._instrument_kernels
         assert later is not None and instrument is not None
         names = [name for name in names if name in later.kernels]
@@ -452,7 +452,7 @@ class BackgroundWork:
         try:
             sidecar = self._sidecar(data, target)
             if sidecar.kernels:
-                # The real answer has the builds: these copies only wait for their module.
+                # The answer to the module's load will have the builds; these copies only wait for their module.
                 message, sent = _encode(self._measurement, request, sidecar, {}, cc)
                 process.send(message, sent)
         finally:
@@ -465,7 +465,7 @@ class BackgroundWork:
         """Record the kernels whose copies a request will make ready. No kernels: the request is done."""
         with self._measurement.lock:
             if process.disconnected:
-                return  # the copies that were not ready then never will be
+                return  # copies that were not ready at the disconnect will never be ready
             if kernels:
                 process.preparing[request] = frozenset(kernels)
                 return
