@@ -67,9 +67,11 @@ class Library(Record):
 def mappings(
     pid: int, of: re.Pattern[str] | None = None, most: int = limits.LARGEST_LIST
 ) -> tuple[Mapping, ...]:
-    """Return all mappings of a process, or those of files whose paths match `of`.
+    """Return all mappings of a process, or only those of files whose paths match `of`.
 
-    `most`: the limit of the whole list, in bytes. Raises OSError; proc.TooLarge beyond the limits.
+    most: the limit of the whole list, in bytes.
+
+    Raises OSError, and proc.TooLarge if a limit is exceeded.
     """
     return parse(proc.lines(pid, "maps", most), of)
 
@@ -140,9 +142,9 @@ def libraries(mapped: Iterable[Mapping]) -> tuple[Library, ...]:
 
 
 def executed_another_program(pid: int) -> bool:
-    """Return whether a process that had the agent has executed another program. Then the agent is no longer mapped.
+    """Return whether a process that had the agent has executed another program: then the agent is no longer mapped.
 
-    Return False if the process's mappings cannot be read, or not in time."""
+    Return False if the process's mappings cannot be read in time."""
 
     def look() -> bool:
         others = False
@@ -172,16 +174,16 @@ class Unreadable(SessionError, OSError):
 class Memory:
     """The memory of a process. Raises OSError for unmapped addresses, and if the process has ended.
 
-    A process can map a file whose pages come from a program (FUSE). The kernel lets a read of such a page wait for that program, and
-    the reader cannot even be killed meanwhile. So only anonymous memory, files in memory and files on other file systems are read and
-    written. All methods raise Unreadable elsewhere. (A page that userfaultfd(2) has left out does no harm: the kernel reports an
-    error for it here, but not to process_vm_readv(2).)
+    A process can map a file whose pages come from a program (FUSE). A read of such a page waits for that program, and meanwhile the
+    reader cannot even be killed. So the methods access only anonymous memory, files in memory, and files of file systems that the
+    kernel itself serves. For all other memory they raise Unreadable. (Pages that are missing under userfaultfd(2) do no harm: this way
+    of reading reports an error for them, unlike process_vm_readv(2).)
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        self._mappings: list[Mapping] = []  # those that were looked up
+        self._mappings: list[Mapping] = []  # mappings that were looked up
 
     def close(self) -> None:
         os.close(self.file)
@@ -214,9 +216,9 @@ class Memory:
             raise OSError(errno.EFAULT, "not mapped")
 
     def _accessible(self, address: int, size: int) -> int:
-        """Return how many of these bytes are mapped, from the first one on, and can be accessed without waiting.
+        """Return how many of these bytes, from the first on, are mapped and can be accessed without waiting.
 
-        Raises Unreadable if the first one is mapped, but may make the tool wait."""
+        Raises Unreadable if the first byte is mapped, but accessing it may make the tool wait."""
         end = address
         while end < address + size and (found := self._mapping(end)) is not None:
             if found.file[1] and not is_local(found.file[0], self._pid):
@@ -261,7 +263,7 @@ _own_mounts: tuple[float, dict[str, bool]] = (-math.inf, {})
 def is_local(device: str, pid: int) -> bool:
     """Return whether a device from /proc/PID/maps is a file system that the kernel itself serves.
 
-    It must be mounted where the tool or the process sees it, or be the file system of memory files."""
+    Return False for a file system that neither the tool nor the process sees mounted, except that of memory files."""
     global _own_mounts
     if time.monotonic() > _own_mounts[0] + _REREAD:
         _own_mounts = time.monotonic(), _mounts(os.getpid()) | {_memory_files(): True}
@@ -302,9 +304,9 @@ def _memory_files() -> str:
 def library_file(pid: int, library: Library) -> Iterator[tuple[Identity | None, elf.AddressSpace, int]]:
     """Open a library for reading. Yield its identity, the source to read from, and its base address in the source.
 
-    The source is the library's file if it can be opened, at base 0. Otherwise it is the memory of the process, and the identity is
-    None: the process may have changed the library there, so the data is valid for this process only. A file in a FUSE file system is
-    not opened, because the program that serves it may never answer. Raises OSError if no more files can be opened.
+    The source is the library's file if it can be opened, at base 0. Otherwise the source is the memory of the process, and the
+    identity is None: the process may have changed its memory, so the data is valid for this process only. A file in a FUSE file system
+    is not opened, because the program that serves the file system may never answer. Raises OSError if no more files can be opened.
     """
     first = library.mappings[0]
     ways = (

@@ -5,8 +5,8 @@
 
     subprocess.Popen(children.python("from gpubpf import names; names.serve()"), env=children.environment())
 
-A child gets none of the tool's environment but what it needs: the environment of root may contain secrets. It cannot use more memory,
-CPU time and space in files than its limits allow, prints at most LONGEST_TEXT, writes no core file, and ends with the tool.
+A child gets only the environment variables that it needs, because the environment of root may contain secrets. Its limits bound its
+memory, CPU time and files. It prints at most LONGEST_TEXT, writes no core file, and ends with the tool.
 """
 
 from __future__ import annotations
@@ -33,19 +33,24 @@ from gpubpf.process.users import User
 from gpubpf.record import Record
 
 LONGEST_TEXT = 16 << 20  # bytes that a child prints; the rest is dropped
-FEW_ITEMS = 64  # below, copies of the process are not worth their start
+FEW_ITEMS = 64  # for fewer items, starting copies of the process takes longer than it saves
 MOST_COPIES = 16
 _PASSED = ("PATH", "TMPDIR", "LANG")
-_PREFIX = "gpubpf-child-"  # of temporary directories, and of nothing else
+_PREFIX = "gpubpf-child-"  # prefix of the children's temporary directories; nothing else has it
 _ABANDONED = 60.0  # seconds until a directory that nobody has locked belongs to no tool
-_MOST_ENTRIES = 1 << 16  # of the temporary directory, to look for abandoned ones
+_MOST_ENTRIES = 1 << 16  # entries of the temporary directory to search for abandoned directories
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 class Limits(Record):
-    """What a child may use. memory: bytes of address space. file: bytes of each file that it writes. seconds: of CPU time."""
+    """What a child may use.
+
+    memory: bytes of address space.
+    file: bytes of each file that it writes.
+    seconds: CPU time.
+    """
 
     memory: int
     file: int
@@ -70,7 +75,7 @@ def half_of_memory() -> int:
 
 
 def environment(*others: str) -> dict[str, str]:
-    """Return the environment of a child: a few variables of the tool's, and `others` that are set."""
+    """Return the environment of a child: a few of the tool's variables, and those of `others` that are set."""
     return {name: os.environ[name] for name in (*_PASSED, *others) if name in os.environ}
 
 
@@ -85,11 +90,11 @@ def python(program: str, *arguments: str) -> list[str]:
 
 
 def spread(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
-    """Yield `work` of each item, in order. Copies of this process share the work: one per CPU, and none for few items.
+    """Yield the result of `work` for each item, in order. Copies of this process share the work: one per CPU, none for few items.
 
-    Only the main thread starts copies, because another thread may be one of several.
+    Copies are started only from the main thread: several other threads might do so at once.
 
-    work: changes nothing but what it returns, which can be pickled, as can its exceptions. They are raised here.
+    work: a function without side effects. Its result and its exceptions can be pickled. Exceptions are raised here.
     """
     processes = min(len(os.sched_getaffinity(0)), MOST_COPIES)
     if threading.current_thread() is not threading.main_thread() or processes < 2 or len(items) < FEW_ITEMS:
@@ -101,7 +106,7 @@ def spread(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator
         yield from pool.imap(_work_of_copy, range(len(items)), chunksize=4)
 
 
-_of_copy: tuple[Callable[[Any], Any], Sequence[Any]]  # the work and the items of a copy of the tool
+_of_copy: tuple[Callable[[Any], Any], Sequence[Any]]  # in a copy of the tool: its work and its items
 
 
 def _begin_copy(tool: int, work: Callable[[Any], Any], items: Sequence[Any]) -> None:
@@ -117,16 +122,19 @@ def _work_of_copy(number: int) -> Any:
 
 
 class Done(Record):
-    """How a child ended. status: as in subprocess. text: what it printed, at most LONGEST_TEXT bytes."""
+    """How a child ended. status: exit status, as in subprocess. text: what the child printed, at most LONGEST_TEXT bytes."""
 
     status: int
     text: str
 
 
 def run(command: Sequence[str], directory: Path, limits: Limits, timeout: float, niceness: int = 0) -> Done:
-    """Run a program in a directory of its own, in which it makes its temporary files. It inherits the privileges of this thread.
+    """Run a program in `directory`, where it also makes its temporary files. The program inherits the privileges of this thread.
 
-    timeout: in seconds. niceness: above that of this process. Raises OSError; subprocess.TimeoutExpired.
+    timeout: seconds until the program is killed.
+    niceness: added to the niceness of this process.
+
+    Raises OSError, and subprocess.TimeoutExpired.
     """
     import tempfile  # imported here because the import is slow
 
@@ -192,7 +200,7 @@ def remove_abandoned() -> None:
                 and (unused or state.st_uid == os.geteuid())
                 and state.st_ctime < time.time() - _ABANDONED
             ):
-                # With the rights of its owner, whoever that may be: others can make such directories, too.
+                # Remove it with the rights of its owner, because other users can make directories with this prefix, too.
                 owner = User("", state.st_uid, state.st_gid, (), "/", "")
                 target_files.as_user(owner, lambda path=entry.path: _remove_unless_locked(path))  # type: ignore[misc]
 

@@ -1,11 +1,12 @@
-"""Look at a process that may keep its observer waiting: the look has a deadline.
+"""Look at a process with a deadline, because the process may keep its observer waiting.
 
     drivers = within(LOOK_WAIT, pid, lambda: list(proc.lines(pid, "maps")))
     pid = lock_holder()  # before placing a uprobe
 
-Whoever reads a process's list of mappings or its memory takes a lock of its address space. A process can hold this lock for as long as
-it likes: one of its threads maps a file that a program of its own user serves (FUSE), which does not answer. So threads that serve all
-processes look at one only through `within`. Threads that work for one process alone need not: others take their places.
+A read of a process's list of mappings, or of its memory, takes the lock of its address space. A process can hold this lock as long as
+it likes: a thread of the process maps a file from a file system (FUSE) whose program, run by the same user, does not answer. So
+threads that serve all processes look at a process only through `within`. Threads that work for one process need not: they can be
+replaced.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from gpubpf.process import limits, proc, scans
 T = TypeVar("T")
 
 LOOK_WAIT = 2.0  # seconds without progress until a look is given up
-SHORT_WAIT = 0.2  # the same, where other processes wait meanwhile
+SHORT_WAIT = 0.2  # the same, if other processes wait meanwhile
 _FREE = (
     1.0  # seconds for which `lock_holder` need not look again: several probes are placed one after another
 )
 
 _lock = threading.Lock()
-_waiting: Counter[int] = Counter()  # looks that were given up and have not ended, by user
+_waiting: Counter[int] = Counter()  # user → number of looks that were given up and have not ended
 
 
 class Unanswered(OSError):
-    """A look at a process does not end, or too many looks at its user's processes do not."""
+    """A look at a process does not end, or too many looks at processes of its user have not ended."""
 
     def __init__(self) -> None:
         super().__init__(errno.ETIMEDOUT, "its list of mappings or its memory does not arrive")
@@ -44,8 +45,10 @@ class Unanswered(OSError):
 def within(seconds: float, pid: int, look: Callable[[], T]) -> T:
     """Call `look` on a new thread, which has the privileges of this one. Return its result, or raise its exception.
 
-    seconds: without progress, which is CPU time. Raises Unanswered; the thread then stays until the process lets it go. No more than
-    limits.UNANSWERED such threads remain, and limits.UNANSWERED_OF_USER for the processes of one user; beyond, they are not looked at.
+    seconds: how long the look may take without using CPU time.
+
+    Raises Unanswered if it takes longer. The thread then remains until the process lets it go. If limits.UNANSWERED such threads
+    remain, or limits.UNANSWERED_OF_USER for the processes of one user, raise Unanswered without a look.
     """
     user = scans.user_of(pid) if _waiting else 0
     with _lock:
@@ -55,7 +58,7 @@ def within(seconds: float, pid: int, look: Callable[[], T]) -> T:
 
 
 def _within(seconds: float, pid: Callable[[], int], look: Callable[[], T]) -> T:
-    """Do the same without these limits. `pid`: returns the process that is looked at now."""
+    """Do the same as `within`, without limits on the number of threads. `pid`: returns the process that the look is at now."""
     results: list[T] = []
     errors: list[BaseException] = []
     given_up_for: list[int] = []
@@ -91,10 +94,11 @@ def _within(seconds: float, pid: Callable[[], int], look: Callable[[], T]) -> T:
 
 
 def lock_holder(seconds: float = LOOK_WAIT) -> int:
-    """Return a process that holds the lock of its address space for so long; 0 if no process does.
+    """Return a process that holds the lock of its address space for this many seconds; 0 if no process does.
 
-    To place or remove a uprobe, the kernel takes this lock of each process that maps the file. It waits without end, and meanwhile no
-    process of the machine can fork. So do neither then: which files the process maps cannot be found out.
+    Do not place or remove a uprobe while such a process exists. To do so, the kernel takes the lock of each process that maps the
+    file, and waits without limit. Meanwhile, no process of the machine can fork. Whether the process maps the file cannot be found
+    out.
     """
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
     at = 0
@@ -106,7 +110,7 @@ def lock_holder(seconds: float = LOOK_WAIT) -> int:
                 proc.take_lock(at)
 
     try:
-        if not _waiting:  # a thread for each process would take longer
+        if not _waiting:  # one thread for all processes, because a thread for each would take longer
             _within(seconds, lambda: at, look)
             return 0
         for at in pids:

@@ -65,7 +65,7 @@ def exists(pid: int) -> bool:
 
 
 def link(pid: int, name: str) -> str:
-    """Return what a symbolic link of a process shows, such as "exe" or "ns/user". Raises OSError."""
+    """Return the target of a symbolic link of a process. `name`: such as "exe" or "ns/user". Raises OSError."""
     return os.readlink(f"/proc/{pid}/{name}")
 
 
@@ -89,7 +89,7 @@ def check(pid: int) -> None:
 
 
 def open_files(pid: int, most: int) -> Iterator[str]:
-    """Yield what the links of a process's open files show, for `most` files. Raises OSError."""
+    """Yield the link targets of a process's open files, for `most` files. Raises OSError."""
     with os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in itertools.islice(entries, most):
             with contextlib.suppress(OSError):
@@ -120,8 +120,8 @@ def status(pid: int, tid: int | None = None) -> dict[str, str]:
 def is_64_bit(pid: int) -> bool:
     """Return whether a process runs a 64-bit program. Raises OSError, also for a kernel thread.
 
-    The auxiliary vector tells: its first word is a small number, and half of it in a 32-bit program's. The program's file would tell
-    too, but the process may have it from a file system that never answers.
+    The auxiliary vector shows this: its first 64-bit word is a small number, unless it consists of two 32-bit words. The file of the
+    program is not read, because its file system may never answer.
     """
     return int.from_bytes(read(pid, "auxv", 8), "little") < 1 << 32
 
@@ -129,7 +129,7 @@ def is_64_bit(pid: int) -> bool:
 def lines(pid: int, name: str, most: int = limits.LARGEST_LIST) -> Iterator[bytes]:
     """Yield the lines of a list of a process, such as "maps". `most`: the limit in bytes.
 
-    Raises OSError; TooLarge beyond the limits."""
+    Raises OSError, and TooLarge if a limit is exceeded."""
     began = time.thread_time()
     rest = b""
     with _opened(pid, name) as file:
@@ -145,7 +145,7 @@ def lines(pid: int, name: str, most: int = limits.LARGEST_LIST) -> Iterator[byte
 
 
 class Mapped(NamedTuple):
-    """A mapping, as the kernel answers PROCMAP_QUERY. The values are those of a line of /proc/PID/maps."""
+    """A mapping, as PROCMAP_QUERY returns it. The values are those of a line of /proc/PID/maps."""
 
     start: int
     end: int

@@ -44,7 +44,7 @@ _EVENT_STOP, _NT_XSTATE = 128, 0x202
 _WNOHANG, _WEXITED, _WSTOPPED, _WNOWAIT = 1, 4, 2, 0x01000000
 _WALL, _WNOTHREAD = 0x40000000, 0x20000000
 _P_PID = 1
-_EACH = 50e-6  # seconds: each thread must be scheduled before it stops
+_EACH = 50e-6  # seconds to wait per thread, since a thread must be scheduled before it stops
 _STOPS = (4, 5)  # CLD_TRAPPED, CLD_STOPPED
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
 _XSTATE_BYTES = 16384  # buffer size; the kernel returns the actual size
@@ -184,7 +184,7 @@ class TracedThread:
             raise ThreadEnded
 
     def _reap(self) -> None:
-        """Wait for a thread that has ended: no one else does so, and a process's parent is notified of its end only afterwards."""
+        """Wait for a thread that has ended. Until its tracer has done so, the parent of the process is not notified of its end."""
         if self.tid != self.pid or parent(self.pid) != os.getpid():
             _libc.waitid(_P_PID, self.tid, self._info, _WEXITED | _WNOHANG | _WALL | _WNOTHREAD)
 

@@ -6,7 +6,7 @@
     budget.exhausted(user)
 
 A process can make its files in /proc/PID large, and a user can have many processes. So each user's processes get only a part of the
-time, and nobody can keep a tool from the processes of others.
+time, and no user can keep a tool from scanning the processes of others.
 """
 
 from __future__ import annotations

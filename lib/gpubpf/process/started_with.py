@@ -1,7 +1,7 @@
 """What a process was started with: its command line and its environment.
 
-Both are in the memory of the process, where the process says (prctl, PR_SET_MM). Reading /proc/PID/cmdline and /proc/PID/environ may
-wait for ever, as a read of memory may (see `address_space.Memory`), so they are not read.
+Both are in the memory of the process, at addresses that the process can change (prctl, PR_SET_MM). A read of /proc/PID/cmdline or
+/proc/PID/environ may wait for ever, as any read of a process's memory may (see `address_space.Memory`). So these files are not read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from gpubpf.process import limits, proc
 from gpubpf.process.address_space import Memory
 
-_ARGUMENTS, _ENVIRONMENT = 45, 47  # the place of the start in `proc.stat`; the end follows
+_ARGUMENTS, _ENVIRONMENT = 45, 47  # index in `proc.stat` of the start address; the end address follows it
 _PIECE = 1 << 16  # bytes
 
 
@@ -22,10 +22,10 @@ def arguments(pid: int, most: int) -> list[bytes]:
 
 
 def environment(pid: int, names: Collection[str]) -> dict[str, str]:
-    """Return those of the variables `names` that are set in a process's environment. Raises OSError.
+    """Return the variables among `names` that are set in a process's environment, with their values. Raises OSError.
 
     As for getenv(3), the first value of a variable counts. Bytes that are not UTF-8 become surrogates (os.fsdecode). Variables beyond
-    limits.LARGEST_ENVIRONMENT are not found, and none is that is longer than limits.LONGEST_VARIABLE.
+    limits.LARGEST_ENVIRONMENT bytes of environment, and variables longer than limits.LONGEST_VARIABLE, are not found.
     """
     found: dict[str, str] = {}
     wanted = set(map(os.fsencode, names))
@@ -37,7 +37,7 @@ def environment(pid: int, names: Collection[str]) -> dict[str, str]:
 
 
 def _variables(pid: int) -> Iterator[bytes]:
-    """Yield the variables of a process's environment. Of longer ones than limits.LONGEST_VARIABLE, the end comes, without the name."""
+    """Yield the variables of a process's environment. Variables longer than limits.LONGEST_VARIABLE lose their name."""
     rest = b""
     size = 0
     for data in _pieces(pid, _ENVIRONMENT, limits.LARGEST_ENVIRONMENT):

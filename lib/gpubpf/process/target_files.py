@@ -25,9 +25,9 @@ _NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10  # RESOLVE_*, include/uapi/linux/openat2.
 
 
 def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file or, with O_DIRECTORY, a directory for reading; with O_PATH, whatever is there, but not for reading.
+    """Open a file for reading, and return its descriptor. Raises OSError.
 
-    Return its descriptor. Raises OSError."""
+    With O_DIRECTORY in `flags`, open a directory. With O_PATH, open anything, but not for reading."""
     directory = bool(flags & os.O_DIRECTORY)
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -44,12 +44,14 @@ def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def open_mapped(pid: int, start: int, end: int) -> int:
-    """Open the file that is mapped there, even if it has been deleted. Raises OSError; requires CAP_CHECKPOINT_RESTORE (proc(5))."""
+    """Open the file that is mapped from `start` to `end`, even if it has been deleted. Requires CAP_CHECKPOINT_RESTORE (proc(5)).
+
+    Raises OSError."""
     return open_regular(mapped_path(pid, start, end))
 
 
 def mapped_path(pid: int, start: int, end: int) -> str:
-    """Return a path of the file that is mapped there, which works in this process."""
+    """Return a path, valid in this process, of the file that is mapped from `start` to `end`."""
     return f"/proc/{pid}/map_files/{start:x}-{end:x}"
 
 
@@ -71,8 +73,8 @@ def _regular(path_descriptor: int) -> int:
 def as_user(user: User, function: Callable[[], T]) -> T:
     """Call `function`, which opens files, with the permissions of `user` and no others. Return its result, or raise its exception.
 
-    Root does not read files for a user who may not read them, and reads those that the user's groups may read. `function` runs on a
-    thread of its own, unless this process belongs to the user. Raises OSError if no thread can act as this user.
+    A tool that runs as root then cannot open files that the user may not read. The permissions include those of the user's groups.
+    `function` runs on a separate thread, unless this process belongs to the user. Raises OSError if no thread can act as this user.
     """
     if os.geteuid() == user.uid:
         return function()

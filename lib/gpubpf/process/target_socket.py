@@ -1,13 +1,14 @@
-"""The connection to a traced process: no call waits for the process longer than its caller allows.
+"""The connection to a traced process. No call waits for the process longer than the caller allows.
 
     ours, theirs = pair()                # `theirs` is for the process
     ours.send(message, [file], until=time.monotonic() + 5)
     received = ours.receive(1 << 20)     # None: nothing has arrived
 
-The tool creates both ends of a connection, and only the tool ever has its own end. A process that had a duplicate of the tool's end
-could take messages from it, fill it, or make it blocking, because O_NONBLOCK belongs to all duplicates of a file. It could even make
-recvmsg(2) wait in spite of MSG_DONTWAIT: the kernel copies a message while it holds a lock of the socket, and a process chooses the
-memory to which its own call copies. In addition, each call here passes MSG_DONTWAIT, and the class waits by itself, with a deadline.
+The tool creates both ends of a connection, and only the tool ever has its own end. A process with a duplicate of the tool's end could
+take messages from that end, fill it, or make it blocking, because all duplicates of a file share O_NONBLOCK. The process could even
+make the tool's recvmsg(2) wait in spite of MSG_DONTWAIT: the kernel holds a lock of the socket while it copies a message, and a
+process chooses the memory to which its own call copies. In addition, each call here passes MSG_DONTWAIT, and the class waits by
+itself, with a deadline.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from collections.abc import Sequence
 from gpubpf.record import Record
 
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-_MOST_FILES = 8  # that are received at once
+_MOST_FILES = 8  # files to receive at once
 _PAUSE = 0.01  # seconds, if the socket is writable but takes nothing
 
 
 class Received(Record):
-    """Data and files that have arrived; no data: the other end is closed. `truncated`: the kernel dropped files that came with it."""
+    """Data and files that have arrived. No data: the other end is closed. truncated: the kernel dropped files that came with them."""
 
     data: bytes
     files: list[int]
@@ -43,7 +44,7 @@ class TargetSocket:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        connection.setblocking(True)  # else, Python itself waits in sendmsg and recvmsg
+        connection.setblocking(True)  # with a timeout, Python itself would wait in sendmsg and recvmsg
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -62,9 +63,11 @@ class TargetSocket:
         return Received(data, list(files), bool(told & socket.MSG_CTRUNC))
 
     def send(self, data: bytes, files: Sequence[int] = (), until: float = 0.0) -> bool:
-        """Send all of `data`, and `files` with its first byte. Return False if the process has not taken it by `until`.
+        """Send all of `data`, and `files` with its first byte. Raises OSError.
 
-        until: time.monotonic; a time that has passed: do not wait. After False, a part of the data may have been sent. Raises OSError.
+        Return False if the process has not taken all data by `until`. Then a part of the data may have been sent.
+
+        until: time.monotonic; a time in the past: do not wait.
         """
         rest = memoryview(data)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
@@ -76,7 +79,7 @@ class TargetSocket:
                 left = until - time.monotonic()
                 if left <= 0:
                     return False
-                if self._is_writable(0):  # for small messages, but not for this one
+                if self._is_writable(0):  # there is room, but not enough for this message
                     time.sleep(min(_PAUSE, left))
                 else:
                     self._is_writable(left)
@@ -88,7 +91,7 @@ class TargetSocket:
         return bool(poll.poll(seconds * 1000))
 
     def shutdown(self, how: int = socket.SHUT_RDWR) -> None:
-        """End the connection, in both directions or in one. A call of `send` on another thread fails. Never raises."""
+        """End the connection, in both directions or in one. A call of `send` on another thread then fails. Never raises."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(how)
 
@@ -105,8 +108,8 @@ class TargetSocket:
 def discard(file: int) -> None:
     """Close a file that a process handed over, without waiting.
 
-    close(2) waits for the program that serves a file system (FUSE), even for one of an ordinary user in its own user namespace. So one
-    thread closes all these files. If it waits for ever, the others stay open."""
+    close(2) waits for the program that serves the file's file system (FUSE). Even an ordinary user can mount one, in a user namespace.
+    So a single thread closes all these files. If it waits for ever, the remaining files stay open."""
     _closing().put(file)
 
 

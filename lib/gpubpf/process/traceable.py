@@ -39,7 +39,7 @@ def started(pid: int) -> float:
 
 
 def descends(pid: int, ancestor: int) -> bool:
-    """Return whether a process is a descendant of another one, as far as all in between still exist."""
+    """Return whether a process is a descendant of another. This is not known if a process between the two has ended."""
     for _ in range(_MOST_ANCESTORS):
         pid = parent(pid)
         if pid in (ancestor, 0):
@@ -59,11 +59,11 @@ def children(pid: int) -> set[int]:
 
 
 class RefusedForNow(SessionError):
-    """A process cannot be traced now, but perhaps soon: it is stopped, it is ending, or another tool may trace one of its threads."""
+    """A process cannot be traced now, but perhaps soon: it is stopped or ending, or another tool may be tracing one of its threads."""
 
 
 class AlreadyTraced(RefusedForNow):
-    """Another process traces it: a debugger or, for some milliseconds, another tool of this project."""
+    """Another process traces the process: a debugger or, for some milliseconds, another tool of this project."""
 
 
 class Stopped(RefusedForNow):
@@ -78,7 +78,7 @@ def frozen(pid: int) -> Stopped:
 
 
 class Exiting(RefusedForNow):
-    """The process is about to end, unless only its main thread does."""
+    """The process is about to end, or only its main thread is."""
 
 
 class ProcessEnded(SessionError):
@@ -107,7 +107,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def _waits_in(pid: int) -> str:
-    """Return the function of the kernel in which the main thread waits; "" if it is not known."""
+    """Return the function of the kernel in which the main thread waits; "" if unknown."""
     with contextlib.suppress(OSError):
         return proc.text(pid, "wchan")
     return ""
@@ -169,7 +169,7 @@ def refusals(pid: int) -> Iterator[None]:
         raise refusal(pid, errno.ESRCH) from None
     except TraceRefused as error:
         raise refusal(pid, error.errno) from None
-    except SessionError:  # one that is also an OSError
+    except SessionError:  # subclasses such as Unreadable are OSErrors, too
         raise
     except OSError as error:
         raise refusal(pid, error.errno or errno.ESRCH) from None
@@ -193,7 +193,7 @@ def refusal(pid: int, code: int) -> SessionError:
             f"pid {pid} ({comm(pid)}) cannot be traced: its list of mappings or its memory does not arrive (FUSE?);"
             " name another process"
         )
-    # EFAULT: its memory is not what was mapped a moment ago.
+    # EFAULT: the mappings of the process have just changed.
     if not known or code in (errno.ESRCH, errno.EFAULT) or known.get("State", "Z")[0] in "ZX":
         return ProcessEnded(f"pid {pid} ended, or executed another program, while the tool was attaching")
     try:
@@ -223,7 +223,7 @@ def refusal(pid: int, code: int) -> SessionError:
         return SessionError(
             f"{who} is in a user namespace in which this tool has no privileges; run the tool on the host"
         )
-    # Another tool traces a thread for some milliseconds when it attaches. It may have detached since.
+    # Another tool traces a thread for some milliseconds when it attaches. That tool may have detached since.
     kind = RefusedForNow if code == errno.EPERM else SessionError
     return kind(
         f"{who} cannot be traced ({os.strerror(code)});"
@@ -232,7 +232,7 @@ def refusal(pid: int, code: int) -> SessionError:
 
 
 def user(pid: int) -> User:
-    """Return the effective user of a process, without name, home and shell. Raises OSError, also if the process has ended."""
+    """Return the effective user of a process; name, home and shell are left out. Raises OSError, also if the process has ended."""
     known = status(pid)
     if not known:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
