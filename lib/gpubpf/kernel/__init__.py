@@ -1,1 +1,1 @@
-"""System calls of the Linux kernel, for this process: bpf(2), capabilities, seccomp, and those that Python does not have."""
+"""System calls of the Linux kernel, for this process: bpf(2), capabilities, seccomp, and calls that Python does not have."""

@@ -52,12 +52,12 @@ _EXISTS = 2  # BPF_EXIST
 _NO_BATCHES = 524  # ENOTSUPP: Linux before 5.13 reads no per-CPU array in batches
 _PERCPU = (PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH)
 _LOG_BYTES = 1 << 20
-_LOADS = 100  # attempts to load a program; a signal, or a debugger's stop, ends one
+_LOADS = 100  # attempts to load a program; a signal, or a debugger's stop, ends an attempt
 # Lines of the verifier's log that only state its position and the registers' contents.
 _NO_MESSAGE = r"\d+: |;|from |\d+$|func#|R\d+\w*=|frame\d|caller:|callee:|returning from |to caller "
 
 _PERF_SOFTWARE, _PERF_TRACEPOINT, _PERF_ATTRIBUTES, _PERF_CLOSE_ON_EXEC = 1, 2, 112, 8
-_PERF_BY_FREQUENCY = 1 << 10  # of the flags of struct perf_event_attr
+_PERF_BY_FREQUENCY = 1 << 10  # the bit `freq` of struct perf_event_attr
 _PERF_ENABLE, _PERF_DISABLE, _PERF_SET_BPF = 0x2400, 0x2401, 0x40042408
 _KPROBE_TYPE = Path("/sys/bus/event_source/devices/kprobe/type")
 _UPROBE_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
@@ -72,7 +72,7 @@ class Rejected(OSError):
         self.log = log
 
     def reason(self) -> tuple[str, int | None]:
-        """Return the verifier's last message, and the number of the instruction that it refers to, if the log has it."""
+        """Return the verifier's last message, and the number of the instruction that the message refers to (None: unknown)."""
         lines = [
             s for line in self.log.splitlines() if (s := line.strip()) and not s.startswith("processed ")
         ]

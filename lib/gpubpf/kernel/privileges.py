@@ -60,10 +60,11 @@ def _prctl(*arguments: int) -> bool:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends, and so when the tool does, however it ends.
+    """Have the kernel kill this child when the thread that started it ends, and so whenever the tool ends.
 
-    Called in a child that works for that thread. The kernel forgets this when the child changes its user, as `drop_all` does.
-    `parent`: the process ID of the tool, which may have ended already."""
+    The kernel forgets this when the child changes its user, as `drop_all` does.
+
+    parent: process ID of the tool, which may have ended already."""
     _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
@@ -81,12 +82,12 @@ def capable() -> bool:
 
 
 def holds(*capabilities: int) -> bool:
-    """Return whether this thread has one of these capabilities over the machine: those of root in a user namespace do not count."""
+    """Return whether this thread has one of these capabilities for the whole machine, not only inside a user namespace."""
     return not effective().isdisjoint(capabilities) and in_first_user_namespace()
 
 
 def in_first_user_namespace(proc: Path = Path("/proc")) -> bool:
-    """Return whether this process is in the machine's own user namespace. Without /proc, it is taken for one."""
+    """Return whether this process is in the machine's own user namespace. Without /proc, assume that it is."""
     try:
         return os.readlink(proc / "self/ns/user") == _FIRST_USER_NAMESPACE
     except OSError:
@@ -124,8 +125,9 @@ class Privileges:
         self._thread = threading.local()
 
     def keep(self, kept: Iterable[int], here: bool) -> None:
-        """Set the capabilities that are needed from now on. `here`: this thread permanently drops all others at once, for itself and
-        the processes that it starts. Raises SessionError."""
+        """Set the capabilities that are needed from now on. Raises SessionError.
+
+        here: this thread drops all other capabilities now and for good, also for the processes that it starts."""
         self._kept = frozenset(kept)
         if here:
             self.apply()

@@ -1,7 +1,7 @@
-"""Builds of a kernel: the kernels of one name in the modules of a process, where their sites differ.
+"""Builds of a kernel: kernels in the modules of a process that have the same name but different sites.
 
-Static kernels of two source files may have the same name. A kernel of a header is in each file's module, where other sites may come
-before its own. `Session.sites` returns the sites of one build.
+Static kernels of two source files may have the same name. A kernel in a header is in each file's module, where its sites may have
+other numbers. `Session.sites` returns the sites of one build.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 def joined(tables: Iterable[Sequence[Site]]) -> tuple[dict[int, Site], list[dict[int, int]]]:
-    """Return a table with the sites of all builds, and for each build the numbers that its sites have there, by their own.
+    """Return one table with the sites of all builds, and for each build a mapping: number in the build → number in the table.
 
-    Sites of one source line that agree in all but the line of the PTX are the same. Without source lines, all sites of two builds must
-    agree. Sites that share a probe stay together. Numbers of the first build, and others that are free, remain.
+    Sites with a source line become one site if they agree in everything except the line of the PTX. Sites without a source line become
+    one only if all sites of the two builds agree. Sites that share a probe stay together. A site keeps its number if the number is
+    still free, as for all sites of the first build.
     """
     whole: dict[int, Site] = {}
     numbers: list[dict[int, int]] = []
@@ -46,7 +47,7 @@ def joined(tables: Iterable[Sequence[Site]]) -> tuple[dict[int, Site], list[dict
 
 
 def without_first_line(table: Sequence[Site]) -> tuple[Site, ...]:
-    """Return the sites with their lines counted from the first site's. They are equal for a kernel that several modules contain."""
+    """Return the sites with PTX lines counted from the first site's line, so that copies of a kernel in several modules are equal."""
     return tuple(replace(site, line=site.line - table[0].line) for site in table)
 
 

@@ -51,7 +51,7 @@ class Times(Record):
 class Bracket(Record):
     """The GPU's clock showed `gpu` at some moment between `before` and `after` on the host's clock; all in ns.
 
-    tick   resolution of the GPU's clock: its true time was at least `gpu` and less than `gpu + tick` (0: unknown in this bracket)
+    tick   resolution of the GPU's clock: the true time was at least `gpu` and less than `gpu + tick`; 0: unknown
     back   only `gpu - back` is known to be after `before`; for a kernel, `back` is its duration
     """
 
@@ -122,7 +122,7 @@ class GpuClock:
             return Times(at, error)
         x = (readings - self._origin_gpu).astype(np.float64)
         low, high = self._bounds(x)
-        if self.tick > 1:  # it does not change during a tick, so the reading may be from any moment in it
+        if self.tick > 1:  # the reading may be from any moment of the tick
             _, later = self._bounds(x + (self.tick - 1))
             high = np.maximum(high, later)
         fine = np.isfinite(low) & np.isfinite(high) & (np.abs(x) < SENSIBLE)
@@ -241,12 +241,12 @@ def _integers(times: Reals) -> Integers:
     return np.clip(np.nan_to_num(times), -(2.0**62), 2.0**62).astype(np.int64)
 
 
-_LONGEST_TICK = 1 << 40  # ns; no clock steps so far
+_LONGEST_TICK = 1 << 40  # ns; no clock has steps this long
 
 
 def estimated_tick(readings: Integers) -> int:
     """Return the resolution of a clock from its readings (ns). It is not too small if the true steps vary by less than half."""
-    steps = np.diff(np.unique(readings.astype(np.int64))).view(np.uint64)  # they may be 2^63 or more
+    steps = np.diff(np.unique(readings.astype(np.int64))).view(np.uint64)  # steps may be 2^63 or more
     if not len(steps):
         return 0
     least = int(steps.min())

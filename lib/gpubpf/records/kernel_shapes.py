@@ -59,8 +59,10 @@ class KernelShape(Record):
 
 
 class KernelShapes:
-    """Collects launches and clocks from logs. `numbered`: also remember launches by number, because records will refer to them.
-    `builds`: tell builds of a kernel apart, because records will refer to their sites (`Session.sites`).
+    """Collects launches and clocks from logs.
+
+    numbered: also remember launches by number, because records will refer to them.
+    builds: distinguish the builds of a kernel, because records will refer to their sites (`Session.sites`).
 
     of_launch   the kernel and shape by (process number in the session, launch number in the process, see `NUMBER_MASK`)
     launches    number of logged launches of each kernel and shape, without those that failed
@@ -134,7 +136,7 @@ class KernelShapes:
             self.launches[kernel_shape] = self.launches.get(kernel_shape, 0) + 1
 
     def _named(self, log: ProcessLog) -> Any:
-        """Return the records whose GPU and kernel name are known. Both are sent separately from the log, and may arrive later."""
+        """Return the records whose GPU and kernel name are known. The agent sends both separately from the log, perhaps later."""
         kept = self._unnamed.pop(log.process, None)
         records = log.records if kept is None else np.concatenate([kept, log.records])
         launch, clock = (records["kind"] == kind for kind in (operation_log.KERNEL, operation_log.CLOCK))
@@ -142,7 +144,7 @@ class KernelShapes:
         unknown = launch & ~np.isin(records["kernel"]["slot"], list(log.names))
         unknown |= (launch | clock) & ~np.isin(records["context"], list(log.gpus))
         if log.over or log.final or not unknown.any() or unknown.sum() > MOST_UNNAMED:
-            # With so many, stop waiting: they will never get a name.
+            # With more than this, stop waiting: these records will never get a name.
             return records
         self._unnamed[log.process] = records[unknown]
         return records[~unknown]
@@ -171,7 +173,7 @@ def site_name(site: Site) -> str:
 
 
 def file_names(paths: Collection[str]) -> dict[str, str]:
-    """Return the names of files in tables: without directories, but for those that tell files of the same name apart."""
+    """Return short names of files for tables: only with the directories that distinguish files with the same name."""
     found = dict.fromkeys(paths, "")
     for parts in range(1, 2 + max((path.count("/") for path in paths), default=0)):
         same = Counter(found.values())

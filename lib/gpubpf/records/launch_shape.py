@@ -21,7 +21,7 @@ Ranges = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
 class Warp(Record):
-    """Threads that execute together: number of lanes, size of a memory sector in bytes, and the vendor's word for the group."""
+    """A group of threads that execute together: number of lanes, size of a memory sector in bytes, the vendor's word for the group."""
 
     lanes: int = WARP
     sector: int = Vendor.NVIDIA.sector
@@ -104,7 +104,7 @@ class Shape(Record):
         return (*_unravel(block, self.grid), *_unravel(thread, self.block_dim))
 
     def selection(self, block: Ranges, thread: Ranges) -> np.ndarray | None:
-        """Return a mask of the threads with indices in these inclusive ranges: bool [threads]; None if all threads are."""
+        """Return a mask of the threads whose indices are in these inclusive ranges: bool [threads]; None if all are."""
         within = [
             np.arange(extent) >= first
             if last >= extent

@@ -159,7 +159,7 @@ def lost_calls(unknown: int, elsewhere: int) -> str:
 
 
 def _registers(lacking: NoRoom) -> str:
-    """Return how many registers the probe costs, in brackets, if this is known and the copy has more than the original."""
+    """Return, in brackets, how many registers the probe costs; "" if that is unknown or none."""
     if not 0 < lacking.original < lacking.registers:
         return ""
     return f" ({lacking.registers:,} registers per thread, {lacking.original:,} without it)"

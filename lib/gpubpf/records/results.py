@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 class Instance(Record):
     """The contents of a map for one kernel and launch shape.
 
-    A site array has an instance for each copy of a kernel in a context, with extents of 0. A map that is not by shape has one per
-    context, with `mangled` "".
+    A site array has an instance for each copy of a kernel in a context, with extents of 0. A map that does not depend on the launch
+    shape has one instance per context, with `mangled` "".
 
     grid, block_dim   [x, y, z]
     raw        the storage, in the format of `maps`
     capacity   its capacity: threads, warps or blocks; sites and shards as in the launch block
     taken_ns   when it was read, on the host's clock
     context    number of the context in the process
-    process    number of the process in the session; a process has another one after it has executed another program
+    process    number of the process in the session; a process gets another number when it executes another program
     spilled    bytes of local memory per thread that the copy needs in addition, because it has fewer registers than it needs
     wave       lanes per wave, if it ran on an AMD GPU
-    idle       no kernel was running when it was read: all `launches` had ended
+    idle       no kernel was running at the reading: all `launches` had ended
     waits      the kernel's blocks may wait for each other (ptx.call_graph.may_wait)
-    build      which build of the kernel it is, for `Session.sites`; of other instances than site arrays, of one of those added up
+    build      number of the kernel's build, for `Session.sites`; if the instance adds up several builds, any one of them
     """
 
     pid: int
@@ -126,7 +126,10 @@ class ProcessLog(Record):
 
 
 class RingRecords(Record):
-    """New records of a ring buffer, with the map's `value_dtype`. `process`: its number, which is the upper bits of launch ids."""
+    """New records of a ring buffer, with the map's `value_dtype`.
+
+    process: number of the process, which is also in the upper bits of launch ids.
+    """
 
     pid: int
     comm: str

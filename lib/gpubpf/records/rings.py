@@ -49,7 +49,7 @@ class _Marks:
         return count
 
     def places(self, limit: int | None) -> np.ndarray[Any, Any]:
-        """Return the offsets from `position` of all complete records, with or without gaps. `limit`: how many records to check."""
+        """Return the offsets from `position` of all complete records, also behind gaps. `limit`: how many records to check."""
         count, found = 0, []
         most = min(len(self._marks), limit if limit is not None else len(self._marks))
         while count < most:
@@ -98,8 +98,10 @@ class ShardCount(Record):
 class RingReader:
     """Reads a ring of one context.
 
-    dtype: the type of a record's payload. file: the file of a ring in host memory. It is sealed and stays owned by the caller. None:
-    the ring is in GPU memory; use `read_copy`. Raises Error if records have another size. Only one thread at a time may use it.
+    dtype: the type of a record's payload.
+    file: the sealed file of a ring in host memory, which the caller keeps. None: the ring is in GPU memory; use `read_copy`.
+
+    Raises Error if records have another size than `dtype`. Only one thread at a time may use the reader.
     """
 
     def __init__(self, place: RingPlace, dtype: np.dtype[Any], file: int | None) -> None:
@@ -192,7 +194,7 @@ class RingReader:
         return records[~discarded]["payload"] if discarded.any() else records["payload"]
 
     def _clear(self, records: Records) -> None:
-        """Set what is behind the end of records that are shorter than others to zero: it is left from earlier ones."""
+        """Set the rest of records that are shorter than the longest to zero, because it still has data of earlier records."""
         payload = self._kind["payload"].itemsize
         sizes = records["size"] & ~np.uint32(DISCARDED)
         content = records.view(np.uint8).reshape(-1, self._kind.itemsize)
