@@ -8,9 +8,10 @@ registers and signal mask. So the tool first writes a signal frame to the thread
 the thread runs for the tool ends with rt_sigreturn of this frame, which restores the thread's complete state:
 
 - A system call for the tool uses a `syscall` instruction in the C library that is followed by `ret`. The stack pointer is at the
-frame, so this `ret` leads to the C library's own call of rt_sigreturn. - The stub ends with rt_sigreturn of the same frame. - The
-thread leaves its own code, and returns to it, in a single step: PTRACE_SETREGS. The signal mask and the vector state need other
-requests, so they change only in between.
+  frame, so this `ret` leads to the C library's own call of rt_sigreturn.
+- The stub ends with rt_sigreturn of the same frame.
+- The thread leaves its own code, and returns to it, in a single step: PTRACE_SETREGS. The signal mask and the vector state need other
+  requests, so they change only in between.
 
 A thread that returns through the frame makes its interrupted system call again, from the beginning. So a relative timeout starts
 again.
@@ -45,8 +46,8 @@ ENOUGH = (
     400  # rounds over all threads; until then, the search may take five times PATIENCE, for busy machines
 )
 CREATE_TIMEOUT = 1.0  # seconds for pthread_create, which takes less than a millisecond
-# Seconds for all that a borrowed thread does for the tool, and to give it back: a flood of signals stops it again and again.
-BORROW_LIMIT, SHORT_BORROW_LIMIT = 15.0, 2.0  # the second, while other processes wait
+# Seconds in which a borrowed thread works for the tool and is given back. Many signals can make this take long.
+BORROW_LIMIT, SHORT_BORROW_LIMIT = 15.0, 2.0  # the short limit applies while other processes wait
 STACK_LIMIT = 256 << 10  # bytes of a stack to search for return addresses
 
 # System calls that wait for an event, and not for a lock.
@@ -57,7 +58,7 @@ _WAITS = syscalls.numbers(
 _FUTEX_WAIT_BITSET, _FUTEX_COMMAND = 9, 0x7F
 # malloc and pthread_create make these calls, so a thread that has just returned from one may hold a lock.
 _CALLS_OF_MALLOC = syscalls.numbers("mmap mprotect munmap brk mremap madvise futex clone fork exit clone3")
-# Borrowed last: calls that restart their timeout, or whose deadline only the kernel knows.
+# Threads in these calls are borrowed last: the call restarts its timeout, or only the kernel knows its deadline.
 _TIMED_WAITS = syscalls.numbers(
     "epoll_wait epoll_pwait epoll_pwait2 restart_syscall nanosleep clock_nanosleep"
 )
@@ -69,8 +70,8 @@ _NO_FILE = (1 << 64) - 1
 # ILL, TRAP, BUS, FPE, SEGV, SYS: if blocked, they kill the process.
 _SYNCHRONOUS = sum(1 << n - 1 for n in (4, 5, 7, 8, 11, 31))
 _ALL_OTHERS = (1 << 64) - 1 & ~_SYNCHRONOUS
-# glibc's SIGSETXID, by which setuid and others make all threads call them. Meanwhile they hold a lock that pthread_create takes, and
-# wait for all threads. So the stub has to receive it.
+# glibc's SIGSETXID, with which setuid and similar functions make all threads change their user. The calling thread waits for all
+# threads, and holds a lock that pthread_create takes. So the stub must not block this signal.
 _SETXID = 33
 # mov $15, %rax; syscall: the code to which signal handlers return.
 _RETURNING = bytes.fromhex("48c7c00f0000000f05")
@@ -203,8 +204,8 @@ STUB_END = 0x9D  # offset after its rt_sigreturn
 PAGE = 4096
 DATA, TEXTS, STACK_TOP = PAGE, 2 * PAGE, 20 * PAGE
 SIZE = STACK_TOP
-# Offsets in the data. CREATED: pthread_create's result. FRAME: the stack pointer for rt_sigreturn. LAST: the worker ends after this
-# call. TURNS_LEFT: how many more times the borrowed thread checks RELEASED.
+# Offsets in the data. CREATED: pthread_create's result. FRAME: the stack pointer for rt_sigreturn. LAST: whether the worker ends after
+# the call. TURNS_LEFT: how many more times the borrowed thread checks RELEASED.
 CREATED, COMMAND, DONE, FUNCTION, FRAME, RESULT, LAST = 0x18, 0x38, 0x3C, 0x40, 0x68, 0x78, 0x84
 TURNS_LEFT, RELEASED = 0x88, 0x8C
 # A waiting thread's first pause, and its number of checks. The pauses get longer, about 5 s in all.
@@ -233,8 +234,8 @@ _BESIDE_LIBC = re.compile(r"lib(pthread|dl)(\.so\.\d|-2\.\d+\.so)")
 # Files that may replace malloc: the name contains "malloc", or it is the program itself.
 # A process chooses how many files with these names it maps, and how large they are. glibc has three, and 4,000 symbols.
 _MOST_C_LIBRARIES, _MOST_C_SYMBOLS, _MOST_C_CODE = 8, 1 << 14, 8 << 20
-_PART = 1 << 16  # bytes of code that are read at once
-_MOST_ALLOCATORS = 16  # files that may replace malloc; of further ones, all code counts as unsafe
+_PART = 1 << 16  # bytes of code to read at once
+_MOST_ALLOCATORS = 16  # files that may replace malloc; all code of further files counts as unsafe
 _MAY_ALLOCATE = re.compile(r"malloc|^(?!.*\.so)")
 
 
@@ -252,9 +253,12 @@ def make_worker_and_wait(
 ) -> int:
     """Have a stopped thread create the worker, and detach from it at once. Return the address of the worker's memory.
 
-    The thread then waits, about 5 s at most, until `RELEASED` is set in that memory, and continues. `CREATED` there tells whether it
-    created the worker. Return 0 if the thread cannot be borrowed where it is; it remains stopped then.
-    `holds_no_lock`: the thread is known to hold none of the locks. Raises SessionError, ThreadEnded, TraceRefused, OSError.
+    The thread then waits, about 5 s at most, until `RELEASED` is set in that memory, and continues. `CREATED` in that memory shows
+    whether the thread created the worker. Return 0 if the thread cannot be borrowed where it is; then the thread remains stopped.
+
+    holds_no_lock: the thread is known to hold none of the locks.
+
+    Raises SessionError, ThreadEnded, TraceRefused, OSError.
     """
     borrowing = _Borrowing(thread.pid, memory, code, functions, SHORT_BORROW_LIMIT)
     return borrowing.borrow_and_wait(thread, holds_no_lock)
@@ -270,8 +274,13 @@ def create_error(pid: int, code: int) -> SessionError:
 
 
 class _LibraryCode(Record):
-    """Facts about a library, as offsets from its base: `functions` to call, and `unsafe` ranges of code, in which a thread may hold a
-    lock. `calling`, `returning`: the _CALLING and _RETURNING code; -1: none found. `replaces_malloc`: it exports malloc and free."""
+    """Facts about a library, as offsets from its base.
+
+    functions: functions to call.
+    unsafe: ranges of code in which a thread may hold a lock.
+    calling, returning: the _CALLING and _RETURNING code; -1: not found.
+    replaces_malloc: the library exports malloc and free.
+    """
 
     functions: dict[str, int]
     unsafe: tuple[tuple[int, int], ...]
@@ -439,7 +448,7 @@ def _ranges(symbols: dict[str, Symbol], names: Iterable[str]) -> list[tuple[int,
 
 def _malloc_of(symbols: dict[str, Symbol]) -> tuple[int, int]:
     """Return the address range of the C library's allocator. Most of its functions are not exported. So the range extends from the
-    exported function before it to the one after it."""
+    last exported function before the allocator to the first exported function after it."""
     own = [symbols[name].address for name in _MALLOC if name in symbols]
     if not own:
         return 0, 0
@@ -473,7 +482,7 @@ class _Borrowing:
         self.frame = 0  # address of the signal frame
         self.calling = self.returning = 0  # code addresses: see ProcessCode.gadgets
         self.deferred = (
-            0  # SIGSTOP, which cannot be blocked, if it arrived meanwhile: it is sent again at the end
+            0  # SIGSTOP if it arrived meanwhile (it cannot be blocked): the tool sends it again at the end
         )
         self.stopped_s = 0.0  # seconds that threads were stopped
 
@@ -623,14 +632,15 @@ class _Borrowing:
             raise
 
     def _in_restartable_sequence(self, thread: TracedThread, sleeping: bool) -> bool:
-        """Return whether the thread is inside a restartable sequence (rseq(2)). The program would have to notice that it left it."""
+        """Return whether the thread is inside a restartable sequence (rseq(2)). The program would notice if the thread left it."""
         if sleeping or not (area := thread.restartable_sequence()):
             return False
         return self.memory.some(area + 8, 8) != bytes(8)
 
     def _borrow(self, thread: TracedThread) -> tuple[int, int]:
-        """Create the worker, and always restore the thread. Return the memory's address, and an error: 0 if there is a worker, or an
-        errno value, or PENDING."""
+        """Create the worker, and always restore the thread. Return the address of the worker's memory, and an error.
+
+        The error is 0 if there is a worker, an errno value, or PENDING."""
         base, failure = self._map(thread)
         if not failure:
             self._prepare(base, 0)
@@ -796,7 +806,7 @@ class _Borrowing:
         while not (self._wait_for_stop(thread) and thread.interrupted):
             self._defer_signal(thread)
             thread.to_user()
-        # Here the kernel checks for signals and restarts system calls. It uses these registers as if they were its own.
+        # At this stop, the kernel checks for signals and restarts system calls, with the registers that are set here.
         thread.set_xstate(self.xstate)
         thread.block_signals(self.mask)
         thread.set_registers(
@@ -805,7 +815,7 @@ class _Borrowing:
         self._detach(thread)
 
     def _detach(self, thread: TracedThread) -> None:
-        """Detach from the thread where no signal stopped it: there, ptrace delivers none. So send the deferred one."""
+        """Detach from the thread. No signal caused this stop, so ptrace cannot deliver the deferred signal: send it instead."""
         if self.deferred:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, self.deferred)
@@ -816,7 +826,7 @@ def _vector_frame(xstate: bytes) -> bytes:
     """Return the part of a signal frame that restores a thread's vector state."""
     (machine,), (used,) = struct.unpack_from("<Q", xstate, _SOFTWARE), struct.unpack_from("<Q", xstate, 512)
     if machine & _AMX and not used & _AMX:
-        # rt_sigreturn ignores a state larger than the thread may have, and most threads may not use AMX.
+        # rt_sigreturn ignores a state that is larger than the thread may have, and most threads may not use AMX.
         xstate = xstate[:_WITHOUT_AMX]
     # struct _fpx_sw_bytes tells rt_sigreturn that the vector state is complete.
     software = struct.pack("<IIQI", 0x46505853, len(xstate) + 4, machine, len(xstate))

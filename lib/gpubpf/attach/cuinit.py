@@ -1,12 +1,12 @@
 """Report every process that starts to use the CUDA driver, with eBPF programs at `cuInit` in driver files (`CuInitProbes`).
 
-They are also attached at `hsa_queue_create` in AMD's ROCr files: a process needs a queue before it can launch a kernel. Statements
-about cuInit here apply to both.
+The programs are also attached at `hsa_queue_create` in AMD's ROCr files: a process needs a queue before it can launch a kernel.
+Statements about cuInit here apply to both.
 
 A uprobe is attached to a file, so it fires in every process that maps the file, in any namespace. When a process calls cuInit for the
 first time, the program reports the thread through a ring buffer. Then the thread waits in the program until the hold helper has
-stopped it (`release_thread`). So it is stopped at the entry of cuInit. There it holds no lock, and has run no instruction of the
-driver. It waits for WAIT_NS at most: if the helper is slow, or has exited, the thread continues.
+stopped it (`release_thread`). So the thread is stopped at the entry of cuInit, where it holds no lock and has run no instruction of
+the driver. It waits for WAIT_NS at most: if the helper is slow, or has exited, the thread continues.
 
 For a process that the tool has finished with (`ignore_process`), the program does one hash lookup. When such a process executes
 another program, or ends, that is reported, and the process is forgotten. The programs for this are at raw tracepoints, because the
@@ -227,7 +227,7 @@ _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, the inode of /proc/sel
 class Event(Record):
     """An event at time `ts` (ns, CLOCK_MONOTONIC).
 
-    For a call of cuInit, `entry` is the function's address, and `return_address` is stored at `sp`. They are 0 for other kinds.
+    For a call of cuInit, `entry` is the function's address, and `return_address` is stored at `sp`. For other kinds, all three are 0.
     """
 
     kind: int
@@ -243,9 +243,11 @@ class Event(Record):
 class CuInitProbes:
     """The programs, loaded into the kernel.
 
-    `tool`: ID of a process that is never reported. `cpu`: the CPU on which the reader of the events runs, at a higher priority than
-    ordinary threads; -1: none. A thread that calls cuInit on this CPU need not wait, because it cannot continue before the reader has
-    run. Raises OSError if the kernel refuses, or if this process lacks a privilege.
+    tool: ID of a process that is never reported.
+    cpu: the CPU on which the reader of the events runs, at a higher priority than ordinary threads; -1: none. A thread that calls
+        cuInit on this CPU need not wait, because it cannot continue before the reader has run.
+
+    Raises OSError if the kernel refuses, or if this process lacks a privilege.
     """
 
     def __init__(self, tool: int, cpu: int) -> None:

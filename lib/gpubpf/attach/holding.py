@@ -3,11 +3,11 @@
 It has a probe at `cuInit` in driver files, and at `hsa_queue_create` in AMD's ROCr files (cuinit.py). Statements about cuInit here
 apply to both. When a process calls cuInit for the first time, the helper stops the thread with ptrace; no shell and no parent process
 notices. The thread creates a worker thread for the tool. Then it waits, no longer traced, until it is released (borrow.py,
-`make_worker_and_wait`). This wait has a time limit, and ends even if the tool is killed. Other threads of the process that call cuInit
-meanwhile stay stopped until then.
+`make_worker_and_wait`). This wait has a time limit, and ends even if the tool is killed. If other threads of the process call cuInit
+during the wait, the helper keeps them stopped until it ends.
 
-The helper is a single thread with real-time priority, and does nothing else. The tool itself has other work, and Python runs only one
-of its threads at a time. A stopped process must not wait for that. When the tool exits, the helper releases all processes and exits.
+The helper is a single thread with real-time priority, and does nothing else. A stopped process must not wait for the other work of the
+tool, in which Python runs only one thread at a time. When the tool exits, the helper releases all processes and exits.
 
 Messages are JSON objects, one per packet. To the helper:
 
@@ -27,8 +27,8 @@ A message with an `id` gets a reply with the same `id`, and `answer`. Other mess
     forget      a process has executed another program, or has ended
 
 A process can make the helper wait for ever, for its memory or for the lock that ptrace takes. So before the helper touches a process,
-it writes its ID into memory that the tool shares. The tool ends a helper that does not answer, and starts another one, which does not
-hold the processes of that user.
+it writes the ID of the process into memory that it shares with the tool. The tool ends a helper that does not answer, and starts a new
+helper, which does not hold the processes of that user.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SOON = 1.0
 # Bytes after the entry of cuInit that still count as the entry: its first instruction may have run.
 ENTRY = 16
 PACKET = 1 << 16
-# Bytes of a process's list of mappings, about 20,000 of them. A process with more is not held.
+# Bytes of a process's list of mappings: about 20,000 mappings. A process with a longer list is not held.
 MAPPINGS = 2 << 20
 FORGOTTEN = 4096  # ended processes to remember
 
@@ -88,8 +88,9 @@ class _Thread(MutableRecord):
 class _Arrival(MutableRecord):
     """A process in its first cuInit.
 
-    `base`: the address of the worker's memory, once a thread has created the worker and the tool has been told; otherwise 0.
-    `late`: one of its threads could not be held. `worked`: how long the helper had worked on others when it came, in seconds.
+    base: address of the worker's memory, once a thread has created the worker and `held` was sent to the tool; otherwise 0.
+    late: one of its threads could not be held.
+    worked: how long the helper had worked on other processes when this one arrived, in seconds.
     """
 
     pid: int
@@ -104,7 +105,7 @@ class _Arrival(MutableRecord):
 class _HoldHelper:
     """Holds threads that call cuInit until the tool has attached to their process.
 
-    touched: memory that the tool reads; the ID of the process that the helper works on, or 0."""
+    touched: memory that the tool reads: the ID of the process that the helper works on, or 0."""
 
     def __init__(
         self, connection: socket.socket, probes: CuInitProbes, touched: ctypes.c_int32 | None = None
@@ -114,17 +115,17 @@ class _HoldHelper:
         self._unheld: frozenset[int] = frozenset()  # users
         self._arrivals: dict[int, _Arrival] = {}
         self._worked = 0.0  # seconds spent on threads that had stopped
-        # Threads to detach from as soon as they stop, each with the time when that began. Until then, no one else can trace them.
+        # Threads to detach from as soon as they stop, each with the time since when this is due. Nobody else can trace them before.
         self._leaving: list[tuple[ptrace.TracedThread, float]] = []
         # `late` messages to send once the helper has detached from all threads of the process.
         self._late: dict[int, dict[str, Any]] = {}
         # When the tool finished with a process that it knows, in ns; None: it has not finished yet.
         self._known: dict[int, int | None] = {}
-        # What happened to a process before the tool finished with it. `_ANOTHER`: it executed another program, or ended and its ID
-        # was reused. Then follows the message about the new program or process. It is sent once the tool has finished with the
-        # previous one.
+        # What happened to a process ID before the tool finished with the process. `_ANOTHER`: the process executed another program, or
+        # ended and its ID was reused. The message about the new program or process follows. It is sent once the tool has finished with
+        # the previous one.
         self._pending: dict[int, list[dict[str, Any]]] = {}
-        # When known processes executed another program or ended, in ns; only the most recent ones, the oldest first.
+        # When known processes executed another program or ended, in ns: only the latest FORGOTTEN, oldest first.
         self._forgotten: dict[int, int] = {}
         # Processes that called cuInit while the tool attached to them as running processes.
         self._overtaken: set[int] = set()
@@ -226,8 +227,9 @@ class _HoldHelper:
         return 0
 
     def _done(self, pid: int, again: bool) -> bool:
-        """Record that the tool has finished with a process or, with `again`, not yet. Return whether it called cuInit while the tool
-        attached to it as a running process."""
+        """Record that the tool has finished with a process or, with `again`, will attach to it later.
+
+        Return whether the process called cuInit while the tool attached to it as a running process."""
         overtaken = pid in self._overtaken
         self._overtaken.discard(pid)
         self._read_events()
@@ -251,7 +253,7 @@ class _HoldHelper:
         return overtaken
 
     def _report(self, pid: int, **message: Any) -> None:
-        """Send a message about a process that called cuInit. Keep it until the tool has finished with the ID's previous process."""
+        """Send a message about a process that called cuInit, once the tool has finished with the previous process with this ID."""
         if pid in self._pending:
             self._pending[pid].append(message)
         else:
@@ -262,7 +264,7 @@ class _HoldHelper:
     def _ended(self, pid: int, ts: int) -> None:
         """Record that a process executed another program, or ended, at `ts`."""
         self._release(pid, unmapped=True)
-        self._probes.stop_ignoring(pid)  # in case the tool finished with it at this moment
+        self._probes.stop_ignoring(pid)  # the tool may have finished with the process at this moment
         if pid in self._known:
             if self._known[pid] is None:
                 self._pending.setdefault(pid, []).append(_ANOTHER)
@@ -306,7 +308,7 @@ class _HoldHelper:
 
     @contextlib.contextmanager
     def _touching(self, pid: int) -> Iterator[None]:
-        """Let the tool know which process it is that makes this helper wait."""
+        """Show the tool which process the helper works on, in case that process makes the helper wait."""
         before, self._touched.value = self._touched.value, pid
         try:
             yield
@@ -365,7 +367,7 @@ class _HoldHelper:
                 and registers.rsp <= event.sp
             )
             if not inside and arrival.base:
-                # This thread has left cuInit. The others stay held. The answer to `done` tells the tool.
+                # This thread has left cuInit. The other threads stay held. The answer to `done` reports this to the tool.
                 self._overtaken.add(arrival.pid)
                 del arrival.threads[event.tid]
                 self._probes.forget_thread(event.tid)
@@ -412,12 +414,14 @@ class _HoldHelper:
                 self._late[pid] = late  # the tool cannot attach yet
             else:
                 self._report(pid, **late)
-        elif "held" in self._pending.get(pid, [_ANOTHER])[-1]:  # the tool has not been told yet
+        elif "held" in self._pending.get(pid, [_ANOTHER])[-1]:  # not sent to the tool yet
             self._pending[pid][-1] = late
 
     def _leave(self, thread: _Thread) -> None:
-        """Detach from a thread, now or as soon as it stops. Until then, or until it is reaped, the helper must keep it. Otherwise it
-        would stay stopped, or its parent would not be notified of its end."""
+        """Detach from a thread, now or as soon as it stops.
+
+        Until then, or until the thread is reaped, the helper must keep it. Otherwise the thread would stay stopped, or its parent
+        would not be notified of its end."""
         if thread.traced is not None and not self._detached(thread.traced):
             self._leaving.append((thread.traced, time.monotonic()))
 
@@ -439,7 +443,7 @@ class _HoldHelper:
 
 @contextlib.contextmanager
 def _ordinary_priority() -> Iterator[None]:
-    """Read what a process may make large without real-time priority, which would keep all others from this CPU meanwhile."""
+    """Drop real-time priority for the block, which reads data that a process may make large: others need this CPU meanwhile."""
     policy = os.sched_getscheduler(0)
     if not policy & os.SCHED_RR:
         yield
@@ -454,7 +458,7 @@ def _ordinary_priority() -> Iterator[None]:
 def _set_realtime_priority() -> int:
     """Give this thread real-time priority on one CPU. Return that CPU; -1 if not allowed, so that the thread may run on any CPU.
 
-    The hold helpers of several tools take turns on it (SCHED_RR), so that none of them keeps the others from working."""
+    The hold helpers of several tools take turns on this CPU (SCHED_RR)."""
     cpu = max(os.sched_getaffinity(0))
     try:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
@@ -469,7 +473,7 @@ def main(file: int, tool: int, touched: int) -> None:
 
     touched: descriptor of a file with the memory in which the helper names the process that it works on."""
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT:
-        signal.signal(number, signal.SIG_IGN)  # it exits when the tool does
+        signal.signal(number, signal.SIG_IGN)  # the helper exits when the tool does
     with contextlib.suppress(OSError, ValueError):  # kernels before 5.11 count maps as locked memory
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     connection = socket.socket(fileno=file)
@@ -483,4 +487,4 @@ def main(file: int, tool: int, touched: int) -> None:
     connection.send(json.dumps({"ready": True}).encode())
     _HoldHelper(connection, probes, ctypes.c_int32.from_buffer(mmap.mmap(touched, mmap.PAGESIZE))).run()
     with _ordinary_priority():
-        wait_for_locks()  # to remove the probes, too, the kernel would stop the whole machine
+        wait_for_locks()  # if a process held its lock, removing the probes would stop the whole machine

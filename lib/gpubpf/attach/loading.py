@@ -1,36 +1,37 @@
 """Load a library into a running process. (patching.py changes the code of a running process.)
 
 **Loading** (`inject`). `dlopen` may wait for the dynamic linker's lock, run constructors, and take seconds. On a thread of the
-*program, it could wait forever for a lock that this thread itself holds. A thread created by a bare clone() has no thread-local memory
-*for the C library (errno, malloc's caches). So the tool borrows a thread of the program for one short call, `pthread_create`.
-*Everything else runs on the new thread, the worker. The C library knows this thread, it blocks all signals, and no one waits for it.
+program, it could wait for ever for a lock that this thread itself holds. A thread created by a bare clone() has no thread-local memory
+for the C library (errno, malloc's caches). So the tool borrows a thread of the program for one short call, `pthread_create`.
+Everything else runs on the new thread, the worker. The C library knows the worker, all its signals are blocked, and no other thread
+waits for it.
 
 The borrowed thread must not be inside malloc or the dynamic linker, because `pthread_create` takes their locks. So one of these
-conditions must hold:
+conditions must hold for the thread:
 
 - It sleeps in a system call that waits for an external event (`borrow.waits_for_event`). None of these locks is held across such a
   call. A futex counts only as condition variables and semaphores use it (FUTEX_WAIT_BITSET), because a thread that waits for a lock
   may hold another one.
-- It runs other code, outside the C library or directly after a system call. No return address on its stack leads into malloc or the
+- It runs code outside the C library, or code directly after a system call. No return address on its stack leads into malloc or the
   dynamic linker (`borrow.ProcessCode`).
 
-In both cases, it must not be in a signal handler, which could have interrupted anything: no return address on its stack may lead to
-`rt_sigreturn`. It must run on the stack that the kernel or the C library created for it, with room for a signal frame: a coroutine's
-stack may be too small. If a condition fails, possibly because of stale words on the stack, the tool tries another thread,
-or the same one later. It does so for `borrow.PATIENCE` seconds, or up to five times as long if that is too short for `borrow.ENOUGH`
-rounds. All other threads run meanwhile, so they can release the locks that they hold.
+In both cases, the thread must not be in a signal handler, which could have interrupted anything: no return address on its stack may
+lead to `rt_sigreturn`. The thread must run on the stack that the kernel or the C library created for it, with room for a signal frame:
+a coroutine's stack may be too small. If a condition fails, possibly because of stale words on the stack, the tool tries another
+thread, or the same thread later. It does so for `borrow.PATIENCE` seconds, or up to five times as long if that is too short for
+`borrow.ENOUGH` rounds. All other threads run meanwhile, so they can release the locks that they hold.
 
 The borrowed thread runs on a separate stack, with all signals blocked and a fresh floating-point environment. Everything that it runs
 for the tool ends with `rt_sigreturn` of its saved state, so it returns to its code even if the tool is killed. Normally, the tool
-stops it at that call, and restores its registers, vector state and signal mask where it was first stopped. There, the kernel has not
-yet decided whether to restart the interrupted system call, so the thread continues as if nothing had happened. If `pthread_create`
-waits for a lock for more than `borrow.CREATE_TIMEOUT` seconds, the tool gives up in the same way.
+stops the thread at that call, and restores its registers, vector state and signal mask at the point where it was first stopped. At
+that point, the kernel has not yet decided whether to restart the interrupted system call, so the thread continues as if nothing had
+happened. If `pthread_create` waits for a lock for more than `borrow.CREATE_TIMEOUT` seconds, the tool gives up in the same way.
 
 The worker makes the calls that the tool writes into its memory (`_Worker`), then frees that memory and ends.
 
 **A starting process** (holding.py). A thread at the entry of its first cuInit holds no lock, and is borrowed there. It then waits
 until the agent has installed its hooks. The agent installs them itself, because no thread can be inside the driver (`starting`). If
-that takes too long, the thread is released (`Held.expire`). If the agent has not started by then, it is told that threads are running.
+that takes too long, the thread is released (`Held.expire`). An agent that starts after that learns that threads are running.
 
 **Containers.** Functions are found in the memory of the process. If the process does not see the same library file, or its user cannot
 read it, the library is passed as a sealed memfd, which the worker copies into a memfd of the process. On request, the agent's
@@ -110,9 +111,14 @@ class Injection:
 
 
 class Held:
-    """A thread that is held in its first cuInit (holding.py). It has created the worker, whose memory is at `base`, and waits until it
-    is released. `inject` can take it once, by thread ID. `since`: when it was stopped (time.monotonic). `entry`: the address of the
-    function; 0 if unknown."""
+    """A thread that is held in its first cuInit (holding.py): it has created the worker, and waits until it is released.
+
+    `inject` can take a held thread once, by thread ID.
+
+    base: address of the worker's memory.
+    since: when the thread was stopped (time.monotonic).
+    entry: address of the function; 0 if unknown.
+    """
 
     _all: ClassVar[dict[int, Held]] = {}
 
@@ -123,7 +129,7 @@ class Held:
         with traceable.refusals(pid):
             self.worker = _Worker(pid, Memory(pid), base, functions)
         self.worker.parked, self.worker.made = True, False
-        self._stood = 0.0  # seconds that it was held; 0: it is still held
+        self._stood = 0.0  # seconds for which the thread was held; 0: it is still held
         self._entered = self._expired = False
         self._connection: TargetSocket | None = None
         self._lock = threading.Lock()
@@ -131,7 +137,7 @@ class Held:
 
     @classmethod
     def take(cls, pid: int, tid: int) -> Held:
-        """Return a held thread, and remove it from those that can be taken. Raises SessionError."""
+        """Return a held thread, which cannot be taken again. Raises SessionError."""
         held = cls._all.pop(tid, None)
         if held is None or held.pid != pid:
             raise SessionError(f"thread {tid} of pid {pid} is no longer held; attach to the running process")
@@ -145,12 +151,12 @@ class Held:
 
     @property
     def stood_ns(self) -> int:
-        """How long it has been held so far, in ns."""
+        """How long the thread has been held so far, in ns."""
         return int((self._stood or time.monotonic() - self.since) * 1e9)
 
     @property
     def late(self) -> bool:
-        """Whether it was released before the agent had finished."""
+        """Whether the thread was released before the agent had finished."""
         return self._expired
 
     def wait_for_worker(self) -> None:
@@ -171,7 +177,7 @@ class Held:
 
     @property
     def is_held(self) -> bool:
-        """Whether it has not been released yet."""
+        """Whether the thread has not been released yet."""
         return not self._stood
 
     def begin_agent(self, connection: TargetSocket | None) -> bool:
@@ -183,7 +189,7 @@ class Held:
     def expire(self) -> bool:
         """Record that the hold has timed out. Return whether the thread can be released now.
 
-        If not, the agent is installing its hooks, and this call tells it to abort.
+        If it cannot, the agent is installing its hooks, and this call makes the agent abort that.
         """
         with self._lock:
             self._expired = True
@@ -214,8 +220,9 @@ class Held:
         self._stood = self._stood or time.monotonic() - self.since
 
     def close(self) -> None:
-        """Discard it if no one has taken it. If the process has executed another program, a new thread with the same ID may be held by
-        now. That one is kept."""
+        """Discard the held thread if nobody has taken it.
+
+        If the process has executed another program, a new thread with the same ID may be held by now. The new thread is kept."""
         if self._all.get(self.tid) is self and self._all.pop(self.tid, None) is self:
             self.worker.made = self._create_result() == 0
             self.worker.close()
@@ -231,9 +238,11 @@ def inject(
 ) -> Injection:
     """Load `library` into the process, and call its function `entry`, of type int (const char *), on a new thread.
 
-    `argument`: less than 1024 bytes. `connect`: instead pass FILE_PREFIX and the number of a connected stream socket in the process;
-    the result has the other end. `starting`: ID of a thread of the process that is `Held`; if it is still held, STARTING_SUFFIX is
-    appended to the argument. Raises SessionError and leaves the process unchanged.
+    argument: the string to pass, less than 1024 bytes.
+    connect: instead pass FILE_PREFIX and the number of a connected stream socket in the process; the result has the other end.
+    starting: ID of a thread of the process that is `Held`; if it is still held, STARTING_SUFFIX is appended to the argument.
+
+    Raises SessionError, and then leaves the process unchanged.
     """
     if not os.access(library, os.R_OK):
         raise SessionError(f"cannot read {library}; run script/setup")
@@ -280,7 +289,7 @@ def _make_worker(pid: int) -> tuple[_Worker, int]:
 
 
 class _Worker(MutableRecord):
-    """The new thread in the process, which makes one call after the other."""
+    """The new thread in the process, which makes calls for the tool, one after the other."""
 
     pid: int
     memory: Memory
@@ -292,7 +301,7 @@ class _Worker(MutableRecord):
 
     @property
     def was_called(self) -> bool:
-        """Whether it has been given a call."""
+        """Whether the thread has been given a call."""
         return self._commands > 0
 
     def start(self, function: int, *arguments: int, last: bool = False) -> None:
@@ -340,7 +349,7 @@ class _Worker(MutableRecord):
         return result
 
     def text(self, text: str, slot: int) -> int:
-        """Write a C string into the worker's memory. Return its address. `slot`: one of eight slots of 1024 bytes."""
+        """Write a C string into the worker's memory. Return its address. `slot`: from 0 to 7; a slot has 1024 bytes."""
         data = os.fsencode(text)
         if len(data) >= 1024 and slot != 4:
             raise SessionError(f"{text[:20]}… is too long; use a shorter name")
@@ -349,7 +358,7 @@ class _Worker(MutableRecord):
         return at
 
     def connection(self) -> tuple[TargetSocket, int]:
-        """Connect the process to this one. Return this process's end, and the number of the other end's descriptor there."""
+        """Connect the traced process to this one. Return this process's end, and the other end's descriptor in the traced process."""
         ours, theirs = target_socket.pair()
         try:
             with theirs:
@@ -398,7 +407,7 @@ class _Worker(MutableRecord):
 
 
 def _send(pid: int, number: int, file: int) -> None:
-    """Send a file through a socket of a process, named by its number there. Raises SessionError."""
+    """Send a file through the socket of a process whose descriptor there is `number`. Raises SessionError."""
     try:
         process = libc.system_call("pidfd_open", pid, 0)
         try:
@@ -425,7 +434,7 @@ def _send(pid: int, number: int, file: int) -> None:
 
 
 def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
-    """Load a library. Return the address of `entry` in the process, and a descriptor to close there, or -1.
+    """Load a library. Return the address of `entry` in the process, and a descriptor to close in the process, or -1.
 
     Raises SessionError.
     """
@@ -462,7 +471,7 @@ def _load(worker: _Worker, library: Path, entry: str) -> tuple[int, int]:
 def _copy(worker: _Worker, name: str, data: bytes) -> int:
     """Create a memfd with `data` in the process. Return the number of its descriptor there. Raises SessionError.
 
-    The process itself writes it: another process's write could have to wait for it."""
+    The process itself writes the data, because a write by the tool might have to wait for the process."""
     opened = worker.call("memfd_create", worker.text(name, 3), os.MFD_CLOEXEC)
     source = _sealed(name, data)
     try:
@@ -495,7 +504,7 @@ def _sealed(name: str, data: bytes) -> int:
 
 def _is_visible(pid: int, library: Path) -> bool:
     """Return whether the process sees the same file at the same path, and may load it."""
-    if own_files.is_replaced(library):  # by one that may speak another protocol
+    if own_files.is_replaced(library):  # the new file may speak another protocol
         return False
     try:
         there = target_files.open_path(pid, str(library), os.O_PATH)

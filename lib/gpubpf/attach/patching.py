@@ -1,8 +1,8 @@
 """Patch the code of a running process while all its threads are stopped: all patches or none.
 
-No thread may be inside the bytes to change (`ptrace.stopped`). Neither its instruction pointer, nor a return address or signal frame
-on its stack, may point there. Otherwise all threads continue, and the tool retries a little later. The bytes must match the agent's
-report and the mapped file, and be in code that is mapped privately. So another tracer's breakpoint is left alone.
+No thread may be inside the bytes to change (`ptrace.stopped`): neither its instruction pointer, nor a return address or signal frame
+on its stack, may point into them. Otherwise all threads continue, and the tool retries a little later. The bytes must match the
+agent's report and the mapped file, so that another tracer's breakpoint is left alone. The code must be mapped privately.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _apply(pid: int, memory: Memory, mapped: Sequence[Mapping], patches: Sequenc
         return done, time.perf_counter() - began
 
     while True:
-        done, took = fresh_thread.run(attempt, "gpubpf-attach")  # a new thread each time: see ptrace.stopped
+        done, took = fresh_thread.run(attempt, "gpubpf-attach")  # ptrace.stopped needs a new thread each time
         total += took
         if done:
             return total
