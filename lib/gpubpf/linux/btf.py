@@ -24,8 +24,12 @@ _BIT_FIELDS = 1 << 31  # in `info`: the highest byte of the members' offsets is 
 
 
 class Member(Record):
-    """A member of a structure. `offset`: of the byte with its first bit. `shift`: that bit's number in the byte. `bits`: 0 if it is
-    not a bit field."""
+    """A member of a structure.
+
+    offset: offset of the byte with the member's first bit.
+    shift: number of that bit in the byte.
+    bits: size of a bit field; 0 if the member is not a bit field.
+    """
 
     offset: int
     shift: int = 0
@@ -60,7 +64,7 @@ def member(structure: str, name: str, kernel: bytes | None = None) -> Member:
 
 
 def _member_at(data: bytes, at: int, end: int, name: int) -> Member | None:
-    """Return the member if there is a structure at offset `at`: the number of its name also occurs elsewhere in the data."""
+    """Return the member if a structure is at offset `at`; None if the number of its name occurs there by chance."""
     if at + _TYPE.size > end:
         return None
     _, info, size = _TYPE.unpack_from(data, at)

@@ -1,6 +1,6 @@
-"""Find the functions of a program or library that a user's name means.
+"""Find the functions of a program or library that have the name that a user typed.
 
-    named(file, "malloc")                   # the version of the symbol that programs get which are linked now
+    named(file, "malloc")                   # the symbol's default version, which newly linked programs use
     named(file, "memcpy@GLIBC_2.2.5")       # another version
     named(file, "ns::scale")                # C++: every overload, in every instance of a template
     named(file, "ns::scale(float*, int)")   # one overload
@@ -23,8 +23,12 @@ _MOST_LISTED = 8
 
 
 class NamedFunction(Record):
-    """A function. `address`: in the file. `size`: bytes, 0 if unknown. `chosen_at_run_time`: at the address is the function that
-    chooses an implementation when the process starts (STT_GNU_IFUNC)."""
+    """A function.
+
+    address: its address in the file.
+    size: bytes; 0 if unknown.
+    chosen_at_run_time: at the address is the resolver, which chooses an implementation when the process starts (STT_GNU_IFUNC).
+    """
 
     name: str
     address: int
@@ -33,7 +37,7 @@ class NamedFunction(Record):
 
 
 def named(file: int, wanted: str) -> tuple[NamedFunction, ...] | str:
-    """Return the functions of an open file with a name, each address once; or why there is none, as what the file has."""
+    """Return the functions of an open file with a name, each address once. If there is none, return why: ``has no function f``."""
     name, at, version = wanted.partition("@")
     exported: list[elf.Exported] = []
     with contextlib.suppress(OSError, ImageError):
@@ -96,6 +100,6 @@ def _is(wanted: str, mangled: str) -> bool:
         return False
     if "(" not in wanted.replace("(anonymous namespace)", ""):
         return wanted == found.short
-    # Before the name of an instance of a template is the type of its result.
+    # The full name of a template's instance begins with the type of its result.
     ends = [found.full, *(found.full[m.end() :] for m in re.finditer(" ", found.full))]
     return any(end.replace(" ", "") == wanted.replace(" ", "") for end in ends)

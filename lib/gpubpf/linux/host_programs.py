@@ -80,11 +80,16 @@ class RunCount(Record):
 class Host:
     """The host side of one measurement. Raises VerifyError if a program is rejected, and Error if it cannot run here.
 
-    `functions`: programs at library functions. `own`: programs at functions of each traced process alone. `params`: the values of
-    parameters, in bytes. `native`: returns the native form of a launch program, or raises VerifyError; called if this process may not
-    load programs into the kernel. `virtual`: the embedded device has a virtual clock, so programs that read the time cannot run in the
-    kernel. `companions`: other hosts that are attached, detached and closed together with this one. `statistics`: the kernel counts
-    runs. `hold_notices`: hold notices about libraries, see `Uprobes`. `note`: called with notices for the user.
+    functions: programs at library functions.
+    own: programs at functions of each traced process alone.
+    params: the values of parameters, in bytes.
+    native: returns the native form of a launch program, or raises VerifyError; called if this process may not load programs into the
+        kernel.
+    virtual: the embedded device has a virtual clock, so programs that read the time cannot run in the kernel.
+    companions: other hosts that are attached, detached and closed together with this one.
+    statistics: the kernel counts runs.
+    hold_notices: hold notices about libraries, see `Uprobes`.
+    note: called with notices for the user.
     """
 
     def __init__(
@@ -110,7 +115,7 @@ class Host:
         self._companions = tuple(companions)
         self._statistics = statistics
         self._hold_notices = hold_notices
-        # Called when no program runs any more, while the maps still exist.
+        # Called when no program runs any longer, while the maps still exist.
         self.on_detached: Callable[[], None] = lambda: None
         self._tables = tuple(functions)
         self._own = tuple(own)
@@ -288,7 +293,7 @@ class Host:
     def items(self, name: str) -> np.ndarray[Any, Any]:
         """Return all elements of a map in the kernel, with fields `key` and `value`.
 
-        Values of a per-CPU map have shape (CPUs,). Those that are arrays have their dimensions, too."""
+        Values of a per-CPU map have shape (CPUs,). Values that are arrays have their dimensions in addition."""
         import numpy as np
 
         definition = self._program.maps[name]
@@ -316,14 +321,15 @@ class Host:
         return self._rings[name].read(definition.value_dtype)
 
     def lookup(self, name: str, key: bytes) -> bytes | None:
-        """Return one element's value; for a per-CPU map, the values of all CPUs, each padded to 8 bytes; None if there is none."""
+        """Return an element's value; None without such an element. For a per-CPU map: all CPUs' values, each padded to 8 bytes."""
         definition = self._program.maps[name]
         kind, _, size, _, _ = definition.kernel_attributes
         return bpf_syscall.lookup(self._files[name], key, bpf_syscall.value_bytes(kind, size))
 
     def stack(self, name: str, number: int) -> tuple[int, ...]:
-        """Return the addresses of a stack, innermost first. `number`: the result of `get_stackid`. Empty if that failed, or if the
-        stack has been replaced."""
+        """Return the addresses of a stack, innermost first. Empty if `get_stackid` failed, or if the stack has been replaced.
+
+        number: the result of `get_stackid`."""
         if number < 0 or (value := self.lookup(name, number.to_bytes(4, "little"))) is None:
             return ()
         return tuple(at for (at,) in struct.iter_unpack("<Q", value) if at)
@@ -347,7 +353,7 @@ class Host:
         files = [*self._events, *(file for _, file in self._programs)]
         self._events.clear()
         self._programs.clear()
-        if self.uprobes is not None:  # first, because their programs may rely on the others' data
+        if self.uprobes is not None:  # first, because these programs may rely on the data of other programs
             self._ended_runs += _count(self.uprobes.programs)
             self.uprobes.detach()
         for process in processes:
@@ -359,7 +365,7 @@ class Host:
         on_detached()
 
     def wait_until_detached(self) -> None:
-        """Wait until none of the detached programs runs any more."""
+        """Wait until none of the detached programs runs any longer."""
         closing, self._closing = self._closing, []
         for thread in closing:
             thread.join()
@@ -430,7 +436,7 @@ class HostProcess:
             raise SessionError("a traced process sent a file without the stub; its launches are not traced")
         files = {**host._files, **self.files}
         with self._lock:
-            # Reversed, because the kernel runs the program first that was attached last.
+            # Reversed, because the kernel first runs the program that was attached last.
             for name, operation in reversed(wanted) if not self._stopped else ():
                 try:
                     file = load(host._program, host._program.functions[name], files)
@@ -446,7 +452,7 @@ class HostProcess:
                     ) from None
 
     def attach_functions(self, pid: int) -> None:
-        """Attach the programs at functions of this process alone. A function that the process does not have gets a notice."""
+        """Attach the programs at functions of this process alone. Give a notice about a function that the process does not have."""
         for companion in self._companions:
             companion.attach_functions(pid)
         host = self._host
@@ -544,8 +550,9 @@ def load(
 ) -> int:
     """Load a host program into the kernel. Return its file descriptor.
 
-    `files`: file descriptors of the maps, by name. `attach`: see `bpf_syscall.load_program`. `kind`: the type of a
-    program whose context is neither a launch's or operation's nor a struct pt_regs.
+    files: file descriptors of the maps, by name.
+    attach: see `bpf_syscall.load_program`.
+    kind: the type of a program whose context is not that of a launch or operation, and not a struct pt_regs.
 
     Raises VerifyError; PermissionError if this process may not load it.
     """
@@ -565,8 +572,9 @@ def load(
 
 
 def try_load(program: Program, function: BpfFunction, raw: bool | None = None) -> None:
-    """Have the kernel verify a host program. `raw`: it is for a raw tracepoint; None: a program for a tracepoint may be of
-    either kind.
+    """Have the kernel verify a host program.
+
+    raw: whether the program is for a raw tracepoint; None: try both kinds of tracepoint.
 
     Raises VerifyError; PermissionError if this process may not load programs.
     """
@@ -601,7 +609,7 @@ def _create(definition: MapDefinition) -> int:
 
 
 def _memory(definition: MapDefinition, size: int) -> int:
-    """Create a memfd with a shared array. Two processes map it, and neither can shrink it: that would kill the other with SIGBUS."""
+    """Create a memfd with a shared array. It is sealed against shrinking, which would kill the other process that maps it (SIGBUS)."""
     file = os.memfd_create(f"gpubpf-{definition.name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
     for number, at in enumerate(range(0, len(definition.contents), definition.value_size)):
@@ -611,8 +619,9 @@ def _memory(definition: MapDefinition, size: int) -> int:
 
 
 def _is_stub(stubs: int, offset: int) -> bool:
-    """Return whether `stubs` has the stub at `offset` and is sealed. Only a memfd can be sealed against writing, so it is not a file
-    that other programs execute."""
+    """Return whether `stubs` has the stub at `offset` and is sealed against writing.
+
+    Only a memfd can be sealed, so a sealed file is not one that other programs execute."""
     try:
         return (
             stat.S_ISREG(os.fstat(stubs).st_mode)

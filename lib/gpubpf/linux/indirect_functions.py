@@ -1,8 +1,8 @@
 """Find the implementations of a function that is chosen when a process starts (STT_GNU_IFUNC), such as memcpy of glibc.
 
-The symbol is at a resolver, which returns the address of the implementation. The dynamic linker calls it and puts the result into the
-words through which programs and libraries call the function. These words say which implementation a process uses. If no library has
-such a word yet, the candidates are the functions whose addresses the resolver loads.
+The symbol is the address of a resolver, which returns the address of the implementation. The dynamic linker calls the resolver, and
+writes the result to the words through which programs and libraries call the function. These words show which implementation a process
+uses. If no library has such a word yet, the candidates are the functions whose addresses the resolver loads.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ _PAGE = 0xFFF
 def implementations(
     pid: int, mapped: MappedCode, code: Code, name: str, resolver: int
 ) -> tuple[int, ...] | str:
-    """Return the addresses in the file of the implementations that a process uses, or may use; or where it has another one.
+    """Return the addresses of the implementations that a process uses, or may use; or a text: where else the implementation is.
 
-    mapped: the library's code in the process. code: of the library. name: of the function. resolver: its address in the file.
+    All addresses are those in the library's file.
+
+    mapped: the library's code in the process.
+    code: the library's code in the file.
+    name: name of the function.
+    resolver: address of its resolver.
+
     Raises OSError.
     """
     mappings = address_space.mappings(pid)
@@ -42,7 +48,7 @@ def implementations(
 
 
 def _words(pid: int, libraries: Sequence[Library], target: Library, name: str, resolver: int) -> set[int]:
-    """Return the words of all libraries of a process for a function of the library `target`."""
+    """Return the values of the words through which all libraries of a process call a function of the library `target`."""
     found: set[int] = set()
     with address_space.Memory(pid) as memory:
         for library in libraries:

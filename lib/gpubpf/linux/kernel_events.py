@@ -55,7 +55,7 @@ class KernelFunction(Record):
 
 
 def kprobe_type(function: str) -> int:
-    """Return perf_event_open(2)'s type of kprobes, for a probe at a function of the kernel. Raises Error if there are none."""
+    """Return perf_event_open(2)'s type of kprobes, for a probe at a function of the kernel. Raises Error without kprobes."""
     try:
         return bpf_syscall.kprobe_type()
     except FileNotFoundError:

@@ -108,7 +108,7 @@ class Key(Record):
 
 
 def files(names: LibraryNames, also: Iterable[Path] = ()) -> list[str]:
-    """Return the paths of the matching files that the dynamic linker would find, each once. `also`: more directories to search.
+    """Return the paths of the matching files that the dynamic linker finds, each once. `also`: more directories to search.
 
     Raises OSError if no more files can be opened."""
     found: list[str] = [path for path in names.paths if os.path.exists(path)]
@@ -135,8 +135,8 @@ def running(
 ) -> dict[tuple[str, int], list[MappedCode]]:
     """Return the mappings of matching libraries' code in running processes, by the file's (device, inode).
 
-    unsearched: called with each process whose list of mappings is too large or does not arrive ("process 12 is"), and with each user
-    for whose processes no time is left (ScanBudget).
+    unsearched: called with the subject of a notice ("process 12 is") for each process whose list of mappings is too large or does not
+        arrive, and for each user whose scan time is used up (ScanBudget).
     """
     found: dict[tuple[str, int], list[MappedCode]] = {}
     budget, exhausted = ScanBudget(), set[int]()
@@ -215,7 +215,7 @@ def key(file: int) -> Key:
 def _served_by_kernel(pid: int, device: str) -> bool:
     kind = _file_system(pid, device) or _file_system(os.getpid(), device)
     if kind is None:
-        # In a chroot, no list of mounts has the root device, but the tool runs from it. Files in memory are in no list either.
+        # In a chroot, no list of mounts has the root directory's device, but the tool runs from it. No list has memory files either.
         number = tuple(int(part, 16) for part in device.split(":"))
         return number in [(os.major(one), os.minor(one)) for one in (os.stat("/").st_dev, _memory_device())]
     return not kind.startswith("fuse")
@@ -232,7 +232,7 @@ def _memory_device() -> int:
 
 
 def _file_system(pid: int, device: str) -> str | None:
-    """Return the type of the file system on this device, if it is mounted in the process's mount namespace."""
+    """Return the type of the file system on this device; None if it is not mounted in the process's mount namespace."""
     major, _, minor = device.partition(":")
     wanted = b"%d:%d" % (int(major, 16), int(minor, 16))
     with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
 """Run a program at a return instruction only if it ends a call whose entry was seen.
 
-Code that another function shares also runs for that function's calls. The agent calls functions behind the probes at their entries. So
-a program at a function's entry counts the thread's calls that have not returned, and the program at the return looks at the count. The
-stack pointer does not tell the call: it is lower at the return than at the entry if the agent has hooked the function. A call that is
-left by an exception or by longjmp stays in the count.
+A return instruction also ends other calls: those of another function that shares the code, and the agent's own calls, which begin
+behind the probe at the entry. So a program at a function's entry counts the thread's calls that have not returned, and the program at
+the return checks the count. The stack pointer cannot identify the call: if the agent has hooked the function, the stack pointer is
+lower at the return than at the entry. A call that an exception or longjmp leaves stays in the count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def create_map() -> int:
 def at_entry(function: BpfFunction, number: int, cookie: int | None = None) -> BpfFunction:
     """Return the program for the entries of functions at whose returns `function` runs.
 
-    number: distinguishes programs for the returns of the same function. cookie: in place of the result of bpf_get_attach_cookie.
+    number: distinguishes programs for the returns of the same function.
+    cookie: replaces the result of bpf_get_attach_cookie.
     """
     code = (
         *_key(number, cookie),

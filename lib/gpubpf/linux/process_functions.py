@@ -20,10 +20,13 @@ from gpubpf.record import Record
 
 
 class FunctionProbe(Record):
-    """A program, and the function of a program or library that it is attached to. `path`: as `LibraryNames` takes it. `symbol`: as
-    `function_names.named` takes it. `offset`: of an instruction in the function, in bytes.
+    """An eBPF program, and the function of a program or library that it is attached to.
 
-    Raises UsageError for a path that names no library."""
+    path: see `LibraryNames`.
+    symbol: see `function_names.named`.
+    offset: offset of an instruction in the function, in bytes.
+
+    Raises UsageError if `path` does not name a library."""
 
     function: str
     path: str
@@ -42,7 +45,7 @@ class FunctionProbe(Record):
 class FunctionPlace(Record):
     """Where a function is: a path that this process can open while the place is used, and offsets in the file.
 
-    `returns`: those of the return instructions, for a probe at returns."""
+    returns: offsets of the return instructions, for a probe at returns."""
 
     path: str
     offset: int
@@ -51,7 +54,7 @@ class FunctionPlace(Record):
 
 @contextlib.contextmanager
 def found(pid: int, probe: FunctionProbe) -> Iterator[tuple[FunctionPlace, ...] | str]:
-    """Yield where the functions of a probe are in a process, or why one is not there, as the end of a sentence about the process."""
+    """Yield the places of a probe's functions in a process. If a function is missing, yield why, as the end of a sentence."""
     try:
         mapped = next(iter(libraries.mapped(pid, LibraryNames(probe.path))), None)
         if mapped is None:
@@ -70,9 +73,9 @@ def found(pid: int, probe: FunctionProbe) -> Iterator[tuple[FunctionPlace, ...] 
 
 
 def lacking(path: str, symbol: str, offset: int) -> str:
-    """Return what a path of this process lacks of an instruction in a function, as a sentence; "" if it lacks nothing.
+    """Return a sentence if the file at `path` has no such function or instruction; "" if it has.
 
-    The name of a library lacks nothing: only the traced process knows its file."""
+    If `path` is only the name of a library, return "": only the traced process determines its file."""
     if "/" not in path:
         return ""
     try:
@@ -89,7 +92,7 @@ def lacking(path: str, symbol: str, offset: int) -> str:
 
 
 def _functions(file: int, library: str, symbol: str, offset: int) -> tuple[NamedFunction, ...] | str:
-    """Return the functions with a name, or why an instruction of them is not there, as the end of a sentence."""
+    """Return the functions with a name. If there is none, or `offset` is not in it, return why: ``has no function f in libf.so``."""
     functions = function_names.named(file, symbol)
     if isinstance(functions, str):
         return f"{functions} in {library}"

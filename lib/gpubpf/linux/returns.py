@@ -7,8 +7,8 @@ The kernel's return probes replace the return address on the stack by that of a 
 caught, and a cancelled thread does not release its locks. A probe at each return instruction changes nothing on the stack.
 
 The search follows the code from a function's entry, past calls and along jumps. So it also finds returns in a part of the function
-that is elsewhere, and in another function that this one ends with a jump to. Every instruction that it finds is one that the program
-can execute, or that the compiler placed after a call that does not return. Data between instructions is not reached.
+that is elsewhere, and in another function to which this function jumps at its end. It finds only instructions that the program can
+execute, or that the compiler placed after a call that does not return. It does not reach data between instructions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpubpf.linux import x86_code
 from gpubpf.linux.x86_code import Block
 from gpubpf.record import Record
 
-_PIECE = 1 << 16  # bytes of code that are read at once
-_MOST_BLOCKS = 50_000  # of one function
+_PIECE = 1 << 16  # bytes of code to read at once
+_MOST_BLOCKS = 50_000  # blocks of one function
 _NO_RETURN = "it has no return instruction"
 _DATA = "there is data in its code"
 _LARGE = "it has too much code"
@@ -36,8 +36,9 @@ _ANYWHERE = "it ends in a jump to a function that only the running program knows
 class Returns(Record):
     """The addresses of a function's return instructions.
 
-    `unseen`: why the function may return elsewhere; "" if it does not. `jumps`: it can end in a jump to an exported function. `own`:
-    the addresses that are in the function itself, and not in a part that is elsewhere or in a function that it jumps to.
+    unseen: why the function may also return at unknown addresses; "" if it does not.
+    jumps: the function can end in a jump to an exported function.
+    own: the addresses in the function itself, not in a part that is elsewhere or in a function that it jumps to.
     """
 
     addresses: tuple[int, ...]
@@ -47,7 +48,12 @@ class Returns(Record):
 
 
 class _Step(Record):
-    """What follows a block: where control can go, and why it can go where nobody sees it."""
+    """What follows a block.
+
+    to: the blocks where control can go.
+    returns: address of the block's return instruction; None: no return.
+    unseen: why control can also go to unknown addresses; "" if it cannot.
+    """
 
     to: tuple[int, ...] = ()
     returns: int | None = None
@@ -87,7 +93,7 @@ class Code:
         return {at for at in found & self.functions if self._piece(at)[0]}
 
     def _reached(self, address: int) -> dict[int, _Step]:
-        """Return the blocks that the function at an address can reach, until one step goes where nobody sees it."""
+        """Return the blocks that the function at an address can reach. Stop at a block whose successors are unknown."""
         found: dict[int, _Step] = {}
         waiting = [address]
         while waiting and len(found) <= _MOST_BLOCKS:
@@ -189,7 +195,7 @@ class Code:
         return piece[start - base : end - base]
 
     def _piece(self, address: int) -> tuple[bytes, int]:
-        """Return code that an address is in the first half of, and the address where it begins; nothing outside of code."""
+        """Return a piece of code that has the address in its first half, and the piece's own address; b"" outside of code."""
         segment = next((s for s in self._segments if 0 <= address - s.address < s.size), None)
         if segment is None:
             return b"", address

@@ -15,7 +15,7 @@ RecordLayout: TypeAlias = Mapping[str, tuple[int, int]]  # offset and size in by
 
 # The structures are in include/gpubpf_switch.h.
 RAW_SWITCH, SWITCH = "sched_switch", "sched:sched_switch"
-_SWITCH_ARGUMENTS = 4  # the last one, since Linux 5.18, is the state of the thread that leaves the CPU
+_SWITCH_ARGUMENTS = 4  # the fourth, since Linux 5.18, is the state of the thread that leaves the CPU
 SWITCH_RECORD: RecordLayout = {"prev_pid": (24, 4), "prev_state": (32, 8), "next_pid": (56, 4)}
 
 
@@ -41,7 +41,9 @@ def check_record(event: str, layout: RecordLayout) -> None:
 def switch_event(raw: bool) -> str:
     """Return the tracepoint for switches between threads: RAW_SWITCH if it passes the thread's state, otherwise SWITCH.
 
-    raw: programs can use the raw one. Raises Error if this kernel has none, or its record has another layout.
+    raw: programs can use the raw tracepoint.
+
+    Raises Error if this kernel has neither, or if the record of SWITCH has another layout.
     """
     if raw and has_arguments(RAW_SWITCH, _SWITCH_ARGUMENTS):
         return RAW_SWITCH

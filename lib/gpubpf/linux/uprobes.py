@@ -6,7 +6,7 @@ program serves a whole table of functions, and distinguishes them by bpf_get_att
     multi     one link for all entries, one for all returns (Linux 6.6)
     event     one perf event per probe, and one program per function, with the function's number in its code
 
-A return is a uprobe at each return instruction (`returns`), not the kernel's return probe: that would change what the program does.
+A probe at returns is a uprobe at each return instruction (`returns`). The kernel's return probes would change what the program does.
 
 Libraries that processes load later are probed when they are mapped.
 """
@@ -45,15 +45,20 @@ _RELATIVE = (0xE8, 0xE9)  # call, jmp: a hook may begin with the same byte, so a
 # Seconds between reads of mappings. The pause limits how often a machine that starts many programs wakes the tool.
 _PAUSE = 0.002
 _LAST_WAIT = 5.0  # seconds for the thread to end: it may be reading a file that does not answer
-_LOOK_AGAIN = 0.5  # seconds until processes are looked at again before a probe is placed
+_LOOK_AGAIN = 0.5  # seconds for which one check for a lock holder is valid
 _ATTACH_WAIT = 10.0  # seconds for the kernel to place probes
 _MOST_NAMED = 8  # functions in one notice
 
 
 class Table(Record):
-    """A program and the functions that it is attached to: (name without symbol version, cookie). `returns`: attach at their returns.
-    `optional`: a library may lack some of them. `mark`: is added to the cookie at the entry of a function that can end in a jump to
-    another one that the library exports, and at return instructions that only this function has."""
+    """A program and the functions that it is attached to.
+
+    functions: (name without symbol version, cookie).
+    returns: attach at the functions' returns.
+    optional: a library may lack some of the functions.
+    mark: added to the cookie at the entry of a function that can end in a jump to another exported function, and at return
+        instructions that only one function has.
+    """
 
     function: str
     libraries: tuple[str, ...]
@@ -92,8 +97,10 @@ def table(
 class ProbedFile(Record):
     """The probes on one file.
 
-    `functions`: functions with probes. `missing`: functions that the library does not export. `refused`: by name, why the others have
-    no probe. `late`: ID of the process that first mapped the file, if that was after the start. Earlier calls are unknown.
+    functions: functions with probes.
+    missing: functions that the library does not export.
+    refused: by name of the other functions, why they have no probe.
+    late: ID of the process that first mapped the file, if that was after the start. Calls before the probes are unknown.
     """
 
     path: str
@@ -145,7 +152,7 @@ def _groups(tables: Sequence[Table]) -> list[_Group]:
 
 
 def need_matching(tables: Sequence[Table]) -> bool:
-    """Return whether some programs need the map of `matched_calls`: those at returns without one at the entries."""
+    """Return whether some programs need the map of `matched_calls`: programs at returns without a program at the entries."""
     return any(group.at_entry is None for group in _groups(tables))
 
 
@@ -206,9 +213,12 @@ def best_method() -> str:
 class Uprobes:
     """Probes for the functions of some tables, on all matching files: existing ones, and those that processes load later.
 
-    `load(function, attach)`: load a program into the kernel, see `host_programs.load`. `note`: called with notices for the user, also
-    from another thread. `hold`: hold notices about a file until `told_of` reports that a process of interest maps it. `method`: one of
-    METHODS; None: the best one. Raises OSError, VerifyError, Error.
+    load(function, attach): load a program into the kernel, see `host_programs.load`.
+    note: called with notices for the user, also from another thread.
+    hold: hold notices about a file until `told_of` names a process that maps the file.
+    method: one of METHODS; None: the best method.
+
+    Raises OSError, VerifyError, Error.
     """
 
     def __init__(
@@ -235,7 +245,7 @@ class Uprobes:
         self._notices: set[str] = set()
         self._held: dict[str, list[str]] | None = {} if hold else None  # held notices by path
         self._stopped = False
-        self._looked = -math.inf  # time.monotonic: when no process held the lock of its address space
+        self._looked = -math.inf  # time.monotonic of the latest check that found no lock holder
         self._mappings: Mappings | None = None
         self._thread: threading.Thread | None = None
         self._drop_privileges: Callable[[], None] = lambda: None
@@ -278,14 +288,15 @@ class Uprobes:
         os.eventfd_write(self._wake, 1)
 
     def stop(self) -> list[int]:
-        """Stop attaching probes. Return the file descriptors of the probes, those at entries first, and of the programs. Closing them
-        detaches."""
+        """Stop attaching probes. Return the file descriptors of the probes, entries first, and of the programs.
+
+        Closing the descriptors detaches the probes."""
         self._stopped = True
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
             if self._thread is not None:
                 self._thread.join(_LAST_WAIT)
-            if self._thread is None or not self._thread.is_alive():  # else, it still uses these
+            if self._thread is None or not self._thread.is_alive():  # otherwise the thread still uses these
                 if self._mappings is not None:
                     self._mappings.close()
                 os.close(self._wake)
@@ -296,7 +307,7 @@ class Uprobes:
         return files
 
     def detach(self) -> None:
-        """Stop, and detach all probes. If the kernel would have to wait for a process, a child does that: it keeps them meanwhile."""
+        """Stop, and detach all probes. If the kernel would have to wait for a process, leave the detaching to a child process."""
         files = self.stop()
         if files and (holder := lock_holder(SHORT_WAIT)):
             self._note(
@@ -346,7 +357,7 @@ class Uprobes:
                 self._probe_mapped(device, inode, mapped)
 
     def _not_searched(self, who: str) -> None:
-        """Say that processes may use libraries without probes."""
+        """Give a notice that processes may use libraries without probes."""
         self.incomplete = True
         self._notice(f"{who} not searched for libraries: reading the list of mappings takes too long")
 
@@ -361,7 +372,7 @@ class Uprobes:
         except (
             FileNotFoundError,
             ProcessLookupError,
-        ):  # the process has ended; the next one may be as short-lived
+        ):  # the process has ended; the next process may be as short-lived
             try:
                 file = libraries.open_here(first)
             except OSError:
@@ -454,7 +465,7 @@ class Uprobes:
             self._notice(f"{_some_of(names)} of {base} {are} not traced: {why}", path)
 
     def _lock_holder(self) -> int:
-        """Return a process that would keep the kernel waiting, or 0. When many files are found at once, look once."""
+        """Return a process that would keep the kernel waiting, or 0. For files that are found at about the same time, check once."""
         holder = 0
         if time.monotonic() >= self._looked + _LOOK_AGAIN:
             holder = lock_holder()
@@ -464,7 +475,7 @@ class Uprobes:
     def _attach_in_time(
         self, group: _Group, path: str, targets: Sequence[_Target], refused: dict[str, str]
     ) -> None:
-        """Do the same as `_attach`. If a process makes the kernel wait for it nevertheless, leave that to a thread."""
+        """Do the same as `_attach`. If a process makes the kernel wait nevertheless, leave the wait to another thread."""
         found: dict[str, str] = {}
         try:
             within(_ATTACH_WAIT, os.getpid(), lambda: self._attach(group, path, targets, found))
@@ -477,8 +488,8 @@ class Uprobes:
         """Attach a group's programs to the functions `targets`, to returns before entries, so that no entry is seen without its
         return.
 
-        If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`. Do not retry if it has
-        no room for any probe. Every attempt is slow, because the kernel waits until no CPU runs the probes that it removes.
+        If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`. Do not retry if the
+        kernel has no room for any probe. Every attempt is slow, because the kernel waits until no CPU runs the removed probes.
         """
         made: list[int] = []
         try:
@@ -519,7 +530,7 @@ class Uprobes:
         ]
 
     def _loaded_program(self, function: BpfFunction, cookie: int | None = None) -> int:
-        """Return the file descriptor of a program in the kernel. `cookie`: its only one, for the method `event`."""
+        """Return the file descriptor of a program in the kernel. `cookie`: for the method `event`, the program's only cookie."""
         key = function.name, cookie
         if key not in self._loaded:
             self._loaded[key] = self._load(plain_program(function, cookie), _ATTACH[self.method])
@@ -527,7 +538,7 @@ class Uprobes:
         return self._loaded[key]
 
     def _notice(self, text: str, path: str | None = None) -> None:
-        """Pass on a notice, once. If it is about a file, it may be held, see `told_of`."""
+        """Pass on a notice, once. A notice about a file may be held, see `told_of`."""
         if text not in self._notices:
             self._notices.add(text)
             if path is not None and self._held is not None:
@@ -536,7 +547,7 @@ class Uprobes:
                 self._note(text)
 
     def told_of(self, pid: int) -> None:
-        """Pass on the notices about files that a process maps; all notices if it has ended."""
+        """Pass on the held notices about files that a process maps; all held notices if the process has ended."""
         held = self._held or {}
         paths = set(held)
         with contextlib.suppress(OSError):
@@ -547,7 +558,7 @@ class Uprobes:
 
 
 def _aliases(targets: Sequence[_Target]) -> dict[str, str]:
-    """Return the functions at the same offset as an earlier one, with the earlier one's name."""
+    """Return the functions that are at the same offset as an earlier function: name → name of the earlier function."""
     first: dict[int, str] = {}
     return {
         t.name: first[t.at_entry[0]] for t in targets if first.setdefault(t.at_entry[0], t.name) != t.name
@@ -561,9 +572,12 @@ def _some_of(names: Sequence[str]) -> str:
 
 
 def _hooked_in(code: bytes, offset: int, mapped: Sequence[MappedCode]) -> int | None:
-    """Return the ID of a process whose code at `offset` differs from the file's, except by a kernel probe; None if there is none. A
-    probe would destroy such a hook. The agent's own hooks are after the first instruction, which they do not change. `code`: the bytes
-    in the file."""
+    """Return the ID of a process whose code at `offset` differs from the file's, except by a kernel probe; None if there is none.
+
+    Another tool has hooked the function there, and a probe would destroy that hook. The agent's own hooks do not change the first
+    instruction.
+
+    code: the bytes in the file."""
     if not code:
         return None
     size = len(code) if code[0] in _RELATIVE else 1

@@ -1,8 +1,8 @@
 """Read x86-64 code: where an instruction ends, and where control goes from there (Intel SDM volume 2, chapter 2 and appendix A).
 
-The lengths of instructions are a regular language, so a regular expression reads them. It passes over the instructions that the next
-one follows, and stops at the first other one, about 0.1 µs per instruction. The agent has a decoder of its own in C++, for hooks
-(agent/src/instruction.cpp); a test compares both with binutils.
+The lengths of instructions are a regular language, so a regular expression reads them. It skips instructions after which the next
+instruction executes, and stops at the first other instruction. It takes about 0.1 µs per instruction. The agent has a separate decoder
+in C++, for hooks (agent/src/instruction.cpp); a test compares both with binutils.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _vector(modrm: Iterable[int], imm8: Iterable[int], plain: bytes = b"") -> by
 
 
 def _instruction() -> bytes:
-    """Return an expression for an instruction that the next one follows; calls are among them."""
+    """Return an expression for an instruction after which the next instruction executes, including calls."""
     zero_or_one, others = _modrm((0, 1)), _modrm(range(2, 8))
     rest_z = b"|[\\x69\\x81]" + _ANY + b"|\\xc7" + _modrm((0,)) + b"|\\xf7" + zero_or_one + b")"
     some_z = b"(?:" + _one_of(_Z | {0xE8}) + rest_z
@@ -155,7 +155,7 @@ def _instruction() -> bytes:
     ]
     any_one_byte = b"(?:" + b"|".join(one_byte) + b")"
     forms = [
-        b"[\\x48-\\x4f]" + any_one_byte,  # most instructions have these two forms, and the quicker ones come first
+        b"[\\x48-\\x4f]" + any_one_byte,  # most instructions have these two forms; forms that match fast come first
         any_one_byte,
         b"[\\x40-\\x47]?(?:" + some_z + b"|[\\xb8-\\xbf]).{4}",
         b"[\\x48-\\x4f](?:" + some_z + b".{4}|[\\xb8-\\xbf].{8})",
@@ -208,9 +208,9 @@ _ADD = re.compile(b"([\\x48-\\x4f])([\\x01\\x03])([\\xc0-\\xff])\\Z", re.DOTALL)
 
 
 def block(code: bytes, start: int, base: int = 0) -> Block:
-    """Return the instructions from an offset to the first one that the next one does not follow, or may not follow.
+    """Return the instructions from an offset to the first instruction that ends, or may end, straight execution (see `Block`).
 
-    base: the address of the code; the block has addresses."""
+    base: address of the code, so that the block has addresses."""
     match = _block().match(code, start)
     assert match is not None  # the last alternative matches the empty string
     last, end = match.span("last")
@@ -256,7 +256,7 @@ def slot(jump: bytes) -> int | None:
 def is_switch(jump: bytes, before: Iterable[bytes]) -> bool:
     """Return whether an indirect jump chooses an address in a table, as compilers emit it for switch statements.
 
-    before: the instructions of the same block. In code that may lie anywhere, they add the table's address to its entry.
+    before: the earlier instructions of the same block. In position-independent code, they add the table's address to its entry.
     """
     rex, modrm, rest = _indirect(jump)
     if modrm == 0x24 and rest[:1] and rest[0] & 7 == 5:  # jmp *table(,%reg,8)
