@@ -5,8 +5,8 @@ It is in a directory that only its user can enter: the first usable one of ``$XD
 every `get` is a miss and every `put` does nothing.
 
 A file is its content, the SHA-256 of (stage, "/", key, NUL, content), and `_MARK`. The embedded devices keep their files in
-the subdirectories `cudasim` and `hipsim`, in almost the same format (embedded/cache.cpp). `Cache.sweep` removes them, too:
-a read there sets a file's modification time, as `Cache.get` does.
+the subdirectories `cudasim` and `hipsim`, in almost the same format (embedded/cache.cpp). `Cache.sweep` removes these files,
+too: a device that reads a file sets its modification time, as `Cache.get` does.
 A file whose digest is wrong counts as missing, and the next `put` replaces it.
 
     key = cache.key("sm_90", options, ptx)
@@ -58,10 +58,10 @@ def from_json(kept: bytes | None, read: Callable[[Any], _Value]) -> _Value | Non
 
 
 def key_of_files(files: Iterable[Path]) -> str:
-    """Return a key of the contents of these files: of the source code that makes a result, as one part of the result's key.
+    """Return a key of the contents of these files, the source code that makes a result. It is a part of the result's key.
 
-    If one of them has changed since this process began, or has been removed, this process may run the code from before. The key is
-    then its own: nobody else gets its results. Raises OSError.
+    If a file has changed since this process began, or has been removed, this process may run the earlier code. Then the key is unique
+    to this process, so no other process gets its results. Raises OSError.
     """
     contents, changed = [], False
     for file in files:
@@ -99,7 +99,7 @@ class Cache(MutableRecord):
                     return None
                 if (
                     os.pread(descriptor, len(_MARK), size + digest.SIZE) != _MARK
-                ):  # before all of a large file is read
+                ):  # check before reading all of a large file
                     return None
                 content = file.read(size)
                 if file.read(digest.SIZE) != _digest(stage, key, content):

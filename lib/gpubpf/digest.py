@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 SIZE = 32  # bytes
-_LONG = 256 << 10  # bytes; from about 800 KB on, loading OpenSSL would pay at once
+_LONG = 256 << 10  # bytes; from about 800 KB on, OpenSSL is faster even if it must be loaded
 
 
 def sha256(*parts: bytes) -> _Hash:

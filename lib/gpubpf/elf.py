@@ -11,7 +11,7 @@ Only 64-bit little-endian files are read: CUDA and HIP have no others. Everythin
 before they are used, and the bytes that one file can make the reader hold are limited.
 
 pyelftools is not used: it makes an object of every symbol (4.5 s for a library with 140,000 functions, 0.3 s with NumPy here) and
-takes 0.1 s to import. It also reads files only, not a library in another process's memory, which may have no file any more.
+takes 0.1 s to import. It also reads only files, but the file of a library in another process's memory may no longer exist.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SORTED_FRAMES = (
     b"\x01\x1b\x03\x3b"  # .eh_frame_hdr: version 1, a table of 32-bit offsets from its own address
 )
 _MOST_SECTIONS = 1 << 20
-_MOST_NAMES = 1 << 28  # characters of all names that are read of one table
+_MOST_NAMES = 1 << 28  # characters of all names to read from one table
 _TABLES = (DT_SYMTAB, DT_STRTAB, DT_HASH, DT_GNU_HASH, DT_VERSYM, DT_VERDEF)
 # Entries of a library's dynamic section, when it is read from memory:
 _MOST_SEGMENTS = 256
@@ -184,14 +184,14 @@ class SymbolEntry(NamedTuple):
 
 
 class Import(NamedTuple):
-    """What the dynamic linker puts into a word: the address of the function `name`, or what the function at `resolver` returns."""
+    """What the dynamic linker writes into a word: the address of the function `name`, or the result of the function at `resolver`."""
 
     name: str
     resolver: int = 0
 
 
 class Exported(NamedTuple):
-    """A function that a library exports. `default`: programs that are linked now get this version."""
+    """A function that a library exports. `default`: whether newly linked programs get this version."""
 
     name: str
     version: str
@@ -209,9 +209,9 @@ def string_at(text: bytes, offset: int) -> str:
 
 
 class NameTable:
-    """A table of names, many of which are read.
+    """A table of names that limits the characters of all names that are read from it.
 
-    Entries may overlap: a damaged file can make a million symbols name one long string. So what is read in all is limited.
+    Without this limit, a damaged file could cost much memory: entries may overlap, so a million symbols can name one long string.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -298,7 +298,7 @@ class Elf:
         if not header.section_headers or header.section_size != _SECTION.size:
             return ()
         count, names_index = header.section_count, header.names_index
-        if count == 0 or names_index == 0xFFFF:  # more than fit 16 bits: the first header has the numbers
+        if count == 0 or names_index == 0xFFFF:  # larger numbers are in the first header
             first = _SECTION.unpack(self.source.read(header.section_headers, _SECTION.size))
             count, names_index = count or first[5], first[6] if names_index == 0xFFFF else names_index
         if count > min(self.source.size // _SECTION.size, _MOST_SECTIONS):
@@ -313,7 +313,7 @@ class Elf:
         return tuple(Section(names.at(h[0]), h[1], h[2], h[4], h[5], h[6], h[7]) for h in headers)
 
     def contents(self, section: Section) -> bytes:
-        """Return the bytes of a section; none of one that takes no room in the file. Raises ImageError."""
+        """Return the bytes of a section; b"" for a section that takes no room in the file. Raises ImageError."""
         return self.source.read(section.offset, section.size) if section.in_file else b""
 
     def name_table(self, symbols: Section) -> NameTable:
@@ -465,12 +465,12 @@ class Elf:
 
 
 def of_bytes(data: bytes) -> Elf:
-    """Return the ELF file in `data`. Raises ImageError if it is none."""
+    """Return the ELF file in `data`. Raises ImageError if `data` is not an ELF file."""
     return Elf(HeldBytes(data))
 
 
 def of_file(descriptor: int) -> Elf:
-    """Return the ELF file that is open as `descriptor`, which stays the caller's. Raises OSError, and ImageError if it is none."""
+    """Return the ELF file that is open as `descriptor`, which the caller keeps. Raises OSError, and ImageError for another file."""
     return Elf(OpenFile(descriptor, os.fstat(descriptor).st_size))
 
 
@@ -481,7 +481,7 @@ class LoadedFile:
     """An `AddressSpace` with an ELF file as the dynamic linker would load it at address 0. The file stays the caller's."""
 
     def __init__(self, descriptor: int) -> None:
-        """Read the program headers. Of another kind of file, the first 4 KiB are at address 0. Raises OSError."""
+        """Read the program headers. If the file is not an ELF file, its first 4 KiB are at address 0. Raises OSError."""
         self.descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
         self.segments: tuple[Segment, ...] = (Segment(PT_LOAD, 0, 0, 0, 4096),)
@@ -508,7 +508,7 @@ class LoadedFile:
         return data
 
     def offset(self, address: int) -> int:
-        """Return where in the file the byte at an address comes from. Raises OSError if it comes from elsewhere."""
+        """Return the offset in the file of the byte at an address. Raises OSError if the byte does not come from the file."""
         offset = offset_of(self.segments, address)
         if offset is None or offset >= self._size:
             raise OSError(errno.EFAULT, "not in the file")
@@ -539,8 +539,9 @@ class Symbol(NamedTuple):
 def exports(memory: AddressSpace, base: int = 0, most: int = _MOST_EXPORTS) -> dict[str, Symbol]:
     """Return the functions and variables that the library loaded at `base` exports, each in its default version.
 
-    They are read from the dynamic section, as the dynamic linker does. Memory that cannot be read or is not a library has none.
-    `most`: a library with more symbols has none, either.
+    Like the dynamic linker, this reads the dynamic section. Return {} for memory that cannot be read or is not a library.
+
+    most: return {} for a library with more symbols.
     """
     found: dict[str, Symbol] = {}
     with contextlib.suppress(OSError, ImageError, struct.error, ValueError):

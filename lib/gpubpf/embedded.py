@@ -31,14 +31,14 @@ class LauncherError(Error):
 
 
 class EmbeddedDevice(Record):
-    """`libraries` is the folder, `library` the file that must be there once it is built."""
+    """A device. `libraries`: its folder. `library`: a file in this folder that exists once the device is built."""
 
-    name: str  # of the command
+    name: str  # name of the command
     libraries: Path
     library: str
     description: str
     epilog: str
-    gpus: tuple[str, ...] = ()  # what --gpu takes; no such option without
+    gpus: tuple[str, ...] = ()  # the values of --gpu; empty: the command has no such option
 
     @property
     def prefix(self) -> str:
@@ -131,7 +131,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _complain(name: str, text: str) -> None:
-    """Write one line to standard error, with control characters escaped. Nothing happens if that is closed."""
+    """Write one line to standard error, with control characters escaped. Do nothing if standard error is closed."""
     line = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
     )

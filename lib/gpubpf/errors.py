@@ -19,7 +19,7 @@ def out_of_files(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """Return an error as the end of a notice."""
+    """Return an error in words, for the end of a notice."""
     if out_of_files(error):
         return TOO_MANY_FILES
     return str(getattr(error, "strerror", None) or error)
@@ -44,7 +44,7 @@ def missing_package(error: ImportError) -> str:
 
 
 def how_to_install(package: str) -> str:
-    """Return what a user does to get a Python package where this interpreter finds it."""
+    """Return a command, or another remedy, that installs a Python package for this interpreter."""
     if sys.prefix != sys.base_prefix:
         return f"run {sys.executable} -m pip install {package}"
     checkout = Path(__file__).resolve().parents[2]

@@ -1,6 +1,7 @@
 """The result of work that another thread does.
 
-It has those methods of `concurrent.futures.Future` that the library needs. Importing that one takes 5 ms, because it imports logging.
+`Future` has the methods of `concurrent.futures.Future` that the library needs. Importing concurrent.futures takes 5 ms, because it
+imports logging.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Future(Generic[T]):
         self._settle(None, error)
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call `callback` with this object once the result or the exception is known; now, if it is."""
+        """Call `callback` with this object once the result or the exception is known; at once if it is known already."""
         with self._changed:
             if not self._done:
                 self._callbacks.append(callback)

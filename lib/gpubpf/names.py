@@ -23,10 +23,10 @@ from gpubpf.show import table
 from gpubpf.show.kernel_names import fitted, shorten, told_apart
 
 _OF_RUNTIME = "__amd_rocclr_"
-# What the names of static kernels and variables have in addition in code that is linked on the device. nvcc puts a module's name
-# before them, with its length; clang appends a digest.
+# Device linking makes the names of static kernels and variables unique: nvcc puts the module's name and its length before a name,
+# and clang appends a digest.
 _NVCC_STATIC = r"__nv_static_([0-9]{1,5})_"
-_NVCC_MODULE = _NVCC_STATIC + r"_[0-9a-f]+_([0-9]{1,5})_"  # and the length of a file's name
+_NVCC_MODULE = _NVCC_STATIC + r"_[0-9a-f]+_([0-9]{1,5})_"  # the group: length of the file's name
 _CLANG_STATIC = r"(?:\.(?:static|intern)\.|__(?:static|intern)__)[0-9a-f]{8,}\Z"
 _LONGEST = 1 << 16  # bytes of a mangled name
 # <substitution>, <template-param> (Itanium C++ ABI 5.1.10, 5.1.11)
@@ -50,7 +50,7 @@ class KernelName(Record):
 
 @functools.lru_cache(maxsize=65536)
 def demangle(mangled: str) -> KernelName:
-    """Return the name of a kernel. A name that is not mangled C++ (extern "C", Triton, numba, Rust) is short already."""
+    """Return the name of a kernel. A name that is not mangled C++ (extern "C", Triton, numba, Rust) stays as it is."""
     symbol = full = _without_module(mangled)
     if symbol.startswith("_Z") and len(symbol) <= _LONGEST:
         full = _helper().demangle(symbol) if _may_explode(symbol) else _cxxfilt(symbol)
@@ -81,8 +81,10 @@ def demangle_all(mangled: Iterable[str]) -> list[KernelName]:
 def labels(mangled: Iterable[str], width: int | None = None, full: bool = False) -> dict[str, str]:
     """Return labels for kernels that are shown together, by mangled name. Different kernels have different labels.
 
-    A label is the short name, or the full one with `full`, or for equal short names the full one without `void`, which all kernels
-    return. `width`: of the longest label.
+    A label is the short name, or with `full` the full name. Kernels with equal short names get the full name without `void`, which
+    all kernels return.
+
+    width: maximum columns of a label; None: no limit.
     """
     found = {name.mangled: name for name in demangle_all(mangled)}
     shorts = Counter(name.short for name in found.values())
@@ -100,7 +102,7 @@ def labels(mangled: Iterable[str], width: int | None = None, full: bool = False)
 
 
 class Labels:
-    """Labels for kernels that come one by one. All so far have different ones; one may change when a similar kernel comes."""
+    """Labels for kernels that become known one by one. All labels differ. A label may change when a similar kernel becomes known."""
 
     def __init__(self, ascii: bool = False) -> None:
         self._ascii = ascii  # escape other characters
@@ -132,7 +134,9 @@ def matches(patterns: Iterable[str], mangled: str) -> bool:
 
 
 def chosen(patterns: Collection[str], mangled: str) -> bool:
-    """Return whether a tool is to measure a kernel: one that matches; without patterns, every one that HIP does not launch itself."""
+    """Return whether a tool measures a kernel: whether a pattern matches or, without patterns, whether the program launches it.
+
+    Without patterns, the kernels that HIP launches itself are left out."""
     return matches(patterns, mangled) if patterns else not is_of_runtime(mangled)
 
 
@@ -159,7 +163,9 @@ def _cxxfilt(mangled: str) -> str:
 
 @functools.cache
 def _cxa_demangle() -> Callable[[bytes], bytes] | None:
-    """Return `__cxa_demangle` (Itanium C++ ABI 3.4) of libstdc++; None without that library. It raises ValueError for other names."""
+    """Return `__cxa_demangle` (Itanium C++ ABI 3.4) of libstdc++; None without that library.
+
+    The returned function raises ValueError for a name that is not mangled C++."""
     try:
         function = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
         free = libc.library["free"]

@@ -1,8 +1,8 @@
 """Keep the package's own files in memory, so that an upgrade does not take them from a running tool.
 
 A tool imports many modules only when it needs them, perhaps hours after its start. When pip upgrades the package, it removes the old
-version's files before it writes the new version's. A module that is imported in between would be missing, and a module of the new
-version may not fit the old version's modules that the tool runs. So a measurement begins with `keep`.
+files before it writes the new ones. In between, a module cannot be imported. After that, a new module may not fit the old modules that
+the tool runs. So a measurement begins with `keep`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE = Path(__file__).parent
-# What is read late besides modules.
+# Files that are read late, besides modules.
 _DATA = ("agent/clock.ptx", "agent/lib/*.so", "ebpf/prebuilt/cuinit.json", "lower/templates/*.ll")
 _DELAY = 1.0  # seconds; shorter measurements do not pay for it
 _HEADER = 16  # bytes of a .pyc file before its code: a magic number, flags, the source's time and size
@@ -30,7 +30,7 @@ _states: dict[str, os.stat_result] = {}  # the same
 
 
 def keep() -> None:
-    """Read all files that this process may still need, soon, in a thread. A second call does nothing."""
+    """Start a thread that soon reads all files that this process may still need. A second call does nothing."""
     if not _started:
         _started.append(threading.Thread(target=_keep_soon, daemon=True))
         _started[0].start()
@@ -42,7 +42,7 @@ def _keep_soon() -> None:
 
 
 def keep_now() -> None:
-    """Read them at once. A file that cannot be read is left out."""
+    """Read all files that this process may still need, now. A file that cannot be read is left out."""
     modules = {}
     for name, path in _modules():
         if name not in sys.modules and _keep_module(path):
@@ -54,7 +54,7 @@ def keep_now() -> None:
 
 
 def read(file: Path) -> bytes:
-    """Return the content of a file: as it was kept, or, for all other files, as it is now. Raises OSError."""
+    """Return the kept content of a file, or its current content if the file was not kept. Raises OSError."""
     kept = _contents.get(str(file))
     return file.read_bytes() if kept is None else kept
 
@@ -96,7 +96,7 @@ def _keep(path: str) -> bool:
 
 
 def _keep_module(path: str) -> bool:
-    """Keep the compiled form of a module, or its source if there is none of just this source."""
+    """Keep the compiled form of a module, or its source if no compiled form belongs to exactly this source."""
     compiled = importlib.util.cache_from_source(path)
     try:
         state = os.stat(path)
@@ -111,7 +111,7 @@ def _keep_module(path: str) -> bool:
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module from what was kept."""
+    """Loads a module from the kept files."""
 
     def path_stats(self, path: Any) -> dict[str, Any]:
         state = _states[path]

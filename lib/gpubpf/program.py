@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from gpubpf.session.tracing import ForAmd
     from gpubpf.traced.measurement import Follow
 
-# Null probes: kernels are replaced by copies whose probes are empty. What a program then takes longer is the cost of the copy alone,
-# such as constant memory that became loads from global memory. For benchmarks; no option, since nothing is measured.
+# Null probes: kernels are replaced by copies whose probes are empty. The slowdown of a program is then the cost of the copies alone,
+# such as loads from global memory in place of constant memory. This is for benchmarks. It is not an option, since nothing is measured.
 NULL_PROBE_VARIABLE = "GPUBPF_NULL_PROBE"
 EMPTY = Fragment(function="empty", ptx="{\n}", arguments=())
 
@@ -60,7 +60,7 @@ def null_probes() -> bool:
 
 
 class Companion(Protocol):
-    """Something with host programs of its own, which are attached and detached with the measurement's."""
+    """A part of a tool with separate host programs, which are attached and detached with the measurement's."""
 
     def host(
         self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
@@ -76,8 +76,9 @@ class Map:
     def set(self, value: Any) -> None:
         """Set the value of a parameter (GPU_PARAM) for all later launches.
 
-        `value` is the bytes of the structure, a mapping of its fields, or anything that NumPy makes its type of. Raises
-        UsageError for other kinds of map.
+        value: the bytes of the structure, a mapping of its fields, or anything that NumPy can convert to the structure.
+
+        Raises UsageError for other kinds of map.
         """
         definition = self.definition
         if definition.kind != "param":
@@ -109,9 +110,11 @@ class BPF:
         with b.trace(args) as session:
             …
 
-    Raises CompileError. Attaching a device program raises VerifyError if it must not run. Prebuilt programs need neither bcc nor
-    privileges. With `any_user`, others need neither, either, if clang is installed: without CAP_BPF, only gpubpf's own verifier
-    judges them (`verified_by`). `source`: programs that come from elsewhere than a C text.
+    any_user: let users without bcc and CAP_BPF compile programs, with clang. Then only gpubpf's own verifier judges the programs
+        (`verified_by`). Prebuilt programs never need bcc or privileges.
+    source: programs that do not come from a C text, in place of `text`.
+
+    Raises CompileError. Attaching a device program raises VerifyError if the program must not run.
     """
 
     def __init__(self, text: str = "", any_user: bool = False, source: LoweredPrograms | None = None) -> None:
@@ -122,13 +125,13 @@ class BPF:
         self.process_functions: list[FunctionProbe] = []
         self.companions: list[Companion] = []
         self.values: dict[str, bytes] = {}  # of parameters
-        # Overrides the size of maps of host programs, in entries; of a ring buffer in bytes.
+        # Map name → size, in place of the C text's, for maps of host programs: entries, or bytes of a ring buffer.
         self.entries: dict[str, int] = {}
         self.hold_notices = False  # about libraries, see `uprobes.Uprobes.told_of`
         self.statistics = True  # the kernel counts the runs of host programs, which takes 50 ns each
         self.sampling: Sampling | None = None  # the blocks or warps that device programs run in; None: all
         self.budget: float | None = None  # most per cent of overhead; None: no limit
-        self.titles: dict[str, str] = {}  # what notices call a program, if not by its name
+        self.titles: dict[str, str] = {}  # name of a program → what notices call it instead
         self.session: Session | None = None  # the last measurement
         self.host_side: Host | None = None  # of the last measurement
         self._programs = source if source is not None else programs.load(text, any_user)
@@ -137,11 +140,11 @@ class BPF:
 
     @functools.cached_property  # tools give up privileges once their programs are attached
     def verified_by(self) -> tuple[str, ...]:
-        """Whose verifiers judge device programs that are compiled here: gpubpf's, and the kernel's if this process may ask it."""
+        """The owners of the verifiers that judge newly compiled device programs: gpubpf, and the kernel if this process may ask it."""
         return ("gpubpf", "kernel") if privileges.capable() else ("gpubpf",)
 
     def say_verdict(self, tool: str) -> None:
-        """Tell the user if the kernel's verifier does not judge the programs. Call it before privileges are given up."""
+        """Print a notice if the kernel's verifier does not judge the programs. Call this before privileges are given up."""
         if "kernel" not in self.verified_by:
             text = (
                 "the programs were checked by gpubpf's verifier alone; that of the Linux kernel requires root"
@@ -166,13 +169,13 @@ class BPF:
     def sample(self, args: argparse.Namespace) -> Sampling | None:
         """Let device programs run only in the blocks or warps that --sample-blocks or --sample-warps choose, and return the choice.
 
-        None: the command line asks for no sampling.
+        Return None without either option.
         """
         self.sampling = sampling.of_arguments(args)
         return self.sampling
 
     def limit(self, args: argparse.Namespace) -> None:
-        """Measure only so many launches of each kernel that the overhead stays below --budget, if the command line has it."""
+        """If the command line has --budget, measure only as many launches of each kernel as keep the overhead below it."""
         self.budget = args.budget
 
     def attach_gpu_entry(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
@@ -238,13 +241,14 @@ class BPF:
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_access`, in each thread before a memory access.
 
-        kinds, spaces: the accesses to probe, from KINDS, and from SPACES and UNADDRESSED_SPACES. Accesses to textures, surfaces and
-        tensors have no address. The width of the former two is that of the elements in registers that the kernel uses; that of a
-        bulk tensor copy is 0, and that of wgmma one of 128 parts of the matrices in shared memory.
-        alike: what the program does stays the same if all addresses move by a multiple of this many bytes, or by any constant if they
-        are equal modulo this number (a power of two; 0: it may change). Then it runs once for loads or stores that are known to differ
-        this way; the sites of the others name its site as `like`.
-        repeats: run the program only for those others.
+        kinds: the kinds of access to probe, from KINDS.
+        spaces: the spaces to probe, from SPACES and UNADDRESSED_SPACES. Accesses to textures, surfaces and tensors have no address.
+            For textures and surfaces, the width is that of the elements in registers that the kernel uses. For a bulk tensor copy, the
+            width is 0. For wgmma, the width is that of one of 128 parts of the matrices in shared memory.
+        alike: a power of two, or 0. If it is not 0, the program must do the same when all addresses move by a multiple of this many
+            bytes, or, if the addresses are equal modulo this number, by any constant. Then the program runs only once for loads or
+            stores that are known to differ in this way. The sites of the other accesses name the probed site as `like`.
+        repeats: run the program only for those other accesses.
         """
         probe = Probe(
             fn_name,
@@ -313,7 +317,7 @@ class BPF:
 
     def attach_operation(self, fn_name: str) -> None:
         """Run `fn_name`, whose context is `struct gpu_operation`, on the host before each copy, memset, event or stream
-        operation, synchronization and allocation. It runs where `attach_launch` says."""
+        operation, synchronization and allocation. As for `attach_launch`, it runs in the Linux kernel or in the traced process."""
         self._attach_host(fn_name, "operation", "operation")
 
     def attach_launch(self, fn_name: str) -> None:
@@ -352,8 +356,10 @@ class BPF:
     def attach_perf_event(self, event: str, fn_name: str) -> None:
         """Run `fn_name`, whose context is `struct bpf_perf_event_data`, at a software event of the Linux kernel, on every CPU.
 
-        event: EVENT:N, each N events, such as page-faults:1; or EVENT:Nhz, N times a second, such as cpu-clock:99hz. EVENT is one of
-        `kernel_events.SOFTWARE`. Raises UsageError.
+        event: EVENT:N runs the program every N events (page-faults:1), EVENT:Nhz runs it N times a second (cpu-clock:99hz). EVENT is
+            one of `kernel_events.SOFTWARE`.
+
+        Raises UsageError.
         """
         from gpubpf.linux.kernel_events import perf_event
 
@@ -373,16 +379,15 @@ class BPF:
 
         library: a file name without version or with a glob for the version (libcuda.so, libamdhip64.so.[567]), a path, or several.
         functions: names without symbol version. bpf_get_attach_cookie(ctx) returns the function's index in this list, or its
-        number in this mapping.
-        ret: the program is at the return instructions, where the stack pointer is that of the entry. Functions that end in a jump
-        share return instructions. If a program is also at the entries of the same functions, the one at returns runs for each function
-        that can return there, and must match entry and return by the stack pointer and the number. In a function that another tool has
-        hooked, the stack pointer is lower at the return. A program that is only at returns runs at the end of calls whose entry was
-        seen.
-        optional: a library need not have all of the functions, and there is no notice for those that it lacks or has under two
-        names.
-        mark: is added to the number at the entry of a function that can end in a jump to another one that the library exports, and at
-        return instructions that only this function has.
+            number in this mapping.
+        ret: attach the program to the return instructions, where the stack pointer has the same value as at the entry, unless another
+            tool has hooked the function: then it is lower. Functions that end in a jump share return instructions. If another program
+            is at the entries of the same functions, this program runs for each function that can return there. It must match entry and
+            return by the stack pointer and the number. Without a program at the entries, this program runs only for calls whose entry
+            was seen.
+        optional: a library need not have all of the functions. There is no notice for functions that it lacks or has under two names.
+        mark: added to the number at the entry of a function that can end in a jump to another exported function, and at return
+            instructions that only one function has.
         """
         from gpubpf.linux import uprobes
 
@@ -397,9 +402,10 @@ class BPF:
         """Run `fn_name`, whose context is `struct pt_regs`, in the Linux kernel when a traced process enters this function of a
         program or library, or with `ret` returns from it.
 
-        path: as `library` of `attach_uprobe`. offset: of another instruction in the function, in bytes.
+        path: see `library` of `attach_uprobe`.
+        offset: offset of another instruction in the function, in bytes.
 
-        It runs from the process's first call of cuInit on, and may use shared arrays.
+        The program runs from the process's first call of cuInit on. It may use shared arrays.
         """
         from gpubpf.linux.process_functions import FunctionProbe
 
@@ -428,7 +434,7 @@ class BPF:
         return self._fragments[name]
 
     def _belongs(self, name: str) -> str:
-        """Return which call attaches a program, for an error message about another call."""
+        """Return the name of the call that attaches a program, for an error message about another call."""
         points = self._programs.points
         if name not in points:
             return f"there is no program {name}; use one of: {', '.join(points) or 'none'}"
@@ -496,7 +502,7 @@ class BPF:
 
     @property
     def _amd_programs(self) -> LoweredPrograms:
-        """The programs for AMD GPUs: where the text asks how many lanes there may be, its variant for 64."""
+        """The programs for AMD GPUs. If the text depends on the largest number of lanes, these are its variant for 64 lanes."""
         if self._for_amd is None:
             wide = programs.is_by_lanes(self.text)
             self._for_amd = programs.load(WIDE + self.text, self._any_user) if wide else self._programs
@@ -513,8 +519,8 @@ class BPF:
         ]
 
     def runs_on_amd(self) -> bool:
-        """Return whether the measurement works for kernels of AMD GPUs, too: so far only if device programs run in every block, and
-        no program is at operations. Programs at points that such kernels do not have are left out there."""
+        """Return whether the measurement also works for kernels of AMD GPUs: if device programs run in every block, and no program is
+        at operations. Programs at points that kernels of AMD GPUs do not have are left out there."""
         return (
             not self.sampling
             and self.budget is None
@@ -526,7 +532,7 @@ class BPF:
         from gpubpf.gcn import lacking
         from gpubpf.session.tracing import ForAmd
 
-        missing: dict[str, list[str]] = {}  # by what kernels lack: the programs that need it
+        missing: dict[str, list[str]] = {}  # what kernels of AMD GPUs lack → the programs that need it
         for probe in self.probes:
             if lack := lacking(probe.point, self._fragment(probe).arguments):
                 missing.setdefault(lack, []).append(
@@ -541,7 +547,7 @@ class BPF:
         return ForAmd(self.amd_probes, maps, notice)
 
     def uses_maps(self, name: str) -> bool:
-        """Return whether an attached device program uses any map, once what it never does is left out."""
+        """Return whether the attached device program `name` uses any map, after removal of code that never runs."""
         return any(one.map for one in self._fragments[name].arguments)
 
     def definitions(self) -> list[MapDefinition]:
@@ -682,7 +688,7 @@ class BPF:
         return inject.inject(parsed, self.probes_of(kernels)).refusals
 
     def late_refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
-        """Return the same for a process that has loaded the module before."""
+        """Return the same as `refusals` for a process that loaded the module before the agent."""
         from gpubpf.inject import inject
 
         return inject.inject(parsed, self.probes_of(kernels)).late_refusals
@@ -707,7 +713,7 @@ class BPF:
 
 
 def _selected(known: tuple[str, ...], chosen: str | Iterable[str], what: str) -> tuple[str, ...]:
-    """Return the chosen ones of the `known` words, in the order of `known`. Raises UsageError for none and for others."""
+    """Return the chosen words, in the order of `known`. Raises UsageError if none is chosen, or a word is not in `known`."""
     words = (chosen,) if isinstance(chosen, str) else tuple(chosen)
     for word in words:
         if word not in known:

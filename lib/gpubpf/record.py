@@ -9,8 +9,8 @@ dataclasses::
         source: str = ""
         counts: dict[str, int] = field(default_factory=dict)
 
-Making an object takes longer than with a dataclass. So use `dataclass(slots=True)` for what exists by the hundred thousand, such as
-PTX statements. `replace` and `asdict` take both.
+Making an object takes longer than with a dataclass. So use `dataclass(slots=True)` for classes with hundreds of thousands of objects,
+such as PTX statements. `replace` and `asdict` take both kinds of object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The compiler in the Python package ziglang (the extra `sim`): it serves where the system has neither gcc nor clang."""
+"""The C compiler in the Python package ziglang (the extra `sim`), for systems with neither gcc nor clang."""
 
 from __future__ import annotations
 
