@@ -34,7 +34,7 @@ WORK = (Kind.KERNEL, Kind.H2D, Kind.D2H, Kind.D2D, Kind.H2H, Kind.MEMSET, Kind.H
 class Operations(Record):
     """Operations: int64 arrays with one element per operation, in the order in which their calls returned.
 
-    A copy that its call waits for may have its place where it was called, because other threads go on meanwhile.
+    If a call waits for its own copy, the copy may be ordered by its call instead, because other threads launch work during the wait.
 
     id        unique; `link` refers to it
     kind      `Kind`
@@ -43,8 +43,8 @@ class Operations(Record):
     queue, context   numbers of the stream and its context, from 0
     waits     whether the call itself waited for the work
     link      of WAIT and event SYNC: the id of the record operation (0: unknown), or NOTHING
-    what      of SYNC: `SyncTarget`; of GRAPH: the number of nodes that are not kernels; of WAIT: 1 if it is not for an event of the
-              program, but keeps the runtime's own order
+    what      of SYNC: `SyncTarget`; of GRAPH: the number of nodes that are not kernels; of WAIT: 1 if the runtime makes it to keep its
+              own order, 0 if it is for an event of the program
     graph     of GRAPH and the kernels that it ran: the number of the executable graph, from 0; else -1
     replay    of GRAPH and the kernels that it ran: the number of the graph launch; else -1
     node      of a kernel in a graph: its node; else -1. Kernels may come before or after their GRAPH operation.
@@ -123,7 +123,7 @@ class Waits(Record):
     overhead     latency - api - wait
     exec         end - start
     waited_for   the index of the operation that it waited for; -1: none or unknown. A host function that took less than half of
-                 the wait is passed over, for what it waited for itself.
+                 the wait is replaced by the operation that the host function waited for.
     by_event     whether it waited through an event
     passed       of RECORDED and WAIT: when the stream reached it
     unseen       whether its wait is unknown because it may have waited for work from before the first operation
@@ -160,7 +160,7 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
             bound[mine] = np.minimum(bound[mine], np.append(_least_from(starts[mine])[1:], NEVER))
     for part in streams:
         _bound_by_waits(ops, order[part], itself | (synced & (ops.what == SyncTarget.STREAM)), bound)
-    # A wait for a context bounds all its streams. A wait for an event bounds what came before its record operation.
+    # A wait for a context bounds all its streams. A wait for an event bounds all operations before its record operation.
     whole = synced & (ops.what == SyncTarget.CONTEXT)
     if whole.any():
         for part in equal_runs(ops.context[ops.by_context]):
@@ -183,19 +183,19 @@ def ended_by(ops: Operations, by_work: bool = True) -> Integers:
 
 
 def _bound_by_waits(ops: Operations, mine: Integers, waiting: NDArray[np.bool_], bound: Integers) -> None:
-    """Apply the bounds of those operations of `mine`, in order, that wait for all work that was launched before their call.
+    """Apply the bounds from those operations of `mine` (in order) that wait for all work launched before their call.
 
     Work that another thread launches during the wait is not bounded.
     """
     waits = mine[waiting[mine]]
     if not len(waits):
         return
-    # A wait that took no time says nothing about what returned at the same time: that may have come later.
+    # A wait that took no time is no bound for an operation that returned at the same time, which may have come later.
     calls = np.minimum(ops.call[waits], ops.ret[waits] - 1)
     by_call = np.argsort(calls, kind="stable")
     least = np.append(_least_from(ops.ret[waits[by_call]]), NEVER)
-    # The time by which this operation and all before it had returned. On the virtual clock, each thread has its own time, and the
-    # order also counts.
+    # The time by which each operation and all operations before it had returned. On the virtual clock, each thread has its own time,
+    # so the order also counts.
     returned = np.maximum.accumulate(ops.ret[mine])
     bound[mine] = np.minimum(bound[mine], least[np.searchsorted(calls[by_call], returned)])
 
@@ -324,7 +324,7 @@ def _later(state: State, other: State) -> State:
 
 
 class _Found(Record):
-    """What each operation must wait for, as columns: the `State` of its stream before it."""
+    """What each operation must wait for: the `State` of its stream before the operation, as columns."""
 
     before: Integers
     last: Integers
@@ -480,7 +480,7 @@ class _Graph:
 
 
 def _replay(ops: Operations, graph: _Graph, state: State, at: int, ended: Integers, found: _Found) -> State:
-    """Set what each kernel of a graph launch waits for. `state`: what the graph waits for. Returns the end of the graph."""
+    """Set what each kernel of a graph launch waits for. Return the end of the graph. `state`: what the graph waits for."""
     done = (int(ended[at]), at, False)
     if at not in ops.members.slices:
         return done

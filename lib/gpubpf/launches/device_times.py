@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TIME_BITS = 48
 MASK = (1 << TIME_BITS) - 1
 GENERATIONS = 1 << 16
-# What was read about a launch. `first`, `last`: the first and last reading that showed it, by number. `past`: its slot was reused.
+# What was read about a launch. `first`, `last`: numbers of the first and last reading that showed it. `past`: its slot was reused.
 CELL = np.dtype(
     [
         ("used", "?"), ("ended", "?"), ("idle", "?"), ("past", "?"), ("generation", "<u4"), ("slot", "<u4"),
@@ -38,14 +38,18 @@ class DeviceCells:
         self._now = np.zeros(slots, CELL)
         self._past: list[NDArray[Any]] = []
         self._readings = 0
-        # The last reading: starts, the largest of each slot's ends, and which slots were torn. For those, an earlier one stays valid.
+        # The last reading: starts, the largest of each slot's ends, and which slots were torn. An earlier reading of a torn slot stays
+        # valid.
         self._starts, self._ends = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         self._torn = np.zeros(slots, bool)
 
     def update(self, starts: Any, ends: Any, taken: int, idle: bool) -> None:
-        """Add a reading: `starts` [slots], `ends` [slots], or several rows of that. Arrays of the wrong size are ignored.
+        """Add a reading. Arrays of the wrong size are ignored.
 
-        The agent has taken the largest of the words that a launch has for its end."""
+        starts: [slots].
+        ends: [slots], if the agent has already taken the largest of each launch's words; otherwise several such rows.
+        taken: host time at which the reading began, ns.
+        idle: no kernel was running."""
         slots = len(self._now)
         if len(starts) != slots or len(ends) % slots or not len(ends):
             return

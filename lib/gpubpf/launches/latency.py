@@ -121,8 +121,9 @@ class LaunchView:
         return self.columns.names[int(self.columns.name[before])] if is_kernel else None
 
     def waits_alike(self, at: Integers) -> Integers:
-        """Return a number for each of these operations, which have all waited. Two numbers are equal if the operations waited for
-        the same (`waited_for` and `kernel_waited_for`)."""
+        """Return a number for each of these operations, all of which have waited.
+
+        Two numbers are equal if the operations waited for the same thing (`waited_for` and `kernel_waited_for`)."""
         columns, ops = self.columns, self.ops
         before = self.waits.waited_for[at]
         kind = ops.kind[before]
@@ -225,7 +226,7 @@ class LaunchView:
 
     @cached_property
     def opaque_graphs(self) -> frozenset[int]:
-        """Graph launches whose time is known as a whole, but of none of their kernels."""
+        """Graph launches whose total time is known, but not the time of any kernel in them."""
         parents = self.columns.parent
         inside = parents >= 0
         told = arrays.distinct(parents[inside & (self.ops.start != NONE)])
@@ -278,7 +279,7 @@ class GraphCandidate(Record):
 
 
 def _waits_before(view: LaunchView) -> Integers:
-    """Return a number for each operation that is equal for two of them only if a thread did not wait for the GPU in between."""
+    """Return a number for each operation. Two are equal only if the same thread did not wait for the GPU between the operations."""
     ops = view.ops
     order = np.lexsort((np.arange(len(ops)), view.columns.tid, view.columns.process))
     waited = np.zeros(len(ops), np.int64)

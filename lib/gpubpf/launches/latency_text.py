@@ -152,7 +152,7 @@ def full_names(sums: LaunchSums, width: int) -> Iterator[str]:
 
 
 def _table_of_all(sums: LaunchSums, by_stream: bool, owners: OwnerColumns) -> list[str]:
-    """Return the same table for several processes or GPUs, whose columns leave less room."""
+    """Return the table of `kernel_table` for several processes or GPUs, whose columns leave less room."""
     rows = []
     for group, name in zip(sums.groups, group_titles(sums, _name_width(by_stream, owners)), strict=True):
         row = owners.cells(group) | {"KERNEL": name}

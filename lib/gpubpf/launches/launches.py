@@ -52,7 +52,7 @@ LEFT_OUT = (
 )  # outcomes because of --sample and --launch
 METHODS = (None, "device", "stamp", "cupti", "rocr")
 KEPT = 1 << 15  # the latest records, which `forget` always keeps
-OPEN = 1 << 18  # records that it also keeps: of launches that are running, or whose times are not yet read
+OPEN = 1 << 18  # records that `forget` also keeps: of launches that run, or whose times are not read yet
 FULL = 1 << 18  # new records after which `forget` is due
 MOST_NUMBERED = 1 << 16  # maximum streams or graphs to remember
 MOST_EDGES = 1 << 18  # maximum edges of graphs to remember per process
@@ -165,7 +165,7 @@ class OperationColumns(Record):
 
 
 class _Lasting:
-    """The records of a process that later operations need however old they are: its streams, its graphs' edges, and its clocks."""
+    """The records of a process that later operations need, whatever their age: its streams, its graphs' edges, and its clocks."""
 
     KINDS = (operation_log.QUEUE, operation_log.EDGE, operation_log.CLOCK)
 
@@ -191,7 +191,9 @@ class _Lasting:
             self._clocks[context] = kept
 
     def forget(self, queues: Integers, graphs: Integers) -> None:
-        """Drop what was not used for longest, if there is too much. `queues`, `graphs`: sorted numbers of those used lately."""
+        """If there are too many streams or graphs, drop those that were unused for longest.
+
+        queues, graphs: sorted numbers of the streams and graphs used lately."""
         used = among(self._queues["queue"].astype(np.int64), queues)
         self._queues = elements(self._queues, np.argsort(used, kind="stable")[-MOST_NUMBERED:])
         used = among(self._edges["edge"]["exec"].astype(np.int64), graphs)
@@ -204,8 +206,9 @@ class _Lasting:
 class Launches:
     """Collects launches as they arrive.
 
-    slots: the size of the device programs' arrays, a power of two. kernels: the globs of --kernel. filtered: the host program filters
-    launches.
+    slots: the size of the device programs' arrays, a power of two.
+    kernels: the globs of --kernel.
+    filtered: the host program filters launches.
     """
 
     def __init__(self, slots: int, kernels: Sequence[str] = (), filtered: bool = False) -> None:
@@ -233,7 +236,7 @@ class Launches:
     def take(
         self, session: Session, starts: str = "starts", ends: str = "ends", shared: str = "launches"
     ) -> None:
-        """Take what is new: first the logs, then the readings, which hold only launches that the log already has."""
+        """Take new logs and readings. The logs come first, so that they have the launches in the readings."""
         for log in session.logs():
             process = self._processes.setdefault(log.process, LoggedProcess(log.pid, number=log.process))
             process.comm, process.virtual = log.comm, log.virtual
@@ -282,8 +285,8 @@ class Launches:
     def host_launches(self, process: int, launches: Any) -> None:
         """Take the shared array of a process (given by its number), with the fields `launch`, `start` and `end`.
 
-        The host program writes the launches that pass the filters. Device programs write the starts, which in GPU memory would be
-        lost with the process. The agent copies the ends from the GPU after waits of the program (`Follow.kept`).
+        The host program writes the launches that pass the filters. Device programs write the starts here, because in GPU memory they
+        would be lost with the process. The agent copies the ends from the GPU after waits of the program (`Follow.kept`).
         """
         ids = launches["launch"].astype(np.int64)
         if self._filtered:
@@ -302,7 +305,7 @@ class Launches:
     def fresh(self, columns: OperationColumns, last: bool) -> Integers:
         """Return the indices of operations that are complete and were not returned before.
 
-        The `last` call also returns those that are still running. If more than OPEN are running, the oldest are returned earlier.
+        The `last` call also returns operations that are still running. If more than OPEN are running, the oldest are returned earlier.
         """
         over = (columns.ops.kind != Kind.KERNEL) | (columns.ops.end != NONE) | last
         untold = ~among(columns.ops.id, self._told)
@@ -318,7 +321,7 @@ class Launches:
         return int(columns.ops.call[open_].min(initial=NEVER))
 
     def forget(self) -> None:
-        """Drop old records: of the operations that `fresh` has returned, only the latest matter to later ones."""
+        """Drop old records of operations that `fresh` has returned. Only the latest of them matter to later operations."""
         if self._count < 2 * KEPT:
             return
         self._forget_lasting()
@@ -487,10 +490,10 @@ class _ColumnsBuilder:
         )  # fmt: skip
 
     def _in_stream_order(self, at: Integers) -> Integers:
-        """Return the places of operations with those that wait for their own work moved to where they were called.
+        """Return an order of operations in which a call that waits for its own work is at the time of the call, not of its return.
 
-        Other threads can launch work during such a wait. The virtual clock does not tell, because each thread has its own time. On
-        AMD GPUs, all operations of a call to HIP have its times, so their order in the log counts.
+        Other threads can launch work during such a wait. On the virtual clock the order stays, because each thread has its own time.
+        It also stays on AMD GPUs, where all operations of a call to HIP have the times of that call.
         """
         raw, at = self.raw, at.copy()
         waiting = (raw["flags"][at] & operation_log.SYNCHRONOUS != 0) & (raw["kind"][at] <= Kind.GRAPH)
@@ -649,7 +652,7 @@ class _ColumnsBuilder:
         start_error, end_error, exec_error = (np.full(count, UNKNOWN) for _ in range(3))
         end = np.full(count, NONE)
         probed = (ops.kind == Kind.KERNEL) & (outcome == operation_log.INSTRUMENTED)
-        over = dependencies.ended_by(ops)  # only by the host's waits; no starts are known yet
+        over = dependencies.ended_by(ops)  # from the host's waits only, because no starts are known yet
         read, cells = self._read(ops, probed, self._kept(ops, over))
         steps = 0
         for place, process in enumerate(self.processes):
@@ -676,7 +679,7 @@ class _ColumnsBuilder:
                 exec_error[at] = np.where(good, max(clock.tick - 1, 0) + off, UNKNOWN)
                 method[at] = np.where(times.known, DEVICE, NO_METHOD)
                 self._stamps(ops, some, spans, clock, method, (start_error, end_error, exec_error))
-                if not process.virtual:  # there, the agent has done so
+                if not process.virtual:  # on the virtual clock, the agent has done so
                     self._within_calls(ops, some[method[some] == STAMP], start_error, exec_error)
         # A reading that was taken before the end of a launch may lack its last threads.
         over = dependencies.ended_by(ops)
@@ -698,7 +701,7 @@ class _ColumnsBuilder:
         }  # fmt: skip
 
     def _kept(self, ops: Operations, over: Integers) -> NDArray[np.bool_]:
-        """Return which operations had ended when the agent last kept values of their context's launches. `over`: `ended_by`."""
+        """Return which operations had ended when the agent last kept values of their context's launches. over: see `ended_by`."""
         kept = np.where(
             ops.kind == Kind.SYNC,
             self.raw["sync"]["kept"][self.at],
@@ -731,7 +734,7 @@ class _ColumnsBuilder:
             there &= ~final[at] | cell["idle"]
             read[at[there]] = True
             as_bytes(found)[at[there]] = as_bytes(cell)[there]
-            if source == _HOST:  # only the host has it: its process has ended
+            if source == _HOST:  # only the host's array has the launch: the process has ended
                 found["past"][at[there]] = True
                 final = kept & found["ended"]
                 found["idle"] |= final
@@ -751,9 +754,9 @@ class _ColumnsBuilder:
         return found
 
     def _overtaken(self, ops: Operations, read: NDArray[np.bool_], cells: NDArray[Any]) -> Integers:
-        """Return, for each operation, the number of the first reading with a later kernel of its stream; NEVER without one.
+        """Return, for each operation, the number of the first reading with a later kernel of its stream; NEVER without such a reading.
 
-        Readings after that one show the operation complete.
+        Later readings show the operation complete.
         """
         result = np.full(len(ops), NEVER)
         position = np.arange(len(ops))

@@ -217,7 +217,7 @@ _PREEMPTED, _STOPPED = 0x100, 4 | 8  # SWITCH_RUNNABLE, SWITCH_STOPPED; a state 
 _PROGRAMS = {"sys_enter": "offcpu_enter", "sys_exit": "offcpu_exit", "sched_process_exit": "offcpu_ends"}
 _POLL = 0.1  # seconds; the ring has room for 200,000 records
 _FULL = 1 << 18  # new records after which `forget` is due
-_LONGEST_CALL = 60_000_000_000  # ns; the log does not have a launch before its call returns
+_LONGEST_CALL = 60_000_000_000  # ns; a launch is in the log only after its call has returned
 
 
 class Activity(Record):
@@ -234,11 +234,11 @@ class Activity(Record):
     lost: int = 0
 
     def added(self, new: Activity) -> Activity:
-        """Return this with newer records."""
+        """Return the activity together with newer records."""
         return Activity(_added(self.spans, new.spans), _added(self.syscalls, new.syscalls), new.lost)
 
     def since(self, ns: int) -> Activity:
-        """Return this without the records that ended before a time."""
+        """Return the activity without the records that ended before a time."""
         return Activity(_since(self.spans, ns), _since(self.syscalls, ns), self.lost)
 
     def explain(self, thread: int, start_ns: int, end_ns: int) -> list[tuple[str, int]]:
@@ -345,7 +345,7 @@ class OffCpu:
     def __init__(self, owner: BPF, least_ns: int = 5000) -> None:
         """Prepare the programs. Off-CPU times and system calls shorter than `least_ns` are not recorded."""
         self.known = False
-        self._records: list[np.ndarray[Any, Any]] = []  # those that `_activity` does not have yet
+        self._records: list[np.ndarray[Any, Any]] = []  # records that are not in `_activity` yet
         self._activity = Activity()
         self._host: Host | None = None
         self._lost = 0
@@ -362,7 +362,7 @@ class OffCpu:
     def host(
         self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
     ) -> Host | None:
-        """Load and attach the programs. If that fails, `note` says why, and the measurement continues
+        """Load and attach the programs. If that fails, pass a notice to `note`; the measurement continues
         without them.
         """
         try:
@@ -452,10 +452,10 @@ class OffCpu:
             return self._activity
 
     def forget(self, before_ns: int) -> None:
-        """Drop the records that ended before a time, at which the oldest launch was called that is still to be explained.
+        """Drop the records that ended before `before_ns`, the call time of the oldest launch that is still to be explained.
 
-        The log does not have a launch before its call returns, so the records of the last minute remain. If a call takes longer,
-        earlier ones are lost.
+        A launch is in the log only after its call has returned, so the records of the last minute remain. If a call takes longer, its
+        earlier records are lost.
         """
         until = max(min(before_ns, time.monotonic_ns() - _LONGEST_CALL), 0)
         with self._lock:

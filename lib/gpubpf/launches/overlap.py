@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
 
 COPIES = (Kind.H2D, Kind.D2H, Kind.D2D)  # not H2H, which does not involve the GPU
-MOST = 1 << 20  # maximum intervals to keep per GPU and process; beyond it, the older half is summed
+MOST = 1 << 20  # maximum intervals to keep per GPU and process; if there are more, the older half is summed
 
 _Gpu: TypeAlias = tuple[Vendor, int]
 

@@ -102,10 +102,10 @@ def _rounded(values: Integers) -> Integers:
 class LaunchGroup(MutableRecord):
     """The sums of the launches of one kernel (and stream, graph node) of one process and GPU, or of one graph.
 
-    fields   the first fields of its record
+    fields   the first fields of its JSON record
     title    the kernel, with its graph and node
     node     the graph and node in the title
-    waited   what the launches waited for → how often, and how long in total (ns); kernels also have their mangled name
+    waited   what the launches waited for → number of waits, and their total time in ns; the key of a kernel has its mangled name, too
     """
 
     fields: dict[str, Any]
@@ -149,7 +149,7 @@ class LaunchGroup(MutableRecord):
         self.count += len(at)
         timed = at[waits.latency[at] != NONE]
         for what, tally in self.times.items():
-            # The wait of a launch on an idle stream is known without its start: such waits alone would be a mean of nothing but zeros.
+            # On an idle stream, the wait of a launch is known (0) even if its start is not. A mean of such waits alone would mislead.
             tally.add(getattr(waits, what)[timed if what == "wait" else at])
         self.errors.add(clock_errors(view, at))
         self.unknown += int((waits.latency[at] == NONE).sum())
@@ -189,10 +189,10 @@ class LaunchSums:
 
     by        what separates groups of the same kernel: "queue", "graph", "node"
     graphs    also sum graphs as a whole
-    whole     the count of the launches with all parts known and of the calls that made them, and in ns the sum of each part and of
-              the clock errors; the time of a graph's call counts once
+    whole     sums over the launches with all parts known: their number, the number of calls that made them, and in ns each part of the
+              latency and the clock errors; the time of a graph's call counts once
     slots     log2 histograms of latencies, by ns per unit
-    candidates, gain, best_candidate   sequences of launches that a graph would shorten, and by how much (ns)
+    candidates, gain, best_candidate   number of sequences of launches that a graph would shorten, by how much in total (ns), the best
     """
 
     def __init__(self, by: Sequence[str] = (), graphs: bool = False) -> None:
@@ -221,7 +221,7 @@ class LaunchSums:
         parts = {name: getattr(view.waits, name)[chosen] for name in SPLIT}
         known_ = np.all([values != NONE for values in parts.values()], axis=0)
         latency = view.waits.latency[chosen]
-        # A kernel may start before its call returns, and because of the clock error, it may seem to start before its call.
+        # A kernel may start before its call returns. Because of the clock error, it may even seem to start before its call.
         whole = np.maximum(latency[known_], 0)
         called = np.minimum(parts["api"][known_], whole)
         waited = np.clip(whole - called, 0, parts["wait"][known_])
@@ -303,7 +303,7 @@ class LaunchSums:
 
 
 def _in_same_call(parents: Integers) -> NDArray[np.bool_]:
-    """Return which launches were begun by the same call as an earlier one: all kernels of a graph launch but the first."""
+    """Return a mask: launches made by the same call as an earlier launch, so all kernels of a graph launch except the first."""
     again = parents >= 0
     again[np.unique(parents, return_index=True)[1]] = False
     return again
@@ -334,7 +334,7 @@ def new_group(view: LaunchView, at: int, by: Sequence[str]) -> LaunchGroup:
 
 
 def clock_errors(view: LaunchView, at: Integers) -> Integers:
-    """Return the known errors of the start times of launches, in ns; for graphs without any, those of the kernels in them."""
+    """Return the known errors of the launches' start times, in ns. If a graph has none, return those of its kernels."""
     errors = view.columns.start_error[at]
     errors = errors[errors != UNKNOWN]
     if not len(errors) and len(at) and view.ops.kind[at[0]] == Kind.GRAPH:
@@ -346,7 +346,7 @@ def clock_errors(view: LaunchView, at: Integers) -> Integers:
 def kernel_record(group: LaunchGroup, by_stream: bool, by_node: bool = False) -> dict[str, Any]:
     """Return the JSON record of a row of the table."""
     fields = group.fields | {"stream": group.stream_handle if by_stream else None}
-    if by_stream:  # handles are used again, and all threads have the same one for their own default stream
+    if by_stream:  # not the handle: handles are reused, and all threads share one for their default streams
         fields |= {"stream_name": group.stream_name}
     if by_node and group.graph:
         fields |= {"graph": group.graph}
