@@ -101,7 +101,7 @@ class Accesses(Record):
 
 
 def quotient_and_remainder(numbers: Array, by: int) -> tuple[Array, Array]:
-    """Return the quotients and remainders of `numbers` divided by `by`. Two steps, because NumPy is fast at dividing by a constant."""
+    """Return the quotients and remainders of `numbers` divided by `by`. NumPy divides by a constant faster than divmod does."""
     if by == 1:
         return numbers, np.zeros_like(numbers)
     quotient = numbers // by

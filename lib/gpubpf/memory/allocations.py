@@ -76,7 +76,8 @@ FREEING = (
     "hsa_executable_destroy",
 )
 _IMPORTING = ("cuIpcOpenMemHandle", "cuMemPoolImportPointer")  # memory of another process
-# Calls that share memory with other processes or devices. The log has its address, or 0 if the call has a handle of cuMemCreate.
+# Calls that share memory with other processes or devices. The log has the memory's address, or 0 if the call gets a handle of
+# cuMemCreate.
 _SHARING = (
     "cuIpcGetMemHandle",
     "cuMemPoolExportPointer",
@@ -269,8 +270,8 @@ class _LiveAllocations:
         self._by_base: dict[int, list[_LoggedAllocation]] = {}
         self._bases: list[int] = []  # sorted
         self._by_context: dict[int, dict[int, _LoggedAllocation]] = {}
-        # There may have been copies that the log does not tell: it lost records, a graph had other nodes than kernels, or a call made
-        # several copies.
+        # True if copies may be missing from the log: it lost records, a graph had nodes that are not kernels, or a call made several
+        # copies.
         self.copies_unknown = False
         self.shares_handles = False  # memory of cuMemCreate may be shared with another process
 

@@ -6,8 +6,8 @@
         report.allocations[0].allocation, report.allocations[0].read, report.allocations[0].untouched
 
 Device programs (gpubpf_coverage.h) fill a table of pages. A page has 4096 granules, and a granule has `1 << shift` bytes. If each
-byte counts (shift 0), most pages have granules of 4 bytes, where accesses have such widths; the pages of other accesses are narrow and
-have granules of a byte. The map `touched` holds the table. Each of its entries has these fields:
+byte counts (shift 0), accesses whose width is a multiple of 4 bytes use pages with granules of 4 bytes. Other accesses use narrow
+pages, with granules of 1 byte. The map `touched` holds the table. Each of its entries has these fields:
 
     tag     page number (address / bytes of a page), epoch, and whether the page is narrow; 0: the entry is empty
     owner   number of the kernel + 1; used with --footprint
@@ -76,7 +76,7 @@ class TouchedPages(Record):
     kernel  number of the kernel; NO_KERNEL if kernels are not tracked separately
     gpu     ordinal of the GPU
     bits    [page, 128] words: 64 for what was read, then 64 for what was written, with a bit for each granule
-    narrow  whether the page's granules are bytes, although others have more
+    narrow  whether the page's granules are single bytes, although other pages have larger granules
     missed  [AREAS]: whether pages in each area found no room in the table
     """
 
@@ -139,9 +139,9 @@ class Footprint(Record):
 class Outside(Record):
     """What kernels touched outside all known allocations.
 
-    bytes       how many
-    behind      how many of these lie between the end of an allocation in GPU memory and where another can begin
-    allocation  the one behind which most of these lie; None if there are none
+    bytes       number of bytes
+    behind      number of these bytes between the end of an allocation in GPU memory and the next address where one can begin
+    allocation  the allocation behind which most of the latter lie; None if there are none
     """
 
     bytes: int
@@ -169,7 +169,7 @@ class CoverageReport(Record):
     hidden: bool = False
 
 
-# Fields of the summary that tell of accesses that were not probed.
+# Fields of the summary about accesses that were not probed.
 _NOT_SEEN = ("not_probed", "launches_by_kernels", "graphs_before", "graphs_unknown")
 
 
@@ -286,9 +286,9 @@ def _merge_contexts(tables: Sequence[TouchedPages]) -> TouchedPages:
 def by_granule(
     table: TouchedPages, shift: int, allocations: Iterable[Allocation] = ()
 ) -> list[tuple[TouchedPages, int]]:
-    """Return the pages in parts with one size of granule each, and the base-2 logarithm of that size.
+    """Return the pages in parts, each with the base-2 logarithm of its granule size.
 
-    No address is in two parts. An allocation begins and ends between two granules, if they are smaller than `1 << shift` bytes.
+    No address is in two parts. If a part's granules are smaller than `1 << shift` bytes, allocations begin and end between granules.
     """
     if shift:
         return [(table, shift)]
@@ -427,7 +427,9 @@ def _count_bytes(
 def _behind(
     outside: Iterable[tuple[TouchedPages, Words, int]], allocations: Sequence[Allocation], shift: int
 ) -> tuple[int, Allocation | None]:
-    """Return how many bytes lie behind the ends of allocations, where no other can begin, and the one behind which most of them lie.
+    """Return the number of touched bytes between the end of an allocation and the next address where one can begin.
+
+    Also return the allocation behind which most of these bytes lie.
 
     outside: parts of `by_granule`, the granules touched outside all allocations, and the base-2 logarithm of a granule.
     """
@@ -465,9 +467,9 @@ def _overlaps(
     The pairs are two arrays of the same length: indices of allocations, and indices of pages. An allocation pairs with a page only if
     it was live in the page's epoch.
 
-    Many allocations may have had the same address, one after the other. So this goes through the epochs in order, with a sorted
-    list of the live allocations. Those in the list do not overlap. Allocations that overlap others (such as a part of a range that is
-    also known as a whole) are kept separately, at most _MOST_OVERLAPPING of them.
+    Many allocations may have had the same address, one after the other. So this processes the epochs in order, with a sorted list of
+    live allocations that do not overlap. Live allocations that overlap others (such as a part of a range that is also known as a
+    whole) are kept separately, at most _MOST_OVERLAPPING of them.
     """
     if not len(table.page) or not allocations:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), ()
@@ -491,7 +493,7 @@ def _overlaps(
     for at, epoch, page in zip(
         order.tolist(), table.epoch[order].tolist(), table.page[order].tolist(), strict=True
     ):
-        # First those that ended: the next allocations may have their addresses.
+        # Remove ended allocations first, because the next allocations may have their addresses.
         while d < len(died) and died[d][0] < epoch:
             n = died[d][1]
             d += 1

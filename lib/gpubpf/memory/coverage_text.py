@@ -248,7 +248,7 @@ def _findings(report: CoverageReport, called: _Places, granule: int) -> Iterator
 
 
 def _made_by(some: Iterable[AllocationCoverage], called: _Places) -> str:
-    """Return which calls made allocations, most bytes first, as the end of a sentence; nothing if these are unknown."""
+    """Return which calls made these allocations, most bytes first, as the end of a sentence; "" if the calls are unknown."""
     made: Counter[str] = Counter()
     for row in some:
         made[called.get(row.allocation.stack, "")] += row.allocation.bytes

@@ -1,4 +1,4 @@
-"""How finely touched bytes are tracked: settings for the program and the session, separate from coverage.py, which collects."""
+"""How finely touched bytes are tracked: settings for the program and the session. coverage.py collects the bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_RECORDS = 1 << 16  # capacity of each process's log, which is read continuou
 class Grain(Record):
     """How finely touched bytes are tracked.
 
-    granule    bytes that one bit stands for, a power of two. If it is 1, a bit stands for 4 bytes where accesses have such widths
+    granule    bytes that one bit stands for, a power of two. If it is 1, a bit stands for 4 bytes in pages where all accesses allow it
     by_kernel  track each kernel separately, for footprints
 
     Raises UsageError if footprints are wanted and a granule is larger than a sector.

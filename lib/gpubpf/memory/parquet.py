@@ -231,6 +231,6 @@ def check(path: str) -> None:
     Raises Error.
     """
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        return  # do not try a pipe or device: an empty Parquet file written there could not be taken back
+        return  # a pipe or device: the empty Parquet file could not be removed again
     with contextlib.closing(Writer(path, rows=1)):
         pass

@@ -6,9 +6,9 @@
             site.sectors, site.least, site.pattern
 
 The maps are site arrays: `global_cells` (also for constants), `local_cells`, `shared_cells`, `unaddressed_cells`. A cell counts
-requests by pattern: first those of all lanes of a warp and of single lanes; from index PART on, all others. For the former, the
-numbers that follow from the width are derived here rather than on the device. Of textures, surfaces and tensors
-(`unaddressed_cells`), only the numbers of requests and lanes are known. docs/memory.md defines all numbers.
+requests by pattern. Indices below PART count requests of all lanes of a warp, and of single lanes; their sectors and other numbers
+follow from the width, and are derived here rather than on the device. Indices from PART on count all other requests. For textures,
+surfaces and tensors (`unaddressed_cells`), only the numbers of requests and lanes are known. docs/memory.md defines all numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     KernelKey = tuple[int, int, str]  # process, GPU, kernel
 
 UNADDRESSED = "unaddressed_cells"
-# The spaces whose accesses a map counts; the first one also stands for those that are only known at run time.
+# Map → the spaces whose accesses it counts. The first space also stands for accesses whose space is known only at run time.
 MAPS = {
     "global_cells": ("global", "const"),
     "local_cells": ("local",),
@@ -68,12 +68,12 @@ _BY_ADDRESS = tuple(
 class SiteTraffic(Record):
     """The accesses of one site in one memory space. A site whose generic addresses point to several spaces has one for each.
 
-    Sums over all requests, as docs/memory.md defines them. What follows from addresses is 0 where `has_addresses` is false.
+    Sums over all requests, as docs/memory.md defines them. Fields that follow from addresses are 0 if `has_addresses` is false.
 
     accesses    active lanes
     bytes       bytes that the lanes asked for; 0 where `has_bytes` is false
     sectors     sectors that the requests touched
-    least       the fewest sectors that could hold so many bytes
+    least       the fewest sectors that could hold these bytes
     patterns    requests by pattern, indexed by UNIT … SINGLE
     stride      elements from lane to lane in strided requests; None if they differ
     steps       the shortest and longest distance from lane to lane in strided requests, in bytes
@@ -109,17 +109,17 @@ class SiteTraffic(Record):
 
     @property
     def has_addresses(self) -> bool:
-        """Whether the addresses are known, and with them the pattern, sectors and waste: not of textures, surfaces and tensors."""
+        """Whether the addresses are known, and with them pattern, sectors and waste. False for textures, surfaces and tensors."""
         return self.space not in UNADDRESSED_SPACES
 
     @property
     def has_bytes(self) -> bool:
-        """Whether the bytes are known: not of bulk tensor copies."""
+        """Whether the bytes are known. False for bulk tensor copies."""
         return not _is_tensor_copy(self.site)
 
     @property
     def in_device_memory(self) -> bool:
-        """Whether the sectors are known: in global, local and constant memory."""
+        """Whether the accesses move sectors: those to global, local and constant memory."""
         return self.has_addresses and self.space != "shared"
 
     @property
@@ -153,7 +153,7 @@ class SiteTraffic(Record):
 
     @property
     def of_one_lane(self) -> bool:
-        """Whether only one lane took part in each request. Then `pattern` says nothing."""
+        """Whether only one lane took part in each request. Then `pattern` has no meaning."""
         return self.accesses == self.requests
 
     @property
@@ -181,8 +181,10 @@ class SiteTraffic(Record):
 
     @property
     def cost(self) -> int:
-        """What puts the worst first: wasted bytes. A turn of the banks counts as the bytes that it could move, and an update that
-        waits for another of the same request as a sector."""
+        """The key by which sites are sorted, worst first: wasted bytes.
+
+        A turn of the banks counts as the bytes that it could move. An update that waits for another update of the same request counts
+        as a sector."""
         waits = 0 if self.distinct is None else max(0, self.accesses - self.distinct)
         return self.wasted + BANKS * self.conflicts + self.warp.sector * waits
 
@@ -244,7 +246,7 @@ class KernelTraffic(Record):
     sites      the executed sites, by number
     registers  registers per thread, before and after instrumentation; None if unknown
     unknown    requests at sites that the session does not know
-    spilled    bytes of local memory per thread that the copy needs in addition, because it has fewer registers than it needs
+    spilled    bytes of local memory per thread that the copy needs in addition, because registers are spilled
     wave       the lanes of a wave, if it ran on an AMD GPU
     sample     with sampling: the part of the kernel that the sums of the sites cover
     """
@@ -339,7 +341,7 @@ class KernelTraffic(Record):
 
 
 class Traffic:
-    """Reads the cells of a session: totals, or what was added since the last call. Maxima are always those since the beginning."""
+    """Reads the cells of a session: totals, or increases since the last call. Maxima are always since the beginning."""
 
     def __init__(self, sampling: Sampling | None = None) -> None:
         self._sampling = sampling
@@ -422,7 +424,7 @@ class Traffic:
         return known, dict(zip(order, numbers, strict=True))
 
     def _launches(self, key: KernelKey, launches: int, since_last: bool) -> int:
-        """Return a kernel's launches, or those since the last call."""
+        """Return the number of a kernel's launches, in total or since the last call."""
         cells: Cells = {"launches": np.array([launches], np.uint64)}
         return int((self._growth((key, "launches"), cells) if since_last else cells)["launches"][0])
 
@@ -435,7 +437,8 @@ class Traffic:
     ) -> dict[str, list[Cells]]:
         """Return a kernel's cells by map and by group of shards. Without sampling, there is one group.
 
-        by_map: arrays by map and build. numbers: of each build's sites in the result."""
+        by_map: arrays by map and build.
+        numbers: for each build, the numbers of its sites in the result."""
         unknown = 1 + max((n for own in numbers.values() for n in own.values()), default=-1)
         shards = min(
             len(array) for builds in by_map.values() for arrays in builds.values() for array in arrays
@@ -588,7 +591,7 @@ def add_cells(a: Cells, b: Cells) -> dict[str, np.ndarray[Any, Any]]:
 def _renumber_cells(
     cells: Cells, numbers: Mapping[int, int], unknown: int
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return cells in which each site has another number. Those without one are added up at `unknown`, behind all others."""
+    """Return cells with new site numbers. Cells of sites without a new number are added up at `unknown`, behind all others."""
     count = len(next(iter(cells.values())))
     to = np.array([numbers.get(number, unknown) for number in range(count)], np.intp)
     found = {}
@@ -601,9 +604,10 @@ def _renumber_cells(
 def _renumber_updates(
     updates: Mapping[int, Updates], numbers: Collection[Mapping[int, int]]
 ) -> dict[int, Updates]:
-    """Return the updates by the numbers that sites have in the table of all builds.
+    """Return the updates by site number in the table of all builds.
 
-    The device adds up builds that use the same number, so updates are left out if these are different sites."""
+    The device adds up the updates of builds that use the same site number. If the number means different sites, the updates are left
+    out."""
     found = {}
     for number, one in updates.items():
         sites = {own[number] for own in numbers if number in own}
@@ -665,13 +669,13 @@ def site_traffic(
         )
     whole, part = cell["requests"][:PART], cell["requests"][PART:]
     unit, shifted, broadcast, strided, gather, single = whole
-    full = unit + shifted + broadcast + strided + gather  # requests of all lanes
+    full = unit + shifted + broadcast + strided + gather  # number of requests in which all lanes take part
     single_sectors = max(width // 4, 1) if space == "local" else 1  # sectors of a single lane
     broadcast_sectors = warp.sectors(max(width, 4)) if space == "local" else 1  # sectors of a broadcast
     accesses = lanes * full + single + cell["accesses"]
     requests = full + single + sum(part)
     bytes_ = accesses * width if width else cell["bytes"]
-    if not width:  # usual copies of a whole warp
+    if not width:  # bulk copies of the usual size by all lanes of a warp
         width = SMALL_COPY
         bytes_ += lanes * full * width
     patterns = tuple(a + b for a, b in zip(whole, part, strict=True))
@@ -729,9 +733,12 @@ def common_stride(
 ) -> int | None:
     """Return the stride that all `count` requests have, in elements of `width` bytes; None if their strides differ.
 
-    `steps` and `squares` are the sums of the steps in bytes and of their squares, both modulo 2^64. If all steps are equal, the square
-    of `steps` is `count` times `squares`. Large steps that differ can have such sums, too, because of the modulus. So for large steps,
-    the `lengths` of the shortest and the longest step since the start must be equal.
+    If all steps are equal, the square of `steps` is `count` times `squares`. Because of the modulus, this can also be true of large
+    steps that differ. So for large steps, the two `lengths` must be equal.
+
+    steps: sum of the steps in bytes, modulo 2^64.
+    squares: sum of the squares of the steps, modulo 2^64.
+    lengths: lengths of the shortest and the longest step since the start.
     """
     total = steps - _MODULUS if steps >= _MODULUS // 2 else steps
     if not count or (steps * steps - count * squares) % _MODULUS or total % count:

@@ -34,18 +34,16 @@ _MANY_UPDATES = 32  # updates of one address from which on the report mentions t
 _SHIFTED = 1.05  # ratio from which on the report mentions accesses that start inside a sector
 _LITTLE_TRAFFIC = 0.01  # share of a kernel's traffic below which loads and stores get no advice
 _LITTLE_WASTE = 0.05  # share of the moved bytes up to which the report does not mention wasted ones
-_SCATTERED = 0.25  # share of the moved bytes that are used, up to which gathered lanes get advice; rows of a small tile use more
+_SCATTERED = 0.25  # share of the moved bytes that are used up to which gathered lanes get advice; rows of small tiles use more
 _GATHERED = {
     "load": "load whole rows and pick in shared memory",
     "store": "collect in shared memory and store whole rows",
 }
 _NEARLY_ALL = 0.95  # if a smaller share of the lanes takes part, some are idle
-_SMALL_PART = (
-    0.25  # a row gets no advice of its own if it costs less than this share of an earlier row of its line
-)
-_REGULAR = 6  # if a phase has more ways, on average, addresses are not scattered: 32 random words have 3.5
+_SMALL_PART = 0.25  # a row that costs less than this share of an earlier row of its line gets no own advice
+_REGULAR = 6  # mean ways of a phase above which addresses are not scattered: 32 random words have 3.5
 _WIDEST = 16  # bytes of a lane's widest access
-_SHARED_SECTORS = 0.75  # sectors of strided lanes, as a share of those that separate rows need; with fewer, rows share sectors
+_SHARED_SECTORS = 0.75  # rows share sectors if they need less than this share of what separate rows need
 _MANY_LOADS = 1000  # requests from which on the report mentions loads of a loop that waits
 _POLLS = re.compile(r"ld\.(?:volatile|acquire|relaxed|mmio)\b")
 # Atomics, also AMD's, that lanes cannot do for each other.
@@ -89,7 +87,7 @@ class SiteGroup(Record):
 
     @property
     def shares_addresses(self) -> bool:
-        """Whether lanes update the same addresses. Then they wait for each other, although the ratio looks better than the best."""
+        """Whether lanes update the same addresses, so that they wait for each other. Then the ratio is below 1, its ideal."""
         return self.sites[0].site.kind == "atomic" and self.ratio < 1
 
     @property
@@ -104,7 +102,7 @@ class SiteGroup(Record):
 
     @property
     def of_leaders(self) -> bool:
-        """Whether one lane of each 4, 8, 16 or 32 may write for the others: all requests have so many lanes, idle ones between."""
+        """Whether one lane in 4, 8, 16 or 32 seems to write for the others: each request has 1/4, 1/8, … of the lanes, with gaps."""
         first, lanes = self.sites[0], self.lanes
         same = all(site.accesses == lanes * site.requests for site in self.sites)
         writes = first.site.kind in ("store", "atomic") and self.sum("gaps") == self.sum("requests")
@@ -127,14 +125,14 @@ class SiteGroup(Record):
 
     @property
     def pattern(self) -> str:
-        """The pattern, as in JSON, except that gathered lanes that use every sector fully are `rows`, as for the rows of a tile.
+        """The pattern as in JSON, with two exceptions.
 
-        It is `one lane` if only one lane took part in each request."""
+        `one lane`: only one lane took part in each request. `rows`: gathered lanes use every sector fully, as with rows of a tile."""
         first = self.sites[0]
         if first.of_one_lane and first.has_addresses:
             return "one lane"
         whole = first.in_device_memory and self.sum("sectors") == self.sum("least")
-        # Where lanes update the same addresses, that many sectors are a coincidence.
+        # If lanes update the same addresses, equal numbers of sectors are a coincidence.
         rows = first.pattern == "gather" and whole and first.site.kind != "atomic"
         return "rows" if rows else first.pattern
 
@@ -242,12 +240,13 @@ def lines(
 
 
 def _advice_lines(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[str]:
-    """Yield each advice with its places, and an empty line if there is any. Loads and stores that hardly matter get none; atomics may
-    wait for each other, however few they are."""
-    # By advice without its verb, such as "loads from": the places that get it, each with its verbs.
+    """Yield each piece of advice with its places, and an empty line if there is any advice.
+
+    Loads and stores with little traffic get no advice. Atomics do, because even few of them may wait for each other."""
+    # Advice without its verb ("loads from") → the places that get this advice, each with its verbs.
     said: dict[str, dict[str, dict[str, None]]] = {}
     matters: dict[str, float] = {}
-    costs: dict[tuple[str, str], int] = {}  # of the first row of each line with advice, by what it does
+    costs: dict[tuple[str, str], int] = {}  # (source line, verb) → cost of the first row with advice
     for where, sites in _advised(rows):
         if text := advice(sites, kernel.sites):
             cost = sum(site.cost for site in sites)
@@ -381,7 +380,7 @@ def _sample(kernel: KernelTraffic) -> Iterator[str]:
 
 
 def _contention(rows: Sequence[SiteGroup]) -> Iterator[str]:
-    """Yield a sentence each about the place where most atomic updates wait for others of the same address, and the hottest address."""
+    """Yield two sentences: about the place where most atomic updates wait for others of the same address, and the hottest address."""
     atomics = [row for row in rows if row.sites[0].distinct is not None]
     waiting = max(atomics, key=lambda row: row.sum("accesses") - row.sum("distinct"), default=None)
     counted = [(row, row.updates) for row in atomics]
@@ -405,7 +404,7 @@ def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[st
     scattered = [row for row in rows if 2 * row.sum("gaps") > row.sum("requests") and not row.of_leaders]
     scattered = [
         row for row in scattered if row.sites[0].site.kind != "atomic"
-    ]  # the fewer lanes update, the better
+    ]  # not atomics: fewer updating lanes are better
     worst = max(scattered, key=lambda row: row.idle, default=None)
     requests = sum(site.requests for site in kernel.sites)
     if worst is not None and 4 * sum(row.idle for row in scattered) >= kernel.warp.lanes * requests:
@@ -417,15 +416,16 @@ def _idle_lanes(kernel: KernelTraffic, rows: Sequence[SiteGroup]) -> Iterator[st
 
 
 def _one_lane(rows: Sequence[SiteGroup]) -> Iterator[str]:
-    """Yield a sentence about the place with most requests of one lane, if such requests are most of all. One thread may wait
-    for others, or add for others, but not so often."""
+    """Yield a sentence about the place with the most requests of one lane, if at least half of all requests have one lane.
+
+    A single thread that waits for others, or adds up for others, makes fewer requests."""
     alone = [
         row
         for row in rows
         if row.sites[0].of_one_lane
         and row.sites[0].site.kind != "atomic"
         and "bulk" not in row.sites[0].site.opcode  # one lane copies for all
-        and not _polls(row)  # what else such a line loads, it loads while it waits
+        and not _polls(row)  # a line that polls makes its other loads while it waits
     ]
     requests, of_one = (sum(row.sum("requests") for row in some) for some in (rows, alone))
     if of_one >= max(_MANY_LOADS, requests / 2):
@@ -435,12 +435,12 @@ def _one_lane(rows: Sequence[SiteGroup]) -> Iterator[str]:
 
 
 def _polls(row: SiteGroup) -> list[SiteTraffic]:
-    """Return the sites of a place that may look again and again whether another thread has changed a value."""
+    """Return the sites of a place that may poll a value until another thread changes it."""
     return [site for site in row.sites if site.pattern == "broadcast" and _POLLS.match(site.site.opcode)]
 
 
 def _polling(rows: Sequence[SiteGroup]) -> Iterator[str]:
-    """Yield a sentence about the places with most of the requests, if they may be those of loops that wait for other threads."""
+    """Yield a sentence about loops that may wait for other threads, if they make at least half of all requests."""
     requests = sum(row.sum("requests") for row in rows)
     polling: Counter[str] = Counter()
     opcodes: Counter[str] = Counter()
@@ -462,7 +462,7 @@ def _polling(rows: Sequence[SiteGroup]) -> Iterator[str]:
 
 
 def _also(places: Sequence[str]) -> str:
-    """Return other places as the end of a sentence. After a line of a file, another one of it is only a number."""
+    """Return other places as the end of a sentence. Successive lines of one file have the file's name only once."""
     texts = list(places[:1])
     for before, place in pairwise(places):
         file, _, line = place.rpartition(":")
@@ -473,7 +473,7 @@ def _also(places: Sequence[str]) -> str:
 def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> str | None:
     """Return what the copies of one place do, and how to improve it; None if no advice is certain, or nothing is wasted.
 
-    others: the sites of the kernel, which may show that these load the neighbours of other elements.
+    others: the other sites of the kernel, which may show that these sites load neighbours of elements, as in a stencil.
     """
     first = sites[0]
     begin = _DOES[first.site.kind]
@@ -483,7 +483,7 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
         return f"{begin} one address from all lanes: reduce within the {first.warp.word}, then update from one lane"
     if adds and (text := _update_advice(sites, begin)):
         return text
-    # Whether lanes have different addresses in every request of several lanes.
+    # True if lanes have different addresses in every request of several lanes.
     apart = first.pattern not in ("broadcast", "mixed")
     if first.space == "const":
         return _CONSTANTS if apart else None
@@ -521,7 +521,7 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
             else "sort the indices"
         )
         return f"{begin} scattered addresses: {moved}; {sort}, or {_GATHERED[first.site.kind]}"
-    if first.site.kind == "load":  # those of a stencil cannot all be aligned
+    if first.site.kind == "load":  # not all loads of a stencil can be aligned
         starts_inside = all(site.patterns[SHIFTED] and site.ratio >= _SHIFTED for site in sites)
     else:
         starts_inside = 2 * sum(site.patterns[SHIFTED] for site in sites) > requests
@@ -536,7 +536,7 @@ def advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic] = ()) -> 
 
 
 def _strides(sites: Sequence[SiteTraffic]) -> str:
-    """Return in words how far the lanes of strided sites are apart, up to the number of bytes."""
+    """Return in words how far the lanes of strided sites are apart. The text ends with the number of bytes."""
     steps = [found for site in sites if (found := _steps(site))]
     stride, apart = sites[0].stride, "lanes next to each other in x are"
     if stride is not None and all(site.stride == stride for site in sites):
@@ -561,14 +561,14 @@ def _stride_advice(sites: Sequence[SiteTraffic], others: Iterable[SiteTraffic]) 
 
 
 def _loads_neighbours(site: SiteTraffic, others: Iterable[SiteTraffic]) -> bool:
-    """Return whether this may be a load of neighbours, as by a stencil or a convolution: not all of these can be aligned."""
+    """Return whether a site may load neighbours of elements, as a stencil or a convolution does: not all such loads can be aligned."""
     if site.site.kind != "load":
         return False
     contiguous = [one for one in others if one.pattern == "unit" and one.space == "global"]
     loads = [one for one in contiguous if one.site.kind == "load" and one.width == site.width]
     if not all(one.patterns[SHIFTED] for one in loads):
         return True
-    # The results are aligned, and so the array may be. It has several loads for each of them, or one in a loop.
+    # The stores are aligned, so the loaded array may be aligned, too. There are several loads for each store, or one load in a loop.
     results = sum(one.site.kind in ("store", "atomic") and not one.patterns[SHIFTED] for one in contiguous)
     return bool(results) and (len(loads) > results or any(one.patterns[UNIT] for one in loads))
 
@@ -581,12 +581,12 @@ def _shares_sectors_in_y(site: SiteTraffic) -> bool:
 
 
 def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
-    """Return the advice for atomics that often update few addresses in global memory; None for many addresses, or if not counted."""
+    """Return the advice for atomics that often update few addresses in global memory; None for other atomics, or if not counted."""
     most = _updates(sites)
     if sites[0].space == "shared" or most is None:
         return None
     if all(site.of_one_lane for site in sites):
-        return None  # by one lane each time, which may be once for each block
+        return None  # one lane updates at a time, perhaps once per block
     if most.addresses > _FEW_ADDRESSES or most.hottest < _MANY_UPDATES:
         return None
     if most.hottest <= most.blocks:
@@ -596,8 +596,9 @@ def _update_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
 
 
 def _advised(rows: Sequence[SiteGroup]) -> list[tuple[str, list[SiteTraffic]]]:
-    """Return the sites that get advice together, with their place: those of a row, or of all rows of a line whose strides cause
-    bank conflicts."""
+    """Return the groups of sites that get advice together, each with its place.
+
+    A group has the sites of one row, or of all rows of a line whose strides cause bank conflicts."""
     found: dict[object, tuple[str, list[SiteTraffic]]] = {}
     for index, row in enumerate(rows):
         first = row.sites[0]
@@ -639,7 +640,7 @@ def _bank_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
         return None
     shortest, longest = min(step[0] for step in steps), max(step[1] for step in steps)
     width = sites[0].width
-    # Elements of less than a word share words, so that an odd number of elements is not enough.
+    # Elements smaller than a word share words, so padding to an odd number of elements is not enough.
     scale, unit = (1, "bytes") if width < 4 else (4, "words")
     conflict = f"{begin} shared memory with {_bank_conflicts(sites)}: neighbouring lanes are"
     if shortest < longest:
@@ -647,7 +648,7 @@ def _bank_advice(sites: Sequence[SiteTraffic], begin: str) -> str | None:
         return f"{conflict} {apart}; let neighbouring lanes access neighbouring elements"
     conflict = f"{conflict} {shortest // scale} {unit} apart"
     if shortest % BANKS == 0:
-        # An element of a wide access, such as ldmatrix's row of a matrix, is not one of the program's.
+        # An element of a wide access, such as a matrix row of ldmatrix, is not an element of the program's array.
         padding = "one element" if width == 4 else f"{max(width, 4)} bytes"
         return f"{conflict}; pad each row by {padding}"
     return f"{conflict}; {'an odd number of words (4 bytes)' if width < 4 else 'an odd stride'} avoids them"
