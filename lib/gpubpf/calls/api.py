@@ -65,12 +65,14 @@ _NAME = re.compile(
 class ArgumentPlace(Record):
     """The location of a call's field.
 
-    `argument`: 0 to 5 for registers, 6 and up for words on the stack. `offset`: the value is this many bytes
-    into the memory that the argument points to. `number`: the value itself, if the call has no such argument.
+    argument: 0 to 5 for registers, 6 and up for words on the stack.
+    offset: the value is this many bytes into the memory that the argument points to; None: the argument is the value.
+    number: the value itself, if the call has no such argument.
+    packed: `grid` or `block` is a `dim3` passed by value: x | y << 32 in one argument, z in the next.
+    items: the grid is given in threads, not in blocks.
 
-    `grid` and `block` are three 32-bit values: consecutive in memory, or in three arguments. If `packed`,
-    they are a `dim3` passed by value: x | y << 32 in one argument, z in the next. `items`: the grid is given
-    in threads, not in blocks. Other fields have 64 bits, except `shared` and `copy`: only their low 32 bits count.
+    If they are not `packed`, `grid` and `block` are three 32-bit values: consecutive in memory, or in three arguments. Other fields
+    have 64 bits, except `shared` and `copy`: only their low 32 bits count.
     """
 
     argument: int = 0
@@ -83,15 +85,15 @@ class ArgumentPlace(Record):
 class ApiFunction(Record):
     """One function of a runtime library.
 
-    `symbol`: the symbol that libraries export, without its version. `name`: the name that users write;
-    several functions share it if versions of a library export the function under different symbols. `group`:
-    one of GROUPS. `layout`: the places of its arguments.
-
-    `result`: one of RESULTS. A `status` is an error unless it is 0. A `query` may also return "not ready",
-    which is not an error. `other` is not an error code.
-
-    `kernel_name`: one of KERNEL_NAMING if a call tells which kernel a handle stands for, because it registers
-    the handle with a name, looks it up by name, or gets it for another handle. Otherwise empty.
+    symbol: the symbol that libraries export, without its version.
+    name: the name that users write. Several functions share a name if versions of a library export the function
+        under different symbols.
+    group: one of GROUPS.
+    layout: the places of its arguments.
+    result: one of RESULTS. A `status` is an error unless it is 0. A `query` may also return "not ready", which is
+        not an error. `other` is not an error code.
+    kernel_name: one of KERNEL_NAMING if a call shows which kernel a handle stands for, because it registers the
+        handle with a name, looks the handle up by name, or gets it for another handle; "" otherwise.
     """
 
     name: str
@@ -136,9 +138,9 @@ def _parse_place(text: str) -> ArgumentPlace:
 class Api(Record):
     """The host API of a GPU vendor. A function's number is its index in `functions`.
 
-    `libraries`: names or paths, for `BPF.attach_uprobe`. `errors`: prefix of function names → names of error
-    codes by number; the longest matching prefix counts. `not_ready`: the result of a `query` whose work has not
-    finished.
+    libraries: names or paths, for `BPF.attach_uprobe`.
+    errors: prefix of function names → names of error codes by number. The longest matching prefix counts.
+    not_ready: the result of a `query` whose work has not finished.
     """
 
     name: str

@@ -36,8 +36,9 @@ class Layout(Record):
     """How the eBPF program reads a function's arguments: struct call_layout.
 
     A place is 0 to 5 for registers, 6 to 9 for words on the stack, MEMORY for the first window, or NOWHERE.
-    `stack`: how many words on the stack to read. `windows`: for each window of memory, the argument that
-    points to it and the offset in bytes.
+
+    stack: number of words on the stack to read.
+    windows: for each window of memory, the argument that points to it and the offset in bytes.
     """
 
     launch: bool

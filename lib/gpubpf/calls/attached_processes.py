@@ -43,10 +43,10 @@ class AttachedProcesses:
         self._args, self._out, self._note = args, out, note
         self._first_notice = first_notice  # printed before the first process is announced
         self._names = LibraryNames(*calls.api.libraries)
-        self._of_32_bits: set[str] = set()  # programs that have a notice
+        self._of_32_bits: set[str] = set()  # 32-bit programs for which there was a notice
         self._comms: dict[int, str] = {}
         self.attached: set[int] = set()
-        self.waiting: list[int] = []  # processes that, as far as known, have not mapped a library yet
+        self.waiting: list[int] = []  # processes that were not yet seen to map a library
 
     @property
     def library(self) -> str:
@@ -77,7 +77,7 @@ class AttachedProcesses:
                     self._check_bits(traceable.comm(pid), proc.is_64_bit(pid))
 
     def _check_bits(self, name: str, is_64_bit: bool) -> None:
-        """Give a notice if a program can load none of the libraries that have probes."""
+        """Give a notice if a program cannot load any of the libraries that have probes."""
         if not is_64_bit and name not in self._of_32_bits:
             self._of_32_bits.add(name)
             self._note(f"{name} is a 32-bit program; only calls of 64-bit libraries are traced")

@@ -42,9 +42,12 @@ CSV_CALLS = (
 class CallColumns(Record):
     """The columns of lines for calls.
 
-    `origin_ns`: the CLOCK_BOOTTIME that is shown as 0. `several`: the calls come from several processes.
-    `clock_ns`: if not None, show the time of day; CLOCK_REALTIME is this far ahead of CLOCK_BOOTTIME. `whole`:
-    never cut names, however long a line gets. `cut` shortens the name of a kernel to a number of columns.
+    origin_ns: the CLOCK_BOOTTIME that is shown as 0.
+    several: the calls come from several processes.
+    clock_ns: how far CLOCK_REALTIME is ahead of CLOCK_BOOTTIME, to show the time of day; None: show the time since
+        `origin_ns`.
+    whole: never cut names, however long a line gets.
+    cut: shortens the name of a kernel to a number of columns.
     """
 
     origin_ns: int
@@ -147,7 +150,7 @@ def _call_format(group: CallGroup) -> tuple[str, list[list[Any]]]:
         if "grid" in fields:
             text += "<<<%s, %s"
             columns += [map_distinct(dimensions, list(zip(*fields[key], strict=True))) for key in SHAPES]
-            if fields.get("shared_bytes", (0,))[0]:  # all are 0, or none is
+            if fields.get("shared_bytes", (0,))[0]:  # in one group, either all values are 0 or none is
                 text += ", %d"
                 columns.append(fields["shared_bytes"])
             text += ">>>"

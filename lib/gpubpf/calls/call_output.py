@@ -24,8 +24,9 @@ MOST_SLOW = 10_000  # maximum slow calls of an interval in the table of threads
 class CallOutput:
     """Where and how to print calls, and the names that this needs.
 
-    `name_of`: the name of a kernel, by process and handle. `comm`: the name of a process. `owners` decides
-    whether rows name their process.
+    name_of: returns the name of a kernel, given process and handle.
+    comm: returns the name of a process.
+    owners: decides whether rows name their process.
     """
 
     def __init__(

@@ -46,8 +46,10 @@ _LOST_SUMS, _LOST_SPANS, _SENT_AGAIN = range(3)
 class DelayProbes:
     """Programs at tracepoints, added to those of `calls`, which must not be started yet.
 
-    `why`: find the reasons of delays. `spans`: find the reasons, and record each delay. Raise Error if this
-    kernel cannot even measure off-CPU times.
+    why: find the reasons of delays.
+    spans: find the reasons, and record each delay.
+
+    Raises Error if this kernel cannot even measure off-CPU times.
     """
 
     def __init__(
@@ -140,8 +142,8 @@ class DelayProbes:
     def tick(self) -> None:
         """Read spans, and find the processes whose sockets retransmitted.
 
-        Call this often. The programs count retransmits of a new socket for its process only after this has
-        found the process; until then no thread is known to have waited for them.
+        Call this often. The programs count retransmits of a new socket for its process only after this method
+        has found the process. Until then, the threads that waited for these retransmits are unknown.
         """
         import numpy as np
 
@@ -225,7 +227,7 @@ class DelayProbes:
         """Delete the rows of threads that had already ended at the previous reading, and return these
         threads.
 
-        No program adds to such rows any more.
+        No program adds to such rows any longer.
         """
         host = self._calls.host
         alive = set(_threads(host.items("call_threads")["value"]))

@@ -23,7 +23,9 @@ def slow_call_lines(
 ) -> Iterator[str]:
     """Yield the lines for a slow call and the causes of its latency.
 
-    `text`: from `call_texts`. `causes`: from `delays.explain`. `several`: name the process.
+    text: from `call_texts`.
+    causes: from `delays.explain`.
+    several: name the process.
     """
     text = " ".join(table.fit(word, NAME) for word in text.split(" "))
     began = f"T+{(record['ts_ns'] - origin_ns) / 1e9:.6f} s"

@@ -3,10 +3,10 @@
 
 A row (`ROW`) sums the delays of a thread with the same reason: `tgid`, `tid`, `function` (its number, or
 arrays.GAP), `reason`, `syscall` (its number, OUTSIDE or UNKNOWN), `count`, `ns`, `largest_ns`. Rows of one
-thread do not overlap in time, with two exceptions. First, the reasons in TIMELESS are events, not times: for
+thread do not overlap in time, with two exceptions. First, the reasons in TIMELESS are events, not times. For
 TCP retransmits, `ns` is how long the thread was blocked while they happened, and a row whose `tid` is 0 counts
-those of the whole process. Second, delays inside calls between two launches also have separate rows; see
-`split_gaps`.
+the retransmits of the whole process. Second, delays inside calls between two launches also have separate rows;
+see `split_gaps`.
 
 A span is one delay: `start_ns`, `end_ns` (CLOCK_BOOTTIME), `inode`, `tgid`, `tid`, `function`, `reason`,
 `syscall`. The span of a retransmit has no length, and its `tid` is 0.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PREEMPTED, BLOCKED, BLOCK_IO, PAGE_FAULT, MEMORY, STOPPED, FAULTS, RETRANSMITS = range(8)
 DRIVER = 8  # the GPU driver did something meanwhile; see kfd.py
 TIMELESS = (FAULTS, RETRANSMITS, DRIVER)
-OUTSIDE, UNKNOWN = -1, -2  # instead of a system call: in none; unknown
+OUTSIDE, UNKNOWN = -1, -2  # instead of a system call's number: outside system calls, or unknown
 BETWEEN = 0x10000  # DELAY_BETWEEN: added to a function's number in rows between launches
 PROCESS = -1  # instead of a function: the whole process
 # By number: the word in JSON, and the text, in which {} stands for the system call or "a page fault".
@@ -137,10 +137,10 @@ def merge_rows(parts: Iterable[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 
 
 def split_gaps(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the rows by function or GAP, without those with BETWEEN; then only the rows between launches.
+    """Return two arrays: the rows by function or GAP, without BETWEEN; and the rows between launches.
 
-    In the second array, `function` is the call in which the thread was between two launches, or GAP if it was
-    in none.
+    In the second array, `function` is the call in which the thread was between two launches, or GAP if the
+    thread was not in a call.
     """
     outside = rows["function"] == GAP
     inside = ~outside & (rows["function"] & BETWEEN != 0)

@@ -14,7 +14,7 @@ class DriverLog:
     """The driver's events: the recent ones, which explain slow calls, and those since the last report of
     --why.
 
-    `report`: whether there are such reports.
+    report: whether --why asks for such reports.
     """
 
     def __init__(self, driver: DriverEvents, report: bool) -> None:

@@ -1,4 +1,4 @@
-"""Small pieces of text: percentages, times in ms, counts, sentences."""
+"""Format percentages, times in ms, counts and sentences."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ symbols, and from code (docs/host-calls.md).
 
 The handle in a launch through the runtime is the address of a variable (HIP) or a function (CUDA) in the
 program. Either has a symbol from which the kernel's name follows. The handle in a launch of a module's function
-belongs to the runtime, so only the call that returned it tells its name. Processes, their files and the names in
-them are untrusted.
+belongs to the runtime, so its name is known only from the call that returned the handle. Processes, their files
+and the names in them are untrusted.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 # KERNEL_REGISTERED, KERNEL_FOUND, KERNEL_SAME of include/gpubpf_kernels.h.
 REGISTERED, BY_NAME, BY_HANDLE = 1, 2, 3
 _KINDS = {"registered": REGISTERED, "by_name": BY_NAME, "by_handle": BY_HANDLE}  # api.KERNEL_NAMING
-_STRIDE, _PARTS = 223, 18  # bytes of a name in a record that is not its last: KERNEL_TEXT - 1; KERNEL_PARTS
+_STRIDE, _PARTS = 223, 18  # bytes of a name in each record but the last: KERNEL_TEXT - 1; KERNEL_PARTS
 _MOST_PROCESSES, _MOST_NAMES, _MOST_FILES = 4096, 1 << 18, 64
-_MOST_REGISTRATIONS = 1 << 16  # maximum in a file's code
+_MOST_REGISTRATIONS = 1 << 16  # maximum registrations in a file's code
 _LONGEST = 1 << 14  # maximum bytes of a name
 _LARGEST = 1 << 28  # maximum bytes of code to search
 # Raised for files that are not valid ELF.
@@ -141,8 +141,8 @@ class KernelNames:
     def _from_parents(self, pid: int, handle: int) -> str | int | None:
         """Return the name of the handle in an ancestor process.
 
-        If no ancestor knows it and the process has ended, return the name on which all processes that know the
-        handle agree.
+        If no ancestor knows the handle and the process has ended, return the name that all processes with this
+        handle agree on.
         """
         parent = self._process(pid).parent
         for _ in range(16):

@@ -4,8 +4,8 @@ An agent in the program reports kernel dispatches (device_times/). It records wh
 a queue (`enqueued_ns`), inside the runtime's function and on the clock of the calls. A thread is in one call at
 a time, so the call of the same thread around that time launched the dispatch. There are two exceptions. If the
 work-group sizes differ, the call is unknown: another thread's dispatch went into a shared queue, or a thread of
-the runtime enqueued it later. And a thread of another PID namespace than the tool's that has ended has no known
-number; then the call counts only if no other thread of the process was in a call.
+the runtime enqueued it later. If a thread has ended and was in another PID namespace than the tool, its number
+is unknown. Then the call counts only if no other thread of the process was in a call.
 """
 
 from __future__ import annotations
@@ -109,8 +109,9 @@ class DispatchJoiner:
         return made
 
     def dispatches(self, new: Array, last: bool = False) -> JoinedDispatches:
-        """Return the dispatches whose call is known or will never be known, in order of their start. `last`: no
-        more calls will come.
+        """Return the dispatches whose call is known, or will never be known, in order of their start.
+
+        last: no further calls will come.
         """
         all_ = np.concatenate([self._waiting, new])
         searches = np.concatenate([self._searches + 1, np.zeros(len(new), np.int64)])
@@ -234,8 +235,10 @@ class KernelTimes:
         times.summary()
         times.close()
 
-    `uid`: the command's user. `wanted` returns whether the user asked for a kernel. `filtered`: only some calls
-    are recorded, so count only dispatches whose call is known. `simulated`: the command runs on hipsim.
+    uid: the command's user.
+    wanted: returns whether the user asked for a kernel.
+    filtered: only some calls are recorded, so count only dispatches whose call is known.
+    simulated: the command runs on hipsim.
     """
 
     def __init__(
@@ -275,9 +278,10 @@ class KernelTimes:
     ) -> list[dict[str, Any]]:
         """Return the records of dispatches that have ended, with their calls.
 
-        `events`: new ones from `CallProbes.events`. Without them, return no records, and only add the dispatches to
-        `runs`. A dispatch whose call may still come is held back until then, or until `last`. `ended_ns`: when the
-        measurement was over (CLOCK_BOOTTIME); later dispatches are left out.
+        A dispatch whose call may still come is held back until the call comes, or until `last`.
+
+        events: new events from `CallProbes.events`. None: return no records, and only add the dispatches to `runs`.
+        ended_ns: when the measurement ended (CLOCK_BOOTTIME); later dispatches are left out.
         """
         new = self._processes.take(last)
         if ended_ns is not None:

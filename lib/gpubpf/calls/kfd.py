@@ -66,8 +66,11 @@ _VMFAULT = re.compile(r"([0-9a-f]+):")
 class DriverEvent(Record):
     """An event of the driver.
 
-    Times are CLOCK_BOOTTIME. Both are equal if the event takes no time, or if the driver does not report its
-    end. `pid`: 0 if it concerns all processes. `gpu`: index among the machine's GPUs.
+    Times are CLOCK_BOOTTIME. Start and end are equal if the event takes no time, or if the driver does not report
+    its end.
+
+    pid: the process that the event concerns; 0: all processes.
+    gpu: index among the machine's GPUs.
     """
 
     start_ns: int

@@ -39,8 +39,8 @@ class ListedLibrary(Record):
 
 
 class RegisteredKernel(MutableRecord):
-    """A kernel that the code of `file` registers. If a command launched it, `file` is the name of the process
-    that did.
+    """A kernel that the code of `file` registers. If a command launched the kernel, `file` is the name of the
+    process that launched it.
     """
 
     name: names.KernelName

@@ -50,10 +50,12 @@ _NEWTASK: tracepoints.RecordLayout = {"pid": (8, 4), "clone_flags": (32, 8)}
 class CallOptions(Record):
     """Which calls the programs count.
 
-    `events`: also record each call. `everybody`: count calls of every process. `slow_ns`, `errors`: count only
-    calls that took at least this long, or that failed. `cgroup` (its id), `comm`, `tid`: count only calls of
-    threads that match. `statistics`: have the kernel count how often and how long programs run, which costs
-    100 ns per call.
+    events: also record each call.
+    everybody: count calls of every process.
+    slow_ns: count only calls that took at least this long.
+    errors: count only calls that failed.
+    cgroup, comm, tid: count only calls of threads that match; `cgroup` is an id.
+    statistics: have the kernel count how often and how long programs run, which costs 100 ns per call.
     """
 
     events: bool = False
@@ -84,12 +86,16 @@ class CallOptions(Record):
 class CallCounts(Record):
     """What the programs count besides the sums.
 
-    Lost: `records` that did not fit into the ring buffer; `sums`, calls that are in no sum; `calls` whose entry
-    was evicted because too many threads were in a call; `processes` that are not followed because the map of
-    targets was full.
+    Losses:
+    records: records that did not fit into the ring buffer.
+    sums: calls that are missing from the sums.
+    calls: calls whose entry was evicted because too many threads were in a call.
+    processes: processes that are not followed because the map of targets was full.
 
-    Not lost: `nested`, calls inside a call of the same thread and so part of that call; `abandoned`, calls that
-    never returned (longjmp, end of the thread); `unseen`, off-CPU times whose end the kernel did not report.
+    Not losses:
+    nested: calls inside a call of the same thread, which are part of that call.
+    abandoned: calls that never returned (longjmp, end of the thread).
+    unseen: off-CPU times whose end the kernel did not report.
     """
 
     records: int = 0
@@ -104,8 +110,10 @@ class CallCounts(Record):
 class CallProbes:
     """Programs at the entry and the return of functions.
 
-    `chosen`: functions with their numbers in `api.functions`. `note` is called with notices for the user.
-    Raise Error if the kernel cannot run the programs, and VerifyError if it rejects them.
+    chosen: functions with their numbers in `api.functions`.
+    note: called with notices for the user.
+
+    Raises Error if the kernel cannot run the programs, and VerifyError if it rejects them.
     """
 
     def __init__(
@@ -168,7 +176,7 @@ class CallProbes:
     # --- start and end ---
 
     def start(self) -> None:
-        """Load and attach the programs. A notice is given if no library is found yet."""
+        """Load and attach the programs. Give a notice if no library is found yet."""
         if uprobes.best_method() == "event":  # needs several open files for each function
             raise_file_limit()
         room = self.bpf.entries.get("call_threads", self.bpf.maps["call_threads"].max_entries)
@@ -225,9 +233,9 @@ class CallProbes:
             self.host.uprobes.told_of(pid)
 
     def ended(self, pid: int) -> None:
-        """Forget a chosen process that has ended, since another may get its PID.
+        """Forget a chosen process that has ended, since another process may get its PID.
 
-        In the initial PID namespace, the programs do this themselves.
+        In the initial PID namespace, the eBPF programs do this themselves.
         """
         if self._numbers_differ:
             self.forget(pid)
@@ -254,7 +262,7 @@ class CallProbes:
 
     @property
     def incomplete(self) -> bool:
-        """Whether a library that processes have loaded may have no probes: calls of it are not seen."""
+        """Whether a library that processes have loaded may have no probes, so that its calls are not seen."""
         put = self.host.uprobes
         return put is not None and (put.incomplete or any(p.refused and not p.functions for p in put.placed))
 

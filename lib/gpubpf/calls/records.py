@@ -39,9 +39,10 @@ SHAPES = ("grid", "block_dim")
 class CallGroup(Record):
     """Calls of one function that have the same fields.
 
-    `positions`: their positions among the events. `fields`: the fields of the record "call" in order, without
-    `type`, each with a sequence of values: numbers (also for HEX) or strings. Exceptions: `api` is one
-    string; each of SHAPES has three sequences, x, y and z; `spent_ns` has a sequence for each reason.
+    positions: the calls' positions among the events.
+    fields: the fields of the record "call" in order, without `type`, each with a sequence of values: numbers
+        (also for HEX) or strings. Exceptions: `api` is one string; each of SHAPES has three sequences, x, y and
+        z; `spent_ns` has a sequence for each reason.
     """
 
     positions: Sequence[int]

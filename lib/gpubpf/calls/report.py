@@ -45,7 +45,7 @@ EARLY_TICK, EARLY = 0.005, 1.0
 
 
 class VendorInterfaces(Record):
-    """A GPU vendor's own interfaces, which say more than the calls do. None: the vendor has no such interface.
+    """A GPU vendor's own interfaces, which report more than the calls. None: the vendor has no such interface.
 
     kernel_times: when kernels ran on the GPU.
     driver: what the vendor's driver in the Linux kernel reports.
@@ -139,7 +139,7 @@ class CallReport:
         self._processes.check_calls()
         events = inputs.calls.events() if inputs.calls.options.events else None
         launched = inputs.calls.launched() if events is None else ()
-        inputs.kernels.read(inputs.calls.host)  # after reading launches, whose kernels got their names before
+        inputs.kernels.read(inputs.calls.host)  # after reading launches: their kernels were named before
         inputs.delay_probes.tick()
         if self._driver is not None:
             self._driver.read(self._processes.is_traced)
@@ -368,7 +368,7 @@ def _selected_sums(calls: CallProbes, args: argparse.Namespace) -> SelectedSums 
 
 
 def drop_views_without_csv(args: argparse.Namespace, note: Callable[[str], None]) -> None:
-    """With --csv, switch off the views for which CSV has no table, and say so."""
+    """With --csv, switch off the views for which CSV has no table, and print a notice."""
     views = {"--why": args.why, "--timeline": args.timeline, "the causes of --slow": args.slow}
     if args.csv and (dropped := [view for view in views if views[view]]):
         note(f"CSV holds only one table, without {' and '.join(dropped)}; use --json for these")

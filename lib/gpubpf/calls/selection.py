@@ -12,7 +12,7 @@ from gpubpf import names
 from gpubpf.calls.statistics import NameOrAddress
 from gpubpf.names import KernelName
 
-_MOST_SEEN = 4096  # kernels that an error message can name
+_MOST_SEEN = 4096  # maximum kernel names to remember for an error message
 
 
 class KernelSelection:

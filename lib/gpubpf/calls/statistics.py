@@ -58,9 +58,11 @@ class Durations(MutableRecord):
 class CallStatistics(MutableRecord):
     """The calls of a function, or the launches of a kernel, by one process: a row of a table.
 
-    `number`: the function's number. `address`: a handle of the kernel. `times`: durations of the calls. `gaps`:
-    from the return of a thread's launch to its next launch, which launches this kernel. `runs`: durations of the
-    kernel on the GPU, if known.
+    number: number of the function.
+    address: a handle of the kernel.
+    times: durations of the calls.
+    gaps: durations from the return of a thread's launch to its next launch, if that launches this kernel.
+    runs: durations of the kernel on the GPU, if known.
     """
 
     pid: int

@@ -122,9 +122,7 @@ def _table(
     whose: OwnerColumns,
     name: str,
 ) -> Iterator[str]:
-    """Yield a table whose column `name` takes the remaining width. `above` is the title over the columns P50
-    to MAX.
-    """
+    """Yield a table whose column `name` takes the remaining width. above: the title over the columns P50 to MAX."""
     if not cells:
         return
     several = whose.processes

@@ -55,7 +55,7 @@ class TracedProcesses:
         self._returncode: int | None = None
         self._calls: CallProbes | None = None
         self.stopped = False
-        self.unread = False  # set by the report if nobody reads the results any more: ends the measurement
+        self.unread = False  # set by the report if nobody reads the results any longer: ends the measurement
         self.started_ns = self.ended_ns = 0
 
     @property
@@ -130,7 +130,7 @@ class TracedProcesses:
 
     @property
     def terminated(self) -> bool:
-        """Whether SIGTERM told the tool to exit at once."""
+        """Whether the tool must exit at once because of SIGTERM."""
         return self._signals.terminated
 
     def intervals(self, tick: Callable[[], float], stop: Callable[[], object]) -> Iterator[int]:

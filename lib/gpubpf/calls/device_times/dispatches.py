@@ -48,11 +48,9 @@ MAGIC = 0x3144504247505547
 STARTED, NO_SDK, OTHER_TOOL, VERSION, REFUSED, NO_MEMORY = range(1, 7)
 MOST_PROCESSES = 4096  # maximum per measurement; each needs two open files while it runs
 MOST_THREADS = 1 << 16  # maximum thread numbers to keep for a process
-MOST_WAITING = 256  # maximum connections without a greeting
+MOST_WAITING = 256  # maximum connections whose agent has not greeted
 MOST_NAMES = 256 << 20  # bytes of the names of all processes
-MOST_TAKEN = (
-    1 << 22
-)  # dispatches that are taken at once; the others wait, or are overwritten and count as lost
+MOST_TAKEN = 1 << 22  # dispatches to take at once; the others wait, or are overwritten and count as lost
 ENDED, UNKNOWN = -1, -2  # instead of a process's pidfd
 PATIENCE = 20  # how often to wait for a slot that is being written
 _F_GET_SEALS, _F_SEAL_SHRINK = 1034, 2  # fcntl.h
@@ -105,7 +103,7 @@ class Dispatches:
         self.processes: list[AgentProcess] = []
         self.environment: dict[str, str] = {}
         self.lost = 0  # dispatches that were overwritten, or only partly written
-        self._next = 0  # the process that is read first: each gets its turn
+        self._next = 0  # the process to read first: processes take turns
         self._names_left = MOST_NAMES
         self._states: set[tuple[int, int, int]] = set()
         self._refused: str | None = None  # why an agent's memory could not be taken
@@ -292,7 +290,7 @@ class Dispatches:
         return np.concatenate(parts) if parts else np.empty(0, DISPATCH)
 
     def _pass_over(self) -> None:
-        """Count what is not read at the end as lost."""
+        """Count dispatches that are not read at the end as lost."""
         for process in self.processes:
             if process.file >= 0:
                 written = self._header(process)[2]
@@ -353,7 +351,7 @@ class Dispatches:
         if used <= process.names_taken:
             return
         self._names_left -= used - process.names_taken
-        if self._names_left < 0:  # names come whole, in their order, so later ones are lost, too
+        if self._names_left < 0:  # names are read in order, so later names are lost, too
             process.names_lost += 1
             self._names_left += used - process.names_taken
             return
