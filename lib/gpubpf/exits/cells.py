@@ -18,12 +18,13 @@ ROUND = np.dtype([("left", "<u8"), ("clock", "<u8"), ("time_sm", "<u8")])
 def unpacked(
     firsts: np.ndarray, rests: np.ndarray, blocks: np.ndarray, shape: Shape
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maps `firsts` and `rests` of the device programs as [ROUNDS, warp] of WARP, and `blocks` as [1, block] of the exits
-    and rounds.
+    """Return two arrays: the maps `firsts` and `rests` as [ROUNDS, warp] of WARP, and `blocks` as [1, block] with these fields.
 
-    exits   uint32 [lane]   the exits of a block by warps whose lanes did not exit together
-    left    launch << CLOCK_BITS | exits of this launch; 0 if unused, or if warps or clock of the block belong to different launches
-    time_sm time << 16 | multiprocessor
+    exits    uint32 [lane]: exits of the block's warps whose lanes did not exit together
+    rounds   [ROUNDS] of ROUND:
+             left     launch << CLOCK_BITS | exits of this launch; 0 if unused, or if the cells of the block belong to several launches
+             clock    as the device stores it
+             time_sm  time << 16 | multiprocessor
     """
     made = np.zeros((ROUNDS, shape.blocks * shape.warps), WARP)
     made["first"], made["late"] = firsts, rests["late"]
@@ -38,7 +39,7 @@ def unpacked(
     # If a launch has not counted the lanes of a warp, they exited together.
     exits = np.where(counted == launch, left & np.uint64(CLOCK_MASK), np.uint64(shape.warp))
     exits = np.minimum(exits, np.uint64(shape.block_size + 1)).sum(axis=1)
-    # The clocks come from the launch that wrote last, which may be another one than that of the exits.
+    # The clocks belong to the launch that wrote last, which may differ from the launch of the exits.
     same = (launch == launch[:, :1]).all(axis=1)
     same &= rounds["launch"] & np.uint64((1 << 64 - CLOCK_BITS) - 1) == launch[:, 0]
     read = found["rounds"][0]

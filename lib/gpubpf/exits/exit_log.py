@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gpubpf.show.output import Output
 
 RING = "exits"  # the ring buffer that on_record writes to
-COARSE = 256  # ns; a timer with a resolution this low is refined by the clocks of the multiprocessors
+COARSE = 256  # ns; if the timer's steps are at least this long, multiprocessor clocks refine its times
 CHUNK = 1 << 16  # records to print at once
 MOST_PENDING = 4096  # maximum launches that are not complete yet
 MOST_HEATS = 64
@@ -62,8 +62,8 @@ class ExitLog:
     block, thread  the ranges of --block and --thread
     heats          pictures are wanted
     each           called with every batch of records: the kernel, the records, their times (ns on the host)
-    owners         sees every kernel before `each` is called
-    sampling       which blocks or warps have exits; None: all
+    owners         learns about every kernel before `each` is called
+    sampling       which blocks or warps record their exits; None: all
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ExitLog:
         self.shapes = KernelShapes(recorded)
         self._reported: dict[KernelShape, int] = {}
         self._sampled_before: dict[KernelShape, Sample] = {}
-        # By (process, context): sums, launches. A pid is not unique, but what is reported is by pid.
+        # Sums and launches by (process, context), because a pid is not unique. Reports are by pid.
         self._latest: dict[tuple[int, int], list[tuple[KernelShape, LaneLateness, int]]] = {}
         self._before: dict[KernelShape, LaneLateness] = {}
         self._pending: dict[tuple[int, int], list[Any]] = {}  # records of launches that are not complete yet
@@ -96,7 +96,7 @@ class ExitLog:
 
     def take(self, session: Session) -> None:
         """Take what is new since the last call."""
-        # The rings first: then the log has the launches of almost all records.
+        # Read the rings before the log, so that the log has the launches of almost all records.
         for ring in session.rings(RING) if self._recorded else ():
             self._take_records(ring)
         for log in session.logs():
@@ -176,7 +176,7 @@ class ExitLog:
     def _ticked(self, process: int, pid: int, gpu: int, columns: Any) -> None:
         """Add readings of clocks: multiprocessor numbers, their cycles, and the GPU's timer in ns.
 
-        Another program with the same pid may use another GPU with the same number, so it has multiprocessors of its own."""
+        Another program with the same pid may use another GPU with the same number. So the readings distinguish the processes."""
         new = np.array(columns).astype(np.int64)
         new[0] |= process << 32
         kept = self._readings.get((pid, gpu))
@@ -288,7 +288,7 @@ class ExitLog:
                     heat.add(records["thread"].astype(np.int64) // shape.block_size, since)
 
     def _wanted(self, kernel: KernelShape, number: int, threads: np.ndarray | None) -> tuple[int, int]:
-        """Return how many blocks of a launch have records, and how many records there are.
+        """Return how many blocks of a launch should have records, and how many records there should be.
 
         threads: a mask of the chosen threads of a block.
         """
@@ -342,7 +342,7 @@ class ExitLog:
                 found.append((kernel, report))
                 if since_last and sample is not None:
                     self._sampled_before[kernel] = samples[kernel]
-            else:  # its exits were not read yet: count its launches in the report that has them
+            else:  # the exits were not read yet: count these launches in the report that has the exits
                 launches[kernel] = self._reported.get(kernel, 0)
         if since_last:
             self._before, self._reported = lateness, launches

@@ -28,8 +28,11 @@ def lines(
 ) -> Iterator[str]:
     """Yield a section for each kernel and launch shape.
 
-    With several processes or GPUs, a table of all kernels comes first; with several processes, only those with the latest threads then
-    get sections, unless `verbose`. `title` returns a kernel's heading, in full if asked to, `sites` the names of its exits.
+    With several processes or GPUs, a table of all kernels comes first. With several processes, only the kernels with the latest
+    threads then get sections, unless `verbose`.
+
+    title: returns a kernel's heading; the full one on request.
+    sites: returns the names of a kernel's exits.
     """
     owners.see(kernel for kernel, _ in reports)
     shown = reports if verbose or not owners.processes else reports[:MOST_SECTIONS]
@@ -51,7 +54,7 @@ def _about(report: ExitReport) -> str:
 
 
 def _selected(report: ExitReport) -> str:
-    """Return the words after a number of exits if they are not those of all threads."""
+    """Return the words after a number of exits that says of which threads they are; "" for all threads."""
     return " of selected threads" if report.selected_blocks or report.selected_threads else ""
 
 
@@ -69,7 +72,7 @@ def _overview(reports: Sequence[tuple[KernelShape, ExitReport]], owners: OwnerCo
 
 
 def _mean(times: Distribution) -> str:
-    """Return the mean in ns; from 100 ms on, which would have too many digits, with a unit."""
+    """Return the mean in ns. From 100 ms on, which has too many digits in ns, return it with a unit."""
     if not times.count:
         return "-"
     return f"{times.mean:,.0f}" if times.mean < 1e8 else table.duration(times.mean)

@@ -1,7 +1,7 @@
 """The sentences of kernelretsnoop's reports: which lanes, warps and blocks keep the others waiting.
 
-A mean tells little of lanes that are late in few warps, and nothing of lanes that are late in turn. So the sentences also use the
-distribution of each lane's times, and compare the means of lanes with the mean time from the first exit of a warp to its last.
+A mean hides lanes that are late in few warps, and lanes that take turns in being late. So the sentences also use the distribution of
+each lane's times, and compare the lanes' means with the mean time from a warp's first exit to its last.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpubpf.show.table import duration
 GAP = 0.25  # share of the largest lateness: late lanes differ from the others by at least this
 NOTABLE = 0.05  # share of the largest; smaller differences are not reported
 REGULAR = 0.75  # share of the blocks in which a warp must be last to be named; see also `_lanes`
-ALWAYS = 0.9  # share of the spread of a warp: the mean lateness of a lane that is the latest, but for noise
+ALWAYS = 0.9  # a lane is always the latest if its mean lateness is this share of the warp's mean spread
 UNSEEN = 0.5  # ns; times up to this are shown as 0 ns
-LEAST = 32  # ns: shorter times are not a finding. The GPU's timer has steps of 32 ns or more, and a launch takes microseconds
+LEAST = 32  # ns; shorter times are not a finding: the GPU's timer has steps of at least 32 ns, and a launch takes microseconds
 
 
 def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
@@ -40,7 +40,7 @@ def findings(report: ExitReport, source: Callable[[int], str | None]) -> list[st
 
 
 def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]:
-    """Say which lanes exit later than the rest of their warp or, if none stands out, how far apart the lanes exit."""
+    """Return sentences: which lanes exit later than the rest of their warp or, if none stands out, how far apart the lanes exit."""
     lanes = [lane for lane in report.lanes if lane.late.count]
     if not lanes or report.single_lane:
         return []
@@ -51,7 +51,7 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
         return [f"{who} exit together"]
     if latest < LEAST:
         return [f"{who} exit together: at most {duration(latest)} apart"]
-    # The spreads of some warps, or of all lanes, say nothing about these exits.
+    # The spreads of some warps, or of all lanes, do not describe these exits.
     covered = not report.selected_threads and 10 * report.warp.count >= 9 * max(
         lane.late.count for lane in lanes
     )
@@ -88,7 +88,7 @@ def _lanes(report: ExitReport, source: Callable[[int], str | None]) -> list[str]
 
 
 def _parted(lanes: list[LaneReport]) -> tuple[list[LaneReport], list[LaneReport]]:
-    """Return lanes that are late and lanes that are not; if there is no clear border between them, none that are late."""
+    """Return the lanes that are late, and the lanes that are not. Without a clear border between them, no lane counts as late."""
     means = [lane.late.mean for lane in lanes]
     least, most = min(means), max(means)
     late = [lane for lane in lanes if lane.late.mean > (most + least) / 2]
@@ -109,10 +109,12 @@ def _late_lanes(
     regular: bool,
     source: Callable[[int], str | None],
 ) -> str | None:
-    """Return ``in 1 of 16 warps, lane 13 exits 340 ns after the rest of its warp``; nothing if the others often are as late, or the
-    difference is below LEAST.
+    """Return ``in 1 of 16 warps, lane 13 exits 340 ns after the rest of its warp``.
 
-    apart: the times from the first exit of a warp to its last; None: unknown. regular: a lane always is the latest.
+    Return nothing if other lanes are often as late, or if the difference is below LEAST.
+
+    apart: the times from the first exit of a warp to its last; None: unknown.
+    regular: one lane is always the latest.
     """
     word = report.shape.warp_word
     before = float(np.mean([lane.late.mean for lane in early]))
@@ -125,7 +127,7 @@ def _late_lanes(
     if not regular and max(lane.late.p99 for lane in early) >= min(means):
         return None
     everywhere = counts == [lane.late.count for lane in late]
-    # If first and last exits are apart in no other warps, all these lanes are late in the same ones.
+    # If first and last exits are not apart in any other warp, all these lanes are late in the same warps.
     same = len(late) == 1 or everywhere or (apart is not None and {*counts} == {apart.above(limit)[0]})
     usual = not everywhere and _end_with_others(report, max(counts) if same else None, min(means) - before)
     few, when = (early, "before") if usual or (same and len(early) < len(late)) else (late, "after")
@@ -149,8 +151,12 @@ def _late_lanes(
 
 
 def _end_with_others(report: ExitReport, times: int | None, late: float) -> bool:
-    """Return whether lanes that are late in so many warps end with other warps, or with blocks that have no such lanes: the rest of
-    their warp left early, as at a bounds check. None: they are late in an unknown number of warps."""
+    """Return whether late lanes end at the same time as other warps, or as blocks without late lanes.
+
+    Then the rest of their warp left early, as at a bounds check.
+
+    times: number of warps in which lanes are late; None: unknown.
+    late: how late the lanes are, in ns."""
     if 2 * report.left_early > report.parted.total():
         return True
     return (
@@ -162,14 +168,14 @@ def _end_with_others(report: ExitReport, times: int | None, late: float) -> bool
 
 
 def _which(report: ExitReport) -> str:
-    """Return which warp of a block it is whose lanes exit apart; nothing if it is not always the same."""
+    """Return which warp of a block has lanes that exit apart; "" if it is not always the same warp."""
     (warp, times), *_ = [*report.parted.most_common(1), (0, 0)]
     always = 0 < times >= ALWAYS * report.parted.total() and report.shape.warps > 1
     return f" ({report.shape.warp_word} {warp} of a block)" if always else ""
 
 
 def _warps(report: ExitReport) -> list[str]:
-    """Say how far apart the first exits of the warps of a block are, and which warp is last."""
+    """Return sentences: how far apart the first exits of a block's warps are, and which warp is last."""
     if report.block.mean <= UNSEEN:
         return []
     word, count = report.shape.warp_word, report.block.count
@@ -193,7 +199,7 @@ def _warps(report: ExitReport) -> list[str]:
 
 
 def _blocks(report: ExitReport) -> list[str]:
-    """Say which block ends a launch alone or, if none does regularly, how far apart the ends of blocks are."""
+    """Return sentences: which block ends a launch alone or, if none does regularly, how far apart the ends of blocks are."""
     if report.grid.mean <= UNSEEN:
         return []
     blocks, count = f"{report.selected_blocks}block", report.grid.count
@@ -228,7 +234,7 @@ def _uneven(mean: float, worst: float, after: str = "") -> str:
 
 
 def _share(times: int, of: int, noun: str, which: str = "") -> str:
-    """Return ``in 1 of 16 warps, `` at the beginning of a sentence; nothing if it is about all."""
+    """Return ``in 1 of 16 warps, `` for the beginning of a sentence; "" if the sentence is about all."""
     return "" if times >= of else f"in {times:,} of {table.count(of, noun)}{which}, "
 
 

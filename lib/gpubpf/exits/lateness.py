@@ -1,4 +1,4 @@
-"""When threads exit a kernel: the lanes of a warp, the warps of a block, the blocks of a grid, and which keep the others waiting.
+"""When threads exit a kernel: the lanes of a warp, the warps of a block, the blocks of a grid, and which of them others wait for.
 
 kernelretsnoop's device programs sum exits (`take_maps`) or record each of them (`take_records`). These become the `Exits` of a kernel
 and launch shape, then an `ExitReport`, then tables, and the sentences of `findings.py`.
@@ -40,7 +40,7 @@ SAMPLE_GROUPS = 32  # groups of sampled blocks or warps, see session/sampled.py
 
 
 def bins_of(values: np.ndarray) -> np.ndarray:
-    """Return the bin of each value (integers from 0), like the device program."""
+    """Return the bin of each value (integers from 0), as the device program computes it."""
     values = np.minimum(values, LARGEST).astype(np.int64)
     # A float64 is exact up to 2**36; its exponent is the position of the highest bit.
     shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 6, 0)
@@ -263,7 +263,7 @@ class Exits(MutableRecord):
     complete      the number of complete launches
     last_warp     how often a warp exited later than all others of its block
     parted        how often the lanes of a warp exited apart, by the warp's number in its block
-    left_early    how often these lanes exited before those of other warps, and the rest of the warp with them
+    left_early    how often, in these cases, a warp's early lanes left before the other warps, and its late lanes with the other warps
     last_block    how often a block finished later than all others of its grid
     alone         how much later, ns, summed by block
     sm            by multiprocessor: time from its last exit to the end of the launch (ns, summed), number of launches
@@ -304,7 +304,7 @@ class Exits(MutableRecord):
         self.last_warp.update(who[alone].tolist())
         parted = there & (late > APART)
         self.parted.update(np.nonzero(parted)[1].tolist())
-        # The last exits of warps whose lanes exit together, compared with those of the others.
+        # Compare the last exits of warps whose lanes exit together with those of the other warps.
         whole = there & (2 * late < late.max(axis=1, initial=0)[:, None])
         usual = np.where(whole, first + late, np.iinfo(np.int64).min).max(axis=1)
         self.left_early += int((parted & (usual[:, None] > first + late // 2)).sum())
@@ -450,9 +450,12 @@ def _unwrapped(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 class LaneReport(Record):
-    """A lane's exits. late: the distribution of its known lateness. site: where it was latest; None: never late, or unknown.
+    """A lane's exits.
 
-    With sampling, `exits` is the estimate for all blocks, and `error` the standard error of the mean lateness (None: unknown).
+    exits: number of exits; with sampling, an estimate for all blocks.
+    late: the distribution of its known lateness.
+    site: where the lane was latest; None: never late, or unknown.
+    error: with sampling, the standard error of the mean lateness; None: unknown.
     """
 
     number: int
@@ -511,7 +514,7 @@ class ExitReport(Record):
 
     @property
     def single_lane(self) -> bool:
-        """Whether there is only one lane, and no other that it is later than."""
+        """Whether there is only one lane, so that no lane can be late."""
         return len(self.lanes) == 1 and not self.lanes[0].late.max
 
     @property
@@ -546,7 +549,7 @@ class ExitReport(Record):
             site = int(late.worst[number]) & NOWHERE if late.worst[number] else NOWHERE
             error = None
             if sample is not None:
-                # All units have the same number of exits of this lane, or nearly so with sampled warps.
+                # Each unit has the same number of exits of this lane; with sampled warps, nearly the same.
                 exits_of_groups = sample.folded(SAMPLE_GROUPS) * (left / max(sample.count, 1))
                 error = sample.error_of_ratio(late.groups[:, number], exits_of_groups)
                 error, left = None if error is None else error * clock.ns, sample.scaled(left)
@@ -582,9 +585,9 @@ class ExitReport(Record):
 def lane_rows(
     report: ExitReport, source: Callable[[int], str | None], ranges: int = 3
 ) -> list[tuple[str, LaneReport, str]]:
-    """Return the rows of the table: the numbers of lanes that do not differ, one of these lanes, and where it was latest.
+    """Return the rows of the table: the numbers of lanes with equal times, one of these lanes, and where it was latest.
 
-    Lanes do not differ if their times are shown the same or within the clock error of each other."""
+    Times are equal if the table would show the same, or if they differ by less than the clock error."""
     rows: list[tuple[str, list[LaneReport]]] = []
     for lane in () if report.single_lane else report.lanes:
         way = "" if lane.site is None else source(lane.site) or f"site {lane.site}"
