@@ -38,9 +38,9 @@ class First(Record):
 
     order      the position among the first numbers of the process and GPU, from 1
     value      the number as text: `nan`, `-inf`, `1e-45`
-    element    its place in a result of several elements, such as a pair of halves, from 0
-    operands   what the instruction read, as text: the element at the same place, if operands have the result's type, else the first.
-               Empty for a store, and for a multiplication of matrices, whose operands are in several lanes.
+    element    index of its element in a result of several elements, such as a pair of halves
+    operands   the instruction's operands as text: of each, the element with this index if it has the result's type, else the first
+               element. Empty for a store, and for a multiplication of matrices, whose operands are in several lanes.
     """
 
     order: int
@@ -53,9 +53,11 @@ class First(Record):
 
 
 class Finding(Record):
-    """Numbers of one kind at one instruction. first: None if there was no room for it.
+    """Numbers of one kind at one instruction.
 
-    count: threads whose result had such an element. op: the instruction with its modifiers, or `unknown`.
+    count: number of threads whose result had such an element.
+    first: the first such number; None if there was no room to record it.
+    op: the instruction with its modifiers, or `unknown`.
     wave: lanes of a wave, on an AMD GPU.
     """
 
@@ -94,8 +96,10 @@ class Finding(Record):
 
 
 class Findings:
-    """Reads what was found. kinds: their names by number. stores: only numbers that are written to memory were looked at.
+    """Reads nansnoop's maps.
 
+    kinds: names of the kinds of number, by their number in the maps.
+    stores: the programs look only at numbers that are written to memory.
     any: whether anything was found so far."""
 
     def __init__(self, kinds: Sequence[str], stores: bool) -> None:
@@ -105,14 +109,14 @@ class Findings:
         self.any = False
 
     def read(self, session: Session, since_last: bool) -> list[Finding]:
-        """Return the findings in the order of their first numbers. since_last: those with numbers since the last call."""
+        """Return the findings in the order of their first numbers. since_last: only findings with numbers since the last call."""
         found: dict[Place, Finding] = {}
         for instance in session.instances("tallies"):
             counts = instance.array["count"].sum(axis=0)
             for site, kind in zip(*(axis.tolist() for axis in counts.nonzero()), strict=True):
                 place = instance.process, instance.gpu, instance.mangled, site, self._kinds[kind]
                 count = int(counts[site, kind])
-                if place in found:  # of another build of the kernel
+                if place in found:  # from another build of the kernel
                     found[place] = replace(found[place], count=found[place].count + count)
                     continue
                 owner = (instance.pid, instance.comm, instance.gpu, instance.wave)
@@ -146,7 +150,7 @@ class Findings:
         return (f"site {number}", "unknown") if site is None else (site_name(site), site.opcode)
 
     def summary(self, session: Session) -> dict[str, Any]:
-        """Return the fields of the summary record. With `stores`, not_looked_at: stores of unknown or long values, by instruction."""
+        """Return the fields of the summary record. With `stores`, `not_looked_at` counts stores of unknown or long values."""
         summary = session.summary()
         if not self._stores:
             return summary
@@ -167,7 +171,7 @@ class Findings:
 
 
 def _is_hidden(site: Site) -> bool:
-    """Return whether a store may write numbers that no program sees: bits that may be anything, or more than MOST_BYTES."""
+    """Return whether a store may write numbers that no program sees: bits of unknown type, or more than MOST_BYTES bytes."""
     is_of_bits = site.type.startswith("b") and site.type != "bf16"
     return is_of_bits or (site.type in FLOATS and site.width > MOST_BYTES)
 
@@ -177,7 +181,7 @@ def _earlier(one: First | None, other: First) -> First:
 
 
 def _order(place: Place, one: Finding) -> tuple[object, ...]:
-    """Return what findings are sorted by: the first number's position, then the place. A process's launches come one after another."""
+    """Return the sort key of a finding: position of its first number (unique only in one process and GPU), then the place."""
     return place[0], place[1], one.first is None, one.first.order if one.first is not None else 0, *place[2:]
 
 
@@ -204,7 +208,7 @@ def first_of(raw: Any, kind: str) -> First | None:
 
 
 def is_kind(kind: str, type_name: str, bits: int, number: int) -> bool:
-    """Return whether a floating-point number is of a kind. number: of its type, in TYPES. An overflow is an infinity here."""
+    """Return whether a floating-point number is of a kind. number: index of its type in TYPES. An overflow counts as infinity."""
     if kind == "denormal":
         return is_denormal(type_name, bits)
     value = as_float(bits, number)
@@ -212,7 +216,7 @@ def is_kind(kind: str, type_name: str, bits: int, number: int) -> bool:
 
 
 def text(type_name: str, low: int, at: int, number: int) -> str:
-    """Return an element of an operand as text. number: of its type, in TYPES."""
+    """Return an element of an operand as text. number: index of its type in TYPES."""
     if type_name == "pred":
         return str(low & 1)
     bits = element(type_name, low, 0, at)

@@ -22,8 +22,8 @@ class Groups(Record):
 
     numbers  int64   number of the thread, warp or block in the grid, or of the lane in its warp
     threads  int64   number of its (selected) threads, at least 1
-    runs     uint64  how often these ran the kernel to its end, summed
-    work     uint64  their work, summed
+    runs     uint64  sum over these threads: how often the thread ran the kernel to its end
+    work     uint64  sum over these threads: their work
     """
 
     by: By
@@ -68,7 +68,7 @@ class Groups(Record):
         return outer | {self.by: index_of(own, self.shape.block_dim) if self.by == "thread" else own}
 
     def alike(self) -> list[tuple[int, int]]:
-        """Return the first and last index of each span of neighbours, of the same block, that did the same."""
+        """Return the first and last index of each span of neighbours in a block that have equal runs and work."""
         if not len(self):
             return []
         own = self.shape.block_size if self.by == "thread" else self.shape.warps if self.by == "warp" else 0
@@ -164,8 +164,11 @@ def idle_findings(shape: Shape, work: np.ndarray) -> list[str]:
 def findings(found: Groups, what: str, sampled: bool = False) -> list[str]:
     """Return up to three sentences about which threads or groups do more or less than the others.
 
-    For threads, they name blocks, lanes or warps if these account for nearly all of the difference. For other groups, they name the
-    groups themselves. `what`: the unit of work in the plural. sampled: there may be others that were not measured.
+    For threads, the sentences name blocks, lanes or warps if these account for nearly all of the difference. For other groups, they
+    name the groups themselves.
+
+    what: the unit of work in the plural.
+    sampled: there may be groups that were not measured.
     """
     by, work = found.shape.word(found.by), found.work.astype(np.float64)
     if len(work) and not found.runs.any():
@@ -173,7 +176,7 @@ def findings(found: Groups, what: str, sampled: bool = False) -> list[str]:
     if len(work) == 0 or not work.any():
         return [f"no {by} did any {what}"]
     if len(work) == 1:
-        return []  # nothing to compare it with
+        return []  # a single group cannot be compared with others
     fewest, largest = int(found.threads.min()), int(found.threads.max())
     if fewest < largest and not _far_off(work / found.threads).any():
         return [f"the {by}s' work differs because they have {fewest:,} to {largest:,} threads"]
@@ -202,7 +205,7 @@ def findings(found: Groups, what: str, sampled: bool = False) -> list[str]:
         if side.any():
             who = _who(groups, np.flatnonzero(side))
             said.append((float(np.abs(each[side] - usual).sum()), f"{who} {_did(each[side], usual)}"))
-    # A few threads that do less delay nobody, such as the last threads of a grid, without elements.
+    # A few threads that do less, such as a grid's last threads without elements, do not delay any others.
     return [even] * (more < 0.01) + [sentence for _, sentence in sorted(said, reverse=True)]
 
 
@@ -212,7 +215,7 @@ def is_uneven(found: Groups) -> bool:
 
 
 def _far_off(each: np.ndarray) -> np.ndarray:
-    """Return which of these differ from the median by more than FAR_OFF."""
+    """Return a mask of the values that differ from the median by more than FAR_OFF."""
     median = float(np.median(each))
     return np.abs(each - median) > FAR_OFF * median
 

@@ -116,8 +116,9 @@ class ThreadCounts(Record):
 class Reader:
     """Reads the maps `tallies` and `together`, and with sampling `groups`, which the device never resets.
 
-    `since_last`: a read returns what was added since the last read. `by_warp`: the program uses `together`. `runs_are_work`: each run
-    of a thread counts as one unit of work.
+    since_last: a read returns the increases since the last read.
+    by_warp: the program uses `together`.
+    runs_are_work: each run of a thread counts as one unit of work.
     """
 
     def __init__(
@@ -181,12 +182,12 @@ class Reader:
 
 
 def _place(instance: Instance) -> tuple[Any, ...]:
-    """Return what the instances of the maps of one copy and launch shape have in common."""
+    """Return a key that the instances of all maps of one copy and launch shape share."""
     return instance.context, *kernel_of(instance)
 
 
 def _counts(tallies: Instance, together: Mapping[tuple[Any, ...], Instance]) -> tuple[Any, Any]:
-    """Return the runs and the work of each thread. `together` has what all lanes of a warp did alike, once for the warp."""
+    """Return the runs and the work of each thread. `together` counts work that all lanes of a warp did together, once per warp."""
     own, shape = tallies.array[0], tallies.shape
     found = together.get(_place(tallies)) if together else None
     if found is None or not found.array["runs"].any():
@@ -225,10 +226,12 @@ def unaccounted(kernels: Sequence[ThreadCounts]) -> Iterator[str]:
 def lines(
     kernels: Sequence[ThreadCounts], what: str, by: By, top: int | None, owners: OwnerColumns, verbose: bool
 ) -> Iterator[str]:
-    """Yield the text report: for each kernel and launch shape its findings, then a row per thread, or a histogram of many.
+    """Yield the text report: for each kernel and launch shape its findings, then a row per thread, or a histogram if there are many.
 
-    With several processes or GPUs, a table of all kernels comes first; with several processes, only the busiest then get sections,
-    unless `verbose`. `what`: the unit of work.
+    With several processes or GPUs, a table of all kernels comes first. With several processes, only the busiest kernels then get
+    sections, unless `verbose`.
+
+    what: the unit of work.
     """
     mangled = [counts.instance.mangled for counts in kernels]
     labels = names.labels(mangled)
@@ -262,7 +265,7 @@ def _overview(
 
 
 def _in_full(number: int) -> str:
-    """Return all digits if they fit in a column, else three and a unit."""
+    """Return a number with all digits if they fit in a column, otherwise with three digits and a unit."""
     return f"{number:,}" if number < 10**14 else table.number(number)
 
 
@@ -335,7 +338,7 @@ def _of_sample(counts: ThreadCounts, threads: int, what: str) -> list[str]:
 
 
 def _rows(groups: Groups, spans: Sequence[tuple[int, int]], what: str, owner: dict[str, str]) -> list[str]:
-    """Return a row for each span of alike groups: the first and last, runs and work of each, its share of the mean with a bar."""
+    """Return a row for each span of equal groups: first and last number, runs and work of each group, work per mean with a bar."""
     rows: list[dict[str, object]] = []
     for place, last in spans:
         work = int(groups.work[place])
