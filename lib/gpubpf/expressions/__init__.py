@@ -1,1 +1,1 @@
-"""What gpucount, gpudist and gputrace make of a command line: points, filters, expressions and formats become device programs."""
+"""How gpucount, gpudist and gputrace turn points, filters, expressions and formats of a command line into device programs."""

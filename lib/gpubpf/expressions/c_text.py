@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from gpubpf.expressions.syntax import CASTS, TRUTH, Binary, Call, Conditional, Name, Node, Number, Unary
 
-# eBPF has no signed division, and C does not define a division by 0. There are no branches: lanes that part may not meet again, and
-# what looks at the lanes of a warp comes after the expressions.
+# eBPF has no signed division, and C does not define a division by 0. There are no branches: lanes that diverge may not reconverge, and
+# code after the expressions looks at the lanes of a warp.
 ARITHMETIC = """
 static inline u64 gpu_divide(u64 a, u64 b) {
     u64 zero = !b;
@@ -29,7 +29,7 @@ _SIGNED_HELPERS = {"/": "gpu_divide_signed", "%": "gpu_remainder_signed"}
 
 
 def c_text(node: Node, names: Mapping[str, str]) -> str:
-    """Return C text for an expression, of type u64. `names`: the C text of each name. It has brackets around it, if it needs any."""
+    """Return C text for an expression, of type u64, in brackets if necessary. `names`: the C text of each name."""
 
     def text(part: Node) -> str:
         return c_text(part, names)

@@ -22,8 +22,10 @@ Place = tuple[int, int, str, int]
 
 
 class Count(Record):
-    """How often a point of a kernel was reached. count: by warps, or launches. threads: by lanes, or threads of the launches' grids.
+    """How often a point of a kernel was reached.
 
+    count: by warps; for launches, the number of launches.
+    threads: by lanes; for launches, the number of threads in their grids.
     wave: the lanes of a wave, on an AMD GPU."""
 
     pid: int
@@ -49,7 +51,7 @@ class Count(Record):
 
 
 class Counts:
-    """Reads what was counted. kernels: the globs of each specification, none: every kernel."""
+    """Reads the counts of a measurement. kernels: for each specification its globs; no globs: every kernel."""
 
     def __init__(self, specs: Sequence[Spec], kernels: Sequence[tuple[str, ...]]) -> None:
         self._specs, self._kernels = specs, kernels
@@ -74,12 +76,12 @@ class Counts:
                         )
 
     def read(self, session: Session, since_last: bool) -> list[Count]:
-        """Return the counts by specification, the largest first. since_last: those since the last call, without zeros."""
+        """Return the counts by specification, the largest first. since_last: count since the last call, and leave out zeros."""
         found = dict(self._launched)
         for number, spec in enumerate(self._specs):
             if spec.point.of_launch or not session.has_map(
                 f"counts_{number}"
-            ):  # the filter lets nothing pass
+            ):  # no map: the filter is never true
                 continue
             for one in session.instances(f"counts_{number}"):
                 if not names.chosen(self._kernels[number], one.mangled):
@@ -115,13 +117,13 @@ def rows(counts: Iterable[Count]) -> Iterator[tuple[object, ...]]:
         yield one.pid, one.comm, one.gpu, one.spec.text, kernel, one.count, one.threads, one.mangled
 
 
-LONG = 32  # characters of a SPEC that get a line of their own
+LONG = 32  # a SPEC with more characters gets a separate line
 
 
 def lines(counts: Sequence[Count], owners: OwnerColumns, full: bool) -> list[str]:
     """Return the table for people. full: kernel names in full.
 
-    Long SPECs stand above the table, and only their numbers in it."""
+    Long SPECs are listed above the table, which has only their numbers."""
     if not counts:
         return ["nothing was counted"]
     owners.see(counts)

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 NEGATIVE = -1  # the bucket of all negative values, with log2
 FEW = 40  # rows of a linear histogram, or of values, without -v
-# What tells a key from others: its name; of a place its file or, without -lineinfo, its function.
+# A key: its name, and for a place in the source also its file or, without -lineinfo, its function.
 Key = tuple[str, str, str]
 # Process, GPU, key, number of the specification.
 Place = tuple[int, int, Key, int]
 
 
 class Sums(MutableRecord):
-    """Values that were added up. buckets: how many by the number of the bucket, or by value."""
+    """Values that were added up. buckets: number of the bucket, or value → how many values."""
 
     count: int = 0
     sum: int = 0
@@ -41,11 +41,11 @@ class Sums(MutableRecord):
 
     @property
     def missing(self) -> int:
-        """How many values are in no bucket: the table was full, or a kernel was running when it was read."""
+        """The number of values that are missing from the buckets: the table was full, or a kernel was running at the reading."""
         return max(0, self.count - self.buckets.total())
 
     def since(self, before: Sums) -> Sums:
-        """Return what has come since an earlier state."""
+        """Return the values that were added since an earlier state."""
         buckets = Counter(
             {k: n - before.buckets[k] for k, n in self.buckets.items() if n > before.buckets[k]}
         )
@@ -65,20 +65,20 @@ class Found(Record):
 
     @property
     def mangled(self) -> str:
-        """The mangled name of the kernel that is the key; else ""."""
+        """The mangled name of the kernel if the key is a kernel; "" otherwise."""
         return self.key if self.wanted.key == "kernel" else ""
 
     @property
     def name(self) -> str:
-        """The key for people. Kernels without template arguments and parameters."""
+        """The key for people. Names of kernels have no template arguments and parameters."""
         return names.demangle(self.key).short if self.mangled else self.key
 
     def ranges(self) -> list[tuple[int, int, int]]:
-        """Return the buckets that hold something as (lowest value, highest value, count), in order."""
+        """Return the buckets that are not empty as (lowest value, highest value, count), in order."""
         return [(*limits(self.wanted, bucket), n) for bucket, n in sorted(self.sums.buckets.items())]
 
     def log2_ranges(self) -> list[tuple[int, int, int]]:
-        """Return all buckets of a histogram in powers of two, from the first one that holds something to the last."""
+        """Return the buckets of a histogram in powers of two, from the first bucket that is not empty to the last."""
         counts = self.sums.buckets
         return [(*limits(self.wanted, n), counts[n]) for n in range(min(counts), max(counts) + 1)]
 
@@ -130,7 +130,7 @@ def as_type(value: int, kind: str) -> int:
 
 
 class Distributions:
-    """Reads what was added up. kernels: the globs of each specification, none: every kernel."""
+    """Reads the distributions of a measurement. kernels: for each specification its globs; no globs: every kernel."""
 
     def __init__(self, wanted: Sequence[Distribution], kernels: Sequence[tuple[str, ...]]) -> None:
         self._wanted, self._kernels = wanted, kernels
@@ -165,7 +165,7 @@ class Distributions:
         for number, one in enumerate(self._wanted):
             if session.has_map(
                 f"sums_{number}"
-            ):  # otherwise it is of launches, or the filter lets nothing pass
+            ):  # no map: the specification is of launches, or its filter is never true
                 self._read_device(session, number, one, found)
         before, self._before = self._before, {place: one.sums for place, one in found.items()}
         if since_last:
@@ -186,7 +186,7 @@ class Distributions:
             return found.setdefault(place, made).sums
 
         keys = Keys(session, one.key)
-        # Counts by value are by kernel, not by build. The sums that belong to them have the same keys.
+        # Counts by value are by kernel, not by build, so the sums that belong to them have the same keys.
         has_values = session.has_map(f"values_{number}")
         for instance in session.instances(f"sums_{number}"):
             build = None if has_values else instance.build
@@ -207,7 +207,7 @@ class Distributions:
 
 
 def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]]:
-    """Yield the sums of each site that has some, over all multiprocessors."""
+    """Yield the sums of each site with values, over all multiprocessors."""
     cells = instance.array
     is_log2 = "slots" in (cells.dtype.names or ())
     parts = cells["sum"] if is_log2 else cells
@@ -232,7 +232,7 @@ def _by_site(instance: Instance, one: Distribution) -> Iterator[tuple[int, Sums]
 
 
 class Keys:
-    """Returns the key of a value: an empty one, the kernel's mangled name, or the place in the source. key: as `Distribution.key`."""
+    """Finds the keys of values: an empty key, the kernel's mangled name, or the place in the source. key: see `Distribution.key`."""
 
     def __init__(self, session: Session, key: str) -> None:
         self._session, self._key = session, key
@@ -254,7 +254,7 @@ class Keys:
 
 
 def shown_keys(keys: Collection[Key]) -> dict[Key, str]:
-    """Return the name of each key. Places of the same name also show the directory, or the function."""
+    """Return the name of each key. Places with equal names also show the directory, or the function."""
     same = Counter(name for name, _, _ in keys)
     files = file_names({file for name, file, _ in keys if file and same[name] > 1})
     functions = names.labels(function for name, _, function in keys if function and same[name] > 1)
@@ -312,7 +312,7 @@ def lines(found: Sequence[Found], owners: OwnerColumns, full: bool) -> Iterator[
 
 
 def _dense(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return the FEW buckets that hold the most, in order."""
+    """Return the FEW buckets with the highest counts, in order of their values."""
     if len(ranges) <= FEW:
         return ranges
     return sorted(sorted(ranges, key=lambda row: -row[2])[:FEW])

@@ -1,6 +1,6 @@
 """Evaluate an expression on the host, with the same results as the C text that c_text.py makes of it.
 
-Launches are known from the operation log, not from a device program; so are the expressions over them.
+Expressions over launches are evaluated here, because launches are known from the operation log, not from a device program.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from gpubpf.expressions.syntax import CASTS, MASK, Binary, Call, Conditional, Na
 
 
 def signed(value: int) -> int:
-    """Return the low 64 bits of a number as a signed one."""
+    """Return the low 64 bits of a number as a signed number."""
     value &= MASK
     return value - (1 << 64) if value >> 63 else value
 
 
 def evaluate(node: Node, values: Mapping[str, int]) -> int:
-    """Return the value of an expression, from 0 to 2**64 - 1. `values`: those of its names, in the same range."""
+    """Return the value of an expression, from 0 to 2**64 - 1. `values`: the values of its names, in the same range."""
     match node:
         case Number():
             return node.value

@@ -36,10 +36,11 @@ MOST_PENDING = 4096  # launches whose records wait for their launch in the log
 
 
 class Event(Record):
-    """An event: a lane, or a warp at a barrier, at a place in a kernel, or a launch, which has no block, thread and source.
+    """An event: a lane (at a barrier, a warp) at a place in a kernel, or a launch. A launch has no block, thread and source.
 
-    time: ns on the clock of the results; None: not known. values: of the arguments, in their order. wave: the lanes of a wave, on an
-    AMD GPU.
+    time: ns on the clock of the results; None: unknown.
+    values: values of the arguments, in their order.
+    wave: the lanes of a wave, on an AMD GPU.
     """
 
     pid: int
@@ -62,7 +63,7 @@ class Event(Record):
 
     @property
     def text(self) -> str:
-        """What FORMAT makes of the values."""
+        """The values as FORMAT shows them."""
         return self.wanted.format.show(self.values)
 
     def record(self) -> dict[str, Any]:
@@ -74,9 +75,10 @@ class Event(Record):
 
 
 class Events:
-    """Collects events. kernels: the globs of each specification; none: every kernel.
+    """Collects events.
 
-    unknown: records that were skipped, because their launch is not known."""
+    kernels: for each specification its globs; no globs: every kernel.
+    unknown: number of records that were skipped because their launch is unknown."""
 
     def __init__(self, wanted: Sequence[Trace], kernels: Sequence[tuple[str, ...]]) -> None:
         self._wanted, self._kernels = wanted, kernels
@@ -89,7 +91,7 @@ class Events:
     def take(self, session: Session) -> list[Event]:
         """Return the events since the last call, by launch and time."""
         found: list[tuple[Any, Event]] = []
-        # The rings first: then the log has the launches of almost all records, however long it takes to read.
+        # Read the rings before the log, so that the log has the launches of almost all records.
         for ring in session.rings(RING) if session.has_map(RING) else ():
             self._keep(ring)
         for log in session.logs():
@@ -126,7 +128,7 @@ class Events:
             self._pending.setdefault((ring.process, int(launches[part[0]])), []).append(records[part])
 
     def _known(self, session: Session) -> Iterator[tuple[Any, Event]]:
-        """Yield the events of launches that are in the log, each with what orders them."""
+        """Yield the events of launches that are in the log, each with its sort key."""
         late = len(self._pending) - MOST_PENDING
         for at, key in enumerate(list(self._pending)):
             kernel = self._shapes.of_launch.get(key)
@@ -165,7 +167,7 @@ class Events:
             yield (*key, 1, raw, thread, spec), Event(*owner, key[1], time, *where)
 
     def _times(self, process: int, kernel: KernelShape, raw: Any) -> list[int | None]:
-        """Return times of a GPU's timer in a process on the clock of the results."""
+        """Convert times of a GPU's timer to the clock of the results. None: unknown."""
         import numpy as np
 
         if kernel.pid in self._shapes.virtual:
@@ -214,7 +216,7 @@ class Events:
 
 
 def _index(number: int, extents: Index) -> Index:
-    """Return the index with this linear number; x runs fastest."""
+    """Return the index with this linear number; x varies fastest."""
     rest, x = divmod(number, extents[0])
     z, y = divmod(rest, extents[1])
     return x, y, z
@@ -230,7 +232,7 @@ _NOWHERE = ("", "", "")
 
 
 class Printer:
-    """Writes events as they come. timed: with their times; in text these count from the first event."""
+    """Writes events as they arrive. timed: with their times, which in text count from the first event."""
 
     def __init__(self, out: Output, results: ResultWriter, owners: OwnerColumns, timed: bool) -> None:
         self._out, self._results, self._owners, self._timed = out, results, owners, timed

@@ -1,6 +1,6 @@
 """FORMAT of gputrace: the text and conversions of printf, checked against the arguments before anything runs.
 
-Every number has 64 bits, so length modifiers are accepted and mean nothing. Floating-point conversions show values alone.
+Every number has 64 bits, so length modifiers are accepted and ignored. Only values can have floating-point conversions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _CONVERSION = re.compile(
 )
 FLOATS = "feg"
 LETTERS = "diuxXopsc" + FLOATS
-MOST_DIGITS = 3  # of a width or precision
+MOST_DIGITS = 3  # maximum digits of a width or precision
 
 
 class Conversion(Record):
-    """One conversion: `flags`, `width` and `precision` as C has them, `letter` is one of LETTERS."""
+    """One conversion: `flags`, `width` and `precision` as in C; `letter` is one of LETTERS."""
 
     flags: str
     width: str
@@ -36,7 +36,7 @@ class Conversion(Record):
 
     @property
     def text(self) -> str:
-        """What the user wrote, without length modifier."""
+        """The conversion as the user wrote it, without length modifier."""
         return f"%{self.flags}{self.width}{self.precision}{self.letter}"
 
     @property
@@ -59,7 +59,7 @@ class Conversion(Record):
         return (start + ("d" if self.letter in "diu" else self.letter)) % number
 
     def json(self, value: int | float | str) -> int | float | str:
-        """Return a value for JSON: a number, signed where the text is; an address (%p), and NaN and infinities, as a string."""
+        """Return a value for JSON: a number, signed if the text is. Addresses (%p), NaN and infinities are strings."""
         if isinstance(value, str):
             return value
         if isinstance(value, float):
@@ -68,13 +68,13 @@ class Conversion(Record):
 
 
 class Format(Record):
-    """parts: texts and conversions, in order."""
+    """A FORMAT. parts: texts and conversions, in order."""
 
     parts: tuple[str | Conversion, ...]
 
     @classmethod
     def read(cls, text: str) -> tuple[Format, str]:
-        """Return the format in the quotes at the beginning of a text, and what stands behind them. Raises UsageError."""
+        """Return the format in the quotes at the beginning of a text, and the rest of the text. Raises UsageError."""
         parts: list[str | Conversion] = []
         at, plain = 1, ""
         while at < len(text) and text[at] != '"':
@@ -102,7 +102,7 @@ class Format(Record):
         return tuple(part for part in self.parts if isinstance(part, Conversion))
 
     def check(self, arguments: Sequence[object]) -> None:
-        """Raise UsageError if these arguments, texts by their names and expressions, do not fit the conversions."""
+        """Raise UsageError if these arguments do not fit the conversions. arguments: expressions, and names of texts."""
         wanted = self.conversions
         if len(wanted) != len(arguments):
             needed = "1 EXPR" if len(wanted) == 1 else f"{len(wanted)} EXPRs"
@@ -121,14 +121,14 @@ class Format(Record):
     def with_floats(
         self, values: Sequence[int | str], kinds: Sequence[int | None]
     ) -> tuple[int | float | str, ...]:
-        """Return these values, with those that have a type, by its number in TYPES, as floating-point numbers."""
+        """Return these values. A value with a type (its index in TYPES) becomes a floating-point number."""
         return tuple(
             as_float(value, kind) if kind is not None and isinstance(value, int) else value
             for value, kind in zip(values, kinds, strict=True)
         )
 
     def types(self, arguments: Sequence[object]) -> tuple[str, ...]:
-        """Return for each of these arguments the field with its type if it is shown as a floating-point number; else ""."""
+        """Return, for each argument that is shown as a floating-point number, the field with its type; "" for the others."""
         return tuple(
             ELEMENTS[argument.name] if conversion.is_float and isinstance(argument, Name) else ""
             for conversion, argument in zip(self.conversions, arguments, strict=True)

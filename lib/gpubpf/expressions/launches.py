@@ -1,11 +1,11 @@
-"""The launches of the operation log, with the values that expressions over launches may name.
+"""The launches in the operation log, with the values that expressions over launches may name.
 
     launches = Launches()
     for log in session.logs():
         for launch in launches.take(log):
             evaluate(node, launch.values)
 
-Every launch that the user asked for is there, also one of a kernel that cannot be instrumented, or in a graph.
+These are all launches that the user asked for, including those in graphs and those of kernels that cannot be instrumented.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ from gpubpf.show.notices import note
 if TYPE_CHECKING:
     from gpubpf.records.results import ProcessLog
 
-MOST_UNNAMED = 1 << 16  # records of a log that wait for the name of their kernel
+MOST_UNNAMED = 1 << 16  # maximum records of a log that wait for the name of their kernel
 _LEFT_OUT = (outcome_of(Reason.SAMPLED_OUT), outcome_of(Reason.FILTERED))  # by --sample and --launch
 
 
 class Launch(Record):
-    """A launch. values: by the names of `points.LAUNCH_NAMES`. wave: the lanes of a wave, on an AMD GPU. time: ns, of the call."""
+    """A launch.
+
+    values: by the names of `points.LAUNCH_NAMES`.
+    wave: the lanes of a wave, on an AMD GPU.
+    time: time of the call, ns.
+    """
 
     pid: int
     comm: str
@@ -57,7 +62,7 @@ class Launches:
         return sum(self._lost.values())
 
     def say_lost(self, tool: str) -> None:
-        """Tell the user what is missing from the results."""
+        """Print a notice about launches that are missing from the results."""
         if self.lost:
             note(
                 tool,
@@ -65,7 +70,7 @@ class Launches:
             )
 
     def take(self, log: ProcessLog) -> Iterator[Launch]:
-        """Yield the launches that are new in a log, and earlier ones whose names have come."""
+        """Yield the new launches in a log, and earlier launches whose kernels' names have arrived."""
         self._lost[log.process] = log.lost
         for record in self._named(log):
             kernel = record["kernel"]
@@ -83,7 +88,7 @@ class Launches:
             yield Launch(log.pid, log.comm, gpu, mangled, log.waves.get(mangled), named)
 
     def _named(self, log: ProcessLog) -> Any:
-        """Return the records of launches that were made, and whose names are known as far as they will be."""
+        """Return the records of launches that ran and whose kernel's name is known, or will never be known."""
         found = log.records[log.records["kind"] == operation_log.KERNEL]
         found = found[(found["flags"] & operation_log.CAPTURED) == 0]
         found = found[(found["result"] == 0) & ~np.isin(found["kernel"]["outcome"], _LEFT_OUT)]

@@ -33,7 +33,9 @@ ALL = ""  # the key of what is attached without a DETAIL
 class Attachment(Record):
     """How a program is attached: with `BPF.attach_gpu_METHOD`, and these arguments beside the kernel and the function's name.
 
-    Its argument is a `struct gpu_CONTEXT *`. `lacks` are fields of the context that have no value, because nothing was asked for.
+    The program's argument is a `struct gpu_CONTEXT *`.
+
+    lacks: fields of the context that have no value with these arguments.
     """
 
     method: str
@@ -43,21 +45,24 @@ class Attachment(Record):
 
     @property
     def fields(self) -> dict[str, Type]:
-        """The fields of its context that expressions may name."""
+        """The fields of the context that expressions may name."""
         return dict.fromkeys((name for name in CONTEXTS[self.context] if name not in self.lacks), U64)
 
     def with_values(self) -> Attachment:
-        """Return what is attached in place of this one for memory accesses if the program is to see values, too."""
+        """Return the attachment whose program also gets the values, for an attachment to memory accesses; else this attachment."""
         return replace(self, method="value", context="value") if self.context == "access" else self
 
 
 class Point(Record):
     """A point as the command line names it.
 
-    details: what is attached for each DETAIL; ALL: without one. glob: the argument of `attach` that any other DETAIL is, a glob.
-    by_warp: one event for each warp, of its lowest lane; otherwise one for each active lane.
-    of_launch: its values are of a launch, and known on the host. The attached program does nothing: the launch counts as measured.
-    values: what expressions may name of `values.ELEMENTS`. Only a program that uses one is attached with values, which cost more.
+    details: DETAIL → attachment; ALL: without a DETAIL.
+    glob: the argument of `BPF.attach_gpu_METHOD` that any other DETAIL is a glob for; "": other DETAILs are errors.
+    by_warp: one event for each warp, of its lowest lane; otherwise one event for each active lane.
+    of_launch: the point is a launch, whose values are known on the host. The attached program does nothing, but makes the launch count
+        as measured.
+    values: the names in `values.ELEMENTS` that expressions may use. Only a program that uses one of them is attached with values,
+        because values cost more.
     """
 
     name: str
@@ -68,7 +73,7 @@ class Point(Record):
     values: tuple[str, ...] = ()
 
     def attachment(self, detail: str) -> Attachment:
-        """Return what is attached for a DETAIL. Raises UsageError."""
+        """Return the attachment for a DETAIL. Raises UsageError."""
         if detail in self.details:
             return self.details[detail]
         if not self.glob:
@@ -101,12 +106,12 @@ class Point(Record):
         return Names(self.name, fields, dict.fromkeys(BUILTINS, U64), constants, TEXTS, self.values, added)
 
     def needs_values(self, used: set[str]) -> bool:
-        """Return whether one of these names is known only with the values of the access."""
+        """Return whether one of these names needs the values of the access."""
         return bool(self.values) and not used.isdisjoint({*VALUES, *RETURNED, *OF_VALUES})
 
 
 class Builtin(Record):
-    """A name that every device program has. c: its C text. after: the statement of SETUP that must run before."""
+    """A name that every device program has. c: its C text. after: the statement in SETUP that must run before the C text."""
 
     c: str
     after: tuple[str, ...] = ()
@@ -117,7 +122,7 @@ def _index(name: str, setup: str, *others: str) -> dict[str, Builtin]:
     return {f"{name}.{axis}": Builtin(f"{name}_{axis}", (setup, *others)) for axis in "xyz"}
 
 
-# Statements that read what several builtins need, in the order in which they run. Clocks are read first.
+# Statements that several builtins need, in the order in which they run. Clocks are read first.
 SETUP: Mapping[str, str] = {
     "globaltimer": "u64 globaltimer = bpf_get_globaltimer();",
     "clock": "u64 clock = gpu_clock();",
@@ -155,13 +160,13 @@ CONSTANTS: Mapping[str, int] = {
     "GPU_WRITES": WRITES,
 }
 OLD = ("old_low", "old_high")  # fields of atomics
-OF_VALUES = ("type", "low", "high", *OLD)  # fields of accesses that are known only with their values
-RETURNED = {"GPU_RETURNS": RETURNS}  # in `effect` of an atomic, and only where its values are known
-# What `operation` and `type` of instructions are compared with.
+OF_VALUES = ("type", "low", "high", *OLD)  # fields of accesses that only programs with values have
+RETURNED = {"GPU_RETURNS": RETURNS}  # a bit in `effect` of an atomic, only in programs with values
+# Constants to compare `operation` and `type` of instructions with.
 OPERATIONS = {f"GPU_FLOAT_{name.upper()}": number for number, name in enumerate(FLOAT_OPERATIONS)}
 OF_TYPES = {f"GPU_{name.upper()}": number for number, name in enumerate(TYPES)}
 TEXTS = ("kernel", "source")
-# What is known about a launch on the host, in the order of `launches.values`.
+# The values of a launch that the host knows, in the order of `launches.values`.
 LAUNCH_NAMES = (
     "launch", "pid", "tid", "gpu", "stream", "call_ns", "threads", "shared", "grid", "grid.x", "grid.y", "grid.z",
     "block_dim", "block_dim.x", "block_dim.y", "block_dim.z",
@@ -169,8 +174,9 @@ LAUNCH_NAMES = (
 
 
 def _accesses(kinds: Mapping[str, tuple[str, ...]], named: bool) -> Mapping[str, Attachment]:
-    """Return the attachments for memory accesses of these kinds, by DETAIL: a space; where they are `named`, also a kind, and
-    KIND.SPACE."""
+    """Return the attachments for memory accesses of these kinds, by DETAIL.
+
+    A DETAIL is a space; if the kinds are `named`, also a kind, and KIND.SPACE."""
     every = tuple(dict.fromkeys(kind for some in kinds.values() for kind in some))
 
     def attached(some: tuple[str, ...], spaces: tuple[str, ...]) -> Attachment:
@@ -224,7 +230,7 @@ POINTS: Mapping[str, Point] = {
 
 
 def point(name: str) -> Point:
-    """Return a point by its name. Raises UsageError, which lists those there are."""
+    """Return a point by its name. Raises UsageError for an unknown name; the message lists the points."""
     if name not in POINTS:
         raise UsageError(f"there is no point {name!r}; use one of: {', '.join(POINTS)}")
     return POINTS[name]

@@ -1,4 +1,4 @@
-"""Make the C text of a measurement: the tool's own part, then one program for each specification.
+"""Make the C text of a measurement: the tool's own part, followed by one program for each specification.
 
 Each program begins like this; names of builtins are those of `points`:
 
@@ -9,7 +9,7 @@ Each program begins like this; names of builtins are those of `points`:
         int mine = …;                           FILTER, --block and --thread: 1 in the lanes that count
         gpu_mask lanes = gpu_ballot(mine);      these lanes
 
-Nothing before the last of these lines branches by lane, so all lanes that come together still do there.
+Nothing before the last of these lines branches by lane, so lanes that enter the program together also reach this line together.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 NOTHING = "    return 0;"
 _OF_LANES = frozenset(("lane", "active"))  # the names whose range depends on the number of lanes in a warp
-# The context is read before anything branches. The kernel's verifier may follow a way that ours knows to be none, such as behind
-# lane == 40, and is not told of a read there.
+# The context is read before any branch. The kernel's verifier may follow a path that gpubpf's verifier knows to be impossible, such as
+# behind lane == 40, and no path may then read a field that the kernel's verifier does not expect.
 _READ = "\n#define CTX(_field) (*(volatile u64 *)&ctx->_field)  /* read here, and not behind a branch */\n"
 _FILTER = "GPU_PARAM(filter, struct gpu_filter);            /* --block and --thread */\n"
 _CHOSEN = (
@@ -45,21 +45,25 @@ def function_name(number: int) -> str:
 
 
 def attach(b: BPF, specs: Sequence[Spec], kernels: Sequence[tuple[str, ...]], tool: str) -> None:
-    """Attach the program of each specification to its kernels, as globs; none: every kernel. Tell the user if a filter lets nothing
-    pass, which the compiler knows."""
+    """Attach the program of each specification to its kernels. Print a notice if the compiler finds that a filter is never true.
+
+    kernels: for each specification its globs; no globs: every kernel."""
     for number, (spec, globs) in enumerate(zip(specs, kernels, strict=True)):
         one, name = spec.attachment, function_name(number)
         getattr(b, f"attach_gpu_{one.method}")(kernel=globs, fn_name=name, **one.arguments)
         b.titles[name] = repr(spec.text)
         if spec.filter is not None and not spec.point.of_launch and not b.uses_maps(name):
-            # The compiler knows this of NVIDIA's warps. Waves of AMD GPUs may have 64 lanes.
+            # The compiler assumes NVIDIA's warps. Waves of AMD GPUs may have 64 lanes.
             of_lanes = not _OF_LANES.isdisjoint(names_of(spec.filter))
             where = " in warps of 32 lanes" if of_lanes else ""
             note(tool, f"the filter of {spec.text!r} is never true{where}")
 
 
 def counting(program: str, specs: Sequence[Spec], chosen: bool) -> str:
-    """Return the text of gpucount. program: its own part, with `struct tally` and `add`. chosen: --block or --thread is given."""
+    """Return the text of gpucount.
+
+    program: the tool's own part, with `struct tally` and `add`.
+    chosen: --block or --thread is given."""
     parts = []
     for number, spec in enumerate(specs):
         parts.append("" if spec.point.of_launch else f"\nGPU_SITE_ARRAY(counts_{number}, struct tally);")
@@ -69,9 +73,10 @@ def counting(program: str, specs: Sequence[Spec], chosen: bool) -> str:
 
 
 def distributing(program: str, wanted: Sequence[Distribution], entries: int, chosen: bool) -> str:
-    """Return the text of gpudist. program: its own part.
+    """Return the text of gpudist.
 
-    entries: how many different values, or buckets, there is room for."""
+    program: the tool's own part.
+    entries: the number of different values, or buckets, that fit into the table."""
     parts = []
     for number, one in enumerate(wanted):
         if one.spec.point.of_launch:
@@ -97,7 +102,10 @@ def distributing(program: str, wanted: Sequence[Distribution], entries: int, cho
 
 
 def tracing(program: str, wanted: Sequence[Trace], pages: int, chosen: bool) -> str:
-    """Return the text of gputrace. program: its own part. pages: of the ring buffer, 4096 bytes each."""
+    """Return the text of gputrace.
+
+    program: the tool's own part.
+    pages: size of the ring buffer in pages of 4096 bytes."""
     most = max((len(one.numbers) for one in wanted), default=0) or 1
     parts = (
         []
@@ -142,9 +150,12 @@ def _function(
     needed: Iterable[str] = (),
     counts_lanes: bool = False,
 ) -> str:
-    """Return the program of a specification. values: statements with %s in place of these expressions. needed: builtins of `body`.
+    """Return the program of a specification.
 
-    counts_lanes: `lanes` has all lanes that pass the filter, also where an event is one of a warp."""
+    body: the statements that run in the chosen lanes.
+    values: statement with %s → the expression that replaces %s.
+    needed: builtins that `body` uses.
+    counts_lanes: `lanes` has all lanes that pass the filter, even at points with one event per warp."""
     start = f"\nint {function_name(number)}(struct gpu_{spec.attachment.context} *ctx) {{"
     if spec.point.of_launch:
         return f"{start}\n{NOTHING}\n}}"

@@ -4,7 +4,7 @@
     POINT:KERNEL[:DETAIL] [(FILTER)] ["FORMAT"[, EXPR...]]       gputrace
     POINT:KERNEL[:DETAIL] [(FILTER)]:TYPE:EXPR[, KEY][#LABEL]    gpudist
 
-A colon that stands beside another one belongs to a name, such as that of the kernel ns::scale.
+Two colons in a row belong to a name, such as that of the kernel ns::scale.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpubpf.expressions.points import Attachment, Point
 from gpubpf.expressions.syntax import U64, Name, Names, Node, names_of, parse, parse_list
 from gpubpf.record import Record, field, replace
 
-MOST = 32  # specifications of a command line, and EXPRs of a FORMAT
+MOST = 32  # maximum specifications of a command line, and maximum EXPRs of a FORMAT
 TYPES = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
 EVERY = "*"
 TIMES = ("globaltimer", "clock", "waited", "call_ns")
@@ -29,13 +29,13 @@ TIMES = ("globaltimer", "clock", "waited", "call_ns")
 _COLON = re.compile(r"(?<!:):(?!:)")
 _HEAD_END = re.compile(r'\s+\(|\s*"')
 _SPACE = re.compile(r"\s")
-# Brackets in names; the last kind is of a lambda.
+# Brackets in names; the last kind occurs in names of lambda functions.
 _NAMED = re.compile(r"\(anonymous namespace\)|operator\(\)|\{[^{}]*\}")
 _TYPE = re.compile(rf"(?<!:):\s*({'|'.join(TYPES)})\s*:(?!:)")
 
 
 class Spec(Record):
-    """POINT:KERNEL[:DETAIL] [(FILTER)]. text: all of it, as the user typed it."""
+    """POINT:KERNEL[:DETAIL] [(FILTER)]. text: the whole specification, as the user typed it."""
 
     text: str
     point: Point
@@ -45,14 +45,16 @@ class Spec(Record):
 
     @property
     def names(self) -> Names:
-        """What its expressions may name."""
+        """What the specification's expressions may name."""
         return self.point.names(self.attachment)
 
 
 class Distribution(Record):
-    """What gpudist adds up: the value of an expression, as a type of TYPES. key: a name of `points.TEXTS`, or "".
+    """What gpudist adds up: the value of an expression, as one of TYPES.
 
-    kind: log2, linear or values. width: of a linear bucket."""
+    key: a name in `points.TEXTS`, or "".
+    kind: log2, linear or values.
+    width: width of a linear bucket."""
 
     spec: Spec
     type: str
@@ -68,9 +70,11 @@ class Distribution(Record):
 
 
 class Trace(Record):
-    """What gputrace prints. arguments: expressions, and names of `points.TEXTS`. Without FORMAT there are none.
+    """What gputrace prints.
 
-    numbers: the expressions that a record has. The last are the types of what is shown as floating-point numbers."""
+    arguments: expressions, and names in `points.TEXTS`; empty without FORMAT.
+    numbers: the expressions whose values a record has. The last of them are the types of arguments that are shown as floating-point
+        numbers."""
 
     spec: Spec
     format: Format = field(default_factory=lambda: Format(()))
@@ -83,12 +87,12 @@ class Trace(Record):
 
     @property
     def type_fields(self) -> tuple[str, ...]:
-        """The fields with the types of what is shown as floating-point numbers."""
+        """The fields with the types of arguments that are shown as floating-point numbers."""
         return tuple(dict.fromkeys(field for field in self.format.types(self.arguments) if field))
 
 
 def count(text: str) -> Spec:
-    """Return what gpucount is to count. Raises UsageError."""
+    """Parse a specification of gpucount. Raises UsageError."""
     found, rest = _head(text, text)
     if rest:
         raise UsageError(
@@ -98,7 +102,7 @@ def count(text: str) -> Spec:
 
 
 def distribution(text: str) -> Distribution:
-    """Return what gpudist is to add up. Raises UsageError."""
+    """Parse a specification of gpudist. Raises UsageError."""
     start, kind = _HEAD_END.search(text), _TYPE.search(text)
     before = kind.end() if kind else 0  # a KERNEL may be a lambda: foo::{lambda()#1}
     body, _, label = text[before:].partition("#")
@@ -128,7 +132,7 @@ def distribution(text: str) -> Distribution:
 
 
 def trace(text: str) -> Trace:
-    """Return what gputrace is to print. Raises UsageError."""
+    """Parse a specification of gputrace. Raises UsageError."""
     spec, rest = _head(text, text)
     if not rest:
         return Trace(_with_values(spec))
@@ -147,7 +151,7 @@ def trace(text: str) -> Trace:
 
 
 def _head(text: str, whole: str) -> tuple[Spec, str]:
-    """Return the SPEC and FILTER at the beginning of a text, and what stands behind them."""
+    """Return the SPEC and FILTER at the beginning of a text, and the rest of the text."""
     end = _HEAD_END.search(text)
     head, rest = (text, "") if end is None else (text[: end.start()], text[end.start() :].lstrip())
     chosen = None
@@ -157,14 +161,14 @@ def _head(text: str, whole: str) -> tuple[Spec, str]:
 
 
 def _with_values(spec: Spec, *expressions: Node) -> Spec:
-    """Return a specification whose program sees the values of the access, if its filter or one of these expressions uses them."""
+    """Return the specification. If its filter or one of these expressions uses the access's values, its program gets the values."""
     used = {name for node in (spec.filter, *expressions) if node is not None for name in names_of(node)}
     needed = spec.point.needs_values(used)
     return replace(spec, attachment=spec.attachment.with_values()) if needed else spec
 
 
 def _bracketed(text: str) -> tuple[str, str]:
-    """Return what is in the brackets at the beginning of a text, and what stands behind them. Expressions have no quotes."""
+    """Return the text in the brackets at the beginning of a text, and the rest. Quotes have no meaning in expressions."""
     depth = 0
     for at, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -198,7 +202,7 @@ def _spec(head: str, chosen: str | None) -> Spec:
 
 
 def _has_filter(part: str, point: Point, is_detail: bool) -> bool:
-    """Return whether a FILTER follows a part of a SPEC without a space. Names of functions may have parameters in brackets."""
+    """Return whether a part of a SPEC ends in a FILTER without a space before it, and not in the parameters of a function's name."""
     _, bracket, chosen = _NAMED.sub("", part).partition("(")
     if not bracket or not is_detail or point.glob != "function":
         return bool(bracket)
@@ -215,9 +219,10 @@ Read = TypeVar("Read")
 
 
 def read(args: argparse.Namespace, one: Callable[[str], Read], listed: str = "entry:*") -> list[Read]:
-    """Return the specifications of a command line. Raises UsageError, which begins with the one that is wrong.
+    """Return the specifications of a command line. Raises UsageError, whose message begins with the wrong specification.
 
-    There may be none with --ebpf, which then prints the tool's own part, and with --list, which then tries `listed`."""
+    A command line needs no specification with --ebpf, which then prints the tool's own part, and with --list, which then tries
+    `listed`."""
     if not args.specs and args.list:
         return [one(listed)]
     if not args.specs and args.ebpf:
@@ -238,20 +243,20 @@ def read(args: argparse.Namespace, one: Callable[[str], Read], listed: str = "en
 
 
 def _quoted(text: str) -> str:
-    """Return the beginning of a text for a message, in one line."""
+    """Return the beginning of a text for a message, without line breaks."""
     text = " ".join(text.split())
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
 def tells_times(*expressions: Node | None) -> bool:
-    """Return whether an expression reads a clock, so that the command should run on a clock that repeats."""
+    """Return whether an expression reads a clock. Then the command should run on the virtual clock, which gives repeatable results."""
     return any(name in TIMES for node in expressions if node is not None for name in names_of(node))
 
 
 def choose_kernels(args: argparse.Namespace, specs: Iterable[Spec]) -> list[tuple[str, ...]]:
-    """Return the kernel globs of each specification, and set `args.kernel` to those that any of them asks for.
+    """Return the kernel globs of each specification, and set `args.kernel` to the globs of all specifications.
 
-    --kernel says which kernels `*` stands for. Raises UsageError for --kernel beside a specification that names its kernels."""
+    --kernel replaces the kernel `*`. Raises UsageError for --kernel together with a specification that names its kernels."""
     chosen = []
     for spec in specs:
         if args.kernel and spec.kernel != EVERY:
@@ -265,5 +270,5 @@ def choose_kernels(args: argparse.Namespace, specs: Iterable[Spec]) -> list[tupl
 
 
 def any_launches(specs: Iterable[Spec]) -> bool:
-    """Return whether a specification is of launches, which the operation log has."""
+    """Return whether a specification is about launches, which are in the operation log."""
     return any(spec.point.of_launch for spec in specs)

@@ -6,7 +6,7 @@
 A number has 64 bits and is unsigned or signed. As in C, an operation on an unsigned and a signed number is unsigned. What C leaves
 undefined is defined as eBPF does it: a division by 0 gives 0, a remainder by 0 the dividend, and a shift counts modulo 64.
 
-Only the tree leaves this module. c_text.py and evaluate.py read it; nothing that a user typed reaches the C compiler as text.
+Only the tree leaves this module. c_text.py and evaluate.py read the tree, so the user's own text never reaches the C compiler.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Number(Record):
 
 
 class Name(Record):
-    """A field or builtin of the point, one of its values, or a function of FLOAT_FUNCTIONS of a value: `isnan(value)`."""
+    """A field, builtin or value of the point, or a function in FLOAT_FUNCTIONS of a value: `isnan(value)`."""
 
     name: str
     type: Type
@@ -82,7 +82,7 @@ class Binary(Record):
 
     @property
     def signed(self) -> bool:
-        """Whether it works on signed numbers. A shift to the right looks at its left operand alone."""
+        """Whether the operator works on signed numbers. For a shift to the right, only the left operand decides."""
         operands = (self.left,) if self.operator in SHIFTS else (self.left, self.right)
         return all(one.type is S64 for one in operands)
 
@@ -111,17 +111,20 @@ TRUTH = ("||", "&&", "==", "!=", "<", "<=", ">", ">=")  # these give 0 or 1
 SHIFTS = ("<<", ">>")
 CASTS = {"s8": 8, "s16": 16, "s32": 32}  # the lower bits as a signed number
 FUNCTIONS = ("popcount", "log2", *CASTS)
-# They take one of the values of a point, by its name.
+# Functions of one of the values of a point, given by its name.
 FLOAT_FUNCTIONS = ("isnan", "isinf")
 
 
 class Names(Record):
     """What an expression may name at a point.
 
-    point: for messages. fields: those of the point's context. builtins: those that every point of its kind has. constants: numbers,
-    by their names. texts: names that are not numbers, which are keys and format arguments only. values: what is loaded, stored or
-    changed, a signed number whose bits may be a floating-point number. by_detail: names that a DETAIL of the point adds, each with
-    these DETAILs.
+    point: name of the point, for messages.
+    fields: the fields of the point's context.
+    builtins: the names that every point of this kind has.
+    constants: numbers by their names.
+    texts: names that are not numbers; only keys and format arguments can use them.
+    values: names of the loaded, stored or changed value, a signed number whose bits may be a floating-point number.
+    by_detail: names that a DETAIL of the point adds → these DETAILs, for messages.
     """
 
     point: str
@@ -133,7 +136,7 @@ class Names(Record):
     by_detail: Mapping[str, str] = field(default_factory=dict)
 
     def type_of(self, name: str) -> Type:
-        """Return the type of a name. Raises UsageError, which lists the names that there are."""
+        """Return the type of a name. Raises UsageError for an unknown name; the message lists the known names."""
         if name in self.texts:
             raise UsageError(f"{name} is a text, not a number; use it only as a key or as an argument of %s")
         found = self.builtins.get(name) or self.fields.get(name)
@@ -149,7 +152,7 @@ class Names(Record):
         return (*FUNCTIONS, *(FLOAT_FUNCTIONS if self.values else ()))
 
     def listed(self) -> str:
-        """Return what there is, for an error message. `block(.x)` stands for block and its parts, `…` for further constants."""
+        """Return a list of the names for an error message. `block(.x)` stands for block and its parts, `…` for further constants."""
         builtins = (
             f"{name}(.x)" if f"{name}.x" in self.builtins else name
             for name in self.builtins
@@ -192,7 +195,7 @@ END = "end"
 
 
 class Token(Record):
-    """kind: float, number, name, operator or END. text: as typed. at: where it begins."""
+    """A token. kind: float, number, name, operator or END. text: as typed. at: index of its first character."""
 
     kind: str
     text: str
@@ -241,7 +244,7 @@ def parse(text: str, names: Names) -> Node:
 
 
 def parse_list(text: str, names: Names, texts: Sequence[str] = ()) -> list[Node | str]:
-    """Return the trees of expressions with commas between them. One that is a name of `texts` alone is returned as that name.
+    """Return the trees of expressions separated by commas. An expression that is only a name in `texts` is returned as that name.
 
     Raises UsageError."""
     parser = _Parser(text, names)
@@ -275,7 +278,7 @@ class _Parser:
         return token.text
 
     def text(self, names: Sequence[str]) -> str:
-        """Take a name of a text, if it is all of an expression, and return it; otherwise return ""."""
+        """If the next expression is only the name of a text, take it and return it; otherwise return ""."""
         token, after = self._token, self._tokens[min(self._next + 1, len(self._tokens) - 1)]
         if token.kind == "name" and token.text in names and (after.kind == END or after.text == ","):
             self._next += 1
@@ -288,7 +291,7 @@ class _Parser:
             raise self._unexpected("an operator")
 
     def expression(self) -> Node:
-        """Return a whole expression: a conditional, or what stands in front of its question mark."""
+        """Return a whole expression: a conditional, or an operation without a question mark after it."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise UsageError(f"the expression is nested more than {DEEPEST} levels deep; shorten it")
@@ -306,7 +309,7 @@ class _Parser:
         return condition
 
     def _operation(self, least: int) -> Node:
-        """Return operands with operators between them that bind at least so tightly."""
+        """Return operands and the operators between them that bind at least as tightly as `least`."""
         left = self._operand()
         while self._token.kind == "operator" and (level := PRECEDENCE.get(self._token.text, 0)) >= least:
             operator = self._token.text
@@ -375,7 +378,7 @@ class _Parser:
         return self._made(lambda depth: Call(function, argument, kind, depth), argument)
 
     def _of_value(self, function: str) -> Node:
-        """Return a function of FLOAT_FUNCTIONS of a value. Its argument has no number that could be computed with."""
+        """Return a function in FLOAT_FUNCTIONS of a value. Its argument must be the name of a value, not another expression."""
         name = self._token.text
         self._next += self._token.kind == "name"
         if name not in self._names.values or not self.take(")"):
@@ -384,7 +387,7 @@ class _Parser:
         return Name(f"{function}({name})", S64)
 
     def _made(self, make: Callable[[int], Node], *parts: Node) -> Node:
-        """Return a node above its parts. Raises UsageError if the tree becomes too deep for those that read it."""
+        """Return a node above its parts. Raises UsageError if the tree becomes deeper than DEEPEST."""
         depth = 1 + max(part.depth for part in parts)
         if depth > DEEPEST:
             raise UsageError(f"the expression has more than {DEEPEST} operations in a row; shorten it")
@@ -420,7 +423,7 @@ def _number(token: Token) -> Number:
 
 
 def names_of(node: Node) -> Iterator[str]:
-    """Yield the names that an expression uses, in its order, each as often as it occurs."""
+    """Yield the names that an expression uses, in their order. A name is yielded as often as it occurs."""
     match node:
         case Name():
             yield node.name

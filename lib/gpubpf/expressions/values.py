@@ -1,7 +1,7 @@
 """The values of loads, stores, atomics and instructions: what expressions may name, its C text, and numbers on the host.
 
-eBPF has no floating point, so a program looks at bits. Where nobody knows what bits are (b16, b32, b64), they are taken for the
-floating-point types of their sizes. Integers never are: many of them would look like NaN.
+eBPF has no floating point, so a program looks at bits. Bits of unknown type (b16, b32, b64) are interpreted as the floating-point type
+of their size. Integers are not, because many integers would look like NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpubpf.record import Record
 
 
 class Value(Record):
-    """A name, or a function of one. c: its C text. fields: those of the context that it reads."""
+    """A name, or a function of a name. c: its C text. fields: the context's fields that it reads."""
 
     c: str
     fields: tuple[str, ...]
@@ -22,7 +22,7 @@ class Value(Record):
 def _of(name: str, *whole: str) -> dict[str, Value]:
     """Return the names for a value: its first element, and whether any of its elements is NaN, or infinite.
 
-    whole: the fields with its type, its first 8 bytes and, if it may have more, the next 8."""
+    whole: names of the fields with the value's type, its first 8 bytes and, for values that may be longer, its next 8 bytes."""
     arguments = ", ".join([*(f"ctx_{field}" for field in whole), "0ull"][:3])
     return {
         name: Value(f"gpu_element(ctx_{whole[0]}, ctx_{whole[1]})", whole[:2]),
@@ -31,7 +31,7 @@ def _of(name: str, *whole: str) -> dict[str, Value]:
     }
 
 
-# The names that gputrace can show as a floating-point number, and the fields with their types.
+# Names that gputrace can show as floating-point numbers → fields with their types.
 ELEMENTS = {"value": "type", "old": "type", **dict.fromkeys(OPERANDS, "operand_type")}
 VALUES: Mapping[str, Value] = {
     **_of("value", "type", "low", "high"),
@@ -39,5 +39,5 @@ VALUES: Mapping[str, Value] = {
     **{name: one for field in OPERANDS for name, one in _of(field, "operand_type", field).items()},
 }
 
-# The functions of VALUES.
+# The header that defines the functions in VALUES.
 FUNCTIONS = "\n#include <gpubpf_floats.h>\n"
