@@ -1,1 +1,1 @@
-"""Other people's objects: ELF files that `clang -target bpf -g` made, as a second source of programs and maps."""
+"""Existing eBPF object files, made by `clang -target bpf -g`, as a second source of programs and maps."""

@@ -1,11 +1,11 @@
-"""Where the programs of an object go: what the names of its sections mean.
+"""Where the programs of an object are attached, according to the names of their sections.
 
     attach_point("kprobe/_Z5scalePf")       in each thread that enters the kernel scale(float*)
     attach_point("uretprobe/./app:main")    on the host, when main returns
 
-The names are those of libbpf and bpftime. A kprobe is on the GPU unless the Linux kernel has a function of this name. bpftime decides
-by an option for the whole run; with it, names that begin with `cuda_` are on the GPU. This prefix is accepted here, and always means
-the GPU. For perf events, libbpf leaves it to the loader to choose the event; here the section names it.
+The names are those of libbpf and bpftime. A kprobe is on the GPU unless the Linux kernel has a function with this name. In bpftime, an
+option for the whole run decides; with the option, names that begin with `cuda_` are on the GPU. Here, this prefix always means the
+GPU. For perf events, libbpf lets the loader choose the event; here the section names the event.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _PATH = re.compile(r"(.*[^:]):(?!:)(.*)", re.DOTALL)
 
 
 class AttachPoint(Record):
-    """Where a program goes.
+    """Where a program is attached.
 
-    event     entry, exit, access: on the GPU. alone: it runs as a kernel of its own. function: on the host, in traced processes.
-              tracepoint, raw, kernel_function, perf_event: on the host, for the whole machine
-    kernels   on the GPU: mangled names; none: every kernel
+    event     entry, exit, access: on the GPU. alone: the program runs as a separate kernel. function: on the host, in traced
+              processes. tracepoint, raw, kernel_function, perf_event: on the host, for the whole machine
+    kernels   on the GPU: mangled names; empty: every kernel
     target    on the host: CATEGORY:NAME, the name of a raw tracepoint, the function, or the perf event
-    path      of the program or library that has the function
+    path      path of the program or library that has the function
     returns   the program runs when the function returns
-    offset    of the instruction in the function, in bytes
+    offset    offset of the instruction in the function, in bytes
     """
 
     section: str
@@ -83,7 +83,7 @@ class AttachPoint(Record):
 
 
 def attach_point(section: str) -> AttachPoint:
-    """Return where a program in a section goes. Raises ImageError for a section that is not supported."""
+    """Return where a program in a section is attached. Raises ImageError for a section that is not supported."""
     kind, slash, rest = section.partition("/")
     if kind in ("kprobe", "kretprobe"):
         return _probe(section, kind == "kretprobe", rest)
@@ -163,7 +163,7 @@ def _probe(section: str, returns: bool, rest: str) -> AttachPoint:
 
 
 def _in_linux(name: str) -> bool:
-    """Return whether the Linux kernel or one of its modules has a function of this name, as far as the kernel says so."""
+    """Return whether the Linux kernel or one of its modules has a function with this name, according to the kernel's own list."""
     return any(
         b" %c %s%c" % (kind, name.encode(), end) in _symbols() for kind in b"tTwW" for end in (b"\n", b"\t")
     )

@@ -1,10 +1,10 @@
 """CO-RE: adapt code to the types of the running kernel ("Compile Once, Run Everywhere", as libbpf does it).
 
     relocation = Relocations(local_types, kernel_types)
-    relocation.value(root, access, kind)       # what belongs into the instruction
+    relocation.value(root, access, kind)       # the value for the instruction
 
-An object says for each such instruction which member it means, in the types that it was compiled with. In the kernel's types, a member
-is found by its name, a type by its name and kind. A name may end in a flavor, `task_struct___old`, which is ignored.
+A relocation says which member an instruction means, in the types with which the object was compiled. In the kernel's types, a member
+is found by its name, and a type by its name and kind. A name may end in a flavor, `task_struct___old`, which is ignored.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TYPE_ID_LOCAL, TYPE_ID_TARGET, TYPE_EXISTS, TYPE_SIZE, ENUM_EXISTS, ENUM_VALUE, 
 _FIELD = range(FIELD_OFFSET, FIELD_RSHIFT + 1)
 _TYPE = (TYPE_ID_TARGET, TYPE_EXISTS, TYPE_SIZE, TYPE_MATCHES)
 _ABSENT_IS_ZERO = (FIELD_EXISTS, TYPE_EXISTS, TYPE_SIZE, ENUM_EXISTS, TYPE_MATCHES)
-_DEEPEST = 32  # members of members
+_DEEPEST = 32  # maximum depth of members in members
 _MOST_CANDIDATES = 64
 
 
 class _Place(Record):
-    """A member in a type: the member's type, its offset in bits, and its bits if it is a bit field."""
+    """A member in a type: the member's type, its offset in bits, and its size in bits if it is a bit field."""
 
     type: int
     offset: int
@@ -41,7 +41,9 @@ class Relocations:
         self._local, self._kernel = local, kernel
 
     def value(self, root: int, access: str, kind: int) -> tuple[int | None, _Place | None]:
-        """Return the value for an instruction, None if the kernel does not have what it is about; and where a member is there."""
+        """Return the value for an instruction, and the place of a member in the kernel's type.
+
+        The value is None if the kernel lacks the type or member. The place is None if the relocation is not about a member."""
         if kind == TYPE_ID_LOCAL:
             return root, None
         try:
@@ -122,7 +124,7 @@ class Relocations:
                         "a CO-RE relocation is about a member that its type does not have; compile it again"
                     )
                 key, number = members[step].name, types.plain(members[step].type)
-                if key == "":  # anonymous: its members are found by their names
+                if key == "":  # an anonymous structure or union: its members are found by their names
                     continue
             elif types.kind(number) == btf.ARRAY:
                 key, number = step, types.plain(types.array(number)[0])
@@ -132,7 +134,7 @@ class Relocations:
         return found
 
     def _place(self, root: int, index: int, names: list[tuple[str | int, int]]) -> _Place | None:
-        """Return where the kernel's type has the member; None if it has none of a similar type."""
+        """Return where the kernel's type has the member; None if it has no such member, or one whose type is not similar."""
         types, place = self._kernel, _Place(self._kernel.plain(root), 0)
         place = replace(place, offset=8 * index * types.size(root))
         for key, local in names:
@@ -152,7 +154,7 @@ class Relocations:
         return place
 
     def _member(self, number: int, name: str, depth: int) -> _Place | None:
-        """Return a member by name, also of anonymous structures and unions inside."""
+        """Return a member by name, including members of anonymous structures and unions inside the type."""
         if depth > _DEEPEST:
             return None
         for member in self._kernel.members(number):
@@ -164,7 +166,7 @@ class Relocations:
         return None
 
     def _similar(self, local: int, kernel: int) -> bool:
-        """Return whether a member's types are compatible, as libbpf says: any numbers, any pointers, structures and arrays."""
+        """Return whether a member's types are compatible by libbpf's rules: any numbers, any pointers, structures and arrays."""
         numbers = (btf.INT, btf.ENUM, btf.ENUM64)
         mine, theirs = self._local.kind(local), self._kernel.kind(kernel)
         if mine in btf.COMPOSITE and theirs in btf.COMPOSITE:

@@ -1,7 +1,7 @@
 """Launch an empty kernel once: python launch.py X Y Z BLOCK_X BLOCK_Y BLOCK_Z.
 
-gpurun --run starts this file, and instruments the kernel. The file imports nothing of gpubpf, because it runs as a program of its
-own, perhaps as another user.
+gpurun --run starts this file, and instruments the kernel. The file imports nothing of gpubpf, because it runs as a separate program,
+perhaps as another user.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ PTX = f".version 6.3\n.target sm_70\n.address_size 64\n.visible .entry {KERNEL}(
 # The limits of the CUDA C++ Programming Guide, by axis.
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 LARGEST_BLOCK = (1024, 1024, 64)
-MOST_THREADS = 1024  # of a block
+MOST_THREADS = 1024  # maximum threads of a block
 _SET_NAME = 15  # PR_SET_NAME
 
 
 def main(extents: list[int]) -> int:
-    """Launch the kernel on this grid and block, and wait for it. Return 1 if that fails, after one line that says why."""
+    """Launch the kernel with this grid and block, and wait for it. If that fails, print one line with the reason and return 1."""
     ctypes.CDLL(None).prctl(_SET_NAME, b"gpurun", 0, 0, 0)
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""Make whole programs of an object's functions: with their subprograms, references to maps, and CO-RE relocations."""
+"""Link an object's functions to whole programs: subprograms, references to maps, and CO-RE relocations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from gpubpf.record import replace
 
 _MOST_LINES = 1 << 20
 _CALL = b.JMP | b.CALL
-_KERNEL_CALL = 2  # src of a call of a function of the Linux kernel
+_KERNEL_CALL = 2  # `src` in a call of a function of the Linux kernel
 
 
 class Linker:
-    """Links programs. kernel: returns the object's relocations for the running kernel; called if there are any.
+    """Links programs.
 
-    variables: the names of the maps that hold sections of variables, by number of the section."""
+    kernel: returns the object's relocations for the running kernel; called only if there are relocations.
+    variables: number of a section of variables → name of the map that holds it."""
 
     def __init__(
         self, file: ObjectFile, variables: Mapping[int, str], kernel: Callable[[], Relocations]
@@ -91,7 +92,7 @@ class Linker:
         """Return an ld_imm64 that refers to a map or variable, by name."""
         found = self._file.references.get((function.section, function.start + 8 * pc))
         if found is None:
-            if i.src:  # a file descriptor or the like, which would be one of this process
+            if i.src:  # a file descriptor or another number that would mean an object of this process
                 raise ImageError(
                     f"function {function.name}, instruction {pc}, refers to nothing; compile it again"
                 )
@@ -115,7 +116,7 @@ class Linker:
     # --- source lines ---
 
     def _lines(self, section: str, function: Function) -> list[int]:
-        """Return the line of each instruction; those of headers have the line before."""
+        """Return the line of each instruction. An instruction from a header has the line of the instruction before it."""
         lines, last = [], 0
         for at in range(function.start, function.start + function.size, 8):
             name, line, _ = self._file.lines.get((section, at), ("", 0, ""))

@@ -1,4 +1,4 @@
-"""What is in an object, for `--ebpf`: its maps, and its programs as instructions between the source lines that they are from."""
+"""The contents of an object, for `--ebpf`: its maps, and its programs as source lines with their instructions."""
 
 from __future__ import annotations
 

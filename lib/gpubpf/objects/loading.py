@@ -4,7 +4,7 @@
     b = BPF(source=loaded.programs)
     loaded.attach(b)
 
-The values between are those of the modules beside this one.
+The other modules of this package define the values between these steps.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from gpubpf.lower.fragment import Fragment
     from gpubpf.program import BPF
 
-_OPTIONAL = "?"  # before the name of a section: libbpf does not load the program unless it is asked to
+_OPTIONAL = "?"  # before the name of a section: libbpf loads the program only on request
 UNCHANGED = Settings()
 _LARGEST_HOST_MAP = 1 << 30  # bytes
-_OF_CONTEXT = ("context", "launch", "replay")  # arguments that the context's fields are
+_OF_CONTEXT = ("context", "launch", "replay")  # kinds of argument that come from the context
 _SPACES = ("global", "local", "const")  # of bpftime's __memcapture
 
 
@@ -52,7 +52,7 @@ class ObjectPrograms(CompiledPrograms):
         super().__init__(program, compile.object_key(program))
 
     def fragment(self, name: str) -> Fragment:
-        """See `LoweredPrograms`. A program that reads its argument is refused: it is written for registers of a CPU."""
+        """See `LoweredPrograms`. A program that reads its argument is refused, because it expects the registers of a CPU."""
         made = super().fragment(name)
         if any(argument.kind in _OF_CONTEXT for argument in made.arguments):
             raise VerifyError(
@@ -62,20 +62,20 @@ class ObjectPrograms(CompiledPrograms):
 
 
 class LoadedObject(Record):
-    """An object: its programs, and where each goes."""
+    """An object: its programs, and where each is attached."""
 
     programs: ObjectPrograms
     places: Mapping[str, AttachPoint]
 
     @property
     def attached(self) -> tuple[str, ...]:
-        """The programs that `attach` attaches: all but those that run alone."""
+        """The programs that `attach` attaches: all except those that run as a separate kernel."""
         return tuple(name for name, place in self.places.items() if place.event != "alone")
 
     def choose_kernels(self, args: argparse.Namespace) -> tuple[str, ...]:
-        """Return the globs of --kernel, for programs that name no kernel, and set `args.kernel` to all that any program asks for.
+        """Return the globs of --kernel, for programs that name no kernel. Set `args.kernel` to the globs and names of all programs.
 
-        Raises UsageError for --kernel if all programs name theirs."""
+        Raises UsageError for --kernel if all programs name their kernels."""
         device = [place for place in self.places.values() if place.event in ("entry", "exit", "access")]
         named = dict.fromkeys(name for place in device for name in place.kernels)
         globs, every = tuple(args.kernel), any(not place.kernels for place in device)
@@ -88,9 +88,9 @@ class LoadedObject(Record):
         return globs
 
     def attach_alone(self, bpf: BPF, args: argparse.Namespace) -> None:
-        """Make the only program a kernel of its own: it enters an empty kernel, which a COMMAND of ours launches.
+        """Run the only program as a separate kernel: attach it to the entry of an empty kernel, which launch.py launches.
 
-        Sets `args.command` and `args.kernel`. `args.grid` and `args.block` are the extents; None: one."""
+        Sets `args.command` and `args.kernel`. Reads the extents `args.grid` and `args.block`; None: 1."""
         (name,) = self.places
         extents = (*(args.grid or (1, 1, 1)), *(args.block or (1, 1, 1)))
         bpf.attach_gpu_entry(launch.KERNEL, name)
@@ -98,10 +98,12 @@ class LoadedObject(Record):
         args.command = [sys.executable, launch.__file__, *map(str, extents)]
 
     def attach(self, bpf: BPF, kernels: Iterable[str] = (), own_files: bool = False) -> None:
-        """Attach all programs but those that run alone. kernels: for programs that name none, as globs.
+        """Attach all programs except those that run as a separate kernel.
 
-        own_files: the traced program is started here, so the paths of its functions are those of this process.
-        Raises VerifyError, and Error if there are no others, or if a file lacks the function that a program is to be at."""
+        kernels: globs, for programs that name no kernel.
+        own_files: the tool starts the traced program, so paths of functions are valid in this process.
+
+        Raises VerifyError, and Error if there is no program to attach, or if a file lacks the function of a program."""
         if not self.attached:
             raise Error(
                 f"all programs ({', '.join(self.places)}) are kernels of their own; run one with --run"
@@ -129,7 +131,8 @@ class LoadedObject(Record):
 
 
 def _check_kprobes(program: str, function: str) -> None:
-    """Raise Error if no program can be at functions of the Linux kernel. Else tell the user which of two places it is at."""
+    """Raise Error if programs cannot be attached to functions of the Linux kernel. Otherwise print a notice: the program is attached
+    to the kernel's function, not to a GPU kernel with this name."""
     instead = f"kprobe/{ON_GPU}{function}"
     try:
         kernel_events.kprobe_type(function)
@@ -142,9 +145,9 @@ def _check_kprobes(program: str, function: str) -> None:
 
 
 def load(path: str, given: Settings = UNCHANGED) -> LoadedObject:
-    """Return the object in a file, with what the command line changes in it.
+    """Return the object in a file, with the command line's changes.
 
-    Raises Error, whose message begins with the path if it is about the file; UsageError."""
+    Raises UsageError, and Error. A message about the file begins with its path."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(LARGEST + 1)
@@ -219,7 +222,7 @@ def _with_record_sizes(program: Program) -> Program:
 def check_room(path: str, bpf: BPF, memory: int) -> None:
     """Raise Error if a map needs more than `memory` bytes on the GPU, or more host memory than any measurement needs.
 
-    path: of the object, for the message."""
+    path: path of the object, for the message."""
     left = memory
     for one in bpf.definitions():
         size = maps.storage_size(one, 1)

@@ -1,4 +1,4 @@
-"""The maps of an object as maps of this library: which kind each type is, and on which side it lies."""
+"""Convert the maps of an object to maps of this library: the kind of each type, and whether the map is on the GPU or the host."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ _RING_CALLS = (ArgumentKind.RECORD_SIZE, ArgumentKind.SHORT_RECORD_SIZE)
 
 
 def definition(one: ObjectMap, types: Types, record_size: int) -> MapDefinition:
-    """Return the definition of a map. record_size: what host programs send, if it is a ring buffer; 0: they send nothing.
+    """Return the definition of a map. Raises ImageError.
 
-    A kind that GPU memory lacks has the kernel's name. Raises ImageError."""
+    A kind that GPU memory does not have keeps the kernel's name.
+
+    record_size: for a ring buffer, bytes of the records that host programs send; 0: they send none."""
     if one.type not in maps.KINDS and one.type >= len(_KERNEL_TYPES):
         raise ImageError(
             f"map {one.name} is of type {one.type}, which is not known; use a type of the kernel or of bpftime"
@@ -84,8 +86,8 @@ def names_of_variables(sections: Iterable[Variables], used: Collection[str]) -> 
 def record_sizes(codes: Iterable[Sequence[Instruction]]) -> dict[str, int]:
     """Return the size in bytes of the records that host programs send to each ring buffer of the kernel.
 
-    It is taken from the instructions before a call. For device programs, `verify.records` finds it. Raises ImageError if the records
-    of a ring buffer have several sizes, or one that is not constant: the reader could not tell them apart."""
+    The size is found in the instructions before a call. For device programs, `verify.records` finds it. Raises ImageError if the
+    records of a ring buffer have several sizes, or a size that is not constant, because the reader could not separate them."""
     found: dict[str, set[int]] = {}
     for code in codes:
         for pc, i in enumerate(code):
@@ -119,7 +121,7 @@ def _sets(i: Instruction, register: int) -> bool:
 def placed(
     definitions: Mapping[str, MapDefinition], functions: Iterable[BpfFunction], of_machine: Collection[str]
 ) -> dict[str, MapDefinition]:
-    """Return the maps with those in host memory that both sides use. Raises ImageError if that is not possible.
+    """Return the maps. Maps that both device and host programs use are in host memory. Raises ImageError if that is not possible.
 
     of_machine: the programs that run for the whole machine."""
     users: dict[str, dict[bool, str]] = {}

@@ -3,7 +3,7 @@
     object_file = ObjectFile(data)
     object_file.programs, object_file.maps, object_file.variables
 
-Nothing is trusted. Whatever is wrong with a file is an ImageError: one line that says what to do.
+The file is untrusted. Any error in it raises ImageError: one line that says what to do.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpubpf.elf import Section, SymbolEntry
 from gpubpf.errors import ImageError
 from gpubpf.record import Record, replace
 
-LARGEST = 64 << 20  # bytes of a file
+LARGEST = 64 << 20  # maximum bytes of a file
 MOST_PROGRAMS = 1024
-MOST_INSTRUCTIONS = 1 << 16  # of a program with its subprograms
-LARGEST_VARIABLES = 1 << 20  # bytes of a section of variables
+MOST_INSTRUCTIONS = 1 << 16  # maximum instructions of a program with its subprograms
+LARGEST_VARIABLES = 1 << 20  # maximum bytes of a section of variables
 # Sections may overlap, so a file can claim to have any number of sections as large as itself.
-_MOST_VARIABLES = 16 << 20  # bytes of all sections of variables
-_MOST_RECORDS = 1 << 20  # relocations; records of lines
-_MOST_TEXT = 32 << 20  # characters of all lines
+_MOST_VARIABLES = 16 << 20  # maximum bytes of all sections of variables
+_MOST_RECORDS = 1 << 20  # maximum relocations, and maximum records of lines
+_MOST_TEXT = 32 << 20  # maximum characters of all lines
 _EM_BPF, _ET_REL = 247, 1
 _BIG_ENDIAN = b"\x7fELF\x02\x02"
 _PROGBITS, _NOBITS, _REL = 1, 8, 9  # types of sections
@@ -50,8 +50,11 @@ class Function(Record):
 
 
 class Reference(Record):
-    """What an instruction refers to: `kind` map (`name`), value (of the section `section`, at `offset`) or function (`section`,
-    `offset`). An offset is in bytes, without what the instruction adds."""
+    """What an instruction refers to.
+
+    kind: map (with `name`), or value or function (with `section` and `offset`).
+    offset: bytes from the start of the section, without the number that the instruction adds.
+    """
 
     kind: str
     name: str = ""
@@ -60,7 +63,7 @@ class Reference(Record):
 
 
 class ObjectMap(Record):
-    """A map in the section .maps. `type` is a number of enum bpf_map_type, or bpftime's. `key` and `value` are types, or 0."""
+    """A map in the section .maps. `type`: a number of enum bpf_map_type, or bpftime's. `key`, `value`: numbers of BTF types, or 0."""
 
     name: str
     type: int
@@ -73,7 +76,7 @@ class ObjectMap(Record):
 
 
 class Variables(Record):
-    """A section of global variables: their contents, and the variables as (name, offset, type)."""
+    """A section of global variables: its contents, and the variables as (name, offset, type)."""
 
     name: str
     section: int
@@ -86,7 +89,7 @@ class Variables(Record):
 
 
 class ObjectFile:
-    """An eBPF object file. Raises ImageError for anything else, also from the attributes."""
+    """An eBPF object file. The constructor and the attributes raise ImageError for anything else."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) > LARGEST:
@@ -112,7 +115,7 @@ class ObjectFile:
     # --- sections and symbols ---
 
     def _contents(self, index: int) -> bytes:
-        """Return the bytes of a section; zeros of one that takes no room in the file."""
+        """Return the bytes of a section; zeros for a section that takes no room in the file."""
         section = self._section(index)
         return bytes(section.size) if section.type == _NOBITS else self._elf.contents(section)
 
@@ -226,7 +229,7 @@ class ObjectFile:
 
     @cached_property
     def _with_code(self) -> frozenset[int]:
-        """The sections that have functions."""
+        """The sections that contain functions."""
         return frozenset(function.section for function in self.functions.values())
 
     # --- data ---
@@ -319,7 +322,7 @@ class ObjectFile:
 
     @cached_property
     def lines(self) -> Mapping[tuple[str, int], tuple[str, int, str]]:
-        """Where instructions are from, by section and offset: file, line, text."""
+        """The source of instructions, by section and offset: file, line, text."""
         types = self.types
         found = {}
         left = _MOST_TEXT

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from gpubpf.show.output import Output
     from gpubpf.show.result_writer import ResultWriter
 
-_MOST_LINES = 100  # of a map in the text for people
-_LONGEST_NAME = 60  # columns of a map's name there
+_MOST_LINES = 100  # maximum lines of a map in the text for people
+_LONGEST_NAME = 60  # maximum columns of a map's name in that text
 _LABEL = table.WIDTH - len("  of ,")  # columns of a kernel's name
 COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value", "mangled", *SHAPE_COLUMNS)
 
@@ -32,11 +32,11 @@ COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value", "mangl
 class Contents(Record):
     """What is in one map, or the new records of a ring buffer.
 
-    owner    fields that say whose it is: pid and comm of a process, gpu. A map of the Linux kernel has no gpu, and without a single
-             traced process its pid and comm are None
-    kernel   fields with the kernel and launch shape; none if all kernels share the map
-    entries  keys and values as JSON knows them; records have no keys
-    unit     what has a value of its own in each entry, such as "thread"; "": an entry has one value
+    owner    fields of the owner: pid and comm of the process, and gpu. A map of the Linux kernel has no gpu. Its pid and comm are None
+             unless exactly one process is traced.
+    kernel   fields with the kernel and launch shape; empty if all kernels share the map
+    entries  keys and values in JSON types; records have no keys
+    unit     the unit that has a separate value in each entry, such as "thread"; "": an entry has one value
     """
 
     definition: MapDefinition
@@ -66,7 +66,7 @@ class Contents(Record):
                 yield (*head, unit, "" if key is None else shown(key), shown(one), *tail)
 
     def lines(self, labels: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-        """Yield the lines for people. Equal values that follow each other are one line. labels: of kernels, by mangled name."""
+        """Yield the lines for people. Successive equal values share one line. labels: labels of kernels, by mangled name."""
         title = f"{table.fit(self.definition.name, _LONGEST_NAME)} ({self.definition.kind.replace('_', ' ')}"
         title += f" by {self.unit})" if self.unit and self.unit not in title else ")"
         if self.owner["pid"] is not None:
@@ -105,7 +105,7 @@ def _shape(kernel: Mapping[str, Any]) -> str:
 
 
 def _runs(entries: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield (first key, last key, value) of entries: successive numbers with equal values are one."""
+    """Yield (first key, last key, value) of entries. Successive integer keys with equal values are one range."""
     run: tuple[Any, Any, Any] | None = None
     for key, value in entries:
         if run is not None and value == run[2] and isinstance(key, int) and key == run[1] + 1:
@@ -126,7 +126,7 @@ def _of_units(unit: str, values: Sequence[Any]) -> list[str]:
 
 
 def _of_blocks(unit: str, values: Sequence[Any], width: int) -> list[str]:
-    """Return the lines by blocks of `width` units: successive blocks in which the same units have the same values share theirs."""
+    """Return the lines by blocks of `width` units. Successive blocks with equal values share their lines."""
     blocks = [(number, values[at : at + width]) for number, at in enumerate(range(0, len(values), width))]
     return [
         f"{_range('block', first, last)}, {line}"
@@ -140,7 +140,7 @@ def _range(unit: str, first: int, last: int) -> str:
 
 
 class Reader:
-    """Reads what an object's programs print, send and keep. `programs`: the names of those that are attached."""
+    """Reads what an object's programs print, send and keep in maps. `programs`: the names of the attached programs."""
 
     def __init__(self, bpf: BPF, programs: Iterable[str]) -> None:
         self._bpf = bpf
@@ -170,7 +170,7 @@ class Reader:
         return found
 
     def say_stopped(self, tool: str) -> None:
-        """Tell the user about programs whose loops were stopped."""
+        """Print a notice about programs whose loops were stopped."""
         for program, threads in self._stopped.items():
             notices.note(
                 tool,
@@ -211,7 +211,7 @@ class Reader:
         return found
 
     def _uses(self, definition: MapDefinition, kernel: str) -> bool:
-        """Return whether a program in this kernel uses the map. A kernel with other programs has an instance of its own, too."""
+        """Return whether a program in this kernel uses the map. A kernel whose programs do not use it has an instance, too."""
         probes = [probe for probe in self._bpf.probes if definition.name in self._used[probe.program]]
         return not kernel or any(names.chosen(probe.kernels, kernel) for probe in probes)
 
@@ -240,7 +240,7 @@ def _of_instance(one: Any) -> Contents:
 
 
 def _of_kernel(definition: MapDefinition, host: Any, owner: Mapping[str, Any]) -> list[Contents]:
-    """Return the contents of a map in the Linux kernel; nothing if it has no elements that can be listed."""
+    """Return the contents of a map in the Linux kernel; [] if it has no elements that can be listed."""
     try:
         items = host.items(definition.name)
     except (OSError, KeyError):
@@ -251,7 +251,7 @@ def _of_kernel(definition: MapDefinition, host: Any, owner: Mapping[str, Any]) -
 
 
 def _order(entry: tuple[Any, Any]) -> list[tuple[int, Any]]:
-    """Order keys by their numbers; those of structures one after the other."""
+    """Return the sort key of a map key: its number, or the numbers in its structure."""
     return _parts(entry[0])
 
 

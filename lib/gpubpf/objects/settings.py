@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 _SETTING = re.compile(r"(\w+)(?:\[([^\[\]=]+)\])?=(.*)", re.S)
-_MOST_CONTENTS = 1 << 24  # bytes of an array that are set, or of a hash of which an element is
+_MOST_CONTENTS = 1 << 24  # maximum bytes of an array or hash in which an element is set
 _ARRAYS = ("array", "shared_array")
 
 
 class Settings(Record):
     """What the command line changes in an object: the sections of programs, and values of variables, arrays and hashes.
 
-    sections  by name of a program, the section that replaces its own
+    sections  name of a program → the section that replaces its own
     values    NAME=VALUE or NAME[KEY]=VALUE
-    alone     the only program that is loaded, as a kernel of its own
+    alone     the only program that is loaded, as a separate kernel
     """
 
     sections: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Settings(Record):
 
 
 def sections(given: Iterable[str]) -> dict[str, str]:
-    """Return each PROGRAM=SECTION of --attach. Raises UsageError."""
+    """Parse each PROGRAM=SECTION of --attach. Raises UsageError."""
     found = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -115,7 +115,7 @@ def _with_elements(definition: MapDefinition, key: str | None, value: str, where
 
 
 def _with_entry(definition: MapDefinition, key: str | None, value: str, where: str) -> MapDefinition:
-    """Return a hash with one more element, or with another value of one."""
+    """Return a hash with a new element, or with a new value of an existing element."""
     name = definition.name
     if key is None:
         raise UsageError(f"{where}: map {name} is a hash; write {name}[KEY]=VALUE")
@@ -129,7 +129,7 @@ def _with_entry(definition: MapDefinition, key: str | None, value: str, where: s
 
 
 def _repeated(part: str, most: int, where: str) -> tuple[str, int]:
-    """Return VALUE and N of VALUE*N, which stands for N times VALUE."""
+    """Return VALUE and N of a text VALUE*N, which stands for N times VALUE."""
     value, star, times = part.partition("*")
     count = _number(times, where) if star else 1
     if not 0 < count <= most:
@@ -157,7 +157,7 @@ def _number(text: str, where: str) -> int:
 
 
 def _bytes(kind: np.dtype[Any], value: str, where: str) -> bytes:
-    """Return a value of a type: a number or text, or a list of them for arrays and structures, in the order of their members."""
+    """Return the bytes of a value: a number or text; for arrays and structures, a list of them in the order of the members."""
     import numpy as np
 
     if kind.kind == "V" and kind.names is None and kind.subdtype is None:  # as `values.plain` shows it

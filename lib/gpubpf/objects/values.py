@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy value as JSON knows it.
+    """Return a NumPy value in JSON types.
 
-    Structures are mappings, arrays are lists, arrays of char are strings if they are text. Bytes of an unknown type are a list of
-    words of 8 bytes, or of bytes if their number is not a multiple of 8. Floats that JSON lacks are strings.
+    Structures become mappings, and arrays become lists. Arrays of char become strings if they are text. Bytes of an unknown type
+    become a list of 8-byte words, or of bytes if their number is not a multiple of 8. NaN and infinities become strings.
     """
     import numpy as np
 
@@ -54,7 +54,7 @@ def shown(value: Any) -> str:
 
 
 def columns(array: np.ndarray[Any, Any]) -> list[Any]:
-    """Return the values of an array, as JSON knows them."""
+    """Return the values of an array in JSON types."""
     if array.dtype.names is None and array.dtype.kind in "iufb" and array.ndim == 1:
         values: list[Any] = array.tolist()
         if array.dtype.kind != "f":
