@@ -1,4 +1,4 @@
-"""AMD GPUs, ROCr, and the embedded AMD device. Nothing was tried on an AMD GPU."""
+"""AMD GPUs, ROCr, and the embedded AMD device. None of these checks was tested on an AMD GPU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def gpu(machine: Machine) -> Finding:
 
 
 def rocr(machine: Machine) -> Finding:
-    """The version of AMD's ROCr, asked in a child process. Without a GPU, hipsim's driver answers ROCr, if it is built."""
+    """The version of AMD's ROCr, which a child process asks for. Without a GPU, ROCr runs on hipsim's driver, if it is built."""
     has_gpu = amd_device.has_gpu()
     if not files(_ROCR):
         return Finding(
@@ -85,7 +85,7 @@ def embedded_environment() -> dict[str, str]:
 
 
 def embedded_device(machine: Machine) -> Finding:
-    """Whether HIP programs run without a GPU: hipsim is built, and AMD's own HIP and ROCr are there."""
+    """Whether HIP programs run without a GPU: hipsim is built, and AMD's own HIP and ROCr are installed."""
     consequence = "HIP programs do not run without a GPU (hipsim)"
     try:
         embedded.environment(hipsim.launcher.DEVICE, {})

@@ -1,4 +1,4 @@
-"""A finding: the state of one thing that decides whether a tool works, what follows from it, and what to do."""
+"""A finding: the state of one thing that tools need, the consequence, and what to do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Finding(Record):
     """What a check found. All texts are for the user; only `state` is for scripts."""
 
     state: str
-    value: str  # what is there
+    value: str  # what the check found
     consequence: str = ""  # which tools or options do not work
     action: str = ""  # what to do
-    needed: bool = True  # False: every tool works without it, perhaps with less
+    needed: bool = True  # False: every tool works without it, perhaps with fewer features
 
     @property
     def fails(self) -> bool:
@@ -41,9 +41,11 @@ class Finding(Record):
 
 
 class Check(Record):
-    """A row of the table. `name`: for scripts, never changed. `title`: for people. `read`: returns None if the check does not apply.
+    """A row of the table.
 
-    An OSError of `read` becomes a finding with the state UNKNOWN.
+    name: for scripts; a name never changes.
+    title: for people.
+    read: runs the check. It returns None if the check does not apply. An OSError becomes a finding with the state UNKNOWN.
     """
 
     name: str
@@ -52,7 +54,7 @@ class Check(Record):
 
 
 def ok(value: str) -> Finding:
-    """Return a finding that nothing follows from."""
+    """Return a finding without consequence and action."""
     return Finding(OK, value)
 
 

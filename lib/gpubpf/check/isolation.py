@@ -1,4 +1,4 @@
-"""What keeps a tool from other processes: ptrace and Yama, namespaces, hidepid, seccomp, no_new_privs, cgroups."""
+"""What may prevent a tool from tracing other processes: ptrace and Yama, namespaces, hidepid, seccomp, no_new_privs, cgroups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONTAINERS = (
     "systemd-nspawn",
     "flatpak",
     "wsl",
-)  # values of the variable container
+)  # values of the environment variable `container`
 _SEIZE = 0x4206  # PTRACE_SEIZE
 _EVERY = "measuring every process (without COMMAND and -p)"
 _QUESTION = Path(__file__).with_name("syscall_question.py")
@@ -76,8 +76,8 @@ def _sees_machine(machine: Machine) -> bool:
 
 
 def user_namespace(machine: Machine) -> Finding:
-    """Whether root's rights are those of the machine."""
-    os.readlink(machine.proc / "self/ns/user")  # without /proc, it is unknown
+    """Whether root has its rights for the whole machine, or only in a user namespace."""
+    os.readlink(machine.proc / "self/ns/user")  # raises OSError without /proc: then the answer is unknown
     if privileges.in_first_user_namespace(machine.proc):
         return ok("the machine's own")
     why = f"root here has no rights over the host: no eBPF programs, and not {_EVERY}"
@@ -85,7 +85,7 @@ def user_namespace(machine: Machine) -> Finding:
 
 
 def pid_namespace(machine: Machine) -> Finding:
-    """Which processes have numbers here."""
+    """Which processes this PID namespace contains."""
     if machine.text(machine.proc / "self/stat", "").partition(" ")[0] != str(os.getpid()):
         action = "mount the right one, as root: mount -t proc proc /proc"
         return Finding(MISSING, "/proc is not that of this PID namespace", "no tool works", action)
@@ -126,9 +126,9 @@ def seccomp(machine: Machine) -> Finding:
 
 
 def filtered_calls(machine: Machine) -> dict[str, bool]:
-    """Return the system calls of tools that a filter refuses: True if it kills the process for it. A child process tries them.
+    """Return the system calls of tools that a seccomp filter refuses: name → whether the filter kills the process for the call.
 
-    Raises OSError.
+    A child process tries the calls. Raises OSError.
     """
     refused: dict[str, bool] = {}
     if machine.status().get("Seccomp", "0") == "0":
@@ -152,7 +152,7 @@ def filtered_calls(machine: Machine) -> dict[str, bool]:
 
 
 def kills(machine: Machine, call: str, consequence: str) -> Finding | None:
-    """Return a finding if a filter would kill this process for a system call, which must then not be made."""
+    """Return a finding if a seccomp filter would kill this process for a system call. Then the check must not make the call."""
     if not filtered_calls(machine).get(call):
         return None
     value = f"a seccomp filter kills each process that calls {call}(2)"
@@ -160,7 +160,7 @@ def kills(machine: Machine, call: str, consequence: str) -> Finding | None:
 
 
 def _needs(calls: Iterable[str]) -> list[str]:
-    """Return what does not work without these system calls."""
+    """Return which tools or options do not work without these system calls."""
     calls, found = set(calls), []
     if calls & {"bpf", "perf_event_open"}:
         found.append("cudasnoop and hipsnoop")
@@ -172,7 +172,7 @@ def _needs(calls: Iterable[str]) -> list[str]:
 
 
 def no_new_privileges(machine: Machine) -> Finding:
-    """Whether sudo would gain anything here."""
+    """Whether sudo can give privileges here, or no_new_privs prevents it."""
     if machine.status().get("NoNewPrivs", "0") == "0":
         return ok("not set")
     if os.geteuid() == 0:
@@ -186,7 +186,7 @@ def no_new_privileges(machine: Machine) -> Finding:
 
 
 def cgroups(machine: Machine) -> Finding:
-    """Which cgroups there are, for --cgroup."""
+    """Which version of cgroups exists, for --cgroup."""
     kinds = {kind for _, kind, _ in machine.mounts()}
     old = "cgroup" in kinds
     if "cgroup2" in kinds:
@@ -198,7 +198,7 @@ def cgroups(machine: Machine) -> Finding:
 
 
 def container(machine: Machine) -> Finding:
-    """Whether this is a container, as far as its files and variables say."""
+    """Whether this is a container, according to its files and environment variables."""
     found = machine.environment.get("container", "")
     found = found if found in ("", *_CONTAINERS) else "another container"
     if (machine.root / ".dockerenv").exists():

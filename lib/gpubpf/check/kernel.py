@@ -57,7 +57,7 @@ def _has_whole_switches(machine: Machine) -> bool:
 
 
 def bpf(machine: Machine) -> Finding:
-    """Whether this user may load eBPF programs: one that does nothing is loaded."""
+    """Whether this user may load eBPF programs. The check loads a program that does nothing."""
     consequence = (
         f"{_SNOOP} do not work; launchlate --slow does not show what threads did meanwhile;"
         " gpurun refuses programs at tracepoints, kprobes and uprobes"
@@ -140,7 +140,7 @@ def type_information(machine: Machine) -> Finding:
 
 
 def compiler(machine: Machine) -> Finding:
-    """What compiles device programs that are not prebuilt."""
+    """The compiler for device programs that are not prebuilt."""
     consequence = "gpucount, gpudist, gputrace and tools of your own do not work"
     found = clang.find()
     if compiling.usable():
@@ -159,7 +159,7 @@ def compiler(machine: Machine) -> Finding:
 
 
 def _clang_release(path: str, machine: Machine) -> int:
-    """Return the version of a clang; 0 if it cannot be run. zig contains one that is new enough."""
+    """Return the version of a clang; 0 if it cannot be run. The clang in zig is always new enough."""
     if path == ziglang.find():
         return clang.OLDEST
     with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ def _clang_release(path: str, machine: Machine) -> int:
 
 
 def _is_bcc() -> bool:
-    """Return whether the module bcc has the part of that name that PyPI's other bcc lacks."""
+    """Return whether the module bcc is the BPF Compiler Collection. PyPI's package bcc is another project."""
     spec = importlib.util.find_spec("bcc")
     return spec is not None and spec.origin is not None and Path(spec.origin).with_name("libbcc.py").exists()
 

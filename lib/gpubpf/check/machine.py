@@ -1,4 +1,4 @@
-"""The machine that is checked: where its files are, as a value, so that a test can make another one."""
+"""The machine that is checked, as a value with the places of its files. Tests use a machine with other places."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIMEOUT = 5.0  # seconds for each check, and for each child process in it
 
 
 class Machine(Record):
-    """Where a check reads. The functions that the tools use, too, read their own places."""
+    """The places where a check reads. Functions that the checks share with the tools read fixed places."""
 
     root: Path = Path("/")
     proc: Path = Path("/proc")
@@ -48,7 +48,7 @@ class Machine(Record):
 
     def commands(self) -> Iterator[str]:
         """Yield the name (comm) of each process that this user sees. Raises OSError."""
-        os.stat(self.proc / "self")  # an empty directory is no /proc
+        os.stat(self.proc / "self")  # raises OSError if the directory is not a mounted /proc
         for entry in os.listdir(self.proc):
             if entry.isdigit():
                 try:

@@ -20,15 +20,15 @@ from gpubpf.images import assemble
 from gpubpf.traced import device
 
 _VENDOR, _DISPLAY = "0x10de", "0x03"  # of PCI devices; the class of GPUs begins with 0x03
-_GRAPHS = 13000  # the first CUDA version with whose drivers kernels in graphs are measured by default
-_HOOKED = 11040  # of the oldest driver whose functions the tests hook (470)
+_GRAPHS = 13000  # CUDA version of the oldest driver with which kernels in graphs are measured by default
+_HOOKED = 11040  # CUDA version of the oldest driver whose functions the tests hook (470)
 _DRIVER_FILES = ("nvidiactl", "nvidia-uvm", "nvidia[0-9]*")
-_MPS = "nvidia-cuda-mps"  # the 15 characters that Linux keeps of its processes' names
+_MPS = "nvidia-cuda-mps"  # the first 15 characters of MPS's process names, which are all that Linux keeps
 _one_question = threading.Lock()
 
 
 def answer(machine: Machine) -> dict[str, Any] | str:
-    """Return what the driver says (`device.question`), which is asked once. The embedded device in its place is no GPU."""
+    """Return the driver's answer (`device.question`), which is asked for once. The embedded device does not count as a GPU."""
     with _one_question:
         said = _asked(machine.timeout)
     if not isinstance(said, str) and device.is_embedded(said["gpus"][0]["name"]):
@@ -47,7 +47,7 @@ def _gpus(machine: Machine) -> dict[str, Any] | None:
 
 
 def pci_devices(machine: Machine, vendor: str) -> int:
-    """Return the number of GPUs of a PCI vendor, which need no driver to be seen."""
+    """Return the number of a vendor's GPUs on the PCI bus, which are visible without a driver."""
     found = 0
     for place in machine.sys.glob("bus/pci/devices/*"):
         if machine.text(place / "vendor", "") == vendor:
@@ -70,7 +70,7 @@ def gpu(machine: Machine) -> Finding:
 
 
 def _remedy(machine: Machine, said: str) -> str:
-    """Return what to do about a GPU that the driver does not give."""
+    """Return what to do if the driver does not offer a GPU."""
     if not (machine.proc / "driver/nvidia/version").exists():
         return "install NVIDIA's driver, or load it: modprobe nvidia"
     if any(not os.access(file, os.R_OK | os.W_OK) for file in _driver_files(machine)):
@@ -86,7 +86,7 @@ def _driver_files(machine: Machine) -> Iterator[Path]:
 
 
 def driver(machine: Machine) -> Finding | None:
-    """The CUDA version of the driver against what was tried."""
+    """The CUDA version of the driver, compared with the tested versions."""
     if (said := _gpus(machine)) is None:
         return None
     version = said["version"]
@@ -101,7 +101,7 @@ def driver(machine: Machine) -> Finding | None:
 
 
 def ptxas(machine: Machine) -> Finding:
-    """Whether there is an assembler whose code the driver loads."""
+    """Whether there is a ptxas whose code the driver can load."""
     said = _gpus(machine)
     major = said["version"] // 1000 if said else 0
     found = assemble.installed()

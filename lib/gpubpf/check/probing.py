@@ -15,12 +15,12 @@ from gpubpf.errors import in_words
 T = TypeVar("T")
 _LONGER = "try again with a longer --timeout"
 _GRACE = (
-    1.0  # seconds beyond the timeout, in which a check that its own timeout ended still reports the reason
+    1.0  # seconds beyond the timeout: a check that ends itself at the timeout can still report the reason
 )
 
 
 def run(checks: Sequence[Check], machine: Machine) -> Iterator[tuple[Check, Finding]]:
-    """Yield what each check found, in their order. Each has `machine.timeout` seconds."""
+    """Yield each check with its finding, in the order of `checks`. Each check has `machine.timeout` seconds."""
     results: dict[str, Finding | None] = {}
 
     def read(check: Check) -> None:
@@ -38,7 +38,7 @@ def run(checks: Sequence[Check], machine: Machine) -> Iterator[tuple[Check, Find
 
 
 def found(function: Callable[[], Finding | None]) -> Finding | None:
-    """Return what a function found. An error that it does not expect, such as a file that it may not read, is UNKNOWN."""
+    """Return the finding of a function. An unexpected error, such as a file that it may not read, becomes UNKNOWN."""
     try:
         return function()
     except PermissionError as error:

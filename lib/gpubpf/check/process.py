@@ -1,6 +1,7 @@
 """`gpubpf check -p PID`: what each tool would measure in a process, without attaching to it and without changing it.
 
-Only files of /proc/PID and the memory of the process are read, as the tools read them: its data is untrusted, and reading it may hang.
+It only reads files of /proc/PID and the memory of the process, in the same way as the tools: the data is untrusted, and reading may
+hang.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _INJECTED = (
 _NAMESPACES = ("mnt", "pid", "user", "net")
 _RUNTIME, _CUPTI = LibraryNames("libcudart.so"), LibraryNames("libcupti.so")
 _MOST_REASONS = 3
-SHARE = 0.5  # of the time limit, for trying to instrument kernels
+SHARE = 0.5  # share of the time limit that may be used for trying to instrument kernels
 
 
 class _Kernels(Record):
-    """The kernels in files that the process has mapped, for GPUs of NVIDIA, and why some cannot be instrumented; for GPUs of AMD."""
+    """The kernels in files that the process has mapped, for GPUs of NVIDIA and AMD, and why some cannot be instrumented."""
 
     total: int
     refused: Counter[str]
@@ -62,13 +63,13 @@ class _Kernels(Record):
 
 
 def findings(pid: int, machine: Machine) -> Iterator[tuple[str, Finding]]:
-    """Yield the name and the finding of each thing that decides what tools measure, and then those of each tool.
+    """Yield (name, finding): first for each property of the process that decides what tools measure, then for each tool.
 
-    Raises SessionError if there is no such process, or none that this user may look at.
+    Raises SessionError if the process does not exist, or if this user may not look at it.
     """
 
     def ask(read: Callable[[], T]) -> T | SessionError:
-        """Return what `read` returns, or why it cannot. The process may serve its memory itself (FUSE), and never answer."""
+        """Return the result of `read`, or its error. The time is limited: a process may serve its own memory (FUSE) and not answer."""
         try:
             with traceable.refusals(pid):
                 found = probing.within(machine.timeout, lambda: [read()])
@@ -115,7 +116,7 @@ Ask = Callable[[Callable[[], T]], T | SessionError]
 
 
 def _refused(pid: int) -> SessionError | None:
-    """Return why the process cannot be attached to now. Raises SessionError if it never can, or is not a process."""
+    """Return why the tools cannot attach to the process now. Raises SessionError if they never can, or if there is no such process."""
     try:
         traceable.check_traceable(pid)
     except traceable.RefusedForNow as error:
@@ -182,7 +183,7 @@ _VENDORS = {Vendor.NVIDIA: "CUDA", Vendor.AMD: "HIP"}
 
 
 def _runtime(devices: Devices | SessionError, names: Sequence[str]) -> Finding:
-    """Which CUDA runtime it has: a static one is in the program, where nobody sees its calls."""
+    """The CUDA runtime of the process. A static runtime is part of the program, so its calls cannot be traced."""
     found = [name for name in names if _RUNTIME.match(name)]
     if found:
         return ok(", ".join(found))
@@ -246,7 +247,7 @@ def _seccomp(pid: int) -> Finding:
 
 
 def _namespaces(pid: int) -> Finding:
-    """Where it runs. The agent gets into containers, too."""
+    """The namespaces of the process. The agent can also be loaded in containers."""
     other = []
     for kind in _NAMESPACES:
         with contextlib.suppress(OSError):
@@ -275,7 +276,7 @@ def _profilers(pid: int, names: Sequence[str], ask: Ask[dict[str, str]]) -> Find
 def _device_tool(
     obstacle: Finding | None, devices: Devices | SessionError, kernels: _Kernels | SessionError | None
 ) -> Finding:
-    """What a tool with probes in kernels would measure."""
+    """What a tool with probes in GPU kernels would measure."""
     if obstacle is not None:
         state = UNKNOWN if obstacle.state == UNKNOWN else MISSING
         return Finding(state, f"nothing: {obstacle.value}", action=obstacle.action)
@@ -308,7 +309,7 @@ def _launchlate(obstacle: Finding | None, devices: Devices | SessionError) -> Fi
 
 
 def _snoop(bpf: Finding, mapped: Sequence[address_space.Mapping], names: LibraryNames) -> Finding:
-    """What a tool with uprobes would measure. Another tracer does not matter, and neither does the agent."""
+    """What a tool with uprobes would measure. Such a tool works even if another tracer or an agent is in the process."""
     libraries = address_space.libraries(mapped)
     found = sorted({library.name for library in libraries if names.match(library.path)})
     if not found:

@@ -7,7 +7,8 @@ from gpubpf.check.finding import LIMITED, Finding, ok
 from gpubpf.check.machine import Machine
 from gpubpf.traced import command
 
-# Beginnings of the variables that keep the agent from using CUPTI, as agent/src/log/other_profilers.cpp has them; a test compares.
+# Prefixes of the environment variables that keep the agent from using CUPTI. They are the same as in
+# agent/src/log/other_profilers.cpp; a test compares them.
 CUPTI_VARIABLES = (
     "NSYS_", "NV_NSIGHT_", "NV_COMPUTE_PROFILER", "NV_TPS_", "CUPTI_", "NVTX_INJECTION", "ROCP_", "LD_AUDIT=",
 )  # fmt: skip
@@ -26,7 +27,7 @@ PROGRAMS = {
     "rocprofv3": "rocprof",
 }
 _COMM = 15  # characters
-# Those that only read counters of the whole GPU.
+# Profilers that only read counters of the whole GPU.
 _BESIDE = frozenset({"DCGM"})
 
 
@@ -57,7 +58,7 @@ def variables(machine: Machine) -> Finding:
 
 
 def running(machine: Machine) -> Finding:
-    """Profilers and debuggers of GPU programs that run."""
+    """Running profilers and debuggers of GPU programs."""
     short = {name[:_COMM]: program for name, program in PROGRAMS.items()}
     found = sorted({short[name] for name in machine.commands() if name in short})
     tracing = [name for name in found if name not in _BESIDE]

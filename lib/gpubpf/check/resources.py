@@ -13,15 +13,15 @@ from gpubpf.check.machine import Machine
 from gpubpf.kernel import privileges
 from gpubpf.show import table
 
-_SPACE = 256 << 20  # bytes, for the caches and the compilers' files of a run
-_FEW_FILES = 1024  # the usual limit: each traced process needs several open files
+_SPACE = 256 << 20  # bytes that the caches and the compilers' files of a run may need
+_FEW_FILES = 1024  # the usual limit, which is low because each traced process needs several open files
 _ACCOUNTED_BEFORE = (5, 11)  # since then, eBPF maps do not count as locked memory
-_LOCKED = 64 << 20  # bytes: more than the maps of any tool before
+_LOCKED = 64 << 20  # bytes: more than the maps of any tool need before Linux 5.11
 _MEMFD_NEVER = "2"  # of vm.memfd_noexec: no file in memory is executable
 
 
 def shared_memory(machine: Machine) -> Finding:
-    """Whether there is /dev/shm. Programs need it rather than tools."""
+    """Whether /dev/shm exists. Traced programs need it; tools do not."""
     place = machine.dev / "shm"
     why = "programs that share memory may fail (NCCL, PyTorch's workers)"
     try:
@@ -70,7 +70,7 @@ def temporary(machine: Machine) -> Finding:
 
 
 def caches(machine: Machine) -> Finding:
-    """Whether results are kept for the next run."""
+    """Whether the cache keeps results for the next run."""
     store = cache.default()
     why = "each run compiles and translates anew, which takes seconds"
     if store.directory is None:
@@ -96,7 +96,7 @@ def open_files(machine: Machine) -> Finding:
 
 
 def locked_memory(machine: Machine) -> Finding:
-    """The limit on locked memory, which eBPF maps count for before Linux 5.11."""
+    """The limit on locked memory, to which eBPF maps count before Linux 5.11."""
     most, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     value = "no limit" if most == resource.RLIM_INFINITY else table.size(most)
     release = machine.text(machine.proc / "sys/kernel/osrelease").split(".")

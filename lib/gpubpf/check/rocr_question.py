@@ -1,4 +1,4 @@
-"""Ask AMD's ROCr for its version: a program of its own, for a child process. It imports nothing of gpubpf.
+"""Ask AMD's ROCr for its version. This is a separate program, for a child process. It imports nothing of gpubpf.
 
 python3 -I -S rocr_question.py /opt/rocm/lib/libhsa-runtime64.so.1
 """

@@ -41,7 +41,7 @@ def _versions(packages: dict[str, str]) -> str:
         try:
             found.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(package)  # it is there without a version
+            found.append(package)  # installed, but without a version
     return ", ".join(found)
 
 

@@ -1,9 +1,9 @@
-"""Try system calls that the tools make, with arguments that the kernel refuses: a program of its own, for a child process.
+"""Try system calls that the tools make, with arguments that the kernel refuses. This is a separate program, for a child process.
 
     python3 -I -S syscall_question.py lib/gpubpf/kernel/syscalls.py [NAME…]
 
-It prints each name before the call, and "refused" behind it if a seccomp filter refused the call. A filter may also kill the process.
-NAME: a call to leave out. The kernel's own answer to such arguments is another error than a filter's.
+It prints each name before the call, and "refused" after the name if a seccomp filter refused the call. The kernel itself answers such
+arguments with another error than a filter. A filter may also kill the process. NAME: a call to leave out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(table: str, left_out: list[str]) -> None:
         print(name, end="", flush=True)
         ctypes.set_errno(0)
         library.syscall(*(ctypes.c_long(value) for value in (numbers[name], *_CALLS[name])))
-        # Without CAP_BPF, the kernel itself refuses bpf(2); the check of eBPF says so.
+        # Without CAP_BPF, the kernel itself refuses bpf(2), which the check of eBPF reports.
         print(" refused" if ctypes.get_errno() in _REFUSED and name != "bpf" else " allowed", flush=True)
 
 

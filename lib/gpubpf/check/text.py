@@ -1,4 +1,4 @@
-"""Findings as text: for a terminal, and as a report of a bug, in which nothing is personal."""
+"""Findings as text: for a terminal, and for a bug report, which contains no personal data."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpubpf.show import table
 _STATE, _TITLE = 9, 17  # columns
 _UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _HOMES = re.compile(r"(?<![\w.-])/(?:home|Users|var/home|export/home)/[^/\s,;:)]+|(?<![\w.-])/root\b")
-_SHARED_ACCOUNTS = ("root", "nobody", "user")  # words of sentences
+_SHARED_ACCOUNTS = ("root", "nobody", "user")  # these names are not personal, and also occur in sentences
 
 
 def lines(rows: Iterable[tuple[str, Finding]], merge: bool = False) -> Iterator[str]:
-    """Yield the lines about findings, each with its title. merge: the titles of equal findings in a row share one line."""
+    """Yield the lines about findings, each with its title. merge: successive equal findings share one line, with all their titles."""
     merged: list[tuple[list[str], Finding]] = []
     for title, finding in rows:
         if merge and merged and merged[-1][1] == finding:
@@ -58,7 +58,7 @@ def _wrapped(start: str, sentence: str, indent: str) -> list[str]:
 
 
 def conclusion(rows: Sequence[tuple[str, Finding]]) -> list[str]:
-    """Return a sentence with the number of findings in each state, and what tools need of it."""
+    """Return sentences: the number of findings in each state, and which missing things the tools need."""
     fails = [title for title, finding in rows if finding.fails]
     need = f"tools or options need: {', '.join(fails)}" if fails else "nothing that a tool needs is missing"
     return table.wrap(f"{counts(finding for _, finding in rows)}; {need}")

@@ -190,7 +190,7 @@ def _bound_by_waits(ops: Operations, mine: Integers, waiting: NDArray[np.bool_],
     waits = mine[waiting[mine]]
     if not len(waits):
         return
-    # A wait that took no time is no bound for an operation that returned at the same time, which may have come later.
+    # A wait that took no time does not bound an operation that returned at the same time, which may have come later.
     calls = np.minimum(ops.call[waits], ops.ret[waits] - 1)
     by_call = np.argsort(calls, kind="stable")
     least = np.append(_least_from(ops.ret[waits[by_call]]), NEVER)
