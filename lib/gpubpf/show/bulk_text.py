@@ -10,7 +10,7 @@ from gpubpf.record import Record
 if TYPE_CHECKING:
     import numpy as np
 
-CHUNK = 1 << 13  # records of one call: few enough for the CPU cache, many enough to amortize the call
+CHUNK = 1 << 13  # records per call: few enough for the CPU cache, many enough to amortize the call
 
 
 class Words(Record):
@@ -162,7 +162,7 @@ def aligned(columns: Sequence[tuple[Column, int]], end: bytes = b"\n") -> bytes:
             width = max(least, len(digits) + 2)
             text = np.full((count, width + 1), ord(" "), dtype=np.uint8)
             text[:, width - len(digits) : width][visible.T] = digits.T[visible.T]
-            first = width - visible.sum(axis=0)  # "0x" in front of it
+            first = width - visible.sum(axis=0)  # the place of "0x"
             each = np.arange(count)
             text[each, first - 2], text[each, first - 1] = ord("0"), ord("x")
             parts.append(text)

@@ -10,7 +10,7 @@ The library imports the modules below directly. `TOOL --help` takes no time: Num
 
 from __future__ import annotations
 
-from gpubpf.show import interrupt  # first: they change how the other modules are loaded
+from gpubpf.show import interrupt  # first: these change how the other modules are loaded
 
 # isort: split
 import atexit
@@ -109,15 +109,15 @@ __all__ = [
 
 
 def command(tool: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make a function `main(argv=None)` a tool's command: see `errors`. If this process runs the tool, it ends with the status.
+    """Make a function `main(argv=None)` a tool's command: see `errors`. If this process runs the tool, end it with the status.
 
-    It ends where Python would begin to take itself apart. Threads may be left then that wait in the kernel, such as for a file system
-    that does not answer. If they wake up in that, the process can crash (CPython 3.11).
+    The process ends before the interpreter is finalized. Threads may still wait in the kernel, such as for a file system that does not
+    answer. If a thread wakes up during finalization, the process can crash (CPython 3.11).
     """
 
     ending: list[int] = []
     if _runs(tool):
-        atexit.register(_end, tool, ending)  # before others, so that it is called after them
+        atexit.register(_end, tool, ending)  # registered first, so called last
 
     def made(main: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(main)
@@ -143,7 +143,7 @@ def _runs(tool: str) -> bool:
 
 
 def _end(tool: str, ending: list[int]) -> None:
-    """End the process with a status, once all its own ends are over. Without a status, Python ends it, and shows a traceback."""
+    """End the process with a status, after all other exit handlers. Without a status, let Python end it and show a traceback."""
     if not ending:
         return
     status = ending[0]
@@ -165,8 +165,8 @@ def _end(tool: str, ending: list[int]) -> None:
 
 @contextmanager
 def errors(tool: str) -> Iterator[None]:
-    """Turn errors into one line and an exit status, here and nowhere else. A traceback that gets out is a bug of the tool."""
-    # Again: a module that is loaded later may turn KeyboardInterrupt into any exception.
+    """Turn errors into one line and an exit status. This is the only place that does so. A traceback is a bug of the tool."""
+    # Again, because a module that is loaded later may turn KeyboardInterrupt into any exception.
     quiet = interrupt.ends()
     try:
         yield
@@ -191,7 +191,7 @@ def errors(tool: str) -> Iterator[None]:
         complain(tool, TOO_MANY_FILES if out_of_files(error) else what)
         raise SystemExit(1) from None
     finally:
-        # At the end of the program, Ctrl-C still ends it quietly: Python waits for threads, where nobody would catch it.
+        # Ctrl-C must end the program quietly even while Python waits for threads at exit, where no code would catch it.
         if quiet and not _runs(tool):
             interrupt.raises()
 

@@ -1,6 +1,6 @@
-"""A tool's command line: its parser, COMMAND after ``--``, and what the parsed arguments hold.
+"""A tool's command line: its parser, COMMAND after ``--``, and the parsed arguments.
 
-Whichever options a tool takes, its parsed arguments have these attributes:
+The parsed arguments have these attributes, whichever options a tool takes:
 
     tool         str                the tool's name
     out          Output             the results; set by `open_results`
@@ -48,7 +48,7 @@ from gpubpf.show import progress
 from gpubpf.show.notices import complain
 from gpubpf.show.option_values import EVERYTHING, positive, seconds
 
-_SPEC = re.compile(r"\s*[A-Za-z_]\w*\s*:")  # how a specification begins; a file of such a name is ./NAME
+_SPEC = re.compile(r"\s*[A-Za-z_]\w*\s*:")  # how a specification begins; such a file is ./NAME
 
 
 def _terminal_width() -> int:
@@ -63,7 +63,7 @@ def _terminal_width() -> int:
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows a value that may be missing as it is parsed: after "="."""
+    """Shows an optional value after "=", as it is parsed."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_terminal_width() - 2)
@@ -76,8 +76,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser whose usage errors are one line and exit status 2.
 
-    takes_specs: words like POINT:KERNEL before COMMAND are specifications, in `args.specs`.
-    operand: what the first word before COMMAND is, which must be there; it is in `args.operand`. "": there is none.
+    takes_specs: words such as POINT:KERNEL before COMMAND are specifications, in `args.specs`.
+    operand: description of the first word before COMMAND, which is required; the word is in `args.operand`. "": no such word.
     """
 
     takes_specs = False
@@ -144,7 +144,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
 
 
 def spec_usage(tool: str, needed: str = "") -> str:
-    """Return the usage of a tool that takes specifications, and options that are `needed`."""
+    """Return the usage line of a tool that takes specifications. needed: options that the tool requires."""
     what = f"{needed} SPEC..." if needed else "SPEC..."
     targets = f"{' ' * len(tool)} [-p PID[,PID...] | -- COMMAND [ARG...]]"
     return f"{tool} [options] {what} [interval [count]]\n       {targets}"
@@ -198,7 +198,7 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
 
 
 def _check_patches(made: Parser, args: argparse.Namespace) -> None:
-    """End the process if --sass comes with what patches of machine code cannot do."""
+    """End the process if --sass comes with an option that patches of machine code do not support."""
     if args.list or args.ptx or not args.command:
         made.error("--sass needs a COMMAND: a running program cannot be patched; start it with the tool")
     given = {
@@ -217,7 +217,7 @@ def is_spec(word: str) -> bool:
 
 
 class SpecsBehind(argparse.Action):
-    """An option before specifications: `const` and each of them are appended to `dest`. Other words behind it are positional."""
+    """An option before specifications: appends `const` and each specification to `dest`. Other words after it are positional."""
 
     def __call__(
         self,

@@ -1,6 +1,6 @@
-"""Look for garbage seldom while a tool starts: it makes many objects then, and hardly any garbage. That saves 8 % of the time.
+"""Collect garbage seldom while a tool starts, because it makes many objects then and hardly any garbage. This saves 8 % of the time.
 
-Importing this module switches to that. `as_usual` switches back, so that what is measured does not stay in memory for long.
+Importing this module changes the collector's thresholds. `as_usual` restores them, so that data of the measurement is freed soon.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _USUAL = gc.get_threshold()
 
 
 def as_usual() -> None:
-    """Look for garbage as often as Python does by default."""
+    """Collect garbage as often as Python does by default."""
     gc.set_threshold(*_USUAL)
 
 

@@ -13,15 +13,15 @@ from gpubpf.show.picture import Chart, Rows
 ROWS, COLUMNS = (
     256,
     512,
-)  # the most of a chart, but many bands take more rows; the number of columns must be even
-MOST_PAGES = 1024  # pages that are counted; beyond that they grow
+)  # maximum of a chart, but many bands take more rows; the number of columns must be even
+MOST_PAGES = 1024  # maximum pages to count; if there are more, pages get larger
 FIRST_PAGE = 5  # log2 of the first page size: 32 bytes
-APART = 1 << 20  # bytes; unknown addresses that are farther apart are two regions
-LEAST_COLUMNS, EVEN = 128, 4  # columns are made wider, down to so many, until half of the cells count so much
-# Columns are made wider, down to 64, while the picture has stripes: an empty column after a busy one in every 8 columns.
+APART = 1 << 20  # bytes; unknown addresses that are farther apart belong to two regions
+LEAST_COLUMNS, EVEN = 128, 4  # columns get wider until half of the cells count 4, or 128 columns are left
+# Columns also get wider, until 64 are left, while the picture has stripes: an empty column after a busy one in every 8 columns.
 LEAST_WITHOUT_STRIPES, STRIPE = 64, 8
-BANDS = 64  # the most allocations in a chart
-LEAST_BAND = 11  # rows of a band
+BANDS = 64  # maximum allocations in a chart
+LEAST_BAND = 11  # minimum rows of a band
 FAR, LATEST = 1 << 60, 1 << 62  # ns; times of a GPU are neither farther apart nor later
 
 
@@ -33,7 +33,7 @@ class BlockHeat:
 
     def __init__(self, title: str, blocks: int) -> None:
         self.title, self.blocks, self.width = title, blocks, 1
-        self.each = -(-blocks // ROWS)  # blocks of a row
+        self.each = -(-blocks // ROWS)  # blocks per row
         self.counts = np.zeros((-(-blocks // self.each), COLUMNS), np.int64)
 
     def add(self, block: np.ndarray, ns: np.ndarray) -> None:
@@ -86,7 +86,7 @@ class AddressHeat:
         self.title, self.shift, self.width = title, FIRST_PAGE, 1
         self.pages = np.zeros(0, np.uint64)
         self.counts = np.zeros((0, COLUMNS, 2), np.int64)
-        self.origin = self._latest = self._begin = 0  # _begin: the first time that was added
+        self.origin = self._latest = self._begin = 0  # _begin: the earliest added time
         self.left_out = 0  # accesses with impossible times
 
     def add(self, address: np.ndarray, written: np.ndarray, time: np.ndarray) -> None:
@@ -279,7 +279,7 @@ def _used(counts: np.ndarray) -> np.ndarray:
 
 
 def _smooth(width: int, counts: np.ndarray) -> tuple[int, np.ndarray]:
-    """Return wider columns if most cells count little, or regular events leave columns empty: both would be shown as stripes."""
+    """Return wider columns if most cells have small counts, or regular events leave columns empty. Both would look like stripes."""
     while (counts.shape[1] >= 2 * LEAST_COLUMNS and np.median(counts[counts > 0]) < EVEN) or (
         counts.shape[1] >= 2 * LEAST_WITHOUT_STRIPES and _is_striped(counts)
     ):

@@ -17,11 +17,11 @@ STARS = 40
 
 
 def log2_slots(values: Any) -> np.ndarray:
-    """Return the counts of an array of unsigned integers by slot: int64, with as many slots as the largest value needs."""
+    """Return how many of these unsigned integers are in each slot: int64, with as many slots as the largest value needs."""
     import numpy as np
 
     values = np.ravel(values)
-    # A slot is the number of borders up to the value: exact for all of u64, unlike a floating-point logarithm.
+    # A value's slot is the number of slot borders up to the value. Unlike a floating-point logarithm, this is exact for all of u64.
     borders = np.left_shift(np.uint64(1), np.arange(1, 64, dtype=np.uint64))
     counts = np.zeros(64, dtype=np.int64)
     for start in range(0, len(values), 1 << 20):

@@ -1,12 +1,12 @@
 """Ctrl-C while a tool is loaded ends the process quietly: a traceback through
 half-loaded modules helps nobody.
 
-Importing this module switches to that, where Python's own handler is in place. `raises` switches back.
+Importing this module makes Ctrl-C end the process, if Python's own handler is in place. `raises` restores Python's handler.
 """
 
 from __future__ import annotations
 
-# Not signal, which is written in Python and imports others: Ctrl-C may come while they load.
+# Not the module `signal`, which is written in Python and imports other modules: Ctrl-C may come while these load.
 import _signal as signal  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False

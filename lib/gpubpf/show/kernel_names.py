@@ -11,10 +11,10 @@ from typing import NamedTuple
 from gpubpf import digest
 
 _NODE = r"\d+\.\d+ "  # the node of a graph, which launchlate puts in front of a name
-_TAG = r" #[0-9a-f]+$"  # of `told_apart`
-_DIGITS = 2  # the fewest digits of a hash
-_LEAST_ARGUMENT = 8  # the shortest width that a template argument is cut to
-_LEAST_NAME = 8  # the shortest width in which the name in front of them stays different from others
+_TAG = r" #[0-9a-f]+$"  # the hash that `told_apart` appends
+_DIGITS = 2  # minimum digits of a hash
+_LEAST_ARGUMENT = 8  # a template argument is not cut to fewer columns
+_LEAST_NAME = 8  # minimum columns in which the name before the arguments stays different from others
 # Longest first, as a compiler reads them (C++ standard, [over.oper]).
 _OPERATORS = (
     *("<=>", "<<=", ">>=", "->*", "new[]", "delete[]", "()", "[]", "->", "<<", ">>", "<=", ">=", "==", "!="),
@@ -28,11 +28,11 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 class _Name(NamedTuple):
     """The parts of a demangled name.
 
-    before      what is in front of the name: the return type
-    texts       the name, cut where its template arguments are: ("ns::Outer", "::run", "")
-    arguments   the template arguments between these: (("int",), ("4", "float")); "" if left out
-    after       what is behind the name: parameters, " const", " [clone .isra.0]"
-    tag         the hash that tells it from an equal name
+    before      the text before the name: the return type
+    texts       the name, split at its template arguments: ("ns::Outer", "::run", "")
+    arguments   the template arguments between these texts: (("int",), ("4", "float")); "" if left out
+    after       the text after the name: parameters, " const", " [clone .isra.0]"
+    tag         the hash that distinguishes it from an equal name
     """
 
     before: str
@@ -56,12 +56,13 @@ def shorten(full: str) -> str:
 
 
 def fitted(texts: Iterable[str], width: int) -> dict[str, str]:
-    """Return each of some printable names as it is shown in `width` columns. Different names look different.
+    """Return how each of these printable names is shown in `width` columns. Different names look different.
 
-    If a name is too long, it and the names that differ from it in namespaces, types and arguments lose what does not tell them
-    apart: the return type, then parameters, template arguments that all of them have, namespaces, and other arguments. If that
-    is not enough, long arguments are shortened in the same way. Then the name in front of them is cut, or else the whole loses
-    its middle. Those that would then look the same show the part where they differ, or end with a hash.
+    If a name is too long, it is shortened together with the names that differ from it only in namespaces, types and arguments. These
+    names lose parts that do not distinguish them: the return type, then parameters, template arguments that all of them share,
+    namespaces, and other arguments. If that is not enough, long arguments are shortened in the same way. Then the name before the
+    arguments is cut, or the whole text loses its middle. Names that would then look the same show the part where they differ, or end
+    with a hash.
     """
     shown = {text: text for text in texts}
     if all(len(text) <= width for text in shown):
@@ -89,7 +90,7 @@ def fitted(texts: Iterable[str], width: int) -> dict[str, str]:
 
 
 def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return labels by key, each different from the others: equal ones end with a hash of their keys."""
+    """Return labels by key, all of them different: equal labels end with a hash of their keys."""
     found, digits = dict(labels), _DIGITS
     while same := _equal(found):
         found |= {key: f"{labels[key]} #{_hash(key, digits)}" for some in same for key in some}
@@ -106,7 +107,7 @@ def without_middle(text: str, width: int) -> str:
 
 
 def _equal(labels: Mapping[str, str]) -> list[list[str]]:
-    """Return the keys of labels that are equal, together."""
+    """Return the groups of keys whose labels are equal."""
     keys: dict[str, list[str]] = {}
     for key, label in labels.items():
         keys.setdefault(label, []).append(key)
@@ -118,7 +119,7 @@ def _hash(key: str, digits: int) -> str:
 
 
 def _by_steps(texts: Sequence[str], width: int, steps: Iterable[_Step]) -> list[str]:
-    """Return names after as few of the steps as they need to fit into `width`. A step that makes some of them equal is left out."""
+    """Return names after as few steps as they need to fit into `width`. A step that would make names equal is left out."""
     if all(len(text) <= width for text in texts):
         return list(texts)
     found, shown = [_named(text) for text in texts], list(texts)
@@ -197,7 +198,7 @@ def _surplus(names: Sequence[_Name], width: int) -> int:
 
 
 def _drop_needless_arguments(names: Sequence[_Name], width: int) -> list[_Name]:
-    """Leave out template arguments, long ones first, while the others tell the names apart."""
+    """Leave out template arguments, long ones first, as long as the remaining arguments distinguish the names."""
     found = list(names)
     for place in _argument_places(names):
         if _surplus(found, width) <= 0:
@@ -218,7 +219,7 @@ _DROPS: tuple[_Step, ...] = (
 
 
 def _shorten_arguments(names: Sequence[_Name], width: int) -> list[_Name]:
-    """Shorten template arguments, long ones first. Those at one place stay different."""
+    """Shorten template arguments, long ones first. Different arguments at one place stay different."""
     found = list(names)
     for place in _argument_places(names):
         some = sorted(set(_arguments_at(found, place)))
@@ -230,7 +231,7 @@ def _shorten_arguments(names: Sequence[_Name], width: int) -> list[_Name]:
 
 
 def _cut_names(labels: Sequence[str], width: int) -> list[str]:
-    """Return labels; those that are too long with a shorter name in front of their template arguments and parameters."""
+    """Return labels. In labels that are too long, shorten the name before the template arguments and parameters."""
     names = [_named(label) for label in labels]
     rooms = [width - len(str(name)) + len(name.texts[0]) for name in names]
     # A name with nothing behind it is cut last, so that it can show where it differs from others.
@@ -248,7 +249,7 @@ def _cut_names(labels: Sequence[str], width: int) -> list[str]:
 
 
 def _where_they_differ(labels: Sequence[str], width: int) -> list[str]:
-    """Return the beginning of each label, and the part behind all that the labels have in common."""
+    """Return the beginning of each label, and the part after the beginning that all labels share."""
     first, last = min(labels), max(labels)  # what these two begin with, all begin with
     common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     head = min(common, width // 3)

@@ -11,8 +11,8 @@ import stat
 def open_new(path: str, empty: bool = True) -> int:
     """Create a file for writing. Return its descriptor. `empty`: remove what the file contained. Raises OSError.
 
-    In a directory where others can put files, such as /tmp, symbolic links, and files, pipes and devices of others are refused: they
-    would let their owner choose what root overwrites. Linux does the same if fs.protected_symlinks and so on are set.
+    In a directory where other users can create files, such as /tmp, this refuses symbolic links, and files, pipes and devices of other
+    users. Otherwise their owner could choose what root overwrites. Linux does the same with fs.protected_symlinks and the like.
     """
     directory = os.path.dirname(path) or "."
     shared = os.stat(directory)

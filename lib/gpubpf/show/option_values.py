@@ -11,9 +11,9 @@ Ranges = tuple[Range, Range, Range]
 
 LARGEST_INDEX = 2**32 - 1
 EVERYTHING: Range = (0, LARGEST_INDEX)
-SITE_RANGES = 8  # the most ranges that --site may have: the device programs compare with this many
+SITE_RANGES = 8  # maximum ranges of --site: the device programs compare with this many
 LARGEST_GRANULE = 1 << 20
-LARGEST_SHARE = 1 << 16  # N of --sample-blocks 1/N: the hash that decides has 32 bits, of which groups take 8
+LARGEST_SHARE = 1 << 16  # largest N of --sample-blocks 1/N: the hash has 32 bits, of which groups use 8
 _SIZE_SUFFIXES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -142,21 +142,21 @@ def parse_seed(text: str) -> int:
 
 
 def parse_file(text: str) -> str:
-    """Return the name of a file that is written beside the results, which alone may go to standard output."""
+    """Return the name of a file that is written in addition to the results. Only the results may go to standard output."""
     if text in ("", "-"):
         raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file; give one")
     return text
 
 
 def parse_picture(text: str) -> str:
-    """Return the name of a picture's file, which says what it is to be."""
+    """Return the name of a picture's file. Its suffix determines the format."""
     if not parse_file(text).lower().endswith((".svg", ".png", ".pdf")):
         raise argparse.ArgumentTypeError(f"{text!r} must end in .svg, .png or .pdf")
     return text
 
 
 def parse_results(text: str) -> str | None:
-    """Return the name of the file of results; None: standard output."""
+    """Return the name of the file for results; None: standard output."""
     return None if text == "-" else text
 
 

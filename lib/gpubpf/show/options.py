@@ -34,8 +34,8 @@ KERNEL_GLOB = "whose demangled name (without template arguments and parameter li
 def add_targets(made: Parser, specs: str = "", operand: tuple[str, str] = ("", "")) -> None:
     """Add what to trace and for how long: -p, --user, -d, interval and count. `parse` splits off COMMAND.
 
-    specs: what a SPEC is, for --help, of a tool that takes specifications. operand: the name of the first word of a tool that needs
-    one, such as OBJECT, and what it is."""
+    specs: help text for SPEC, if the tool takes specifications.
+    operand: name (OBJECT) and help text of the first word, if the tool requires one."""
     group = made.add_argument_group("what to trace, and for how long")
     words, about = "interval [count]", "print every interval seconds, count times"
     if specs:
@@ -68,7 +68,7 @@ def add_targets(made: Parser, specs: str = "", operand: tuple[str, str] = ("", "
 def add_kernels(made: Parser, graphs: str = "measure kernels in CUDA graphs") -> None:
     """Add which kernels and launches to measure: --kernel, --launch, --sample, --graphs, --no-graphs.
 
-    graphs: what --graphs does, for --help.
+    graphs: help text of --graphs.
     """
     group = made.add_argument_group("which kernels and launches")
     group.add_argument(
@@ -106,7 +106,7 @@ def _add_launches(group: argparse._ArgumentGroup, sample: str) -> None:
 
 
 def given_filters(args: argparse.Namespace, calls: bool) -> str:
-    """Return the filters of host threads that were given, and those of `calls`, for a message: ``-t 1 --comm helper``."""
+    """Return the given filters of host threads for a message: ``-t 1 --comm helper``. calls: also return filters of calls."""
     options = {"tid": "-t", "comm": "--comm", "cgroup": "--cgroup"}
     options |= {"api": "--api", "errors": "--errors", "slow": "--slow"} if calls else {}
     given = []
@@ -161,7 +161,9 @@ def add_budget(made: Parser) -> None:
 
 
 def samples(args: argparse.Namespace, exact: str = "") -> bool:
-    """Return whether only some blocks, warps or launches are measured. exact: an option that needs all; raises UsageError for both."""
+    """Return whether only some blocks, warps or launches are measured.
+
+    exact: a given option that needs all of them; then raise UsageError instead of returning True."""
     sampled = bool(args.sample_blocks or args.sample_warps)
     limited = args.budget is not None
     if exact and (sampled or limited):
@@ -228,8 +230,8 @@ def add_call_views(made: Parser) -> None:
 def add_device(made: Parser, times: bool = False, default: str = "default") -> None:
     """Add where device programs run, and how much memory their maps have: --device, --map-memory.
 
-    `times`: the tool measures times, so add --clock. It may set `measures_times` to False where the user asked for none; `default`
-    then says when the virtual clock is the default."""
+    times: the tool measures times, so add --clock. The tool may set `measures_times` to False if the user asked for no times.
+    default: in the help text of --clock, when the virtual clock is the default."""
     group = made.add_argument_group("device")
     group.add_argument(
         "--device",
@@ -255,7 +257,7 @@ def add_device(made: Parser, times: bool = False, default: str = "default") -> N
 
 
 def add_embedded_device(made: Parser) -> None:
-    """Add what the command runs on, for a tool that has no device programs: --device."""
+    """Add the device that the command runs on, for a tool without device programs: --device."""
     made.add_argument_group("device").add_argument(
         "--device",
         choices=("auto", "gpu", "sim"),
@@ -309,7 +311,7 @@ def add_accesses(made: Parser) -> None:
 
 
 def records_accesses(args: argparse.Namespace) -> bool:
-    """Return whether the user asked for every access. Raises UsageError for options that do not fit together."""
+    """Return whether the user asked for a record of every access. Raises UsageError for options that exclude each other."""
     asked = bool(args.each or args.parquet or args.heatmap)
     if asked and args.footprint:
         raise UsageError(

@@ -15,8 +15,8 @@ from gpubpf.show import progress
 from gpubpf.show.new_file import open_new
 from gpubpf.show.table import WIDTH, printable
 
-BATCH = 4096  # lines or records of one write
-_FORMULA = ("=", "+", "-", "@")  # how formulas of spreadsheets begin
+BATCH = 4096  # lines or records per write
+_FORMULA = ("=", "+", "-", "@")  # first characters of formulas in spreadsheets
 
 
 class Output:
@@ -41,7 +41,7 @@ class Output:
 
     @property
     def width(self) -> int:
-        """The columns of the terminal that it goes to, at least 80; 80 where it goes elsewhere."""
+        """The columns of the terminal, at least 80; 80 if the output does not go to a terminal."""
         if self._file is not None or sys.stdout is None or not sys.stdout.isatty():
             return WIDTH
         import shutil  # imported here because the import is slow
@@ -100,8 +100,8 @@ def open_results(args: argparse.Namespace) -> Output:
 def csv_cells(cells: Iterable[object]) -> str:
     """Return cells joined by commas, quoted where RFC 4180 requires it, with control characters escaped.
 
-    Each element of a tuple is a cell of its own. Text that a spreadsheet would evaluate as a formula gets an apostrophe: processes
-    choose their names.
+    Each element of a tuple is a separate cell. Text that a spreadsheet would evaluate as a formula gets an apostrophe, because
+    processes choose their own names.
     """
     quoted = []
     for part in (part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,))):
@@ -121,7 +121,7 @@ def _is_number(text: str) -> bool:
 
 
 def drop_stdout() -> None:
-    """Send what is still buffered, and Python's flush at exit, to /dev/null: the reader of standard output has gone."""
+    """Send buffered output, and Python's flush at exit, to /dev/null, because the reader of standard output has gone."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -1,12 +1,12 @@
 """Which process and GPU a row of a table belongs to: columns PID and COMM for several processes, GPU for several GPUs. With GPUs of
-both vendors, the latter names the vendor, too.
+both vendors, the column GPU also names the vendor.
 
     owners = OwnerColumns(session.several)
     owners.see(rows)                          # anything with pid, comm and gpu
     for row in rows:
         cells = owners.cells(row) | {"KERNEL": …}
 
-One process on one GPU has no such columns. A column that was shown once stays, so that the reports of all intervals look alike.
+One process on one GPU has no such columns. Once a column was shown, it stays, so that the reports of all intervals look alike.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from gpubpf.show import table
 if TYPE_CHECKING:
     from gpubpf.show.bulk_text import Column
 
-MOST_SECTIONS = (
-    8  # kernels of several processes that have a section of their own without -v, below the table of all
-)
+MOST_SECTIONS = 8  # maximum kernels of several processes with a separate section below the table, without -v
 
 
 class Owned(Protocol):
@@ -36,7 +34,7 @@ class Owned(Protocol):
 
 
 class Owner(NamedTuple):
-    """A process and one of its GPUs; it is `Owned` itself."""
+    """A process and one of its GPUs. It has the attributes of `Owned`."""
 
     pid: int
     comm: str
@@ -45,17 +43,17 @@ class Owner(NamedTuple):
 
 
 class OwnerColumns:
-    """The columns that say which process and GPU a row belongs to. `asked`: the user asked for several processes."""
+    """The columns for the process and GPU of a row. `asked`: the user asked for several processes."""
 
     def __init__(self, asked: bool = False) -> None:
         self.asked = asked
-        # At most two of each are kept: more make no difference.
+        # Keep at most two of each: a third makes no difference.
         self._processes: set[tuple[int, str]] = set()
         self._gpus: set[tuple[str, int]] = set()
         self._vendors: set[str] = set()
 
     def see(self, rows: Iterable[Owned]) -> OwnerColumns:
-        """Take note of rows that will be shown. Returns itself."""
+        """Record the owners of rows that will be shown. Return this object."""
         for row in rows:
             if len(self._processes) < 2:
                 self._processes.add((row.pid, row.comm))
@@ -110,7 +108,7 @@ class OwnerColumns:
 
     @property
     def gpu_width(self) -> int:
-        """The columns of a GPU in lines that come one by one."""
+        """The width of the column GPU in lines that are printed one by one."""
         return 8 if len(self._vendors) > 1 else 3
 
     def name(self, row: Owned) -> str:

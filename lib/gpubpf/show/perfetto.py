@@ -1,7 +1,7 @@
 """Write traces for ui.perfetto.dev and chrome://tracing, in Chromium's "Trace Event Format" (JSON).
 
-A traced process has its host threads. Each of its GPUs is another process of the trace, with a thread for each stream. An arrow leads
-from the call of a launch to the kernel.
+In the trace, a traced process has its host threads. Each of its GPUs is a separate process, with a thread for each stream. An arrow
+leads from the call of a launch to the kernel.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Trace:
     def __init__(self, path: str) -> None:
         self._path = path
         self._named: set[tuple[int, int | None]] = set()
-        # By process and thread: the slices in each row that are still open, each with begin, end and the error of its end.
+        # (process, thread) → for each row, its open slices: begin, end and the error of the end.
         self._rows: dict[tuple[int, int], list[list[tuple[int, int, int]]]] = {}
         self._first = True
         try:
             self._file = open(open_new(path), "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 (closed by close)
             self._file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-            self._file.flush()  # a file that cannot be written is an error before anything is measured
+            self._file.flush()  # fail before the measurement if the file cannot be written
         except OSError as error:
             raise self._failed(error) from None
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-CHARTS = 16  # the most charts of a picture: those with the highest counts
+CHARTS = 16  # maximum charts in a picture: those with the highest counts
 FORMATS = (".svg", ".png", ".pdf")
 _UNDATED: dict[str, Any] = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
 WIDE = 11.0  # inches
@@ -34,10 +34,10 @@ HEAD = 1.3  # inches of a chart for its title, the axis of time, and the caption
 LABEL = 0.3  # inches between bands, for their labels
 PLAIN = 3.0  # inches of a chart with one band
 DOTS_PER_INCH = 120
-# From yellow to dark blue: as steady without colours, and for those who do not see all of them.
+# From yellow to dark blue: the steps look equal also in grey, and to people with colour blindness.
 SCALE = "cividis_r"
 MARGIN = 0.01  # of the span, beside the first and the last mark
-FEW = 60  # columns; fewer are drawn as marks, because a column may be narrower than a pixel of a screen
+FEW = 60  # if fewer columns have counts, draw them as marks, because a column may be narrower than a pixel
 _FIGURE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "gpubpf",  # the same picture is the same file
@@ -56,15 +56,15 @@ class Rows(Record):
 
 
 class Chart(Record):
-    """What is drawn of one kernel, or of one process's memory.
+    """The chart of one kernel, or of one process's memory.
 
-    span      the width in ns, from `time`
-    time      what the axis of time says
-    places    what the axes of places say, and how they write a place
-    counted   what the scale says
-    series    names of the parts that are drawn side by side; one: no name is drawn
+    span      the width in ns
+    time      label of the time axis
+    places    label of the place axes, and a function that writes a place
+    counted   label of the colour scale
+    series    names of the parts that are drawn side by side; a single name is not drawn
     caption   what the chart leaves out; may be empty
-    binary    places are numbers of bytes, so that marks belong at powers of two
+    binary    places are numbers of bytes, so marks are at powers of two
     """
 
     title: str
@@ -80,14 +80,14 @@ class Chart(Record):
 
     @property
     def height(self) -> float:
-        """In inches. Bands take space by the number of their rows."""
+        """The height in inches. Bands take space in proportion to their rows."""
         if len(self.bands) <= 1:
             return HEAD + PLAIN
         return HEAD + sum(LABEL + len(band.counts) / 50 for band in self.bands)
 
 
 class Source(Protocol):
-    """What a chart is made of."""
+    """The source of a chart."""
 
     @property
     def total(self) -> int:
@@ -98,7 +98,7 @@ class Source(Protocol):
 
 
 def check(path: str) -> None:
-    """Raise Error if no picture can be written there, or if matplotlib is not installed."""
+    """Raise Error if a picture cannot be written to this path, or if matplotlib is not installed."""
     if Path(path).suffix.lower() not in FORMATS:
         raise Error(f"{path}: unknown picture format; choose a name that ends in {', '.join(FORMATS)}")
     if importlib.util.find_spec("matplotlib") is None:
@@ -123,7 +123,7 @@ def _write(path: str, heats: Sequence[Source]) -> None:
     if left_out := len(heats) - len(charts):
         caption = f"{charts[-1].caption} Not drawn: {table.count(left_out, 'more chart')}, with fewer {charts[-1].counted}."
         charts[-1] = replace(charts[-1], caption=caption.strip())
-    matplotlib.rcdefaults()  # a file `matplotlibrc` in the working directory says nothing
+    matplotlib.rcdefaults()  # ignore a file `matplotlibrc` in the working directory
     with matplotlib.rc_context(_FIGURE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # for example: the font has no such letter
         try:
@@ -207,7 +207,7 @@ def _binary_step(length: float) -> float:
 
 
 def _band(one: Axes, counts: np.ndarray, span: int, first: float, last: float, norm: Any) -> Any:
-    """Draw counts [rows, columns]; return what a scale can be made of."""
+    """Draw counts [rows, columns]. Return the drawn object, from which a colour scale can be made."""
     rows, columns = counts.shape
     if np.count_nonzero(counts.any(axis=0)) < FEW:
         row, column = np.nonzero(counts)

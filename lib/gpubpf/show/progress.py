@@ -1,10 +1,10 @@
-"""Show on a terminal what takes long: one line on standard error, which is rewritten in place and cleared at the end.
+"""Show long work on a terminal: one line on standard error, which is rewritten in place and cleared at the end.
 
     progress.enable("threadhist")
     with progress.work("assembling kernels", 500) as task:
         task.step()                          # threadhist: assembling kernels 1 of 500, 2 s
 
-The line appears after a second of work. Nothing appears where standard error is not a terminal.
+The line appears after a second of work, if standard error is a terminal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 DELAY = 1.0  # seconds of work before the line appears
 PERIOD = 0.2  # seconds between two looks at the work
-IDLE = 1.0  # seconds; work that begins so soon after other work continues it
+IDLE = 1.0  # seconds; work that begins within this time after other work continues its line
 
 
 class Task:
@@ -28,7 +28,7 @@ class Task:
         self.what, self.total, self.done = what, total, 0
 
     def step(self, *_: object) -> None:
-        """Note that a step is done."""
+        """Record that a step is done."""
         self.done = min(self.done + 1, self.total)
 
 
@@ -41,9 +41,9 @@ class ProgressLine:
 
         self._tool = tool
         self._tasks: list[Task] = []  # guarded by _lock, like the next three
-        self._finished: Counter[str] = Counter()  # steps of finished tasks, by what they were
-        self._since = self._until = 0.0  # when the work began, and when there was some last
-        self._drawing = False  # the thread runs
+        self._finished: Counter[str] = Counter()  # description of a task → steps of finished tasks
+        self._since = self._until = 0.0  # when the work began, and when the latest work ended
+        self._drawing = False  # whether the thread runs
         self._lock, self._wake = threading.Lock(), threading.Event()
         self._terminal = threading.RLock()  # a signal handler may print; guards _shown
         self._shown = ""
@@ -100,7 +100,7 @@ class ProgressLine:
         return f"{self._tool}: {what}{steps}, {took:.0f} s"
 
     def _draw(self, text: str) -> None:
-        """Replace what the line shows."""
+        """Replace the text of the line."""
         from gpubpf.show.table import WIDTH, printable
 
         with self._terminal:
@@ -119,7 +119,7 @@ _line: ProgressLine | None = None  # one for the process, as there is one termin
 
 
 def enable(tool: str) -> None:
-    """Let the line begin with the name of this tool. Until then, and without a terminal, nothing is shown."""
+    """Show the line from now on, beginning with the name of this tool. Without a terminal, nothing is shown."""
     global _line
     if _line is None and is_terminal():
         _line = ProgressLine(tool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _WITH_PTX = "with PTX, by nvcc -gencode arch=compute_NN,code=compute_NN or +PTX in TORCH_CUDA_ARCH_LIST"
-# By the beginning of the reason. The reasons are a stable interface (records/reasons.py, images/).
+# Beginning of a reason → remedy. The reasons are a stable interface (records/reasons.py, images/).
 _REMEDIES = {
     "map too small": "increase --map-memory",
     "SASS only": f"build it {_WITH_PTX}, or with -lineinfo; for code compiled at run time see docs/jit.md; "

@@ -48,7 +48,7 @@ class ResultWriter:
         self._noted: set[str] = set()
 
     def head(self, text: str | None) -> None:
-        """Begin the output, if it is text, with a line about all that follows; None: nothing."""
+        """If the output is text, begin it with a line about the whole measurement; None: no line."""
         if text and not self.json and not self.csv:
             self.out.line(text)
 
@@ -66,7 +66,7 @@ class ResultWriter:
 
     @property
     def stamp(self) -> dict[str, int]:
-        """The field `ts_ns` of a record with -T, else nothing."""
+        """The field `ts_ns` of a record with -T; {} otherwise."""
         return {"ts_ns": self._now} if self._timestamps else {}
 
     def header(self, columns: Sequence[str]) -> None:

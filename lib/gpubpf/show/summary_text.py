@@ -17,7 +17,7 @@ LOST = "{} (a map was full, an update timed out, a kernel failed, or a program e
 
 
 def summary_lines(summary: Mapping[str, Any], lost: str = LOST) -> list[str]:
-    """Return the last lines of a report from the fields of the `summary` record. lost: what to say about losses, with ``{}``."""
+    """Return the last lines of a report from the fields of the `summary` record. lost: text about losses; ``{}`` is their number."""
     lines = _coverage_lines(summary)
     if sampling := summary.get("sampling"):
         lines.append(
@@ -68,7 +68,7 @@ def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
         summary[f"launches_{what}"] for what in ("seen", "matched", "instrumented")
     )
     if not seen:
-        return ["counted nothing"]  # the session says why
+        return ["counted nothing"]  # a notice of the session has the reason
     if not matched:
         return [f"counted nothing of {table.count(seen, 'launch')}"]
     timed = summary.get("launches_timed", {})
@@ -89,7 +89,7 @@ def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _reasons(counts: Mapping[str, int]) -> dict[str, str]:
-    """Return ``4 (capture)`` by reason, the most frequent first, with what to do where that is certain."""
+    """Return a text such as ``4 (capture)`` by reason, the most frequent first. It ends with a remedy if the remedy is certain."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return {
         reason: f"{number:,} ({'; '.join(filter(None, (reason, remedy(reason))))})"
@@ -98,7 +98,9 @@ def _reasons(counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def _budget_lines(budget: Mapping[str, Any]) -> list[str]:
-    """Return what --budget chose for each kernel, and whether it was held; those over the budget first, then the most launched."""
+    """Return which launches --budget measured of each kernel, and whether the budget was kept.
+
+    Kernels over the budget come first, then those with the most launches."""
     percent, kernels = budget["percent"], budget["kernels"]
     over = sum(kernel["held"] is False for kernel in kernels)
     held = f"not held for {table.count(over, 'kernel')}" if over else "held"
@@ -117,7 +119,7 @@ def _budget_lines(budget: Mapping[str, Any]) -> list[str]:
 
 
 def _spent(kernel: Mapping[str, Any], percent: float) -> str:
-    """Return how the launches of a kernel were chosen, what they cost, and why that is more than the budget."""
+    """Return how the launches of a kernel were chosen, their cost, and why the cost exceeds the budget, if it does."""
     cost, host = kernel["launch_percent"], kernel["host_percent"] or 0.0
     if cost is None:
         return "; what they cost is unknown, because their counts were not read"
@@ -136,7 +138,7 @@ def _spent(kernel: Mapping[str, Any], percent: float) -> str:
 
 
 def _percent(value: float) -> str:
-    """Return a percentage with three digits, or all of a large one."""
+    """Return a percentage with three digits; a large one with all digits of its integer part."""
     return f"{value:,.0f} %" if value >= 100 else f"{value:.3g} %"
 
 

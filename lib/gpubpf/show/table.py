@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 WIDTH = 80
 _SPACE = "\u2420"  # stands for a space that must not end a line
 _BEFORE_UNIT = r"(?<=\d) (?=%|(?:[KMGT]?B|[num]?s)\b)"
-LEAST = 8  # the shortest width that a name is cut to
-COMM = 20  # characters of a process's name in a sentence; the name itself has 15, but escapes make it longer
+LEAST = 8  # a name is not cut to fewer columns
+COMM = 20  # maximum characters of a process's name in a sentence; a name has up to 15, but escapes make it longer
 
 
 def printable(text: str) -> str:
@@ -47,8 +47,10 @@ def within(
 ) -> list[str]:
     """Return rows (by column name) as `lines` does, if possible no wider than a terminal.
 
-    If they are too wide, the columns in `drop` are left out one by one; then names in the columns of `cut` are shortened.
-    Different names in the column KERNEL stay different. `gap`: spaces between columns.
+    If the rows are too wide, the columns in `drop` are left out one by one. Then names in the columns in `cut` are shortened.
+    Different names in the column KERNEL stay different.
+
+    gap: spaces between columns.
     """
     if not rows:
         return []
@@ -81,13 +83,13 @@ def within(
 def cut_first(
     rows: Sequence[Mapping[str, object]], left: Sequence[str], cut: Sequence[str], drop: Sequence[str]
 ) -> list[str]:
-    """Return rows as `within` does, but leave columns out only if the rows are too wide with their names cut."""
+    """Return rows as `within` does, but first cut names. Leave columns out only if the rows are then still too wide."""
     made = within(rows, left, cut=cut)
     return made if max(map(len, made), default=0) <= WIDTH else within(rows, left, drop, cut)
 
 
 def bar(value: float, largest: float, width: int) -> str:
-    """Return `value` as asterisks; `largest` fills `width`. A value above 0 is at least a dot."""
+    """Return `value` as asterisks; `largest` fills `width`. A small value above 0 is a dot."""
     length = int(value / largest * width + 0.5) if largest > 0 else 0
     return "*" * length or ("." if value > 0 else "")
 
@@ -119,7 +121,7 @@ def count(number: int, noun: str) -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """Return `text` with control characters escaped; if it is then longer than `width`, without its middle."""
+    """Return `text` with control characters escaped. If it is then longer than `width`, it loses its middle."""
     from gpubpf.show.kernel_names import without_middle
 
     return without_middle(printable(text), width)
@@ -138,7 +140,9 @@ def process(comm: str, pid: int) -> str:
 def wrap(sentence: str, indent: int = 0, width: int = 80, glue: str = "") -> list[str]:
     """Return a sentence as lines of at most `width` columns; all but the first are indented further.
 
-    A number and its unit stay together. Control characters are escaped. glue: a text with a space in it at which no line ends.
+    A number and its unit stay together. Control characters are escaped.
+
+    glue: a text with a space at which no line may end.
     """
     import textwrap  # imported here because the import is slow
 
@@ -167,7 +171,7 @@ def number(count: float) -> str:
 
 
 def _scaled(value: float, most: int, step: int, units: Sequence[str]) -> str:
-    """Return an integer below `most`, else three digits and a unit."""
+    """Return a value as an integer if it is below `most`, otherwise with three digits and a unit."""
     if value < most:
         return f"{value:,.0f} {units[0]}".rstrip()
     at = 0
@@ -208,7 +212,7 @@ def us(ns: int | None) -> str:
 
 
 def with_unit(ns: int | None) -> str:
-    """Return a time with its unit, for a sentence; "-" stands for an unknown one, and a negative one is possible."""
+    """Return a time with its unit, for a sentence; "-" for an unknown time. The time may be negative."""
     if ns is None:
         return "-"
     return f"-{duration(-ns)}" if ns < 0 else duration(ns)
