@@ -64,7 +64,7 @@ enum class Phase { Idle, Live, Ending };
 std::atomic<Phase> phase{Phase::Idle};
 Connection *connection = nullptr;  // null only in phase Idle
 uint64_t attachments = 0;
-// Held while the service thread calls ROCr on its own. It must not do so once ROCr is shut down, or while the agent rests.
+// Held while the service thread calls ROCr on its own, which it must not do once ROCr is shut down, or while the agent rests.
 NeverDestroyed<std::timed_mutex> rocr_storage;
 std::timed_mutex &using_rocr = rocr_storage.value;
 std::atomic<bool> shut_down{false};
@@ -136,7 +136,7 @@ void handle(Connection &c, Frame &frame) {
     if (frame.fd >= 0) close(frame.fd);
 }
 
-// Gives back to ROCr what the attachment owns. Call with `using_rocr` held, when no thread launches copies any more.
+// Gives back to ROCr what the attachment owns. Call with `using_rocr` held, when no thread launches copies any longer.
 void release_all(uint32_t patience_ms) {
     leave_queues();
     give_back_timers();
@@ -267,7 +267,7 @@ bool start_thread(Connection &c) {
 
 // Waits a few seconds at most until the service thread no longer calls ROCr, and gives back what the agent owns.
 void leave_rocr() {
-    if (is_own_thread) {  // end() shuts ROCr down, and has given back the rest
+    if (is_own_thread) {  // end() shuts ROCr down, and has given back everything else
         quietly(forget_intercepted_queues);
         return;
     }
@@ -294,7 +294,7 @@ void detach() {
 }
 
 // ROCr may be shut down after this, so the agent rests. Exit handlers that are older, and destructors, run later and may still
-// launch. What other threads launch is not read any more.
+// launch. The maps are no longer read after launches of other threads.
 void at_exit() {
     agent.exit_thread = thread_id();
     agent.finish(kAtExit, Reading::OnTheWay);
@@ -387,7 +387,7 @@ bool open_connection(Connection &c, const char *name) {
     return told;
 }
 
-// Receives messages until `wanted` arrives. The tool sends others meanwhile, and the service thread does not run yet.
+// Receives messages until `wanted` arrives. The tool may send other messages first, and the service thread does not run yet.
 bool wait_for(Connection &c, Message wanted, std::chrono::milliseconds silence) {
     for (;;) {
         pollfd file{c.socket.number, POLLIN, 0};

@@ -46,7 +46,7 @@
 
 namespace gpubpf {
 
-// Functions exported by ROCr. Their symbols are these names with the prefix "hsa_".
+// Functions that ROCr exports. Their symbols are these names with the prefix "hsa_".
 struct Functions {
     hsa_status (*init)();
     hsa_status (*shut_down)();
@@ -143,7 +143,7 @@ using Shape = std::array<uint32_t, 6>;  // threads per block, blocks per grid: a
 struct Instance {  // one launch shape of a copy
     uint64_t launches = 0, awaited = 0;
     std::vector<uint8_t> launch_block;  // complete except for the launch id; empty: no memory yet
-    size_t tried = SIZE_MAX;            // how many pools there were when none had room
+    size_t tried = SIZE_MAX;            // the number of pools when no pool had room
     std::vector<Array> arrays;
 };
 
@@ -188,7 +188,7 @@ struct LockedMemory {  // host memory that the GPU can access
 struct Arguments {
     char *base = nullptr;
     size_t size = 0, used = 0;
-    hsa_handle running{};  // a signal: the number of its unfinished dispatches
+    hsa_handle running{};  // a signal whose value is the number of unfinished dispatches
 };
 
 struct Gpu {
@@ -197,7 +197,7 @@ struct Gpu {
     hsa_handle own_pool{}, argument_pool{};
     std::mutex busy;  // held while maps are created or read
     bool prepared = false, usable = false;
-    uint64_t tick = 0;  // its counter's tick, in ns << kTickBits; 0: unknown
+    uint64_t tick = 0;  // length of the counter's tick, in ns << kTickBits; 0: unknown
     double tick_ns = 0;
     std::vector<Ring> rings;
     std::vector<LockedMemory> locked;
@@ -207,7 +207,7 @@ struct Gpu {
     uint64_t wanted = 0;            // largest request that did not fit, in bytes
     std::vector<uint64_t> storage;  // by map: its address, unless each instance has its own memory
     std::vector<std::unique_ptr<Copy>> copies;
-    // By queue number of the log. The last one of a queue has room.
+    // By queue number of the log. The last buffer of a queue has room.
     std::unordered_map<uint32_t, std::vector<std::unique_ptr<Arguments>>> arguments;
     bool cut_off = false;  // the program destroyed a queue while an instrumented kernel ran
 };
@@ -255,7 +255,7 @@ struct Agent {
     // runs again next, before what may shut ROCr down.
     void launched();
     std::atomic<uint64_t> pumped{0};
-    // Whether ROCr has been shut down, or may be because the agent rests. Then the agent must not call ROCr on its own.
+    // Whether ROCr has been shut down, or may have been while the agent rests. Then the agent must not call ROCr on its own.
     bool is_over() const;
     // Sends all measurements. Returns when that is done, or after wait_ms + 3 s.
     void finish(uint32_t wait_ms, Reading reading);
@@ -335,8 +335,8 @@ void enlarge(Gpu &gpu);
 // Frees the memory, unless kernels keep running for `patience_ms`.
 void release(Gpu &gpu, uint32_t patience_ms);
 bool drain(uint32_t sequence, uint32_t wait_ms, bool rings);
-void read_maps();           // not on request, and without waiting for kernels
-bool read_complete_maps();  // the same, at a moment when no kernel runs. Returns false if there is none soon
+void read_maps();           // without a request from the tool, and without waiting for kernels
+bool read_complete_maps();  // the same, when no kernel runs; false: kernels keep running
 
 // --- operations.cpp ---
 
@@ -344,9 +344,10 @@ struct Call;
 uint32_t new_queue(const Gpu &gpu);  // returns a log number for a queue
 // Logs an operation. In a HIP call of this thread, the record is held until the call returns, to get its times.
 void put_operation(Record &record);
-// Makes the record of a kernel that HIP launches itself one of the copy or memset that the program asked for.
+// Turns the record of a kernel that HIP launches itself into the record of the copy or memset that the program asked for.
 void describe_own_kernel(Record &record, const std::string &kernel);
-// Logs a copy that HIP made on the CPU, in a call that copied nothing by a queue. Not if other threads logged copies meanwhile.
+// Logs a copy that HIP made on the CPU, in a call that copied nothing through a queue. Does nothing if other threads logged copies during
+// the call.
 void log_copy_of_host(Call &call);
 uint64_t copies_logged();
 // Logs the signals that a packet waits for, then its completion signal. Log a dispatch before that. `untimed`: the id of a dispatch
@@ -403,7 +404,7 @@ struct Call {                          // a HIP call of the program
     Moved moved;                       // by a function that copies or sets memory
     uint64_t copies = 0;               // how many copies had been logged when it began
     const char *allocates = nullptr;   // the name of a function that allocates
-    bool allocated = false;            // it has called ROCr to allocate
+    bool allocated = false;            // this call has called ROCr to allocate
     std::vector<Record> records;       // operation records, held until the function returns
     uint64_t working = 0;              // ns: when the agent's current work began; 0: none
     // The start of the call, moved by the time that the agent has worked in it.
@@ -416,7 +417,7 @@ inline Call *&own_call() {
 // Returns the calling thread's hooked call; null if there is none.
 inline Call *current_call() { return depth() ? own_call() : nullptr; }
 
-// While it exists, what the calling thread does takes no time on hipsim's virtual clock.
+// While an object exists, the calling thread's work takes no time on hipsim's virtual clock.
 class Untimed {
   public:
     Untimed() noexcept;
@@ -429,8 +430,8 @@ class Untimed {
 };
 
 // Put this around the agent's work in a ROCr function. The work counts as overhead of the HIP function that the thread is in, or else
-// as a hooked call of its own. It is subtracted from the HIP function's duration.
-// False if the agent is detached, or if the agent itself calls the function: then there is nothing to do.
+// as a separate hooked call. The work is subtracted from the HIP function's duration.
+// The object is false if the agent is detached, or if the agent itself calls the function: then there is nothing to do.
 class OwnWork {
   public:
     [[gnu::always_inline]] OwnWork() noexcept : hook_(depth() != 0) {
@@ -483,7 +484,7 @@ SignalAction original_sigaction();
 
 void find_virtual_clock();  // looks for hipsim's virtual clock
 void find_tick(Gpu &gpu);
-// Sets when a dispatch on `gpu`, or a copy (null), began and ended, on the log's clock. Returns false if ROCr does not know.
+// Sets when a dispatch on `gpu`, or a copy (null), began and ended, on the log's clock. Returns false if ROCr does not know the times.
 bool times_of(const Gpu *gpu, hsa_handle signal, SpanPart &span);
 // Logs the GPU counter's value at a host time, in the unit of the launch block's tick.
 void calibrate(const Gpu &gpu);

@@ -6,8 +6,8 @@
 // has no room for a gate, the GPU still has a whole queue of work to do first. The order of the stores keeps the packet valid at any
 // time: the new arguments begin with the program's, and only the last store replaces the kernel.
 //
-// If the program has its own signal in a dispatch, a barrier after it shows that it ended. The agent inserts the barrier after the
-// doorbell, as any program thread may insert packets. If the queue is full, it does so later.
+// If a dispatch has the program's own signal, a barrier after the dispatch shows that the dispatch ended. The agent inserts the barrier
+// after the doorbell, as any thread of the program may insert packets. If the queue is full, the agent inserts it later.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -40,8 +40,8 @@ struct Queue {
     bool adds = false;
     Gpu *gpu = nullptr;
     uint32_t number = 0;           // its number in the log
-    uint64_t end = 0;              // all packets before this index were processed, except
-    std::set<uint64_t> unwritten;  // those that were not written yet
+    uint64_t end = 0;              // all packets before this index were processed, except `unwritten`
+    std::set<uint64_t> unwritten;  // packets that the program has not written yet
     std::set<uint64_t> own;        // the agent's packets that change_up_to() has not reached yet
     std::deque<Gate> gates;
     std::vector<hsa_handle> owed;  // signals of barriers that are still to be inserted
@@ -57,9 +57,9 @@ struct State {
 };
 AttachmentState<State> state;
 
-std::atomic<uint64_t> destroyed{0};  // number of queues that were
+std::atomic<uint64_t> destroyed{0};  // number of destroyed queues
 
-// The queue where this thread last reserved a slot, its doorbell, and how many queues were destroyed before.
+// The queue where this thread last reserved a slot, its doorbell, and the value of `destroyed` at that time.
 struct LastQueue {
     hsa_queue *queue;
     uint64_t doorbell, destroyed;

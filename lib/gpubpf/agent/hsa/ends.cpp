@@ -38,7 +38,7 @@ void hook_exit_of_c(int status) {
     original(kExitOfC, hook_exit_of_c)(status);
 }
 
-// These make the process another program, if they succeed. The child of vfork() calls them in the memory of its parent.
+// If these succeed, the process runs another program. A child of vfork() calls them in the memory of its parent.
 
 int hook_execve(const char *path, char *const *arguments, char *const *environment) {
     agent.finish(kAtExit, Reading::OnTheWay);

@@ -92,7 +92,8 @@ using I = int;
 
 uint64_t address(P at) { return reinterpret_cast<uint64_t>(at); }
 
-// What a call copies or sets, by the types of its arguments (hip_calls.def). Addresses of symbols are not those of the memory.
+// Returns the memory that a call copies or sets, from the types of its arguments (hip_calls.def). The address of a symbol is not the
+// address of its memory.
 Moved moved_by(const char *, ...) { return {}; }
 template <class... Rest>
 Moved moved_by(const char *name, P to, P from, N bytes, Rest...) {

@@ -17,8 +17,7 @@ namespace gpubpf {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint32_t kIdleWait =
-    20;  // ms that kernels may take to finish before a reading that nobody asked for
+constexpr uint32_t kIdleWait = 20;  // ms that kernels may take to finish before a reading without a request
 constexpr uint64_t kPoolSlack = 64 << 10;  // bytes, for the fixed parts and alignment of array instances
 
 uint64_t aligned(uint64_t bytes, uint64_t to) { return (bytes + to - 1) & ~(to - 1); }
@@ -275,7 +274,7 @@ bool snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags, boo
     bool copied = to != MAP_FAILED || !contents.size;
     for (const Range &r : contents.pools)
         copied = copied && !hsa.memory_copy(static_cast<char *>(to) + r.offset, pointer(r.base), r.size);
-    // After all else: an end that was copied before the start of its launch would seem to belong to another.
+    // Copy this last: an end that was copied before the start of its launch would seem to belong to another launch.
     copied =
         copied && copy_largest(gpu, reinterpret_cast<uint64_t *>(static_cast<char *>(to) + contents.largest),
                                contents.launches);

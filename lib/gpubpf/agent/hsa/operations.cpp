@@ -18,9 +18,9 @@ constexpr char kFills[] = "__amd_rocclr_fill", kCopies[] = "__amd_rocclr_copy";
 
 constexpr size_t kMostSignals = 1 << 16, kMostTimers = 4096;
 
-// A copy or dispatch whose end a signal shows. ROCr then knows its times.
+// A copy or dispatch that sets a signal at its end. ROCr then knows its times.
 struct Timed {
-    uint64_t operation;  // its id; 0: none, or its times are already logged
+    uint64_t operation;  // id of the operation; 0: none, or its times are already logged
     uint32_t gpu;
     bool dispatch;
     uint64_t since;  // ns; the operation began after this
@@ -42,7 +42,7 @@ struct State {
     std::vector<uint64_t> free;  // unused signals for timers
     size_t timers = 0;
     std::atomic<uint32_t> queues{0};
-    std::atomic<uint64_t> copies{0};  // that were logged
+    std::atomic<uint64_t> copies{0};  // number of logged copies
 };
 AttachmentState<State> state;
 
@@ -50,7 +50,8 @@ const hsa_signal &memory_of(uint64_t signal) { return *reinterpret_cast<const hs
 
 bool is_over(uint64_t signal) { return __atomic_load_n(&memory_of(signal).value, __ATOMIC_ACQUIRE) <= 0; }
 
-// Whether the calling thread may know that a signal's work is over: on the virtual clock, the device is ahead of the host.
+// Whether the calling thread may know that a signal's work has ended. On the virtual clock, the device is ahead of the host, so the host
+// may not know it yet.
 bool is_known_over(uint64_t signal) {
     return is_over(signal) && (!virtual_clock() || memory_of(signal).end <= now_ns());
 }
@@ -345,7 +346,7 @@ void give_back_timers() {
     }
     state->free.clear();
     state->running.clear();
-    state->timers = kMostTimers;  // no more
+    state->timers = kMostTimers;  // create no further timers
 }
 
 const Lifetime operations_lifetime = lifetime_of_attachment_state<state>();

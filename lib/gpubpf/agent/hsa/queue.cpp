@@ -9,7 +9,7 @@ namespace gpubpf {
 
 namespace {
 
-// Packets to change at once. ROCr passes them one at a time, and before 6.0 accepts only one write per call.
+// Packets to change at once. ROCr passes packets one at a time, and before 6.0 it accepts only one write per call.
 constexpr uint64_t kBatch = ROOM_MOST / 2 - 1;
 constexpr useconds_t kRoomPause = 50;
 

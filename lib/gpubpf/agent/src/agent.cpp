@@ -87,7 +87,7 @@ struct Connection {
     std::map<uint32_t, std::shared_ptr<Question>> questions;
     uint32_t requests = 0;
     bool welcome = false, patched = false, gone = false;
-    bool over = false;  // the measurement has ended: start() must not begin it any more
+    bool over = false;  // the measurement has ended: start() must no longer begin it
     // These are counters, because a signal handler waits for them.
     std::atomic<uint32_t> finish_asked{0}, finish_done{0}, finish_wait_ms{0};
     std::atomic<bool> pools_wanted{false}, reading_wanted{false}, report_wanted{false},
@@ -484,7 +484,7 @@ void serve(Connection *c) {
 }
 
 // The driver may shut down after this, so the agent's threads no longer call it: the agent rests. Exit handlers that are older,
-// and destructors, run later and may still launch (resume). What other threads launch is not read any more.
+// and destructors, run later and may still launch (resume). The maps are no longer read after launches of other threads.
 void at_exit() {
     agent.exit_thread = thread_id();
     agent.finish(kAtExit, Reading::OnTheWay);

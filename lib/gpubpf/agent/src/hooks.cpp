@@ -210,7 +210,7 @@ CUresult hook_cuLaunchKernel_ptsz(LAUNCH_PARAMETERS, void **extra) {
                   });
 }
 
-// The launch itself records these events. The log does not say which operation records them.
+// The launch itself records these events. The log does not show which operation records them.
 CUresult forget_events(CUresult r, const CUlaunchConfig &c) {
     for (unsigned i = 0; c.attrs && i < c.numAttrs; ++i) {
         const CUlaunchAttribute &a = c.attrs[i];

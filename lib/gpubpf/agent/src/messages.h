@@ -25,15 +25,15 @@ struct MapSpec {
     bool shared() const { return unit == Unit::Context; }
 };
 
-// A map with rows of a word for each of `slots` launches, and where the largest word of a launch is kept after a
-// wait: in a shared array, whose elements have the word at byte `offset`. Of this map, snapshots contain only
-// the largest word of each launch.
+// A map whose rows have one word for each of `slots` launches (`source`). After a wait, the largest word of a launch
+// is kept in a shared array (`target`), at byte `offset` of an element. Snapshots contain only the largest word of
+// each launch, not the whole `source`.
 struct Kept {
     uint32_t source = 0, target = 0, offset = 0, slots = 0;  // maps by number; slots: 0: nothing is kept
 };
 
 struct Config {
-    uint64_t process = 0;  // its number in the session
+    uint64_t process = 0;  // number of this process in the session
     std::string owner;     // name of the tool, for messages
     uint64_t map_memory = 0;
     uint64_t first = 1, last = UINT64_MAX, sample = 1;

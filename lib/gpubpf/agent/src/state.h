@@ -94,7 +94,7 @@ struct Context : AttachmentObject {
     std::atomic<bool> told_fault{false};  // Message::KernelFailed was sent
     std::mutex busy;      // held while the agent loads, drains or destroys something in the context
     bool before = false;  // it existed before the attachment, or no hook saw its creation
-    // On steady_clock: a launch has met the context, and the worker thread should have loaded copies by then. 0: it has.
+    // On steady_clock: until when the worker thread should have loaded copies, since a launch has met the context. 0: it has loaded them.
     std::atomic<int64_t> met_until{0};
     std::atomic<uint32_t> given{0};      // how often the driver has given it to the program, as seen by hooks
     std::atomic<int64_t> busy_until{0};  // on steady_clock: until then, loads hardly wait for a quiet moment
@@ -205,7 +205,7 @@ struct Kernel : AttachmentObject {  // the application's kernel, in one module o
     std::map<int, int> attributes;          // set by the application; guarded by Registry::lock
     int cache_config = -1, shared_config = -1;
     std::atomic<uint32_t> settings{0};  // a hash of the three: with others, other numbers of blocks fit
-    // It may soon have a copy in a context where it has none (await_copies).
+    // The kernel may soon get a copy in a context where it has no copy (await_copies).
     std::atomic<bool> awaited{false};
     // A kernel of a large module: it gets its copy in a context at its first launch there (load_copies).
     std::atomic<bool> later{false};

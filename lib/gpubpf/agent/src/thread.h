@@ -180,7 +180,7 @@ class InDriver {
 };
 
 // For a hooked function that the driver calls during a call of the program (InDriver): marks the thread as inside the agent. False if
-// the thread is not in such a call, or if the attachment has ended meanwhile. Then its state must not be accessed.
+// the thread is not in such a call, or if the attachment has ended meanwhile. Then the attachment's state must not be accessed.
 class BackFromDriver {
   public:
     BackFromDriver() noexcept {

@@ -101,7 +101,7 @@ void install_pending(Install install) {
         std::lock_guard<std::mutex> hold(state->lock);
         if (state->later.empty() || Clock::now() < state->paused) return;
         work = state->later;
-        for (Pending &p : state->later) p.begun = true;  // what is added from here on needs another look
+        for (Pending &p : state->later) p.begun = true;  // entries that are added later need another attempt
     }
     if (!state->watching) {
         state->watching = std::make_unique<Watching>();

@@ -16,8 +16,8 @@ void install_later(Module *module, Context *context);
 void take_ahead(Reader &reader, int image);
 
 // For the worker thread.
-int install_due_in();  // ms until install_pending() is due; -1: it is not
-// What is installed: the copies of a module's kernels in a context, or if `module` is null, the context's memory.
+int install_due_in();  // ms until install_pending() is due; -1: nothing is pending
+// Installs the copies of a module's kernels in a context or, if `module` is null, the context's memory.
 using Install = void (*)(Module *module, Context &context);
 void install_pending(Install install);  // call it when the driver may wait
 void stop_installing();                 // no more copies are installed

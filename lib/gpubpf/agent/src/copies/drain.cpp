@@ -42,8 +42,7 @@ constexpr uint32_t kAtOnce = 20;
 constexpr int64_t kKeepShare = 100, kKeepCredit = 10'000'000'000;  // ns
 constexpr uint32_t kKeepWait = 100;                                // ms
 
-constexpr uint32_t kIdleWait =
-    20;  // ms that kernels may take to finish before a reading that nobody asked for
+constexpr uint32_t kIdleWait = 20;  // ms that kernels may take to finish before a reading without a request
 
 constexpr uint32_t kCopyWait = 5000;  // ms, for the parts of a snapshot
 
@@ -135,8 +134,8 @@ void each_instance(const Copy &copy, const Use &use) {
         for (Instance *i = bucket.load(std::memory_order_acquire); i; i = i->next) use(*i);
 }
 
-// Notes how often each copy was launched. Call this before the wait for these launches: the snapshot may lack
-// later ones.
+// Records how often each copy was launched. Call this before the wait for these launches: the snapshot may lack
+// later launches.
 void note_launches(Context &context) {
     std::lock_guard<std::mutex> hold(context.memory);
     for (const Copy *c : context.copies)
@@ -280,7 +279,7 @@ bool fill(int fd, Context &context, const Contents &contents) {
     }
     if (copied)
         for (const ExecutionCounter &counter : contents.executions) count_executions(counter, bytes);
-    // After all else: an end that was copied before the start of its launch would seem to belong to another.
+    // Copy this last: an end that was copied before the start of its launch would seem to belong to another launch.
     auto *largest = reinterpret_cast<uint64_t *>(bytes + contents.largest);
     if (copied) copied = copy_largest(context, largest, 0, contents.launches, kCopyWait);
     for (size_t i = 0; i < context.rings.size() && copied; ++i) {

@@ -44,7 +44,7 @@ struct Walk {
     std::vector<KernelNode> kernels;
     std::vector<KernelNode> bodies;  // kernel nodes in bodies of conditional nodes, at any depth
     bool conditional = false;        // has conditional nodes
-    std::unordered_map<CUgraphNode, uint32_t> index;  // of kernel nodes outside child graphs
+    std::unordered_map<CUgraphNode, uint32_t> index;  // kernel nodes outside child graphs → number
     std::unordered_map<CUgraphNode, Part> children;
     std::vector<std::pair<uint32_t, uint32_t>> edges;
     uint32_t others = 0;
@@ -199,7 +199,7 @@ Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &
         after[a->second].push_back(b->second);
         ++open[b->second];
     }
-    std::vector<Ends> ends(nodes.size());  // first of the predecessors of a node, then of the node
+    std::vector<Ends> ends(nodes.size());  // until a node is visited: of its predecessors; then: its own
     std::vector<bool> has_before(nodes.size());
     std::vector<size_t> order;
     for (size_t i = 0; i < nodes.size(); ++i)
@@ -270,7 +270,7 @@ bool has_copies(const KernelNode &k) {
     return k.function.kernel && k.function.kernel->copies.load(std::memory_order_acquire);
 }
 
-// The outcome unless a copy is found.
+// Returns the outcome for the case that no copy is found.
 uint32_t outcome_of_original(const Exec &exec, const KernelNode &k) {
     if (has_copies(k) || (!exec.swaps && k.function.kernel && k.function.kernel->later))
         return outcome_of(kCapture);
@@ -334,7 +334,7 @@ bool swap_params(const Exec &exec, KernelNode &k, uint32_t number, CUDA_KERNEL_N
     return true;
 }
 
-// The program's own parameters of a kernel node. The driver's description of them ends when others are set.
+// The program's own parameters of a kernel node. The driver's description of them is valid only until other parameters are set.
 struct OwnParams {
     CUgraphNode node;
     CUDA_KERNEL_NODE_PARAMS params;
@@ -493,7 +493,7 @@ void updated_unseen(Exec &exec) {
     exec.walk.whole = false;
 }
 
-// Makes the event that tells when the last launch of copies is over.
+// Creates the event that completes when the last launch of copies has ended.
 void make_event(Exec &exec) {
     if (exec.swapped && !exec.last &&
         driver.cuEventCreate(&exec.last, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)

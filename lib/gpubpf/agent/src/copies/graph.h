@@ -3,8 +3,8 @@
 //
 // The program's own graphs are never changed. When the program has made or updated an executable graph, the
 // agent clones the source graph, puts the copies into the clone, and updates the executable graph from it. So
-// the program can only read back its own graphs. Graphs with conditional nodes cannot be cloned: the program's graph has the copies
-// while the agent updates the executable graph.
+// the program can only read back its own graphs. Graphs with conditional nodes cannot be cloned: the program's
+// graph has the copies while the agent updates the executable graph.
 #pragma once
 
 #include <functional>

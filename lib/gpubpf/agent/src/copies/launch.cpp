@@ -49,7 +49,7 @@ static uint64_t resident(CUfunction function, const LaunchShape &shape, uint32_t
     return uint64_t(n) * multiprocessors;
 }
 
-// Returns how many registers a thread of this function has; 0 if the driver does not say.
+// Returns how many registers a thread of this function has; 0 if the driver does not report it.
 static uint32_t registers(CUfunction function) {
     int n = 0;
     const bool said = function && driver.cuFuncGetAttribute &&
@@ -343,9 +343,9 @@ uint32_t choose(const Function &function, Context *context, const LaunchShape &s
     return choice.block ? uint32_t(kInstrumented) : outcome_of(kMapTooSmall);
 }
 
-// With --budget: whether launch number `n` (from 0) of a kernel is measured. Each `one_in` launches, one is, at a place that looks
-// random, so that it does not follow a program's own rhythm. The tool learns from the first launch what a launch costs. It stands for
-// the first 2 * one_in, so that at no time more than one launch in `one_in` was measured.
+// With --budget: whether launch number `n` (from 0) of a kernel is measured. One launch is measured in each `one_in`, at a pseudorandom
+// place, so that the places do not follow a rhythm of the program. The first launch shows the tool what a launch costs. It stands for the
+// first 2 * one_in launches, so that at no time has more than one launch in `one_in` been measured.
 static bool in_budget(const Slot &slot, uint64_t n) {
     const uint64_t one_in = slot.one_in.load(std::memory_order_relaxed);
     if (!one_in) return slot.instrumented.load(std::memory_order_relaxed) == 0;
@@ -416,7 +416,7 @@ bool swapped(const HookCall &hook, Swap &swap, CUresult result) {
     switch (result) {
         // Errors that the copy may cause and the original may not.
         case CUDA_ERROR_INVALID_CONTEXT:
-            // The copy belongs to another context: the current one was seen by no hook. From now on, ask the driver for it.
+            // The copy belongs to another context: no hook saw the current one. From now on, ask the driver for the current context.
             if (counted) registry().only = nullptr;
             return false;
         case CUDA_ERROR_INVALID_VALUE:

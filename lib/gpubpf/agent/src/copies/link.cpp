@@ -24,8 +24,8 @@ struct Links {
 
 AttachmentState<Links> all;
 
-// The embedded device watches compilers itself, because it runs the PTX of cubins. It tells the agent about them. Its tests leave that to
-// the agent, which then tells the device.
+// The embedded device watches compilers itself, because it runs the PTX of cubins, and passes their output on to the agent. In its tests,
+// the agent may watch instead, and passes the output on to the device.
 using Tell = void (*)(const void *cubin, size_t bytes, const char *ptx, size_t ptx_bytes, unsigned count,
                       unsigned texts, unsigned lto);
 using Watch = int (*)(Tell);

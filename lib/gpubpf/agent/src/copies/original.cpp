@@ -27,7 +27,7 @@ bool parameters_of(CUfunction f, std::vector<Parameter> &parameters) {
     for (size_t i = 0; i < kMostParameters; ++i) {
         size_t offset = 0, size = 0;
         CUresult r = driver.cuFuncGetParamInfo(f, i, &offset, &size);
-        if (r == CUDA_ERROR_INVALID_VALUE) return true;  // there are no more
+        if (r == CUDA_ERROR_INVALID_VALUE) return true;  // that was the last parameter
         if (r != CUDA_SUCCESS) return false;
         parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
     }

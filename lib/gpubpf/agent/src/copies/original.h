@@ -1,4 +1,4 @@
-// What the driver knows of a kernel of the program: parameters and attributes, which its copy must have, too.
+// The driver's information about a kernel of the program: parameters and attributes, which its copy must also have.
 #pragma once
 
 #include <cstdint>

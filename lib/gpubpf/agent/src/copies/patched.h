@@ -1,4 +1,4 @@
-// What launches and sidecars ask of patches (patches.cpp defines it, on a higher floor).
+// The functions of patches that launches and sidecars need. patches.cpp, on a higher floor, defines them.
 #pragma once
 
 #include <memory>

@@ -38,7 +38,7 @@ struct Functions {
     int (*GetCallbackPcAndSize)(CUcontext, const char *, uint64_t *, uint64_t *);
 } api;
 
-// The API is called by one thread at a time (sanitizer_patching.h, "Thread-safety"). It is taken after Patches::lock.
+// Only one thread at a time may call the API (sanitizer_patching.h, "Thread-safety"). This lock is taken after Patches::lock.
 std::mutex serial;
 Subscriber subscriber = nullptr;  // guarded by `serial`, like the next one
 std::string refusal = "GPUBPF_SANITIZER names no library";
@@ -138,7 +138,7 @@ std::string prepare_patches(Module *module, Context &context) {
     {
         std::lock_guard<std::mutex> busy(context.busy);
         Current current(context);
-        CUdeviceptr memory = 0;  // in no pool, which readings of the maps would copy
+        CUdeviceptr memory = 0;  // not in a pool, because readings of the maps copy the pools
         if (!current.ok() || !prepare_context(context) ||
             driver.cuMemAlloc_v2(&memory, kTableSize + kRecords) != CUDA_SUCCESS)
             return failed("no memory for the table of patches");

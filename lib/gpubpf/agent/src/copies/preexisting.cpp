@@ -40,7 +40,7 @@ struct KernelDescription {
     int32_t attributes[sizeof kTold / sizeof *kTold];
 };
 
-struct Unreported {  // a module that the tool has not been told about
+struct Unreported {  // a module that was not reported to the tool yet
     Module *module = nullptr;
     Context *context = nullptr;  // where it was first seen
     bool whole = false;
@@ -383,7 +383,7 @@ std::vector<uint32_t> meet_primary_contexts() {
         if (!active || retain(&handle, d) != CUDA_SUCCESS) continue;
         if (Context *c = registry().context(handle)) {
             capabilities.insert(c->cc);
-            c->met_until = 0;  // the tool tells the user when the copies are there
+            c->met_until = 0;  // the tool prints a notice when the copies are ready
         }
         release(d);
     }

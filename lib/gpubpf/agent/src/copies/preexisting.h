@@ -17,7 +17,7 @@ const Function *identify_handle(const void *handle, Context *context);
 const Function *identify_launched(const void *handle, StreamRef where);
 // For a thread that is about to launch a kernel in a context where it has no copy (Kernel::awaited). Waits while
 // the kernel may soon have one: while the tool identifies its module, and while the worker thread loads copies into
-// a context that was just met. Every thread waits, until kForCopies after the module's first launch there at most.
+// a context that was just met. Every thread waits, at most until kForCopies after the module's first launch there.
 void await_copies(Kernel &kernel, Context *context);
 
 // Returns modules that were identified through one of their functions and that represent `library` in some

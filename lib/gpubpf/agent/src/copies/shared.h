@@ -21,7 +21,7 @@ uint64_t ring_control_bytes(const Context &context);  // of all rings, in the po
 uint64_t first_record(uint32_t shards);               // its offset in the data of a ring
 // The tool consumed records of a ring in GPU memory.
 void take_consumed(Reader &reader);
-// The context ends, and nothing runs in it any more.
+// The context ends, and nothing runs in it any longer.
 void release_shared(Context &context);
 
 }  // namespace gpubpf

@@ -21,7 +21,7 @@ namespace gpubpf {
 
 // --- loading ---
 
-constexpr size_t kCells = 1024;  // allocated at once
+constexpr size_t kCells = 1024;  // cells to allocate at once
 
 void prepare_cells(Context &context) {
     CUdeviceptr base = 0;
@@ -178,7 +178,7 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
             driver.cuMemcpyDtoDAsync_v2(to, from, 8, context.stream) != CUDA_SUCCESS)
             return false;
     if (!wait_for(context.stream, 10000)) return false;
-    // Now, because another thread could have changed the entries until they were copied.
+    // Check this only now, because another thread could have changed the entries before they were copied.
     if (fresh != Fresh::Module && !is_new(context, fresh))
         for (const Variable &v : answer.variables)
             if (!v.refusal.empty()) add_missing(v, v.refusal);
@@ -187,7 +187,7 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
 
 }  // namespace
 
-// It is used to compare the copy's occupancy with it.
+// The original is used to compare the copy's occupancy with its own.
 CUfunction original_function(const Module &module, const char *name) {
     CUfunction f = nullptr;
     if (module.module) {
@@ -234,14 +234,14 @@ bool prepare_launched(Module &module, CUmodule sidecar, const Answer &answer, Co
             if (std::find(launched.begin(), launched.end(), made) == launched.end()) launched.push_back(made);
         }
         if (driver.cuFuncLoad && driver.cuFuncLoad(copy) == CUDA_ERROR_NOT_SUPPORTED) return false;
-        // Again, in case the program has set one meanwhile.
+        // Again, because the program may have set an attribute meanwhile.
         for (int times = 0; times < 2; ++times)
             if (!mirror_attributes(original_function(module, name.c_str()), copy)) return false;
     }
     return true;
 }
 
-// Whether a sidecar's copies can be those of another answer, too. Equal code may come from other source lines.
+// Whether a sidecar's copies can also serve another answer. Equal code may come from other source lines.
 bool equal_copies(const Sidecar &s, const Answer &answer) {
     if (s.answer->image != answer.image || s.copies.size() != answer.kernels.size()) return false;
     for (size_t i = 0; i < s.copies.size(); ++i)
@@ -387,7 +387,7 @@ void install_sidecar(Module *module, Context *context, const std::shared_ptr<con
         made->next = k.copies.load(std::memory_order_relaxed);
         while (!k.copies.compare_exchange_weak(made->next, made)) {
         }
-        // What the application has set meanwhile was set for the copies that were known.
+        // Attributes that the application has set meanwhile were set only for the copies that were known.
         bool changed;
         {
             std::lock_guard<std::mutex> hold(r.lock);
@@ -437,8 +437,8 @@ bool is_loaded_ahead(const Module &ahead, const Context *context) {
 
 }  // namespace
 
-// The tool may be stopped, and sends messages while it works. A late answer is used when it arrives. The wait is divided into pieces, because this process may also
-// be stopped.
+// The tool may be stopped, and sends messages while it works. A late answer is used when it arrives. The wait is divided into pieces,
+// because this process may also be stopped.
 bool wait_for_answer(Question &question) {
     constexpr auto kPiece = std::chrono::milliseconds(500);
     constexpr int kSilence = 20;  // number of pieces

@@ -25,7 +25,7 @@ void retry_waiting();  // call this after a capture
 // Without `may_load`, it only uses a sidecar that was loaded ahead.
 void install_sidecar(Module *module, Context *context, const std::shared_ptr<const Answer> &answer,
                      bool may_load = true, Fresh fresh = Fresh::No);
-// The parts of that. Waits for the tool's answer; returns false if it takes too long or is silent.
+// Waits for the tool's answer. Returns false if the tool takes too long or is silent.
 bool wait_for_answer(Question &question);
 // Prepares a context for instrumented kernels: map memory, maps of the whole context, and rings. Call it with `busy` held and the
 // context current.

@@ -69,7 +69,7 @@ struct Streams {
     std::mutex lock;  // guards the members below; never held across a driver call
     std::unordered_map<StreamKey, std::shared_ptr<Busy>, StreamKey::Hash> busy;
     std::unordered_map<const Context *, uint64_t> proofs;  // number of the requested proof
-    std::unordered_set<CUstream> not_captured;             // or in a capture that a hooked call began
+    std::unordered_set<CUstream> not_captured;  // not captured, or in a capture that a hooked call began
     // Streams in which captures began through hooks, with the thread of a per-thread default stream.
     std::set<std::pair<CUstream, uint32_t>> origins;
     // Streams in earlier captures. Registry::captures counts each of them; it may be too high, but not too

@@ -17,7 +17,7 @@
 namespace gpubpf {
 
 // Launches are watched while an object of this class exists. The facts about streams are dropped with the last
-// one.
+// object.
 class Watching {
   public:
     Watching();
@@ -69,7 +69,7 @@ class LaunchesHeld {
     int64_t work_until_ = 0;
 };
 // Does `work` while nothing runs in the contexts and launches are held. Waits up to `patience_ms` in each
-// context for such a moment. Returns false if there was none.
+// context for such a moment. Returns false if there was no such moment.
 bool when_idle(const std::vector<Context *> &contexts, uint32_t patience_ms,
                const std::function<void(LaunchesHeld &)> &work);
 inline bool when_idle(Context &context, uint32_t patience_ms,

@@ -297,7 +297,7 @@ void *free_later(void *) {
     std::map<CUcontext, Turn> turns;
     bool hooked = true;
     for (size_t seen = 0;;) {
-        // with the attachments that left something there
+        // together with the attachments that left objects there
         std::map<CUcontext, std::vector<uint64_t>> contexts;
         {
             std::unique_lock<std::mutex> hold(leftovers->lock);
@@ -372,7 +372,7 @@ void release_driver_objects(uint64_t attachment) {
             r = gather(*c, attachment);
         }
         if (is_empty(r)) {
-            // A thread that waits for a kernel there: the hooks must see the end of the context.
+            // A thread waits for a kernel in the context: the hooks must see the end of the context.
             if (!left_within(c->handle, kInside)) {
                 rest.push_back(std::move(r));
                 of_rest.push_back(c);

@@ -29,7 +29,7 @@ bool is_primary(CUcontext context, CUdevice device);
 void leftovers_captured(int more);
 
 extern const Lifetime leftovers_lifetime;
-// The process ends, and the driver with it: no thread may access the objects any more.
+// The process ends, and the driver with it: no thread may access the objects any longer.
 void abandon_leftovers();
 
 }  // namespace gpubpf

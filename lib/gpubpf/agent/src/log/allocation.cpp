@@ -28,8 +28,8 @@ struct Live {
 
 struct Allocations {
     std::mutex lock;                // guards the members below
-    std::map<uint64_t, Live> live;  // by start address; none overlap
-    // Ranges freed since the epoch began: start and end. None of them touch.
+    std::map<uint64_t, Live> live;  // by start address, without overlaps
+    // Ranges freed since the epoch began: start and end. Adjacent ranges are merged.
     std::map<uint64_t, uint64_t> ranges;
     bool anywhere = false;  // memory at an unknown address was freed
     uint64_t serials = 0;
@@ -69,7 +69,7 @@ void remember(Allocations &a, uint64_t base, uint64_t end) {
 
 // The range of values that look like GPU addresses.
 constexpr uint64_t kLeast = uint64_t(1) << 32, kMost = uint64_t(1) << 49;
-// The driver is asked about values that look like addresses, until this many were none.
+// The agent asks the driver about values that look like addresses, until this many were not addresses.
 constexpr uint32_t kMostMisses = 100000;
 
 bool is_known(uint64_t address) {

@@ -63,7 +63,7 @@ struct Functions {
     int (*PushExternalCorrelationId)(uint32_t, uint64_t);
     int (*PopExternalCorrelationId)(uint32_t, uint64_t *);
     int (*FlushAll)(uint32_t);
-    int (*EnableDriverApi)(uint32_t, uint8_t);  // null: this CUPTI can record all driver calls or none
+    int (*EnableDriverApi)(uint32_t, uint8_t);  // null: this CUPTI can only record all driver calls, or none
     int (*GetCallbackName)(uint32_t, uint32_t, const char **);
 } cupti;
 
@@ -199,7 +199,7 @@ void stop_recording() {
     disable_all();
 }
 
-// The same for a thread of the program, for which CUPTI may be waiting.
+// The same for a thread of the program. CUPTI may be waiting for that thread.
 void stop_recording_soon() {
     on = yielding = false;
     ends = true;

@@ -29,7 +29,7 @@ void end_cupti(const Record &operation, bool failed) noexcept;
 void collect_cupti() noexcept;  // logs finished operations
 
 // Replacements of dlopen() and dlmopen(), in use with `yields`. Both pass the caller's return address on to the
-// original, which looks for libraries where the caller's own file says.
+// original, which looks for libraries in the directories that the caller's own file names.
 void hook_dlopen();
 void hook_dlmopen();
 

@@ -23,7 +23,7 @@ namespace {
 constexpr const char *kProfilers[] = {"NSYS_",   "NV_NSIGHT_", "NV_COMPUTE_PROFILER",
                                       "NV_TPS_", "CUPTI_",     "NVTX_INJECTION",
                                       "ROCP_",   "LD_AUDIT="};
-// Of these, the variables that say that a profiler runs, and what its libraries are called.
+// The variables among these that are set if a profiler runs, and the names of its libraries.
 constexpr const char *kProfiling[] = {"NSYS_", "NV_NSIGHT_", "NV_COMPUTE_PROFILER", "NV_TPS_"};
 constexpr const char *kLibraries[] = {"libsanitizer-collection", "libTreeLauncher", "libInterceptorInjection",
                                       "libToolsInjection", "libcuda-injection"};

@@ -10,8 +10,8 @@ namespace gpubpf {
 // and the program has not loaded a library itself (dlopen), as interpreters do. Call it inside cuInit.
 bool cupti_is_free();
 
-// Returns the variable or the library of a profiler that uses the GPU by other means than CUPTI calls of the program, such as
-// compute-sanitizer or Nsight; "" if there is none.
+// Returns the variable or the library of a profiler that uses the GPU, other than through CUPTI calls of the program: for example
+// compute-sanitizer or Nsight. "": there is no such profiler.
 std::string other_profiler();
 
 // Returns whether this address is in code of the driver or the agent, or in the library that contains `cupti`.
