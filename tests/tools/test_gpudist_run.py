@@ -184,7 +184,7 @@ def test_values_beyond_the_room_are_said_to_be_missing(app, tmp_path):
         (["-L", "--width", str(1 << 63), "load:*:u64:width"], "--width must be below 2^63"),
         (["-L", "--width", "0", "load:*:u64:width"], "--width"),
         (["-H", "load:*:width"], "there is no TYPE:EXPR; write SPEC:TYPE:EXPR, with TYPE one of: u8,"),
-        (["-H", "load:*:u64:width, lane"], "EXPR may have one key behind a comma: kernel or source"),
+        (["-H", "load:*:u64:width, lane"], "EXPR may have one key after a comma: kernel or source"),
         (["-H", "load:*:u64:wid"], "load has no 'wid'; fields: launch, site, address, width"),
         (["-H", "load:*:u64:1; }"], "unexpected ';' after '1'"),
         (["-H", "load:*:u64:(width"], "')' is missing after '(width'"),

@@ -124,7 +124,7 @@ def distribution(text: str) -> Distribution:
     if isinstance(value, str):
         raise UsageError(f"{value} is a text, not a number; use it as a key: EXPR, {value}")
     if len(keys) > 1 or not all(isinstance(key, str) for key in keys):
-        raise UsageError(f"EXPR may have one key behind a comma: {' or '.join(spec.names.texts)}")
+        raise UsageError(f"EXPR may have one key after a comma: {' or '.join(spec.names.texts)}")
     key = str(keys[0]) if keys else ""
     return Distribution(
         _with_values(spec, value), kind[1], value, key, label.strip() or " ".join(body.split())

@@ -90,7 +90,8 @@ def _with_variable(
         base, shape = whole.subdtype or (whole, ())
         index = _number(key, where)
         if len(shape) != 1 or not 0 <= index < shape[0]:
-            raise UsageError(f"{where}: the variable has no element {key}")
+            known = f"it has the elements 0 to {shape[0] - 1}" if len(shape) == 1 else "set it as a whole"
+            raise UsageError(f"{where}: the variable has no element {key}; {known}")
         at, whole = at + index * base.itemsize, base
     return _written(definition, at, _bytes(whole, value, where))
 
@@ -108,7 +109,9 @@ def _with_elements(definition: MapDefinition, key: str | None, value: str, where
     else:
         data, first = _bytes(kind, value, where), _number(key or "0", where)
     if not 0 <= first < definition.max_entries or len(data) > (definition.max_entries - first) * size:
-        raise UsageError(f"{where}: map {definition.name} has {definition.max_entries} elements")
+        raise UsageError(
+            f"{where}: map {definition.name} has only {table.count(definition.max_entries, 'element')}"
+        )
     if first * size + len(data) > _MOST_CONTENTS:
         raise UsageError(f"{where}: only the first {_MOST_CONTENTS:,} bytes of a map can be set")
     return _written(definition, first * size, data)
@@ -153,7 +156,7 @@ def _number(text: str, where: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise UsageError(f"{where}: {text!r} is not a number") from None
+        raise UsageError(f"{where}: {text!r} is not a number; write a number such as 7 or 0x10") from None
 
 
 def _bytes(kind: np.dtype[Any], value: str, where: str) -> bytes:
@@ -203,7 +206,9 @@ def _scalar(kind: np.dtype[Any], text: str, where: str) -> bytes:
     if kind.kind == "S":
         data = text.encode()
         if len(data) >= kind.itemsize:
-            raise UsageError(f"{where}: the text has {len(data)} bytes (at most {kind.itemsize - 1})")
+            raise UsageError(
+                f"{where}: the text has {len(data)} bytes; shorten it to at most {kind.itemsize - 1}"
+            )
         return data.ljust(kind.itemsize, b"\0")
     text = text.strip()
     if kind.kind == "f":

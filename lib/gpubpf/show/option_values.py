@@ -24,8 +24,10 @@ def parse_range(text: str) -> Range:
     first, colon, last = text.partition(":")
     low = _number(first, 0 if colon else None)
     high = _number(last, LARGEST_INDEX) if colon else low
-    if low > high or high > LARGEST_INDEX:
-        raise argparse.ArgumentTypeError(f"{text!r} is an empty range")
+    if high > LARGEST_INDEX:
+        raise argparse.ArgumentTypeError(f"{text!r} is larger than {LARGEST_INDEX}")
+    if low > high:
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty range; write FIRST:LAST")
     return low, high
 
 
@@ -33,7 +35,7 @@ def parse_ranges(text: str) -> Ranges:
     """Parse ``X[,Y[,Z]]``, each as in `parse_range`. A dimension that is left out means everything."""
     parts = [parse_range(part) for part in text.split(",")]
     if len(parts) > 3:
-        raise argparse.ArgumentTypeError(f"{text!r} has more than three dimensions")
+        raise argparse.ArgumentTypeError(f"{text!r} has more than three dimensions; write X,Y,Z")
     x, y, z = (parts + [EVERYTHING] * 3)[:3]
     return x, y, z
 
@@ -42,7 +44,7 @@ def extents(text: str) -> tuple[int, int, int]:
     """Parse ``X[,Y[,Z]]``, each a positive integer; 1 where it is left out."""
     parts = [positive(part) for part in text.split(",")]
     if len(parts) > 3:
-        raise argparse.ArgumentTypeError(f"{text!r} has more than three dimensions")
+        raise argparse.ArgumentTypeError(f"{text!r} has more than three dimensions; write X,Y,Z")
     x, y, z = [*parts, 1, 1][:3]
     return x, y, z
 
@@ -53,7 +55,7 @@ def parse_launches(text: str) -> tuple[int, int | None]:
     low = _number(first, 1 if colon else None)
     high = (_number(last) if last else None) if colon else low
     if low < 1 or (high is not None and high < low):
-        raise argparse.ArgumentTypeError(f"{text!r} is an empty range (launches count from 1)")
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty range; write FIRST:LAST, counted from 1")
     return low, high
 
 
@@ -66,7 +68,9 @@ def parse_sites(text: str) -> tuple[Range, ...]:
         else:
             ranges.append((low, high))
     if len(ranges) > SITE_RANGES:
-        raise argparse.ArgumentTypeError(f"{text!r} has more than {SITE_RANGES} ranges of sites")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} has {len(ranges)} ranges of sites; name at most {SITE_RANGES}"
+        )
     return tuple(ranges)
 
 
@@ -81,7 +85,7 @@ def parse_addresses(text: str) -> Range:
             f"{text!r} is not an address range such as 0x7f0000000000:0x7f00000fffff"
         ) from None
     if not 0 <= low <= high < 2**64:
-        raise argparse.ArgumentTypeError(f"{text!r} is an empty range")
+        raise argparse.ArgumentTypeError(f"{text!r} is an empty range; write the lower address first")
     return low, high
 
 
@@ -174,8 +178,10 @@ def parse_cgroup(text: str) -> int:
         if os.path.exists(os.path.join(path, "cgroup.controllers")):  # every cgroup v2 has this file
             return os.stat(path).st_ino
     if os.path.isdir(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a cgroup v2")
-    raise argparse.ArgumentTypeError(f"there is no cgroup {text!r}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a cgroup v2; name one below /sys/fs/cgroup")
+    raise argparse.ArgumentTypeError(
+        f"there is no cgroup {text!r}; name a directory below /sys/fs/cgroup, or an id"
+    )
 
 
 def parse_comm(text: str) -> str:

@@ -98,8 +98,8 @@ def test_distributions() -> None:
         ("load:* (lane) more:u32:width", "unexpected 'more:u32:width' behind the filter"),
         ("load:*:u32:", "in an empty expression"),
         ("load:*:u32:source", "use it as a key: EXPR, source"),
-        ("load:*:u32:width, lane", "one key behind a comma: kernel or source"),
-        ("load:*:u32:width, kernel, source", "one key behind a comma"),
+        ("load:*:u32:width, lane", "one key after a comma: kernel or source"),
+        ("load:*:u32:width, kernel, source", "one key after a comma"),
         ("kernel:*:u32:threads, source", "kernel has no 'source'"),
     ],
 )

@@ -158,13 +158,14 @@ def test_values_are_set_before_the_programs_run(path: Path) -> None:
         "limit": "has no value",
         "limit=-1": "does not fit the type",
         "limit=1,2": "the type has 1 number, not 2",
-        "counts[4]=1": "no element 4",
-        "plain[3]=1,2,3,4,5,6,7,8,9,10,11,12": "map plain has 3 elements",
+        "counts[4]=1": "no element 4; it has the elements 0 to 3",
+        "limit[1]=1": "no element 1; set it as a whole",
+        "plain[3]=1,2,3,4,5,6,7,8,9,10,11,12": "map plain has only 3 elements",
         "sums=1": "map sums is a hash; write sums[KEY]=VALUE",
         "sums[x]=1": "'x' does not fit the type, uint64; write numbers such as 7",
         "sums[1,2]=1": "the type has 1 number, not 2",
         "sums[1]=-1": "'-1' does not fit the type, uint32",
-        "label=muchtoolong": "the text has 11 bytes (at most 7)",
+        "label=muchtoolong": "the text has 11 bytes; shorten it to at most 7",
         "other=1": "there is no variable, array or hash other; use one of: limit, label, counts, zeros, cells, plain, sums",
     }.items():
         with pytest.raises(UsageError) as error:

@@ -58,9 +58,20 @@ def test_ranges_include_both_ends(text, meaning):
     assert option_values.parse_range(text) == meaning
 
 
-@pytest.mark.parametrize("text", ["", "x", "5:2", "-1", "1:2:3", "4294967296", "١"])
-def test_what_is_no_range_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not a number"),
+        ("x", "is not a number"),
+        ("5:2", "'5:2' is an empty range; write FIRST:LAST"),
+        ("-1", "is not a number"),
+        ("1:2:3", "is not a number"),
+        ("4294967296", "'4294967296' is larger than 4294967295"),
+        ("١", "is not a number"),
+    ],
+)
+def test_what_is_no_range_is_refused(text, message):
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
         option_values.parse_range(text)
 
 
