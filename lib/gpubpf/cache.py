@@ -94,7 +94,7 @@ class Cache(MutableRecord):
             )
             with open(descriptor, "rb") as file:
                 status = os.fstat(descriptor)
-                size = status.st_size - digest.SIZE - len(_MARK)  # of the content
+                size = status.st_size - digest.SIZE - len(_MARK)  # size of the content
                 if not _private(status, stat.S_IFREG) or not 0 <= size <= self.limit:
                     return None
                 if (

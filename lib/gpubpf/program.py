@@ -124,7 +124,7 @@ class BPF:
         self.tables: list[Table] = []
         self.process_functions: list[FunctionProbe] = []
         self.companions: list[Companion] = []
-        self.values: dict[str, bytes] = {}  # of parameters
+        self.values: dict[str, bytes] = {}  # name of a parameter → its bytes
         # Map name → size, in place of the C text's, for maps of host programs: entries, or bytes of a ring buffer.
         self.entries: dict[str, int] = {}
         self.hold_notices = False  # about libraries, see `uprobes.Uprobes.told_of`
@@ -133,7 +133,7 @@ class BPF:
         self.budget: float | None = None  # most per cent of overhead; None: no limit
         self.titles: dict[str, str] = {}  # name of a program → what notices call it instead
         self.session: Session | None = None  # the last measurement
-        self.host_side: Host | None = None  # of the last measurement
+        self.host_side: Host | None = None  # the host side of the last measurement
         self._programs = source if source is not None else programs.load(text, any_user)
         self._for_amd: LoweredPrograms | None = None
         self._fragments: dict[str, Fragment] = {}

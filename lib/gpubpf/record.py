@@ -61,7 +61,7 @@ class _Fields:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        fields = dict(cls._described)  # those of the base class come first
+        fields = dict(cls._described)  # the fields of the base class come first
         for name in cls.__annotations__:
             value = cls.__dict__.get(name, _REQUIRED)
             if isinstance(value, _Field):

@@ -174,7 +174,7 @@ class _HoldHelper:
     # --- messages from the tool ---
 
     def _received(self) -> dict[str, Any] | None:
-        """Return the next message; None if there is none; an empty one if the tool has exited."""
+        """Return the next message; None if no message has arrived; an empty message if the tool has exited."""
         try:
             data = self._connection.recv(PACKET, socket.MSG_DONTWAIT)
         except BlockingIOError:

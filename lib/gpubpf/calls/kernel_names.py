@@ -399,7 +399,7 @@ def _registrations(file: Elf, opened: int) -> Mapping[int, str]:
     """
     found: dict[int, str] = {}
     ends = [segment.address + segment.size for segment in file.loads]
-    places, left = _MOST_REGISTRATIONS, _LARGEST  # in all segments together
+    places, left = _MOST_REGISTRATIONS, _LARGEST  # of all segments together
     for _, _, offset, address, size in (segment for segment in file.loads if segment.executable):
         code = os.pread(opened, min(size, left), offset)
         left -= len(code)

@@ -143,7 +143,7 @@ class PendingTimeline:
         self._full = False
 
     def add(self, calls: Sequence[Record], dispatches: Sequence[Record]) -> None:
-        """Keep records. If there are too many, drop the rest and say so once."""
+        """Keep records. If there are too many, drop the rest and give a notice once."""
         for kept, new in ((self._calls, calls), (self._dispatches, dispatches)):
             room = MOST_PENDING - len(kept)
             kept += new[:room]

@@ -202,7 +202,7 @@ class TracedProcesses:
 
 
 def _cannot_open(pid: int, error: OSError) -> SessionError:
-    """Return the error that says why a process has no pidfd."""
+    """Return the error for a process whose pidfd cannot be opened, with the reason."""
     if proc.exists(pid):
         return SessionError(
             f"pid {pid} is not a process but a thread of one ({error.strerror}); name the process"

@@ -267,7 +267,7 @@ class Printer:
         self._owners.see(events)
         start = self._owners.header + (f"{'TIME (us)':>13} " if self._timed else "") + f"{'LAUNCH':>6} "
         end = f" {'BLOCK':>9} {'THREAD':>9}  EVENT"
-        width = min(16, table.WIDTH - len(start) - len(end))  # of the kernels
+        width = min(16, table.WIDTH - len(start) - len(end))  # columns of the kernels' names
         header = f"{start}{'KERNEL':<{width}}{end}"
         if header != self._header:  # again when a second process adds columns
             self._header = header

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Process, GPU, kernel (mangled), site, kind.
 Place = tuple[int, int, str, int, str]
-MOST_BYTES = 16  # of a stored value that a program sees
+MOST_BYTES = 16  # maximum bytes of a stored value that a program sees
 TITLES = {"nan": "NaN", "inf": "infinity", "overflow": "overflow", "denormal": "denormal number"}
 
 

@@ -420,7 +420,7 @@ class Tracepoint(Record):
 
 
 def tracepoint(name: str) -> Tracepoint:
-    """Return the tracepoint CATEGORY:NAME. Raises Error if there is none."""
+    """Return the tracepoint CATEGORY:NAME. Raises Error if the kernel has no such tracepoint."""
     category, _, event = name.partition(":")
     with tracefs() as root:
         directory = root / "events" / category / event

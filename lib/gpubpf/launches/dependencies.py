@@ -507,7 +507,7 @@ def _members(ops: Operations) -> Members:
     both = np.concatenate([launches, places])
     replay = row_numbers(ops.graph[both], ops.replay[both])
     launch_of = np.full(int(replay.max()) + 1, -1)
-    launch_of[replay[: len(launches)]] = launches  # of equal replays, the last gets the kernels
+    launch_of[replay[: len(launches)]] = launches  # of launches with equal numbers, the last gets the kernels
     launch = launch_of[replay[len(launches) :]]
     places, launch = places[launch >= 0], launch[launch >= 0]
     if not len(places):

@@ -53,7 +53,7 @@ class DeviceCells:
         slots = len(self._now)
         if len(starts) != slots or len(ends) % slots or not len(ends):
             return
-        ends = np.maximum.reduce(ends.reshape(-1, slots))  # of the latest generation
+        ends = np.maximum.reduce(ends.reshape(-1, slots))  # the largest word has the latest generation
         # Most slots do not change between two readings.
         differs = (starts != self._starts) | (ends != self._ends)
         changed = np.flatnonzero(differs)

@@ -170,7 +170,7 @@ def _table_of_all(sums: LaunchSums, by_stream: bool, owners: OwnerColumns) -> li
 
 
 def _group_cells(group: LaunchGroup) -> dict[str, str]:
-    # A few starts with a large error say nothing about the others.
+    # Compare each percentile with that of the errors: a few starts with a large error do not affect the others.
     errors = group.errors.distribution() or {}
     latency = group.times["latency"].distribution() or {}
     cells = {p.upper(): at_least(latency.get(p), errors.get(p)) for p in ("p50", "p99", "max")}

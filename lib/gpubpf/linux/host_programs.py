@@ -498,7 +498,7 @@ class HostProcess:
             return self._ended + _count(self._programs)
 
     def detach(self) -> None:
-        """Detach the programs, and wait until none runs any more, which takes 0.1 s. The arrays stay."""
+        """Detach the programs, and wait until none runs any longer, which takes 0.1 s. The arrays stay."""
         bpf_syscall.close_all(self._stop())
 
     def _stop(self) -> list[int]:

@@ -224,12 +224,12 @@ class Code:
 
     @cached_property
     def functions(self) -> frozenset[int]:
-        """The addresses at which functions begin or end, as far as the file says so."""
+        """The addresses at which functions begin or end, according to the file. Some may be missing."""
         return frozenset(self._bounds)
 
     @cached_property
     def _bounds(self) -> list[int]:
-        """The addresses at which functions begin or end, as far as the file says so."""
+        """The addresses at which functions begin or end, according to the file. Some may be missing."""
         found: set[int] = set()
         for symbol in self._exports.values():
             found |= {symbol.address, symbol.address + symbol.size}

@@ -226,7 +226,7 @@ class Coverage:
 def _hides_bytes(session: Session, instance: Instance) -> bool:
     """Return whether a kernel may have touched bytes at addresses that are unknown."""
     sites = session.sites(instance.mangled, instance.pid, instance.build)
-    numbers = np.flatnonzero(instance.array["requests"].any(axis=0)).tolist()  # of all shards
+    numbers = np.flatnonzero(instance.array["requests"].any(axis=0)).tolist()  # over all shards
     return any(number not in sites or may_hide_bytes(sites[number]) for number in numbers)
 
 

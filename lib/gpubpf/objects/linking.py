@@ -61,7 +61,7 @@ class Linker:
         found = self._file.references.get((caller.section, caller.start + 8 * pc))
         if found is None:
             place = caller.section, caller.start + 8 * (pc + 1 + i.imm)
-        else:  # clang writes -1 for a function that has a symbol; else the offset in the section is in the instruction
+        else:  # clang writes -1 for a function with a symbol; otherwise the instruction has the offset in the section
             place = found.section, found.offset + 8 * (i.imm + 1)
         if place not in self._file.functions:
             raise ImageError(f"function {caller.name}, instruction {pc}, calls no function; compile it again")

@@ -232,7 +232,7 @@ def rings(measurement: Measurement, map_name: str) -> list[RingRecords]:
         else:
             copied = _read_copy(measurement, process, ring, last)
             if copied is None and not last and not process.disconnected and not measurement.stopped:
-                process.offer(protocol.drain(0, 0.0, DrainFlag.ONLY_RINGS))  # else, at the next call
+                process.offer(protocol.drain(0, 0.0, DrainFlag.ONLY_RINGS))  # if not sent: at the next call
             if copied is None:
                 ring.done = last
                 continue

@@ -244,7 +244,7 @@ class Session:
         if self._measurement.stopped:
             return TOO_LATE
         self._measurement.record_missed(missed.reason, started)
-        if missed.reason in (FORBIDDEN, TRACED, UNHOOKED):  # the text says why, or which tool
+        if missed.reason in (FORBIDDEN, TRACED, UNHOOKED):  # the text has the reason, or the other tool
             self._measurement.note(str(missed))
         return missed.reason
 

@@ -57,7 +57,7 @@ class Device(Record):
 
 @functools.cache
 def ask_driver() -> tuple[int, int] | str:
-    """Return the compute capability of the first GPU, or a text that says why no GPU can be used.
+    """Return the compute capability of the first GPU, or a text with the reason why no GPU can be used.
 
     The driver is initialized in a child process. Only that proves that there is a GPU: device files can exist without one, and are
     created at first use. A crash or leftover state of the driver affects only the child.

@@ -47,7 +47,7 @@ def _through_library(driver: ctypes.CDLL, details: bool) -> dict[str, Any]:
         must("cuDriverGetVersion", ctypes.byref(version))
         must("cuDeviceGetCount", ctypes.byref(count))
     gpus = []
-    for index in range(max(count.value, 1)):  # without a GPU, cuDeviceGet says so
+    for index in range(max(count.value, 1)):  # without a GPU, cuDeviceGet returns the error
         number, name = ctypes.c_int(), ctypes.create_string_buffer(_TEXT)
         must("cuDeviceGet", ctypes.byref(number), index)
         must("cuDeviceGetName", name, _TEXT, number)

@@ -437,7 +437,7 @@ def is_ring(definition: MapDefinition) -> bool:
 
 
 def limit_notices(note: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a `note` that passes on at most NOTICES_PER_KIND notices of a kind, followed by one that says so.
+    """Return a `note` that passes on at most NOTICES_PER_KIND notices of a kind, followed by a notice about the limit.
 
     Traced processes could cause any number of notices. Two are of one kind if they differ only in numbers and process names."""
     given: dict[str, int] = {}
