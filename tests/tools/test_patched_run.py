@@ -196,8 +196,8 @@ int main() {
     int *out, sum = 0;
     if (cudaMalloc(&out, 4) || cudaMemset(out, 0, 4)) return 1;
     for (int i = 0; i < 3; i++) {
+        child<<<2, 8>>>(out);  // first: the agent knows a shape from the host's first launch on
         parent<<<2, 5>>>(out);
-        child<<<2, 8>>>(out);
         other<<<2, 5>>>(out);
     }
     if (cudaDeviceSynchronize() || cudaMemcpy(&sum, out, 4, cudaMemcpyDeviceToHost)) return 2;

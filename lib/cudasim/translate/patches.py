@@ -59,7 +59,7 @@ UNALIGNED, SYNCHRONIZING = 1, 2  # Sanitizer_BarrierFlags
 
 INSTRUCTION, ALIGNMENT = 16, 128  # bytes of program counters
 FUNCTION_MARK, PATCH_MARK = "//cudasim.function", "//cudasim.patch"
-PATCH_LINES = 1 << 24  # as CS_PATCH_LINES in device_abi.h; no module has so many lines
+PATCH_LINES = 1 << 24  # as CS_PATCH_LINES in device_abi.h; modules have fewer lines
 _VALUE = "sanitizer_value"  # the local variable with the value that a store writes
 _VALUE_BYTES = 32
 _SPACES = {

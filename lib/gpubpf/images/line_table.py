@@ -16,7 +16,7 @@ from gpubpf.errors import ImageError
 
 OF_SOURCE, OF_PTX = ".debug_line", ".nv_debug_line_sass"
 LARGEST = 1 << 22  # bytes of a table; a row takes at least one, and 100 in memory
-_HEADER = struct.Struct("<IHIBBbBB")  # of a line table, up to the number of its first special opcode
+_HEADER = struct.Struct("<IHIBBbBB")  # a line table, up to the number of its first special opcode
 # Elf64_Rela, and Elf64_Rel for compute capabilities before 9.0: place, symbol.
 _RELOCATIONS = {".rela": struct.Struct("<QQ8x"), ".rel": struct.Struct("<QQ")}
 _TEXT = ".text."
@@ -113,7 +113,7 @@ def _number(data: bytes, at: int, signed: bool = False) -> tuple[int, int]:
 
 def _rows_of_table(data: bytes) -> Iterator[list[Row]]:
     _, _, header, smallest, _, base, span, first = _HEADER.unpack_from(data)
-    lengths = data[_HEADER.size : _HEADER.size + first - 1]  # of the standard opcodes, in operands
+    lengths = data[_HEADER.size : _HEADER.size + first - 1]  # operands of each standard opcode
     files = _files(data, _HEADER.size + first - 1)
     at = 10 + header  # the length of the header counts from behind itself
     rows: list[Row] = []

@@ -79,7 +79,7 @@ struct Patches {
     std::vector<std::pair<uint64_t, CUdeviceptr>> slots;  // the table's, as the GPU has them
     std::vector<std::pair<uint32_t, std::string>> functions;
     std::vector<std::pair<uint64_t, uint64_t>> code;  // of the functions: first program counter, size
-    std::vector<CUmodule> modules;  // that are patched
+    std::vector<CUmodule> modules;                    // that are patched
     // The beginning of the table: calls that counted nothing, as copied from the GPU last, and as far as the control block has them.
     uint64_t lost[2] = {}, lost_counted[2] = {};
 };
