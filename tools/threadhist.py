@@ -133,12 +133,13 @@ def main(argv: list[str] | None = None) -> int:
     args = cli.parse(parser, argv)
     if args.sass and args.work in KINDS[1:]:
         parser.error(f"--sass counts no {args.work}, which need PTX; leave out --work")
-    if args.sass and (args.sample_blocks or args.sample_warps):
-        parser.error(
-            "--sass counts how often threads run, which a sample does not tell; leave out the sampling"
-        )
     if args.sass:
         args.work = RUNS
+    if args.work == RUNS and (args.sample_blocks or args.sample_warps):
+        option = "--sass" if args.sass else "--work runs"
+        parser.error(
+            f"{option} counts how often threads run, which a sample does not show; leave out the sampling"
+        )
     out = cli.open_results(args)
     if args.ebpf:
         out.write(PROGRAM.lstrip())

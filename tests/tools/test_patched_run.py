@@ -519,7 +519,10 @@ def test_another_profiler_is_named(app: str) -> None:
         (("--launch", "2:3", "--", "true"), "--sass and --launch exclude each other"),
         (("--no-graphs", "--", "true"), "--sass and --no-graphs exclude each other"),
         (("--sample", "2", "--", "true"), "--sass and --sample exclude each other"),
-        (("--sample-blocks", "1/4", "--", "true"), "a sample does not tell; leave out the sampling"),
+        (
+            ("--sample-blocks", "1/4", "--", "true"),
+            "--sass counts how often threads run, which a sample does not show",
+        ),
         (("--budget", "5", "--", "true"), "--sass and --budget exclude each other"),
         (("-p", "1"), "a running program cannot be patched"),
         (("--list", "file"), "--sass needs a COMMAND"),

@@ -327,3 +327,11 @@ def test_names_that_targets_chose_are_escaped(show):
     assert "\x1b" not in show(instances=[made]) and "\x1b" not in show("-v", instances=[made])
     assert "\x1b" not in show("--csv", instances=[made])
     assert show("--json", instances=[made])[0]["kernel"] == "\x1b[2J"
+
+
+def test_runs_are_not_estimated_from_a_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is summed over a sample's blocks is work; a thread's runs are not part of it."""
+    with pytest.raises(SystemExit) as ended:
+        threadhist.main(["--work", "runs", "--sample-warps", "1/4", "--", "true"])
+    assert ended.value.code == 2
+    assert "--work runs counts how often threads run, which a sample does not show" in capsys.readouterr().err
