@@ -628,7 +628,7 @@ class BPF:
                 raise UsageError(
                     f"{args.command[0]} is for AMD GPUs, where {what} not work yet; leave {them} out"
                 )
-        if args.sass:
+        if getattr(args, "sass", False):
             self._check_patches()
         if null_probes():
             notices.note(args.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpubpf.errors import PtxError
@@ -41,6 +41,7 @@ from gpubpf.ptx.module import (
     render,
     type_size,
 )
+from gpubpf.record import replace
 
 # Sanitizer_InstructionId. The points of other instructions are never reached on the embedded device.
 BLOCK_ENTER, BLOCK_EXIT, GLOBAL, SHARED, LOCAL, BARRIER, SYNCWARP, SHFL, CALL, RET, MALLOC, FREE = range(
