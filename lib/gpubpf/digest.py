@@ -19,7 +19,7 @@ _LONG = 256 << 10  # bytes; from about 800 KB on, OpenSSL is faster even if it m
 
 
 def sha256(*parts: bytes) -> _Hash:
-    """Return the SHA-256 of these bytes, one after the other, as a hash object of hashlib."""
+    """Return the SHA-256 of all parts together, in their order, as a hash object of hashlib."""
     made = _function(sum(map(len, parts)))()
     for part in parts:
         made.update(part)

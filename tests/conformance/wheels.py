@@ -24,7 +24,7 @@ from gpubpf.ptx.module import Module
 from gpubpf.show import progress
 
 DEVICES = ((9, 0), (12, 0))
-# Downloading all of them takes 3 GB, one at a time.
+# The largest are hundreds of megabytes. They are downloaded one at a time, and removed.
 WHEELS = (
     "nvidia-cublas",
     "nvidia-cufft",

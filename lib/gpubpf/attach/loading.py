@@ -289,7 +289,7 @@ def _make_worker(pid: int) -> tuple[_Worker, int]:
 
 
 class _Worker(MutableRecord):
-    """The new thread in the process, which makes calls for the tool, one after the other."""
+    """The new thread in the process. The thread makes one call at a time for the tool."""
 
     pid: int
     memory: Memory

@@ -204,7 +204,7 @@ def _kernels(pid: int, devices: Devices, seconds: float) -> _Kernels:
     def check(parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
         if time.monotonic() < until:
             return listing.check_injection(parsed, kernels)
-        return dict.fromkeys(kernels, f"not checked, because {seconds:g} s were over")
+        return dict.fromkeys(kernels, f"not checked within {seconds:g} s")
 
     chosen = next(iter(devices.values()))
     environment = started_with.environment(pid, ["CUDASIM_CC"])

@@ -54,7 +54,7 @@ def _about(report: ExitReport) -> str:
 
 
 def _selected(report: ExitReport) -> str:
-    """Return the words after a number of exits that says of which threads they are; "" for all threads."""
+    """Return which threads a number of exits counts, as words to follow the number; "" for all threads."""
     return " of selected threads" if report.selected_blocks or report.selected_threads else ""
 
 

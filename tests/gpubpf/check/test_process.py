@@ -108,7 +108,7 @@ def test_kernels_are_counted_as_list_counts_them(
         monkeypatch.setattr(process, "SHARE", 0)
         late = found(child.pid)["kernels"]
         assert late.value == "0 of 1 can be instrumented"
-        assert "not checked, because 0 s were over (1)" in late.consequence
+        assert "not checked within 0 s (1)" in late.consequence
 
 
 @needs_driver

@@ -83,7 +83,7 @@ bool write(const Context &context, CUdeviceptr to, const void *bytes, size_t siz
            wait_for(context.stream, kPatience);
 }
 
-// Takes memory for a record; 0: there is none. Call it with `lock` held.
+// Returns the address of memory for a record; 0 if no memory is left. Call this with `lock` held.
 CUdeviceptr take(Patches &p, uint64_t size) {
     const CUdeviceptr at = p.records;
     size = (size + kRecordAlignment - 1) & ~(kRecordAlignment - 1);
