@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpubpf.errors import TOO_MANY_FILES, Error, missing_package, out_of_files
+from gpubpf.show import garbage
 from gpubpf.show.command_line import (
     Parser,
     SpecsBehind,
@@ -122,6 +123,7 @@ def command(tool: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     def made(main: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(main)
         def run(argv: list[str] | None = None) -> int:
+            garbage.seldom()
             try:
                 with errors(tool):
                     status = main(argv)

@@ -11,7 +11,7 @@ SCRIPT = """
 import gc, sys
 gc.set_threshold(int(sys.argv[1]), 8, 9)
 from gpubpf.show import cli, garbage
-print(gc.get_threshold()[0])
+cli.command("tool")(lambda argv: print(gc.get_threshold()[0]) or 0)()
 garbage.as_usual()
 print(*gc.get_threshold()[:2])
 """
