@@ -17,7 +17,7 @@ from cudasim_device import cuda_include
 from fuzz.targets import INPUTS, Seeds, cubins, elf_seeds, image_seeds, overlapping_sections
 from gpubpf import elf
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import Place, Unit
+from gpubpf.agent.definitions import BlockField, HostCode, MapSpec, Place, Unit
 from gpubpf.images import fatbin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,13 +79,13 @@ class NativeTarget:
 
 
 def answer_seeds() -> Iterable[bytes]:
-    spec = protocol.MapSpec(1024, 8, b"abc", Unit.CONTEXT, Place.GPU)
-    host = protocol.HostCode("launch", b"\xc3", b"parameters", ((0, 0, 1), (2, 0, 3)))
+    spec = MapSpec(1024, 8, b"abc", Unit.CONTEXT, Place.GPU)
+    host = HostCode("launch", b"\xc3", b"parameters", ((0, 0, 1), (2, 0, 3)))
     config = protocol.AgentConfig(
         [spec, spec], 1 << 20, log_records=1024, host=[host], clock_kernels={90: b"cubin"}
     )
     yield b"W" + protocol.welcome(config, 1)[8:]
-    fields = (protocol.BlockField(0, 16, 24), protocol.BlockField(1, 32, None))
+    fields = (BlockField(0, 16, 24), BlockField(1, 32, None))
     layout = protocol.KernelLayout("kernel", [8, 4], 16, bytes(64), fields, pid_tgid=40, kernel=48)
     slots = [
         protocol.VariableSlot("variable", 0, True, ("kernel",)),

@@ -174,14 +174,14 @@ def conversation_seeds() -> Iterable[bytes]:
         _step(Message.DRAINED, frames[Message.DRAINED]),
         _step(Message.NO_FILE),
     ]
-    place = [3, 0, 0, Place.HOST_RING, 1, 0, LEAST_CAPACITY, 16]
-    rings = [_step(Message.RING, struct.pack("<6IQQ", *place), 2, ring[: _UNIT - 1])]
+    place = [3, 0, 0, Place.HOST_RING, 1, LEAST_CAPACITY, 16]
+    rings = [_step(Message.RING, struct.pack("<5IQQ", *place), 2, ring[: _UNIT - 1])]
     place[3] = Place.GPU_RING
-    in_gpu = _step(Message.RING, struct.pack("<6IQQ", *place))
+    in_gpu = _step(Message.RING, struct.pack("<5IQQ", *place))
     # Two threads of slot 1, a hash, a site array of 4 sites; a ring in the pages behind them.
     hashed = maps.storage_size(DEFINITIONS[1])
     sizes = maps.storage_size(DEFINITIONS[0], 2), maps.storage_size(DEFINITIONS[2], 4)
-    begun, copied = 2 * sum(sizes) + hashed, protocol.ring(struct.pack("<6IQQ", *place)).size
+    begun, copied = 2 * sum(sizes) + hashed, protocol.ring(struct.pack("<5IQQ", *place)).size
 
     def snapshot(flags: int, ring: int) -> bytes:
         """Return the payload: an instance, a shared map, and a ring if there is one."""

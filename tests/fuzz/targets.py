@@ -613,7 +613,7 @@ def message_seeds() -> Iterable[bytes]:
         Message.DRAINED: struct.pack("<II", 1, 1),
         Message.HOOKED: text + text + struct.pack("<II", 1, 90),
         Message.LOG: struct.pack("<Q", 1024),
-        Message.RING: struct.pack("<6IQQ", 4, 1, 0, Place.HOST_RING, 16, 0, 8192, 48),
+        Message.RING: struct.pack("<5IQQ", 4, 1, 0, Place.HOST_RING, 16, 8192, 48),
         Message.STACK: struct.pack("<IIQQ", 1, 1, 4096, 16) + text + text,
         Message.CONTEXT: struct.pack("<III", 1, 0, 90),
         Message.KERNEL: struct.pack("<IIIII4s", 2, 90, 0, 1, 4, b"name"),
@@ -770,7 +770,7 @@ def ring_seeds() -> Iterable[bytes]:
 def ring_place() -> protocol.RingPlace:
     shards, stride = 1, 16
     return protocol.ring(
-        struct.pack("<6IQQ", 0, 1, 0, Place.HOST_RING, shards, 0, definitions.LEAST_CAPACITY, stride)
+        struct.pack("<5IQQ", 0, 1, 0, Place.HOST_RING, shards, definitions.LEAST_CAPACITY, stride)
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cache_damage import DAMAGES
 from gpubpf import cache
-from gpubpf.agent.protocol import FoundKernel
+from gpubpf.agent.definitions import FoundKernel
 from gpubpf.ebpf import compile
 from gpubpf.ebpf.probe import Probe
 from gpubpf.images import assemble, copies, instrument, mapped

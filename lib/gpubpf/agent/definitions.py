@@ -1,4 +1,4 @@
-"""What the tool and the agent share: message numbers, flags, states, limits, names, and the layout of memory that both map.
+"""What the tool and the agent share: messages, flags, states, limits, names, and the layout of memory that both map.
 
 This is the only place that defines them, except for what the layers below define: the layout of rings, the fields of host programs'
 contexts, the launch block. Python imports it. `make` turns all of it into the C++ header that the agent includes:
@@ -16,19 +16,23 @@ import mmap
 import re
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum, IntFlag
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
+from gpubpf.agent import packing
+from gpubpf.agent.packing import I32, I64, U32, U64, AtMost, Packed, Seconds
 from gpubpf.ebpf import maps
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
 from gpubpf.lower import patch_function
 from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.symbols import GRIDS, TABLE
 from gpubpf.record import Record
+from gpubpf.record import field as record_field
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 29  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 30  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -146,18 +150,6 @@ class Vendor(IntEnum):
         return self.name.lower()
 
 
-class WelcomeFlag(IntFlag):
-    """What the tool asks for in WELCOME."""
-
-    MEMORY_IS_ZERO = 1
-    STAMPS = 2
-    STACKS = 4
-    GRAPHS = 8
-    MATCH_ALL = 16
-    ALLOCATION_STACKS = 32
-    BUDGET = 64  # launches are measured as `one_in` of their kernel's slot says
-
-
 class DrainFlag(IntFlag):
     """STOP: instrument no more launches. ONLY_RINGS: read only rings in GPU memory."""
 
@@ -174,12 +166,6 @@ class SnapshotFlag(IntFlag):
     FAILED = 4
     OF_RINGS = 8
     UNASKED = 16
-
-
-class FoundFlag(IntFlag):
-    """ALL_NAMES: the message names every kernel of the module."""
-
-    ALL_NAMES = 1
 
 
 class PatchFailed(IntEnum):
@@ -230,6 +216,501 @@ class AttachStatus(IntEnum):
     IN_USE = 2  # another tool traces the process
     FAILED = 3  # the agent has sent the reason, if it could
     ENDING = 4  # the agent has not finished detaching from the previous tool
+
+
+# --- messages: their contents (packing.py) ------------------------------------------------------------------------
+# From the agent to the tool. protocol.py checks what the types do not say.
+
+
+class Hello(Packed, message=Message.HELLO):
+    """driver: its version (12080 for CUDA 12.8; 0: unknown). From AMD's agent: how often the process initialized ROCr before.
+    name: of the process."""
+
+    version: U32  # PROTOCOL_VERSION
+    driver: U32
+    name: str
+    vendor: Vendor
+
+
+class Stubs(Packed, message=Message.STUBS):
+    """made: the process could make the file."""
+
+    made: bool
+
+
+class Hooked(Packed, message=Message.HOOKED):
+    """failed, left_out: lines about the functions that cannot be hooked: those that the agent needs, and optional ones.
+
+    numbers: the compute capabilities of the GPUs on which a running process has primary contexts. From AMD's agent: the lanes of each
+    GPU's waves."""
+
+    failed: str
+    left_out: str
+    numbers: tuple[U32, ...]
+
+
+class Patches(Packed, message=Message.PATCHES):
+    """The file has the patches."""
+
+
+class Image(Packed, message=Message.IMAGE):
+    """A module that the process loads; of AMD GPUs a code object, which says itself which GPU it is for.
+
+    linked: how many inputs cuLink, NVRTC or nvJitLink made it from; 0: unknown.
+    ptx: bytes of PTX behind the image in its file: the inputs that were PTX, with a zero byte between two texts.
+    lto: how many of the inputs were LTO-IR."""
+
+    request: U32
+    compute_capability: U32  # major * 10 + minor; 0: of AMD GPUs
+    gpu: U32
+    size: U64
+    linked: U32 = 0
+    ptx: U64 = 0
+    lto: U32 = 0
+
+
+class FoundKernel(Packed):
+    """A kernel of a module that was loaded before the agent, as the driver describes it. -1: the driver does not say.
+
+    parameters: (offset, size) of each, in bytes; None: unknown.
+    ptx_version: the virtual architecture that it was compiled from, as major * 10 + minor."""
+
+    name: str
+    parameters: tuple[tuple[U32, U32], ...] | None
+    registers: I32 = -1
+    shared: I32 = -1  # static, bytes
+    max_threads: I32 = -1  # of a block
+    ptx_version: I32 = -1
+
+
+class Found(Packed, message=Message.FOUND):
+    """A module that was loaded before the agent, and has launched a kernel. The tool answers with a sidecar, as for `Image`.
+
+    names: mangled names of its kernels. whole: `names` has all of them. kernels: those that were launched."""
+
+    request: U32
+    compute_capability: U32  # major * 10 + minor
+    gpu: U32
+    whole: bool
+    names: tuple[str, ...]
+    kernels: tuple[FoundKernel, ...]
+
+
+class WantedKernel(Packed, message=Message.KERNEL):
+    """A kernel (mangled) of a large module that is launched for the first time. The tool answers with its copy, perhaps with others.
+
+    module: the request that the tool has answered with the list of such kernels (`later` in `Answer`)."""
+
+    request: U32
+    compute_capability: U32  # major * 10 + minor
+    gpu: U32
+    module: U32
+    name: str
+
+
+class PatchTable(Packed, message=Message.PATCH_TABLE):
+    """Where a context has the table for patches (`lower.patch_function`). The tool answers with the patches."""
+
+    request: U32
+    compute_capability: U32  # major * 10 + minor
+    gpu: U32
+    address: U64
+
+
+class Ready(Packed, message=Message.READY):
+    """The copies of this request are installed."""
+
+    request: U32
+
+
+class KernelName(Packed, message=Message.NAME):
+    """The name of the kernel in a slot."""
+
+    slot: U32
+    text: str
+
+
+class Refused(Packed, message=Message.REFUSED):
+    """Why the kernel in a slot is not instrumented."""
+
+    slot: U32
+    text: str
+
+
+class NoRoom(Packed, message=Message.NO_ROOM):
+    """A launch ran the original kernel because no copy fits: the first such launch of the kernel in `slot`.
+
+    needed, allowed: blocks that must be resident at once, and those of a copy that can be; allowed is None if the driver does not say.
+    registers, original: registers of a thread in this copy, and in the original; 0 if the driver does not say.
+    """
+
+    slot: U32
+    threads: U32  # of a block
+    needed: U64
+    allowed: U64 | None
+    registers: U32
+    original: U32
+
+
+class FaultPlace(Packed):
+    """Where a kernel failed, as the embedded device reports it. file, line: "" and 0 without line information.
+    address: of the access; 0 if it was not an access to memory."""
+
+    kernel: str  # mangled
+    file: str
+    line: U32
+    block: tuple[U32, U32, U32]
+    thread: tuple[U32, U32, U32]
+    address: U64
+
+
+class KernelFailed(Packed, message=Message.KERNEL_FAILED):
+    """A kernel ended with an error, and its context cannot be used any more. error: CUresult. patch: whether it failed in a patch."""
+
+    gpu: U32
+    error: U32
+    patch: PatchFailed
+    place: FaultPlace | None
+
+
+class ArrayPart(Packed):
+    """An array of an instance in the snapshot's file: map number, offset, size, capacity in units.
+
+    The capacity of a site array is as `protocol.sites_and_shards` takes it."""
+
+    map: U32
+    offset: U64
+    size: U64
+    capacity: U64
+
+
+class InstancePart(Packed):
+    """The arrays of a kernel and launch shape. Extents of 0: the arrays that all shapes of the kernel share.
+
+    build: which of the kernels with this name it is, of those whose sites differ (`TracedProcess.sites`)."""
+
+    slot: U32
+    build: U32
+    grid: tuple[U32, U32, U32]
+    block_dim: tuple[U32, U32, U32]
+    launches: U64
+    arrays: tuple[ArrayPart, ...]
+
+    @property
+    def by_shape(self) -> bool:
+        """It belongs to one launch shape."""
+        return self.grid[0] != 0
+
+
+class RingPart(Packed):
+    """A ring in a snapshot: the offset of its control block and, for a ring in GPU memory, offset and size of its data."""
+
+    map: U32
+    control: U64
+    offset: U64
+    size: U64
+
+
+class Snapshot(Packed, message=Message.SNAPSHOT):
+    """The maps of one context. The file that comes with it has `size` bytes; `instances`, `shared` and `rings` have offsets in it.
+
+    shared: maps that all instances share: map number → (offset, size). taken_ns: when copying began, on the host's clock.
+    flags: of SnapshotFlag."""
+
+    sequence: U32
+    context: U32
+    gpu: U32
+    flags: U32
+    size: U64
+    taken_ns: U64
+    instances: tuple[InstancePart, ...]
+    shared: Mapping[U32, tuple[U64, U64]]
+    rings: tuple[RingPart, ...] = ()
+
+
+class Drained(Packed, message=Message.DRAINED):
+    """The answer to a request to read the maps. complete: every context was read."""
+
+    sequence: U32
+    complete: bool
+
+
+class NoFile(Packed, message=Message.NO_FILE):
+    """The process can make no file for a snapshot."""
+
+
+class Log(Packed, message=Message.LOG):
+    """records: how many the log has room for."""
+
+    records: U64
+
+
+class RingPlace(Packed, message=Message.RING):
+    """A ring that a process made: `shards` of `capacity` records, each `stride` bytes."""
+
+    map: U32
+    context: U32
+    gpu: U32
+    place: Place
+    shards: U32
+    capacity: U64
+    stride: U64
+
+    @property
+    def control_size(self) -> int:
+        """Bytes of the control block."""
+        return maps.HEADER + maps.RING_SHARD * self.shards
+
+    @property
+    def first(self) -> int:
+        """The offset of the first record, after `RING_SHARD` bytes for each shard."""
+        return -(-maps.RING_SHARD * self.shards // maps.RING_PAGE) * maps.RING_PAGE
+
+    @property
+    def size(self) -> int:
+        """Bytes of the ring's data."""
+        records = self.shards * self.capacity * self.stride
+        return self.first + -(-records // maps.RING_PAGE) * maps.RING_PAGE
+
+
+class Context(Packed, message=Message.CONTEXT):
+    """gpu: the ordinal of the context's GPU."""
+
+    number: U32
+    gpu: U32
+
+
+class StackFrame(Packed):
+    """A return address. offset, file: where it is; 0 and "" outside files. symbol: the name that the process itself found."""
+
+    address: U64
+    offset: U64
+    file: str
+    symbol: str
+
+
+class Stack(Packed, message=Message.STACK):
+    """A host stack, innermost frame first."""
+
+    number: U32
+    frames: Annotated[tuple[StackFrame, ...], AtMost(STACK_LIMIT, "a stack that is too deep")]
+
+
+# From the tool to the agent, which checks them in src/messages.cpp.
+
+PointName: TypeAlias = Annotated[str, packing.one_of(HOST_POINTS, "HostPoint")]
+
+
+class MapSpec(Packed):
+    """The storage of a map, in bytes.
+
+    A map of a context has `fixed` bytes. A map of an instance has `fixed` bytes, and `per_unit` for each unit (in a site array: for
+    each site in each shard). A ring has `fixed` bytes of records, `per_unit` bytes apart.
+    initial: the first bytes; the rest is zero."""
+
+    fixed: U64
+    per_unit: U64
+    initial: bytes
+    unit: Unit = Unit.CONTEXT
+    place: Place = Place.GPU
+
+
+class HostCode(Packed):
+    """A host program that runs in the traced process at `point`, one of HOST_POINTS.
+
+    code: it gets the address of an array with the values of the arguments. arguments: (kind, map number, value)."""
+
+    point: PointName
+    code: bytes
+    parameters: bytes
+    arguments: tuple[tuple[HostArgument, U32, U64], ...]
+
+
+class KeptMap(Packed):
+    """A map with rows of a word for each of `slots` launches, and where the largest word of a launch is kept after a wait.
+
+    source, target: the maps, by number; `target` is a shared array. offset: of the word in an element of `target`, in bytes.
+    slots: 0: nothing is kept. Snapshots contain only the largest word of each launch, not the whole `source`."""
+
+    source: U32 = 0
+    target: U32 = 0
+    offset: U32 = 0
+    slots: U32 = 0
+
+
+class AgentConfig(Packed):
+    """What WELCOME asks an agent to do; see `Plan` and `Follow` in traced/measurement.py.
+
+    map_memory: bytes for each context. launches: the first and the last launch to instrument; None: no last one.
+    image_wait: how long a module load waits for the sidecar. memory_is_zero: the GPU's memory is zero when it is allocated.
+    log_records: size of the operation log, a power of two; 0: no log. stamps: timing events around operations that no probe measures.
+    stacks: host stacks of launches. graphs: kernels in graphs are instrumented.
+    match_all: every kernel matches, even if its name was never seen. budget: measure launches as `set_one_in` says.
+    pump: send a snapshot after so many launches, without being asked; 0: never. kept: where to keep values of the latest launches.
+    host: host programs that the agent runs. host_points: where host programs run in the Linux kernel.
+    clock_kernels: compute capability (90 for 9.0) → cubin of clock.ptx; where none suits, the driver compiles the PTX."""
+
+    maps: Sequence[MapSpec]
+    map_memory: U64
+    launches: tuple[U64, U64 | None] = (1, None)
+    sample: U64 = 1
+    image_wait: Seconds = 0.0
+    memory_is_zero: bool = False
+    log_records: U64 = 0
+    stamps: bool = False
+    stacks: bool = False
+    allocation_stacks: bool = False
+    graphs: bool = False
+    match_all: bool = False
+    budget: bool = False
+    pump: U64 = 0
+    kept: KeptMap = KeptMap()
+    host: Sequence[HostCode] = ()
+    host_points: Sequence[PointName] = ()
+    clock_kernels: Mapping[U32, bytes] = record_field(default_factory=dict)
+
+
+class Welcome(Packed, message=Message.WELCOME):
+    """process: its number in the session, from 1; the ids of its launches begin with it. owner: name of the tool, for messages."""
+
+    version: U32  # PROTOCOL_VERSION
+    process: U64
+    owner: str
+    config: AgentConfig
+
+
+class BlockField(Packed):
+    """Where the launch block has the address of map number `map`, and the capacity of an array by launch shape or site."""
+
+    map: U32
+    base_offset: U32
+    capacity_offset: U32 | None
+
+
+class KernelLayout(Packed):
+    """The parameters of an instrumented kernel: the application's `parameters`, then `block` at `block_offset`.
+
+    parameters: bytes of each.
+    limited: the name of a second copy, for launches that the first does not fit; "": none.
+    waits: its blocks may wait for each other.
+    build: see `InstancePart`.
+    pid_tgid, kernel, epoch: offsets in the block of the launching thread, the kernel's number and the allocation epoch; None: not
+    there.
+    shape, tick, executions: offsets of the launch's shape, of the length of the GPU's tick, and of the address of the copy's counter
+    of executions.
+    wave: lanes of a warp.
+    compute_units: of an AMD GPU, how many of them a block can use (2 in WGP mode).
+    most_threads, original_threads: of an AMD GPU, how many fit on these at once, in the copy and in the original.
+    references: of an AMD GPU's code object, addresses that a copied kernel computes from the program counter, and that must point into
+    the original code object. Each: the offset of s_getpc_b64 from the kernel descriptor in bytes, and its two literals as one number.
+    patched: the program's own kernel is launched, which has patches; `block` goes into the table of PATCH_TABLE."""
+
+    name: str
+    parameters: Sequence[U32]
+    block_offset: U32
+    block: bytes
+    fields: tuple[BlockField, ...]
+    pid_tgid: U32 | None = None
+    waits: bool = True
+    sites: U32 = 0
+    kernel: U32 | None = None
+    epoch: U32 | None = None
+    limited: str = ""
+    shape: U32 | None = None
+    tick: U32 | None = None
+    wave: U32 = WARP
+    compute_units: U32 = 1
+    most_threads: U32 = NO_FIELD
+    original_threads: U32 = NO_FIELD
+    references: Sequence[tuple[I64, U64]] = ()
+    build: U32 = 0
+    executions: U32 | None = None
+    patched: bool = False
+
+
+class VariableSlot(Packed):
+    """Slot `index` of the table of variables. kernels: those that need it; empty: all.
+
+    entry: unless None, the slot has not the variable's address, but the function's address at this offset in it.
+    refusal: why the kernels cannot be instrumented if the program may have changed that entry; "": it cannot."""
+
+    name: str
+    index: U32
+    copied: bool
+    kernels: tuple[str, ...] = ()
+    entry: U32 | None = None
+    refusal: str = ""
+
+
+class Answer(Packed):
+    """What the tool made of a module; the image goes with it as a file.
+
+    image_size: in bytes; 0: no kernel matches. refusals: kernel → why it is not instrumented.
+    launched: kernels that other kernels launch, each with the name of its copy.
+    later: kernels whose copies the agent asks for at their first launch. first: those that it asks for now.
+    patches: the image has these patches: numbers of instructions and names of functions."""
+
+    image_size: U64
+    kernels: tuple[KernelLayout, ...]
+    refusals: Mapping[str, str]
+    variables: Sequence[VariableSlot]
+    launched: Sequence[tuple[str, str]] = ()
+    later: Sequence[str] = ()
+    first: Sequence[str] = ()
+    patches: Sequence[tuple[U32, str]] = ()
+
+
+class Sidecar(Packed, message=Message.SIDECAR):
+    """The answer to a request: `Image`, `Found`, `WantedKernel` or `PatchTable`."""
+
+    request: U32
+    answer: Answer
+
+
+class Ahead(Packed, message=Message.AHEAD):
+    """An answer that nobody has asked for yet; it is for contexts on GPUs of this compute capability."""
+
+    compute_capability: U32
+    request: U32
+    answer: Answer
+
+
+class Drain(Packed, message=Message.DRAIN):
+    """A request for snapshots. wait: how long running kernels may take to finish first. flags: of DrainFlag."""
+
+    sequence: U32
+    wait: Seconds
+    flags: U32
+
+
+class Working(Packed, message=Message.WORKING):
+    """The tool is working."""
+
+
+class SharedFile(Packed, message=Message.SHARED):
+    """The file of a shared map. size: in bytes."""
+
+    map: U32
+    size: U64
+
+
+class Consumed(Packed, message=Message.CONSUMED):
+    """Up to which position each shard of a ring in GPU memory was read."""
+
+    map: U32
+    context: U32
+    positions: Sequence[U64]
+
+
+class Patched(Packed, message=Message.PATCHED):
+    """The tool has applied the patches."""
+
+
+MESSAGES = tuple(
+    one
+    for one in tuple(globals().values())
+    if isinstance(one, type) and issubclass(one, Packed) and one is not Packed
+)  # and their parts, each behind those that it contains
 
 
 # --- counters of launches ---------------------------------------------------------------------------------------
@@ -702,10 +1183,8 @@ _SCOPED = {
     QueueKind: "uint32_t",
 }
 _UNSCOPED = {
-    WelcomeFlag: "uint32_t",
     DrainFlag: "uint32_t",
     SnapshotFlag: "uint32_t",
-    FoundFlag: "uint32_t",
     Reason: "uint32_t",
     Outcome: "uint32_t",
     RecordFlag: "uint16_t",
@@ -791,7 +1270,8 @@ def _declaration(field: Field) -> str:
 def cpp() -> str:
     """Return the text of definitions.h."""
     out = ["// Made by definitions.py, which is the place to change.", "#pragma once", ""]
-    out += ["#include <atomic>", "#include <cstddef>", "#include <cstdint>", "", "namespace gpubpf {", ""]
+    headers = "array atomic cstddef cstdint optional string tuple utility vector"
+    out += [*(f"#include <{name}>" for name in headers.split()), "", "namespace gpubpf {", ""]
     for type_, constants in _CONSTANTS.items():
         suffix = "ull" if type_ == "uint64_t" else "u"
         out += [f"constexpr {type_} k{_camel(name)} = {value}{suffix};" for name, value in constants.items()]
@@ -813,6 +1293,10 @@ def cpp() -> str:
     out += [
         f"constexpr Reason reason_of(uint32_t outcome) {{ return Reason(outcome - {outcome_of(Reason(0))}); }}"
     ]
+    out += ["", "namespace message {"]
+    for message in MESSAGES:
+        out += ["", *packing.cpp(message)]
+    out += ["", "}  // namespace message"]
     for layout in (SLOT, CONTROL, LOG_HEADER, PATCH):
         out += ["", *_structure(layout)]
     for part in PARTS:

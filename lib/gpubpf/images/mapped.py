@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpubpf import cache
-from gpubpf.agent.definitions import AMBIGUOUS
-from gpubpf.agent.protocol import Found, FoundKernel
+from gpubpf.agent.definitions import AMBIGUOUS, FoundKernel
+from gpubpf.agent.protocol import Found
 from gpubpf.elf import OpenFile
 from gpubpf.errors import ImageError, PtxError
 from gpubpf.future import Future

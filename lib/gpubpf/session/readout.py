@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import WARP, DrainFlag, Place
+from gpubpf.agent.definitions import WARP, ArrayPart, DrainFlag, InstancePart, Place
 from gpubpf.ebpf import maps, sampling
 from gpubpf.record import replace
 from gpubpf.records.builds import without_first_line
@@ -109,7 +109,7 @@ def _instances_of(
 
 
 def _size_is_valid(
-    definition: MapDefinition, instance: protocol.InstancePart, array: protocol.ArrayPart, wave: int | None
+    definition: MapDefinition, instance: InstancePart, array: ArrayPart, wave: int | None
 ) -> bool:
     """Return whether an array has the number of units of its launch shape, and the matching size. The shape must be possible. Then its
     extents are in proportion to the array's memory, so tools can safely allocate arrays of that size."""
@@ -127,7 +127,7 @@ def _size_is_valid(
     return array.size == maps.storage_size(definition, array.capacity)
 
 
-def _units(definition: MapDefinition, instance: protocol.InstancePart, warp: int) -> int:
+def _units(definition: MapDefinition, instance: InstancePart, warp: int) -> int:
     """Return the map's number of units (threads, warps, blocks) for an instance; 0 if the map is not by shape."""
     blocks, threads = _volume(instance.grid), _volume(instance.block_dim)
     kind = maps.SHAPED.get(definition.kind)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import HostArgument, Place, Unit, Vendor
+from gpubpf.agent.definitions import HostArgument, HostCode, KeptMap, MapSpec, Place, Unit, Vendor
 from gpubpf.ebpf import maps
 from gpubpf.kernel.privileges import Privileges
 from gpubpf.process import limits, users
@@ -240,6 +240,8 @@ class Measurement:
             pump=follow.pump,
             kept=self._kept_map(follow.kept),
             host=self._host_programs(),
+            # Programs without machine code run in the Linux kernel.
+            host_points=sorted(plan.host.points) if plan.host and not plan.host.natives else (),
         )
         self.lock = threading.Condition()
         self.processes: list[TracedProcess] = []
@@ -266,14 +268,14 @@ class Measurement:
             return definition
         return replace(definition, max_entries=kept.slots)
 
-    def maps_of(self, vendor: Vendor) -> list[protocol.MapSpec]:
+    def maps_of(self, vendor: Vendor) -> list[MapSpec]:
         """Return the specifications with which the agent creates these maps."""
         return [self._spec(d) for d in self.definitions_of(vendor)]
 
-    def _kept_map(self, kept: Kept | None) -> protocol.KeptMap | None:
+    def _kept_map(self, kept: Kept | None) -> KeptMap:
         if kept is None:
-            return None
-        return protocol.KeptMap(self.numbers[kept.source], self.numbers[kept.target], kept.offset, kept.slots)
+            return KeptMap()
+        return KeptMap(self.numbers[kept.source], self.numbers[kept.target], kept.offset, kept.slots)
 
     def all_processes(self) -> list[TracedProcess]:
         """Return a copy of the list of processes, to iterate over without the lock."""
@@ -378,27 +380,24 @@ class Measurement:
             return definition.capacity
         return self.follow.ring_size or definition.capacity
 
-    def _spec(self, definition: MapDefinition) -> protocol.MapSpec:
+    def _spec(self, definition: MapDefinition) -> MapSpec:
         if definition.kind == SHARED:
             place = Place.SHARED
             size = maps.pad8(definition.value_size) * definition.max_entries
-            return protocol.MapSpec(size, 0, b"", place=place)
+            return MapSpec(size, 0, b"", place=place)
         if is_ring(definition):
             place = Place.GPU_RING if self.follow.ring_in_gpu else Place.HOST_RING
-            return protocol.MapSpec(
-                self.ring_size(definition), maps.record_stride(definition), b"", place=place
-            )
+            return MapSpec(self.ring_size(definition), maps.record_stride(definition), b"", place=place)
         fixed = maps.storage_size(definition)
         per_unit = maps.storage_size(definition, 1) - fixed
         unit = UNITS[maps.SHAPED[definition.kind]] if definition.kind in maps.SHAPED else Unit.CONTEXT
-        return protocol.MapSpec(fixed, per_unit, maps.header(definition), unit)
+        return MapSpec(fixed, per_unit, maps.header(definition), unit)
 
-    def _host_programs(self) -> Sequence[protocol.HostCode] | frozenset[str]:
-        """Return the host programs that agents run, or the points of programs that run in the Linux kernel."""
-        host = self.host
-        if host is None or not host.natives:
-            return host.points if host is not None else ()
-        made = []
+    def _host_programs(self) -> Sequence[HostCode]:
+        """Return the host programs that agents run."""
+        host, made = self.host, list[HostCode]()
+        if host is None:
+            return made
         for native in host.natives:
             parameters, arguments, places = bytearray(), [], dict[str, int]()
             for value in native.values:
@@ -415,9 +414,7 @@ class Measurement:
                     }[value.kind]
                 )
             made.append(
-                protocol.HostCode(
-                    host.point_of(native.function), native.code, bytes(parameters), tuple(arguments)
-                )
+                HostCode(host.point_of(native.function), native.code, bytes(parameters), tuple(arguments))
             )
         return made
 

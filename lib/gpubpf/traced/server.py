@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf.agent import protocol
@@ -355,95 +355,113 @@ class Server:
         """Handle one message. The caller holds the lock. Takes ownership of `file`, unless it raises Malformed."""
         if file is not None and not protocol.in_memory(file):
             raise protocol.Malformed("a file that is not in memory")
-        if kind in (Message.NAME, Message.REFUSED, Message.STACK):
-            self._count_text(process, len(payload))
-        if kind == Message.HELLO and file is not None and process.control is None:
-            process.driver_version, process.comm, process.vendor = protocol.hello(payload)
-            process.control = file
-            self._connections.greeted(process.socket.fileno())
-            if (before := self._measurement.introduce(process)) is not None:
-                before.executed = process.vendor is not Vendor.AMD or not process.driver_version
-                what = "executed another program" if before.executed else "initialized ROCr again"
-                process.again = f"after it {what}"
-                before.socket.shutdown(socket.SHUT_RD)  # messages already sent are still read
-        elif kind == Message.IMAGE and file is not None:
-            image = protocol.image(payload, process.vendor)
-            self._count_file(process)
-            if process.pending_images >= limits.PENDING:
-                raise protocol.Malformed("too many images at once")
-            process.pending_images += 1
-            if process.attached and not process.reported_hooks:  # loaded before the agent
-                process.preparing[image.request] = frozenset({""})
-            process.images += 1
-            process.image_bytes += image.size
-            self._background.make_sidecar(process, image, file)
-        elif kind == Message.FOUND:
-            self._count_text(process, len(payload))
-            found = protocol.found(payload)
-            if process.pending_images >= limits.PENDING:
-                raise protocol.Malformed("too many modules at once")
-            process.pending_images += 1
-            process.preparing[found.request] = frozenset(kernel.name for kernel in found.kernels)
-            self._background.make_found(process, found)
-        elif kind == Message.KERNEL:
-            wanted = protocol.wanted_kernel(payload)
-            if process.pending_images >= limits.PENDING:
-                raise protocol.Malformed("too many kernels at once")
-            process.pending_images += 1
-            self._background.make_wanted(process, wanted)
-        elif kind == Message.PATCH_TABLE:
-            patch_table = protocol.patch_table(payload)
-            if process.pending_images >= limits.PENDING:
-                raise protocol.Malformed("too many tables at once")
-            process.pending_images += 1
-            self._background.make_patches(process, patch_table)
-        elif kind == Message.READY:
-            if process.preparing.pop(protocol.ready(payload), None):
-                self._on_ready()
-        elif kind == Message.NAME:
-            slot, name = protocol.slot_and_text(payload)
-            process.names[slot] = sys.intern(name)  # other processes have the same kernel names
-        elif kind == Message.REFUSED:
-            slot, reason = protocol.slot_and_text(payload)
-            process.refused[slot] = reason
-        elif kind == Message.NO_ROOM:
-            lacking = protocol.no_room(payload)
-            process.no_room[lacking.slot] = lacking
-        elif kind == Message.KERNEL_FAILED:
-            self._count_text(process, 4096 + len(payload))
-            process.faults.append(protocol.kernel_failed(payload))
-        elif kind == Message.SNAPSHOT and file is not None:
-            self._count_file(process)
-            process.add_snapshot(protocol.snapshot(payload), file, bool(self._measurement.follow.pump))
-        elif kind == Message.STUBS and process.control is not None and not process.sent_stubs:
-            process.sent_stubs = True
-            self._background.welcome(process, file)
-        elif kind == Message.CONTEXT:
-            number, gpu = protocol.context(payload)
-            self._count_text(process, 4096)
-            process.contexts[number] = gpu
-        elif kind == Message.STACK:
-            number, frames = protocol.stack(payload)
-            process.add_stack(number, frames)
-        elif (
-            kind == Message.LOG
-            and file is not None
-            and protocol.log(payload) == self._measurement.follow.log_records
-        ):
-            process.add_log(file, self._measurement.follow.log_records)
+        if kind in _WITH_FILE and file is not None:
+            _WITH_FILE[kind](self, process, payload, file)
+        elif kind in _WITHOUT_FILE:
+            _WITHOUT_FILE[kind](self, process, payload)
+        elif kind == Message.STUBS:
+            self._stubs(process, file)
         elif kind == Message.RING:
             self._ring(process, payload, file)
-        elif kind == Message.PATCHES and file is not None and process.attached and not process.sent_patches:
-            process.sent_patches = True
-            self._background.patch(process, file)
-        elif kind == Message.HOOKED and not process.reported_hooks:
-            self._hooked(process, payload)
-        elif kind == Message.NO_FILE:
-            process.without_files = True
-        elif kind == Message.DRAINED:
-            process.last_drain, _ = protocol.drained(payload)
         else:
             raise protocol.Malformed("an unexpected message")
+
+    # Each method below handles one message, as the tables at the end of this file say.
+
+    def _hello(self, process: TracedProcess, payload: bytes, file: int) -> None:
+        _expect(process.control is None)
+        greeting = protocol.hello(payload)
+        process.driver_version, process.comm, process.vendor = greeting.driver, greeting.name, greeting.vendor
+        process.control = file
+        self._connections.greeted(process.socket.fileno())
+        if (before := self._measurement.introduce(process)) is not None:
+            before.executed = process.vendor is not Vendor.AMD or not process.driver_version
+            what = "executed another program" if before.executed else "initialized ROCr again"
+            process.again = f"after it {what}"
+            before.socket.shutdown(socket.SHUT_RD)  # messages already sent are still read
+
+    def _image(self, process: TracedProcess, payload: bytes, file: int) -> None:
+        image = protocol.image(payload, process.vendor)
+        self._count_file(process)
+        _add_pending(process, "images")
+        if process.attached and not process.reported_hooks:  # loaded before the agent
+            process.preparing[image.request] = frozenset({""})
+        process.images += 1
+        process.image_bytes += image.size
+        self._background.make_sidecar(process, image, file)
+
+    def _found(self, process: TracedProcess, payload: bytes) -> None:
+        self._count_text(process, len(payload))
+        found = protocol.found(payload)
+        _add_pending(process, "modules")
+        process.preparing[found.request] = frozenset(kernel.name for kernel in found.kernels)
+        self._background.make_found(process, found)
+
+    def _wanted_kernel(self, process: TracedProcess, payload: bytes) -> None:
+        wanted = protocol.wanted_kernel(payload)
+        _add_pending(process, "kernels")
+        self._background.make_wanted(process, wanted)
+
+    def _patch_table(self, process: TracedProcess, payload: bytes) -> None:
+        table = protocol.patch_table(payload)
+        _add_pending(process, "tables")
+        self._background.make_patches(process, table)
+
+    def _ready(self, process: TracedProcess, payload: bytes) -> None:
+        if process.preparing.pop(protocol.ready(payload), None):
+            self._on_ready()
+
+    def _name(self, process: TracedProcess, payload: bytes) -> None:
+        self._count_text(process, len(payload))
+        slot, name = protocol.slot_and_text(payload)
+        process.names[slot] = sys.intern(name)  # other processes have the same kernel names
+
+    def _refusal(self, process: TracedProcess, payload: bytes) -> None:
+        self._count_text(process, len(payload))
+        slot, reason = protocol.slot_and_text(payload)
+        process.refused[slot] = reason
+
+    def _no_room(self, process: TracedProcess, payload: bytes) -> None:
+        lacking = protocol.no_room(payload)
+        process.no_room[lacking.slot] = lacking
+
+    def _kernel_failed(self, process: TracedProcess, payload: bytes) -> None:
+        self._count_text(process, 4096 + len(payload))
+        process.faults.append(protocol.kernel_failed(payload))
+
+    def _snapshot(self, process: TracedProcess, payload: bytes, file: int) -> None:
+        self._count_file(process)
+        process.add_snapshot(protocol.snapshot(payload), file, bool(self._measurement.follow.pump))
+
+    def _stubs(self, process: TracedProcess, file: int | None) -> None:
+        _expect(process.control is not None and not process.sent_stubs)
+        process.sent_stubs = True
+        self._background.welcome(process, file)
+
+    def _context(self, process: TracedProcess, payload: bytes) -> None:
+        number, gpu = protocol.context(payload)
+        self._count_text(process, 4096)
+        process.contexts[number] = gpu
+
+    def _stack(self, process: TracedProcess, payload: bytes) -> None:
+        self._count_text(process, len(payload))
+        process.add_stack(*protocol.stack(payload))
+
+    def _log(self, process: TracedProcess, payload: bytes, file: int) -> None:
+        records = protocol.log(payload)
+        _expect(records == self._measurement.follow.log_records)
+        process.add_log(file, records)
+
+    def _patches(self, process: TracedProcess, payload: bytes, file: int) -> None:
+        _expect(process.attached and not process.sent_patches)
+        process.sent_patches = True
+        self._background.patch(process, file)
+
+    def _no_file(self, process: TracedProcess, payload: bytes) -> None:
+        process.without_files = True
+
+    def _drained(self, process: TracedProcess, payload: bytes) -> None:
+        process.last_drain, _ = protocol.drained(payload)
 
     def _count_text(self, process: TracedProcess, size: int) -> None:
         """Count bytes of text that the tool keeps. Raises SessionError if a process, its user, or all together exceed the limit."""
@@ -471,7 +489,7 @@ class Server:
                 raise SessionError(f"processes of {whose} have handed over too many files")
 
     def _ring(self, process: TracedProcess, payload: bytes, file: int | None) -> None:
-        """Handle RING: the agent has created a ring. Takes ownership of `file`, unless it raises Malformed."""
+        """The agent has created a ring. Takes ownership of `file`, unless it raises Malformed."""
         place = protocol.ring(payload)
         if (
             place.map >= len(self._measurement.definitions)
@@ -493,7 +511,8 @@ class Server:
             )
 
     def _hooked(self, process: TracedProcess, payload: bytes) -> None:
-        """Handle HOOKED: the agent has installed its hooks, or reports why it could not."""
+        """The agent has installed its hooks, or reports why it could not."""
+        _expect(not process.reported_hooks)
         process.reported_hooks = True
         failed, left_out, numbers = protocol.hooked(payload)
         capabilities = numbers if process.vendor is Vendor.NVIDIA else ()
@@ -551,3 +570,39 @@ def _hook_failure(failed: Sequence[str]) -> str:
     if len(probed) < len(failed):
         return f"cannot be hooked at {'; '.join(failed[:3])}; start it with the tool instead"
     return f"has another tool's probes at {', '.join(probed[:3])}; stop that tool first (cudasnoop, bpftrace, perf, gdb?)"
+
+
+def _expect(expected: bool) -> None:
+    if not expected:
+        raise protocol.Malformed("an unexpected message")
+
+
+def _add_pending(process: TracedProcess, what: str) -> None:
+    """Count a question that the tool has not answered yet. Raises Malformed if there are too many."""
+    if process.pending_images >= limits.PENDING:
+        raise protocol.Malformed(f"too many {what} at once")
+    process.pending_images += 1
+
+
+_WITH_FILE: Mapping[int, Callable[[Server, TracedProcess, bytes, int], None]] = {
+    Message.HELLO: Server._hello,
+    Message.IMAGE: Server._image,
+    Message.SNAPSHOT: Server._snapshot,
+    Message.LOG: Server._log,
+    Message.PATCHES: Server._patches,
+}
+_WITHOUT_FILE: Mapping[int, Callable[[Server, TracedProcess, bytes], None]] = {
+    Message.NAME: Server._name,
+    Message.REFUSED: Server._refusal,
+    Message.DRAINED: Server._drained,
+    Message.HOOKED: Server._hooked,
+    Message.STACK: Server._stack,
+    Message.CONTEXT: Server._context,
+    Message.FOUND: Server._found,
+    Message.READY: Server._ready,
+    Message.NO_ROOM: Server._no_room,
+    Message.KERNEL_FAILED: Server._kernel_failed,
+    Message.NO_FILE: Server._no_file,
+    Message.KERNEL: Server._wanted_kernel,
+    Message.PATCH_TABLE: Server._patch_table,
+}

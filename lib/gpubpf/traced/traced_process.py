@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import LEAST_CAPACITY, Place, SnapshotFlag, Vendor
+from gpubpf.agent.definitions import LEAST_CAPACITY, MapSpec, Place, SnapshotFlag, Vendor
 from gpubpf.errors import Error, SessionError
 from gpubpf.process import address_space, limits, traceable
 from gpubpf.process.target_socket import TargetSocket
@@ -97,7 +97,7 @@ class StoredSnapshot:
             return b""
         return zlib.decompress(data)[offset - start : offset - start + size]
 
-    def compressed(self, specs: Sequence[protocol.MapSpec]) -> list[tuple[int, int, bytes]]:
+    def compressed(self, specs: Sequence[MapSpec]) -> list[tuple[int, int, bytes]]:
         """Return the compressed contents of the maps, for `replace_file`. `specs`: the map specifications by number."""
         places = [(array.offset, array.size) for i in self.snapshot.instances for array in i.arrays]
         for number, (offset, size) in self.snapshot.shared.items():
@@ -558,9 +558,7 @@ class TracedProcess(MutableRecord):
         self.__dict__.pop("mapped", None)
         self.disconnected, self.disconnected_at = True, time.monotonic()
 
-    def compress_snapshots(
-        self, specs: Sequence[protocol.MapSpec], lock: AbstractContextManager[Any]
-    ) -> None:
+    def compress_snapshots(self, specs: Sequence[MapSpec], lock: AbstractContextManager[Any]) -> None:
         """Compress the last snapshots of a disconnected process, and close their files. `lock`: guards `snapshots`."""
         for stored in list(self.snapshots.values()):
             compressed = stored.compressed(specs)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpubpf import digest, own_files
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import CLOCK_KERNEL, Vendor
+from gpubpf.agent.definitions import CLOCK_KERNEL, BlockField, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
 from gpubpf.future import Future
 from gpubpf.process import limits, traceable
@@ -587,7 +587,7 @@ def _encode(
             kernel.block_offset,
             _block(measurement, kernel.block),
             tuple(
-                protocol.BlockField(measurement.numbers[name], offset, kernel.block.capacities.get(name))
+                BlockField(measurement.numbers[name], offset, kernel.block.capacities.get(name))
                 for name, offset in kernel.block.bases.items()
             ),
             kernel.block.pid_tgid,
@@ -683,7 +683,7 @@ def _welcome(
             process.socket.shutdown()
         else:
             measurement.note(f"{process.label}: host programs do not run at its launches: {in_words(error)}")
-            config = replace(config, host=())
+            config = replace(config, host=(), host_points=())
     finally:
         if stubs is not None:
             os.close(stubs)

@@ -28,15 +28,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const int file = memory_file("fuzz", 4096);
     switch (data[0]) {
         case 'W': {
-            Config config;
-            if (parse_welcome(reader, config))
-                for (const MapSpec &map : config.maps)
-                    if (map.initial.size() > map.fixed) abort();
+            message::Welcome welcome;
+            if (!parse_welcome(reader, welcome)) break;
+            for (const MapSpec &map : welcome.config.maps)
+                if (map.initial.size() > map.fixed) abort();
+            take_host_programs(welcome.config);
             break;
         }
         case 'S': {
             agent.config.maps.resize(4);
-            std::shared_ptr<const Answer> answer = parse_answer(reader, file, agent.config.maps);
+            message::Answer sent;
+            std::shared_ptr<const Answer> answer =
+                reader.read(sent) ? checked_answer(std::move(sent), file, agent.config.maps) : nullptr;
             if (answer && answer->image.size() > 4097) abort();
             break;
         }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubpf import agent
-from gpubpf.agent import definitions
+from gpubpf.agent import definitions, packing
 from gpubpf.ebpf import headers
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS
 from gpubpf.ebpf.helpers import HELPERS
@@ -46,6 +46,71 @@ def test_the_header_compiles_with_the_offsets_that_python_reads(tmp_path: Path) 
         for field, at in layout.offsets():
             assert f"offsetof({layout.name}, {field.name}) == {at})" in definitions.cpp()
         assert layout.packing().size == layout.size
+
+
+WRITES_AND_READS = """
+#include "messages.h"
+#include <cstdio>
+#include <unistd.h>
+using namespace gpubpf;
+template <class Message>
+int copy() {
+    std::vector<uint8_t> payload(1 << 16);
+    payload.resize(read(0, payload.data(), payload.size()));
+    Message message;
+    if (!Reader(payload).read(message)) return 1;
+    const std::vector<uint8_t> written = Writer(message).bytes;
+    for (size_t size = 0; size < payload.size(); ++size)
+        if (Message part; Reader(payload.data(), size).read(part)) return 2;
+    return write(1, written.data(), written.size()) == ssize_t(written.size()) ? 0 : 3;
+}
+int main(int, char **argv) {
+    switch (*argv[1]) {
+        case 'W': return copy<message::Welcome>();
+        case 'S': return copy<message::Sidecar>();
+        default: return copy<message::Consumed>();
+    }
+}
+"""
+
+
+def test_what_python_packs_is_what_cpp_packs(tmp_path: Path) -> None:
+    """C++ reads the messages that the tool sends and writes the same bytes. It refuses them if the end is missing."""
+    (tmp_path / "definitions.h").write_text(definitions.cpp())
+    (tmp_path / "copy.cpp").write_text(WRITES_AND_READS)
+    sources = [tmp_path / "copy.cpp", AGENT / "src" / "wire.cpp"]
+    include = ["-iquote", str(AGENT / "src"), f"-I{tmp_path}"]
+    compiler = [shutil.which("g++") or "c++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", *include]
+    subprocess.run([*compiler, *sources, "-o", tmp_path / "copy"], check=True)
+    host = definitions.HostCode(
+        "operation", b"code", b"parameters", ((definitions.HostArgument.PARAM, 1, 1 << 40),)
+    )
+    config = definitions.AgentConfig(
+        [definitions.MapSpec(1 << 33, 8, b"abc", definitions.Unit.SITE, definitions.Place.GPU)],
+        1 << 20,
+        launches=(2, None),
+        image_wait=1.5,
+        budget=True,
+        host=[host],
+        host_points=["launch"],
+        clock_kernels={90: b"cubin"},
+    )
+    layout = definitions.KernelLayout(
+        "k", [8, 4], 16, bytes(64), (definitions.BlockField(0, 8, None),), references=[(-8, 1 << 63)], tick=8
+    )
+    variable = definitions.VariableSlot("v", 1, True, ("k",), None, "a reason")
+    answer = definitions.Answer(
+        9, (layout,), {"other": "reason"}, [variable], [("a", "b")], ["c"], patches=[(3, "p")]
+    )
+    for message in (
+        definitions.Welcome(definitions.PROTOCOL_VERSION, 7, "tool", config),
+        definitions.Sidecar(5, answer),
+        definitions.Consumed(1, 2, [3, 1 << 63]),
+    ):
+        payload = packing.encode(message)
+        done = subprocess.run([tmp_path / "copy", type(message).__name__], input=payload, capture_output=True)
+        assert (done.returncode, done.stdout) == (0, payload)
+        assert packing.encode(packing.decode(type(message), payload)) == payload
 
 
 def test_the_header_needs_only_the_standard_library() -> None:

@@ -10,7 +10,18 @@ import struct
 import pytest
 
 from gpubpf.agent import protocol
-from gpubpf.agent.definitions import CONTROL, SLOT, SLOTS, Message, PatchFailed, Place, SnapshotFlag
+from gpubpf.agent.definitions import (
+    CONTROL,
+    SLOT,
+    SLOTS,
+    ArrayPart,
+    FoundKernel,
+    Message,
+    PatchFailed,
+    Place,
+    RingPart,
+    SnapshotFlag,
+)
 from gpubpf.agent.protocol import Malformed
 
 SNAPSHOT = (
@@ -18,7 +29,7 @@ SNAPSHOT = (
     + struct.pack("<I 2I3I3IQ I IQQQ", 1, 5, 3, 2, 1, 1, 32, 1, 1, 23, 1, 0, 256, 520, 64)
     + struct.pack("<I IQQ I IQQQ", 1, 3, 1024, 64, 1, 4, 0, 2048, 1024)
 )
-RING = struct.pack("<6IQQ", 4, 1, 0, Place.HOST_RING, 16, 0, 8192, 48)
+RING = struct.pack("<5IQQ", 4, 1, 0, Place.HOST_RING, 16, 8192, 48)
 
 
 def test_snapshot() -> None:
@@ -37,10 +48,10 @@ def test_snapshot() -> None:
         (32, 1, 1),
         23,
     )
-    assert instance.arrays == (protocol.ArrayPart(0, 256, 520, 64),)
+    assert instance.arrays == (ArrayPart(0, 256, 520, 64),)
     assert found.taken_ns == 123456789
     assert found.shared == {3: (1024, 64)}
-    assert found.rings == (protocol.RingPart(4, 0, 2048, 1024),)
+    assert found.rings == (RingPart(4, 0, 2048, 1024),)
 
 
 def test_parts_beyond_the_memory_are_refused() -> None:
@@ -105,7 +116,7 @@ def test_rings() -> None:
         (16, 1 << 40, 48),
     ]:
         with pytest.raises(Malformed, match="a ring of an invalid size"):
-            protocol.ring(struct.pack("<6IQQ", 4, 1, 0, Place.HOST_RING, shards, 0, capacity, stride))
+            protocol.ring(struct.pack("<5IQQ", 4, 1, 0, Place.HOST_RING, shards, capacity, stride))
 
 
 def test_capacities_of_site_arrays() -> None:
@@ -180,7 +191,7 @@ def text(what: str) -> bytes:
 
 def test_a_module_from_before() -> None:
     told = text("add") + struct.pack("<7I", 1, 3, 0, 8, 8, 8, 16) + struct.pack("<I4i", 4, 32, 0, 1024, 75)
-    untold = text("scale") + struct.pack("<2I4i", 0, 0, *[-1] * 4)
+    untold = text("scale") + struct.pack("<I4i", 0, *[-1] * 4)
     message = (
         struct.pack("<5I", 7, 90, 1, 1, 2)
         + text("add")
@@ -196,8 +207,8 @@ def test_a_module_from_before() -> None:
         True,
         ("add", "scale"),
         (
-            protocol.FoundKernel("add", ((0, 8), (8, 8), (16, 4)), 32, 0, 1024, 75),
-            protocol.FoundKernel("scale", None),
+            FoundKernel("add", ((0, 8), (8, 8), (16, 4)), 32, 0, 1024, 75),
+            FoundKernel("scale", None),
         ),
     )
     for end in range(len(message)):

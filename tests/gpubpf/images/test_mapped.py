@@ -17,7 +17,8 @@ import pytest
 
 import gpubpf_hold
 from gpubpf import cache
-from gpubpf.agent.protocol import Found, FoundKernel
+from gpubpf.agent.definitions import FoundKernel
+from gpubpf.agent.protocol import Found
 from gpubpf.images import fatbin, mapped
 from gpubpf.images.assemble import Target
 from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages

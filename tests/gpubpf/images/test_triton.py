@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import gpubpf_hold
-from gpubpf.agent.protocol import Found, FoundKernel
+from gpubpf.agent.definitions import FoundKernel
+from gpubpf.agent.protocol import Found
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
 from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf.agent.protocol import InstancePart
+from gpubpf.agent.definitions import InstancePart
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.inject.values import Site
 from gpubpf.record import replace

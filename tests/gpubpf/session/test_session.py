@@ -721,12 +721,12 @@ def test_claims_without_memory_behind_them_are_refused() -> None:
     [
         (
             Message.RING,
-            struct.pack("<6IQQ", 0, 0, 0, 1, 4, 0, 4096, 48),
+            struct.pack("<5IQQ", 0, 0, 0, 1, 4, 4096, 48),
             "a ring that was not requested",
         ),
         (
             Message.RING,
-            struct.pack("<6IQQ", 9, 0, 0, 1, 4, 0, 4096, 48),
+            struct.pack("<5IQQ", 9, 0, 0, 1, 4, 4096, 48),
             "a ring that was not requested",
         ),
         (Message.LOG, struct.pack("<Q", 4096), "an unexpected message"),

@@ -89,8 +89,11 @@ void tool_gone(Connection &c) {
 }
 
 void answered(Connection &c, Reader &r, int image) {
-    const uint32_t id = r.u32();
-    std::shared_ptr<const Answer> answer = parse_answer(r, image, agent.config.maps);
+    message::Sidecar sent;
+    const bool complete = r.read(sent);
+    const uint32_t id = sent.request;
+    std::shared_ptr<const Answer> answer =
+        complete ? checked_answer(std::move(sent.answer), image, agent.config.maps) : nullptr;
     std::shared_ptr<Question> question;
     bool late = false;
     {
@@ -111,27 +114,28 @@ void answered(Connection &c, Reader &r, int image) {
     }
     if (!question->tell) return;
     for (const auto &kernel : question->module->kernels) kernel.second->waits = false;
-    agent.send(Message::Ready, Writer().u32(id));
+    tell_tool(message::Ready{id});
 }
 
 bool drain_if_possible(uint32_t sequence, uint32_t wait_ms, bool rings) {
     std::lock_guard<std::timed_mutex> hold(using_rocr);
     if (!agent.is_over()) return drain(sequence, wait_ms, rings);
-    agent.send(Message::Drained, Writer().u32(sequence).u32(1));
+    tell_tool(message::Drained{sequence, true});
     return true;
 }
 
 void handle(Connection &c, Frame &frame) {
-    Reader r(frame.payload.data(), frame.payload.size());
+    Reader r(frame.payload);
     if (frame.type == Message::Sidecar) answered(c, r, frame.fd);
     if (frame.type == Message::Drain) {
-        const uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
-        if (flags & kStop) {
+        message::Drain sent;
+        r.read(sent);
+        if (sent.flags & kStop) {
             agent.live = false;
             phase = Phase::Ending;
         }
-        drain_if_possible(sequence, wait_ms, flags & kOnlyRings);
-        c.stopped = flags & kStop;
+        drain_if_possible(sent.sequence, sent.wait_ms, sent.flags & kOnlyRings);
+        c.stopped = sent.flags & kStop;
     }
     if (frame.fd >= 0) close(frame.fd);
 }
@@ -361,7 +365,7 @@ void find_gpus() {
 
 bool send_stubs(const Connection &c) {
     const int stubs = make_stubs();
-    return send_frame(c.socket.number, Message::Stubs, Writer().u32(stubs >= 0).bytes, stubs);
+    return send_frame(c.socket.number, Message::Stubs, Writer(message::Stubs{stubs >= 0}).bytes, stubs);
 }
 
 // Opens the socket, the wake-up event and the control block, and says hello. Returns false on failure.
@@ -376,11 +380,9 @@ bool open_connection(Connection &c, const char *name) {
     bool told = false;
     if (at != MAP_FAILED) {
         agent.control = static_cast<Control *>(at);
-        Writer hello;
-        hello.u32(kProtocolVersion)
-            .u32(agent.running ? 0 : static_cast<uint32_t>(attachments))
-            .text(process_name())
-            .u32(static_cast<uint32_t>(Vendor::Amd));
+        const Writer hello(message::Hello{kProtocolVersion,
+                                          agent.running ? 0 : static_cast<uint32_t>(attachments),
+                                          process_name(), Vendor::Amd});
         told = send_frame(c.socket.number, Message::Hello, hello.bytes, control) && send_stubs(c);
     }
     if (control >= 0) close(control);
@@ -394,15 +396,17 @@ bool wait_for(Connection &c, Message wanted, std::chrono::milliseconds silence) 
         Frame frame;
         if (poll(&file, 1, static_cast<int>(silence.count())) <= 0 || !receive_frame(c.socket.number, frame))
             return false;
-        Reader r(frame.payload.data(), frame.payload.size());
+        Reader r(frame.payload);
         const bool shared = frame.type != Message::Shared || take_shared(r, frame.fd);
         if (frame.fd >= 0) close(frame.fd);
         if (!shared) return false;
         if (frame.type == Message::Welcome) {
             close_stub_file();
-            if (!parse_welcome(r, agent.config) || !take_host_program(r) || !r.ok()) return false;
-            number_process(agent.config.process);
-            memcpy(gpubpf_owner, agent.config.owner.c_str(), agent.config.owner.size() + 1);
+            message::Welcome welcome;
+            if (!parse_welcome(r, welcome) || !take_host_programs(welcome.config)) return false;
+            number_process(welcome.process);
+            memcpy(gpubpf_owner, welcome.owner.c_str(), welcome.owner.size() + 1);
+            agent.config = std::move(welcome.config);
         }
         if (frame.type == wanted) return true;
     }
@@ -412,7 +416,7 @@ bool wait_for(Connection &c, Message wanted, std::chrono::milliseconds silence) 
 bool put_in_hooks(const std::vector<Patch> &patches) {
     const int file = patch_file(patches);
     if (file < 0) return false;
-    agent.send(Message::Patches, Writer(), file);
+    tell_tool(message::Patches{}, file);
     close(file);
     return wait_for(*connection, Message::Patched, kPatching);
 }
@@ -421,7 +425,7 @@ void open_log() {
     if (!agent.config.log_records) return;
     const int file = oplog.open(agent.config.log_records, virtual_clock());
     if (file < 0) return;  // the tool reports the missing log
-    agent.send(Message::Log, Writer().u64(agent.config.log_records), file);
+    tell_tool(message::Log{agent.config.log_records}, file);
     close(file);
 }
 
@@ -504,10 +508,9 @@ AttachStatus start(const hsa_tables *given, const char *name) {
         if (virtual_clock()) agent.control->started_ns = now_ns();
     }
     if (!welcome || !failed.empty()) agent.live = false;
-    Writer hooked;
-    hooked.text(failed).text(left_out).u32(static_cast<uint32_t>(agent.gpus.size()));
-    for (const auto &gpu : agent.gpus) hooked.u32(gpu->wave);
-    if (welcome) agent.send(Message::Hooked, hooked);
+    message::Hooked hooked{failed, left_out, {}};
+    for (const auto &gpu : agent.gpus) hooked.numbers.push_back(gpu->wave);
+    if (welcome) tell_tool(hooked);
     const bool live = agent.live;
     Connection *c = made.release();
     connection = c;
@@ -565,7 +568,6 @@ void abandon_state() {
         if (lifetime->in_forked_child) lifetime->in_forked_child();
 }
 
-void tell_tool(Message type, const Writer &writer, int file) { agent.send(type, writer, file); }
 Control &control_block() { return *agent.control; }
 bool is_connected() { return agent.connected; }
 void read_before_signal_ends() { agent.finish(kAtSignal, Reading::Last); }
@@ -576,13 +578,13 @@ Gpu *Agent::gpu(hsa_handle wanted) const {
     return nullptr;
 }
 
-void Agent::send(Message type, const Writer &writer, int file) {
+void tell_tool(Message type, const Writer &writer, int file) {
     Connection *c = connection;
-    if (!c || !connected) return;
+    if (!c || !agent.connected) return;
     std::lock_guard<std::mutex> hold(c->sending);
     if (c->socket.is_ours() && send_frame(c->socket.number, type, writer.bytes, file)) return;
-    live = false;
-    connected = false;
+    agent.live = false;
+    agent.connected = false;
     if (c->socket.is_ours()) shutdown(c->socket.number, SHUT_RDWR);  // wakes the service thread
 }
 
@@ -598,7 +600,7 @@ uint32_t put_question(Connection &c, const std::shared_ptr<Question> &question, 
         std::lock_guard<std::mutex> hold(c.lock);
         c.questions[id = ++c.requests] = question;
     }
-    agent.send(Message::Image, Writer().u32(id).u32(0).u32(gpu.number).u64(size).u32(0).u64(0).u32(0), file);
+    tell_tool(message::Image{id, 0, gpu.number, size, 0, 0, 0}, file);
     return id;
 }
 

@@ -245,7 +245,6 @@ struct Agent {
     std::vector<std::unique_ptr<Gpu>> gpus;
 
     Gpu *gpu(hsa_handle agent) const;
-    void send(Message type, const Writer &writer, int file = -1);
     // Requests the copies of a module whose image is in `file`. Waits as long as the tool reports progress.
     std::shared_ptr<const Answer> ask(Module &module, const Gpu &gpu, int file, uint64_t size);
     // Requests the copies without waiting. The service thread loads them when they arrive, and tells the tool.

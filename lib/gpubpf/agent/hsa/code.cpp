@@ -54,7 +54,7 @@ Slot *slot_of(const std::string &name, uint32_t &index) {
         if (index + 1 < kSlots) {
             state->slots.emplace(name, index);
             agent.control->used.store(index + 1, std::memory_order_release);
-            agent.send(Message::Name, Writer().u32(index).text(name));
+            tell_tool(message::KernelName{index, name});
         } else {
             index = kSlots - 1;
         }
@@ -127,15 +127,15 @@ void add_kernels(Module &module) {
 
 void refuse(Kernel &kernel, const std::string &reason) {
     kernel.refused = true;
-    agent.send(Message::Refused, Writer().u32(kernel.slot_index).text(reason));
+    tell_tool(message::Refused{kernel.slot_index, reason});
 }
 
 // Redirects addresses computed by a kernel's copy to the original code object, `by` bytes away.
 bool redirect(const Layout &layout, uint64_t copy, uint64_t by) {
-    for (const CodeReference &r : layout.references) {
-        const uint64_t distance = r.distance + by;
+    for (const auto &[place, literals] : layout.references) {
+        const uint64_t distance = literals + by;
         const auto low = static_cast<uint32_t>(distance), high = static_cast<uint32_t>(distance >> 32);
-        char *at = reinterpret_cast<char *>(copy + static_cast<uint64_t>(r.place));
+        char *at = reinterpret_cast<char *>(copy + static_cast<uint64_t>(place));
         if (hsa.memory_copy(at + kLowLiteral, &low, sizeof low) ||
             hsa.memory_copy(at + kHighLiteral, &high, sizeof high))
             return false;
@@ -171,7 +171,7 @@ void publish(Module &module, const std::shared_ptr<const Answer> &answer, const 
         for (const auto &k : state->kernels)
             if (k.second == &of) original = k.first;
     }
-    if (layout.sizes.size() != 1 || layout.sizes[0] != of.argument_bytes)
+    if (layout.parameters.size() != 1 || layout.parameters[0] != of.argument_bytes)
         return refuse(of, "its metadata and its descriptor differ");
     if (!object || !original || !redirect(layout, object, original - object))
         return refuse(of, "ROCr does not load the copy");

@@ -93,8 +93,8 @@ uint32_t change(hsa_packet &packet, Gpu &gpu, uint32_t queue, Kernel &kernel, ui
         return kernel.refused ? outcome_of(kRefused) : uint32_t(kernel.waits ? kNotReady : kNotMatched);
     const Config &config = agent.config;
     const uint64_t number = kernel.slot->number.fetch_add(1, std::memory_order_relaxed) + 1;
-    if (number < config.first || number > config.last) return outcome_of(kFiltered);
-    if (config.sample > 1 && (number - config.first) % config.sample) return outcome_of(kSampledOut);
+    if (number < config.launches.first || number > config.launches.second) return outcome_of(kFiltered);
+    if (config.sample > 1 && (number - config.launches.first) % config.sample) return outcome_of(kSampledOut);
     const Layout &layout = *copy->layout;
     Shape shape;
     if (!shape_of(packet, shape)) return outcome_of(kIncompleteBlocks);

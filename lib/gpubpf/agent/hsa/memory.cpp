@@ -59,9 +59,9 @@ bool make_ring(Gpu &gpu, uint32_t map, const MapSpec &spec, uint64_t control) {
     made = made && !hsa.memory_copy(pointer(control), header, sizeof header);
     if (made) {
         gpu.rings.push_back({map, shards, control});
-        Writer w;
-        w.u32(map).u32(gpu.number).u32(gpu.number).u32(static_cast<uint32_t>(spec.place));
-        agent.send(Message::Ring, w.u32(shards).u32(0).u64(capacity).u64(spec.per_unit), file);
+        tell_tool(
+            message::RingPlace{map, gpu.number, gpu.number, spec.place, shards, capacity, spec.per_unit},
+            file);
     }
     close(file);
     return made;
@@ -79,14 +79,14 @@ uint64_t lock_shared(Gpu &gpu, uint32_t map) {
 bool make_maps(Gpu &gpu) {
     const std::vector<MapSpec> &maps = agent.config.maps;
     if (!gpu.own_pool.handle || !gpu.argument_pool.handle) return false;
-    agent.send(Message::Context, Writer().u32(gpu.number).u32(gpu.number).u32(0));
+    tell_tool(message::Context{gpu.number, gpu.number});
     uint64_t shared = 0;
     bool all_shared = true;
     for (const MapSpec &m : maps) {
         if (m.place == Place::GpuRing) return false;
         if (is_in_file(m)) continue;
-        if (m.shared()) shared += is_ring(m) ? control_bytes(gpu) : map_aligned(m.fixed);
-        all_shared = all_shared && m.shared();
+        if (is_shared(m)) shared += is_ring(m) ? control_bytes(gpu) : map_aligned(m.fixed);
+        all_shared = all_shared && is_shared(m);
     }
     // The user's limit is for values only. Everything else is added to it.
     uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack);
@@ -100,7 +100,7 @@ bool make_maps(Gpu &gpu) {
     uint64_t at = 0;
     for (bool rings : {true, false})  // control blocks are at the start of the pool
         for (uint32_t m = 0; m < maps.size(); ++m) {
-            if (!maps[m].shared() || is_in_file(maps[m]) || is_ring(maps[m]) != rings) continue;
+            if (!is_shared(maps[m]) || is_in_file(maps[m]) || is_ring(maps[m]) != rings) continue;
             gpu.storage[m] = gpu.pools[0].base + at;
             at += rings ? control_bytes(gpu) : map_aligned(maps[m].fixed);
             if (rings && !make_ring(gpu, m, maps[m], gpu.storage[m])) return false;
@@ -148,13 +148,6 @@ const Array *site_array(const Copy &copy, uint32_t map) {
     return nullptr;
 }
 
-struct Table {  // a table in the Snapshot message
-    uint32_t count = 0;
-    Writer rows;
-    Writer &row() { return ++count, rows; }
-    void write_to(Writer &w) const { w.u32(count).raw(rows.bytes.data(), rows.bytes.size()); }
-};
-
 struct Range {
     uint64_t base, size, offset;  // the offset in the file
 };
@@ -163,7 +156,7 @@ struct Contents {  // the contents of a snapshot
     uint64_t size = 0;
     std::vector<Range> pools;
     uint64_t largest = 0, launches = 0;  // offset and count of the largest words of Config::kept
-    Table instances, maps, rings;
+    message::Snapshot told;              // without its first fields
 
     uint64_t offset_of(uint64_t base) const {
         for (const Range &r : pools)
@@ -179,12 +172,14 @@ struct Contents {  // the contents of a snapshot
 void add_instances(Contents &contents, const Copy &copy) {
     uint64_t of_all = 0;
     auto put = [&](const Shape &shape, uint64_t launches, const std::vector<Array> &arrays) {
-        Writer &row = contents.instances.row();
-        row.u32(copy.kernel->slot_index).u32(copy.layout->build);
-        row.raw(&shape[3], 12).raw(shape.data(), 12).u64(launches);
-        row.u32(static_cast<uint32_t>(arrays.size()));
+        auto &row = contents.told.instances.emplace_back(message::InstancePart{copy.kernel->slot_index,
+                                                                               copy.layout->build,
+                                                                               {shape[3], shape[4], shape[5]},
+                                                                               {shape[0], shape[1], shape[2]},
+                                                                               launches,
+                                                                               {}});
         for (const Array &a : arrays)
-            row.u32(a.map).u64(contents.offset_of(a.base)).u64(a.bytes).u64(a.capacity);
+            row.arrays.push_back({a.map, contents.offset_of(a.base), a.bytes, a.capacity});
     };
     for (const auto &[shape, instance] : copy.instances) {
         if (!instance.awaited || instance.launch_block.empty()) continue;
@@ -196,7 +191,7 @@ void add_instances(Contents &contents, const Copy &copy) {
 
 Contents contents_of(Gpu &gpu, bool only_rings) {
     Contents contents;
-    const Kept &kept = agent.config.kept;
+    const message::KeptMap &kept = agent.config.kept;
     std::lock_guard<std::mutex> hold(gpu.lock);
     for (const Pool &p : gpu.pools) {
         const bool first = &p == &gpu.pools[0];
@@ -217,13 +212,11 @@ Contents contents_of(Gpu &gpu, bool only_rings) {
     for (uint32_t m = 0; m < gpu.storage.size() && !only_rings; ++m)
         if (gpu.storage[m] && agent.config.maps[m].place == Place::Gpu) {
             const bool reduced = kept.slots && m == kept.source;
-            contents.maps.row()
-                .u32(m)
-                .u64(reduced ? contents.largest : contents.offset_of(gpu.storage[m]))
-                .u64(reduced ? kept.slots * 8 : agent.config.maps[m].fixed);
+            const uint64_t at = reduced ? contents.largest : contents.offset_of(gpu.storage[m]);
+            contents.told.shared.push_back({m, {at, reduced ? kept.slots * 8 : agent.config.maps[m].fixed}});
         }
     for (const Ring &r : gpu.rings)
-        contents.rings.row().u32(r.map).u64(contents.offset_of(r.control)).u64(0).u64(0);
+        contents.told.rings.push_back({r.map, contents.offset_of(r.control), 0, 0});
     return contents;
 }
 
@@ -233,7 +226,7 @@ bool copy_largest(const Gpu &gpu, uint64_t *largest, uint64_t launches) {
     const uint64_t from = gpu.storage[agent.config.kept.source];
     std::vector<uint64_t> words(launches);
     if (hsa.memory_copy(largest, pointer(from), launches * 8)) return false;
-    for (uint64_t row = 1; row < agent.config.rows_kept(); ++row) {
+    for (uint64_t row = 1; row < rows_kept(agent.config); ++row) {
         if (hsa.memory_copy(words.data(), pointer(from + row * launches * 8), launches * 8)) return false;
         raise_to(largest, words.data(), launches);
     }
@@ -264,7 +257,7 @@ bool snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags, boo
     if (only_idle && flags & kRunning) return false;
     calibrate(gpu);
     if (agent.log_operations) log_known_times();
-    const Contents contents = contents_of(gpu, only_rings);
+    Contents contents = contents_of(gpu, only_rings);
     const int file = memory_file("gpubpf-maps", contents.size);
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -281,17 +274,15 @@ bool snapshot(Gpu &gpu, uint32_t sequence, uint32_t wait_ms, uint32_t flags, boo
     if (to != MAP_FAILED) munmap(to, contents.size);
     if (!copied) flags |= kFailed;
     if (file < 0) {
-        agent.send(Message::NoFile, Writer());
+        tell_tool(message::NoFile{});
         return true;
     }
     fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    Writer w;
-    w.u32(sequence).u32(gpu.number).u32(gpu.number).u32(flags).u64(contents.size);
-    w.u64(uint64_t(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec));
-    contents.instances.write_to(w);
-    contents.maps.write_to(w);
-    contents.rings.write_to(w);
-    agent.send(Message::Snapshot, w, file);
+    const uint64_t taken_ns = uint64_t(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
+    tell_tool(message::Snapshot{sequence, gpu.number, gpu.number, flags, contents.size, taken_ns,
+                                std::move(contents.told.instances), std::move(contents.told.shared),
+                                std::move(contents.told.rings)},
+              file);
     close(file);
     return true;
 }
@@ -316,7 +307,7 @@ bool give_memory(Gpu &gpu, Copy &copy, const Shape &shape, Instance &instance) {
     uint64_t needed = 0;
     for (const BlockField &f : layout.fields) {
         const MapSpec &m = maps[f.map];
-        if (m.shared() || site_array(copy, f.map)) continue;
+        if (is_shared(m) || site_array(copy, f.map)) continue;
         const uint64_t units = room_for(gpu, m, layout, shape).units;
         // Threads, warps and blocks have 32-bit numbers on the device.
         if (m.per_unit > (UINT64_MAX >> 34) || units > UINT32_MAX) return false;
@@ -336,18 +327,18 @@ bool give_memory(Gpu &gpu, Copy &copy, const Shape &shape, Instance &instance) {
         const MapSpec &m = maps[f.map];
         const Array *known = site_array(copy, f.map);
         Array array{f.map,
-                    m.shared() ? gpu.storage[f.map]
-                    : known    ? known->base
-                               : 0,
+                    is_shared(m) ? gpu.storage[f.map]
+                    : known      ? known->base
+                                 : 0,
                     0, known ? known->capacity : 0};
-        if (!m.shared() && !known) {
+        if (!is_shared(m) && !known) {
             const Room room = room_for(gpu, m, layout, shape);
             array = {f.map, pool->base + pool->used, m.fixed + m.per_unit * room.units, room.capacity};
             pool->used += map_aligned(array.bytes);
             (m.unit == Unit::Site ? copy.sites : instance.arrays).push_back(array);
         }
         memcpy(block.data() + f.base_offset, &array.base, sizeof array.base);
-        if (!m.shared() && f.capacity_offset != kNoField)
+        if (!is_shared(m) && f.capacity_offset != kNoField)
             memcpy(block.data() + f.capacity_offset, &array.capacity, sizeof array.capacity);
     }
     instance.launch_block = std::move(block);
@@ -393,7 +384,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     if (virtual_clock()) agent.control->ended_ns = now_ns();
     agent.control->hooks_rest = rest_of_calls();
     for (auto &gpu : agent.gpus) snapshot(*gpu, sequence, wait_ms, rings ? uint32_t(kOfRings) : 0u);
-    agent.send(Message::Drained, Writer().u32(sequence).u32(1));
+    tell_tool(message::Drained{sequence, true});
     return true;
 }
 

@@ -180,8 +180,11 @@ void tool_gone(Connection &c) {
 }
 
 void answered(Connection &c, Reader &r, int image) {
-    uint32_t id = r.u32();
-    std::shared_ptr<const Answer> answer = parse_answer(r, image, agent.config.maps);
+    message::Sidecar sent;
+    const bool complete = r.read(sent);
+    const uint32_t id = sent.request;
+    std::shared_ptr<const Answer> answer =
+        complete ? checked_answer(std::move(sent.answer), image, agent.config.maps) : nullptr;
     std::shared_ptr<Question> question;
     {
         std::lock_guard<std::mutex> hold(c.lock);
@@ -225,21 +228,23 @@ void answered(Connection &c, Reader &r, int image) {
 }
 
 void handle(Connection &c, Frame &frame) {
-    Reader r(frame.payload.data(), frame.payload.size());
+    Reader r(frame.payload);
     switch (frame.type) {
         case Message::Shared:
             if (!agent.live && !take_shared(r, frame.fd)) c.gone = true;
             break;
         case Message::Consumed:
             c.submit([payload = std::move(frame.payload)] {
-                Reader consumed(payload.data(), payload.size());
+                Reader consumed(payload);
                 take_consumed(consumed);
             });
             break;
         case Message::Welcome: {
-            bool ok = parse_welcome(r, agent.config) && take_host_program(r) && r.ok();
-            number_process(agent.config.process);
-            memcpy(gpubpf_owner, agent.config.owner.c_str(), agent.config.owner.size() + 1);
+            message::Welcome welcome;
+            const bool ok = parse_welcome(r, welcome) && take_host_programs(welcome.config);
+            number_process(welcome.process);
+            memcpy(gpubpf_owner, welcome.owner.c_str(), welcome.owner.size() + 1);
+            agent.config = std::move(welcome.config);
             std::lock_guard<std::mutex> hold(c.lock);
             c.welcome = true;
             c.gone = c.gone || !ok;
@@ -255,7 +260,9 @@ void handle(Connection &c, Frame &frame) {
         case Message::Sidecar: answered(c, r, frame.fd); break;
         case Message::Ahead: take_ahead(r, frame.fd); break;
         case Message::Drain: {
-            uint32_t sequence = r.u32(), wait_ms = r.u32(), flags = r.u32();
+            message::Drain sent;
+            r.read(sent);
+            const uint32_t sequence = sent.sequence, wait_ms = sent.wait_ms, flags = sent.flags;
             if (agent.live && virtual_clock()) agent.control->ended_ns = last_ns();
             if (flags & kStop) {
                 end_measuring(c, has_patches());
@@ -271,7 +278,7 @@ void handle(Connection &c, Frame &frame) {
                 }
                 uint64_t now = launches_of_copies();
                 if (may_read) drain(sequence, wait_ms, flags & kOnlyRings);
-                else agent.send(Message::Drained, Writer().u32(sequence).u32(1));
+                else tell_tool(message::Drained{sequence, true});
                 if (!(flags & kStop)) return;
                 c.finished_at = now;  // later launches were not requested
                 c.finished = true;
@@ -525,7 +532,7 @@ std::string install_running(Connection *c, bool compilers, std::string &left_out
     if (!failed.empty() || patches.empty()) return failed;
     int file = patch_file(patches);
     if (file < 0) return kNoFile;
-    agent.send(Message::Patches, Writer(), file);
+    tell_tool(message::Patches{}, file);
     close(file);
     std::unique_lock<std::mutex> hold(c->lock);
     c->changed.wait_for(hold, std::chrono::seconds(20), [&] { return c->patched || c->gone; });
@@ -547,9 +554,7 @@ bool open_connection(Connection &c, const char *name) {
         agent.control = static_cast<Control *>(control);
         return true;
     }
-    Writer why;
-    why.text(kNoFile).text("").u32(0);
-    send_frame(c.socket.number, Message::Hooked, why.bytes, -1);
+    send_frame(c.socket.number, Message::Hooked, Writer(message::Hooked{kNoFile, "", {}}).bytes, -1);
     for (int file : {c.socket.number, c.wake.number, agent.control_fd})
         if (file >= 0) close(file);
     return false;
@@ -559,15 +564,12 @@ bool open_connection(Connection &c, const char *name) {
 void say_hello() {
     int version = 0;  // 12080 for CUDA 12.8
     if (driver.cuDriverGetVersion) driver.cuDriverGetVersion(&version);
-    Writer hello;
-    hello.u32(kProtocolVersion)
-        .u32(static_cast<uint32_t>(version))
-        .text(process_name())
-        .u32(static_cast<uint32_t>(Vendor::Nvidia));
-    agent.send(Message::Hello, hello, agent.control_fd);
+    tell_tool(
+        message::Hello{kProtocolVersion, static_cast<uint32_t>(version), process_name(), Vendor::Nvidia},
+        agent.control_fd);
     close(agent.control_fd);
     const int stubs = make_stubs();
-    agent.send(Message::Stubs, Writer().u32(stubs >= 0), stubs);
+    tell_tool(message::Stubs{stubs >= 0}, stubs);
 }
 
 // Waits for the tool's configuration. Returns false if the tool is silent or takes too long. The tool sends
@@ -591,7 +593,7 @@ std::string open_log() {
     if (!agent.config.log_records) return "";
     const int log = oplog.open(agent.config.log_records, virtual_clock());
     if (log < 0) return kNoFile;
-    agent.send(Message::Log, Writer().u64(agent.config.log_records), log);
+    tell_tool(message::Log{agent.config.log_records}, log);
     close(log);
     return "";
 }
@@ -600,10 +602,7 @@ std::string open_log() {
 void report_hooks(const std::string &failed, const std::string &left_out) {
     std::vector<uint32_t> capabilities;
     if (agent.live && agent.late) quietly([&] { capabilities = meet_primary_contexts(); });
-    Writer w;
-    w.text(failed).text(left_out).u32(static_cast<uint32_t>(capabilities.size()));
-    for (uint32_t cc : capabilities) w.u32(cc);
-    agent.send(Message::Hooked, w);
+    tell_tool(message::Hooked{failed, left_out, capabilities});
 }
 
 // Returns where CUPTI's library may be, after kCuptiAutomatic if the user did not request it. "": do not use
@@ -705,53 +704,38 @@ AttachStatus start(const char *name, How how) {
 }  // namespace
 
 bool is_agents_thread() { return is_own_thread; }
-void tell_tool(Message type, const Writer &writer, int file) { agent.send(type, writer, file); }
 Control &control_block() { return *agent.control; }
 bool is_connected() { return agent.connected; }
 void read_before_signal_ends() { agent.finish(kAtSignal, Reading::Last); }
 const void *driver_code() { return reinterpret_cast<const void *>(driver.cuCtxGetCurrent); }
 
-void Agent::send(Message type, const Writer &writer, int fd) {
+void tell_tool(Message type, const Writer &writer, int file) {
     Connection *c = connection;
-    if (!c || !connected) return;
+    if (!c || !agent.connected) return;
     std::lock_guard<std::mutex> hold(c->sending);
-    if (connected && !has_files(*c)) {
-        live = false;
-        connected = false;
-    } else if (connected && !send_frame(c->socket.number, type, writer.bytes, fd)) {
-        live = false;
-        connected = false;
+    if (agent.connected && !has_files(*c)) {
+        agent.live = false;
+        agent.connected = false;
+    } else if (agent.connected && !send_frame(c->socket.number, type, writer.bytes, file)) {
+        agent.live = false;
+        agent.connected = false;
         shutdown(c->socket.number, SHUT_RDWR);  // the service thread notices and wakes the waiters
     }
 }
 
-std::shared_ptr<Question> Agent::ask(Message type, Module *module, Context *context, const Writer &about,
-                                     int file, bool waits, std::shared_ptr<Question> question) {
-    question->abandoned = !waits;
-    question->type = type;
-    question->module = module;
-    question->context = context;
-    const auto unanswered = [&] {  // other threads may wait for the answer
-        std::lock_guard<std::mutex> hold(question->lock);
-        question->done = true;
-        question->changed.notify_all();
-        return question;
-    };
+uint32_t Agent::begin_question(const std::shared_ptr<Question> &question) {
     Connection *c = connection;
-    uint32_t id = 0;  // stays 0 if the question is not sent
-    if (c) {
-        std::lock_guard<std::mutex> hold(c->lock);
-        if (!c->gone && connected) c->questions[id = ++c->requests] = question;
-    }
-    if (!id) return unanswered();
-    Writer w;
-    w.u32(id)
-        .u32(context->cc)
-        .u32(static_cast<uint32_t>(context->device))
-        .raw(about.bytes.data(), about.bytes.size());
-    send(type, w, file);
-    // If the tool exited or the program closed the socket, nothing would wake the waiters.
-    return connected ? question : unanswered();
+    if (!c) return 0;
+    std::lock_guard<std::mutex> hold(c->lock);
+    if (c->gone || !connected) return 0;
+    c->questions[++c->requests] = question;
+    return c->requests;
+}
+
+void Agent::give_up(Question &question) {
+    std::lock_guard<std::mutex> hold(question.lock);
+    question.done = true;
+    question.changed.notify_all();
 }
 
 void Agent::finish(uint32_t wait_ms, Reading reading) {

@@ -62,12 +62,23 @@ struct Agent {
     Control *control = nullptr;
     int control_fd = -1;
 
-    void send(Message type, const Writer &writer, int fd = -1);
-    // Asks the tool. `about`: the part of the message after the request number and the GPU. If no thread waits
-    // (`waits` is false), the answer is used as soon as that blocks no thread. `question`: a new one.
-    std::shared_ptr<Question> ask(Message type, Module *module, Context *context, const Writer &about,
-                                  int file, bool waits,
-                                  std::shared_ptr<Question> question = std::make_shared<Question>());
+    // Asks the tool. `message`: without its request number. If no thread waits (`waits` is false), the answer is used as soon as
+    // that blocks no thread. `question`: a new one.
+    template <class T>
+    std::shared_ptr<Question> ask(T message, Module *module, Context *context, int file, bool waits,
+                                  std::shared_ptr<Question> question = std::make_shared<Question>()) {
+        question->abandoned = !waits;
+        question->type = T::kMessage;
+        question->module = module;
+        question->context = context;
+        message.request = begin_question(question);
+        if (message.request) tell_tool(message, file);
+        // If the tool exited or the program closed the socket, nothing would wake the waiters.
+        if (!message.request || !connected) give_up(*question);
+        return question;
+    }
+    uint32_t begin_question(const std::shared_ptr<Question> &question);  // returns 0 if it cannot be sent
+    void give_up(Question &question);  // other threads may wait for the answer
     // Makes the worker thread wait for the GPU (up to wait_ms) and send all measurements. Returns when that is
     // done, or after wait_ms + 3 s.
     void finish(uint32_t wait_ms, Reading reading);

@@ -38,15 +38,16 @@ void close_arrays() {
 }  // namespace
 
 bool take_shared(Reader &reader, int file) {
-    const uint32_t map = reader.u32();
-    const uint64_t bytes = reader.u64();
+    message::SharedFile sent;
     struct stat st;
-    if (!reader.ok() || file < 0 || !bytes || bytes > kArrayLimit || fstat(file, &st) != 0) return false;
+    if (!reader.read(sent)) return false;
+    const uint64_t bytes = sent.size;
+    if (file < 0 || !bytes || bytes > kArrayLimit || fstat(file, &st) != 0) return false;
     if (S_ISREG(st.st_mode) && static_cast<uint64_t>(st.st_size) < bytes) return false;
     void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (at == MAP_FAILED) return false;
     if (!arrays) arrays = new std::map<uint32_t, File>;
-    return arrays->emplace(map, File{at, bytes, fcntl(file, F_DUPFD_CLOEXEC, 200), st.st_ino}).second;
+    return arrays->emplace(sent.map, File{at, bytes, fcntl(file, F_DUPFD_CLOEXEC, 200), st.st_ino}).second;
 }
 
 void *shared_array(uint32_t map) {

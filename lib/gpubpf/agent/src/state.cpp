@@ -206,8 +206,7 @@ Kernel *Registry::kernel(Module *module, const std::string &name) {
         if (index + 1 < kSlots) {
             agent.control->used.store(index + 1, std::memory_order_release);
             slots.emplace(name, index);
-            Writer w;
-            agent.send(Message::Name, w.u32(index).text(name));
+            tell_tool(message::KernelName{index, name});
         } else {
             index = kSlots - 1;
         }

@@ -10,7 +10,12 @@
 
 namespace gpubpf {
 
-void tell_tool(Message type, const Writer &writer, int file = -1);
+// Sends a message to the tool, with a file unless `file` is -1.
+void tell_tool(Message type, const Writer &writer, int file);
+template <class T>
+void tell_tool(const T &message, int file = -1) {
+    tell_tool(T::kMessage, Writer(message), file);
+}
 Control &control_block();
 // Returns a function of the library that the program calls for its GPU. That library's frames are not the program's.
 const void *driver_code();

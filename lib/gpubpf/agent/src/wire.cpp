@@ -15,52 +15,16 @@
 
 namespace gpubpf {
 
-bool Reader::take(void *to, size_t size) {
+void Reader::raw(void *to, size_t size) {
     if (size > left_) {
         ok_ = false;
         left_ = 0;
         memset(to, 0, size);
-        return false;
+        return;
     }
-    memcpy(to, next_, size);
+    if (size) memcpy(to, next_, size);
     next_ += size;
     left_ -= size;
-    return true;
-}
-
-uint32_t Reader::u32() {
-    uint32_t v;
-    take(&v, sizeof v);
-    return v;
-}
-
-uint64_t Reader::u64() {
-    uint64_t v;
-    take(&v, sizeof v);
-    return v;
-}
-
-uint32_t Reader::count(size_t least) {
-    uint32_t n = u32();
-    if (least && n > left_ / least) {
-        ok_ = false;
-        return 0;
-    }
-    return n;
-}
-
-std::string Reader::text() {
-    uint32_t n = count(1);
-    std::string s(n, '\0');
-    if (n) take(&s[0], n);
-    return s;
-}
-
-std::vector<uint8_t> Reader::blob() {
-    uint32_t n = count(1);
-    std::vector<uint8_t> b(n);
-    if (n) take(b.data(), n);
-    return b;
 }
 
 bool send_frame(int socket, Message type, const std::vector<uint8_t> &payload, int fd) {

@@ -1,5 +1,5 @@
-// Messages between the agent and the tool: framing, and bounded reading and writing. protocol.py is the other
-// side and documents each message. Their numbers are in definitions.py.
+// Messages between the agent and the tool: framing, and bounded reading and writing. definitions.py declares and
+// documents each message, and packing.py says how its fields are packed. protocol.py is the other side.
 //
 // A frame is {u32 type, u32 length} and `length` bytes, little endian. A file descriptor may accompany its
 // first byte.
@@ -8,44 +8,131 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "definitions.h"
 
 namespace gpubpf {
 
+template <class T>
+constexpr bool is_number = std::is_arithmetic_v<T> || std::is_enum_v<T>;
+template <class T>
+using Packed =
+    std::conditional_t<std::is_same_v<T, bool>, uint32_t, T>;  // the number that stands for a number
+
+// Packs a message of definitions.h, or a part of one.
 class Writer {
   public:
-    Writer &u32(uint32_t v) { return raw(&v, sizeof v); }
-    Writer &u64(uint64_t v) { return raw(&v, sizeof v); }
-    Writer &text(const std::string &s) {
-        u32(static_cast<uint32_t>(s.size()));
-        return raw(s.data(), s.size());
+    template <class Message>
+    explicit Writer(const Message &message) {
+        put(message);
     }
-    Writer &raw(const void *data, size_t size) {
+    std::vector<uint8_t> bytes;
+
+  private:
+    void raw(const void *data, size_t size) {
         const size_t at = bytes.size();
         bytes.resize(at + size);
         if (size) memcpy(bytes.data() + at, data, size);
-        return *this;
     }
-    std::vector<uint8_t> bytes;
+    template <class Items>
+    void put_items(const Items &items) {
+        put(static_cast<uint32_t>(items.size()));
+        for (const auto &item : items) put(item);
+    }
+    void put_bytes(const void *data, size_t size) {
+        put(static_cast<uint32_t>(size));
+        raw(data, size);
+    }
+    template <class T>
+    void put(const std::vector<T> &items) {
+        put_items(items);
+    }
+    void put(const std::vector<uint8_t> &bytes) { put_bytes(bytes.data(), bytes.size()); }
+    void put(const std::string &text) { put_bytes(text.data(), text.size()); }
+    template <class T>
+    void put(const std::optional<T> &value) {
+        put(uint32_t(value.has_value()));
+        if (value) put(*value);
+    }
+    template <class A, class B>
+    void put(const std::pair<A, B> &both) {
+        put(both.first);
+        put(both.second);
+    }
+    template <class... T>
+    void put(const std::tuple<T...> &values) {
+        std::apply([this](const auto &...value) { (put(value), ...); }, values);
+    }
+    template <class T>
+    void put(const T &value) {
+        if constexpr (is_number<T>) {
+            const auto number = static_cast<Packed<T>>(value);
+            raw(&number, sizeof number);
+        } else {
+            put(value.tie());
+        }
+    }
 };
 
-// Reads past the end return zeros and clear ok(), so that callers check once, at the end.
+// Unpacks the same. Reads past the end return zeros and clear ok(), so that callers check once, at the end.
 class Reader {
   public:
     Reader(const uint8_t *data, size_t size) : next_(data), left_(size) {}
-    uint32_t u32();
-    uint64_t u64();
-    std::string text();
-    std::vector<uint8_t> blob();
-    // Reads a count of items that take at least `least` bytes each.
-    uint32_t count(size_t least);
-    bool ok() const { return ok_; }
+    explicit Reader(const std::vector<uint8_t> &payload) : Reader(payload.data(), payload.size()) {}
+    // Returns whether the message was complete.
+    template <class Message>
+    bool read(Message &message) {
+        get(message);
+        return ok_;
+    }
 
   private:
-    bool take(void *to, size_t size);
+    void raw(void *to, size_t size);
+    template <class T>
+    void get(std::vector<T> &items) {
+        uint32_t n;
+        get(n);
+        for (items.clear(); n && ok_; --n) get(items.emplace_back());
+    }
+    template <class Bytes>
+    void get_bytes(Bytes &bytes) {
+        uint32_t n;
+        get(n);
+        ok_ = ok_ && n <= left_;
+        bytes.resize(ok_ ? n : 0);
+        raw(bytes.data(), bytes.size());
+    }
+    void get(std::vector<uint8_t> &bytes) { get_bytes(bytes); }
+    void get(std::string &text) { get_bytes(text); }
+    template <class A, class B>
+    void get(std::pair<A, B> &both) {
+        get(both.first);
+        get(both.second);
+    }
+    template <class Tuple>
+    void get_each(Tuple &&values) {
+        std::apply([this](auto &...value) { (get(value), ...); }, std::forward<Tuple>(values));
+    }
+    template <class... T>
+    void get(std::tuple<T...> &values) {
+        get_each(values);
+    }
+    template <class T>
+    void get(T &value) {
+        if constexpr (is_number<T>) {
+            Packed<T> number;
+            raw(&number, sizeof number);
+            value = static_cast<T>(number);
+        } else {
+            get_each(value.tie());
+        }
+    }
     const uint8_t *next_;
     size_t left_;
     bool ok_ = true;

@@ -47,7 +47,7 @@ void send_ready(Module *module) {
         std::lock_guard<std::mutex> hold(registry().lock);
         request = std::exchange(module->request, 0);
     }
-    if (request) agent.send(Message::Ready, Writer().u32(request));
+    if (request) tell_tool(message::Ready{request});
 }
 
 }  // namespace
@@ -74,11 +74,13 @@ void install_later(Module *module, Context *context) {
 }
 
 void take_ahead(Reader &r, int image) {
+    message::Ahead sent;
+    const bool complete = r.read(sent);
     auto *m = new Module;
     m->ahead = m->gone = true;
-    m->answer_cc = r.u32();
-    m->request = r.u32();
-    m->answer = parse_answer(r, image, agent.config.maps);
+    m->answer_cc = sent.compute_capability;
+    m->request = sent.request;
+    if (complete) m->answer = checked_answer(std::move(sent.answer), image, agent.config.maps);
     if (!m->answer) return send_ready(m);
     {
         std::lock_guard<std::mutex> hold(registry().lock);

@@ -61,7 +61,7 @@ bool copy_out(Context &context, void *to, CUdeviceptr from, uint64_t bytes) {
 // Copies the words of `count` slots of Config::kept, from `slot` on, to the context's `staging`: those of
 // slot + n are at n, n + count, n + 2 * count, …
 bool copy_words(Context &context, uint64_t slot, uint64_t count) {
-    const Kept &kept = agent.config.kept;
+    const message::KeptMap &kept = agent.config.kept;
     CUDA_MEMCPY2D plan{};
     plan.srcMemoryType = CU_MEMORYTYPE_DEVICE;
     plan.srcDevice = context.storage[kept.source] + slot * 8;
@@ -69,20 +69,20 @@ bool copy_words(Context &context, uint64_t slot, uint64_t count) {
     plan.dstMemoryType = CU_MEMORYTYPE_HOST;
     plan.dstHost = context.staging;
     plan.dstPitch = plan.WidthInBytes = count * 8;
-    plan.Height = agent.config.rows_kept();
+    plan.Height = rows_kept(agent.config);
     return driver.cuMemcpy2DAsync_v2 && driver.cuMemcpy2DAsync_v2(&plan, context.stream) == CUDA_SUCCESS;
 }
 
 // Reads the largest word of each of `count` launches, from `first` on. Each part of the copy may take
 // `wait_ms`.
 bool copy_largest(Context &context, uint64_t *largest, uint64_t first, uint64_t count, uint32_t wait_ms) {
-    const Kept &kept = agent.config.kept;
+    const message::KeptMap &kept = agent.config.kept;
     for (uint64_t done = 0; done < count;) {
         const uint64_t slot = (first + done) % kept.slots;
         const uint64_t n = std::min({count - done, kStagedLaunches, kept.slots - slot});
         if (!copy_words(context, slot, n) || !wait_for(context.stream, wait_ms)) return false;
         std::copy_n(context.staging, n, largest + done);
-        for (uint64_t row = 1; row < agent.config.rows_kept(); ++row)
+        for (uint64_t row = 1; row < rows_kept(agent.config); ++row)
             raise_to(largest + done, context.staging + row * n, n);
         done += n;
     }
@@ -142,14 +142,6 @@ void note_launches(Context &context) {
         each_instance(*c, [](Instance &i) { i.awaited = i.launches.load(); });
 }
 
-// One table of the Snapshot message.
-struct Table {
-    uint32_t count = 0;
-    Writer rows;
-    Writer &row() { return ++count, rows; }
-    void write_to(Writer &w) const { w.u32(count).raw(rows.bytes.data(), rows.bytes.size()); }
-};
-
 struct ExecutionCounter {
     const Copy *copy;
     Instance *instance;
@@ -164,8 +156,7 @@ struct Contents {
     uint64_t grids = UINT64_MAX;         // offset of the number of grids that kernels launched
     std::vector<uint64_t> rings;         // offsets of the records of each ring
     std::vector<ExecutionCounter> executions;
-    std::vector<std::pair<uint64_t, uint64_t>> whole;  // maps of the whole context: offset and size
-    Table instance_table, map_table, ring_table;
+    message::Snapshot told;  // without its first fields
 
     uint64_t offset_of(CUdeviceptr base) const {
         for (const Range &r : pools)
@@ -182,15 +173,14 @@ void add_instances(Contents &contents, const Copy &copy) {
     uint64_t of_all = 0;
     auto put = [&](const uint32_t *grid, const uint32_t *block, uint64_t launches,
                    const std::vector<Array> &arrays) {
-        Writer &row = contents.instance_table.row();
-        row.u32(copy.kernel->slot_index)
-            .u32(copy.layout->build)
-            .raw(grid, 3 * sizeof *grid)
-            .raw(block, 3 * sizeof *block)
-            .u64(launches)
-            .u32(static_cast<uint32_t>(arrays.size()));
+        auto &row = contents.told.instances.emplace_back(message::InstancePart{copy.kernel->slot_index,
+                                                                               copy.layout->build,
+                                                                               {grid[0], grid[1], grid[2]},
+                                                                               {block[0], block[1], block[2]},
+                                                                               launches,
+                                                                               {}});
         for (const Array &a : arrays)
-            row.u32(a.map).u64(contents.offset_of(a.base)).u64(a.bytes).u64(a.capacity);
+            row.arrays.push_back({a.map, contents.offset_of(a.base), a.bytes, a.capacity});
     };
     each_instance(copy, [&](const Instance &i) {
         if (!i.awaited || !i.launch_block.load(std::memory_order_acquire)) return;
@@ -217,7 +207,7 @@ void count_executions(const ExecutionCounter &counter, const char *bytes) {
 
 Contents contents_of(Context &context, bool only_rings) {
     Contents contents;
-    const Kept &kept = agent.config.kept;
+    const message::KeptMap &kept = agent.config.kept;
     std::lock_guard<std::mutex> hold(context.memory);
     for (auto &p : context.pools) {
         uint64_t used = p->used.load(), begin = used,
@@ -244,17 +234,13 @@ Contents contents_of(Context &context, bool only_rings) {
             const bool reduced = kept.slots && m == kept.source;
             const uint64_t at = reduced ? contents.largest : contents.offset_of(context.storage[m]),
                            size = reduced ? kept.slots * 8 : agent.config.maps[m].fixed;
-            contents.whole.emplace_back(at, size);
-            contents.map_table.row().u32(m).u64(at).u64(size);
+            contents.told.shared.push_back({m, {at, size}});
         }
     for (const RingMemory &r : context.rings) {
         const uint64_t bytes = r.mapped ? 0 : r.bytes;
         contents.rings.push_back(contents.add(bytes));
-        contents.ring_table.row()
-            .u32(r.map)
-            .u64(contents.offset_of(r.control))
-            .u64(r.mapped ? 0 : contents.rings.back())
-            .u64(bytes);
+        contents.told.rings.push_back(
+            {r.map, contents.offset_of(r.control), r.mapped ? 0 : contents.rings.back(), bytes});
     }
     return contents;
 }
@@ -292,7 +278,7 @@ bool fill(int fd, Context &context, const Contents &contents) {
     if (!wait_for(context.stream, kCopyWait)) copied = false;
     // After a failure, a copy may still be writing to the mapping, so the mapping stays.
     if (!copied || !bytes) return copied;
-    for (const auto &[offset, size] : contents.whole) punch(fd, bytes, offset, size);
+    for (const auto &[map, at] : contents.told.shared) punch(fd, bytes, at.first, at.second);
     munmap(bytes, contents.size);
     return true;
 }
@@ -401,7 +387,7 @@ bool snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     if (flags & kFailed) tell_fault(context);
     else if (!(flags & kOfRings)) count_lost_calls(context);
     if (fd < 0) {
-        agent.send(Message::NoFile, Writer());
+        tell_tool(message::NoFile{});
         return true;
     }
     if (!(flags & kOfRings)) {
@@ -410,17 +396,10 @@ bool snapshot(Context &context, uint32_t sequence, uint32_t wait_ms, uint32_t fl
     }
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // so that the tool can map it safely
 
-    Writer w;
-    w.u32(sequence)
-        .u32(context.serial)
-        .u32(static_cast<uint32_t>(context.device))
-        .u32(flags)
-        .u64(contents.size)
-        .u64(taken_ns);
-    contents.instance_table.write_to(w);
-    contents.map_table.write_to(w);
-    contents.ring_table.write_to(w);
-    agent.send(Message::Snapshot, w, fd);
+    tell_tool(message::Snapshot{sequence, context.serial, static_cast<uint32_t>(context.device), flags,
+                                contents.size, taken_ns, std::move(contents.told.instances),
+                                std::move(contents.told.shared), std::move(contents.told.rings)},
+              fd);
     close(fd);
     return true;
 }
@@ -444,8 +423,7 @@ bool drain(uint32_t sequence, uint32_t wait_ms, bool rings) {
     }
     collect_cupti();
     agent.control->hooks_rest = rest_of_calls();
-    Writer w;
-    agent.send(Message::Drained, w.u32(sequence).u32(all));
+    tell_tool(message::Drained{sequence, all});
     return all;
 }
 
@@ -479,7 +457,7 @@ int64_t steady_ns() {
 // Copies the values of launches from `first` on to the shared array. Call it with context.busy held. Returns
 // false if the copy has not ended in time.
 bool keep(Context &context, uint64_t first, uint64_t count) {
-    const Kept &kept = agent.config.kept;
+    const message::KeptMap &kept = agent.config.kept;
     const uint64_t element = agent.config.maps[kept.target].fixed / kept.slots;
     std::array<uint64_t, kKeptLaunches> largest;
     if (driver.cuStreamQuery(context.stream) !=
@@ -498,7 +476,7 @@ bool keep(Context &context, uint64_t first, uint64_t count) {
 }  // namespace
 
 uint64_t keep_latest(Context &context) {
-    const Kept &kept = agent.config.kept;
+    const message::KeptMap &kept = agent.config.kept;
     const int64_t begin = steady_ns();
     if (!kept.slots || !agent.connected || context.next_keep_ns > begin + kKeepCredit) return 0;
     const uint64_t next = next_launch_id(), number = next & ((1ull << kNumberBits) - 1);

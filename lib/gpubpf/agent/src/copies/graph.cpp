@@ -378,7 +378,7 @@ bool swap_node(const Exec &exec, KernelNode &k, uint32_t number, AllOwnParams *o
     Swap swap;
     if (!swap_params(exec, k, number, params, swap)) return false;
     if (k.choice.copy->layout->patched) return true;  // it stays the program's kernel
-    if (own) own->push_back(std::make_unique<OwnParams>(k.handle, before, k.choice.copy->layout->sizes));
+    if (own) own->push_back(std::make_unique<OwnParams>(k.handle, before, k.choice.copy->layout->parameters));
     if (driver.cuGraphKernelNodeSetParams_v2(k.handle, &params) == CUDA_SUCCESS) return true;
     k.outcome = outcome_of(kCopyFailed);
     return false;
@@ -634,8 +634,8 @@ void graph_made(CUgraphExec handle, CUgraph graph, uint64_t flags) {
     auto exec = std::make_shared<Exec>();
     exec->context = registry().current();
     const Config &c = agent.config;
-    const bool every =
-        c.first <= 1 && c.last == UINT64_MAX && c.sample <= 1 && !c.budget;  // a graph is launched as a whole
+    const bool every = c.launches.first <= 1 && c.launches.second == UINT64_MAX && c.sample <= 1 &&
+                       !c.budget;  // a graph is launched as a whole
     exec->swaps = c.graphs && every && exec->context && can_swap() &&
                   !(flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH);
     {

@@ -62,13 +62,9 @@ static void tell_no_room(const Copy &copy, CUfunction tried, uint32_t threads, u
                          uint64_t allowed) {
     if (copy.kernel->told_no_room.exchange(true)) return;
     DriverScope scope;
-    Writer w;
-    agent.send(Message::NoRoom, w.u32(copy.kernel->slot_index)
-                                    .u32(threads)
-                                    .u64(needed)
-                                    .u64(allowed == kNotSaid ? kNoRecord : allowed)
-                                    .u32(registers(tried))
-                                    .u32(registers(copy.original)));
+    tell_tool(message::NoRoom{copy.kernel->slot_index, threads, needed,
+                              allowed == kNotSaid ? kNoRecord : allowed, registers(tried),
+                              registers(copy.original)});
 }
 
 // Finds the copy's function that can be launched in this shape, or returns why there is none. Kernels whose blocks wait
@@ -171,7 +167,7 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
     bool fits = true;
     for (const BlockField &f : copy.layout->fields) {
         const MapSpec &m = maps[f.map];
-        if (m.shared() || site_array(copy, f.map)) continue;
+        if (is_shared(m) || site_array(copy, f.map)) continue;
         const uint64_t count = units(m, copy, blocks, in_block);
         // Threads, warps and blocks have 32-bit numbers on the device.
         if (m.per_unit > (UINT64_MAX >> 34) || (m.unit != Unit::Site && count > UINT32_MAX)) fits = false;
@@ -203,11 +199,11 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
         const MapSpec &m = maps[f.map];
         const Array *known = site_array(copy, f.map);
         Array array{f.map,
-                    m.shared() ? context.storage[f.map]
-                    : known    ? known->base
-                               : 0,
+                    is_shared(m) ? context.storage[f.map]
+                    : known      ? known->base
+                                 : 0,
                     0, known ? known->capacity : 0};
-        if (!m.shared() && !known) {
+        if (!is_shared(m) && !known) {
             array.base = pool->base + at;
             array.bytes = m.fixed + m.per_unit * units(m, copy, blocks, in_block);
             at += map_aligned(array.bytes);
@@ -217,7 +213,7 @@ static bool give_memory(Copy &copy, Instance &instance, uint64_t blocks, uint64_
             (sites ? copy.sites : instance.arrays).push_back(array);
         }
         memcpy(block + f.base_offset, &array.base, sizeof array.base);
-        if (!m.shared() && f.capacity_offset != kNoField)
+        if (!is_shared(m) && f.capacity_offset != kNoField)
             memcpy(block + f.capacity_offset, &array.capacity, sizeof array.capacity);
     }
     if (pool) pool->used.store(at, std::memory_order_release);
@@ -245,8 +241,8 @@ static void log_mentioned_allocations(const Layout &layout, const Context &conte
                                       const void *given, size_t bytes) noexcept {
     quietly([&] {
         if (given) log_unknown_allocations(given, bytes, context);
-        for (size_t i = 0; !given && i < layout.sizes.size(); ++i)
-            log_unknown_allocations(parameters[i], layout.sizes[i], context);
+        for (size_t i = 0; !given && i < layout.parameters.size(); ++i)
+            log_unknown_allocations(parameters[i], layout.parameters[i], context);
     });
 }
 
@@ -270,7 +266,7 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
             else if (*e == CU_LAUNCH_PARAM_BUFFER_SIZE) given_size = *static_cast<size_t *>(e[1]);
             else return false;
         }
-    else if (!parameters && !layout.sizes.empty()) return false;
+    else if (!parameters && !layout.parameters.empty()) return false;
     size_t before = extra ? layout.block_offset : 0;
     if (given_size + 8 <= before) return false;  // too few parameters; the driver will report it
     size_t size = before + layout.block.size();
@@ -313,12 +309,12 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
         return true;
     }
     void **array = swap.few;
-    if (layout.sizes.size() + 1 > sizeof swap.few / sizeof *swap.few) {
-        swap.many.resize(layout.sizes.size() + 1);
+    if (layout.parameters.size() + 1 > sizeof swap.few / sizeof *swap.few) {
+        swap.many.resize(layout.parameters.size() + 1);
         array = swap.many.data();
     }
-    if (!layout.sizes.empty()) memcpy(array, parameters, layout.sizes.size() * sizeof *array);
-    array[layout.sizes.size()] = own;
+    if (!layout.parameters.empty()) memcpy(array, parameters, layout.parameters.size() * sizeof *array);
+    array[layout.parameters.size()] = own;
     swap.parameters = array;
     return true;
 }
@@ -366,9 +362,9 @@ uint32_t prepare(const Function &function, const LaunchShape &shape, uint64_t id
         return kernel.refused.load(std::memory_order_relaxed) ? kept(kRefused) : uint32_t(kNotMatched);
     const Config &config = agent.config;
     uint64_t number = slot.number.fetch_add(1, std::memory_order_relaxed) + 1;
-    if (number < config.first || number > config.last) return kept(kFiltered);
-    if (config.sample > 1 && (number - config.first) % config.sample) return kept(kSampledOut);
-    if (config.budget && !in_budget(slot, number - config.first)) return kept(kSampledOut);
+    if (number < config.launches.first || number > config.launches.second) return kept(kFiltered);
+    if (config.sample > 1 && (number - config.launches.first) % config.sample) return kept(kSampledOut);
+    if (config.budget && !in_budget(slot, number - config.launches.first)) return kept(kSampledOut);
     if (!agent.is_read_later()) return kept(kProcessEnding);
     Choice choice;
     uint32_t outcome =

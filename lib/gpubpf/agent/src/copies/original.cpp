@@ -29,7 +29,7 @@ bool parameters_of(CUfunction f, std::vector<Parameter> &parameters) {
         CUresult r = driver.cuFuncGetParamInfo(f, i, &offset, &size);
         if (r == CUDA_ERROR_INVALID_VALUE) return true;  // that was the last parameter
         if (r != CUDA_SUCCESS) return false;
-        parameters.push_back({static_cast<uint32_t>(offset), static_cast<uint32_t>(size)});
+        parameters.emplace_back(offset, size);
     }
     return false;
 }
@@ -38,10 +38,10 @@ const char *mismatch(CUfunction original, const Layout &layout) {
     std::vector<Parameter> parameters;
     DriverScope scope;
     if (!original || !parameters_of(original, parameters)) return nullptr;
-    bool same = parameters.size() == layout.sizes.size();
+    bool same = parameters.size() == layout.parameters.size();
     for (size_t i = 0; same && i < parameters.size(); ++i)
-        same = parameters[i].size == layout.sizes[i] &&
-               parameters[i].offset + parameters[i].size <= layout.block_offset;
+        same = parameters[i].second == layout.parameters[i] &&
+               parameters[i].first + parameters[i].second <= layout.block_offset;
     return same ? nullptr : "another kernel of that name";
 }
 

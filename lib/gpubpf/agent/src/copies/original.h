@@ -3,15 +3,14 @@
 
 #include <cstdint>
 #include <cuda.h>
+#include <utility>
 #include <vector>
 
 #include "messages.h"
 
 namespace gpubpf {
 
-struct Parameter {
-    uint32_t offset, size;
-};
+using Parameter = std::pair<uint32_t, uint32_t>;  // offset and size
 
 // Gets the kernel's parameters. Returns false if the driver does not report them.
 bool parameters_of(CUfunction f, std::vector<Parameter> &parameters);

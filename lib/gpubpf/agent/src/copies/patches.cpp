@@ -151,7 +151,9 @@ std::string prepare_patches(Module *module, Context &context) {
         p.records_end = p.records + kRecords;
         p.slots.assign(kTableSlots, {});
     }
-    const auto question = agent.ask(Message::PatchTable, module, &context, Writer().u64(p.table), -1, true);
+    const auto question =
+        agent.ask(message::PatchTable{0, context.cc, static_cast<uint32_t>(context.device), p.table}, module,
+                  &context, -1, true);
     if (!wait_for_answer(*question) || !question->answer) return failed("the tool did not send the patches");
     const Answer &answer = *question->answer;
     if (answer.patches.empty() || answer.image.empty())
@@ -308,7 +310,7 @@ void install_patches(Module *module, Context *context, const std::shared_ptr<con
         }
         if (!lacking.empty()) {
             k.refused = true;
-            agent.send(Message::Refused, Writer().u32(k.slot_index).text("Compute Sanitizer: " + lacking));
+            tell_tool(message::Refused{k.slot_index, "Compute Sanitizer: " + lacking});
             continue;
         }
         Copy *made = copy.release();

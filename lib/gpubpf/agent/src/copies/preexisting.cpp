@@ -25,27 +25,12 @@ namespace {
 constexpr size_t kMostNames = 65536;  // per module
 using Clock = std::chrono::steady_clock;
 
-// Attributes of a launched kernel, in the order of the message.
-constexpr CUfunction_attribute kTold[] = {
-    CU_FUNC_ATTRIBUTE_NUM_REGS,
-    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
-    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-    CU_FUNC_ATTRIBUTE_PTX_VERSION,
-};
-
-struct KernelDescription {
-    std::string name;
-    bool told = false;
-    std::vector<Parameter> parameters;
-    int32_t attributes[sizeof kTold / sizeof *kTold];
-};
-
 struct Unreported {  // a module that was not reported to the tool yet
     Module *module = nullptr;
     Context *context = nullptr;  // where it was first seen
     bool whole = false;
     std::vector<std::string> names;
-    std::vector<KernelDescription> kernels;
+    std::vector<message::FoundKernel> kernels;
     size_t told = 0;  // number of `kernels` that were reported to the tool
 };
 
@@ -116,18 +101,20 @@ bool is_kernel(void *handle, Identity &who) {
     return true;
 }
 
-KernelDescription describe(const Identity &who) {
-    KernelDescription d;
+message::FoundKernel describe(const Identity &who) {
+    message::FoundKernel d;
     d.name = who.name;
-    d.told = who.function && parameters_of(who.function, d.parameters);
-    if (!d.told) d.parameters.clear();
-    for (size_t i = 0; i < sizeof kTold / sizeof *kTold; ++i) {
-        int value = -1;
+    if (std::vector<Parameter> parameters; who.function && parameters_of(who.function, parameters))
+        d.parameters = std::move(parameters);
+    const auto tell = [&](int32_t &value, CUfunction_attribute attribute) {
         if (!who.function || !driver.cuFuncGetAttribute ||
-            driver.cuFuncGetAttribute(&value, kTold[i], who.function) != CUDA_SUCCESS)
+            driver.cuFuncGetAttribute(&value, attribute, who.function) != CUDA_SUCCESS)
             value = -1;
-        d.attributes[i] = value;
-    }
+    };
+    tell(d.registers, CU_FUNC_ATTRIBUTE_NUM_REGS);
+    tell(d.shared, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+    tell(d.max_threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+    tell(d.ptx_version, CU_FUNC_ATTRIBUTE_PTX_VERSION);
     return d;
 }
 
@@ -215,7 +202,7 @@ const Function *ask_driver(void *handle, Context *context) {
     const bool is_of_context = is_function(handle, who);
     if (!is_of_context && !is_kernel(handle, who)) return nullptr;
     Registry &r = registry();
-    KernelDescription kernel = describe(who);
+    message::FoundKernel kernel = describe(who);
     Module *module = nullptr;
     {
         std::lock_guard<std::mutex> hold(r.lock);
@@ -402,22 +389,15 @@ void report_preexisting() {
             state->reported[u.module] = u;
         }
         const auto question = std::make_shared<Question>();
-        Writer w;
-        w.u32(u.whole ? uint32_t(kAllNames) : 0u).u32(static_cast<uint32_t>(u.names.size()));
-        for (const std::string &name : u.names) w.text(name);
-        w.u32(static_cast<uint32_t>(u.kernels.size()));
-        for (const KernelDescription &k : u.kernels) {
-            w.text(k.name).u32(k.told).u32(static_cast<uint32_t>(k.parameters.size()));
-            for (const Parameter &p : k.parameters) w.u32(p.offset).u32(p.size);
-            w.raw(k.attributes, sizeof k.attributes);
-        }
         {
             std::lock_guard<std::mutex> hold(registry().lock);
             if (u.module->gone) continue;
             u.module->asked = question;
             u.module->answer_cc = u.context->cc;
         }
-        agent.ask(Message::Found, u.module, u.context, w, -1, false, question);
+        agent.ask(message::Found{0, u.context->cc, static_cast<uint32_t>(u.context->device), u.whole,
+                                 std::move(u.names), std::move(u.kernels)},
+                  u.module, u.context, -1, false, question);
     }
 }
 

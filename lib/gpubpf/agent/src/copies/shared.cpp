@@ -40,7 +40,7 @@ CUdeviceptr registered(Context &context, void *at, uint64_t bytes) {
 // driver refuses.
 bool stage(Context &context, void *at) {
     const uint64_t launches = std::min<uint64_t>(agent.config.kept.slots, kStagedLaunches),
-                   bytes = launches * agent.config.rows_kept() * 8;
+                   bytes = launches * rows_kept(agent.config) * 8;
     void *staging = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (staging == MAP_FAILED) return false;
     if (!registered(context, staging, bytes) &&
@@ -59,7 +59,7 @@ CUdeviceptr map_array(Context &context, uint32_t map) {
     if (!at) return 0;
     CUdeviceptr address = registered(context, at, bytes);
     if (!address && (context.registered.empty() || context.registered.back().first != at)) munmap(at, bytes);
-    const Kept &kept = agent.config.kept;
+    const message::KeptMap &kept = agent.config.kept;
     if (!address || !kept.slots || map != kept.target) return address;
     return bytes >= agent.config.maps[map].fixed && stage(context, at) ? address : 0;
 }
@@ -89,13 +89,9 @@ bool make_ring(Context &context, uint32_t map, const MapSpec &spec, CUdeviceptr 
                 wait_for(context.stream, 10000);
     if (made) {
         context.rings.push_back(ring);
-        Writer w;
-        w.u32(map)
-            .u32(context.serial)
-            .u32(static_cast<uint32_t>(context.device))
-            .u32(static_cast<uint32_t>(spec.place));
-        w.u32(ring.shards).u32(0).u64(ring.capacity).u64(ring.stride);
-        agent.send(Message::Ring, w, file);
+        tell_tool(message::RingPlace{map, context.serial, static_cast<uint32_t>(context.device), spec.place,
+                                     ring.shards, ring.capacity, ring.stride},
+                  file);
     }
     if (file >= 0) close(file);
     return made;
@@ -127,24 +123,24 @@ bool prepare_shared(Context &context, CUdeviceptr control) {
 }
 
 void take_consumed(Reader &reader) {
-    const uint32_t map = reader.u32(), serial = reader.u32();
-    std::vector<uint64_t> consumed(std::min(reader.count(8), kShards + 1)), heads(kShards * kRingShard / 8);
-    const auto n = static_cast<uint32_t>(consumed.size());
-    for (uint32_t i = 0; i < n && i < kShards; ++i) heads[i * kRingShard / 8] = consumed[i] = reader.u64();
-    if (!reader.ok() || n > kShards) return;
+    message::Consumed sent;
+    if (!reader.read(sent) || sent.positions.size() > kShards) return;
+    const auto n = static_cast<uint32_t>(sent.positions.size());
+    std::vector<uint64_t> heads(kShards * kRingShard / 8);
+    for (uint32_t i = 0; i < n; ++i) heads[i * kRingShard / 8] = sent.positions[i];
     Context *context = nullptr;
     {
         std::lock_guard<std::mutex> hold(registry().lock);
         for (auto &c : registry().contexts)
-            if (c.second->serial == serial) context = c.second;
+            if (c.second->serial == sent.context) context = c.second;
     }
     if (!context || !lock_within(context->busy, 1000)) return;
     std::lock_guard<std::mutex> busy(context->busy, std::adopt_lock);
     if (context->dead || !context->usable || registry().captures.load()) return;
     Current current(*context);
     for (RingMemory &r : context->rings) {
-        if (r.map != map || r.mapped || n != r.shards || !current.ok()) continue;
-        r.consumed = consumed;
+        if (r.map != sent.map || r.mapped || n != r.shards || !current.ok()) continue;
+        r.consumed = sent.positions;
         if (driver.cuMemcpyHtoDAsync_v2(r.data, heads.data(), n * kRingShard, context->stream) ==
             CUDA_SUCCESS)
             wait_for(context->stream, 1000);

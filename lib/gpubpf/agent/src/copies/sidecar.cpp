@@ -44,9 +44,7 @@ bool prepare_log(Context &context) {
     agent.watch_exit();
     if (driver.cuStreamCreate(&context.stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
         context.stream = nullptr;
-    Writer w;
-    agent.send(Message::Context,
-               w.u32(context.serial).u32(static_cast<uint32_t>(context.device)).u32(context.cc));
+    tell_tool(message::Context{context.serial, static_cast<uint32_t>(context.device)});
     if (context.stream) calibrate(context);
     return context.stream;
 }
@@ -61,9 +59,9 @@ bool prepare_context(Context &context) {
     const uint64_t controls = ring_control_bytes(context);
     uint64_t shared = controls;
     for (const MapSpec &m : maps)
-        if (m.shared() && m.place == Place::Gpu) shared += map_aligned(m.fixed);
+        if (is_shared(m) && m.place == Place::Gpu) shared += map_aligned(m.fixed);
     const bool all_shared =
-        std::all_of(maps.begin(), maps.end(), [](const MapSpec &m) { return m.shared(); });
+        std::all_of(maps.begin(), maps.end(), [](const MapSpec &m) { return is_shared(m); });
     // The user's limit is for values only. Everything else is added to it.
     uint64_t size = shared + (all_shared ? 0 : agent.config.map_memory + kPoolSlack) +
                     (agent.config.graphs ? kExecutionCounters * kMapAlignment : 0);
@@ -74,7 +72,7 @@ bool prepare_context(Context &context) {
     uint64_t at = controls;  // control blocks are at the start of the pool
     context.storage.assign(maps.size(), 0);
     for (size_t i = 0; i < maps.size(); ++i) {
-        if (!maps[i].shared() || maps[i].place != Place::Gpu || !maps[i].fixed) continue;
+        if (!is_shared(maps[i]) || maps[i].place != Place::Gpu || !maps[i].fixed) continue;
         context.storage[i] = context.pools[0]->base + at;
         at += map_aligned(maps[i].fixed);
         if (!maps[i].initial.empty() &&
@@ -94,8 +92,7 @@ namespace {
 
 void refuse(Kernel &kernel, const std::string &reason) {
     kernel.refused = true;
-    Writer w;
-    agent.send(Message::Refused, w.u32(kernel.slot_index).text(reason));
+    tell_tool(message::Refused{kernel.slot_index, reason});
 }
 
 // Finds a variable of the application's module in the current context.
@@ -139,12 +136,12 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
         return false;
     std::vector<uint64_t> slots(table_size / 8);
     std::vector<std::pair<CUdeviceptr, CUdeviceptr>> entries;  // from the program's table to the copy's
-    const auto add_missing = [&](const Variable &v, const std::string &why) {
+    const auto add_missing = [&](const VariableSlot &v, const std::string &why) {
         if (v.kernels.empty())
             for (const Layout &l : answer.kernels) missing.emplace(l.name, why);
         for (const std::string &k : v.kernels) missing.emplace(k, why);
     };
-    for (const Variable &v : answer.variables) {
+    for (const VariableSlot &v : answer.variables) {
         CUdeviceptr address = 0;
         size_t size = 0;
         const bool grids = v.name == kGridsVariable;
@@ -180,7 +177,7 @@ bool fill_variables(Module &module, CUmodule sidecar, const Answer &answer, Cont
     if (!wait_for(context.stream, 10000)) return false;
     // Check this only now, because another thread could have changed the entries before they were copied.
     if (fresh != Fresh::Module && !is_new(context, fresh))
-        for (const Variable &v : answer.variables)
+        for (const VariableSlot &v : answer.variables)
             if (!v.refusal.empty()) add_missing(v, v.refusal);
     return true;
 }
@@ -478,8 +475,9 @@ std::shared_ptr<const Answer> answer_for(Module *module, Context *context, bool 
     }
     if (image >= 0) {
         const ImageFile &of = module->image;
-        agent.ask(Message::Image, module, context,
-                  Writer().u64(of.size).u32(of.linked).u64(of.ptx).u32(of.lto), image, waits, question);
+        agent.ask(message::Image{0, context->cc, static_cast<uint32_t>(context->device), of.size, of.linked,
+                                 of.ptx, of.lto},
+                  module, context, image, waits, question);
         close(image);
     }
     // Another thread may have asked, for another context.
@@ -629,8 +627,10 @@ void load_copies(const std::vector<Kernel *> &kernels, Context *context) {
     std::vector<std::shared_ptr<Question>> questions;
     for (const Kernel *k : unknown) {
         const bool waits = !k->module->preexisting || !agent.late;
-        const auto question = agent.ask(Message::Kernel, k->module, context,
-                                        Writer().u32(k->module->later_request).text(k->name), -1, waits);
+        const auto question =
+            agent.ask(message::WantedKernel{0, context->cc, static_cast<uint32_t>(context->device),
+                                            k->module->later_request, k->name},
+                      k->module, context, -1, waits);
         if (waits) questions.push_back(question);
     }
     for (const auto &q : questions)

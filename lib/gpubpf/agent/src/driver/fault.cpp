@@ -41,17 +41,15 @@ void tell_fault(Context &context) {
     const bool known = driver.cudasim_fault && driver.cudasim_fault(context.handle, &report) == CUDA_SUCCESS;
     const CUresult error = known ? static_cast<CUresult>(report.error) : driver.cuStreamQuery(context.stream);
     if (!is_sticky(error) || context.told_fault.exchange(true)) return;
-    Writer w;
-    w.u32(static_cast<uint32_t>(context.device)).u32(static_cast<uint32_t>(error));
-    w.u32(static_cast<uint32_t>(in_own_patch(context, known))).u32(known);
+    message::KernelFailed told{static_cast<uint32_t>(context.device),
+                               static_cast<uint32_t>(error),
+                               in_own_patch(context, known),
+                               {}};
+    const auto &[bx, by, bz] = report.block;
+    const auto &[x, y, z] = report.thread;
     if (known)
-        w.text(report.kernel)
-            .text(report.file)
-            .u32(report.line)
-            .raw(report.block, sizeof report.block)
-            .raw(report.thread, sizeof report.thread)
-            .u64(report.address);
-    agent.send(Message::KernelFailed, w);
+        told.place = {report.kernel, report.file, report.line, {bx, by, bz}, {x, y, z}, report.address};
+    tell_tool(told);
 }
 
 }  // namespace gpubpf

@@ -165,17 +165,14 @@ void *executable(const std::vector<uint8_t> &code) {
     return at == MAP_FAILED ? nullptr : at;
 }
 
-// Returns null if the message is malformed or memory is short.
-std::unique_ptr<Program> parse_program(Reader &reader, size_t fields) {
+// Returns null if the program is not valid or memory is short.
+std::unique_ptr<Program> make_program(const message::HostCode &sent, size_t fields) {
+    if (sent.code.empty() || sent.arguments.size() > kArguments) return nullptr;
     auto made = std::make_unique<Program>();
-    const std::vector<uint8_t> code = reader.blob();
-    made->parameters = reader.blob();
-    made->count = reader.count(16);
-    if (made->count > kArguments) return nullptr;
+    made->parameters = sent.parameters;
+    made->count = static_cast<uint32_t>(sent.arguments.size());
     for (uint32_t i = 0; i < made->count; ++i) {
-        const auto kind = static_cast<HostArgument>(reader.u32());
-        const uint32_t map = reader.u32();
-        const uint64_t value = reader.u64();
+        const auto &[kind, map, value] = sent.arguments[i];
         uint64_t &argument = made->arguments[i];
         switch (kind) {
             case HostArgument::Context:
@@ -191,9 +188,8 @@ std::unique_ptr<Program> parse_program(Reader &reader, size_t fields) {
         }
         if (!argument) return nullptr;
     }
-    if (!reader.ok() || code.empty()) return nullptr;
-    made->code = reinterpret_cast<void (*)(const uint64_t *)>(executable(code));
-    made->size = code.size();
+    made->code = reinterpret_cast<void (*)(const uint64_t *)>(executable(sent.code));
+    made->size = sent.code.size();
     return made->code ? std::move(made) : nullptr;
 }
 
@@ -283,21 +279,19 @@ void close_stub_file() {
     stub_file = -1;
 }
 
-bool take_host_program(Reader &reader) {
-    const uint32_t mode = reader.u32();  // 0: none, 1: in the kernel, 2: in this process
-    if (mode == 1) {
-        const uint32_t which = reader.u32();
-        for (size_t i = 0; i < kHostPoints; ++i) points[i].in_kernel = stubs && which >> i & 1;
+bool take_host_programs(const message::AgentConfig &config) {
+    for (HostPoint point : config.host_points) {
+        if (static_cast<uint32_t>(point) >= kHostPoints) return false;
+        at(point).in_kernel = stubs != nullptr;
     }
-    if (mode != 2) return reader.ok() && mode < 2;
+    if (config.host.empty()) return true;
     std::vector<std::unique_ptr<Program>> made[kHostPoints];
-    for (uint32_t n = reader.count(16); n; --n) {
-        const uint32_t point = reader.u32();
+    for (const message::HostCode &sent : config.host) {
+        const auto point = static_cast<uint32_t>(sent.point);
         if (point >= kHostPoints) return false;
-        made[point].push_back(parse_program(reader, kFields[point]));
+        made[point].push_back(make_program(sent, kFields[point]));
         if (!made[point].back()) return false;
     }
-    if (!reader.ok()) return false;
     cgroups = find_cgroups();
     for (size_t i = 0; i < kHostPoints; ++i) {
         const Program *first = nullptr;

@@ -26,13 +26,8 @@ void run_operation_program(const HostOperation &operation);
 int make_stubs();
 void close_stub_file();  // call this after the Welcome: the tool has attached its probes
 
-// Reads the host programs from the Welcome. u32 mode: 0 none, 1 they run in the kernel, 2 they run in this
-// process.
-// Mode 1 continues with a u32 bit mask of the points that have programs.
-// Mode 2 continues with the number of programs, and for each: u32 point, code, number of parameter bytes, and
-// arguments (u32 kind, u32 map, u64 value). The code gets the address of an array with the arguments' values.
-// Returns false if the message is malformed or memory is short.
-bool take_host_program(Reader &reader);
+// Takes the host programs from the Welcome. Returns false if they are not valid or memory is short.
+bool take_host_programs(const message::AgentConfig &config);
 extern const Lifetime host_program_lifetime;
 
 }  // namespace gpubpf

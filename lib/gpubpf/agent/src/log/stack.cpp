@@ -87,9 +87,15 @@ uint64_t hash_of(const Frames &f) {
     return h;
 }
 
+// Returns the size of the message, in bytes.
+size_t tell(const message::Stack &stack) {
+    const Writer written(stack);
+    tell_tool(Message::Stack, written, -1);
+    return written.bytes.size();
+}
+
 size_t tell(uint32_t number, const Frames &f) {
-    Writer w;
-    w.u32(number).u32(static_cast<uint32_t>(f.count));
+    message::Stack stack{number, {}};
     for (size_t i = 0; i < f.count; ++i) {
         Dl_info info{};
         std::string file, symbol;
@@ -112,10 +118,9 @@ size_t tell(uint32_t number, const Frames &f) {
                 free(plain);
             }
         }
-        w.u64(f.at[i]).u64(offset).text(file).text(symbol);
+        stack.frames.push_back({f.at[i], offset, file, symbol});
     }
-    tell_tool(Message::Stack, w);
-    return w.bytes.size();
+    return tell(stack);
 }
 
 struct Known {
@@ -170,10 +175,7 @@ uint32_t told_name(const std::string &name) {
     bool is_new;
     const uint32_t number = number_for(std::hash<std::string>()(name), is_new);
     if (!number || !is_new) return number;
-    Writer w;
-    w.u32(number).u32(1).u64(0).u64(0).text("").text(name);
-    tell_tool(Message::Stack, w);
-    known->bytes += w.bytes.size();
+    known->bytes += tell({number, {{0, 0, "", name}}});
     return number;
 }
 
