@@ -5,7 +5,6 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <mutex>
-#include <type_traits>
 #include <utility>
 
 #include "attachment.h"
@@ -14,6 +13,7 @@
 #include "copies/sidecar.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
+#include "library.h"
 #include "log/other_profilers.h"
 #include "signals.h"
 
@@ -44,21 +44,17 @@ Subscriber subscriber = nullptr;  // guarded by `serial`, like the next one
 std::string refusal = "GPUBPF_SANITIZER names no library";
 
 bool find(void *library) {
-    bool all = true;
-    const auto get = [&](auto &function, const char *name) {
-        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-        all = all && function;
-    };
-    get(api.Subscribe, "sanitizerSubscribe");
-    get(api.Unsubscribe, "sanitizerUnsubscribe");
-    get(api.EnableDomain, "sanitizerEnableDomain");
-    get(api.AddPatches, "sanitizerAddPatches");
-    get(api.PatchInstructions, "sanitizerPatchInstructions");
-    get(api.PatchModule, "sanitizerPatchModule");
-    get(api.UnpatchModule, "sanitizerUnpatchModule");
-    get(api.GetFunctionPcAndSize, "sanitizerGetFunctionPcAndSize");
-    get(api.GetCallbackPcAndSize, "sanitizerGetCallbackPcAndSize");
-    return all;
+    return FunctionsOf(library)
+        .get(api.Subscribe, "sanitizerSubscribe")
+        .get(api.Unsubscribe, "sanitizerUnsubscribe")
+        .get(api.EnableDomain, "sanitizerEnableDomain")
+        .get(api.AddPatches, "sanitizerAddPatches")
+        .get(api.PatchInstructions, "sanitizerPatchInstructions")
+        .get(api.PatchModule, "sanitizerPatchModule")
+        .get(api.UnpatchModule, "sanitizerUnpatchModule")
+        .get(api.GetFunctionPcAndSize, "sanitizerGetFunctionPcAndSize")
+        .get(api.GetCallbackPcAndSize, "sanitizerGetCallbackPcAndSize")
+        .all();
 }
 
 void ignore(void *, uint32_t, uint32_t, const void *) {}
@@ -217,27 +213,22 @@ std::string start_sanitizer(const std::string &libraries) {
     refusal = "libsanitizer-public.so cannot be loaded";
     DriverScope scope;
     SignalsBlocked blocked;
-    for (size_t at = 0; at < libraries.size();) {
-        const size_t end = std::min(libraries.find(':', at), libraries.size());
-        const std::string path = libraries.substr(at, end - at);
-        at = end + 1;
+    const bool found = any_path(libraries, [](const std::string &path) {
         void *library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-        if (!library) continue;
-        if (!find(library)) {
-            refusal = "libsanitizer-public.so is too old";
-            continue;
-        }
-        Subscriber made = nullptr;
-        int result = api.Subscribe(&made, ignore, nullptr);
-        if (result == kSuccess) {
-            result = api.EnableDomain(1, made, kResourceDomain);
-            if (result != kSuccess) api.Unsubscribe(made);
-        }
-        if (result != kSuccess) return refusal = in_words(result);
-        subscriber = made;
-        return "";
+        if (library && find(library)) return true;
+        if (library) refusal = "libsanitizer-public.so is too old";
+        return false;
+    });
+    if (!found) return refusal;
+    Subscriber made = nullptr;
+    int result = api.Subscribe(&made, ignore, nullptr);
+    if (result == kSuccess) {
+        result = api.EnableDomain(1, made, kResourceDomain);
+        if (result != kSuccess) api.Unsubscribe(made);
     }
-    return refusal;
+    if (result != kSuccess) return refusal = in_words(result);
+    subscriber = made;
+    return "";
 }
 
 bool has_patches() {

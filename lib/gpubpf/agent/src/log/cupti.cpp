@@ -13,7 +13,6 @@
 #include <map>
 #include <mutex>
 #include <string_view>
-#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +20,7 @@
 #include "driver/driver.h"
 #include "driver/gpu_idle.h"
 #include "hook_table.h"
+#include "library.h"
 #include "log/clock.h"
 #include "log/other_profilers.h"
 #include "log/private_copy.h"
@@ -244,23 +244,19 @@ void buffer_completed(CUcontext, uint32_t, uint8_t *buffer, size_t, size_t valid
 }
 
 bool find(void *library) {
-    bool all = true;
-    auto get = [&](auto &function, const char *name) {
-        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-        all = all && function;
-    };
-    get(cupti.Enable, "cuptiActivityEnable");
-    get(cupti.Disable, "cuptiActivityDisable");
-    get(cupti.RegisterCallbacks, "cuptiActivityRegisterCallbacks");
-    get(cupti.RegisterTimestampCallback, "cuptiActivityRegisterTimestampCallback");
-    get(cupti.GetNextRecord, "cuptiActivityGetNextRecord");
-    get(cupti.PushExternalCorrelationId, "cuptiActivityPushExternalCorrelationId");
-    get(cupti.PopExternalCorrelationId, "cuptiActivityPopExternalCorrelationId");
-    get(cupti.FlushAll, "cuptiActivityFlushAll");
-    const bool enough = all;
-    get(cupti.EnableDriverApi, "cuptiActivityEnableDriverApi");
-    get(cupti.GetCallbackName, "cuptiGetCallbackName");
-    return enough;
+    FunctionsOf(library)
+        .get(cupti.EnableDriverApi, "cuptiActivityEnableDriverApi")
+        .get(cupti.GetCallbackName, "cuptiGetCallbackName");
+    return FunctionsOf(library)
+        .get(cupti.Enable, "cuptiActivityEnable")
+        .get(cupti.Disable, "cuptiActivityDisable")
+        .get(cupti.RegisterCallbacks, "cuptiActivityRegisterCallbacks")
+        .get(cupti.RegisterTimestampCallback, "cuptiActivityRegisterTimestampCallback")
+        .get(cupti.GetNextRecord, "cuptiActivityGetNextRecord")
+        .get(cupti.PushExternalCorrelationId, "cuptiActivityPushExternalCorrelationId")
+        .get(cupti.PopExternalCorrelationId, "cuptiActivityPopExternalCorrelationId")
+        .get(cupti.FlushAll, "cuptiActivityFlushAll")
+        .all();
 }
 
 // External correlations need records of the driver's calls (cupti_activity.h,
@@ -329,12 +325,9 @@ std::string start_cupti(const std::string &libraries, bool yields) {
     std::string why = "it cannot be loaded";
     DriverScope scope;
     SignalsBlocked blocked;
-    for (size_t at = 0; at < libraries.size();) {
-        const size_t end = std::min(libraries.find(':', at), libraries.size());
-        const std::string path = libraries.substr(at, end - at);
-        at = end + 1;
+    any_path(libraries, [&](const std::string &path) {
         void *library = yields ? load_private_copy(path) : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-        if (!library) continue;
+        if (!library) return false;
         // A library that is not used stays loaded, because it may have started threads.
         if (!find(library)) why = "it is too old";
         else if (int error = record_with_it(wanted); error != kSuccess)
@@ -345,9 +338,10 @@ std::string start_cupti(const std::string &libraries, bool yields) {
             kernels_pause = kLeastPause;
             ends = false;
             recording = on = true;
-            return "";
+            why.clear();
         }
-    }
+        return why.empty();
+    });
     return why;
 }
 
