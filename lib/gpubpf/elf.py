@@ -59,11 +59,13 @@ _SORTED_FRAMES = (
     b"\x01\x1b\x03\x3b"  # .eh_frame_hdr: version 1, a table of 32-bit offsets from its own address
 )
 _MOST_SECTIONS = 1 << 20
+_MOST_TABLES = 16  # tables of symbols; a file has one or two
 _MOST_NAMES = 1 << 28  # characters of all names to read from one table
 _TABLES = (DT_SYMTAB, DT_STRTAB, DT_HASH, DT_GNU_HASH, DT_VERSYM, DT_VERDEF)
 # Entries of a library's dynamic section, when it is read from memory:
 _MOST_SEGMENTS = 256
 _MOST_EXPORTS = 1 << 18
+_MOST_IMPORTS = 1 << 18
 _LARGEST_DYNAMIC = 1 << 16  # bytes
 _LARGEST_TEXT = 16 << 20  # bytes of names
 
@@ -347,7 +349,7 @@ class Elf:
             ]
         )
         wanted = list(types)
-        tables = (s for s in self.sections if s.type in (SHT_SYMTAB, SHT_DYNSYM))
+        tables = [s for s in self.sections if s.type in (SHT_SYMTAB, SHT_DYNSYM)][:_MOST_TABLES]
         for section in sorted(tables, key=lambda s: s.type):
             text = self.sections[section.link] if section.link < len(self.sections) else None
             if text is None or max(section.size, text.size) > _LARGEST_TABLE:
@@ -391,6 +393,8 @@ class Elf:
                 elif kind in (R_X86_64_64, R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT):
                     entry = self.source.read(symbols + symbol * _SYMBOL.size, _SYMBOL.size)
                     found[place] = Import(names.at(_SYMBOL.unpack(entry)[0]))
+                if len(found) > _MOST_IMPORTS:
+                    raise ImageError(f"it imports more than {_MOST_IMPORTS:,} functions; build it again")
         return found
 
     def exported(self) -> Iterator[Exported]:

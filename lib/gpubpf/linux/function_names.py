@@ -13,13 +13,18 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from gpubpf import elf, names
 from gpubpf.errors import ImageError
 from gpubpf.record import Record
 
+if TYPE_CHECKING:
+    import numpy as np
+
 _IDENTIFIER = re.compile(r"\w+")
 _MOST_LISTED = 8
+_MOST_SYMBOLS = 1 << 20  # symbols of one table to compare; the file is untrusted
 
 
 class NamedFunction(Record):
@@ -78,10 +83,20 @@ def _symbols(file: int, beginning: bytes) -> Iterator[tuple[str, elf.SymbolEntry
     """Yield the functions of the symbol tables whose names begin with some bytes."""
     with contextlib.suppress(OSError, ImageError):
         for symbols, text in elf.of_file(file).symbol_tables((elf.STT_FUNC, elf.STT_GNU_IFUNC)):
-            starts = {m.start() + 1 for m in re.finditer(b"\0(?=" + re.escape(beginning) + b")", text)}
-            for symbol in symbols[[name in starts for name in symbols["name"].tolist()]].tolist():
+            for symbol in symbols[_begins(text, symbols["name"], beginning)][:_MOST_SYMBOLS].tolist():
                 entry = elf.SymbolEntry._make(symbol)
                 yield elf.string_at(text, entry.name), entry
+
+
+def _begins(text: bytes, names: np.ndarray[Any, Any], beginning: bytes) -> np.ndarray[Any, Any]:
+    """Return which of these offsets in a table of names are those of names that begin with some bytes."""
+    import numpy as np
+
+    data, at = np.frombuffer(text, np.uint8), names.astype(np.int64)
+    found = (at > 0) & (at + len(beginning) <= len(data))
+    for number, byte in enumerate(b"\0" + beginning, -1):
+        found[found] = data[at[found] + number] == byte
+    return found
 
 
 def _is_cxx(wanted: str) -> bool:

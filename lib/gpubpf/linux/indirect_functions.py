@@ -8,13 +8,14 @@ uses. If no library has such a word yet, the candidates are the functions whose 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 
 from gpubpf import elf
 from gpubpf.errors import ImageError
 from gpubpf.linux.libraries import MappedCode
 from gpubpf.linux.returns import Code
-from gpubpf.process import address_space
+from gpubpf.process import address_space, limits
 from gpubpf.process.address_space import Library
 
 _PAGE = 0xFFF
@@ -50,8 +51,11 @@ def implementations(
 def _words(pid: int, libraries: Sequence[Library], target: Library, name: str, resolver: int) -> set[int]:
     """Return the values of the words through which all libraries of a process call a function of the library `target`."""
     found: set[int] = set()
+    until = time.thread_time() + limits.CODE
     with address_space.Memory(pid) as memory:
         for library in libraries:
+            if time.thread_time() > until:  # the process has mapped more than any program does
+                break
             with address_space.library_file(pid, library) as (_, source, _):
                 if not isinstance(source, elf.LoadedFile):
                     continue

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import time
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -22,10 +23,12 @@ from gpubpf import elf
 from gpubpf.errors import ImageError
 from gpubpf.linux import x86_code
 from gpubpf.linux.x86_code import Block
+from gpubpf.process import limits
 from gpubpf.record import Record
 
 _PIECE = 1 << 16  # bytes of code to read at once
 _MOST_BLOCKS = 50_000  # blocks of one function
+_MOST_BOUNDS = 1 << 20  # functions, or parts of functions, in one table of a file
 _NO_RETURN = "it has no return instruction"
 _DATA = "there is data in its code"
 _LARGE = "it has too much code"
@@ -61,19 +64,22 @@ class _Step(Record):
 
 
 class Code:
-    """The code of a library or program, an open file that stays the caller's. Addresses are those in the file."""
+    """The code of a library or program, an open file that stays the caller's. Addresses are those in the file.
+
+    The file is untrusted. After limits.CODE seconds of this thread's CPU time, further functions have too much code."""
 
     def __init__(self, file: int) -> None:
         self._file = file
         self._library = elf.LoadedFile(file)
         self._pieces: dict[int, bytes] = {}
         self._steps: dict[int, _Step] = {}
+        self._until = time.thread_time() + limits.CODE
 
     def returns(self, address: int) -> Returns:
         """Return where the function at an address returns."""
         steps = self._reached(address)
         unseen = next((step.unseen for step in steps.values() if step.unseen), "")
-        if unseen or len(steps) > _MOST_BLOCKS:
+        if unseen or len(steps) > _MOST_BLOCKS or self._is_late():
             return Returns((), unseen or _LARGE)
         found = {step.returns for step in steps.values() if step.returns is not None}
         jumps = any(at in self._entries and at != address for at in steps)
@@ -96,7 +102,7 @@ class Code:
         """Return the blocks that the function at an address can reach. Stop at a block whose successors are unknown."""
         found: dict[int, _Step] = {}
         waiting = [address]
-        while waiting and len(found) <= _MOST_BLOCKS:
+        while waiting and len(found) <= _MOST_BLOCKS and not self._is_late():
             at = waiting.pop()
             if at in found:
                 continue
@@ -107,6 +113,9 @@ class Code:
                 break
             waiting += step.to
         return found
+
+    def _is_late(self) -> bool:
+        return time.thread_time() > self._until
 
     # --- what follows a block ---
 
@@ -158,6 +167,8 @@ class Code:
         blocks, begins, targets = list[int](), set[int](), {jump}
         at = start
         while at < end and self._after_padding(at) < end:
+            if self._is_late():
+                return _Step(unseen=_LARGE)
             block = self._block(at)
             begins.add(block.last)
             for place, instruction in self._instructions(at, block.last):
@@ -235,8 +246,9 @@ class Code:
             found |= {symbol.address, symbol.address + symbol.size}
         with contextlib.suppress(OSError, ImageError):
             file = elf.of_file(self._file)
-            found.update(file.frame_starts().tolist())
+            found.update(file.frame_starts()[:_MOST_BOUNDS].tolist())
             for symbols, _ in file.symbol_tables((elf.STT_FUNC,)):
+                symbols = symbols[:_MOST_BOUNDS]
                 found.update(symbols["value"].tolist())
                 found.update((symbols["value"] + symbols["size"])[symbols["size"] > 0].tolist())
         return sorted(found)

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import math
 import os
 import select
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from gpubpf import elf
 from gpubpf.ebpf import bytecode as b
@@ -31,8 +32,9 @@ from gpubpf.errors import Error, UsageError, in_words, out_of_files
 from gpubpf.kernel import bpf_syscall
 from gpubpf.linux import libraries, matched_calls
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
+from gpubpf.linux.library_limits import LibraryLimits
 from gpubpf.linux.returns import Code, Returns
-from gpubpf.process import address_space, children
+from gpubpf.process import address_space, children, limits, scans
 from gpubpf.process.patience import SHORT_WAIT, Unanswered, lock_holder, within
 from gpubpf.record import Record, replace
 
@@ -47,7 +49,10 @@ _PAUSE = 0.002
 _LAST_WAIT = 5.0  # seconds for the thread to end: it may be reading a file that does not answer
 _LOOK_AGAIN = 0.5  # seconds for which one check for a lock holder is valid
 _ATTACH_WAIT = 10.0  # seconds for the kernel to place probes
+_TRY_AGAIN = 0.25  # seconds until a library of a user without time is tried again
+_MOST_ATTEMPTS = 256  # to find the functions of a library that the kernel refuses
 _MOST_NAMED = 8  # functions in one notice
+_MOST_MAPPERS = 64  # processes to ask for their user, of those that map a file
 
 
 class Table(Record):
@@ -242,6 +247,9 @@ class Uprobes:
         self._events: list[int] = []
         self._seen: set[tuple[str, int]] = set()  # files, as (device, inode) in /proc/PID/maps
         self._keys: set[tuple[int, libraries.Key]] = set()  # (group, file)
+        self._limits = LibraryLimits()
+        self._placing = 0.0  # seconds that the kernel took to place probes
+        self._delayed: dict[tuple[str, int], MappedCode] = {}  # files that get probes later: (device, inode)
         self._notices: set[str] = set()
         self._held: dict[str, list[str]] | None = {} if hold else None  # held notices by path
         self._stopped = False
@@ -336,7 +344,7 @@ class Uprobes:
         names = [group.names for group in self._groups]
         stopped = False
         while not stopped:
-            ready = poll.poll()
+            ready = poll.poll(1000 * _TRY_AGAIN if self._delayed else None)
             stopped = self._stopped  # mappings up to now still count, because a process may be short-lived
             if any(file == self._wake for file, _ in ready):
                 os.eventfd_read(self._wake)
@@ -347,6 +355,8 @@ class Uprobes:
             if mappings.lost:
                 mappings.lost = False
                 self._probe_running()
+            for (device, inode), m in list(self._delayed.items()):
+                self._probe_mapped(device, inode, [m])
             if not found and not stopped:
                 time.sleep(_PAUSE)
 
@@ -363,7 +373,7 @@ class Uprobes:
 
     def _probe_mapped(self, device: str, inode: int, mapped: Sequence[MappedCode]) -> None:
         """Probe a file that processes have mapped, unless that has already been done."""
-        if (device, inode) in self._seen:
+        if (device, inode) in self._seen or (user := self._payer(device, inode, mapped)) is None:
             return
         self._seen.add((device, inode))
         first = mapped[0]
@@ -392,11 +402,32 @@ class Uprobes:
             )
             return
         try:
-            for group in self._groups:
-                if group.names.match(first.path):
-                    self._probe_file(group, file, first.path, mapped)
+            with self._limits.probing(user) as took:
+                files, probes, placing = len(self.placed), len(self._events), self._placing
+                for group in self._groups:
+                    if group.names.match(first.path):
+                        self._probe_file(group, file, first.path, mapped)
+                took(len(self.placed) > files, len(self._events) - probes, self._placing - placing)
         finally:
             os.close(file)
+
+    def _payer(self, device: str, inode: int, mapped: Sequence[MappedCode]) -> int | None:
+        """Return a user whose processes map a file, and may map another file with probes. None: there is no such user.
+
+        If such a user's processes have only used up their time, the file is tried again later."""
+        self._delayed.pop((device, inode), None)
+        users = {scans.user_of(m.pid): m for m in mapped[:_MOST_MAPPERS]}
+        delayed = [user for user in users if not self._limits.full(user)]
+        for user in delayed:
+            if not self._limits.exhausted(user):
+                return user
+        self.incomplete = True
+        if delayed and len(self._delayed) < limits.DELAYED_LIBRARIES:
+            self._delayed[device, inode] = users[delayed[0]]
+            self._notice(f"some libraries of user {delayed[0]} get probes late: reading them takes too long")
+        else:
+            self._notice(f"some libraries of user {min(users)} are not traced: there are too many")
+        return None
 
     def _probe_file(self, group: _Group, file: int, path: str, mapped: Sequence[MappedCode]) -> None:
         """Attach a group's programs to an open file, unless that has already been done."""
@@ -477,19 +508,30 @@ class Uprobes:
     ) -> None:
         """Do the same as `_attach`. If a process makes the kernel wait nevertheless, leave the wait to another thread."""
         found: dict[str, str] = {}
+        attempts = itertools.count(1)
+        began = time.monotonic()
         try:
-            within(_ATTACH_WAIT, os.getpid(), lambda: self._attach(group, path, targets, found))
+            within(_ATTACH_WAIT, os.getpid(), lambda: self._attach(group, path, targets, found, attempts))
             refused |= found
         except Unanswered:
             self.incomplete = True
             refused |= {t.name: "the kernel does not finish placing the probe" for t in targets}
+        self._placing += time.monotonic() - began
 
-    def _attach(self, group: _Group, path: str, targets: Sequence[_Target], refused: dict[str, str]) -> None:
+    def _attach(
+        self,
+        group: _Group,
+        path: str,
+        targets: Sequence[_Target],
+        refused: dict[str, str],
+        attempts: Iterator[int],
+    ) -> None:
         """Attach a group's programs to the functions `targets`, to returns before entries, so that no entry is seen without its
         return.
 
-        If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`. Do not retry if the
-        kernel has no room for any probe. Every attempt is slow, because the kernel waits until no CPU runs the removed probes.
+        If the kernel refuses, halve the list to find the functions that it refuses, and add them to `refused`. Do not retry after
+        _MOST_ATTEMPTS, or if the kernel has no room for any probe. Every attempt is slow, because the kernel waits until no CPU runs
+        the removed probes.
         """
         made: list[int] = []
         try:
@@ -505,7 +547,8 @@ class Uprobes:
         except OSError as error:
             for event in reversed(made):
                 os.close(event)
-            if len(targets) == 1 or out_of_files(error) or error.errno == errno.ENOMEM:
+            late = next(attempts) > _MOST_ATTEMPTS
+            if len(targets) == 1 or late or out_of_files(error) or error.errno == errno.ENOMEM:
                 why = f"the kernel refused the probe ({in_words(error)})"
                 refused |= {t.name: why for t in targets}
                 return
@@ -513,8 +556,8 @@ class Uprobes:
             self._events += made
             return
         half = len(targets) // 2
-        self._attach(group, path, targets[:half], refused)
-        self._attach(group, path, targets[half:], refused)
+        self._attach(group, path, targets[:half], refused, attempts)
+        self._attach(group, path, targets[half:], refused, attempts)
 
     def _functions_of(self, group: _Group) -> list[tuple[bool, BpfFunction]]:
         """Return the programs to attach to the functions of a group, in order: (at returns, program)."""
@@ -539,7 +582,7 @@ class Uprobes:
 
     def _notice(self, text: str, path: str | None = None) -> None:
         """Pass on a notice, once. A notice about a file may be held, see `told_of`."""
-        if text not in self._notices:
+        if text not in self._notices and len(self._notices) < limits.NOTICES:
             self._notices.add(text)
             if path is not None and self._held is not None:
                 self._held.setdefault(path, []).append(text)

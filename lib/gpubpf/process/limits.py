@@ -8,6 +8,7 @@ If all processes share a limit X, X_OF_USER is the limit for the processes of on
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 
 # --- what a process shows in /proc ---
@@ -79,6 +80,20 @@ DRIVERS_OF_PROCESS = 16  # files that get a probe, or are searched to identify t
 DRIVERS = 2048
 DRIVERS_OF_USER = 64
 UNMAPPED_DRIVERS = 64  # probed files that no process maps
+
+# --- libraries with uprobes at their functions (linux/uprobes.py) ---
+
+LIBRARIES = 2048  # files
+LIBRARIES_OF_USER = 256
+CODE = 10.0  # seconds of CPU time to find the returns of a library's functions; real libraries take less than one
+DELAYED_LIBRARIES = 4096  # files that get their probes later, because their users have used up their time
+NOTICES = 1024  # different notices about libraries
+
+
+def files() -> tuple[int, int]:
+    """Return how many files the tool may open, and how many the processes of one user may take."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most, most // 4
 
 
 def exceeded(taken: Mapping[int, int], user: int, most: int, of_user: int, more: int = 0) -> str:

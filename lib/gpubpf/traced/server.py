@@ -37,7 +37,6 @@ from gpubpf.process import address_space, limits, scans, target_socket, traceabl
 from gpubpf.process.target_socket import TargetSocket
 from gpubpf.records import reasons
 from gpubpf.show import table
-from gpubpf.traced import shares
 from gpubpf.traced.connections import Connections
 from gpubpf.traced.shares import Share
 from gpubpf.traced.traced_process import TracedProcess
@@ -485,7 +484,7 @@ class Server:
             files: Counter[int] = Counter()  # by user
             for other in self._measurement.processes:
                 files[other.user] += other.files
-            if whose := limits.exceeded(files, process.user, *shares.files(), 1):
+            if whose := limits.exceeded(files, process.user, *limits.files(), 1):
                 raise SessionError(f"processes of {whose} have handed over too many files")
 
     def _ring(self, process: TracedProcess, payload: bytes, file: int | None) -> None:

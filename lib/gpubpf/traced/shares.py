@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections import Counter
 
 from gpubpf.errors import SessionError
@@ -42,11 +41,5 @@ class Share:
 
 def connections() -> tuple[int, int]:
     """Return the most connections for all processes, and for those of one user. Each connection takes some of the tool's files."""
-    most, of_user = (found // limits.FILES_OF_CONNECTION for found in files())
+    most, of_user = (found // limits.FILES_OF_CONNECTION for found in limits.files())
     return min(limits.CONNECTIONS, most), min(limits.CONNECTIONS_OF_USER, of_user)
-
-
-def files() -> tuple[int, int]:
-    """Return how many files the tool may open, and how many the processes of one user may take."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return most, most // 4

@@ -9,7 +9,6 @@ import pytest
 
 from gpubpf.errors import SessionError
 from gpubpf.process import limits
-from gpubpf.traced import shares
 from gpubpf.traced.connections import Connections
 from gpubpf.traced.server import Server
 from gpubpf.traced.shares import Share
@@ -66,7 +65,7 @@ def test_one_users_limits_leave_room() -> None:
 
 
 def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares.resource, "getrlimit", lambda _: (320, 320))
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (320, 320))
     counted = Connections()
     assert [counted.add(n, n, 1.0, 1000) for n in range(11)] == [""] * 10 + ["its user"]
     assert counted.add(11, 11, 1.0, 1001) == ""
@@ -74,7 +73,7 @@ def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_files_leave_some_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process alone may have many; all processes of a user together have a limit."""
-    monkeypatch.setattr(shares, "files", lambda: (40_000, 1000))
+    monkeypatch.setattr(limits, "files", lambda: (40_000, 1000))
 
     def process(user: int, files: int) -> Any:
         return SimpleNamespace(user=user, files=files)
