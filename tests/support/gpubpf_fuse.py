@@ -27,12 +27,16 @@ def cannot_mount() -> str:
 
 
 @contextlib.contextmanager
-def unanswered(directory: Path, closes: bool = True) -> Iterator[Path]:
-    """Yield a file of SIZE bytes that can be opened and mapped. Reads wait until the block ends; without `closes`, so does closing."""
-    place = directory / "unanswered"
+def unanswered(
+    directory: Path, closes: bool = True, user: int = 0, name: str = "unanswered"
+) -> Iterator[Path]:
+    """Yield a file of SIZE bytes that can be opened and mapped. Reads wait until the block ends; without `closes`, so does closing.
+
+    user: who has mounted it, as fusermount3 says it to the kernel."""
+    place = directory / name
     place.touch()
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    options = f"fd={device},rootmode=100000,user_id=0,group_id=0,allow_other".encode()
+    options = f"fd={device},rootmode=100000,user_id={user},group_id={user},allow_other".encode()
     if _libc.mount(b"unanswered", os.fsencode(place), b"fuse", 0, options) != 0:
         os.close(device)
         raise OSError(ctypes.get_errno(), "cannot mount a FUSE file system")

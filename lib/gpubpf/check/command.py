@@ -29,6 +29,7 @@ EXAMPLES = """examples:
 exit status: 0 if nothing that a tool needs is limited or missing, else 1;
 2 if the command line is wrong.
 """
+_WAIT = 2.0  # seconds until a thread waits for memory that does not arrive
 _DEFAULT_TIMEOUT = 5.0  # as machine.TIMEOUT, whose import takes time
 
 
@@ -73,8 +74,12 @@ def _of_machine(machine: Machine) -> list[tuple[str, str, Finding]]:
 
 def _of_process(pid: int, machine: Machine) -> list[tuple[str, str, Finding]]:
     from gpubpf.check import process
+    from gpubpf.process import user_waits
 
-    return [(name, name, finding) for name, finding in process.findings(pid, machine)]
+    found = [(name, name, finding) for name, finding in process.findings(pid, machine)]
+    for text in user_waits.end(_WAIT):
+        cli.note("gpubpf check", text)
+    return found
 
 
 def _text(rows: Sequence[tuple[str, Finding]], args: argparse.Namespace) -> Iterator[str]:

@@ -20,7 +20,7 @@ from functools import partial
 
 from gpubpf import elf
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import limits, proc, target_files
+from gpubpf.process import limits, proc, scans, target_files, user_waits
 from gpubpf.process.patience import SHORT_WAIT, within
 from gpubpf.record import Record
 
@@ -178,10 +178,13 @@ class Memory:
     reader cannot even be killed. So the methods access only anonymous memory, files in memory, and files of file systems that the
     kernel itself serves. For all other memory they raise Unreadable. (Pages that are missing under userfaultfd(2) do no harm: this way
     of reading reports an error for them, unlike process_vm_readv(2).)
+
+    A process can still exchange a mapping between the check and the access. `user_waits` ends such a wait at the end of the tool.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self._user = scans.user_of(pid)
         self.file = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         self._mappings: list[Mapping] = []  # mappings that were looked up
 
@@ -198,7 +201,8 @@ class Memory:
         """Return up to `size` bytes; fewer, or none, if they are not all mapped."""
         size = self._accessible(address, size)
         try:
-            return os.pread(self.file, size, address) if size else b""
+            with user_waits.waiting(self._user):
+                return os.pread(self.file, size, address) if size else b""
         except (OSError, OverflowError):
             return b""
 
@@ -210,10 +214,10 @@ class Memory:
 
     def write(self, address: int, data: bytes) -> None:
         """Write to memory, even if it is read-only for the process itself."""
-        if self._accessible(address, len(data)) != len(data) or (
-            os.pwrite(self.file, data, address) != len(data)
-        ):
-            raise OSError(errno.EFAULT, "not mapped")
+        whole = self._accessible(address, len(data)) == len(data)
+        with user_waits.waiting(self._user):
+            if not whole or os.pwrite(self.file, data, address) != len(data):
+                raise OSError(errno.EFAULT, "not mapped")
 
     def _accessible(self, address: int, size: int) -> int:
         """Return how many of these bytes, from the first on, are mapped and can be accessed without waiting.

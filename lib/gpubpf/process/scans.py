@@ -27,7 +27,9 @@ def user_of(pid: int) -> int:
     except OSError as error:
         if out_of_files(error):
             raise
-        return -1
+    except LookupError:  # it ends while its file is read
+        pass
+    return -1
 
 
 class ScanBudget:

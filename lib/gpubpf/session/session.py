@@ -27,7 +27,7 @@ from gpubpf import agent, own_files
 from gpubpf.agent.definitions import DrainFlag
 from gpubpf.errors import SessionError
 from gpubpf.kernel import fresh_thread, libc, privileges
-from gpubpf.process import proc, traceable
+from gpubpf.process import proc, traceable, user_waits
 from gpubpf.record import MutableRecord
 from gpubpf.records import reasons
 from gpubpf.records.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, TRACED, UNHOOKED
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 DRAIN_WAIT = 2.0  # for running kernels to finish before the last reading
 ANSWER_WAIT = 5.0  # after DRAIN_WAIT, for an agent to answer
 HOST_WAIT = 0.5  # for agents to answer before the host programs are detached, which ends the measurement
+WAIT_FOR_MEMORY = 2.0  # seconds until a thread waits for memory that does not arrive
 LEAVING_WAIT = 0.4  # replaces each of these two after SIGTERM or SIGHUP
 FIRST_ANSWER_WAIT = 0.15  # enough for a launching program to send its modules and get the sidecars
 READY_WAIT = (
@@ -159,6 +160,7 @@ class Session:
             self._shown.close()
             self._signals.close()
             self._server.close()
+            self._end_waits()
             raise
         return self
 
@@ -348,6 +350,13 @@ class Session:
         self._signals.close()
         if self._child:
             os.close(self._pidfd)
+        self._end_waits()
+
+    def _end_waits(self) -> None:
+        """End the waits of threads for the memory of processes, if the tool's own process ends now."""
+        if self._owns_process:
+            for text in user_waits.end(WAIT_FOR_MEMORY):
+                self._measurement.note(text)
 
     def _unmatched(self) -> list[str]:
         """Return the patterns of --kernel that match no launched or loaded kernel."""

@@ -42,7 +42,16 @@ from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError, in_words, out_of_files
 from gpubpf.future import Future, wait
 from gpubpf.linux import libraries
-from gpubpf.process import limits, proc, scans, started_with, target_files, traceable
+from gpubpf.process import (
+    address_space,
+    limits,
+    proc,
+    scans,
+    started_with,
+    target_files,
+    traceable,
+    user_waits,
+)
 from gpubpf.process.patience import LOOK_WAIT, Unanswered, lock_holder, within
 from gpubpf.process.scans import ScanBudget
 from gpubpf.record import MutableRecord
@@ -351,7 +360,10 @@ class MachineWatcher:
                 continue
             untried = files.keys() - self._probed_files.keys()
             for file in untried:
-                self._probe_driver(files[file], file)
+                if not address_space.is_local(file[0].decode(), pid):
+                    self._probed_files[file] = _NO_PROBE  # the program that serves the file may never answer
+                    continue
+                self._budget.spend(schedule.user, self._probe_driver(files[file], file))
             # The time of each file's probe.
             probed = [
                 since
@@ -409,14 +421,18 @@ class MachineWatcher:
             )
         return {file: path for file, path in files.items() if file in admitted or file in self._installed}
 
-    def _probe_driver(self, path: str, file: FileId | None = None) -> None:
+    def _probe_driver(self, path: str, file: FileId | None = None) -> float:
         """Put a probe on the first-use function of a driver file. `file`: its id in /proc/PID/maps, if known.
 
-        Raises OSError if no more files can be opened."""
+        Return the CPU time that this took, in seconds. Raises OSError if no more files can be opened."""
         failed: list[OSError] = []
-        placing = threading.Thread(
-            target=self._place_probe, args=(path, file, failed), name="gpubpf-file", daemon=True
-        )
+        used: list[float] = []
+
+        def place() -> None:
+            self._place_probe(path, file, failed)
+            used.append(time.thread_time())
+
+        placing = threading.Thread(target=place, name="gpubpf-file", daemon=True)
         placing.start()
         placing.join(FILE_WAIT)
         if placing.is_alive() and file is not None:
@@ -424,6 +440,7 @@ class MachineWatcher:
             self._probed_files.setdefault(file, _NO_PROBE)
         if failed:
             raise failed[0]
+        return used[0] if used else FILE_WAIT
 
     def _place_probe(self, path: str, file: FileId | None, failed: list[OSError]) -> None:
         """Put a probe on the first-use function of a driver file, and record it. If the file has disappeared, a later scan retries.
@@ -434,7 +451,7 @@ class MachineWatcher:
         try:
             with open(target_files.open_regular(path), "rb") as opened:
                 driver = elf.LoadedFile(opened.fileno())
-                exports = elf.exports(driver)
+                exports = elf.exports(driver, most=limits.EXPORTS)
                 found = next((exports[name] for name in FIRST_USE if name in exports), None)
                 if found is None:
                     placed = _NO_DRIVER
@@ -564,6 +581,7 @@ class HoldHelper:
         self._request_lock = threading.Lock()
         self.exited = False  # new processes are no longer held
         self.waits_for = 0  # the process that the helper was waiting for when the tool killed it; 0: none
+        self._waits_for_user = -1
         self.finished: set[int] = set()  # processes that will not be held again
         self._claimed: dict[int, float] = {}  # processes to attach to: pid → start time
         self._last_id = 0
@@ -628,6 +646,10 @@ class HoldHelper:
 
     def _end_helper(self) -> None:
         """Wait until the helper has ended, and kill it if that takes too long."""
+        if self.waits_for:  # it was killed, but may wait for memory; until it ends, it keeps its probes
+            with user_waits.waiting(self._waits_for_user):
+                self._process.wait()
+            return
         try:
             self._process.wait(HELPER_EXIT_WAIT)
         except subprocess.TimeoutExpired:
@@ -706,6 +728,7 @@ class HoldHelper:
                     if time.monotonic() < until and (progress != before or not progress[0]):
                         continue
                 self.waits_for = progress[0]
+                self._waits_for_user = scans.user_of(self.waits_for) if self.waits_for else -1
                 self._process.kill()  # the kernel lets the threads that it has stopped continue
                 self._lose("does not answer")  # `_run` itself may wait for memory that never arrives
                 # The killed helper may still wait in the kernel.

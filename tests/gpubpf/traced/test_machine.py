@@ -688,6 +688,35 @@ def test_one_process_gets_few_probes(built: Path, tmp_path: Path, monkeypatch: p
     ]
 
 
+@pytest.mark.own_processes
+@pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())
+def test_a_driver_that_a_program_serves_is_not_read(built: Path, tmp_path: Path) -> None:
+    """Not even SIGKILL would end the wait for its pages, and so neither the tool."""
+    joined = Joined(built)
+    program = gpubpf_hold.build(tmp_path)
+    with (
+        gpubpf_fuse.unanswered(tmp_path, name="libcuda.so.7") as served,
+        watching(joined) as watched,
+        gpubpf_hold.holding(program, served) as process,
+    ):
+        (file,) = machine._drivers(process.pid)
+        eventually(lambda: watched._probed_files.get(file) == machine._NO_PROBE)
+        assert not [thread for thread in threading.enumerate() if thread.name == "gpubpf-file"]
+
+
+@pytest.mark.own_processes
+def test_the_time_for_a_driver_file_counts_for_its_user(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SCAN_SHARE", 0.0)
+    monkeypatch.setattr(machine.MachineWatcher, "_probe_driver", lambda *_: limits.SCAN_BURST)
+    shutil.copy(built / "comes", tmp_path / "libcuda.so.7")
+    tmp_path.chmod(0o711)
+    program = gpubpf_hold.build(tmp_path)
+    with watching(Joined(built)) as watched, gpubpf_hold.holding(program, tmp_path / "libcuda.so.7"):
+        eventually(lambda: watched._budget.exhausted(os.geteuid()))
+
+
 def test_without_open_files_there_is_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.HoldHelper, "_request", lambda helper, **message: errno.ENFILE)
     watched = MachineWatcher(lambda pid, tid: None, lambda *a: None, lambda text: None)

@@ -1,0 +1,130 @@
+"""A process that exchanges its memory under the tool's hands keeps a thread waiting, but not the tool's process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpubpf_fuse
+from gpubpf.process import user_waits
+from gpubpf.process.address_space import Memory
+
+OTHER = 65534
+pytestmark = [
+    pytest.mark.without_driver,
+    pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount()),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs x86-64"),
+]
+EXCHANGES = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    int file = open(argv[1], O_RDONLY);
+    char *at = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), byte;
+    *at = 'a';
+    printf("%ld\n", (long)at);
+    fflush(stdout);
+    if (read(0, &byte, 1) != 1 || mmap(at, 4096, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) != at) return 1;
+    puts("exchanged");
+    fflush(stdout);
+    return read(0, &byte, 1) < 0;
+}
+"""
+
+
+@pytest.fixture
+def connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The connections of FUSE file systems, where systemd has not mounted them."""
+    place = tmp_path / "connections"
+    place.mkdir()
+    libc = ctypes.CDLL(None)
+    assert libc.mount(b"fusectl", os.fsencode(place), b"fusectl", 0, None) == 0
+    monkeypatch.setattr(user_waits, "_CONNECTIONS", place)
+    yield
+    libc.umount2(os.fsencode(place), 2)
+
+
+@contextlib.contextmanager
+def exchanging(directory: Path, file: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process of another user, and the address of a page that becomes one of a file."""
+    (directory / "exchanges.c").write_text(EXCHANGES)
+    program = directory / "exchanges"
+    subprocess.run(["gcc", "-w", "-o", program, directory / "exchanges.c"], check=True)
+    for part in (directory, *directory.parents):
+        if part.stat().st_uid == os.geteuid() and not part.stat().st_mode & 1:
+            part.chmod(part.stat().st_mode | 0o011)
+    process = subprocess.Popen(
+        [program, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, user=OTHER, bufsize=1
+    )
+    try:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.usefixtures("connections")
+def test_the_wait_ends_with_the_tool(tmp_path: Path) -> None:
+    place = tmp_path / "fuse"
+    place.mkdir()
+    with (
+        gpubpf_fuse.unanswered(place, user=OTHER) as file,
+        exchanging(tmp_path, file) as (process, at),
+        Memory(process.pid) as memory,
+    ):
+        assert memory.read(at, 1) == b"a"  # the mapping is known from here on
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("\n")
+        assert process.stdout.readline() == "exchanged\n"
+        found: list[bytes] = []
+        reading = threading.Thread(target=lambda: found.append(memory.some(at, 1)), daemon=True)
+        reading.start()
+        while not user_waits._waiting:
+            pass
+        reading.join(0.2)
+        assert reading.is_alive()
+        (text,) = user_waits.end(0.2)
+        assert "disconnected the file systems of this user that did not answer (FUSE " in text
+        reading.join(10)
+        assert found == [b""]
+        assert not user_waits._waiting and user_waits.end(0.2) == []
+
+
+@pytest.mark.usefixtures("connections")
+def test_the_file_systems_of_other_users_are_left_alone(tmp_path: Path) -> None:
+    """A process must not be able to choose a file system of root or of another user."""
+    with gpubpf_fuse.unanswered(tmp_path) as file:
+        opened = os.open(file, os.O_RDONLY)
+
+        def read() -> None:
+            with user_waits.waiting(OTHER), contextlib.suppress(OSError):
+                os.pread(opened, 1, 0)
+
+        reading = threading.Thread(target=read, daemon=True)
+        reading.start()
+        while not user_waits._waiting:
+            pass
+        (text,) = user_waits.end(0.2)
+        assert text.endswith("so this process cannot end before it does; end the processes of this user")
+        assert reading.is_alive()
+        ctypes.CDLL(None).umount2(os.fsencode(file), 1)  # MNT_FORCE
+        reading.join(10)
+        assert not reading.is_alive()
+        with contextlib.suppress(OSError):  # the file system has gone
+            os.close(opened)
+
+
+def test_nobody_waits_without_a_reason() -> None:
+    with user_waits.waiting(OTHER):
+        pass
+    assert user_waits.end(60) == []
