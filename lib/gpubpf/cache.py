@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpubpf import digest
+from gpubpf.kernel.directories import keeps_entries
 from gpubpf.record import MutableRecord, field
 
 LIMIT = 1 << 30  # bytes, over all stages
@@ -216,8 +217,8 @@ def _default(xdg_cache_home: str, home: str, shared: str, user: int) -> Cache:
 def open_directory(directory: Path, user: int) -> bool:
     """Create `directory` if it is missing, and return whether only `user` can change its content.
 
-    Under sudo, HOME may belong to another user. So nothing is created in another user's directory, and
-    symbolic links are not followed.
+    Under sudo, HOME may belong to another user. So nothing is created in another user's directory, nor through
+    one, and `directory` itself may not be a symbolic link.
     """
     try:
         parent = directory.parent
@@ -226,6 +227,8 @@ def open_directory(directory: Path, user: int) -> bool:
         status = os.stat(parent)
         sticky = status.st_uid == 0 and status.st_mode & stat.S_ISVTX  # such as /tmp
         if not sticky and (status.st_uid != user or not _private(status, stat.S_IFDIR, user)):
+            return False
+        if not keeps_entries(str(parent), user):
             return False
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)

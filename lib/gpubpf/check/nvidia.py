@@ -17,6 +17,7 @@ from gpubpf.check.finding import LIMITED, MISSING, UNKNOWN, Finding, of_error, o
 from gpubpf.check.machine import Machine
 from gpubpf.errors import Error
 from gpubpf.images import assemble
+from gpubpf.kernel import directories
 from gpubpf.traced import device
 
 _VENDOR, _DISPLAY = "0x10de", "0x03"  # of PCI devices; the class of GPUs begins with 0x03
@@ -164,7 +165,7 @@ def embedded_device(machine: Machine) -> Finding:
     try:
         embedded.environment(cudasim.launcher.DEVICE, {})
         command = compiler.command()
-        with tempfile.TemporaryDirectory(prefix="gpubpf-check-") as directory:
+        with tempfile.TemporaryDirectory(prefix="gpubpf-check-", dir=directories.temporary()) as directory:
             compiler.compile_c("int answer(void) { return 42; }\n", f"{directory}/answer.so")
     except Error as error:
         finding = of_error(error, consequence, needed)

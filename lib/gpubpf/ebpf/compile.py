@@ -40,7 +40,7 @@ from gpubpf.ebpf.headers import ExpandedText
 from gpubpf.ebpf.helpers import HELPERS
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import CompileError, how_to_install, in_words
-from gpubpf.kernel import bpf_syscall, libc, privileges
+from gpubpf.kernel import bpf_syscall, directories, libc, privileges
 from gpubpf.record import replace
 
 INSTALL_BCC = "install the distribution's python3-bpfcc"
@@ -603,12 +603,15 @@ def _headers(stack: contextlib.ExitStack) -> Path | None:
     if (directory := cache.default().directory) is not None:
         with contextlib.suppress(OSError):  # the cache is full or damaged
             return _link_headers(directory / f"headers-{specific.name}", parts, common, specific)
+    place = directories.temporary()
     try:
-        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubpf-headers-")))
+        temporary = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubpf-headers-", dir=place))
+        )
         return _link_headers(temporary, parts, common, specific)
     except OSError as error:
         raise CompileError(
-            f"cannot link the kernel headers in {tempfile.gettempdir()}: {error.strerror};"
+            f"cannot link the kernel headers in {place}: {error.strerror};"
             " free the space or correct its permissions"
         ) from None
 

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpubpf.errors import SessionError
-from gpubpf.kernel import fresh_thread, libc
+from gpubpf.kernel import directories, fresh_thread, libc
 from gpubpf.kernel.libc import system_call
+from gpubpf.kernel.namespaces import in_first_user_namespace
 
 T = TypeVar("T")
 
@@ -45,7 +46,6 @@ PROGRAMS = frozenset((BPF, PERFMON, SYS_RESOURCE, SYS_ADMIN))
 # For attaching to more running processes.
 JOINING = frozenset((SYS_NICE,))
 
-_FIRST_USER_NAMESPACE = "user:[4026531837]"  # PROC_USER_INIT_INO, include/linux/proc_ns.h
 UNUSED_USERS = range(61184, 65520)
 _VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _BOUNDING_DROP, _NO_NEW_PRIVS, _SECUREBITS, _AMBIENT = 24, 38, 28, 47  # prctl(2)
@@ -84,14 +84,6 @@ def capable() -> bool:
 def holds(*capabilities: int) -> bool:
     """Return whether this thread has one of these capabilities for the whole machine, not only inside a user namespace."""
     return not effective().isdisjoint(capabilities) and in_first_user_namespace()
-
-
-def in_first_user_namespace(proc: Path = Path("/proc")) -> bool:
-    """Return whether this process is in the machine's own user namespace. Without /proc, assume that it is."""
-    try:
-        return os.readlink(proc / "self/ns/user") == _FIRST_USER_NAMESPACE
-    except OSError:
-        return True
 
 
 def _get() -> tuple[int, ...]:
@@ -163,10 +155,8 @@ def drop_all(programs: Sequence[str] = ()) -> bool:
 
 def _usable_by_anyone(paths: Sequence[str]) -> bool:
     """Return whether every user may execute `paths` and create files in the temporary directory."""
-    import tempfile  # imported here because the import is slow
-
     try:
-        for path in map(Path, (*paths, tempfile.gettempdir())):
+        for path in map(Path, (*paths, directories.temporary())):
             real = path.resolve()
             bits = 0o5 if not real.is_dir() else 0o3
             if real.stat().st_mode & bits != bits:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpubpf.kernel import privileges
+from gpubpf.kernel import directories, privileges
 from gpubpf.process import target_files
 from gpubpf.process.users import User
 from gpubpf.record import Record
@@ -175,7 +175,8 @@ def temporary_directory() -> Iterator[Path]:
     """Make a directory for one child. If the tool is killed, a later one removes it (`remove_abandoned`)."""
     import tempfile  # imported here because the import is slow
 
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
+    place = directories.temporary()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place, ignore_cleanup_errors=True) as name:
         lock = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -186,9 +187,7 @@ def temporary_directory() -> Iterator[Path]:
 
 def remove_abandoned() -> None:
     """Remove the directories of tools that were killed: those of this user and, for root, of unused users."""
-    import tempfile  # imported here because the import is slow
-
-    for entry in itertools.islice(os.scandir(tempfile.gettempdir()), _MOST_ENTRIES):
+    for entry in itertools.islice(os.scandir(directories.temporary()), _MOST_ENTRIES):
         if not entry.name.startswith(_PREFIX):
             continue
         with contextlib.suppress(OSError, RecursionError):

@@ -7,17 +7,19 @@ Matplotlib is loaded only here, as it takes a while.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from gpubpf.errors import Error, missing_package
+from gpubpf.kernel import directories
 from gpubpf.record import Record, replace
 from gpubpf.show import progress, table
 from gpubpf.show.new_file import open_new
@@ -38,6 +40,7 @@ DOTS_PER_INCH = 120
 SCALE = "cividis_r"
 MARGIN = 0.01  # of the span, beside the first and the last mark
 FEW = 60  # if fewer columns have counts, draw them as marks, because a column may be narrower than a pixel
+_SETTINGS = ("HOME", "MPLCONFIGDIR", "MATPLOTLIBRC", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 _FIGURE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "gpubpf",  # the same picture is the same file
@@ -112,8 +115,26 @@ def check(path: str) -> None:
 def write(path: str, heats: Sequence[Source]) -> None:
     """Write a picture with a chart for each of `heats`, but at most CHARTS. Raises Error if the file cannot be written."""
     check(path)
-    with progress.work("drawing the picture"):
+    with progress.work("drawing the picture"), _own_settings():
         _write(path, heats)
+
+
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """Keep Matplotlib from reading settings and fonts of another user: under sudo, HOME may be that user's."""
+    if os.geteuid() != 0 or directories.is_own(os.path.expanduser("~")):
+        yield
+        return
+    import tempfile  # imported here because the import is slow
+
+    with tempfile.TemporaryDirectory(prefix="gpubpf-picture-", dir=directories.temporary()) as place:
+        before = {name: os.environ.pop(name, None) for name in _SETTINGS}
+        os.environ["HOME"] = place
+        try:
+            yield
+        finally:
+            del os.environ["HOME"]
+            os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _write(path: str, heats: Sequence[Source]) -> None:
