@@ -11,12 +11,14 @@ import stat
 def open_new(path: str, empty: bool = True) -> int:
     """Create a file for writing. Return its descriptor. `empty`: remove what the file contained. Raises OSError.
 
-    In a directory where other users can create files, such as /tmp, this refuses symbolic links, and files, pipes and devices of other
-    users. Otherwise their owner could choose what root overwrites. Linux does the same with fs.protected_symlinks and the like.
+    In a directory where other users can create files, such as /tmp and, for root, the directories of users, this refuses symbolic
+    links, and files, pipes and devices of users other than this one and the directory's owner. Otherwise they could choose what root
+    overwrites. Linux does the same with fs.protected_symlinks and the like, but only in directories like /tmp.
     """
     directory = os.path.dirname(path) or "."
     shared = os.stat(directory)
-    if not (shared.st_mode & stat.S_ISVTX and shared.st_mode & 0o022):
+    writable = shared.st_mode & (0o022 if shared.st_mode & stat.S_ISVTX else 0o002)
+    if not writable and (os.geteuid() != 0 or shared.st_uid == 0):
         how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if empty else 0)
         return os.open(path, how, 0o666)
     owners = os.geteuid(), shared.st_uid

@@ -65,6 +65,26 @@ def test_a_file_of_another_user_in_a_shared_directory_is_refused(
     assert stat.S_ISFIFO(made.stat().st_mode) or made.read_text() == "kept"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(("owner", "mode"), [(0, 0o777), (12345, 0o755)], ids=["of all", "of a user"])
+def test_links_in_a_directory_of_others_are_refused(tmp_path: Path, owner: int, mode: int) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    place.chmod(mode)
+    os.chown(place, owner, owner)
+    (place / "link").symlink_to(tmp_path / "target")
+    (place / "others").write_text("kept")
+    os.chown(place / "others", 23456, 23456)
+    for name, why in (("link", "symbolic link"), ("others", "another user")):
+        with pytest.raises(OSError, match=why):
+            open_new(str(place / name))
+    assert not (tmp_path / "target").exists() and (place / "others").read_text() == "kept"
+    (place / "own").touch()
+    os.chown(place / "own", owner, owner)
+    for name in ("own", "new"):
+        os.close(open_new(str(place / name)))
+
+
 def test_all_else_is_written(shared: Path, tmp_path: Path) -> None:
     (shared / "own").write_text("old text")
     (tmp_path / "link").symlink_to(tmp_path / "target")  # only its user can make it
