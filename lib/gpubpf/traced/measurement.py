@@ -256,6 +256,7 @@ class Measurement:
         self._began, self._ended = _boottime(), math.inf
         self.modules = Share("kernels and sites in modules", limits.MODULES, limits.MODULES_OF_USER)
         self._noted: set[str] = set()  # texts already given by `note_once`
+        self._given_up: set[tuple[int, float]] = set()  # processes that were given up, by `TracedProcess.identity`
 
     def definitions_of(self, vendor: Vendor) -> list[MapDefinition]:
         """Return a process's maps, by number. Only the sizes of values and arrays depend on the GPU's vendor."""
@@ -335,14 +336,17 @@ class Measurement:
             if process.dropped:
                 return
             process.dropped, process.out_of_files = True, lacking_files
+            # A process may connect again, and be given up again.
+            counted = process.identity in self._given_up
+            self._given_up.add(process.identity)
         if process.hooked:
             self.note(f"{process.label} is no longer traced: {why}")
         elif process.attached:
             process.hook_failure = process.hook_failure or f"is not traced: {why}"
         else:
             self.note(f"{process.label} is not traced: {why}")
-            reason = OUT_OF_FILES if lacking_files else UNHOOKED
-            self.record_missed(reason, process.started)
+            if not counted:
+                self.record_missed(OUT_OF_FILES if lacking_files else UNHOOKED, process.started)
 
     def unmeasured_ns(self) -> dict[str, int]:
         """Return, by reason, an upper bound for the time in ns in which missed processes may have launched kernels unseen."""

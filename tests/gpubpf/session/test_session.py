@@ -1020,6 +1020,7 @@ def test_a_malformed_message_leaves_room_for_no_other(monkeypatch: pytest.Monkey
             peer.close()
         assert session._server._unfinished.taken == 0
         ends(session)
+        assert session.summary()["processes"]["missed"] == {reasons.UNHOOKED: 1}  # it is one process
 
 
 def test_a_user_hands_over_few_files_that_may_never_close(monkeypatch: pytest.MonkeyPatch) -> None:
