@@ -193,10 +193,13 @@ class Types:
                 number, count = self.array(number)
                 number = self.plain(number)
                 dimensions.append(count)
+            depth += len(dimensions)
+            if depth > _DEEPEST:  # NumPy has at most 64 dimensions, those of all levels together
+                return None
             if self.kind(number) == INT and self._is_char(number):
                 text = f"|S{dimensions.pop()}"
                 return [text, dimensions] if dimensions else text
-            element = self._layout(number, depth + 1, left)
+            element = self._layout(number, depth, left)
             return [element, dimensions] if element is not None else None
         if kind in COMPOSITE:
             fields: list[list[Any]] = []
