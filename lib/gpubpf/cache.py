@@ -36,6 +36,8 @@ _KEY = re.compile(r"[0-9a-f]{64}\Z")
 _TEMPORARY = ".part-"  # prefix of files that are still being written
 _MARK = b"gpubpf cache 1.\n"
 _BEGAN = time.time()
+_SOURCES = "sources"  # the stage of keys of files
+_SETTLED = 2.0  # seconds since the last change of a file
 _SHARED = "/tmp"  # not TMPDIR, which differs between processes of a user; embedded/cache.cpp does the same
 _Value = TypeVar("_Value")
 
@@ -62,16 +64,34 @@ def key_of_files(files: Iterable[Path]) -> str:
     """Return a key of the contents of these files, the source code that makes a result. It is a part of the result's key.
 
     If a file has changed since this process began, or has been removed, this process may run the earlier code. Then the key is unique
-    to this process, so no other process gets its results. Raises OSError.
+    to this process, so no other process gets its results. Reading and hashing the code of a stage takes up to 10 ms, so the key itself
+    is cached under what identifies the files. Raises OSError.
     """
-    contents, changed = [], False
-    for file in files:
-        try:
+    paths = [*files]
+    states = [_state(path) for path in paths]
+    changed = any(state is None or state[-1] > _BEGAN * 1e9 for state in states)
+    identity = key(*(f"{path} {state}" for path, state in zip(paths, states, strict=True)))
+    if not changed and (kept := default().get(_SOURCES, identity)) is not None:
+        return kept.decode("ascii", "replace")
+    contents = []
+    for file in paths:
+        with contextlib.suppress(FileNotFoundError):  # removed by an upgrade
             contents.append(file.read_bytes())
-            changed = changed or file.stat().st_ctime > _BEGAN
-        except FileNotFoundError:  # removed by an upgrade
-            changed = True
-    return key(*contents, *([os.urandom(16)] if changed else []))
+    changed = changed or states != [_state(path) for path in paths]
+    made = key(*contents, *([os.urandom(16)] if changed else []))
+    # A file that was written just now can be written again without another time.
+    if not changed and all(state[-1] < (time.time() - _SETTLED) * 1e9 for state in states if state):
+        default().put(_SOURCES, identity, made.encode())
+    return made
+
+
+def _state(file: Path) -> tuple[int, ...] | None:
+    """Return what identifies a file and its contents, the time of its last change in ns last; None if there is no file."""
+    try:
+        found = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 class Cache(MutableRecord):

@@ -44,8 +44,14 @@ def test_keys_separate_their_parts() -> None:
     assert cache.key("\udcff")  # a file name that is not UTF-8
 
 
-def test_keys_of_files_follow_their_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "settled", [2.0, -1000.0]
+)  # seconds: the key is read from the cache only with the second
+def test_keys_of_files_follow_their_contents(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: float
+) -> None:
     monkeypatch.setattr(cache, "_BEGAN", time.time() + 1000)
+    monkeypatch.setattr(cache, "_SETTLED", settled)
     files = [tmp_path / "a", tmp_path / "b"]
     files[0].write_text("one")
     files[1].write_text("two")
@@ -55,8 +61,24 @@ def test_keys_of_files_follow_their_contents(tmp_path: Path, monkeypatch: pytest
     assert cache.key_of_files(files) != first
 
 
+def test_files_that_settled_are_read_once(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_BEGAN", time.time() + 1000)
+    monkeypatch.setattr(cache, "_SETTLED", -1000.0)
+    file = tmp_path / "a"
+    file.write_text("one")
+    first = cache.key_of_files([file])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda self: pytest.fail("it was read again"))
+        assert cache.key_of_files([file]) == first
+    file.write_text("two")  # of the same size
+    os.utime(file, (1, 1))
+    assert cache.key_of_files([file]) != first
+
+
 def test_files_that_are_newer_than_the_process_have_a_key_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process may run the code from before, whose results nobody else may get."""
     file = tmp_path / "a"
