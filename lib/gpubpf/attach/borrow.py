@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import json
 import mmap
 import os
 import re
@@ -30,8 +31,10 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from gpubpf import elf
+from gpubpf import cache, elf
 from gpubpf.elf import AddressSpace, Symbol
 from gpubpf.errors import SessionError
 from gpubpf.kernel import fresh_thread, seccomp, syscalls
@@ -229,6 +232,7 @@ _MALLOC = (
 ).split()
 
 
+_STAGE = "libraries"  # in the cache
 _LIBC = re.compile(r"libc(\.so\.6|-2\.\d+\.so)")
 _BESIDE_LIBC = re.compile(r"lib(pthread|dl)(\.so\.\d|-2\.\d+\.so)")
 # Files that may replace malloc: the name contains "malloc", or it is the program itself.
@@ -288,14 +292,25 @@ class _LibraryCode(Record):
     returning: int
     replaces_malloc: bool
 
+    @classmethod
+    def from_json(cls, value: Any) -> _LibraryCode:
+        functions, unsafe, calling, returning, replaces_malloc = value
+        return cls(
+            {str(name): int(at) for name, at in functions.items()},
+            tuple((int(start), int(end)) for start, end in unsafe),
+            int(calling),
+            int(returning),
+            bool(replaces_malloc),
+        )
 
-_library_code: dict[address_space.Identity, _LibraryCode] = {}
+
+_library_code: dict[str, _LibraryCode] = {}  # by the key in the cache
 
 
 class ProcessCode:
     """The code of a process: functions to call, and whether a thread can be borrowed where it is.
 
-    Facts about a library file are cached for other processes that map the same file.
+    Facts about a library file are cached for other processes that map the same code of the same file under a name of the same kind.
     """
 
     def __init__(self, pid: int, memory: Memory, mapped: Sequence[Mapping]) -> None:
@@ -308,12 +323,19 @@ class ProcessCode:
 
     def _library(self, library: Library) -> _LibraryCode:
         with address_space.library_file(self._pid, library) as (identity, source, base):
-            if identity is not None and identity in _library_code:
-                return _library_code[identity]
-            own = library in self._c
+            own, libc = library in self._c, _LIBC.fullmatch(library.name) is not None
+            key, store = "", cache.default()
+            if identity is not None:
+                code = [(start - library.base, end - library.base) for start, end in _joined(library.code)]
+                key = cache.key(_version(), repr((identity, own, libc, code)))
+                kept = _library_code.get(key) or cache.from_json(
+                    store.get(_STAGE, key), _LibraryCode.from_json
+                )
+                if kept is not None:
+                    return _library_code.setdefault(key, kept)
             found = elf.exports(source, base, _MOST_C_SYMBOLS) if own else elf.exports(source, base)
             unsafe = _ranges(found, _TAKE_LOCKS)
-            if _LIBC.fullmatch(library.name):
+            if libc:
                 unsafe.append(_malloc_of(found))
             known = _LibraryCode(
                 {name: found[name].address - base for name in _FUNCTIONS if name in found},
@@ -323,7 +345,10 @@ class ProcessCode:
                 "malloc" in found and "free" in found,
             )
             if identity is not None:
-                _library_code[identity] = known
+                _library_code[key] = known
+                if identity.settled:
+                    values = (getattr(known, name) for name in known.__match_args__)
+                    store.put(_STAGE, key, json.dumps([*values]).encode())
             return known
 
     @staticmethod
@@ -433,6 +458,23 @@ class ProcessCode:
     @staticmethod
     def _within(ranges: Iterable[tuple[int, int]], address: int) -> bool:
         return any(start <= address < end for start, end in ranges)
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges of addresses, with those that follow each other as one: patches split a library's mappings."""
+    found: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((start, end))
+    return found
+
+
+@functools.cache
+def _version() -> str:
+    """Return a key that changes with the code that finds the facts about a library."""
+    return cache.key_of_files([Path(__file__), Path(elf.__file__)])
 
 
 def waits_for_event(number: int, operation: int) -> bool:

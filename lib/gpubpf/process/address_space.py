@@ -258,7 +258,13 @@ class Identity(Record):
     size: int
     changed_ns: int
 
+    @property
+    def settled(self) -> bool:
+        """Whether the last change is long ago. A file that was written just now can be written again without another time."""
+        return self.changed_ns < time.time_ns() - _SETTLED_NS
 
+
+_SETTLED_NS = 2 * 10**9
 _REREAD = 1.0  # seconds; a device's number can be used again for another file system
 _SERVED = ("fuse", "devtmpfs")  # file systems whose pages come from a program or a driver
 _own_mounts: tuple[float, dict[str, bool]] = (-math.inf, {})

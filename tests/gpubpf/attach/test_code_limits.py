@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from gpubpf import agent, elf
 from gpubpf.attach import borrow
 from gpubpf.attach.borrow import ProcessCode
 from gpubpf.errors import SessionError
+from gpubpf.process import address_space
 from gpubpf.process.address_space import Library, Mapping, Memory
+from gpubpf.record import replace
 
 
 def _mapping(number: int, name: str, pages: int = 1) -> Mapping:
@@ -40,6 +43,34 @@ def test_a_process_may_map_a_few_c_libraries(monkeypatch: pytest.MonkeyPatch) ->
         code = ProcessCode(1, memory, allocators)
         # Unknown ones count as code in which a thread may hold a lock.
         assert len(code.unsafe) == 1000 - len(read) and 0 < len(read) <= 16
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can open files as they are mapped")
+def test_facts_about_a_library_are_kept_by_its_name_and_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process may map the C library under another name, or only a part of it: other processes have the whole."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    os.chmod(tmp_path, 0o700)
+    monkeypatch.setattr(borrow, "_library_code", {})
+    mapped = [m for m in address_space.mappings(os.getpid()) if m.path.endswith("/libc.so.6")]
+    alias = [replace(m, path="/tmp/my_malloc.so") for m in mapped]
+    part = [m for m in mapped if not m.code]
+
+    def facts(mappings: list[Mapping]) -> borrow._LibraryCode:
+        with Memory(os.getpid()) as memory:
+            code = ProcessCode(os.getpid(), memory, mappings)
+            return code._library(code.libraries[0])
+
+    found = [facts(mappings) for mappings in (alias, part, mapped)]
+    with open(mapped[0].path, "rb") as file:
+        malloc = elf.exports(elf.LoadedFile(file.fileno()))["malloc"].address
+    assert [any(a <= malloc < b for a, b in one.unsafe) for one in found] == [False, True, True]
+    assert [one.calling >= 0 for one in found] == [True, False, True]
+    monkeypatch.setattr(elf, "exports", lambda *_: pytest.fail("it was read again"))
+    assert facts(mapped) == found[2]
+    monkeypatch.setattr(borrow, "_library_code", {})  # as for the next tool
+    assert facts(mapped) == found[2]
 
 
 class _Large:
