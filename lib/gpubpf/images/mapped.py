@@ -6,7 +6,8 @@
 
 A file is read as the process has mapped it: through /proc/PID/map_files, or by its name below the process's root if the name still
 belongs to the same file, or from the process's memory. All of these are untrusted. Libraries may have gigabytes of SASS. So images are
-read only when needed, and kernel names in large files are cached by the file's identity.
+read only when needed. What is cached by the identities of files: kernel names in large files, and which of a process's files have no
+device code, as most have none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import math
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -57,10 +59,15 @@ _RESERVED_SHARED = 1024
 _MOST_THREADS = 1024  # per block
 _STAGE = "images"
 _LAYOUTS = "layouts"
+_WITHOUT_CODE = "nocode"
+_SETTLED = 2.0  # seconds since a file's last change
 _CHUNK = 1 << 22
 _ENTRY = rb"\.entry\s+([\w$%.]+)"
 _TEXT_PTX = rb"(?m)^\s*\.version\s+\d"
 _DELETED = " (deleted)"
+_MEMORY_FILE = "/memfd:"
+# System V shared memory, and what belongs to the agent.
+_NOT_SEARCHED = re.compile(rf"/SYSV|{_MEMORY_FILE}gpubpf-|{address_space.AGENT.pattern}")
 
 
 class MappedImages:
@@ -72,6 +79,7 @@ class MappedImages:
         self._triton = TritonCache(pid)
         self._lock = threading.Lock()
         self._searched = 0  # bytes
+        self._without_code = _FilesWithoutCode()
         self._budget = _ReadBudget()
         self._timed_out = False  # reading its files timed out
 
@@ -199,6 +207,7 @@ class MappedImages:
         different = _without_duplicates([c.ptx for c in candidates if c.ptx is not None])
         usable = _alike(different, found)
         without = [candidate.reason for candidate in candidates if candidate.ptx is None]
+        self._without_code.keep()
         if not usable:
             reason = (without or [fatbin.SASS_ONLY])[0]
             if reason == fatbin.SASS_ONLY:
@@ -232,24 +241,31 @@ class MappedImages:
         self, found: Found, names: Sequence[str], target: Target
     ) -> Iterator[_Candidate]:
         """Yield candidates from anywhere in a file, because a program may pass an image or PTX text from an array to the driver."""
+        nowhere = self._without_code.anywhere
         for file in self._files.values():
+            source = file.source
             with contextlib.suppress(ImageError):
-                if self._searched < SEARCH_LIMIT and file.source.size <= LARGE:
-                    self._searched += file.source.size
-                    if file.mentions(names[0]):
-                        for images in device_link.modules(
-                            tuple(fatbin.scan(file.source, 0, file.source.size))
-                        ):
-                            running = _taken_by_driver(images, target)
-                            if running is not None and _has_kernels(_names(running), found, names):
-                                yield from _candidate(images, running, found, target)
+                if self._searched >= SEARCH_LIMIT or source.size > LARGE or source.identity in nowhere:
+                    continue
+                self._searched += source.size
+                mentioned, likely = file.search(names[0])
+                images: tuple[FatbinImage, ...] = ()
+                if likely and (mentioned or not file.modules):
+                    images = tuple(fatbin.scan(source, 0, source.size))
+                    likely = bool(images)
+                if not likely:
+                    self._without_code.add_anywhere(source.identity)
+                for module in device_link.modules(images if mentioned else ()):
+                    running = _taken_by_driver(module, target)
+                    if running is not None and _has_kernels(_names(running), found, names):
+                        yield from _candidate(module, running, found, target)
 
     def _mapped(self) -> dict[tuple[tuple[str, int], str], list[address_space.Mapping]]:
-        """Return the mappings of files, by (device and inode, path). Raises OSError."""
+        """Return the mappings of files that may have code of the program, by (device and inode, path). Raises OSError."""
         mapped: dict[tuple[tuple[str, int], str], list[address_space.Mapping]] = {}
         for mapping in address_space.mappings(self._pid):
             path = mapping.path
-            if mapping.file[1] and path.startswith("/") and not path.startswith("/SYSV"):
+            if mapping.file[1] and path.startswith("/") and not _NOT_SEARCHED.match(path):
                 mapped.setdefault((mapping.file, path), []).append(mapping)
         return mapped
 
@@ -258,14 +274,24 @@ class MappedImages:
         mapped = self._mapped()
         for key in [key for key in self._files if key not in mapped]:
             self._files.pop(key).source.close()
+        new: dict[tuple[tuple[str, int], str], _MappedFile] = {}
         for key, mappings in mapped.items():
             known = self._files.get(key)
             if known is not None:
                 known.source.mappings = mappings
             if known is not None and not (known.modules and known.source.changed()):
                 continue
-            if len(self._files) < MOST_FILES:
-                self._files[key] = _read(self._pid, mappings, self._budget)
+            if len(self._files.keys() | new.keys()) < MOST_FILES:
+                new[key] = _MappedFile(self._pid, mappings, self._budget)
+        if new:
+            self._without_code.load(source.lasting_identity for source in new.values())
+        for key, source in new.items():
+            if source.identity in self._without_code.in_sections:
+                self._files[key] = _FileImages(key[1], source)
+                continue
+            file = self._files[key] = _read(self._pid, source)
+            if file.source is source and not file.modules:
+                self._without_code.add_in_sections(source.identity)
         return [file for file in self._files.values() if file.modules]
 
 
@@ -283,6 +309,54 @@ class _ReadBudget(MutableRecord):
             raise ImageError("its files are too large to be read; look at them with ls -l")
 
 
+class _FilesWithoutCode:
+    """Which of a process's files have no device code. The cache has it for the next process that maps the same files.
+
+    in_sections: identities of the files without images where compilers put them.
+    anywhere: identities of the files in which nothing looks like an image, except the images that are known.
+    """
+
+    def __init__(self) -> None:
+        self.in_sections: set[str] = set()
+        self.anywhere: set[str] = set()
+        self._mapped: set[str] = set()
+        self._kept = 0  # identities that the cache has
+
+    def load(self, identities: Iterable[str]) -> None:
+        """Take what the cache has about these files and those before. ``""`` stands for a file that cannot be identified."""
+        self._mapped.update(identities)
+        self._mapped.discard("")
+        kept = cache.from_json(cache.default().get(_WITHOUT_CODE, self._key()), _cached_identities)
+        if kept is not None:
+            self.in_sections |= kept[0] & self._mapped
+            self.anywhere |= kept[1] & self._mapped
+        self._kept = self._size()
+
+    def add_in_sections(self, identity: str) -> None:
+        self.in_sections |= {identity} & self._mapped
+
+    def add_anywhere(self, identity: str) -> None:
+        self.anywhere |= {identity} & self._mapped
+
+    def keep(self) -> None:
+        """Cache what is known."""
+        if self._size() > self._kept:
+            known = [sorted(self.in_sections), sorted(self.anywhere)]
+            cache.default().put(_WITHOUT_CODE, self._key(), json.dumps(known).encode())
+            self._kept = self._size()
+
+    def _size(self) -> int:
+        return len(self.in_sections) + len(self.anywhere)
+
+    def _key(self) -> str:
+        return cache.key(_version(), *sorted(self._mapped))
+
+
+def _cached_identities(value: Any) -> tuple[set[str], set[str]]:
+    in_sections, anywhere = value
+    return set(map(str, in_sections)), set(map(str, anywhere))
+
+
 class _MappedFile:
     """A mapped file as an `elf.ByteSource`. It is opened when read. After `close`, it is reopened if it is unchanged."""
 
@@ -298,6 +372,21 @@ class _MappedFile:
         """A string that changes with the file's content; "" before the file is first opened."""
         s = self._status
         return "" if s is None else repr((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns))
+
+    @property
+    def lasting_identity(self) -> str:
+        """The identity if other processes may map the file, and its content cannot change without it; else "".
+
+        The file is not open afterwards."""
+        if self.mappings[0].path.startswith(_MEMORY_FILE):
+            return ""
+        with contextlib.suppress(ImageError):
+            self._open()
+        self.close()
+        if self._status is None or self._status.st_ctime > time.time() - _SETTLED:
+            return ""  # a file that was written just now can be written again without another time
+        shared = any(mapping.permissions[1::2] == "ws" for mapping in self.mappings)
+        return "" if shared else self.identity
 
     @property
     def size(self) -> int:
@@ -450,9 +539,24 @@ class _FileImages(MutableRecord):
 
     def mentions(self, name: str) -> bool:
         """Return whether a name occurs outside the images: programs that use the CUDA runtime register kernels by name."""
-        text = name.encode("utf-8", "surrogateescape")
         if isinstance(self.source, _MappedMemory):
             return True
+        text = name.encode("utf-8", "surrogateescape")
+        with contextlib.suppress(ImageError):  # the file was truncated meanwhile
+            return any(text in part for part in self._outside(len(text)))
+        return False
+
+    def search(self, name: str) -> tuple[bool, bool]:
+        """Return whether a name occurs outside the images, and whether something there looks like an image. Raises ImageError."""
+        text = name.encode("utf-8", "surrogateescape")
+        mentioned = likely = False
+        for part in self._outside(max(len(text), fatbin.LONGEST_BEGINNING)):
+            mentioned = mentioned or text in part
+            likely = likely or fatbin.may_begin_in(part)
+        return mentioned, likely
+
+    def _outside(self, overlap: int) -> Iterator[bytes]:
+        """Yield the parts of the file outside the images, each with the last bytes of the part before. Raises ImageError."""
         taken = sorted(
             (i.stored.offset, i.stored.offset + i.stored.size)
             for m in self.modules
@@ -460,15 +564,12 @@ class _FileImages(MutableRecord):
             if isinstance(i.stored, fatbin.FileRange)
         )
         at = 0
-        with contextlib.suppress(ImageError):  # the file was truncated meanwhile
-            for start, end in (*taken, (self.source.size, self.source.size)):
-                while at < start:
-                    size = min(_CHUNK, start - at)
-                    if text in self.source.read(at, size):
-                        return True
-                    at += size - len(text) if at + size < start and size > len(text) else size
-                at = max(at, end)
-        return False
+        for start, end in (*taken, (self.source.size, self.source.size)):
+            while at < start:
+                size = min(_CHUNK, start - at)
+                yield self.source.read(at, size)
+                at += size - overlap if at + size < start and size > overlap else size
+            at = max(at, end)
 
     def _load_names(self) -> None:
         if self._kept is not None:
@@ -499,15 +600,14 @@ def _version() -> str:
     )
 
 
-def _read(pid: int, mappings: list[address_space.Mapping], budget: _ReadBudget) -> _FileImages:
+def _read(pid: int, source: _MappedFile) -> _FileImages:
     """Read a mapped file. A file without device code has no modules."""
-    path = mappings[0].path
-    source = _MappedFile(pid, mappings, budget)
+    path = source.mappings[0].path
     with contextlib.closing(source), contextlib.suppress(ImageError):
         start = source.read(0, min(source.size, 4096))
         known = start.startswith(b"\x7fELF") or re.search(_TEXT_PTX, start) or _is_fatbin(start)
         return _FileImages(path, source, device_link.modules(fatbin.images_of(source)) if known else ())
-    memory = _MappedMemory(pid, mappings)
+    memory = _MappedMemory(pid, source.mappings)
     with contextlib.closing(memory):
         return _FileImages(path, memory, device_link.modules(tuple(memory.images())))
 

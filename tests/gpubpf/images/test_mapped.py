@@ -505,6 +505,39 @@ def test_a_large_library_is_looked_into_where_it_names_the_kernel(
         assert read.count("sm_90") == 1  # the names were known
 
 
+def test_files_without_code_are_read_once(
+    at: Path, build: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also by the next tool, and until they change."""
+    monkeypatch.setattr(mapped, "_SETTLED", -1000.0)  # the files were written just now
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    os.chmod(tmp_path, 0o700)
+    (image,) = fatbin.images_of_file(clash(build))
+    text, code = tmp_path / "text", tmp_path / "code"
+    text.write_bytes(b"no .version 7 here\0" + bytes(1 << 16) + b"update")
+    code.write_bytes(bytes(1 << 16) + image.payload)
+    told = loaded(clash(build), SIM, "update")
+    read: set[str] = set()
+    original = mapped._MappedFile.read
+
+    def reading(file: Any, offset: int, size: int) -> bytes:
+        read.add(os.path.basename(file.mappings[0].path))
+        return original(file, offset, size)
+
+    monkeypatch.setattr(mapped._MappedFile, "read", reading)
+    with holding(at / "hold", text, code) as process:
+        first, without_code = MappedImages(process.pid), []
+        for images in (first, first, MappedImages(process.pid)):
+            assert images.find(told, SIM)[0] is not None and "code" in read
+            without_code.append(read - {"code"})
+            read.clear()
+        assert without_code == [{"hold", "text"}, set(), set()]
+        code.write_bytes(bytes(1 << 16))
+        text.write_bytes(bytes(1 << 16) + image.payload)
+        os.utime(text, (1, 1))
+        assert MappedImages(process.pid).find(told, SIM)[0] is not None
+
+
 def test_mappings_are_only_read(at: Path, build: Callable[..., Path]) -> None:
     """No file stays open."""
     library = build("app", *BOTH)
