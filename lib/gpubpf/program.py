@@ -538,7 +538,12 @@ class BPF:
                 missing.setdefault(lack, []).append(
                     self.titles.get(probe.program, f"{probe.program} ({probe.point})")
                 )
-        maps = [self._amd_programs.maps.get(one.name, one) for one in self.definitions()]
+        if not isinstance(self._programs, programs.PrebuiltPrograms):
+            _ = self._amd_programs  # compiled while the tool has its privileges
+
+        def maps() -> list[MapDefinition]:
+            return [self._amd_programs.maps.get(one.name, one) for one in self.definitions()]
+
         needed = [
             f"no probes at {lack} yet, which {', '.join(programs)} need{'s' * (len(programs) == 1)}"
             for lack, programs in missing.items()

@@ -32,7 +32,6 @@ from gpubpf.record import MutableRecord
 from gpubpf.records import reasons
 from gpubpf.records.reasons import FORBIDDEN, NO_ROCR, TOO_LATE, TRACED, UNHOOKED
 from gpubpf.session import readout, summary, translating
-from gpubpf.session.budget import Budget
 from gpubpf.show import garbage, progress, table
 from gpubpf.traced import joining
 from gpubpf.traced.command import LONGEST_WAIT, Signals, other_tool, raise_file_limit, start_command
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
         RingRecords,
         SharedArray,
     )
+    from gpubpf.session.budget import Budget
     from gpubpf.traced.machine import MachineWatcher
     from gpubpf.traced.traced_process import TracedProcess
 
@@ -117,7 +117,11 @@ class Session:
         self._owns_process = plan.owns_process
         self._listener = listener or Listener()
         self._measurement = Measurement(targets, plan, self._listener.note)
-        self._budget = Budget(plan.budget) if plan.budget is not None else None
+        self._budget: Budget | None = None
+        if plan.budget is not None:
+            from gpubpf.session.budget import Budget  # imported here, because few measurements have one
+
+            self._budget = Budget(plan.budget)
         self._warm_up = builder.warm_up
         self._duration = duration
         self._only_host = plan.host is not None and all(d.kind == "shared_array" for d in plan.definitions)

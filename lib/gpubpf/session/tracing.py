@@ -43,12 +43,12 @@ CUPTI_STAND_IN = (
 
 
 class ForAmd(Record):
-    """What a measurement needs for AMD GPUs: a function that returns the probes, and the maps of their programs.
+    """What a measurement needs for AMD GPUs: functions that return the probes, and the maps of their programs.
 
     notice: a notice, printed once kernels for AMD GPUs are instrumented; "": none."""
 
     probes: Callable[[], Sequence[Probe[ForWaves]]]
-    definitions: Sequence[MapDefinition]
+    definitions: Callable[[], Sequence[MapDefinition]]
     notice: str = ""
 
 
@@ -156,7 +156,7 @@ def trace(
         host=host(note, chosen.virtual),
         accesses=accesses,
         amd=amd is not None,
-        amd_definitions=amd.definitions if amd else (),
+        amd_definitions=amd.definitions if amd else None,
         owns_process=getattr(args, "alone", False),
         registers=args.json or getattr(args, "verbose", False),
         sampled="" if sampling.PARAMETER not in params else "block" if args.sample_blocks else "warp",

@@ -5,6 +5,7 @@ Tools describe a session with `Targets`, `Plan`, `Follow` and `Listener`. `Sessi
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import threading
@@ -131,7 +132,7 @@ class Plan(Record):
     image_wait: seconds that a module load in a traced process waits for the sidecar.
     host: loaded host programs and shared arrays; the session detaches them at its end.
     accesses: programs run at memory accesses, branches or instructions, so the summary counts unprobed ones.
-    amd: also measure kernels on AMD GPUs. amd_definitions: the maps of the programs for AMD GPUs.
+    amd: also measure kernels on AMD GPUs. amd_definitions: returns the maps of the programs for AMD GPUs; None: they are the same.
     owns_process: this Python process only runs the session, so it may drop privileges that it no longer needs.
     registers: the tool shows the registers of each copy, so its last readings wait for them.
     """
@@ -150,7 +151,7 @@ class Plan(Record):
     host: Host | None = None
     accesses: bool = False
     amd: bool = False
-    amd_definitions: Sequence[MapDefinition] = ()
+    amd_definitions: Callable[[], Sequence[MapDefinition]] | None = None
     owns_process: bool = False
     registers: bool = False
     sampled: Literal["", "block", "warp"] = ""
@@ -217,7 +218,7 @@ class Measurement:
         self._registers_until = 0.0
         self.device = plan.device
         self.definitions = [d for d in plan.definitions if d.kind != PARAM]
-        self._amd_definitions = [d for d in plan.amd_definitions if d.kind != PARAM] or self.definitions
+        self._get_amd_definitions = plan.amd_definitions
         self.numbers = {d.name: number for number, d in enumerate(self.definitions)}
         self.params = dict(plan.params)
         self.matches = plan.matches or _every_kernel
@@ -257,6 +258,11 @@ class Measurement:
         self.modules = Share("kernels and sites in modules", limits.MODULES, limits.MODULES_OF_USER)
         self._noted: set[str] = set()  # texts already given by `note_once`
         self._given_up: set[tuple[int, float]] = set()  # processes that were given up, by `TracedProcess.identity`
+
+    @functools.cached_property  # few processes have AMD GPUs
+    def _amd_definitions(self) -> list[MapDefinition]:
+        found = self._get_amd_definitions() if self._get_amd_definitions is not None else ()
+        return [definition for definition in found if definition.kind != PARAM] or self.definitions
 
     def definitions_of(self, vendor: Vendor) -> list[MapDefinition]:
         """Return a process's maps, by number. Only the sizes of values and arrays depend on the GPU's vendor."""
