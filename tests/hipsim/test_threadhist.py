@@ -99,6 +99,19 @@ def test_stores_and_atomics(tmp_path: Path) -> None:
         assert work == 1000 * each if each else 16 <= work <= 1000
 
 
+def test_memory_for_maps_takes_none_until_it_is_used(tmp_path: Path) -> None:
+    """Else each program would zero 256 MB before its first launch, for a second."""
+    code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True)"
+    code += "; print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)"
+    most = {}
+    for size in ("1M", "512M"):
+        command = [sys.executable, "-c", code, program("probed"), 1]
+        _, done = measured(tmp_path / "out", "--map-memory", size, "--", *command)
+        assert done.returncode == 0, done.stderr
+        most[size] = int(done.stdout.splitlines()[-1])
+    assert most["512M"] < most["1M"] + 256, "MB of the program"
+
+
 def test_launches_that_are_chosen(tmp_path: Path) -> None:
     words = ("--kernel", "sums", "--launch", "3:12", "--sample", "2", "--", program("probed"))
     records, done = measured(tmp_path / "out", *words)
