@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
+import importlib.util
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpubpf import cache, names
 from gpubpf.ebpf.probe import Probe
@@ -27,9 +27,6 @@ from gpubpf.errors import Error, ImageError, VerifyError
 from gpubpf.gcn import POINTS, lacking
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import LIBRARIES
-from gpubpf.gcn.inject import inject
-from gpubpf.gcn.kernel_writer import GcnSite, InjectedGcnKernel
-from gpubpf.gcn.lines import SourceLines
 from gpubpf.images.sidecar import STAGE, AmdKernel, RegisterUse, Sidecar, SidecarKernel, pack, unpack
 from gpubpf.inject.values import Site
 from gpubpf.kernel import privileges
@@ -37,6 +34,10 @@ from gpubpf.linux import libraries
 from gpubpf.lower.amdgcn import WaveProgram
 from gpubpf.process import children
 from gpubpf.record import replace
+
+if TYPE_CHECKING:
+    from gpubpf.gcn.kernel_writer import GcnSite, InjectedGcnKernel
+    from gpubpf.gcn.lines import SourceLines
 
 # Returns the program for waves of 32 or 64 lanes. Raises VerifyError if the program cannot run in such waves.
 ForWaves: TypeAlias = Callable[[int], WaveProgram]
@@ -141,6 +142,10 @@ def _instrument(
     entries: tuple[str, ...],
     virtual: bool,
 ) -> Sidecar:
+    # Imported here, because nearly all sidecars come from the cache.
+    from gpubpf.gcn.inject import inject
+    from gpubpf.gcn.lines import SourceLines
+
     try:
         injected = inject(code, probes, virtual)
     except (ImageError, VerifyError) as error:
@@ -199,7 +204,10 @@ def _version() -> str:
         "images/sidecar.py",
     )
     files = [*sorted((package / "gcn").glob("*.py")), *(package / name for name in others)]
-    return cache.key(cache.key_of_files(files), importlib.metadata.version("llvmlite"), *_comgr_files())
+    with contextlib.suppress(ImportError, ValueError):
+        if (llvmlite := importlib.util.find_spec("llvmlite")) is not None and llvmlite.origin is not None:
+            files.append(Path(llvmlite.origin).with_name("_version.py"))
+    return cache.key(cache.key_of_files(files), *_comgr_files())
 
 
 def _comgr_files() -> Iterator[str]:
