@@ -151,7 +151,7 @@ class _Renderer:
         wrote = read = closed = False
         joins = [block.head] if block.head is not None and self._head_joins(block) else []
         for code in [*block.codes, *joins]:
-            if (not code.text and not code.before) or not code.defs.isdisjoint(self.code.again):
+            if (not code.text and not code.before) or any(r in self.code.again for r in code.defs):
                 continue
             hazard = (wrote and (code.reads_shared or code.writes_shared)) or (read and code.writes_shared)
             if not found or closed or code.alone or hazard:
@@ -336,7 +336,7 @@ class _Renderer:
 
     def _lane_codes(self, block: Block) -> list[Code]:
         """Return a block's code, without the registers that are computed again at each use."""
-        return [c for c in block.codes if c.text and c.defs.isdisjoint(self.code.again)]
+        return [c for c in block.codes if c.text and not any(r in self.code.again for r in c.defs)]
 
     def _lane_branch(self, block: Block, loop: set[Block], leave: str) -> str:
         """Return the end of a block in a lane loop: a lane's jumps inside the loop, or out of it.
