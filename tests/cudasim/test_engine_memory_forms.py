@@ -743,3 +743,24 @@ def test_what_a_name_means(before: str, body: str, expected: list[int], virtual:
     out = Array(np.zeros(2, np.uint32))
     Device(text, virtual).launch("k", 1, 1, out)
     assert out.host.tolist()[: len(expected)] == expected
+
+
+def test_elements_of_arrays_of_other_blocks() -> None:
+    """Each of two blocks reads what the other one wrote to the last elements of an array."""
+    text = """.version 9.0
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 out) .reqnctapercluster 2, 1, 1 {
+    .reg .b64 %rd<3>; .reg .b32 %r<9>; .shared .b32 pair[4];
+    ld.param.u64 %rd1, [out]; mov.u32 %r1, %ctaid.x; xor.b32 %r2, %r1, 1; mov.u32 %r3, 1;
+    mad.lo.u32 %r4, %r1, 5, 70; st.shared.u32 pair[2], %r4; st.shared.u32 pair[3], %r1;
+    barrier.cluster.arrive; barrier.cluster.wait;
+    mapa.shared::cluster.u32 %r4, pair[2], %r2; ld.shared::cluster.u32 %r5, [%r4];
+    mapa.shared::cluster.u32 %r4, pair[%r3+2], %r2; ld.shared::cluster.u32 %r6, [%r4];
+    getctarank.shared::cluster.u32 %r7, pair[%r3]; getctarank.shared::cluster.u32 %r8, %r4;
+    mul.wide.u32 %rd2, %r1, 16; add.u64 %rd1, %rd1, %rd2;
+    st.global.v4.u32 [%rd1], {%r5, %r6, %r7, %r8};
+    barrier.cluster.arrive; barrier.cluster.wait; ret; }"""
+    out = Array(np.zeros((2, 4), np.uint32))
+    Device(text).launch("k", 2, 1, out)
+    assert out.host.tolist() == [[75, 1, 0, 1], [70, 0, 1, 0]]

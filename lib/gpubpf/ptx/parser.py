@@ -45,7 +45,8 @@ _NEGATED = re.compile(r"!\s*(?!WARP_SZ\b)[%A-Za-z_$]")  # `!%p1`; `!0` is a cons
 _MINUS = re.compile(r"-\s*(?!WARP_SZ\b)[%A-Za-z_$]")  # `-%r1`, of vmad
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
 # Instructions with an operand that may be an element of an array, and the number of that operand.
-_INDEXING = {"ld": 1, "ldu": 1, "st": 0, "mov": 1, "cvta": 1}
+_INDEXING = {"ld": 1, "ldu": 1, "st": 0, "mov": 1, "cvta": 1, "mapa": 1, "getctarank": 1}
+_OF_ADDRESSES = {"mov", "cvta", "mapa", "getctarank"}  # the operand is the element's address
 _DEEPEST = 16  # maximum nesting of braces or parentheses in an operand or initializer
 # The rest of a list of decimal and octal numbers.
 _NUMBERS = re.compile(r"\s*+[0-9]++(?:\s*+,\s*+[0-9]++)*+\s*+\}")
@@ -555,8 +556,9 @@ def _instruction(
             found: Operand = replace(_symbol(lexer), negative=True)
         else:
             found = _operand(lexer, of_call=opcode == "call")
-        if isinstance(found, Name) and _INDEXING.get(opcode) == len(operands) and lexer.accept("["):
-            found = _element(lexer, found, known, opcode in ("mov", "cvta"))
+        indexes = _INDEXING.get(opcode) == len(operands) and modifiers[:1] not in (["async"], ["bulk"])
+        if indexes and isinstance(found, Name) and lexer.accept("["):
+            found = _element(lexer, found, known, opcode in _OF_ADDRESSES)
         operands.append(found)
     return PtxInstruction(opcode, tuple(modifiers), tuple(operands), predicate, negated, first.line)
 
@@ -570,7 +572,7 @@ def _accept_minus(lexer: Lexer) -> bool:
 def _element(lexer: Lexer, array: Name, known: _Known, of_value: bool) -> Operand:
     """Parse the rest of `array[2]`, `array[%r1]` or `array[%r1+2]`.
 
-    of_value: whether the operand is the address itself, as for mov and cvta
+    of_value: whether the operand is the address itself (_OF_ADDRESSES)
     """
     unit = known.units.get(array.name, 0)
     if not unit or array.offset:
