@@ -32,6 +32,7 @@ class Box:
     at: tuple[int, ...]
     swizzle: int = 0
     nan: bool = False
+    atom: int = 0  # the swizzle moves 16, 32 (two ways) or 64 bytes together
 
     @property
     def dtype(self) -> np.dtype:
@@ -54,7 +55,7 @@ class Box:
             ("interleave_layout", "b32", "0"),
         ]
         rows += [("swizzle_mode", "b32", str(self.swizzle)), ("fill_mode", "b32", str(int(self.nan)))]
-        rows.append(("swizzle_atomicity", "b32", "0"))
+        rows.append(("swizzle_atomicity", "b32", str(self.atom)))
         return [f"tensormap.replace.tile.{name}{space}.b1024.{t} [{at}], {text};" for name, t, text in rows]
 
     def copied(self, tensor: np.ndarray) -> np.ndarray:
@@ -69,7 +70,8 @@ class Box:
             inside = all(0 <= x < n for x, n in zip(at, self.sizes, strict=True))
             value = tensor[tuple(reversed(at))].tobytes() if inside else fill.tobytes()
             to = k * width
-            to ^= (to >> 7 & (1 << self.swizzle) - 1) << 4
+            unit = (16, 32, 32, 64)[self.atom]  # row n of 128 bytes has its unit u where unit u ^ n was
+            to ^= to // 128 % (16 * 2**self.swizzle // unit) * unit
             out[to : to + width] = np.frombuffer(value, np.uint8)
         return out
 
@@ -86,6 +88,8 @@ BOXES = [
     Box("u64", (16, 16), (8, 4), (1, 1), (3, 14)),
     Box("f32.ftz", (16, 16), (8, 4), (1, 1), (3, 14)),
     Box("u16", (64, 9), (32, 9), (8, 1), (8, 0), swizzle=2),  # the first dimension has no step
+    Box("f16", (72, 30), (64, 8), (1, 2), (3, 25), swizzle=3, atom=1),
+    Box("f32", (40, 20), (32, 9), (1, 1), (5, 2), swizzle=3, atom=3),
 ]
 
 
@@ -194,11 +198,20 @@ def test_what_is_not_a_map_is_a_fault() -> None:
 
 
 def test_values_that_are_not_supported_are_named() -> None:
-    """The first four exist (.tf32, a packed type, an interleaved layout, another atomicity of swizzles). ptxas refuses the others."""
-    values = ["elemtype.b1024.b32 [%rd2], 11", "elemtype.b1024.b32 [%rd2], 13"]
-    values += ["interleave_layout.b1024.b32 [%rd2], 1", "swizzle_atomicity.b1024.b32 [%rd2], 2"]
-    values += ["elemtype.b1024.b32 [%rd2], 16", "swizzle_mode.b1024.b32 [%rd2], 4"]
+    """Copies do not support the fields of the first four. PTX has no values such as the others, except for the last."""
+    fields = ["elemtype.b1024.b32 [%rd2], 11", "elemtype.b1024.b32 [%rd2], 13"]
+    fields += ["interleave_layout.b1024.b32 [%rd2], 1", "swizzle_atomicity.b1024.b32 [%rd2], 2"]
+    bodies = [
+        f"{made(BOXES[0], '')} tensormap.replace.tile.{field}; {load(BOXES[0], '%rd2')}" for field in fields
+    ]
+    head = HEAD.replace("8.6", "8.7")
+    device = Device(head + "".join(kernel(body, f"k{n}") for n, body in enumerate(bodies)))
+    for n, why in enumerate(["of .tf32 or of packed types"] * 2 + ["interleaved layout", "flip 8 bytes"]):
+        with pytest.raises(DeviceFault, match=f"the embedded device does not .*{why}"):
+            run(device, f"k{n}", tensor_of(BOXES[0]))
+    values = ["elemtype.b1024.b32 [%rd2], 16", "swizzle_mode.b1024.b32 [%rd2], 4"]
     values += ["fill_mode.b1024.b32 [%rd2], 2", "box_dim.b1024.b32 [%rd2], 5, 1"]
+    values.append("global_stride.b1024.b64 [%rd2], 4, 16")
     bodies = [f"tensormap.replace.tile.{value};" for value in values]
     device = Device(HEAD + "".join(kernel(body, f"k{n}") for n, body in enumerate(bodies)))
     for n in range(len(values)):

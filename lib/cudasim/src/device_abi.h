@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define CS_ABI 23
+#define CS_ABI 24
 #define CS_NO_PC 0xffffffffu
 #define CS_AT(LINE, ELAPSED) ((uint64_t)(LINE) | (uint64_t)(ELAPSED) << 32)
 
@@ -146,6 +146,8 @@ enum { /* fields of a tensor map that kernels change */
        CS_MAP_ELEMENT_STRIDE,
        CS_MAP_ELEMTYPE,
        CS_MAP_SWIZZLE_MODE,
+       CS_MAP_SWIZZLE_ATOMICITY,
+       CS_MAP_INTERLEAVE_LAYOUT,
        CS_MAP_FILL_MODE
 };
 struct cs_map_change { /* tensormap.replace of one lane */

@@ -18,6 +18,8 @@ _REDUCTIONS = {"add", "and", "or", "xor", "min", "max", "inc", "dec"}
 @emits("cp")
 def cp(v: Values, i: PtxInstruction) -> str:
     m = i.modifiers
+    if "L2::cache_hint" in m:
+        v.exact(i.operands[-2 if "cp_mask" in m else -1], "b64")
     if m[:3] == ("async", "mbarrier", "arrive"):
         # the copies are complete, so this arrives at once; without .noinc it also increments the expected arrivals
         v.code.alone = True
@@ -31,13 +33,11 @@ def cp(v: Values, i: PtxInstruction) -> str:
     if "tensor" in m:
         return _tensor(v, i)
     if any(x in m for x in ("commit_group", "wait_group", "wait_all")):
+        if i.operands and not isinstance(i.operands[0], Immediate):
+            raise v.unsupported("a number of groups that is not constant")
         v.code.alone = True
         return ""
-    if "bulk" in m:
-        return _bulk(v, i)
-    if m[0] != "async":
-        raise v.unsupported()
-    return _small(v, i)
+    return _bulk(v, i) if "bulk" in m else _small(v, i)
 
 
 def _small(v: Values, i: PtxInstruction) -> str:
@@ -46,6 +46,8 @@ def _small(v: Values, i: PtxInstruction) -> str:
     if not isinstance(size, Immediate):
         raise v.unsupported("a size that is not constant")
     n = size.integer
+    if n not in ((16,) if "cg" in i.modifiers else (4, 8, 16)):
+        raise v.unsupported(f"{n} bytes")
     to = v.pointer("shared", v.address(i.operands[0]), n, "w")
     source = v.pointer("global", v.address(i.operands[1]), n, "r")
     count = f"{n}u"
@@ -54,9 +56,10 @@ def _small(v: Values, i: PtxInstruction) -> str:
         extra = rest[0]
         found = v.names.register(v.scope, extra.name) if isinstance(extra, Name) else None
         if isinstance(extra, Not) or (found is not None and found.width == 0):
+            v.require((7, 7), "a predicate")
             count = f"({v.src(extra, 'pred')} ? 0u : {n}u)"
         else:
-            count = f"MIN(u32, {v.src(extra, 'u32')}, {n}u)"
+            count = f"MIN(u32, {v.exact(extra, 'u32')}, {n}u)"
     text = f"{{ {v.line()} u8 *d_ = (u8 *){to}; const u32 n_ = {count}; "
     return text + (
         f"if (n_) __builtin_memcpy(d_, {source}, n_); if (n_ < {n}) __builtin_memset(d_ + n_, 0, {n} - n_); }}"
@@ -85,7 +88,7 @@ def _bulk(v: Values, i: PtxInstruction) -> str:
         read, write = element(v, source_space, "from_", 16, "r"), element(v, to, "to_", 16, "w")
         copy = f"const u128 x_ = LD(u128, {read}); ST(u128, {write}, x_);"
         if "cp_mask" in m:
-            copy = f"cs_copy_masked({write}, {read}, {v.src(operands[-1], 'b16')});"
+            copy = f"cs_copy_masked({write}, {read}, {v.exact(operands[-1], 'b16')});"
         text += f"for (u32 k_ = 0; k_ < n_; k_ += 16) {{ {copy} }} "
     if "bulk_group" not in m:
         text += _complete(v, operands[3], multicast)
@@ -99,8 +102,14 @@ def _of_rank(address: str, multicast: bool) -> str:
 
 def _for_each_rank(v: Values, mask: Operand, text: str) -> str:
     """Return C that runs `text` for the rank `r_` of each block that the mask of a multicast names."""
-    each = f"for (u32 ranks_ = {v.src(mask, 'b16')}; ranks_; ranks_ &= ranks_ - 1)"
+    each = f"for (u32 ranks_ = {v.exact(mask, 'b16')}; ranks_; ranks_ &= ranks_ - 1)"
     return f"{each} {{ const u32 r_ = (u32)__builtin_ctz(ranks_); {text} }}"
+
+
+def _in_shared(v: Values, operand: Operand) -> str:
+    """Return an address in the block's shared memory. The operand may be a generic address."""
+    is_shared = space_at(v, v.instruction, operand) == "shared"
+    return v.address(operand) if is_shared else f"{v.address(operand)} - w->shared_window"
 
 
 def _complete(v: Values, mbarrier: Operand, multicast: bool, paired: bool = False) -> str:
@@ -109,22 +118,14 @@ def _complete(v: Values, mbarrier: Operand, multicast: bool, paired: bool = Fals
     multicast: the mbarrier is that of the block of rank `r_`
     paired: or that of the other block of its pair, if the operand is in a block of the other parity (.cta_group::2)
     """
-    address = v.address(mbarrier)
     if not multicast:
-        return f"mbar_complete((u64 *){v.pointer('shared', address, 8, 'a')}, n_);"
+        return f"mbar_complete((u64 *){v.pointer('shared', v.address(mbarrier), 8, 'a')}, n_);"
+    address = _in_shared(v, mbarrier)
     v.forget_base()
     to = "cs_map_to_pair(b_, r_)" if paired else _of_rank("b_", multicast)
     return f"const u64 b_ = {address}; mbar_complete((u64 *){v.pointer('shared', to, 8, 'a')}, n_);"
 
 
-_OF_TENSORS = "async bulk reduce tensor 1d 2d 3d 4d 5d global shared::cta shared::cluster multicast::cluster bulk_group".split()
-_OF_TENSORS += (
-    "mbarrier::complete_tx::bytes",
-    "L2::cache_hint",
-    "cta_group::1",
-    "cta_group::2",
-    *_REDUCTIONS,
-)
 # The modes of loads and of stores, with their names in the ABI.
 _LOADS = {"tile": "TILE", "im2col": "IM2COL", "tile::gather4": "ROWS"}
 _STORES = {"tile": "TILE", "im2col_no_offs": "IM2COL", "tile::scatter4": "ROWS"}
@@ -135,7 +136,7 @@ def _tensor(v: Values, i: PtxInstruction) -> str:
     m = list(i.modifiers)
     loads = "bulk_group" not in m
     modes = _LOADS if loads else _STORES
-    if not {*_OF_TENSORS, *modes}.issuperset(m):
+    if {"im2col::w", "im2col::w::128"}.intersection(m):
         raise v.unsupported()
     v.code.alone = v.code.memory = v.code.reads_shared = v.code.writes_shared = True
     mode = next((name for modifier, name in modes.items() if modifier in m), "TILE")
@@ -177,7 +178,7 @@ def _tensor(v: Values, i: PtxInstruction) -> str:
 # The fields of tensormap.replace that are constants, with the number of their values; and the fields that belong to a dimension.
 _CHOICES = {"elemtype": 16, "interleave_layout": 3, "swizzle_mode": 4, "swizzle_atomicity": 4, "fill_mode": 2}
 _DIMENSIONS = {"box_dim": 5, "global_dim": 5, "global_stride": 4, "element_stride": 5}
-_ELEMENT_TYPES = 11  # element types of copies; higher numbers are .tf32 and packed types
+_NEWER_TYPES = 13  # the element types from this number on came with PTX 8.7
 
 
 @emits("tensormap")
@@ -185,16 +186,15 @@ def tensormap(v: Values, i: PtxInstruction) -> str:
     """Translate tensormap.replace and tensormap.cp_fenceproxy. All lanes execute them with the same operands."""
     v.code.alone = v.code.memory = v.code.reads_shared = v.code.writes_shared = True
     if i.modifiers[0] == "cp_fenceproxy":
+        if not isinstance(i.operands[2], Immediate) or i.operands[2].integer != 128:
+            raise v.unsupported(f"{i.operands[2]} bytes")
         to, source = v.address(i.operands[0]), v.address(i.operands[1])
         copied = f"LD(u64, {element(v, 'shared', 'from_', 8, 'r')})"
         stored = f"ST(u64, {element(v, 'global', 'to_', 8, 'w')}, {copied});"
         return f"{{ {v.line()} const u64 to_ = {to}, from_ = {source}; for (u64 k_ = 0; k_ < 128; k_ += 8) {stored} }}"
-    _, mode, field, *_ = i.modifiers
-    t = i.modifiers[-1]
+    _, _, field, *_, t = i.modifiers
     address, *rest = i.operands
     dimension = 0
-    if i.modifiers[0] != "replace" or mode != "tile":
-        raise v.unsupported()
     if field in _DIMENSIONS:
         place = rest.pop(0)
         dimension = place.integer if isinstance(place, Immediate) else -1
@@ -203,20 +203,15 @@ def tensormap(v: Values, i: PtxInstruction) -> str:
     (value,) = rest
     if field in _CHOICES:
         number = value.integer if isinstance(value, Immediate) else -1
-        others = {
-            "elemtype": number >= _ELEMENT_TYPES,
-            "interleave_layout": number,
-            "swizzle_atomicity": number,
-        }
-        if not 0 <= number < _CHOICES[field] or others.get(field):
+        if not 0 <= number < _CHOICES[field]:
             raise v.unsupported(f"value {value}")
-        if field in ("interleave_layout", "swizzle_atomicity"):
-            return ""  # 0, which every map has
+        if field == "elemtype" and number >= _NEWER_TYPES:
+            v.require((8, 7), f"value {value}")
     window = "w->shared_window + " if space_at(v, i, address) == "shared" else ""
     fields = f".map = {window}{v.address(address)}, .field = CS_MAP_{field.upper()}, .dimension = {dimension}"
     v.forget_base()
     return (
-        f"{{ {v.line()} const struct cs_map_change c_ = {{{fields}, .value = {v.src(value, t)}}}; "
+        f"{{ {v.line()} const struct cs_map_change c_ = {{{fields}, .value = {v.exact(value, t)}}}; "
         "api->change_map(w, &c_); }"
     )
 
@@ -233,7 +228,9 @@ def clusterlaunchcontrol(v: Values, i: PtxInstruction) -> str:
         words = ["(u32)(x_ >> 32)", "(u32)(x_ >> 64)", "(u32)(x_ >> 96)", "0"]
         if m[1] == "is_canceled":
             results = v.dst(destination, "pred", "(u8)(x_ & 1)")
-        elif m[1] == "get_first_ctaid" and isinstance(destination, Vector):
+        elif m[1] == "get_first_ctaid":
+            if not isinstance(destination, Vector):
+                raise v.unsupported("a result that is not a vector")
             pairs = zip(destination.items, words, strict=True)
             results = " ".join(v.dst(item, "b32", word) for item, word in pairs)
         else:
@@ -242,15 +239,14 @@ def clusterlaunchcontrol(v: Values, i: PtxInstruction) -> str:
     v.code.alone = True
     place, mbarrier = i.operands
     everywhere = "multicast::cluster::all" in m
-    text = f"const u64 to_ = {v.address(place)}; const u32 n_ = 16; "
+    to = _in_shared(v, place) if everywhere else v.address(place)
+    text = f"const u64 to_ = {to}; const u32 n_ = 16; "
     v.forget_base()
     space = space_at(v, i, place)
     if not everywhere:
         store = f"ST(u128, {v.pointer(space, 'to_', 16, 'w')}, 0);"
         completion = complete_mbarrier(v, space_at(v, i, mbarrier), mbarrier, "n_")
         return f"{{ {v.line()} {text}{store} {completion} }}"
-    if space != "shared":
-        raise v.unsupported()
     store = f"ST(u128, {v.pointer('shared', _of_rank('to_', True), 16, 'w')}, 0);"
     each = "for (u32 r_ = 0; r_ < w->cluster_nctaid[0] * w->cluster_nctaid[1] * w->cluster_nctaid[2]; r_++)"
     return f"{{ {v.line()} {text}{each} {{ {store} {_complete(v, mbarrier, True)} }} }}"
@@ -265,8 +261,6 @@ def mbarrier(v: Values, i: PtxInstruction) -> str:
     v.code.alone = True
     result = kind in ("arrive", "arrive_drop", "test_wait", "try_wait")
     operands = i.operands
-    if result and isinstance(operands[0], Address):  # arrive without a result
-        operands = (Name("_"), *operands)
     address = operands[1] if result else operands[0]
     space = space_at(v, i, address)
     pointer = f"(u64 *){v.pointer(space, v.address(address), 8, 'a')}"

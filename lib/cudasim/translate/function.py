@@ -104,6 +104,7 @@ class FunctionCode:
         self.functions = functions
         self.names = Names(function, module_scope)
         self.values = Values(self.names, indices, virtual, function.line)
+        self.values.version = of[0]
         self.kernel = function.kind == "entry"
         self.blocks: list[Block] = []
         self.observes = False  # virtual clock: results depend on the order in which threads communicate

@@ -143,8 +143,8 @@ def ld(v: Values, i: PtxInstruction) -> str:
 
 @emits("st")
 def st(v: Values, i: PtxInstruction) -> str:
-    if i.modifiers[0] == "async" and space_of(i) == "global":
-        i = replace(i, modifiers=(*i.modifiers[1:-1], "release", i.modifiers[-1]))
+    if i.modifiers[0] == "async" and "release" in i.modifiers:
+        i = replace(i, modifiers=i.modifiers[1:])
     elif i.modifiers[0] in ("async", "bulk"):
         return (store_async if i.modifiers[0] == "async" else store_bulk)(v, i)
     t = i.modifiers[-1]
@@ -188,7 +188,9 @@ def store_bulk(v: Values, i: PtxInstruction) -> str:
     space = space_at(v, i, i.operands[0])
     v.code.alone = True
     address = v.address(i.operands[0])
-    size = v.src(i.operands[1], "u64")
+    if not isinstance(i.operands[2], Immediate) or i.operands[2].integer:
+        raise v.unsupported(f"initial value {i.operands[2]}")
+    size = v.exact(i.operands[1], "u64")
     text = f"{{ {v.line()} const u64 to_ = {address}, n_ = {size}; {check_multiple(space, 'to_', 'n_', 8)} "
     return text + f"for (u64 k_ = 0; k_ < n_; k_ += 8) ST(u64, {element(v, space, 'to_', 8, 'w')}, 0); }}"
 
@@ -254,7 +256,7 @@ def atom(v: Values, i: PtxInstruction) -> str:
     operation = next((m for m in i.modifiers if m in _OPERATIONS), None)
     if operation is None:
         raise v.unsupported()
-    completes = i.modifiers[0] == "async" and space_of(i) != "global"
+    completes = "mbarrier::complete_tx::bytes" in i.modifiers
     count = _vector(i)
     width = size_of(t)
     kind = c_type(width)

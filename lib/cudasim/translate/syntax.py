@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpubpf.ptx.module import PtxInstruction
+from gpubpf.ptx.module import Name, PtxInstruction
 
 _TYPE = re.compile(
     r"[usb](?:8|16|32|64|128)|[us][24]|[us]16x2|b?f16(?:x2)?|f32(?:x2)?|f64|tf32|u?e\dm\d(?:x[24])?|pred"
@@ -27,7 +27,7 @@ class _Form:
     types            the allowed types, each in order
     groups           groups of modifiers; an instruction has at most one modifier of each group
     required         for each group, whether an instruction must have one of its modifiers
-    operands         the number of operands; None if that is not checked
+    operands         the allowed numbers of operands, without a hint about the cache; () if that is not checked
     version, target  the first version of PTX and the lowest architecture with this form
     is_specific      whether only targets with a suffix, such as sm_100a and sm_100f, have this form
     needs_sync       whether the form is only for PTX before 6.3 or targets below sm_70; the later form has .sync
@@ -36,14 +36,16 @@ class _Form:
     types: frozenset[tuple[str, ...]]
     groups: tuple[frozenset[str], ...]
     required: tuple[bool, ...]
-    operands: int | None
+    operands: tuple[int, ...]
     version: tuple[int, int]
     target: int
     is_specific: bool
     needs_sync: bool
 
     def has(self, types: tuple[str, ...], modifiers: tuple[str, ...], operands: int) -> bool:
-        if types not in self.types or self.operands not in (None, operands):
+        if types not in self.types:
+            return False
+        if self.operands and operands - ("L2::cache_hint" in modifiers) not in self.operands:
             return False
         numbers = [next((n for n, group in enumerate(self.groups) if m in group), -1) for m in modifiers]
         needed = {n for n, is_required in enumerate(self.required) if is_required}
@@ -57,7 +59,7 @@ def _form(
     opcodes: str,
     types: str | Iterable[str],
     *groups: str,
-    operands: int | None = None,
+    operands: int | tuple[int, ...] = (),
     since: str = "0.0 0",
     needs_sync: bool = False,
 ) -> None:
@@ -65,7 +67,7 @@ def _form(
 
     types: the allowed types, separated by spaces, each as in an instruction: "f32.f16"; [""] for an instruction without a type
     groups: groups of modifiers, separated by spaces; an instruction must have a modifier of a group that begins with !
-    operands: the number of operands; None if that is not checked
+    operands: the allowed number or numbers of operands, without a hint about the cache; () if that is not checked
     needs_sync: whether the form is only for PTX before 6.3 or targets below sm_70
     since: the first version of PTX and the lowest architecture, with "a" if the target must have a suffix; by default, the oldest that
       ptxas takes
@@ -77,7 +79,7 @@ def _form(
         frozenset(tuple(word.split(".")) if word else () for word in words),
         tuple(frozenset(group.lstrip("!").split()) for group in groups),
         tuple(group.startswith("!") for group in groups),
-        operands,
+        operands if isinstance(operands, tuple) else (operands,),
         (int(major), int(minor)),
         int(target.rstrip("a")),
         target.endswith("a"),
@@ -391,6 +393,141 @@ for _opcode, _since, _wide in (("ldmatrix", "6.5 75", "m16n16"), ("stmatrix", "7
         _form(_opcode, [""], *_packed, "!m16n16", "!x1 x2", "!trans", operands=2, since="8.6 100a")
         _form(_opcode, [""], *_packed, "!m8n16", "!x1 x2 x4", operands=2, since="8.6 100a")
 _form("movmatrix", "b16", "!sync", "!aligned", "!m8n8", "!trans", operands=2, since="7.8 75")
+# Asynchronous stores and atomic operations.
+_BYTES = "!mbarrier::complete_tx::bytes"
+_MARKED: tuple[str, ...] = ("!async", "weak", "shared::cluster", _BYTES)
+_form("st", "b32 u32 s32 f32", *_MARKED, "v2 v4", operands=3, since="8.1 90")
+_form("st", "b64 u64 s64 f64", *_MARKED, "v2", operands=3, since="8.1 90")
+_RELEASED = ("!async", "mmio", "!release", "!gpu sys", "global")
+_form("st", f"{_UP_TO_32_BITS} {_OF_64_BITS}", *_RELEASED, operands=2, since="8.7 100")
+_form("st", [""], "!bulk", "weak", "shared::cta", operands=3, since="8.6 100")
+_MARKED = ("!async", "!relaxed", "!cluster", "shared::cluster", _BYTES)
+_form("red", "u32", *_MARKED, "!inc dec", operands=3, since="8.1 90")
+_form("red", "u32 s32", *_MARKED, "!min max", operands=3, since="8.1 90")
+_form("red", "b32", *_MARKED, "!and or xor", operands=3, since="8.1 90")
+_form("red", "u32 s32 u64 s64", *_MARKED, "!add", operands=3, since="8.1 90")
+_RELEASED = (*_RELEASED[:2], "!release relaxed", *_RELEASED[3:])
+_form("red", "u32", *_RELEASED, "!inc dec", operands=2, since="8.7 100")
+_form("red", "u32 s32", *_RELEASED, "!min max", operands=2, since="8.7 100")
+_form("red", "b32", *_RELEASED, "!and or xor", operands=2, since="8.7 100")
+_form("red", "u32 s32 u64 s64", *_RELEASED, "!add", operands=2, since="8.7 100")
+# Copies. Their spaces are one modifier here, since the order of spaces says which is copied to which.
+_HINT = "L2::cache_hint"
+_SMALL = ("!async", "!ca cg", "!shared.global shared::cta.global")
+_form("cp", [""], *_SMALL, operands=(3, 4), since="7.0 80")
+_form("cp", [""], *_SMALL, _HINT, _FETCHED, operands=(3, 4), since="7.4 80")
+_form("cp", [""], "!async", "!commit_group wait_all", operands=0, since="7.0 80")
+_form("cp", [""], "!async", "!wait_group", operands=1, since="7.0 80")
+for _spaces, _since in (("shared", "7.0 80"), ("!shared::cta", "7.8 80")):
+    _form("cp", "b64", "!async", "!mbarrier", "!arrive", "noinc", _spaces, operands=1, since=_since)
+_BULK = ("!async", "!bulk")
+_form("cp", [""], *_BULK, "!commit_group", operands=0, since="8.0 90")
+_form("cp", [""], *_BULK, "!wait_group", "read", operands=1, since="8.0 90")
+_form("cp", [""], *_BULK, "!shared::cluster.shared::cta", _BYTES, operands=4, since="8.0 90")
+_form("cp", [""], *_BULK, "!shared::cta.global", _BYTES, _HINT, operands=4, since="8.6 90")
+_loaded: tuple[str, ...] = (*_BULK, "!shared::cluster.global", _BYTES, _HINT)
+_form("cp", [""], *_loaded, operands=4, since="8.0 90")
+_form("cp", [""], *_loaded, "!multicast::cluster", operands=5, since="8.0 90")
+_stored: tuple[str, ...] = (*_BULK, "!global.shared::cta", "!bulk_group", _HINT)
+_form("cp", [""], *_stored, operands=3, since="8.0 90")
+_form("cp", [""], *_stored, "!cp_mask", operands=4, since="8.6 100")
+_form("cp", [""], *_BULK, "!prefetch", "!L2", "!global", _HINT, operands=2, since="8.0 90")
+_reduced: tuple[str, ...] = ("!reduce", *_BULK, "!shared::cluster.shared::cta", _BYTES)
+_form("cp", "u32 s32 u64", *_reduced, "!add", operands=4, since="8.0 90")
+_form("cp", "u32 s32", *_reduced, "!min max", operands=4, since="8.0 90")
+_form("cp", "u32", *_reduced, "!inc dec", operands=4, since="8.0 90")
+_form("cp", "b32", *_reduced, "!and or xor", operands=4, since="8.0 90")
+_reduced = ("!reduce", *_stored)
+_form("cp", "u32 s32 u64 f32 f64", *_reduced, "!add", operands=3, since="8.0 90")
+_form("cp", "f16 bf16", *_reduced, "!add", "!noftz", operands=3, since="8.0 90")
+_form("cp", "u32 s32 u64 s64 f16 bf16", *_reduced, "!min max", operands=3, since="8.0 90")
+_form("cp", "u32", *_reduced, "!inc dec", operands=3, since="8.0 90")
+_form("cp", "b32 b64", *_reduced, "!and or xor", operands=3, since="8.0 90")
+# Copies of tensors. Only copies from global memory have offsets.
+_TENSOR, _REDUCED = (*_BULK, "!tensor", _HINT), "!add min max inc dec and or xor"
+for _mode, _dimensions, _offsets, _to_cluster, _to_block in (
+    ("tile", "!1d 2d 3d 4d 5d", 0, "8.0 90", "8.6 90"),
+    ("!im2col", "!3d 4d 5d", 1, "8.0 90", "8.6 90"),
+    ("!im2col::w", "!3d 4d 5d", 1, "8.6 100a", "8.6 100"),
+    ("!im2col::w::128", "!3d 4d 5d", 1, "8.6 100a", "8.6 100a"),
+    ("!tile::gather4", "!2d", 0, "8.6 100a", "8.6 100"),
+):
+    _loaded = (*_TENSOR, _mode, _dimensions, _BYTES)
+    _cluster, _block, _count = "!shared::cluster.global", "!shared::cta.global", 3 + _offsets
+    for _groups, _since in (((), ""), (("!cta_group::1 cta_group::2",), "8.6 100a")):
+        _form("cp", [""], *_loaded, *_groups, _cluster, operands=_count, since=_since or _to_cluster)
+        _form("cp", [""], *_loaded, *_groups, _block, operands=_count, since=_since or _to_block)
+        _several = (*_loaded, *_groups, _cluster, "!multicast::cluster")
+        _form("cp", [""], *_several, operands=_count + 1, since=_since or _to_cluster)
+    _ahead = (*_TENSOR, _mode, _dimensions, "!prefetch", "!L2", "!global")
+    _form("cp", [""], *_ahead, operands=1 + _offsets, since=_to_cluster)
+for _mode, _dimensions, _since in (
+    ("tile", "!1d 2d 3d 4d 5d", "8.0 90"),
+    ("!im2col_no_offs", "!3d 4d 5d", "8.0 90"),
+    ("!tile::scatter4", "!2d", "8.6 100a"),
+):
+    _stored = (*_TENSOR, _mode, _dimensions, "!global.shared::cta", "!bulk_group")
+    _form("cp", [""], *_stored, operands=2, since=_since)
+    _form("cp", [""], *_stored, "!reduce", _REDUCED, operands=2, since=_since)
+# Maps of tensors.
+_replaced = ("!replace", "!tile", "!b1024", "global shared::cta")
+_form("tensormap", "b64", *_replaced, "!global_address", operands=2, since="8.3 90a")
+_form("tensormap", "b32", *_replaced, "!rank elemtype fill_mode", operands=2, since="8.3 90a")
+_form("tensormap", "b32", *_replaced, "!interleave_layout swizzle_mode", operands=2, since="8.3 90a")
+_form("tensormap", "b32", *_replaced, "!swizzle_atomicity", operands=2, since="8.6 100a")
+_form("tensormap", "b32", *_replaced, "!box_dim global_dim element_stride", operands=3, since="8.3 90a")
+_form("tensormap", "b64", *_replaced, "!global_stride", operands=3, since="8.3 90a")
+_fenced = ("!cp_fenceproxy", "!global.shared::cta", "!tensormap::generic", "!release", _ALL)
+_form("tensormap", [""], *_fenced, "!sync", "!aligned", operands=3, since="8.3 90")
+# Requests to cancel the launch of a cluster.
+_canceled = ("!try_cancel", "!async", "shared::cta", _BYTES)
+_form("clusterlaunchcontrol", "b128", *_canceled, operands=2, since="8.6 100")
+_form("clusterlaunchcontrol", "b128", *_canceled, "!multicast::cluster::all", operands=2, since="8.6 100a")
+_QUERY = "!query_cancel"
+_firsts = "!get_first_ctaid::x get_first_ctaid::y get_first_ctaid::z"
+_form("clusterlaunchcontrol", "pred.b128", _QUERY, "!is_canceled", operands=2, since="8.6 100")
+_form("clusterlaunchcontrol", "b32.b128", _QUERY, _firsts, operands=2, since="8.6 100")
+_form("clusterlaunchcontrol", "b32.b128", _QUERY, "!get_first_ctaid", "!v4", operands=2, since="8.6 100")
+
+
+def _of_mbarrier(*groups: str, operands: int | tuple[int, ...], since: str) -> None:
+    """Add a form for an mbarrier of the same block. Its space can be named `.shared::cta` from PTX 7.8 on."""
+    version, target = since.split()
+    _form("mbarrier", "b64", *groups, "shared", operands=operands, since=since)
+    named = f"{max(version, '7.8')} {target}"
+    _form("mbarrier", "b64", *groups, "!shared::cta", operands=operands, since=named)
+
+
+# Mbarriers. The modifier _ stands for a result that is not used. In another block, an arrival has no result.
+_of_mbarrier("!init", operands=2, since="7.0 80")
+_of_mbarrier("!inval", operands=1, since="7.0 80")
+for _arrival, _since in (("!arrive", "7.1 80"), ("!arrive_drop", "7.0 80")):
+    for _ignored, _version in (((), "7.0 80"), (("!_",), _since)):
+        _of_mbarrier(_arrival, *_ignored, operands=2, since=_version)
+        _of_mbarrier(_arrival, *_ignored, "!noComplete", operands=3, since=_version)
+    _released = (_arrival, "_", "!release", "!cta")
+    _of_mbarrier(*_released, operands=2, since="8.0 80")
+    _of_mbarrier(*_released, "!noComplete", operands=3, since="8.0 80")
+    _of_mbarrier(_arrival, "_", operands=3, since="7.8 90")
+    for _order, _since in (
+        ((), "8.0 90"), (("!release", "!cta cluster"), "8.0 90"), (("!relaxed", "!cta cluster"), "8.6 90"),
+    ):  # fmt: skip
+        for _expected, _numbers in (((), (2, 3)), (("!expect_tx",), (3,))):
+            _remote = (_arrival, "!_", *_order, *_expected, "!shared::cluster")
+            _form("mbarrier", "b64", *_remote, operands=_numbers, since=_since)
+            if _order or _expected:
+                _of_mbarrier(_arrival, "_", *_order, *_expected, operands=_numbers, since=_since)
+for _order in ((), ("!relaxed", "!cta cluster")):
+    _changed = ("!expect_tx complete_tx", *_order, _SHARED)
+    _form("mbarrier", "b64", *_changed, operands=2, since="8.0 90")
+_of_mbarrier("!test_wait", operands=3, since="7.0 80")
+_of_mbarrier("!test_wait", "!parity", operands=3, since="7.1 80")
+_of_mbarrier("!test_wait", "parity", "!acquire", "!cta", operands=3, since="8.0 80")
+_of_mbarrier("!try_wait", "parity", operands=(3, 4), since="7.8 90")
+for _waiting, _numbers in (("!test_wait", (3,)), ("!try_wait", (3, 4))):
+    for _ordering, _since in (("!acquire", "8.0 90"), ("!relaxed", "8.6 90")):
+        _of_mbarrier(_waiting, "parity", _ordering, "!cta cluster", operands=_numbers, since=_since)
+_form("mbarrier", "b64", "!pending_count", operands=2, since="7.0 80")
 # Video instructions.
 _SIGNS = ("s32 u32",) * 3
 _form("vadd vsub vabsdiff vmin vmax", _products(*_SIGNS), "sat", "add min max")
@@ -410,9 +547,9 @@ def reason(i: PtxInstruction, version: tuple[int, int], sm: str) -> str:
     version: the version of PTX
     sm: the target, such as `sm_80`
     """
-    if i.opcode not in _FORMS or i.modifiers[:1] in (("async",), ("bulk",)):
+    if i.opcode not in _FORMS:
         return ""
-    forms = _found(i.opcode, i.modifiers, len(i.operands))
+    forms = _found(i.opcode, _distinguished(i), len(i.operands))
     if not forms:
         return "PTX has no such form"
     found = re.search(r"\d+", sm)
@@ -428,6 +565,16 @@ def reason(i: PtxInstruction, version: tuple[int, int], sm: str) -> str:
         return f"it requires .target sm_{first.target}{suffix}"
     first = min(of_target, key=lambda form: form.version)
     return f"it requires PTX ISA .version {first.version[0]}.{first.version[1]} or later"
+
+
+def _distinguished(i: PtxInstruction) -> tuple[str, ...]:
+    """Return the modifiers of an instruction, with what else distinguishes forms in the table."""
+    if i.opcode == "mbarrier" and i.operands[:1] == (Name("_"),):
+        return (*i.modifiers, "_")
+    if i.opcode in ("cp", "tensormap"):
+        spaces = [m for m in i.modifiers if m == "global" or m in _SHARED.split()]
+        return (*(m for m in i.modifiers if m not in spaces), *([".".join(spaces)] if spaces else []))
+    return i.modifiers
 
 
 @functools.lru_cache(4096)

@@ -158,6 +158,7 @@ class Values:
     ) -> None:
         self.names = names
         self.first_line = first_line  # the line of the function in the PTX text
+        self.version = (9, 0)  # of PTX in the module
         self.functions = functions
         self.virtual = virtual  # on the virtual clock
         self.elapsed = 0  # virtual clock: instructions of the block before this one
@@ -238,6 +239,18 @@ class Values:
                 )
             return f"({c_type(width)}){text}"
         return f"({c_type(width)})({self.address_of(operand.name, operand.offset)})"
+
+    def exact(self, operand: Operand, type_name: str) -> str:
+        """Return a source operand as `src` does; refuse a register of another width, as ptxas does."""
+        found = self.names.register(self.scope, operand.name) if isinstance(operand, Name) else None
+        if found is None or found.width == size_of(type_name):
+            return self.src(operand, type_name)
+        raise self.unsupported(f"operand {operand} is not of type .{type_name}")
+
+    def require(self, version: tuple[int, int], what: str) -> None:
+        """Refuse the instruction if the module's version of PTX is older than the version with `what`."""
+        if self.version < version:
+            raise self.unsupported(f"{what} requires PTX ISA .version {version[0]}.{version[1]} or later")
 
     def signed(self, operand: Operand, type_name: str) -> str:
         width = size_of(type_name)

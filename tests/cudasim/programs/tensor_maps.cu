@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <cuda.h>
+#include <algorithm>
 
 #include <cmath>
 #include <cstdint>
@@ -177,7 +178,8 @@ void check(Encode encode, const Case &c) {
         default: launch<5>(c, map, data, bytes); break;
     }
 
-    const int span = c.swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? 16 : 16 << c.swizzle;  // 32, 64, 128
+    const int span = 16 << std::min<int>(c.swizzle, CU_TENSOR_MAP_SWIZZLE_128B);  // 16, 32, 64, 128
+    const int unit = c.swizzle == CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B ? 64 : c.swizzle == CU_TENSOR_MAP_SWIZZLE_128B_ATOM_32B ? 32 : 16;
     for (int k = 0; k < count; k++) {
         int rest = k;
         size_t offset = 0;
@@ -188,9 +190,9 @@ void check(Encode encode, const Case &c) {
             inside = inside && at >= 0 && at < static_cast<long long>(c.sizes[d]);
             offset += static_cast<size_t>(at) * (d == 0 ? size : strides[d - 1]);
         }
-        // The 16-byte chunks of a row change places with those that differ in the row's number.
+        // The chunks of a row change places with those that differ in the row's number.
         int place = k * size;
-        place ^= place / 128 % (span / 16) * 16;
+        place ^= place / 128 % (span / unit) * unit;
         if (c.what == 0 && inside) {
             memcpy(&expected[place], &tensor[offset], size);
         } else if (c.what == 0) {
@@ -233,6 +235,7 @@ void refused(Encode encode) {
     REQUIRE(status(2, device, strides, narrow, none) == CUDA_ERROR_INVALID_VALUE);  // rows of 12 bytes
     REQUIRE(status(2, device, strides, box, CU_TENSOR_MAP_SWIZZLE_64B) == CUDA_ERROR_INVALID_VALUE);  // rows of 128 bytes
     REQUIRE(status(2, device, strides, box, none, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32) == CUDA_ERROR_NOT_SUPPORTED);
+    REQUIRE(status(2, device, strides, box, CU_TENSOR_MAP_SWIZZLE_128B_ATOM_32B_FLIP_8B) == CUDA_ERROR_NOT_SUPPORTED);
     alignas(64) char misaligned[256];
     REQUIRE(status(2, device, strides, box, none, CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                    reinterpret_cast<CUtensorMap *>(misaligned + 16)) == CUDA_ERROR_INVALID_VALUE);
@@ -271,6 +274,11 @@ int main() {
         {s64, 4, {12, 6, 5, 4}, {4, 3, 2, 3}, {1, 1, 1, 1}, none, zero, {5, 2, 3, 2}},
         {s32, 5, {12, 6, 5, 4, 3}, {4, 3, 2, 2, 2}, {1, 2, 1, 1, 1}, none, zero, {-2, -1, 3, 2, 2}},
     };
+    const CUtensorMapSwizzle atoms[] = {CU_TENSOR_MAP_SWIZZLE_128B_ATOM_32B, CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B};
+    int major;
+    CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    for (CUtensorMapSwizzle swizzle : atoms)
+        if (major >= 10) cases.push_back({f16, 2, {70, 30}, {64, 10}, {1, 1}, swizzle, zero, {3, 25}});
     const std::vector<Case> loads = cases;
     for (Case c : loads) {
         c.what = 1;

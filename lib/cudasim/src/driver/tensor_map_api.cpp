@@ -1,5 +1,5 @@
 // The API of tensor maps: cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col. Not supported: interleaved layouts, packed 4-bit and 6-bit elements, TF32 (PTX does
-// not say how it is rounded), swizzles of 32-byte and 64-byte atoms, and boxes whose rows are shorter than the swizzle.
+// not say how it is rounded), swizzles that flip 8 bytes, and boxes whose rows are shorter than the swizzle.
 #include "driver/driver.h"
 
 #include <algorithm>
@@ -31,16 +31,20 @@ std::optional<ElementType> element_type(CUtensorMapDataType type) {
 
 bool is_float(ElementType type) { return type >= ElementType::f16; }
 
-// Returns whether the swizzle allows the first dimension's size in bytes. Sets `mask` to its effect on addresses.
-CUresult describe_swizzle(CUtensorMapSwizzle swizzle, uint64_t row, uint8_t &mask) {
+// Returns whether the swizzle allows the first dimension's size in bytes. Sets the swizzle of the map.
+CUresult describe_swizzle(CUtensorMapSwizzle swizzle, uint64_t row, TensorMap &map) {
+    map.swizzle = 7;
     switch (swizzle) {
-        case CU_TENSOR_MAP_SWIZZLE_NONE: mask = 0; return CUDA_SUCCESS;
-        case CU_TENSOR_MAP_SWIZZLE_32B: mask = 1; break;
-        case CU_TENSOR_MAP_SWIZZLE_64B: mask = 3; break;
-        case CU_TENSOR_MAP_SWIZZLE_128B: mask = 7; break;
+        case CU_TENSOR_MAP_SWIZZLE_NONE: map.swizzle = 0; return CUDA_SUCCESS;
+        case CU_TENSOR_MAP_SWIZZLE_32B: map.swizzle = 1; break;
+        case CU_TENSOR_MAP_SWIZZLE_64B: map.swizzle = 3; break;
+        case CU_TENSOR_MAP_SWIZZLE_128B: break;
+        case CU_TENSOR_MAP_SWIZZLE_128B_ATOM_32B: map.atom = Atom::bytes32; break;
+        case CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B: map.atom = Atom::bytes64; break;
         default: return CUDA_ERROR_NOT_SUPPORTED;
     }
-    const uint64_t span = 16 * (uint64_t{mask} + 1);
+    if (map.atom != Atom::bytes16 && config().cc_major < 10) return CUDA_ERROR_NOT_SUPPORTED;
+    const uint64_t span = 16 * (uint64_t{map.swizzle} + 1);
     if (row > span) return CUDA_ERROR_INVALID_VALUE;
     return row < span ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
@@ -91,7 +95,7 @@ CUresult describe_tensor(const CUtensorMap *to, const Tensor &tensor, TensorMap 
 CUresult write_map(CUtensorMap *to, TensorMap &map, CUtensorMapSwizzle swizzle) {
     const uint64_t row = uint64_t{map.box[0]} * bytes_of(map.type);
     if (row % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult status = describe_swizzle(swizzle, row, map.swizzle)) return status;
+    if (CUresult status = describe_swizzle(swizzle, row, map)) return status;
     memset(to, 0, sizeof *to);
     memcpy(to, &map, sizeof map);
     return CUDA_SUCCESS;

@@ -27,7 +27,7 @@ MapBytes read_map(cs_warp *w, uint64_t address) {
 // Returns whether a copy can use a map. The driver makes only maps that are valid, but a kernel may have changed its bytes.
 bool is_valid(const TensorMap &map, const cs_tensor_copy &copy) {
     const uint32_t rank = copy.rank;
-    if (map.magic != TensorMap::kMagic || map.rank != rank || map.type > ElementType::bf16) return false;
+    if (map.magic != TensorMap::kMagic || map.rank != rank) return false;
     if ((map.im2col != 0) != (copy.mode == CS_TENSOR_IM2COL)) return false;
     if (map.im2col && (rank < 3 || rank > TensorMap::kMostDimensions)) return false;
     if (copy.mode == CS_TENSOR_ROWS && (rank != 2 || map.box[1] != 1)) return false;
@@ -37,9 +37,22 @@ bool is_valid(const TensorMap &map, const cs_tensor_copy &copy) {
         if (d > 0 && (map.strides[d] % 16 != 0 || map.strides[d] >= uint64_t{1} << 40)) return false;
     }
     const uint32_t row = map.box[0] * bytes_of(map.type);
-    const bool swizzles = map.swizzle == 1 || map.swizzle == 3 || map.swizzle == 7;
+    const bool swizzles =
+        map.swizzle == 7 || (map.atom == Atom::bytes16 && (map.swizzle == 1 || map.swizzle == 3));
     return map.base % 16 == 0 && row % 16 == 0 &&
-           (swizzles ? row == 16 * (uint32_t{map.swizzle} + 1) : map.swizzle == 0);
+           (swizzles ? row == 16 * (uint32_t{map.swizzle} + 1)
+                     : map.swizzle == 0 && map.atom == Atom::bytes16);
+}
+
+// Returns what a map has that copies do not support; nullptr if there is nothing.
+const char *unsupported(const TensorMap &map) {
+    if (map.magic != TensorMap::kMagic) return nullptr;
+    if (map.type > ElementType::bf16)
+        return "the embedded device does not copy tensors of .tf32 or of packed types";
+    if (map.interleave != 0) return "the embedded device does not copy tensors with an interleaved layout";
+    if (map.atom == Atom::bytes32_flip8)
+        return "the embedded device does not support swizzles that flip 8 bytes";
+    return nullptr;
 }
 
 double real(ElementType type, uint64_t bits) {
@@ -231,6 +244,8 @@ void change_map(cs_warp *w, const cs_map_change *change) {
         case CS_MAP_ELEMENT_STRIDE: map.steps[d] = static_cast<uint8_t>(std::min(value, 255u)); break;
         case CS_MAP_ELEMTYPE: map.type = static_cast<ElementType>(value); break;
         case CS_MAP_SWIZZLE_MODE: map.swizzle = static_cast<uint8_t>((1u << value) - 1); break;
+        case CS_MAP_SWIZZLE_ATOMICITY: map.atom = static_cast<Atom>(value); break;
+        case CS_MAP_INTERLEAVE_LAYOUT: map.interleave = static_cast<uint8_t>(value); break;
         default: map.not_a_number = value != 0;
     }
     for (uint32_t at = 0; at < kMapBytes; at += kPart)
@@ -242,10 +257,12 @@ uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
     constexpr uint32_t kSharedAlignment = 128;
     const TensorMap map = read_map(w, copy->map).map;
     const bool loads = copy->operation == CS_TENSOR_LOAD;
+    if (const char *why = unsupported(map))
+        raise_fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, copy->map, kMapBytes, 'r', why);
     const bool known =
         is_valid(map, *copy) && (copy->operation <= CS_TENSOR_STORE || can_reduce(map.type, copy->operation));
     if (!known)
-        raise_fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, copy->map, 128, 'r',
+        raise_fault(w, CS_FAULT_ILLEGAL_INSTRUCTION, copy->map, kMapBytes, 'r',
                     "the tensor map does not fit this copy");
     const uint32_t size = bytes_of(map.type), row = map.box[0];
     Rows rows(map, *copy);
@@ -265,8 +282,7 @@ uint32_t tensor_copy(cs_warp *w, const cs_tensor_copy *copy) {
             inside = inside && at >= 0 && at <= int64_t{map.last[d]};
             address += static_cast<uint64_t>(at) * (d == 0 ? size : map.strides[d]);
         }
-        uint64_t offset = copy->shared + uint64_t{k} * size;
-        offset ^= (offset >> 7 & map.swizzle) << 4;
+        const uint64_t offset = map.swizzled(copy->shared + uint64_t{k} * size);
         uint8_t *const here = box + (static_cast<int64_t>(offset) - static_cast<int64_t>(copy->shared));
         if (!inside) {
             if (loads) fill(map, here, size);
