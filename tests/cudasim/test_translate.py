@@ -17,6 +17,7 @@ from cudasim.translate import translate
 from cudasim.translate.compiler import CompilerError, command, compile_c
 from cudasim.translate.liveness import estimated_registers
 from cudasim.translate.program import SPLIT_LINES, TranslatedModule
+from cudasim.translate.scope import Register
 from gpubpf.errors import PtxError
 from gpubpf.ptx.parser import parse
 from gpubpf_sass import need
@@ -651,3 +652,24 @@ def test_instructions_on_multicast_objects_are_refused(form: str) -> None:
     assert refused == (
         f"PTX line 5: the embedded device does not support {name}: there are no multicast objects (cuMulticastCreate)"
     )
+
+
+def test_the_work_is_not_quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is four times as long looks registers up about four times as often."""
+    found = 0
+    original = Register.__hash__
+
+    def counted(register: Register) -> int:
+        nonlocal found
+        found += 1
+        return original(register)
+
+    def lookups(length: int) -> int:
+        nonlocal found
+        found = 0
+        lines = [f"mov.u32 %k{n}, %ctaid.x; add.u32 %r1, %r1, %k{n};" for n in range(length)]
+        translate(kernel(f".reg .b32 %k<{length}>; mov.u32 %r1, 0; " + " ".join(lines)))
+        return found
+
+    monkeypatch.setattr(Register, "__hash__", counted)
+    assert lookups(400) < 5 * lookups(100)

@@ -29,6 +29,7 @@ _QUERIES = {
     "array_size": "CS_QUERY_LAYERS",
     "num_mipmap_levels": "CS_QUERY_LEVELS",
 }
+_OF_LEVELS = {"width", "height", "depth"}  # the queries with a level
 _OUTSIDE = {"trap": "CS_SURFACE_TRAP", "clamp": "CS_SURFACE_CLAMP", "zero": "CS_SURFACE_ZERO"}
 
 
@@ -50,6 +51,8 @@ def _handle(v: Values, operand: Operand) -> str:
 
 
 def _geometry(v: Values, i: PtxInstruction) -> tuple[str, bool, int]:
+    if {"2dms", "a2dms"}.intersection(i.modifiers):
+        raise v.unsupported("no function of CUDA creates a texture with several samples for each texel")
     found = [_GEOMETRIES[m] for m in i.modifiers if m in _GEOMETRIES]
     if len(found) != 1:
         raise v.unsupported()
@@ -80,10 +83,15 @@ def tex(v: Values, i: PtxInstruction) -> str:
     if coordinate_type not in ("s32", "f32") or result_type not in ("s32", "u32", "f32", "f16", "f16x2"):
         raise v.unsupported()
     operation = "level" if "level" in m else "grad" if "grad" in m else ""
-    known = {*_GEOMETRIES, "v4", "v2", "base", "level", "grad", *(_COMPONENTS if gather else ())}
-    if not known.issuperset(m) or (gather and "cube" in "".join(m)):
-        raise v.unsupported()
     geometry, layered, count = _geometry(v, i)
+    gathers = geometry in ("CS_2D", "CS_CUBE") and result_type not in ("f16", "f16x2")
+    if (coordinate_type == "s32" and (gather or geometry == "CS_CUBE")) or (gather and not gathers):
+        raise v.unsupported("PTX has no such form")
+    if gather and geometry == "CS_CUBE":
+        raise v.unsupported("four texels of a cubemap may be on several faces")
+    known = {*_GEOMETRIES, "v4", "v2", "base", "level", "grad", *(_COMPONENTS if gather else ())}
+    if not known.issuperset(m):
+        raise v.unsupported()
     first, place, *rest = i.operands
     destination, present = (first.first, first.second) if isinstance(first, Pair) else (first, None)
     fields = [f".handle = {_handle(v, place)}", f".geometry = {geometry}", f".layered = {int(layered)}"]
@@ -104,7 +112,7 @@ def tex(v: Values, i: PtxInstruction) -> str:
     if rest:
         offsets = rest.pop(0)
         if rest or not isinstance(offsets, Vector):
-            raise v.unsupported("comparing depths")
+            raise v.unsupported("CUDA's textures have no function that compares depths")
         fields.append(f".offset = {{{_list(v, offsets.items, count, 's32')}}}")
     v.code.memory = True
     text = f"{{ {v.line()} struct cs_texture_fetch f_ = {{{', '.join(fields)}}}; api->texture_fetch(w, &f_); "
@@ -213,10 +221,13 @@ def sured(v: Values, i: PtxInstruction) -> str:
 
 @emits("txq", "suq")
 def query(v: Values, i: PtxInstruction) -> str:
-    what = next((_QUERIES[m] for m in i.modifiers if m in _QUERIES), None)
-    if what is None:
-        raise v.unsupported()
-    level = v.src(i.operands[2], "u32") if "level" in i.modifiers else "0"
+    asked = i.modifiers[-2]
+    is_of_level = "level" in i.modifiers
+    if asked not in _QUERIES:
+        raise v.unsupported("the answer depends on the source language")
+    if (is_of_level and asked not in _OF_LEVELS) or (i.opcode == "suq" and asked == "num_mipmap_levels"):
+        raise v.unsupported("PTX has no such form")
+    level = v.src(i.operands[2], "u32") if is_of_level else "0"
     v.code.memory = True
-    call = f"api->texture_query(w, {_handle(v, i.operands[1])}, {what}, {level})"
+    call = f"api->texture_query(w, {_handle(v, i.operands[1])}, {_QUERIES[asked]}, {level})"
     return f"{v.line()} {v.dst(i.operands[0], 'b32', call)}"
