@@ -108,7 +108,7 @@ inline void merge(Wave &w, uint32_t *destination, const uint32_t *result, uint64
 }
 
 // One bit for each lane whose word has its highest bit set.
-inline uint64_t pack(const uint32_t *words) {
+[[gnu::noinline]] inline uint64_t pack(const uint32_t *words) {
     uint64_t bits = 0;
 #ifdef __SSE2__
     for (unsigned i = 0; i < lanes; i += 4) {
@@ -425,11 +425,17 @@ inline bool direct(const Wave &w, const Op &op) {
 }
 
 // An instruction that computes each lane's result D from that lane's sources S by the function object F. F may take the
-// IEEE bit of MODE as its last argument.
-template <class F, class D, class... S>
-struct Valu {
+// IEEE bit of MODE as its last argument. What instructions with the same types have in common is compiled once (compute).
+template <class D, class... S>
+struct Signature {
+    using Loop = void (*)(typename D::value *out, bool ieee, const typename S::value *...);
+
+    template <class T>
+    struct Buffer {
+        alignas(64) typename T::value of[lanes];
+    };
     template <std::size_t... N>
-    static void compute(Wave &w, const Op &op, std::index_sequence<N...>) {
+    [[gnu::noinline]] static void compute(Wave &w, const Op &op, Loop loop, std::index_sequence<N...>) {
         using value = typename D::value;
         alignas(64) value result[lanes];
         std::tuple<Buffer<S>...> buffers;
@@ -440,10 +446,10 @@ struct Valu {
         loop(out, (w.mode & mode_ieee) != 0, std::get<N>(sources)...);
         if (!in_place) write<D>(w, op, result);
     }
-    template <class T>
-    struct Buffer {
-        alignas(64) typename T::value of[lanes];
-    };
+};
+
+template <class F, class D, class... S>
+struct Valu {
     static void loop(typename D::value *out, bool ieee, const typename S::value *...s) {
         if constexpr (std::is_invocable_v<F, typename S::value..., bool>) {
 #pragma GCC ivdep
@@ -454,7 +460,9 @@ struct Valu {
             for (unsigned l = 0; l < lanes; ++l) out[l] = typename D::value(F{}(s[l]...));
         }
     }
-    static void run(Wave &w, const Op &op) { compute(w, op, std::index_sequence_for<S...>{}); }
+    static void run(Wave &w, const Op &op) {
+        Signature<D, S...>::compute(w, op, &loop, std::index_sequence_for<S...>{});
+    }
 };
 
 // A result and one bit for each lane in a pair of SGPRs: carries, and v_div_scale.
@@ -470,7 +478,7 @@ struct FlaggedValu {
     static void compute(Wave &w, const Op &op, std::index_sequence<N...>) {
         alignas(64) typename D::value result[lanes];
         alignas(64) uint32_t flags[lanes];
-        std::tuple<typename Valu<F, D, S...>::template Buffer<S>...> buffers;
+        std::tuple<typename Signature<D, S...>::template Buffer<S>...> buffers;
         std::tuple<const typename S::value *...> sources{source<S>(w, op, N, std::get<N>(buffers).of)...};
         Rounding<D> rounding(w);
         loop(result, flags, std::get<N>(sources)...);
@@ -489,53 +497,68 @@ struct FlaggedValu {
     static void run(Wave &w, const Op &op) { compute(w, op, std::index_sequence_for<S...>{}); }
 };
 
-// A comparison: one bit for each lane.
-template <class F, bool writes_exec, class A, class B>
-struct Compare {
-    static void run(Wave &w, const Op &op) {
-        alignas(64) typename A::value first[lanes];
-        alignas(64) typename B::value second[lanes];
-        alignas(64) uint32_t result[lanes];
-        const auto *a = source<A>(w, op, 0, first);
-        const auto *b = source<B>(w, op, 1, second);
-        for (unsigned l = 0; l < lanes; ++l) result[l] = F{}(a[l], b[l]) ? ~0u : 0u;
-        uint64_t bits = pack(result) & w.exec();
-        w.set_mask(op.dst, bits);
-        if (writes_exec) w.set_mask(isa::exec, bits);
+// A comparison: one bit for each lane. `opposite`: the bits where F is false.
+template <class F, class A, class B>
+[[gnu::noinline]] uint64_t compared(Wave &w, const Op &op) {
+    alignas(64) typename A::value first[lanes];
+    alignas(64) typename B::value second[lanes];
+    alignas(64) uint32_t result[lanes];
+    const auto *a = source<A>(w, op, 0, first);
+    const auto *b = source<B>(w, op, 1, second);
+    for (unsigned l = 0; l < lanes; ++l) result[l] = F{}(a[l], b[l]) ? ~0u : 0u;
+    return pack(result);
+}
+template <class F, bool opposite, bool writes_exec, class A, class B>
+void write_comparison(Wave &w, const Op &op) {
+    uint64_t bits = compared<F, A, B>(w, op);
+    if (opposite) bits = ~bits;
+    bits &= w.exec();
+    w.set_mask(op.dst, bits);
+    if (writes_exec) w.set_mask(isa::exec, bits);
+}
+
+// The halves of a source's words, lower or upper as op_sel or op_sel_hi says for the lower (which = 0) or upper result.
+template <bool floating, class Value>
+[[gnu::noinline]] void packed_source(const Wave &w, const Op &op, unsigned n, unsigned which,
+                                     const uint32_t *words, Value *out) {
+    const isa::Instruction &i = op.i;
+    unsigned shift = ((which ? i.op_sel_hi : i.op_sel) >> n & 1) * 16;
+    uint32_t negate = floating && ((which ? i.neg_hi : i.neg) >> n & 1) ? 0x8000 : 0;
+    for (unsigned l = 0; l < lanes; ++l) {
+        uint16_t bits = uint16_t((words[l] >> shift) ^ negate);
+        if constexpr (floating) out[l] = widen(w.flush_in64 ? flush_half(bits) : bits);
+        else out[l] = Value(bits);
     }
-};
+}
+
+// Results as halves, rounded and clamped.
+template <class Value>
+[[gnu::noinline]] void packed_result(const Wave &w, const Op &op, const Value *result, uint32_t *out) {
+    for (unsigned l = 0; l < lanes; ++l) {
+        uint16_t bits = narrow_half(result[l], w.round64);
+        if (op.i.clamp) bits = narrow_half(clamp_float(half_to_float(bits), w.mode & mode_dx10_clamp), 0);
+        out[l] = w.flush_out64 ? flush_half(bits) : bits;
+    }
+}
 
 // Two halves in one word, each computed from halves that op_sel and op_sel_hi choose.
 template <class F, bool floating, class Value, unsigned count>
 struct Packed {
-    static void half(Wave &w, const Op &op, const uint32_t (*words)[lanes], unsigned which, uint32_t *out) {
+    [[gnu::noinline]] static void half(Wave &w, const Op &op, const uint32_t (*words)[lanes], unsigned which,
+                                       uint32_t *out) {
         alignas(64) Value s[3][lanes];
-        const isa::Instruction &i = op.i;
-        for (unsigned n = 0; n < count; ++n) {
-            unsigned shift = ((which ? i.op_sel_hi : i.op_sel) >> n & 1) * 16;
-            uint32_t negate = floating && ((which ? i.neg_hi : i.neg) >> n & 1) ? 0x8000 : 0;
-            for (unsigned l = 0; l < lanes; ++l) {
-                uint16_t bits = uint16_t((words[n][l] >> shift) ^ negate);
-                if constexpr (floating) s[n][l] = widen(w.flush_in64 ? flush_half(bits) : bits);
-                else s[n][l] = Value(bits);
-            }
-        }
+        for (unsigned n = 0; n < count; ++n) packed_source<floating>(w, op, n, which, words[n], s[n]);
         [[maybe_unused]] bool ieee = w.mode & mode_ieee;
-        for (unsigned l = 0; l < lanes; ++l) {
-            auto r = [&] {
-                if constexpr (count == 3) return F{}(s[0][l], s[1][l], s[2][l]);
-                else if constexpr (std::is_invocable_v<F, Value, Value, bool>)
-                    return F{}(s[0][l], s[1][l], ieee);
-                else return F{}(s[0][l], s[1][l]);
-            }();
-            if constexpr (floating) {
-                uint16_t bits = narrow_half(r, w.round64);
-                if (i.clamp)
-                    bits = narrow_half(clamp_float(half_to_float(bits), w.mode & mode_dx10_clamp), 0);
-                out[l] = w.flush_out64 ? flush_half(bits) : bits;
-            } else {
-                out[l] = uint16_t(r);
-            }
+        auto result = [&](unsigned l) {
+            if constexpr (count == 3) return F{}(s[0][l], s[1][l], s[2][l]);
+            else if constexpr (std::is_invocable_v<F, Value, Value, bool>) return F{}(s[0][l], s[1][l], ieee);
+            else return F{}(s[0][l], s[1][l]);
+        };
+        if constexpr (floating) {
+            for (unsigned l = 0; l < lanes; ++l) s[0][l] = result(l);
+            packed_result(w, op, s[0], out);
+        } else {
+            for (unsigned l = 0; l < lanes; ++l) out[l] = uint16_t(result(l));
         }
     }
     static void run(Wave &w, const Op &op) {
@@ -587,9 +610,7 @@ struct Adder {
 
     template <class D, class... S, class F>
     Semantics &op(const char *name, F) {
-        Semantics &entry = registry[name];
-        entry = {&Valu<F, D, S...>::run, nullptr, D::type, {S::type...}};
-        return entry;
+        return add(registry, {name}, {&Valu<F, D, S...>::run, nullptr, D::type, {S::type...}});
     }
     // With a second function for the clamp bit.
     template <class D, class... S, class F, class C>
@@ -599,38 +620,35 @@ struct Adder {
         return entry;
     }
     // 16-bit results that leave the other half unchanged.
-    template <class D, class... S, class F>
-    Semantics &half(const char *name, F) {
-        Semantics &entry = registry[name];
-        entry = {&Valu<F, D, S...>::run, nullptr, D::type, {S::type...}};
+    template <class D, class... S, class... F>
+    Semantics &half(const char *name, F... functions) {
+        Semantics &entry = op<D, S...>(name, functions...);
         entry.keeps_high_half = true;
-        return entry;
-    }
-    template <class D, class... S, class F, class C>
-    Semantics &half(const char *name, F function, C) {
-        Semantics &entry = half<D, S...>(name, function);
-        entry.run_clamped = &Valu<C, D, S...>::run;
         return entry;
     }
     template <class D, class... S, class F>
     Semantics &flagged(const char *name, F) {
-        Semantics &entry = registry[name];
-        entry = {&FlaggedValu<F, D, S...>::run, nullptr, D::type, {S::type...}};
-        return entry;
+        return add(registry, {name}, {&FlaggedValu<F, D, S...>::run, nullptr, D::type, {S::type...}});
     }
-    template <class T, class F, class B = T>
-    void compare(const std::string &name, F) {
-        registry[intern("v_cmp_" + name)] = {
-            &Compare<F, false, T, B>::run, nullptr, Type::b64, {T::type, B::type}};
-        registry[intern("v_cmpx_" + name)] = {
-            &Compare<F, true, T, B>::run, nullptr, Type::b64, {T::type, B::type}};
+    template <class T, class B = T, class F>
+    void compare(const char *operation, const char *type, F) {
+        add_comparison(registry, operation, type,
+                       {&write_comparison<F, false, false, T, B>, nullptr, Type::b64, {T::type, B::type}},
+                       &write_comparison<F, false, true, T, B>);
+    }
+    // A comparison and its opposite, which is also true for NaN.
+    template <class T, class F>
+    void compare(const char *operation, const char *opposite, const char *type, F function) {
+        compare<T>(operation, type, function);
+        add_comparison(registry, opposite, type,
+                       {&write_comparison<F, true, false, T, T>, nullptr, Type::b64, {T::type, T::type}},
+                       &write_comparison<F, true, true, T, T>);
     }
     template <bool floating, class Value, unsigned count, class F>
     Semantics &packed(const char *name, F) {
-        Semantics &entry = registry[name];
         constexpr Type type = floating ? Type::packed_f16 : Type::packed16;
-        entry = {&Packed<F, floating, Value, count>::run, nullptr, type, {type, type, type}};
-        return entry;
+        return add(registry, {name},
+                   {&Packed<F, floating, Value, count>::run, nullptr, type, {type, type, type}});
     }
     template <class Value, unsigned count, class F, class C>
     Semantics &packed_clamped(const char *name, F function, C) {
@@ -641,13 +659,11 @@ struct Adder {
     template <unsigned count, class F>
     void packed_single(const char *name, F) {
         constexpr Type type = Type::packed_f32;
-        registry[name] = {&PackedSingle<F, count>::run, nullptr, type, {type, type, type}};
+        add(registry, {name}, {&PackedSingle<F, count>::run, nullptr, type, {type, type, type}});
     }
     // Instructions with their own handlers.
     Semantics &custom(const char *name, Handler handler, Type dst, Type a = Type::none, Type b = Type::none,
                       Type c = Type::none) {
-        Semantics &entry = registry[name];
-        entry = {handler, nullptr, dst, {a, b, c}};
-        return entry;
+        return add(registry, {name}, {handler, nullptr, dst, {a, b, c}});
     }
 };

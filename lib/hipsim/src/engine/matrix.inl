@@ -142,13 +142,11 @@ void matrix_product(Wave &w, const Op &op) {
 struct MatrixAdder {
     Registry &registry;
 
-    // All shapes of a kind of product; `depth` is that of one block of all lanes.
+    // A shape of a kind of product; `depth` is that of one block of all lanes.
     template <class P, unsigned size, unsigned depth, unsigned blocks>
     void product(const char *result, const char *type, Type sum) {
-        std::string shape = std::to_string(size) + "x" + std::to_string(size) + "x" + std::to_string(depth);
-        Semantics &entry = registry[intern("v_mfma_" + std::string(result) + "_" + shape + type)];
-        entry = {&matrix_product<P, size, depth, blocks>, nullptr, sum, {Type::b32, Type::b32, sum}};
-        entry.blocks = blocks;
+        add_product(registry, result, type, size, depth, blocks, sum,
+                    &matrix_product<P, size, depth, blocks>);
     }
     template <class P>
     void products(const char *result, const char *type, Type sum) {

@@ -637,55 +637,49 @@ inline void ds_swizzle(Wave &w, const Op &op) {
 
 struct MemoryAdder {
     Registry &registry;
-    void add(const std::string &name, Handler handler) {
-        registry[intern(name)] = {handler, nullptr, Type::none, {}};
-    }
-    void add_everywhere(const std::string &name, Handler handler) {
-        for (const char *prefix : {"flat_", "global_", "scratch_", "buffer_"}) add(prefix + name, handler);
+    void add(std::string_view name, Handler handler) {
+        hipsim::add(registry, {name}, {handler, nullptr, Type::none, {}});
     }
 
-    // F(old, data, second), for the instructions of one name in memory and in LDS.
+    // F(old, data, second), for the instructions of one name in memory, and of a name and a type in LDS.
     template <class T, unsigned operands = 1, class F>
-    void atomics(const std::string &memory_name, const std::string &lds_name, F) {
-        const std::string wide = sizeof(T) == 8 ? "_x2" : "";
-        if (!memory_name.empty())
-            for (const char *prefix : {"flat_", "global_", "buffer_"})
-                add(prefix + ("atomic_" + memory_name) + wide, &atomic<F, T, operands>);
-        if (lds_name.empty()) return;
-        std::size_t end = lds_name.rfind('_');
-        std::string stem = lds_name.substr(0, end), type = lds_name.substr(end);
-        add("ds_" + lds_name, &lds_atomic<F, T, operands, false>);
-        add("ds_" + stem + "_rtn" + type, &lds_atomic<F, T, operands, true>);
-        if constexpr (operands == 1) add("ds_" + stem + "_src2" + type, &lds_atomic_src2<F, T>);
+    void atomics(const char *memory, const char *lds, const char *type, F) {
+        Atomic all{memory, lds, type, 8 * sizeof(T), nullptr, nullptr, nullptr};
+        if (*memory) all.in_memory = &atomic<F, T, operands>;
+        if (*lds) {
+            all.in_lds = &lds_atomic<F, T, operands, false>;
+            all.returns_from_lds = &lds_atomic<F, T, operands, true>;
+            if constexpr (operands == 1) all.src2 = &lds_atomic_src2<F, T>;
+        }
+        add_atomic(registry, all);
     }
     template <class U, class S, class V>
-    void integer_atomics(const std::string &bits);
+    void integer_atomics();
     void float_atomics();
 };
 
 template <class U, class S, class V>
-void MemoryAdder::integer_atomics(const std::string &bits) {
-    const std::string u = "_u" + bits, s = "_i" + bits, b = "_b" + bits, f = "_f" + bits;
-    atomics<U>("swap", "wrxchg" + b, [](U, U data, U) { return data; });
-    atomics<U>("add", "add" + u, [](U old, U data, U) { return old + data; });
-    atomics<U>("sub", "sub" + u, [](U old, U data, U) { return old - data; });
-    atomics<U>("", "rsub" + u, [](U old, U data, U) { return data - old; });
-    atomics<S>("smin", "min" + s, [](S old, S data, S) { return least(old, data); });
-    atomics<S>("smax", "max" + s, [](S old, S data, S) { return most(old, data); });
-    atomics<U>("umin", "min" + u, [](U old, U data, U) { return least(old, data); });
-    atomics<U>("umax", "max" + u, [](U old, U data, U) { return most(old, data); });
-    atomics<U>("and", "and" + b, [](U old, U data, U) { return old & data; });
-    atomics<U>("or", "or" + b, [](U old, U data, U) { return old | data; });
-    atomics<U>("xor", "xor" + b, [](U old, U data, U) { return old ^ data; });
-    atomics<U>("inc", "inc" + u, [](U old, U data, U) { return old >= data ? U(0) : old + 1; });
-    atomics<U>("dec", "dec" + u, [](U old, U data, U) { return old == 0 || old > data ? data : old - 1; });
-    atomics<U, 2>("", "mskor" + b, [](U old, U mask, U data) { return (old & ~mask) | data; });
+void MemoryAdder::integer_atomics() {
+    atomics<U>("swap", "wrxchg", "b", [](U, U data, U) { return data; });
+    atomics<U>("add", "add", "u", [](U old, U data, U) { return old + data; });
+    atomics<U>("sub", "sub", "u", [](U old, U data, U) { return old - data; });
+    atomics<U>("", "rsub", "u", [](U old, U data, U) { return data - old; });
+    atomics<S>("smin", "min", "i", [](S old, S data, S) { return least(old, data); });
+    atomics<S>("smax", "max", "i", [](S old, S data, S) { return most(old, data); });
+    atomics<U>("umin", "min", "u", [](U old, U data, U) { return least(old, data); });
+    atomics<U>("umax", "max", "u", [](U old, U data, U) { return most(old, data); });
+    atomics<U>("and", "and", "b", [](U old, U data, U) { return old & data; });
+    atomics<U>("or", "or", "b", [](U old, U data, U) { return old | data; });
+    atomics<U>("xor", "xor", "b", [](U old, U data, U) { return old ^ data; });
+    atomics<U>("inc", "inc", "u", [](U old, U data, U) { return old >= data ? U(0) : old + 1; });
+    atomics<U>("dec", "dec", "u", [](U old, U data, U) { return old == 0 || old > data ? data : old - 1; });
+    atomics<U, 2>("", "mskor", "b", [](U old, U mask, U data) { return (old & ~mask) | data; });
     // In memory the new value comes first, in LDS the one that is compared.
-    atomics<U, 2>("cmpswap", "", [](U old, U data, U compared) { return old == compared ? data : old; });
-    atomics<U, 2>("", "cmpst" + b, [](U old, U compared, U data) { return old == compared ? data : old; });
-    atomics<V, 2>("", "cmpst" + f, [](V old, V compared, V data) { return old == compared ? data : old; });
-    atomics<V>("", "min" + f, [](V old, V data, V) { return minimum(old, data, true); });
-    atomics<V>("", "max" + f, [](V old, V data, V) { return maximum(old, data, true); });
+    atomics<U, 2>("cmpswap", "", "", [](U old, U data, U compared) { return old == compared ? data : old; });
+    atomics<U, 2>("", "cmpst", "b", [](U old, U compared, U data) { return old == compared ? data : old; });
+    atomics<V, 2>("", "cmpst", "f", [](V old, V compared, V data) { return old == compared ? data : old; });
+    atomics<V>("", "min", "f", [](V old, V data, V) { return minimum(old, data, true); });
+    atomics<V>("", "max", "f", [](V old, V data, V) { return maximum(old, data, true); });
 }
 
 // The cache that executes them flushes denormals in single precision, but not those of halves and doubles.
@@ -698,14 +692,14 @@ inline void MemoryAdder::float_atomics() {
     auto add_f64 = [](double old, double data, double) { return old + data; };
     auto min_f64 = [](double old, double data, double) { return minimum(old, data, true); };
     auto max_f64 = [](double old, double data, double) { return maximum(old, data, true); };
-    for (const std::string prefix : {"global_atomic_", "buffer_atomic_"}) {
-        add(prefix + "add_f32", &atomic<decltype(add_f32), float, 1>);
-        add(prefix + "pk_add_f16", &atomic<decltype(add_f16), uint32_t, 1>);
-    }
-    for (const std::string prefix : {"flat_atomic_", "global_atomic_", "buffer_atomic_"}) {
-        add(prefix + "add_f64", &atomic<decltype(add_f64), double, 1>);
-        add(prefix + "min_f64", &atomic<decltype(min_f64), double, 1>);
-        add(prefix + "max_f64", &atomic<decltype(max_f64), double, 1>);
+    add("global_atomic_add_f32", &atomic<decltype(add_f32), float, 1>);
+    add("buffer_atomic_add_f32", &atomic<decltype(add_f32), float, 1>);
+    add("global_atomic_pk_add_f16", &atomic<decltype(add_f16), uint32_t, 1>);
+    add("buffer_atomic_pk_add_f16", &atomic<decltype(add_f16), uint32_t, 1>);
+    for (std::string_view prefix : {"flat_atomic_", "global_atomic_", "buffer_atomic_"}) {
+        hipsim::add(registry, {prefix, "add_f64"}, {&atomic<decltype(add_f64), double, 1>});
+        hipsim::add(registry, {prefix, "min_f64"}, {&atomic<decltype(min_f64), double, 1>});
+        hipsim::add(registry, {prefix, "max_f64"}, {&atomic<decltype(max_f64), double, 1>});
     }
     add("ds_add_f64", &lds_atomic<decltype(add_f64), double, 1, false>);
     add("ds_add_rtn_f64", &lds_atomic<decltype(add_f64), double, 1, true>);
@@ -742,8 +736,8 @@ inline void add_memory(Registry &registry) {
         {"store_dwordx4", "write_b128", store<Store::word, 4>, lds_write<Store::word, 4>},
     };
     for (auto [memory, lds, in_memory, in_lds] : loads) {
-        a.add_everywhere(memory, in_memory);
-        a.add(std::string("ds_") + lds, in_lds);
+        add_everywhere(registry, memory, in_memory);
+        add(registry, {"ds_", lds}, {in_lds});
     }
     a.add("ds_read2_b32", lds_read2<uint32_t, 1>);
     a.add("ds_read2st64_b32", lds_read2<uint32_t, 64>);
@@ -758,11 +752,11 @@ inline void add_memory(Registry &registry) {
     a.add("ds_wrxchg2_rtn_b64", lds_exchange2<uint64_t, 1>);
     a.add("ds_wrxchg2st64_rtn_b64", lds_exchange2<uint64_t, 64>);
 
-    a.integer_atomics<uint32_t, int32_t, float>("32");
-    a.integer_atomics<uint64_t, int64_t, double>("64");
+    a.integer_atomics<uint32_t, int32_t, float>();
+    a.integer_atomics<uint64_t, int64_t, double>();
     a.float_atomics();
-    a.atomics<float>("", "add_f32", [](float old, float data, float) { return old + data; });
-    a.atomics<uint32_t, 2>("", "wrap_b32", [](uint32_t old, uint32_t data, uint32_t second) {
+    a.atomics<float>("", "add", "f", [](float old, float data, float) { return old + data; });
+    a.atomics<uint32_t, 2>("", "wrap", "b", [](uint32_t old, uint32_t data, uint32_t second) {
         return old >= data ? old - data : old + second;
     });
     a.add("ds_write_src2_b32",

@@ -57,8 +57,7 @@ inline void mqsad_words(Wave &w, const Op &op) {
 enum class Mix { single, low, high };
 
 // A fused multiplication and addition in single precision, whose sources may be halves.
-template <Mix mix>
-void fma_mix(Wave &w, const Op &op) {
+inline void fused_mix(Wave &w, const Op &op, Mix mix) {
     const isa::Instruction &i = op.i;
     alignas(64) float s[3][lanes];
     for (unsigned n = 0; n < 3; ++n) {
@@ -89,6 +88,11 @@ void fma_mix(Wave &w, const Op &op) {
         }
     }
     merge(w, w.v[op.dst], result, w.exec());
+}
+
+template <Mix mix>
+void fma_mix(Wave &w, const Op &op) {
+    fused_mix(w, op, mix);
 }
 
 // Products of the parts of two words, added to a third word.

@@ -490,24 +490,16 @@ inline void add_half(Adder &a) {
 }
 
 template <class T>
-void add_float_comparisons(Adder &a, const std::string &type) {
+void add_float_comparisons(Adder &a, const char *type) {
     using V = typename T::value;
-    a.compare<T>("f_" + type, [](V, V) { return false; });
-    a.compare<T>("lt_" + type, [](V x, V y) { return x < y; });
-    a.compare<T>("eq_" + type, [](V x, V y) { return x == y; });
-    a.compare<T>("le_" + type, [](V x, V y) { return x <= y; });
-    a.compare<T>("gt_" + type, [](V x, V y) { return x > y; });
-    a.compare<T>("lg_" + type, [](V x, V y) { return x < y || x > y; });
-    a.compare<T>("ge_" + type, [](V x, V y) { return x >= y; });
-    a.compare<T>("o_" + type, [](V x, V y) { return x == x && y == y; });
-    a.compare<T>("u_" + type, [](V x, V y) { return x != x || y != y; });
-    a.compare<T>("nge_" + type, [](V x, V y) { return !(x >= y); });
-    a.compare<T>("nlg_" + type, [](V x, V y) { return !(x < y || x > y); });
-    a.compare<T>("ngt_" + type, [](V x, V y) { return !(x > y); });
-    a.compare<T>("nle_" + type, [](V x, V y) { return !(x <= y); });
-    a.compare<T>("neq_" + type, [](V x, V y) { return !(x == y); });
-    a.compare<T>("nlt_" + type, [](V x, V y) { return !(x < y); });
-    a.compare<T>("tru_" + type, [](V, V) { return true; });
+    a.compare<T>("f", "tru", type, [](V, V) { return false; });
+    a.compare<T>("lt", "nlt", type, [](V x, V y) { return x < y; });
+    a.compare<T>("eq", "neq", type, [](V x, V y) { return x == y; });
+    a.compare<T>("le", "nle", type, [](V x, V y) { return x <= y; });
+    a.compare<T>("gt", "ngt", type, [](V x, V y) { return x > y; });
+    a.compare<T>("lg", "nlg", type, [](V x, V y) { return x < y || x > y; });
+    a.compare<T>("ge", "nge", type, [](V x, V y) { return x >= y; });
+    a.compare<T>("o", "u", type, [](V x, V y) { return x == x && y == y; });
 }
 
 inline void add_comparisons(Adder &a) {
@@ -523,7 +515,7 @@ inline void add_comparisons(Adder &a) {
     auto class32 = [](uint32_t x, uint32_t mask) { return has_class(std::bit_cast<float>(x), mask); };
     auto class64 = [](uint64_t x, uint32_t mask) { return has_class(std::bit_cast<double>(x), mask); };
     auto class16 = [](uint16_t x, uint32_t mask) { return has_class_half(x, mask); };
-    a.compare<Class32, decltype(class32), U32>("class_f32", class32);
-    a.compare<Class64, decltype(class64), U32>("class_f64", class64);
-    a.compare<Class16, decltype(class16), U32>("class_f16", class16);
+    a.compare<Class32, U32>("class", "f32", class32);
+    a.compare<Class64, U32>("class", "f64", class64);
+    a.compare<Class16, U32>("class", "f16", class16);
 }

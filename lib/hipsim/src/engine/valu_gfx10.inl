@@ -79,9 +79,10 @@ inline void store_lane_words(Wave &w, const Op &op) {
 
 template <class F>
 void add_float_atomics(MemoryAdder &a) {
-    a.atomics<F, 2>("fcmpswap", "", [](F old, F data, F compared) { return old == compared ? data : old; });
-    a.atomics<F>("fmin", "", [](F old, F data, F) { return minimum(old, data, true); });
-    a.atomics<F>("fmax", "", [](F old, F data, F) { return maximum(old, data, true); });
+    a.atomics<F, 2>("fcmpswap", "", "",
+                    [](F old, F data, F compared) { return old == compared ? data : old; });
+    a.atomics<F>("fmin", "", "", [](F old, F data, F) { return minimum(old, data, true); });
+    a.atomics<F>("fmax", "", "", [](F old, F data, F) { return maximum(old, data, true); });
 }
 
 // Call it after adding GFX9's instructions, some of which get another name.
@@ -97,7 +98,7 @@ inline void add_gfx10(Adder &a) {
         {"v_sub_nc_i16", "v_sub_i16"},        {"v_add_co_ci_u32", "v_addc_co_u32"},
         {"v_sub_co_ci_u32", "v_subb_co_u32"}, {"v_subrev_co_ci_u32", "v_subbrev_co_u32"},
     };
-    for (auto [name, of_gfx9] : names) a.registry[name] = Semantics(a.registry.at(of_gfx9));
+    for (auto [name, of_gfx9] : names) add(a.registry, {name}, Semantics(a.registry.at(of_gfx9)));
 
     a.op<U32, U32, U32, U32>("v_xor3_b32", [](u32 x, u32 y, u32 z) { return x ^ y ^ z; });
     auto fused = [](f32 x, f32 y, f32 z) { return std::fma(x, y, z); };
@@ -125,7 +126,7 @@ inline void add_gfx10(Adder &a) {
     a.custom("v_pipeflush", nothing, Type::none);
 
     MemoryAdder memory{a.registry};
-    memory.atomics<u32>("csub", "", [](u32 old, u32 data, u32) { return old < data ? 0 : old - data; });
+    memory.atomics<u32>("csub", "", "", [](u32 old, u32 data, u32) { return old < data ? 0 : old - data; });
     add_float_atomics<f32>(memory);
     add_float_atomics<f64>(memory);
     memory.add("global_load_dword_addtid", load_lane_words);

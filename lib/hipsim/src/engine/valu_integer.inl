@@ -292,14 +292,10 @@ inline void add_integer(Adder &a) {
 }
 
 template <class T>
-void add_integer_comparisons(Adder &a, const std::string &type) {
+void add_integer_comparisons(Adder &a, const char *type) {
     using V = typename T::value;
-    a.compare<T>("f_" + type, [](V, V) { return false; });
-    a.compare<T>("lt_" + type, [](V x, V y) { return x < y; });
-    a.compare<T>("eq_" + type, [](V x, V y) { return x == y; });
-    a.compare<T>("le_" + type, [](V x, V y) { return x <= y; });
-    a.compare<T>("gt_" + type, [](V x, V y) { return x > y; });
-    a.compare<T>("ne_" + type, [](V x, V y) { return x != y; });
-    a.compare<T>("ge_" + type, [](V x, V y) { return x >= y; });
-    a.compare<T>("t_" + type, [](V, V) { return true; });
+    a.compare<T>("f", "t", type, [](V, V) { return false; });
+    a.compare<T>("lt", "ge", type, [](V x, V y) { return x < y; });
+    a.compare<T>("eq", "ne", type, [](V x, V y) { return x == y; });
+    a.compare<T>("le", "gt", type, [](V x, V y) { return x <= y; });
 }
