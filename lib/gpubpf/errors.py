@@ -10,6 +10,11 @@ from pathlib import Path
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 TOO_MANY_FILES = "too many open files; raise the limit (ulimit -n)"
 
+# Python is built without some of its modules if the headers of their libraries are missing then.
+COMPLETE_PYTHON = (
+    "use the distribution's Python, or build this one again with the headers of its libraries "
+    "(libffi-dev, zlib1g-dev)"
+)
 _FILES_OR_REPAIR = "raise the limit on open files (ulimit -n) if it is low, or run script/setup"
 
 
@@ -40,6 +45,8 @@ def missing_package(error: ImportError) -> str:
         said = str(error).strip().splitlines() or ["no reason given"]
         return f"a Python package cannot be loaded: {said[-1].strip()}; {_FILES_OR_REPAIR}"
     package = (error.name or str(error)).split(".")[0]
+    if package in sys.stdlib_module_names:
+        return f"{package}, a part of Python itself, is missing in {sys.executable}; {COMPLETE_PYTHON}"
     return f"the Python package {package} is missing in {sys.executable}; {how_to_install(package)}"
 
 

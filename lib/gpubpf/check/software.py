@@ -10,7 +10,10 @@ from gpubpf import __version__, agent
 from gpubpf.calls import device_times
 from gpubpf.check.finding import MISSING, Finding, ok
 from gpubpf.check.machine import Machine
-from gpubpf.errors import how_to_install
+from gpubpf.errors import COMPLETE_PYTHON, how_to_install
+
+# Modules of Python that tools need, and that not every build of it has. Without _ctypes, this check does not start, either.
+BUILT_WITH_HEADERS = {"zlib": "zlib"}
 
 # Modules by package, as in pyproject.toml; a test compares them.
 NEEDED = {
@@ -46,8 +49,11 @@ def _versions(packages: dict[str, str]) -> str:
 
 
 def python(machine: Machine) -> Finding:
-    """The versions of gpubpf and Python."""
-    return ok(f"gpubpf {__version__} with Python {platform.python_version()}")
+    """The versions of gpubpf and Python, and whether Python is complete."""
+    versions = f"gpubpf {__version__} with Python {platform.python_version()}"
+    if lacks := _missing(BUILT_WITH_HEADERS):
+        return Finding(MISSING, f"{versions} without {', '.join(lacks)}", "no tool works", COMPLETE_PYTHON)
+    return ok(versions)
 
 
 def packages(machine: Machine) -> Finding:

@@ -22,6 +22,7 @@ import gpubpf_host
 from gpubpf.calls import device_times
 from gpubpf.check import profilers, software, table
 from gpubpf.check.finding import LIMITED, MISSING, OK, STATES, UNKNOWN
+from gpubpf.errors import missing_package
 from gpubpf.kernel import bpf_syscall, syscalls
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,6 +114,14 @@ def expect(found: Record, state: str, value: str, needed: bool = True) -> None:
 
 def test_python_states_its_version() -> None:
     expect(one("python"), OK, "gpubpf ")
+
+
+def test_python_that_was_built_without_a_module(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['zlib'] = None\n")
+    found = one("python", library=Path(f"{tmp_path}:{ROOT / 'lib'}"))
+    expect(found, MISSING, "without zlib")
+    assert "zlib1g-dev" in found["do"] and "pip" not in found["do"]
+    assert "pip" not in missing_package(ModuleNotFoundError(name="_ctypes"))
 
 
 @pytest.mark.parametrize(("name", "needed"), [("packages", True), ("optional-packages", False)])
