@@ -8,6 +8,7 @@ before, by nvcc and hipcc; what needs a compiler that is not there is left out, 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -231,6 +232,7 @@ def check_without_compiler(user: User, wheel: Path, examples: Sequence[str], pro
     if "vectoradd" in examples:
         advice = rf"no C compiler|needs a C compiler and found none; .*run {python}\S* -m pip install ziglang"
         expect(user.run("cudasim", "--", programs / "vectoradd", status=1), advice)
+    check_what_check_says(user, (), compiler=False)
     done = user.run("pip", "install", "-q", f"gpubpf[sim] @ file://{wheel}")
     say(f"  [sim] in {done.seconds:.0f} s")
 
@@ -247,6 +249,7 @@ def check_tools(user: User, examples: Sequence[str], programs: Path, advice: str
     for option, package in (("--heatmap=a.svg", "matplotlib"), ("--parquet=a.parquet", "pyarrow")):
         done = user.run("memtrace", option, "--", "/bin/true", status=1)
         expect(done, rf"^memtrace: {option[:9]}: .* {package} is missing in .*; {advice} {package}")
+    check_what_check_says(user, examples, compiler=True)
     expect(user.run("gpurun", "no.bpf.o", "--", "/bin/true", status=1), "no.bpf.o: cannot be read")
     if (programs / OBJECT).exists() and "vectoradd" in examples:
         done = user.run("gpurun", programs / OBJECT, "--", programs / "vectoradd", *"19 5 1 23".split())
@@ -260,6 +263,31 @@ def check_tools(user: User, examples: Sequence[str], programs: Path, advice: str
         expect(done, "cudaLaunchKernel")
     if HIP_EXAMPLE in examples:
         expect(user.run("hipsnoop", "--", programs / HIP_EXAMPLE, "20", root=True), "hipLaunchKernel +20")
+
+
+def check_what_check_says(user: User, examples: Sequence[str], compiler: bool) -> None:
+    """`gpubpf check` says what the other commands show. compiler: whether there is a C compiler for the embedded devices."""
+    done = user.run(
+        "gpubpf", "check", "--json", "--timeout", "60", status=1
+    )  # an ordinary user may not load eBPF programs
+    states = {record["name"]: record["state"] for record in map(json.loads, done.text.splitlines())}
+    expected = {
+        **dict.fromkeys(("python", "packages", "libraries"), "ok"),
+        "optional-packages": "missing",
+        "nvidia-gpu": "ok" if os.path.exists("/dev/nvidiactl") else "missing",
+        "amd-gpu": "ok" if os.path.exists("/dev/kfd") else "missing",
+        "cudasim": "ok" if compiler else "missing",
+        "bpf": "missing",
+    }
+    if HIP_EXAMPLE in examples:
+        expected["hipsim"] = "ok"
+    wrong = {name: states.get(name) for name, state in expected.items() if states.get(name) != state}
+    if wrong:
+        raise CheckError(f"gpubpf check: expected {expected}, but {wrong}\n{done.text}")
+    said = ", ".join(
+        f"{sum(s == state for s in states.values())} {state}" for state in sorted({*states.values()})
+    )
+    say(f"  gpubpf check is right: {said}")
 
 
 def measure_over(user: User, programs: Path, upgrade: Callable[[], object]) -> None:

@@ -26,6 +26,7 @@ from packaging_checks import (
     CheckError,
     User,
     check_tools,
+    check_what_check_says,
     expect,
     measure_over,
     say,
@@ -72,6 +73,7 @@ def check_without_compiler(user: User, deb: Path, programs: Path) -> None:
     if (programs / "vectoradd").exists():
         done = user.run("cudasim", "--", programs / "vectoradd", status=1)
         expect(done, "needs a C compiler and found none; install gcc or clang")
+    check_what_check_says(user, (), compiler=False)
     apt("purge", "gpubpf")
     say(f"  installed with what it recommends in {apt('install', deb):.0f} s")
     if re.search(r"Candidate: 5\.7", user.run("apt-cache", "policy", "libhsa-runtime64-1").text):
