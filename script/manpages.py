@@ -2,6 +2,7 @@
 """Build the man pages, which share text.
 
     script/manpages.py DIRECTORY      write all pages there: threadhist.8, launchlate.8, ...
+    script/manpages.py --fields       write the fragments with the fields of records, as the library declares them
 
 A page's source is `man/man8/NAME.8`, plain roff with two requests that are carried out here:
 
@@ -14,10 +15,12 @@ fragments where pages are installed.
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 MAN = Path(__file__).resolve().parent.parent / "man"
 
@@ -67,7 +70,82 @@ def write(directory: Path) -> None:
         (directory / f"{name}.8").write_text(page(name), "utf-8")
 
 
+# --- FIELDS ---
+
+
+def fields() -> dict[str, str]:
+    """Return the fragments about records by file name: of each tool, those that not every tool writes."""
+    sys.path.insert(0, str(MAN.parent / "lib"))
+    made = {}
+    for tool in sorted(path.stem for path in (MAN.parent / "tools").glob("*.py")):
+        declared = importlib.import_module(f"gpubpf.tools.{tool}").build_parser().declared()
+        if not declared:
+            continue
+        own = [one for one in declared if one.name not in ("attached", "watching", "listed", "summary")]
+        known: set[str] = set()
+        made[f"fields-{tool}.roff"] = "".join(f"{line}\n" for one in own for line in record(one, known))
+        if tables := [one for one in own if one.csv]:
+            made[f"csv-{tool}.roff"] = "".join(f"{line}\n" for line in _tables(tables))
+    return made
+
+
+def record(of: Any, known: set[str]) -> Iterator[str]:
+    """Yield the description of a record. known: fields with their meanings that were described before."""
+    yield from (".TP", f".B {of.name}", _roff(of.about))
+    line = ""
+    for field in of.fields:
+        text = f"\\fI{field.name}\\fR{_meaning(field.schema)}"
+        if text in known:
+            line += f"\\fI{field.name}\\fR, "
+        else:
+            yield f"{line}{text};" if field is not of.fields[-1] else f"{line}{text}."
+            line = ""
+        known.add(text)
+    if line:
+        yield f"{line[:-2]}."
+    if of.notes:
+        yield _roff(of.notes)
+
+
+def _meaning(schema: Mapping[str, Any]) -> str:
+    """Return the description of a field and the fields of its object in parentheses."""
+    said = [_roff(schema["description"])] if "description" in schema else []
+    inner = schema
+    while "items" in inner or isinstance(inner.get("additionalProperties"), Mapping):
+        inner = inner.get("items") or inner["additionalProperties"]
+    if "properties" in inner:
+        parts = (f"\\fI{name}\\fR{_meaning(one)}" for name, one in inner["properties"].items())
+        said.append(", ".join(parts))
+    elif "enum" in schema and not all(str(word or "null") in "".join(said) for word in schema["enum"]):
+        words = [word or "null" for word in schema["enum"]]
+        said.insert(0, f"{', '.join(words[:-1])} or {words[-1]}")
+    return f" ({(': ' if inner.get('properties') else ', ').join(said)})" if said else ""
+
+
+def _tables(tables: Sequence[Any]) -> Iterator[str]:
+    yield '.SS "CSV columns"'
+    yield "With \\fB\\-T\\fR, the first column is ts_ns."
+    for of in tables:
+        if len(tables) > 1:
+            yield from (".TP", f".B {of.name}")
+        yield f"{', '.join(of.columns)}."
+
+
+def _roff(text: str) -> str:
+    """Return a text with its options in bold type."""
+    text = re.sub(
+        r"(?<![\w-])--?[A-Za-z][\w-]*",
+        lambda option: f"\\fB{option[0].replace('-', chr(92) + '-')}\\fR",
+        text,
+    )
+    return text.replace("'", "\\(aq")
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: script/manpages.py DIRECTORY")
-    write(Path(sys.argv[1]))
+        sys.exit("usage: script/manpages.py DIRECTORY | --fields")
+    if sys.argv[1] == "--fields":
+        for name, text in fields().items():
+            (MAN / "fragments" / name).write_text(text, "utf-8")
+    else:
+        write(Path(sys.argv[1]))

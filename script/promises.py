@@ -162,8 +162,7 @@ def records(command: str) -> dict[str, set[str]]:
     if failed:
         raise RuntimeError(f"{command}: status {done.returncode}\n{done.stderr}")
     found: dict[str, set[str]] = {}
-    for line in done.stdout.splitlines():
-        record = json.loads(line)
+    for record in map(json.loads, done.stdout.splitlines()):
         found.setdefault(record["type"], set()).update(fields(record))
     return found
 

@@ -25,6 +25,7 @@ import hipsim_device
 from gpubpf.ebpf import clang
 from gpubpf.names import demangle
 from gpubpf_examples import ROOT
+from gpubpf_schema import check_records
 from gpubpf_text import longest, shortened
 
 SHORT = {"matmul": ["64"]}  # with a record for every access, the whole program would take minutes
@@ -224,6 +225,7 @@ def test_a_look(case: tuple[str, str, str, str], tmp_path: Path, request: pytest
     made = results.read_text()
     if "--json" in options:
         records = [json.loads(line, parse_constant=refused) for line in made.splitlines()]
+        check_records(tool, made.splitlines())
         assert records[-1]["type"] == "summary"
     elif "--csv" in options:
         rows = list(csv.reader(io.StringIO(made)))

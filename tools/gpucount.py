@@ -66,7 +66,7 @@ def build_parser() -> cli.Parser:
     cli.add_budget(parser)
     cli.add_device(parser)
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.expressions.counts")
     return parser
 
 
@@ -117,12 +117,10 @@ def report(
     from gpubpf.expressions import counts
 
     results.begin()
-    if results.json:
-        results.out.records(one.record() | results.stamp for one in found)
-    elif results.csv:
-        results.table(counts.COLUMNS, counts.rows(found))
-    else:
+    if results.form == "text":
         results.out.lines([*counts.lines(found, owners, args.verbose), ""])
+    else:
+        results.records(counts.COUNT, found)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,8 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from typing import Any
 
     from gpubpf.show.owner_columns import OwnerColumns
-    from gpubpf.threads.imbalance import Groups
     from gpubpf.threads.thread_counts import ThreadCounts
 
 TOOL = "threadhist"
@@ -122,7 +120,7 @@ def build_parser() -> cli.Parser:
     cli.add_budget(parser)
     cli.add_device(parser)
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.threads.thread_records")
     return parser
 
 
@@ -178,7 +176,7 @@ def report(
     counts: list[ThreadCounts], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
 ) -> None:
     """Print what was counted since the last report."""
-    from gpubpf.threads import thread_counts
+    from gpubpf.threads import thread_counts, thread_records
 
     results.begin()
     if args.sass and not args.interval:
@@ -190,104 +188,12 @@ def report(
                 extents = (kernel.shape.grid, kernel.shape.block_dim)
                 grid, block = (" x ".join(map(str, extent)) for extent in extents)
                 cli.note(TOOL, f"{kernel.instance.kernel}, grid {grid}, block {block}: {kernel.nothing}")
-    if results.json:
-        for kernel in counts:
-            show_json(kernel, args, results)
-    elif results.csv:
-        show_csv(counts, args, results)
+        thread_records.write(counts, args, results)
     else:
         what = (
             "basic blocks" if args.work == "blocks" else args.work
         )  # a report is also about blocks of threads
         results.out.lines(thread_counts.lines(counts, what, args.by, args.top, owners, args.verbose))
-
-
-# --- for programs ---
-
-
-def chosen_threads(kernel: str, threads: Groups, args: argparse.Namespace, results: cli.ResultWriter) -> Any:
-    """Return the places of the threads to write: all, the N of --top, or of a very large grid those with the most work."""
-    from gpubpf.threads import thread_counts
-
-    if args.top or args.all_threads or len(threads) <= thread_counts.MOST_RECORDS:
-        return threads.largest(args.top)
-    results.note_once(thread_counts.left_out(kernel, len(threads), args.by))
-    return threads.largest(thread_counts.MOST_RECORDS) if args.by == "thread" else ()
-
-
-def show_json(counts: ThreadCounts, args: argparse.Namespace, results: cli.ResultWriter) -> None:
-    """Write a record for each thread (and each group of --by), then one for the kernel and launch shape."""
-    import json
-
-    from gpubpf.threads import imbalance
-    from gpubpf.threads.thread_counts import write_threads
-
-    instance, shape = counts.instance, counts.shape
-    threads = counts.grouped("thread")
-    common = {"pid": instance.pid, "comm": instance.comm, "gpu": instance.gpu, **shape.vendor()}
-    common |= {"kernel": instance.kernel, "grid": shape.grid, "block_dim": shape.block_dim}
-    written = 0
-    if args.by == "thread" or args.top is None:
-        order = chosen_threads(instance.kernel, threads, args, results)
-        written = len(order)
-        start = json.dumps({"type": "thread", **common}, separators=(",", ":"))[:-1]
-        texts = (start + ',"block":[', ",", ",", '],"thread":[', ",", ",", '],"runs":', ',"work":', "}\n")
-        write_threads(results.out, threads, order, texts)
-    if args.by != "thread":
-        groups = counts.grouped(args.by)
-        names = ("threads", "runs", "work")
-        results.out.records(
-            {"type": args.by, **common, **groups.indices(place)}
-            | {name: int(getattr(groups, name)[place]) for name in names}
-            for place in groups.largest(args.top)
-        )
-    spilled = {"spilled_bytes": instance.spilled} if instance.spilled else {}
-    idle = None
-    unknown = counts.sampled is not None and counts.no_thread
-    if counts.selected is None:
-        empty, waiting = imbalance.idle_lanes(shape, counts.work)
-        idle = {"empty": round(empty, 6), "waiting": round(waiting, 6)}
-    results.out.record(
-        type="kernel",
-        **common,
-        demangled=instance.demangled,
-        mangled=instance.mangled,
-        launches=counts.launches,
-        threads=shape.threads,
-        selected=counts.wanted,
-        thread_records=written,
-        runs=counts.total_runs,
-        work=None if unknown else counts.total_work,
-        **counts.sample_fields(),
-        imbalance=None if unknown else round(threads.imbalance, 6),
-        work_kind=args.work,
-        registers={"before": instance.registers_before, "after": instance.registers_after} | spilled,
-        idle_lanes=idle,
-        **results.stamp,
-    )
-
-
-def show_csv(counts: list[ThreadCounts], args: argparse.Namespace, results: cli.ResultWriter) -> None:
-    """Write the table of --by: every row, or the N of --top."""
-    from gpubpf.threads.thread_counts import write_threads
-
-    block, thread = ("block_x", "block_y", "block_z"), ("thread_x", "thread_y", "thread_z")
-    index = {"thread": (*block, *thread), "lane": ("lane", "threads"), "warp": (*block, "warp", "threads")}
-    columns = (*index.get(args.by, (*block, "threads")), "runs", "work", "mangled")
-    results.header(("pid", "comm", "gpu", "kernel", *cli.SHAPE_COLUMNS, *columns))
-    for kernel in counts:
-        instance, groups = kernel.instance, kernel.grouped(args.by)
-        names = (instance.pid, instance.comm, instance.gpu, instance.kernel)
-        start = results.cells(*names, kernel.shape.grid, kernel.shape.block_dim) + ","
-        mangled = cli.csv_cells((instance.mangled,))
-        if args.by == "thread":
-            order = chosen_threads(instance.kernel, groups, args, results)
-            write_threads(results.out, groups, order, (start, *",,,,,,,", f",{mangled}\n"))
-            continue
-        for place in groups.largest(args.top):
-            sums = (groups.threads[place], groups.runs[place], groups.work[place])
-            cells = cli.csv_cells((*groups.indices(place).values(), *sums))
-            results.out.write(f"{start}{cells},{mangled}\n")
 
 
 if __name__ == "__main__":

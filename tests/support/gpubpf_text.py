@@ -15,6 +15,7 @@ from typing import Any
 from gpubpf.names import demangle
 from gpubpf.show import cli
 from gpubpf.show.table import WIDTH, printable
+from gpubpf_schema import check_records
 
 # Names come from traced processes: they may be long, foreign, or escape sequences for the user's terminal.
 COMMS = (
@@ -126,6 +127,9 @@ def check(
     if args.json:
         for line in lines:
             json.loads(line, parse_constant=_refused)
+        check_records(
+            args.tool, (line for line in lines if '"type":"summary"' not in line)
+        )  # those are made up
         return lines
     assert all(line.isprintable() for line in lines), next(line for line in lines if not line.isprintable())
     if args.csv:

@@ -182,7 +182,7 @@ def test_top_shows_the_busiest(show):
 
 
 def test_of_very_large_grids_only_some_threads_are_written(show, monkeypatch, capsys):
-    monkeypatch.setattr("gpubpf.threads.thread_counts.MOST_RECORDS", 4)
+    monkeypatch.setattr("gpubpf.threads.thread_records.MOST_RECORDS", 4)
     large = [
         instance([5, 9, 1, 7, 7, 3, 2, 8], grid=(2, 1, 1)),
         instance(FIVE[:4], mangled="_Z5otherv", kernel="other"),
@@ -300,9 +300,9 @@ def test_an_interval_shows_what_is_new(show):
 
 
 def test_csv_is_the_table(show):
-    text = show("--csv", instances=[instance(FIVE, kernel="a,b")])
+    text = show("--csv", instances=[instance(FIVE, mangled="a,b")])
     lines = text.splitlines()
-    assert lines[5] == '1234,vectoradd,0,"a,b",1,1,1,5,1,1,0,0,0,4,0,0,23,69,_Z9vectorAddPKfS0_Pfi'
+    assert lines[5] == '1234,vectoradd,0,"a,b",1,1,1,5,1,1,0,0,0,4,0,0,23,69,"a,b"'
     assert len(lines) == 6 and lines[0].count(",") == 18
     for by in ("lane", "warp", "block"):
         header, *rows = show("--csv", "-T", "--by", by, instances=[instance(FIVE)]).splitlines()
@@ -323,7 +323,7 @@ def test_every_field_and_column_is_in_the_man_page(show):
 
 
 def test_names_that_targets_chose_are_escaped(show):
-    made = instance(FIVE, kernel="\x1b[2J", comm="a\nb", demangled="\x1b]0;")
+    made = instance(FIVE, mangled="\x1b[2J", comm="a\nb", demangled="\x1b]0;")
     assert "\x1b" not in show(instances=[made]) and "\x1b" not in show("-v", instances=[made])
     assert "\x1b" not in show("--csv", instances=[made])
     assert show("--json", instances=[made])[0]["kernel"] == "\x1b[2J"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
@@ -10,8 +10,11 @@ from gpubpf.expressions.evaluate import evaluate
 from gpubpf.expressions.launches import Launches
 from gpubpf.expressions.specs import Spec
 from gpubpf.record import Record, replace
+from gpubpf.records.fields import KERNEL, MANGLED, OWNER, STAMP
 from gpubpf.records.launch_shape import Warp
+from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, VERIFIED_BY, of_every_tool
 from gpubpf.show import table
+from gpubpf.show.fields import INTEGER, TEXT, Field, Fields
 
 if TYPE_CHECKING:
     from gpubpf.session.session import Session
@@ -40,14 +43,35 @@ class Count(Record):
     def plus(self, count: int, threads: int) -> Count:
         return replace(self, count=self.count + count, threads=self.threads + threads)
 
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        owner = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **Warp.of(self.wave).vendor()}
-        kernel = {"kernel": names.demangle(self.mangled).short, "mangled": self.mangled}
-        return {"type": "count", **owner, "spec": self.spec.text, **kernel} | {
-            "count": self.count,
-            "threads": self.threads,
-        }
+
+COUNT = Fields(
+    "count",
+    "One for each SPEC and kernel.",
+    (
+        *OWNER,
+        Field("spec", TEXT, "as it was typed", get=lambda one: one.spec.text, header="SPEC", left=True),
+        KERNEL,
+        MANGLED,
+        Field(
+            "count",
+            INTEGER,
+            "executions by a warp with a lane that passes the filter; of kernel, launches",
+            header="COUNT",
+            show="{:,}".format,
+        ),
+        Field(
+            "threads",
+            INTEGER,
+            "these lanes; of kernel, threads of the grids",
+            header="THREADS",
+            show="{:,}".format,
+        ),
+        STAMP,
+    ),
+    csv="pid comm gpu spec kernel count threads mangled",
+    notes="With an interval, kernels that did not reach the point in it have none.",
+)
+RECORDS = (COUNT, *of_every_tool(BUDGET, NOT_PROBED, LOG_LOST, VERIFIED_BY))
 
 
 class Counts:
@@ -107,16 +131,6 @@ def passes(spec: Spec, values: Any) -> bool:
     return spec.filter is None or evaluate(spec.filter, values) != 0
 
 
-COLUMNS = ("pid", "comm", "gpu", "spec", "kernel", "count", "threads", "mangled")
-
-
-def rows(counts: Iterable[Count]) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of the CSV table with COLUMNS."""
-    for one in counts:
-        kernel = names.demangle(one.mangled).short
-        yield one.pid, one.comm, one.gpu, one.spec.text, kernel, one.count, one.threads, one.mangled
-
-
 LONG = 32  # a SPEC with more characters gets a separate line
 
 
@@ -135,16 +149,11 @@ def lines(counts: Sequence[Count], owners: OwnerColumns, full: bool) -> list[str
     legend = [line for text, number in numbers.items() for line in table.wrap(f"{number} {text}")]
     cells = [
         owners.cells(one)
-        | {
-            "SPEC": numbers.get(one.spec.text, one.spec.text),
-            "KERNEL": labels[one.mangled],
-            "COUNT": f"{one.count:,}",
-            "THREADS": f"{one.threads:,}",
-        }
+        | COUNT.cells(one, spec=numbers.get(one.spec.text, one.spec.text), kernel=labels[one.mangled])
         for one in counts
     ]
     cut = () if full else ("KERNEL", "COMM", "SPEC")
-    shown = table.within(cells, left=("COMM", "SPEC", "KERNEL"), cut=cut)
+    shown = table.within(cells, left=("COMM", *COUNT.left), cut=cut)
     warps = " and ".join(sorted({f"{Warp.of(one.wave).word}s" for one in counts}))
     heading = (
         f"COUNT: executions by {warps}; THREADS: the lanes in them",

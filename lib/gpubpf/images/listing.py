@@ -31,6 +31,7 @@ from gpubpf.process import children
 from gpubpf.ptx import module, parser
 from gpubpf.record import MutableRecord, Record, field
 from gpubpf.show import cli, progress, table
+from gpubpf.show.process_records import LISTED
 from gpubpf.show.remedies import remedy
 
 if TYPE_CHECKING:
@@ -71,22 +72,7 @@ class ListedFileKernel(Record):
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record of ``--list``."""
-        return {
-            "type": "listed",
-            "pid": self.source.pid,
-            "comm": self.source.comm,
-            "kernel": self.name.short,
-            "demangled": self.name.full,
-            "mangled": self.name.mangled,
-            "file": self.source.file,
-            "ptx": list(self.ptx),
-            "sass": list(self.sass),
-            **({"gpus": list(self.gpus)} if self.gpus else {}),
-            "instrumentable": self.reason is None,
-            "reason": self.reason,
-            "remedy": remedy(self.reason or "") or None,
-            "launches": self.launches,
-        }
+        return LISTED.record(self)
 
 
 # A device program that does nothing. A kernel that cannot carry it cannot carry any program.
@@ -346,20 +332,12 @@ def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
 
 def csv_rows(kernels: Iterable[ListedFileKernel]) -> Iterator[str]:
     """Yield the table of ``--list`` as lines of CSV."""
-    yield "kernel,demangled,mangled,file,ptx,sass,instrumentable,reason,launches\n"
+    yield ",".join(LISTED.columns) + "\n"
     for kernel in kernels:
-        name = kernel.name
-        cells = (
-            name.short,
-            name.full,
-            name.mangled,
-            kernel.source.file,
-            " ".join(kernel.ptx),
-            " ".join(kernel.sass),
-        )
-        can = "no" if kernel.reason else "yes"
-        launches = "" if kernel.launches is None else kernel.launches
-        yield cli.csv_cells((*cells, can, kernel.reason or "", launches)) + "\n"
+        lists = {"ptx": " ".join(kernel.ptx), "sass": " ".join(kernel.sass)}
+        can = {"instrumentable": "no" if kernel.reason else "yes"}
+        row = LISTED.row(kernel.record() | lists | can)
+        yield cli.csv_cells("" if cell is None else cell for cell in row) + "\n"
 
 
 def no_match(patterns: Sequence[str], seen: Iterable[str], most: int = MOST_NAMES) -> str:

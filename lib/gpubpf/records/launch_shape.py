@@ -101,7 +101,7 @@ class Shape(Record):
     def coordinates(self, threads: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return block x, y, z and thread x, y, z for thread numbers."""
         block, thread = np.divmod(threads, self.block_size)
-        return (*_unravel(block, self.grid), *_unravel(thread, self.block_dim))
+        return (*unravel(block, self.grid), *unravel(thread, self.block_dim))
 
     def selection(self, block: Ranges, thread: Ranges) -> np.ndarray | None:
         """Return a mask of the threads whose indices are in these inclusive ranges: bool [threads]; None if all are."""
@@ -161,7 +161,8 @@ def _extents(of: Index) -> str:
     return "x".join(map(str, of[: used + 1]))
 
 
-def _unravel(number: np.ndarray, extents: Index) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def unravel(number: np.ndarray, extents: Index) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the x, y and z indices of numbers; x varies fastest."""
     rest, x = np.divmod(number, extents[0])
     z, y = np.divmod(rest, extents[1])
     return x, y, z

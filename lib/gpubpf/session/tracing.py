@@ -84,13 +84,17 @@ def trace(
     def attached(pid: int, comm: str, ts_ns: int, again: str) -> None:
         note(f"attached to {pid} ({comm}){', ' if again else ''}{again}")
         if args.json and out is not None:
-            out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns)
+            from gpubpf.show.process_records import ATTACHED
+
+            out.records([ATTACHED.record(pid=pid, comm=comm, ts_ns=ts_ns)])
 
     def waiting(pid: int, comm: str, ts_ns: int, kernels: int) -> None:
         what = "a kernel is" if kernels == 1 else f"{kernels} kernels are"
         note(f"attached to {pid} ({comm}), but {what} not instrumented yet: launches run the original")
         if args.json and out is not None:
-            out.record(type="attached", pid=pid, comm=comm, ts_ns=ts_ns, waiting=kernels)
+            from gpubpf.show.process_records import ATTACHED
+
+            out.records([ATTACHED.record(pid=pid, comm=comm, ts_ns=ts_ns, waiting=kernels)])
 
     def instrument(data: bytes, target: Target | None) -> Sidecar:
         if target is None:
@@ -136,7 +140,9 @@ def trace(
     def watching(ts_ns: int) -> None:
         note("watching every process")
         if args.json and out is not None:
-            out.record(type="watching", ts_ns=ts_ns)
+            from gpubpf.show.process_records import WATCHING
+
+            out.records([WATCHING.record(ts_ns=ts_ns)])
 
     sass = getattr(args, "sass", False)
     targets = _targets(args)

@@ -41,12 +41,15 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpubpf import __version__
 from gpubpf.show import progress
 from gpubpf.show.notices import complain
 from gpubpf.show.option_values import EVERYTHING, positive, seconds
+
+if TYPE_CHECKING:
+    from gpubpf.show.fields import Fields
 
 _SPEC = re.compile(r"\s*[A-Za-z_]\w*\s*:")  # how a specification begins; such a file is ./NAME
 
@@ -78,10 +81,22 @@ class Parser(argparse.ArgumentParser):
 
     takes_specs: words such as POINT:KERNEL before COMMAND are specifications, in `args.specs`.
     operand: description of the first word before COMMAND, which is required; the word is in `args.operand`. "": no such word.
+    records: where the records that the tool writes as JSON are declared: a module, and perhaps the name in it, after a colon.
     """
 
     takes_specs = False
     operand = ""
+    records = ""
+
+    def declared(self) -> tuple[Fields, ...]:
+        """Return the records that the tool writes as JSON."""
+        import importlib
+
+        if not self.records:
+            return ()
+        module, _, name = self.records.partition(":")
+        made: tuple[Fields, ...] = getattr(importlib.import_module(module), name or "RECORDS")
+        return made
 
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message}; see {self.prog} --help")

@@ -362,8 +362,9 @@ def add_looks(made: Parser, device_programs: bool = True) -> None:
     group.add_argument("--ebpf", action="store_true", help="print the program's C text and exit")
 
 
-def add_output(made: Parser) -> None:
-    """Add where results go and in which form: -o, --json, --csv, -T, -v."""
+def add_output(made: Parser, records: str = "") -> None:
+    """Add where results go and in which form: -o, --json, --csv, -T, -v. records: see `Parser`."""
+    made.records = records
     group = made.add_argument_group("results")
     group.add_argument(
         "-o",

@@ -3,12 +3,10 @@
 results = ResultWriter(args, out)
 for _ in session.intervals(…):
     results.begin()                                     # -T
-    if results.json:
-        out.records(… | results.stamp …)
-    elif results.csv:
-        results.table(COLUMNS, rows)
-    else:
+    if results.form == "text":
         out.lines(…)
+    else:
+        results.records(COUNT, found)                   # the objects of a record type
 results.end(session.summary())
 """
 
@@ -17,11 +15,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubpf.show.notices import note
 from gpubpf.show.output import Output, csv_cells
 from gpubpf.show.summary_text import summary_lines
+
+if TYPE_CHECKING:
+    from gpubpf.show.fields import Fields
+
 
 SHAPE_COLUMNS = ("grid_x", "grid_y", "grid_z", "block_dim_x", "block_dim_y", "block_dim_z")
 
@@ -75,6 +77,11 @@ class ResultWriter:
             self._headed = True
             self.out.write(",".join((*self.stamp, *columns)) + "\n")
 
+    @property
+    def time_cell(self) -> bytes:
+        """What a CSV line begins with: with -T the time."""
+        return f"{self._now},".encode() if self._timestamps else b""
+
     def cells(self, *cells: object) -> str:
         """Return the first cells of a CSV line. With -T the time comes before them."""
         return csv_cells((*self.stamp.values(), *cells))
@@ -84,6 +91,14 @@ class ResultWriter:
         self.header(columns)
         lines = (self.cells(*("" if cell is None else cell for cell in row)) for row in rows)
         self.out.write("".join(line + "\n" for line in lines))
+
+    def records(self, fields: Fields, found: Iterable[Any]) -> None:
+        """Write the JSON records of objects, or their rows of the CSV table."""
+        records = (fields.record(one) for one in found)
+        if self.json:
+            self.out.records(record | self.stamp for record in records)
+        else:
+            self.table(fields.columns, map(fields.row, records))
 
     def end(self, summary: Mapping[str, Any], lines: Iterable[str] | None = None) -> None:
         """Write the summary: the last record of JSON, or the last lines of text (default: `summary_lines`). CSV has none."""

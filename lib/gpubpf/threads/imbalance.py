@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from gpubpf.record import Record
-from gpubpf.records.launch_shape import By, Index, Shape, index_of
+from gpubpf.records.launch_shape import By, Shape, unravel
 from gpubpf.show import table
 
 FAR_OFF = 0.10  # share of the median; threads or groups that differ more are named
@@ -57,15 +57,15 @@ class Groups(Record):
         outer = self.by in ("thread", "warp") and self.shape.blocks > 1
         return ({"BLOCK": self.shape.block_index(block)} if outer else {}) | {self.by.upper(): label(own)}
 
-    def indices(self, place: int) -> dict[str, int | Index]:
-        """Return the group's index as JSON fields, which do not depend on the grid: ``{"block": (2, 0, 0), "warp": 1}``."""
-        block, own = self.shape.place(self.by, int(self.numbers[place]))
+    def indices(self, places: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the groups' indices as columns, which do not depend on the grid: of a warp, block x, y, z, and its number."""
+        numbers = self.numbers[places]
+        if self.by == "thread":
+            return self.shape.coordinates(numbers)
         if self.by == "lane":
-            return {"lane": own}
-        if self.by == "block":
-            return {"block": index_of(own, self.shape.grid)}
-        outer: dict[str, int | Index] = {"block": index_of(block, self.shape.grid)}
-        return outer | {self.by: index_of(own, self.shape.block_dim) if self.by == "thread" else own}
+            return (numbers,)
+        block, own = np.divmod(numbers, self.shape.warps) if self.by == "warp" else (numbers, None)
+        return (*unravel(block, self.shape.grid), *(() if own is None else (own,)))
 
     def alike(self) -> list[tuple[int, int]]:
         """Return the first and last index of each span of neighbours in a block that have equal runs and work."""

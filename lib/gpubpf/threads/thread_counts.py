@@ -13,7 +13,6 @@ from gpubpf.records.launch_shape import By, Ranges, Shape, shape_cells
 from gpubpf.session.sampled import Estimate, Sample, kernel_of, rounded
 from gpubpf.session.sampled import samples as sampled_units
 from gpubpf.show import histogram, table
-from gpubpf.show.bulk_text import CHUNK, records
 from gpubpf.show.owner_columns import MOST_SECTIONS, OwnerColumns
 from gpubpf.threads import imbalance
 from gpubpf.threads.imbalance import Groups
@@ -22,13 +21,9 @@ if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
     from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
-    from gpubpf.show.output import Output
 
 NO_THREAD = "no thread of this grid matches --block and --thread"
 TITLE = 46  # maximum characters of a kernel's name in a title
-MOST_RECORDS = (
-    1 << 20
-)  # maximum threads of a kernel and launch shape that --json and --csv write without --all-threads
 SCREEN = 32  # more rows than this are shown as a histogram
 OF_LOOPS = ("instructions", "loads", "atomics", "basic blocks")  # what a thread does while it waits in a loop
 
@@ -69,6 +64,10 @@ class ThreadCounts(Record):
     @property
     def wave(self) -> int | None:
         return self.instance.wave
+
+    @property
+    def mangled(self) -> str:
+        return self.instance.mangled
 
     @property
     def no_thread(self) -> bool:
@@ -352,30 +351,3 @@ def _rows(groups: Groups, spans: Sequence[tuple[int, int]], what: str, owner: di
         return []
     made = table.cut_first(rows, ("COMM",), ("COMM",), ("THREADS", "RUNS"))
     return table.with_bars(made, [float(groups.work[place]) for place, _ in spans], float(groups.work.max()))
-
-
-# --- JSON and CSV ---
-
-
-def left_out(kernel: str, threads: int, by: By) -> str:
-    """Return a notice about a grid with more than `MOST_RECORDS` threads."""
-    if by != "thread":
-        return f"{kernel}: no records of its {threads:,} threads; --all-threads writes them"
-    return (
-        f"{kernel}: wrote only the {MOST_RECORDS:,} of {threads:,} threads with the most work; "
-        "add up all with --by warp or --by block, or write all with --all-threads"
-    )
-
-
-def write_threads(out: Output, threads: Groups, order: np.ndarray, texts: Sequence[str]) -> None:
-    """Write block x, y, z, thread x, y, z, runs and work of each thread in `order`, interleaved with the nine `texts`."""
-    around = [text.encode() for text in texts]
-    for begin in range(0, len(order), CHUNK):
-        places = order[begin : begin + CHUNK]
-        numbers = (
-            *threads.shape.coordinates(threads.numbers[places]),
-            threads.runs[places],
-            threads.work[places],
-        )
-        parts = [part for pair in zip(around, (*numbers, b""), strict=True) for part in pair]
-        out.write(records(parts))

@@ -7,6 +7,8 @@ from gpubpf.threads.imbalance import findings, group, idle_findings, idle_lanes
 EVERYTHING = (0, 2**32 - 1)
 ALL = (EVERYTHING,) * 3
 
+LENGTHS = {"thread": 6, "lane": 1, "warp": 4, "block": 3}  # columns of an index
+
 
 def tally(shape, work):
     return np.full(shape.threads, 3, dtype=np.uint64), np.asarray(work, dtype=np.uint64).ravel()
@@ -78,8 +80,11 @@ def test_names_say_as_much_as_needed():
     assert deep.name("block", 3) == "block (1,1)"
     groups = group(deep, *tally(deep, np.zeros(256)))
     assert groups.labels(85) == {"BLOCK": "(1,0)", "THREAD": "(1,1,1)"}
-    assert groups.indices(85) == {"block": (1, 0, 0), "thread": (1, 1, 1)}
-    assert group(one, *tally(one, np.zeros(5)), "warp").indices(0) == {"block": (0, 0, 0), "warp": 0}
+    columns = {by: group(deep, *tally(deep, np.zeros(256)), by).indices(np.array([1])) for by in LENGTHS}
+    assert {by: len(found) for by, found in columns.items()} == LENGTHS
+    indices = {by: [column.item() for column in found] for by, found in columns.items()}
+    assert indices == {"thread": [0, 0, 0, 1, 0, 0], "lane": [1], "warp": [0, 0, 0, 1], "block": [1, 0, 0]}
+    assert [column.item() for column in groups.indices(np.array([85]))] == [1, 0, 0, 1, 1, 1]
 
 
 def test_the_largest_come_first_and_ties_in_order():

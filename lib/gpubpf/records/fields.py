@@ -1,0 +1,79 @@
+"""Fields that the records of several tools have. `show/fields.py` explains declarations."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+from gpubpf import names
+from gpubpf.record import replace
+from gpubpf.records.launch_shape import Warp, vendor_fields
+from gpubpf.show.fields import (
+    BYTES,
+    INDEX,
+    INTEGER,
+    TEXT,
+    Field,
+    having,
+    maybe,
+    one_of,
+)
+from gpubpf.show.process_records import NOW, PROCESS
+
+# Of objects with the attributes pid, comm, gpu, wave and mangled.
+GPU = Field("gpu", INTEGER, "ordinal")
+VENDOR = Field("vendor", one_of("nvidia", "amd"), get=lambda one: Warp.of(one.wave).vendor()["vendor"])
+WAVE = Field("wave", INTEGER, "lanes of a warp or wave", get=lambda one: Warp.of(one.wave).lanes)
+OWNER = (*PROCESS, GPU, VENDOR, WAVE)
+KERNEL = Field(
+    "kernel",
+    TEXT,
+    "demangled, without template arguments and parameters",
+    get=lambda one: names.demangle(one.mangled).short,
+    header="KERNEL",
+    left=True,
+)
+DEMANGLED = Field("demangled", TEXT, "in full", get=lambda one: names.demangle(one.mangled).full)
+MANGLED = Field("mangled", TEXT, "the name in the device code")
+SHAPE = tuple(
+    Field(name, INDEX, "dimensions, [x,y,z]", get=attrgetter(f"shape.{name}"))
+    for name in ("grid", "block_dim")
+)
+BLOCK = Field("block", INDEX, "index, [x,y,z]")
+THREAD = Field("thread", INDEX, "index, [x,y,z]")
+STAMP = replace(NOW, when="with -T")
+REGISTERS = Field(
+    "registers",
+    having(
+        Field("before", maybe(INTEGER)),
+        Field("after", maybe(INTEGER)),
+        Field("spilled_bytes", BYTES, when="if a copy has fewer than it needs"),
+    ),
+    "per thread, before and after the probe was put in; null if not known",
+)
+SAMPLED = Field(
+    "sampled",
+    having(
+        Field("unit", one_of("block", "warp")),
+        Field("one_in", INTEGER, "N"),
+        Field("seed", INTEGER),
+        Field("chosen", INTEGER, "measured in all launches, or in the interval"),
+        Field(
+            "of",
+            maybe(INTEGER),
+            "how many there were; null if launches may have been running when maps were read",
+        ),
+    ),
+    "the sample",
+    when="with --sample-blocks or --sample-warps",
+)
+
+
+def owner_of(one: Any) -> dict[str, Any]:
+    """Return the values of OWNER for an object with pid, comm, gpu, vendor, and wave, which may be unknown (None)."""
+    return {"pid": one.pid, "comm": one.comm, "gpu": one.gpu, **vendor_fields(one.vendor, one.wave)}
+
+
+def registers(before: int | None, after: int | None, spilled: int) -> dict[str, int | None]:
+    """Return the value of REGISTERS."""
+    return {"before": before, "after": after} | ({"spilled_bytes": spilled} if spilled else {})

@@ -1,0 +1,251 @@
+"""Declare the fields of a record: the one place for its name, type, meaning and column.
+
+COUNT = Fields(
+    "count",
+    "One for each SPEC and kernel.",
+    (
+        *OWNER,
+        Field("spec", TEXT, "as it was typed", header="SPEC", left=True),
+        Field("count", INTEGER, "how often warps reached the point", header="COUNT", show="{:,}".format),
+    ),
+    csv="pid comm gpu spec count",
+)
+COUNT.record(one)                   # the JSON record of an object, here with the attributes pid, …, count
+COUNT.columns, COUNT.row(record)    # CSV
+COUNT.cells(one, spec="[1]")        # a row of a table for people
+COUNT.schema                        # JSON schema; `script/manpages.py --fields` makes the man page's FIELDS from it
+
+`RECORDS` in a tool's module lists all that the tool writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+from gpubpf.record import Record
+from gpubpf.show.output import csv_cells
+
+Type: TypeAlias = dict[str, Any]  # a JSON schema; "unit" is that of a number
+
+INTEGER: Type = {"type": "integer"}
+NUMBER: Type = {"type": "number"}
+TEXT: Type = {"type": "string"}
+ANYTHING: Type = {}
+TRUTH: Type = {"type": "boolean"}
+NS = INTEGER | {"unit": "ns"}
+BYTES = INTEGER | {"unit": "bytes"}
+HEX = TEXT | {"pattern": "^0x[0-9a-f]+$"}
+INDEX: Type = {"type": "array", "items": INTEGER, "minItems": 3, "maxItems": 3}  # x, y and z
+
+
+def one_of(*words: str) -> Type:
+    """Return the type of a string that is one of `words`."""
+    return TEXT | {"enum": [*words]}
+
+
+def many(of: Type) -> Type:
+    """Return the type of a list."""
+    return {"type": "array", "items": of}
+
+
+def by_name(of: Type) -> Type:
+    """Return the type of an object whose keys are data, such as reasons."""
+    return {"type": "object", "additionalProperties": of}
+
+
+def maybe(of: Type) -> Type:
+    """Return the type with null."""
+    return of | {"type": [of["type"], "null"]} | ({"enum": [*of["enum"], None]} if "enum" in of else {})
+
+
+def having(*fields: Field) -> Type:
+    """Return the type of an object with these fields."""
+    return {
+        "type": "object",
+        "properties": {field.name: field.schema for field in fields},
+        "required": [field.name for field in fields if not field.when],
+        "additionalProperties": False,
+    }
+
+
+class Field(Record):
+    """A field of a record, and its column in a table.
+
+    name       the name in JSON and CSV
+    type       its JSON schema, without the description
+    meaning    what it is, for the man page: a phrase without a capital and a full stop; names of options as they are
+    get        returns the value from the object of the record; None: its attribute `name`; with `when`: the caller gives the value
+    when       in which records the field is: "with -T"; "": in all. A value None from `get` then leaves the field out
+    header     title of the column in a table for people; "": it has none
+    show       returns the cell for a value
+    left       align the column left
+    """
+
+    name: str
+    type: Type
+    meaning: str = ""
+    get: Callable[[Any], Any] | None = None
+    when: str = ""
+    header: str = ""
+    show: Callable[[Any], str] = str
+    left: bool = False
+
+    @property
+    def schema(self) -> Type:
+        """The JSON schema of the field."""
+        about = ", ".join(filter(None, (self.meaning, self.when)))
+        return self.type | ({"description": about} if about else {})
+
+    @cached_property
+    def value(self) -> Callable[[Any], Any]:
+        """The function that returns the value from the object of the record."""
+        return self.get or attrgetter(self.name)
+
+
+def values_of(fields: Iterable[Field], one: Any) -> dict[str, Any]:
+    """Return the values of fields of an object."""
+    return {field.name: field.value(one) for field in fields}
+
+
+class Fields(Record):
+    """The fields of a type of record, in their order.
+
+    name         the record's `type`
+    about        when there is such a record: one sentence
+    fields       the fields after `type`
+    csv          columns of the CSV table: names of fields, separated by spaces. `object.field` is a field of an object. An index or
+                 object has several columns, unless it has a name of its own: `mean_ns=lat_ns.mean`
+    csv_fields   fields that only the CSV table has
+    notes        more about the record: sentences
+    """
+
+    name: str
+    about: str
+    fields: tuple[Field, ...]
+    csv: str = ""
+    csv_fields: tuple[Field, ...] = ()
+    notes: str = ""
+
+    @cached_property
+    def schema(self) -> Type:
+        """The JSON schema of the record."""
+        made = having(Field("type", TEXT | {"const": self.name}), *self.fields)
+        return {"title": self.name, "description": " ".join(filter(None, (self.about, self.notes)))} | made
+
+    def record(self, one: Any = None, **given: Any) -> dict[str, Any]:
+        """Return the JSON record of an object. given: values of fields that do not come from it."""
+        made = {"type": self.name}
+        for field in self.fields:
+            if field.name in given:
+                made[field.name] = given.pop(field.name)
+            elif not field.when:
+                made[field.name] = field.value(one)
+            elif field.get is not None and (value := field.value(one)) is not None:
+                made[field.name] = value
+        if given:
+            raise TypeError(f"the record {self.name} has no field {', '.join(given)}")
+        return made
+
+    def json_texts(self, known: Mapping[str, Any], *also: str) -> list[bytes]:
+        """Return what is between the columns of many JSON records, for `bulk_text.joined`.
+
+        Columns of words are JSON text, but for words of `one_of` plain.
+
+        known: the fields that are the same in all records. also: fields with `when` that have a column.
+        """
+        text = f'{{"type":"{self.name}"'
+        for field in self.fields:
+            if field.name in known:
+                value = json.dumps(known[field.name], separators=(",", ":"))
+            elif field.when and field.name not in also:
+                continue
+            elif field.type is INDEX:
+                value = "[\0,\0,\0]"
+            else:
+                value = '"0x\0"' if field.type is HEX else '"\0"' if "enum" in field.type else "\0"
+            text += f',"{field.name}":{value}'
+        return f"{text}}}\n".encode().split(b"\0")
+
+    # --- CSV ---
+
+    @cached_property
+    def _cells(self) -> list[tuple[str, list[str | int]]]:
+        """The columns: name, and the names and indices that lead to the value in a record."""
+        declared = having(*self.fields, *self.csv_fields)
+        return [one for word in self.csv.split() for one in _columns(declared, word)]
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The header of the CSV table."""
+        return tuple(name for name, _ in self._cells)
+
+    def row(self, record: Mapping[str, Any], **given: Any) -> list[Any]:
+        """Return the row of a record: None for what it does not have. given: the values of `csv_fields`."""
+        values = {**record, **given}
+        return [_value(values, path) for _, path in self._cells]
+
+    def csv_texts(self, known: Mapping[str, Any]) -> list[bytes]:
+        """Return what is between the columns of many rows, for `bulk_text.joined`. known: the cells that are the same in all rows."""
+        cells = []
+        for _, (name, *rest) in self._cells:
+            is_hex = any(field.name == name and field.type is HEX for field in self.fields)
+            value = _value(known, [name, *rest]) if name in known else None
+            cells.append(
+                csv_cells((value,))
+                if value is not None
+                else ""
+                if name in known
+                else "0x\0"
+                if is_hex
+                else "\0"
+            )
+        return f"{','.join(cells)}\n".encode().split(b"\0")
+
+    # --- tables for people ---
+
+    def cells(self, one: Any, **shown: str) -> dict[str, str]:
+        """Return a row of a table for `table.within`. shown: cells that depend on other rows, by field."""
+        return {
+            field.header: shown[field.name] if field.name in shown else field.show(field.value(one))
+            for field in self.fields
+            if field.header
+        }
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The titles of the columns that align left."""
+        return tuple(field.header for field in self.fields if field.left)
+
+
+def _columns(declared: Type, word: str) -> Iterator[tuple[str, list[str | int]]]:
+    """Yield the columns of a word in `Fields.csv`. Raises KeyError for a field that is not declared."""
+    name, _, place = word.rpartition("=")
+    path = place.split(".")
+    for part in path:
+        declared = declared["properties"][part]
+    parts: Sequence[str] = list(declared.get("properties", ())) or (
+        "xyz" if declared.get("maxItems") == 3 else ()
+    )
+    if name or not parts:
+        yield name or path[-1], [*path]
+        return
+    stem = path[-1].removesuffix("_ns")
+    for at, part in enumerate(parts):
+        yield f"{stem}_{part}{path[-1][len(stem) :]}", [*path, at if parts == "xyz" else part]
+
+
+def _value(values: Any, path: Sequence[str | int]) -> Any:
+    """Return what a path leads to in a record; None if it is not there."""
+    for step in path:
+        if values is None:
+            return None
+        values = values[step] if isinstance(step, int) else values.get(step)
+    return values
+
+
+MEAN_AND_MAX = (Field("mean", NUMBER), Field("max", NUMBER))
+DISTRIBUTION = having(*(Field(name, NUMBER) for name in ("mean", "p50", "p99", "max")))
