@@ -120,7 +120,7 @@ def build_parser() -> cli.Parser:
     cli.add_budget(parser)
     cli.add_device(parser, times=True, default="default if an expression reads a clock")
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.expressions.distributions")
     return parser
 
 
@@ -203,9 +203,9 @@ def report(
 
     results.begin()
     if results.json:
-        results.out.records(one.record() | results.stamp for one in found)
+        results.records(distributions.DIST, found)
     elif results.csv:
-        results.table(distributions.COLUMNS, distributions.rows(found))
+        results.table(distributions.DIST.columns, distributions.rows(found))
     else:
         results.out.lines(distributions.lines(found, owners, args.verbose))
 

@@ -61,7 +61,7 @@ def build_parser() -> cli.Parser:
     cli.add_device(parser, times=True, default="default with -T, or if an expression reads a clock")
     cli.add_rings(parser)
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.expressions.events")
     return parser
 
 

@@ -195,7 +195,7 @@ def build_parser() -> cli.Parser:
     cli.add_budget(parser)
     cli.add_device(parser)
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.floats.findings")
     return parser
 
 
@@ -253,12 +253,10 @@ def report(
     from gpubpf.floats import findings as shown
 
     results.begin()
-    if results.json:
-        results.out.records(one.record() | results.stamp for one in found)
-    elif results.csv:
-        results.table(shown.COLUMNS, shown.rows(found))
-    else:
+    if results.form == "text":
         results.out.lines([*shown.lines(found, args.kinds, owners, args.verbose), ""])
+    else:
+        results.records(shown.NAN, found)
 
 
 if __name__ == "__main__":

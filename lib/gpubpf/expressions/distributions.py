@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from gpubpf.expressions.evaluate import evaluate, signed
 from gpubpf.expressions.launches import Launch, Launches
 from gpubpf.expressions.specs import Distribution
 from gpubpf.record import MutableRecord, Record, field, replace
+from gpubpf.records.fields import MANGLED, OWNER, STAMP
 from gpubpf.records.kernel_shapes import file_names, site_name
-from gpubpf.records.launch_shape import Warp
+from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, VERIFIED_BY, of_every_tool
 from gpubpf.show import histogram, table
+from gpubpf.show.fields import INTEGER, TEXT, Field, Fields, by_name, many, maybe, one_of
 
 if TYPE_CHECKING:
     from gpubpf.inject.values import Site
@@ -82,22 +85,61 @@ class Found(Record):
         counts = self.sums.buckets
         return [(*limits(self.wanted, n), counts[n]) for n in range(min(counts), max(counts) + 1)]
 
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        owner = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **Warp.of(self.wave).vendor()}
-        about = {
-            "label": self.wanted.label,
-            "spec": self.wanted.spec.text,
-            "key": self.name or None,
-            **({"mangled": self.mangled} if self.mangled else {}),
-            "kind": self.wanted.kind,
-        }
-        if self.wanted.kind == "values":
-            shown: dict[str, Any] = {"values": {str(v): n for v, n in sorted(self.sums.buckets.items())}}
-        else:
-            shown = {"buckets": [list(one) for one in self.ranges()]}
-        sums = {name: getattr(self.sums, name) for name in ("count", "sum", "missing")}
-        return {"type": "dist", **owner, **about, **shown, **sums}
+    @property
+    def values(self) -> dict[str, int] | None:
+        """How often each value was seen; None for a histogram."""
+        return (
+            {str(v): n for v, n in sorted(self.sums.buckets.items())}
+            if self.wanted.kind == "values"
+            else None
+        )
+
+    @property
+    def buckets(self) -> list[list[int]] | None:
+        """The buckets as lists; None if each value is counted."""
+        return None if self.wanted.kind == "values" else [list(one) for one in self.ranges()]
+
+
+DIST = Fields(
+    "dist",
+    "One for each SPEC and key.",
+    (
+        *OWNER,
+        Field("label", TEXT, get=attrgetter("wanted.label")),
+        Field("spec", TEXT, "with its filter", get=attrgetter("wanted.spec.text")),
+        Field(
+            "key",
+            maybe(TEXT),
+            "the name of the kernel, or the file and line, with the directory or function if others have the same name; "
+            "null without a key",
+            get=lambda one: one.name or None,
+        ),
+        replace(MANGLED, get=lambda one: one.mangled or None, when="with the key kernel"),
+        Field("kind", one_of("log2", "linear", "values"), get=attrgetter("wanted.kind")),
+        Field("values", by_name(INTEGER), "the count of each value", attrgetter("values"), when="with -C"),
+        Field(
+            "buckets",
+            many({"type": "array", "items": INTEGER}),
+            "a list of [low,high,count], both ends included; empty ones are left out",
+            attrgetter("buckets"),
+            when="without -C",
+        ),
+        Field("count", INTEGER, "how many values there were", get=attrgetter("sums.count")),
+        Field("sum", INTEGER, "of all values; it may need more than 64 bits", get=attrgetter("sums.sum")),
+        Field(
+            "missing",
+            INTEGER,
+            "values that are in count, but in none of buckets or values: they found no room, or a kernel was running when they "
+            "were read",
+            get=attrgetter("sums.missing"),
+        ),
+        STAMP,
+    ),
+    csv="pid comm gpu label key low high count mangled",
+    csv_fields=(Field("low", INTEGER), Field("high", INTEGER)),
+    notes="With an interval, distributions that got no value in it have none.",
+)
+RECORDS = (DIST, *of_every_tool(BUDGET, NOT_PROBED, LOG_LOST, VERIFIED_BY))
 
 
 def limits(wanted: Distribution, bucket: int) -> tuple[int, int]:
@@ -270,14 +312,13 @@ def shown_keys(keys: Collection[Key]) -> dict[Key, str]:
 
 # --- for people, and CSV ---
 
-COLUMNS = ("pid", "comm", "gpu", "label", "key", "low", "high", "count", "mangled")
 
-
-def rows(found: Iterable[Found]) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of the CSV table with COLUMNS."""
+def rows(found: Iterable[Found]) -> Iterator[list[Any]]:
+    """Yield the rows of the CSV table: one for each bucket."""
     for one in found:
+        record = DIST.record(one)
         for low, high, count in one.ranges():
-            yield one.pid, one.comm, one.gpu, one.wanted.label, one.name, low, high, count, one.mangled
+            yield DIST.row(record, low=low, high=high, count=count)
 
 
 def lines(found: Sequence[Found], owners: OwnerColumns, full: bool) -> Iterator[str]:

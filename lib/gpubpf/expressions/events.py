@@ -7,7 +7,8 @@ for _ in session.intervals(…, tick=lambda: printer(events.take(session))):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
@@ -17,9 +18,12 @@ from gpubpf.expressions.evaluate import evaluate
 from gpubpf.expressions.launches import Launch, Launches
 from gpubpf.expressions.specs import Trace
 from gpubpf.record import Record
+from gpubpf.records.fields import KERNEL, OWNER, STAMP
 from gpubpf.records.kernel_shapes import KernelShapes, site_names
-from gpubpf.records.launch_shape import Warp
+from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, RINGS, VERIFIED_BY, of_every_tool
 from gpubpf.show import table
+from gpubpf.show.fields import INDEX, INTEGER, NS, TEXT, Field, Fields, many, maybe
+from gpubpf.show.output import csv_cells
 from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
@@ -66,12 +70,34 @@ class Event(Record):
         """The values as FORMAT shows them."""
         return self.wanted.format.show(self.values)
 
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        owner = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **Warp.of(self.wave).vendor()}
-        where = {"kernel": self.kernel, "launch": self.launch, "block": self.block, "thread": self.thread}
-        said = {"source": self.source, "args": self.wanted.format.json(self.values), "text": self.text}
-        return {"type": "event", **owner, "spec": self.wanted.spec.text, **where, **said}
+
+EVENT = Fields(
+    "event",
+    "One for each event.",
+    (
+        *OWNER,
+        Field("spec", TEXT, "with its filter", get=attrgetter("wanted.spec.text")),
+        KERNEL,
+        Field(
+            "launch",
+            INTEGER,
+            "its number in the process; in other tools, a number that is unique in the measurement",
+        ),
+        Field("block", maybe(INDEX), "index, [x,y,z]; null for a launch"),
+        Field("thread", maybe(INDEX), "index, [x,y,z]; null for a launch"),
+        Field("source", maybe(TEXT), "file and line, or line of the PTX; null for a launch"),
+        Field(
+            "args",
+            many({"type": ["number", "string"]}),
+            "the values of the EXPRs: numbers, as strings those of %s and %p, and NaN and infinities: nan, inf, -inf",
+            get=lambda one: one.wanted.format.json(one.values),
+        ),
+        Field("text", TEXT, "the values as FORMAT shows them"),
+        Field("ts_ns", maybe(NS), f"{STAMP.meaning}; null if it is not known", when="with -T"),
+    ),
+    csv="pid comm gpu spec kernel launch block thread source text",
+)
+RECORDS = (EVENT, *of_every_tool(BUDGET, NOT_PROBED, LOG_LOST, *RINGS, VERIFIED_BY))
 
 
 class Events:
@@ -222,13 +248,7 @@ def _index(number: int, extents: Index) -> Index:
     return x, y, z
 
 
-# --- for people, and CSV ---
-
-COLUMNS = (
-    *("pid", "comm", "gpu", "spec", "kernel", "launch", "block_x", "block_y", "block_z"),
-    *("thread_x", "thread_y", "thread_z", "source", "text"),
-)
-_NOWHERE = ("", "", "")
+# --- lines ---
 
 
 class Printer:
@@ -240,28 +260,23 @@ class Printer:
         self._origin: int | None = None
         self._labels = names.Labels()
         if results.csv:
-            results.header(COLUMNS)
+            results.header(EVENT.columns)
 
     def __call__(self, events: Sequence[Event]) -> None:
         if not events:
             return
-        if self._results.json:
-            self._out.records(
-                event.record() | ({"ts_ns": event.time} if self._timed else {}) for event in events
-            )
-        elif self._results.csv:
-            self._rows(events)
-        else:
+        if self._results.form == "text":
             self._out.lines(self._lines(events))
+            return
+        records = (EVENT.record(event, **({"ts_ns": event.time} if self._timed else {})) for event in events)
+        if self._results.json:
+            self._out.records(records)
+        else:
+            self._out.write("".join(map(self._row, records)))
 
-    def _rows(self, events: Iterable[Event]) -> None:
-        from gpubpf.show.output import csv_cells
-
-        for event in events:
-            time = ("" if event.time is None else event.time,) if self._timed else ()
-            cells = (event.pid, event.comm, event.gpu, event.wanted.spec.text, event.kernel, event.launch)
-            where = (*(event.block or _NOWHERE), *(event.thread or _NOWHERE), event.source or "", event.text)
-            self._out.write(csv_cells((*time, *cells, *where)) + "\n")
+    def _row(self, record: dict[str, Any]) -> str:
+        time = (record["ts_ns"],) if self._timed else ()
+        return csv_cells("" if cell is None else cell for cell in (*time, *EVENT.row(record))) + "\n"
 
     def _lines(self, events: Sequence[Event]) -> Iterator[str]:
         self._owners.see(events)

@@ -17,9 +17,12 @@ from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.ebpf.bytecode import FLOAT_OPERATIONS, TYPES
 from gpubpf.ebpf.floats import FLOATS, as_float, element, is_denormal, size
 from gpubpf.record import Record, replace
+from gpubpf.records.fields import BLOCK, KERNEL, MANGLED, OWNER, STAMP, THREAD
 from gpubpf.records.kernel_shapes import site_name
-from gpubpf.records.launch_shape import Index, Warp
+from gpubpf.records.launch_shape import Index
+from gpubpf.session.records import BUDGET, NOT_PROBED, of_every_tool
 from gpubpf.show import table
+from gpubpf.show.fields import INTEGER, TEXT, Field, Fields, by_name, having, many, maybe, one_of
 from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
@@ -84,15 +87,46 @@ class Finding(Record):
         operands = self.first.operands if self.first is not None else ()
         return f"{self.op}({', '.join(operands)})" if operands else self.op
 
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        owner = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **Warp.of(self.wave).vendor()}
-        about = {name: getattr(self, name) for name in ("kernel", "mangled", "site", "source", "op", "count")}
-        first = None
-        if self.first is not None:
-            fields = ("launch", "block", "thread", "value", "element", "operands")
-            first = {name: getattr(self.first, name) for name in fields}
-        return {"type": "nan", **owner, "kind": self.kind, **about, "first": first}
+
+_FIRST = having(
+    Field("launch", INTEGER, "in its process, from 1"),
+    BLOCK,
+    THREAD,
+    Field("value", TEXT, "the number as a string"),
+    Field("element", INTEGER, "its place in a result of several elements, from 0"),
+    Field("operands", many(TEXT), "strings; empty if they are unknown"),
+)
+
+
+def _first(one: Finding) -> dict[str, Any] | None:
+    return None if one.first is None else {name: getattr(one.first, name) for name in _FIRST["properties"]}
+
+
+NAN = Fields(
+    "nan",
+    "One for each instruction and kind, in the order of the first numbers.",
+    (
+        *OWNER,
+        Field("kind", one_of("nan", "inf", "overflow", "denormal")),
+        KERNEL,
+        MANGLED,
+        Field("site", INTEGER, "number of the instruction in the kernel"),
+        Field("source", TEXT, "file and line, or line of the PTX"),
+        Field("op", TEXT, "the instruction with its modifiers; unknown if kernels of one name differ there"),
+        Field("count", INTEGER, "how many times a thread got such a result"),
+        Field(
+            "first", maybe(_FIRST), "the first such number, or null if there was no room for it", get=_first
+        ),
+        STAMP,
+    ),
+    csv="pid comm gpu kind kernel site source op count first.launch first.block first.thread first.value first.element mangled",
+    notes="A result of more than 16 bytes, as wmma has, has a record for each 16 bytes. "
+    "With an interval, only instructions with new numbers have a record.",
+)
+RECORDS = (
+    NAN,
+    *of_every_tool(BUDGET, NOT_PROBED, Field("not_looked_at", by_name(INTEGER), when="with --stores")),
+)
 
 
 class Findings:
@@ -225,26 +259,7 @@ def text(type_name: str, low: int, at: int, number: int) -> str:
     return f"{as_float(bits, number):g}" if type_name in (*FLOATS, "b16", "b32", "b64") else str(bits)
 
 
-# --- for people, and CSV ---
-
-COLUMNS = (
-    *("pid", "comm", "gpu", "kind", "kernel", "site", "source", "op", "count", "launch"),
-    *("block_x", "block_y", "block_z", "thread_x", "thread_y", "thread_z", "value", "element", "mangled"),
-)
-_NONE = ("", *("", "", ""), *("", "", ""), "", "")
-
-
-def rows(found: Iterable[Finding]) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of the CSV table with COLUMNS."""
-    for one in found:
-        first = one.first
-        where = (
-            _NONE
-            if first is None
-            else (first.launch, *first.block, *first.thread, first.value, first.element)
-        )
-        about = (one.pid, one.comm, one.gpu, one.kind, one.kernel, one.site, one.source, one.op, one.count)
-        yield *about, *where, one.mangled
+# --- for people ---
 
 
 def lines(found: Sequence[Finding], kinds: Sequence[str], owners: OwnerColumns, full: bool) -> Iterator[str]:

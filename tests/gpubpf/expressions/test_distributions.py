@@ -108,12 +108,13 @@ def test_instantiations_of_a_template_have_their_own_distribution() -> None:
         "  kernel: fill<double>(double*)",
         "  kernel: plain",
     ]
-    rows = [dict(zip(distributions.COLUMNS, row, strict=True)) for row in distributions.rows(found)]
+    rows = [dict(zip(distributions.DIST.columns, row, strict=True)) for row in distributions.rows(found)]
     assert [(row["key"], row["mangled"]) for row in rows] == [(one.name, one.key) for one in found]
-    record = found[0].record()
+    record = distributions.DIST.record(found[0])
     assert (record["key"], record["mangled"]) == ("fill", "_Z4fillIiEvPT_")
     plain = Found(1, "app", 0, None, specs.distribution("load:*:u32:width, source"), "a.cu:3", Sums(1))
-    assert plain.record()["key"] == "a.cu:3" and "mangled" not in plain.record()
+    record = distributions.DIST.record(plain)
+    assert record["key"] == "a.cu:3" and "mangled" not in record
 
 
 def test_places_of_the_same_name_have_their_own_distribution() -> None:
