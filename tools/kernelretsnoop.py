@@ -18,17 +18,6 @@ if __package__ in (None, ""):  # run as tools/kernelretsnoop.py: the library is 
 
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from gpubpf.exits.exit_log import ExitLog
-    from gpubpf.exits.exits_text import SiteNames
-    from gpubpf.exits.lateness import ExitReport
-    from gpubpf.records.kernel_shapes import KernelShape
-    from gpubpf.session.session import Session
-    from gpubpf.show.owner_columns import OwnerColumns
-
 TOOL = "kernelretsnoop"
 EXAMPLES = """examples:
     kernelretsnoop -- ./app                     late lanes, warps and blocks
@@ -247,7 +236,7 @@ def build_parser() -> cli.Parser:
     cli.add_device(parser, times=True)
     cli.add_rings(parser)
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.exits.exit_records")
     return parser
 
 
@@ -283,7 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
     follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"exits": 1})
     with b.trace(args, follow) as session:
-        from gpubpf.exits import exit_log  # imports NumPy, which would delay the first probe
+        from gpubpf.exits import exit_log, exit_report  # they import NumPy, which would delay the first probe
 
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
         results.head(session.device.clock_notice)
@@ -293,7 +282,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
             if not args.each:
-                report(session, log, owners, args, results)
+                exit_report.show(session, log, owners, args, results)
             if out.closed:
                 break
         if args.heatmap:
@@ -301,46 +290,6 @@ def main(argv: list[str] | None = None) -> int:
             cli.note(TOOL, f"wrote {args.heatmap}")
         results.end(*log.summary(session))
     return session.status
-
-
-def report(
-    session: Session, log: ExitLog, owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
-) -> None:
-    """Print the exits since the last report."""
-    from gpubpf.exits import exits_csv, exits_text
-    from gpubpf.records.kernel_shapes import site_names
-
-    def sites(kernel: KernelShape) -> SiteNames:
-        return site_names(session.sites(kernel.mangled, kernel.pid))
-
-    results.begin()
-    reports = list(log.reports(since_last=bool(args.interval), session=session))
-    if not reports and not args.interval and cli.chooses_threads(args):
-        cli.note(TOOL, "no thread that left a kernel matches --block and --thread")
-    if results.json:
-        for kernel, exits in reports:
-            show_json(kernel, exits, sites(kernel), results)
-    elif results.csv:
-        results.table(exits_csv.COLUMNS, exits_csv.rows(reports, sites))
-    else:
-        results.out.lines(exits_text.lines(reports, log.title, sites, owners, args.verbose))
-
-
-# --- for programs ---
-
-
-def show_json(kernel: KernelShape, exits: ExitReport, sites: SiteNames, results: cli.ResultWriter) -> None:
-    """Write a record for each lane, then one for the kernel and launch shape."""
-    from gpubpf import names
-    from gpubpf.exits import lateness
-
-    common = kernel.record()
-    lanes = (lateness.lane_record(lane, sites, exits.sample is not None) for lane in exits.lanes)
-    results.out.records({"type": "lane", **common, **lane} for lane in lanes)
-    name = {"demangled": names.demangle(kernel.mangled).full, "mangled": kernel.mangled}
-    results.out.record(
-        **({"type": "kernel", **common, **name} | lateness.kernel_record(exits) | results.stamp)
-    )
 
 
 if __name__ == "__main__":

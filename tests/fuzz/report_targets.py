@@ -19,7 +19,7 @@ from gpubpf.calls import call_lines, probes, timeline
 from gpubpf.calls import records as call_records
 from gpubpf.calls.api import cuda, hip
 from gpubpf.ebpf.maps import MapDefinition, storage_size
-from gpubpf.exits import exit_log, exits_text, lateness
+from gpubpf.exits import exit_log, exit_records, exits_text
 from gpubpf.inject.values import Site
 from gpubpf.launches import latency, latency_text
 from gpubpf.launches.launches import Launches, LoggedProcess
@@ -36,9 +36,11 @@ from gpubpf.show import cli
 from gpubpf.show.output import Output
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.perfetto import Trace
+from gpubpf.show.result_writer import ResultWriter
 from gpubpf.threads import thread_counts
 from gpubpf.tools import kernelretsnoop, threadhist
 
+AS_JSON: Any = SimpleNamespace(json=True, csv=False, timestamps=False, tool="kernelretsnoop")
 SLOTS = 16
 MOST_RECORDS, LAUNCHES = 128, 3
 EVERY = ((0, (1 << 32) - 1),) * 3
@@ -184,10 +186,7 @@ def exit_report(data: bytes) -> None:
     log.take(session)
     reports = list(log.reports(since_last=False))
     list(exits_text.lines(reports, log.title, lambda kernel: str, owners, True))
-    for _, report in reports:
-        json.dumps(
-            [lateness.kernel_record(report), *(lateness.lane_record(lane, str) for lane in report.lanes)]
-        )
+    exit_records.write(reports, lambda kernel: str, ResultWriter(AS_JSON, out))
     for picture in log.pictures():
         picture.chart()
     list(log.loss_lines(log.losses(session)))

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +19,18 @@ from gpubpf import names
 from gpubpf.agent.definitions import NO_SM, NUMBER_MASK
 from gpubpf.ebpf.sampling import hashes
 from gpubpf.exits import cells
+from gpubpf.exits.exit_records import EXIT
 from gpubpf.exits.lateness import SAMPLE_GROUPS, CycleLength, ExitReport, Exits, LaneLateness
 from gpubpf.records import operation_log
 from gpubpf.records.clock import SmClock, estimated_tick
+from gpubpf.records.fields import KERNEL, OWNER
 from gpubpf.records.kernel_shapes import READINGS, KernelShape, KernelShapes
 from gpubpf.records.launch_shape import Index, Ranges
 from gpubpf.session.sampled import samples as samples_of
 from gpubpf.show import bulk_text, table
+from gpubpf.show.fields import values_of
 from gpubpf.show.heatmap import BlockHeat
 from gpubpf.show.option_values import EVERYTHING
-from gpubpf.show.output import csv_cells
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.summary_text import summary_lines
 
@@ -461,7 +462,7 @@ class ExitPrinter:
         self._header = ""
         self._labels = names.Labels(ascii=True)
         if form == "csv":
-            out.write(CSV_HEADER)
+            out.write(",".join(EXIT.columns) + "\n")
 
     def __call__(self, kernel: KernelShape, records: Any, times: Any) -> None:
         if not len(records):
@@ -479,11 +480,6 @@ class ExitPrinter:
                 self._out.write(_text(kernel, records[few], since, self._owners, self._labels))
             else:
                 self._out.write(_for_programs(self._form, kernel, records[few], times[few]))
-
-
-CSV_HEADER = (
-    "ts_ns,pid,comm,gpu,kernel,launch,block_x,block_y,block_z,thread_x,thread_y,thread_z,warp,lane,sm,site\n"
-)
 
 
 def _text_header(owners: OwnerColumns) -> str:
@@ -538,10 +534,5 @@ def _for_programs(form: str, kernel: KernelShape, records: Any, times: Any) -> b
         own % kernel.shape.warp,
     )
     columns = (*numbers, records["sm"], records["site"])
-    if form == "csv":
-        middle = f",{csv_cells((kernel.pid, kernel.comm, kernel.gpu, names.demangle(kernel.mangled).short))},".encode()
-        return bulk_text.joined((b"", middle, *[b","] * 10, b"\n"), columns)
-    head = json.dumps({"type": "exit", **kernel.event()}, separators=(",", ":"))[:-1].encode()
-    texts = [head + b',"ts_ns":', b',"launch":', b',"block":[', b",", b",", b'],"thread":[', b",", b","]
-    texts += [b'],"warp":', b',"lane":', b',"sm":', b',"site":', b"}\n"]
-    return bulk_text.joined(texts, columns)
+    known = values_of((*OWNER, KERNEL), kernel)
+    return bulk_text.joined(EXIT.csv_texts(known) if form == "csv" else EXIT.json_texts(known), columns)

@@ -15,17 +15,15 @@ Times are counted in histograms. Bins are 1 wide below 64; above that, each powe
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from gpubpf.record import MutableRecord, Record, field
 from gpubpf.records.launch_shape import Shape
-from gpubpf.session.sampled import Sample, rounded
+from gpubpf.session.sampled import Sample
 from gpubpf.show import table
 from gpubpf.show.table import duration
 
@@ -666,43 +664,3 @@ def caveats(report: ExitReport) -> list[str]:
     if report.clock_error:
         said.append(f"clock error: {duration(report.clock_error)}")
     return said
-
-
-# --- JSON ---
-
-
-def lane_record(
-    lane: LaneReport, source: Callable[[int], str | None], sampled: bool = False
-) -> dict[str, Any]:
-    """Return the fields of a `lane` record."""
-    site = None if lane.site is None else source(lane.site)
-    return {
-        "lane": lane.number,
-        "exits": lane.exits,
-        "late_ns": lane.late.record(),
-        "site": lane.site,
-        "source": site,
-        **({"standard_error": {"mean": rounded(lane.error)}} if sampled else {}),
-    }
-
-
-def kernel_record(report: ExitReport) -> dict[str, Any]:
-    """Return the fields of a `kernel` record."""
-    names = ("warp", "block", "grid")
-    return {
-        **({"sampled": report.sample.record()} if report.sample is not None else {}),
-        "launches": report.launches,
-        "threads": report.shape.threads,
-        "exits": report.exits,
-        **{f"{name}_spread_ns": _spread(report, getattr(report, name)) for name in names},
-        "tail_ns": _spread(report, report.tail),
-        "sm_idle_ns": {str(number): round(idle) for number, idle in sorted(sm_rows(report))},
-        "launches_whole": report.complete,
-        "lost": report.lost,
-        "clock_error_ns": math.ceil(report.clock_error),
-    }
-
-
-def _spread(report: ExitReport, spread: Distribution) -> dict[str, float] | None:
-    """Return the fields of a spread; None if sampling leaves it unknown."""
-    return None if report.sample is not None and not spread.count else spread.record()

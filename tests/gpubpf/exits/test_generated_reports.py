@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from gpubpf.exits import exit_report
 from gpubpf.exits.exit_log import ExitLog, ExitPrinter
 from gpubpf.inject.values import Site
 from gpubpf.records import operation_log
@@ -66,7 +67,7 @@ SITES = st.tuples(*(st.sampled_from((None, *FILES)) for _ in range(2)))
 def test_a_generated_report(parts: Any, files: tuple[str | None, ...], asked: bool) -> None:
     sites = {n: Site(n, "k", 40, file, 17) for n, file in enumerate(files)}
     for look in LOOKS:
-        tool, args, page, results = opened("kernelretsnoop", *look)
+        _, args, page, results = opened("kernelretsnoop", *look)
         owners = OwnerColumns(asked)
         printer = ExitPrinter(page, results.form, owners) if args.each else None
         log = ExitLog(True, EVERY, EVERY, False, printer, owners)
@@ -80,7 +81,7 @@ def test_a_generated_report(parts: Any, files: tuple[str | None, ...], asked: bo
         )
         log.take(session)
         if not args.each:
-            tool.report(session, log, owners, args, results)
+            exit_report.show(session, log, owners, args, results)
         results.end(*log.summary(session))
         lines = check(page, args, negative=args.each)  # of a process that came later, but exited earlier
         assert lines or args.csv

@@ -9,6 +9,7 @@ import pytest
 
 from gpubpf.exits import findings
 from gpubpf.exits import lateness as exits
+from gpubpf.exits.exit_records import lanes
 from gpubpf.exits.lateness import (
     BINS,
     CLOCK_BITS,
@@ -21,6 +22,7 @@ from gpubpf.exits.lateness import (
     LaneLateness,
 )
 from gpubpf.record import replace
+from gpubpf.records.kernel_shapes import KernelShape
 from gpubpf.records.launch_shape import Shape
 
 RECORD = np.dtype(
@@ -483,7 +485,8 @@ def test_exits_that_met_a_later_launch_are_not_counted_as_on_time() -> None:
     found = ExitReport.of(Exits(shape), 1, CycleLength(), LaneLateness.of_maps(lateness, blocks))
     assert (found.exits, found.lost, found.lanes[31].exits, found.lanes[30].exits) == (256, 7, 8, 8)
     assert found.lanes[31].late == Distribution(1, 1000.0, 1000.0, 1000.0, 1000.0)
-    record = exits.lane_record(found.lanes[31], lambda site: None)
+    place = KernelShape(1, "app", 0, "kernel", shape.grid, shape.block_dim)
+    record = lanes(place, found, lambda site: None)[31]
     assert (record["exits"], record["late_ns"]["p50"]) == (8, 1000)
 
 
