@@ -22,12 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-    from gpubpf.memory.coverage import Coverage
-    from gpubpf.memory.granularity import Grain
-    from gpubpf.memory.traffic import KernelTraffic
     from gpubpf.program import BPF
-    from gpubpf.session.session import Session
-    from gpubpf.show.owner_columns import OwnerColumns
 
 TOOL = "memtrace"
 EXAMPLES = """examples:
@@ -206,7 +201,7 @@ def build_parser() -> cli.Parser:
     cli.add_device(parser, times=True, default="default with --heatmap")
     cli.add_rings(parser)
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.memory.traffic_records")
     return parser
 
 
@@ -242,17 +237,23 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.images import listing
 
         return listing.show(b, args, out)
-    grain = grain_of(b, args)
-    with b.trace(args, grain.follow if grain else None) as session:
-        from gpubpf.memory.traffic import Traffic  # imports NumPy, which would delay the first probe
+    grain = None  # how finely to track touched bytes
+    if args.allocations or args.footprint:
+        from gpubpf.memory.granularity import Grain
 
-        traffic, covered = Traffic(sampling), coverage_of(grain, args)
+        grain = Grain(args.granule, args.footprint)
+        b["grain"].set(grain.parameter)
+    with b.trace(args, grain.follow if grain else None) as session:
+        from gpubpf.memory import coverage, traffic, traffic_report  # NumPy would delay the first probe
+
+        counted = traffic.Traffic(sampling)
+        covered = coverage.Coverage(grain, cli.chooses_threads(args)) if grain else None
         tick = (lambda: covered.take(session)) if covered else None
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
         for _ in session.intervals(args.interval, args.count, tick=tick):
-            report(traffic.read(session, since_last=bool(args.interval)), owners, args, results)
-            if covered and not results.csv:
-                report_coverage(covered, session, owners, args, results)
+            traffic_report.show(counted.read(session, bool(args.interval)), owners, args, results)
+            if covered:
+                traffic_report.show_coverage(covered, session, owners, args, results)
             if out.closed:
                 break
         results.end(session.summary())
@@ -292,81 +293,6 @@ def attach(b: BPF, args: argparse.Namespace) -> None:
         b.attach_gpu_access(args.kernel, "on_seen", (*moves, "atomic"), ("global", "shared", "local"))
     else:
         b.attach_gpu_access(args.kernel, f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
-
-
-def grain_of(b: BPF, args: argparse.Namespace) -> Grain | None:
-    """Return how finely to track touched bytes, and tell the programs; None when they are not to be tracked."""
-    if not (args.allocations or args.footprint):
-        return None
-    from gpubpf.memory.granularity import Grain
-
-    grain = Grain(args.granule, args.footprint)
-    b["grain"].set(grain.parameter)
-    return grain
-
-
-def coverage_of(grain: Grain | None, args: argparse.Namespace) -> Coverage | None:
-    """Return what collects the touched bytes; None when they are not tracked."""
-    if grain is None:
-        return None
-    from gpubpf.memory.coverage import Coverage
-
-    return Coverage(grain, cli.chooses_threads(args))
-
-
-def report(
-    kernels: list[KernelTraffic], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
-) -> None:
-    """Print what was counted since the last report."""
-    from gpubpf.memory import traffic_csv, traffic_text
-
-    results.begin()
-    if not kernels and not args.interval and cli.chooses_threads(args):
-        cli.note(TOOL, "no thread that accessed memory matches --block and --thread")
-    if results.json:
-        for kernel in kernels:
-            show_json(kernel, results)
-    elif results.csv:
-        sampled = bool(args.sample_blocks or args.sample_warps)
-        results.table(traffic_csv.columns(sampled), traffic_csv.rows(kernels, sampled))
-    else:
-        results.out.lines(traffic_text.report(kernels, owners, args.verbose))
-
-
-def report_coverage(
-    covered: Coverage,
-    session: Session,
-    owners: OwnerColumns,
-    args: argparse.Namespace,
-    results: cli.ResultWriter,
-) -> None:
-    """Print which bytes of allocations have been touched so far, and how much memory each kernel touches."""
-    from gpubpf.memory import coverage_text
-    from gpubpf.memory.traffic import Traffic
-
-    found = covered.report(session)
-    kernels = Traffic().read(session, since_last=False) if args.footprint else []
-    if results.json:
-        results.out.records(coverage_text.records(found, kernels, args.granule, args.allocations))
-        return
-    if args.allocations:
-        results.out.lines(coverage_text.allocation_lines(found, args.granule, args.verbose, owners))
-    results.out.lines(coverage_text.footprint_lines(found, kernels, owners, args.granule))
-
-
-# --- for programs ---
-
-
-def show_json(kernel: KernelTraffic, results: cli.ResultWriter) -> None:
-    """Write a record for each instruction that accesses memory, then one for the kernel."""
-    from gpubpf.memory import traffic_text
-
-    place = kernel.place()
-    results.out.records(
-        {"type": "site", **place, **site.record(kernel.share([site])), "advice": traffic_text.advice([site])}
-        for site in kernel.sites
-    )
-    results.out.record(**({"type": "kernel", **place} | kernel.record() | results.stamp))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ from gpubpf import names
 from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.ebpf.bytecode import KINDS, SPACES
 from gpubpf.memory.access_log import CHUNK, quotient_and_remainder
+from gpubpf.records.fields import BLOCK, KERNEL, OWNER, STAMP, THREAD
 from gpubpf.records.kernel_shapes import KernelShape
 from gpubpf.show import bulk_text, table
 from gpubpf.show.bulk_text import Hex, Words
+from gpubpf.show.fields import HEX, INTEGER, NS, TEXT, Field, Fields, maybe, one_of, values_of
 from gpubpf.show.output import csv_cells
 from gpubpf.show.owner_columns import OwnerColumns
 
@@ -24,7 +26,28 @@ if TYPE_CHECKING:
 
 WHERE_WIDTH = 11  # characters of the column WHERE
 MORE = 40  # maximum characters that a wide terminal adds to a column
-CSV_HEADER = "pid,comm,gpu,kernel,launch,site,op,space,address,width,block_x,block_y,block_z,thread_x,thread_y,thread_z,sm,where\n"
+ACCESS = Fields(
+    "access",
+    "With -e, one for each access.",
+    (
+        *OWNER,
+        KERNEL,
+        Field("ts_ns", maybe(NS), f"{STAMP.meaning}; null if not known", when="with -T"),
+        Field("launch", INTEGER, "unique in this measurement"),
+        Field("site", INTEGER, "the number of the instruction"),
+        Field("op", one_of(*KINDS)),
+        Field("space", one_of(*SPACES)),
+        Field("address", HEX, "in shared and local memory, the offset in the memory of the block or thread"),
+        Field("width", INTEGER, "bytes per lane"),
+        BLOCK,
+        THREAD,
+        Field("sm", INTEGER, "the multiprocessor"),
+        Field("source", maybe(TEXT), "file.cu:12, or null"),
+        Field("ptx_line", maybe(INTEGER)),
+    ),
+    csv="pid comm gpu kernel launch site op space address width block thread sm where",
+    csv_fields=(Field("where", TEXT),),
+)
 
 
 class AccessPrinter:
@@ -45,7 +68,7 @@ class AccessPrinter:
         self._kernels = names.Labels(ascii=True)
         self._threads: dict[KernelShape, list[bytes]] = {}  # index of each thread
         if form == "csv":
-            out.write(("ts_ns," if timed else "") + CSV_HEADER)
+            out.write(("ts_ns," if timed else "") + ",".join(ACCESS.columns) + "\n")
 
     def __call__(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
         if not len(accesses) or self._out.closed:
@@ -53,38 +76,30 @@ class AccessPrinter:
         {"json": self._json, "csv": self._csv, "text": self._text}[self._form](accesses, where, times)
 
     def _json(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
-        place = accesses.place
-        head = json.dumps({"type": "access", **place.event()}, separators=(",", ":"))[:-1].encode()
-        stamp = b',"ts_ns":' if self._timed else b""
-        unknown = b"null" if self._timed else b""
-        texts = [b',"site":', b',"op":"', b'","space":"', b'","address":"0x', b'","width":']
-        texts += [b',"block":[', b",", b",", b'],"thread":[', b",", b",", b'],"sm":']
-        texts += [b',"source":', b',"ptx_line":', b"}\n"]
+        known = values_of((*OWNER, KERNEL), accesses.place)
+        if self._timed and times is None:
+            known["ts_ns"] = None
+        texts = ACCESS.json_texts(known, *(("ts_ns",) if times is not None else ()))
         sites = where.codes(accesses.site)
         columns = [
+            *([] if times is None else [times]),
             *_program_columns(accesses),
             Words(_encoded(map(json.dumps, where.sources)), sites),
             Words(_encoded(map(json.dumps, where.lines)), sites),
         ]
-        if times is None:
-            texts.insert(0, head + stamp + unknown + b',"launch":')
-        else:
-            texts[:0] = [head + stamp, b',"launch":']
-            columns.insert(0, times)
         self._out.write(bulk_text.joined(texts, columns))
 
     def _csv(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:
-        place = accesses.place
-        kernel = names.demangle(place.mangled).short
-        head = csv_cells((place.pid, place.comm, place.gpu, kernel)).encode() + b","
-        texts = [b",", b",", b",", b",0x", *[b","] * 9, b"\n"]
-        places = _encoded(csv_cells((text,)) for text in where.texts)
-        columns = [*_program_columns(accesses), Words(places, where.codes(accesses.site))]
-        if times is None:
-            texts.insert(0, (b"," if self._timed else b"") + head)
-        else:
-            texts[:0] = [b"", b"," + head]
+        texts = ACCESS.csv_texts(values_of((*OWNER, KERNEL), accesses.place))
+        columns = [
+            *_program_columns(accesses),
+            Words(_encoded(csv_cells((text,)) for text in where.texts), where.codes(accesses.site)),
+        ]
+        if times is not None:
             columns.insert(0, times)
+            texts[:1] = [b"", b"," + texts[0]]
+        elif self._timed:
+            texts[0] = b"," + texts[0]
         self._out.write(bulk_text.joined(texts, columns))
 
     def _text(self, accesses: Accesses, where: SiteLabels, times: Array | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
@@ -12,9 +13,11 @@ from gpubpf.memory.allocations import BEFORE_ATTACH
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint
 from gpubpf.memory.granularity import SECTOR, WORD_SHIFT
 from gpubpf.record import Record
-from gpubpf.records.launch_shape import vendor_fields
+from gpubpf.records.fields import DEMANGLED, GPU, KERNEL, MANGLED, VENDOR, owner_of
 from gpubpf.show import table
+from gpubpf.show.fields import BYTES, HEX, INTEGER, NUMBER, TEXT, TRUTH, Field, Fields, many, maybe
 from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.process_records import PROCESS
 
 if TYPE_CHECKING:
     from gpubpf.agent.definitions import Vendor
@@ -32,46 +35,71 @@ _NO_ADDRESS = "accesses to textures and surfaces, and bulk tensor copies, are no
 EXACT_BELOW = 10_000_000  # larger numbers are shown in millions, billions and so on
 
 
+_OWNER = (*PROCESS, GPU, VENDOR, Field("wave", maybe(INTEGER), "lanes of the GPU's warps or waves"))
+_UNSEEN = "without accesses to textures and surfaces, and bulk tensor copies"
+ALLOCATION = Fields(
+    "allocation",
+    "One for each allocation.",
+    (
+        *_OWNER,
+        Field("base", HEX, "its address", get=lambda row: f"{row.allocation.base:#x}"),
+        Field("bytes", BYTES, "its size", get=attrgetter("allocation.bytes")),
+        Field("read_bytes", maybe(BYTES), f"distinct, {_UNSEEN}; null: not known", get=attrgetter("read")),
+        Field("written_bytes", maybe(BYTES), "as read_bytes", get=attrgetter("written")),
+        Field("untouched_bytes", maybe(BYTES), "as read_bytes", get=attrgetter("untouched")),
+        Field("kind", TEXT, "device, managed, host, variable", get=attrgetter("allocation.kind")),
+        Field("call", TEXT, "the driver function, or before", get=attrgetter("allocation.call")),
+        Field("freed", TRUTH, get=attrgetter("allocation.freed")),
+        Field(
+            "copied",
+            maybe(TRUTH),
+            "whether the program copied from it; null if a graph, a batch of copies or another process may have done so, if calls "
+            "were lost, and on AMD GPUs",
+            get=attrgetter("allocation.copied"),
+        ),
+        Field(
+            "stack",
+            many(TEXT),
+            "of the host, innermost first",
+            get=lambda row: [symbols.frame_of(frame) for frame in row.allocation.stack],
+        ),
+        Field("within_bytes", BYTES, "the granule", when="with --granule"),
+    ),
+)
+UNALLOCATED = Fields(
+    "unallocated",
+    "Bytes that were touched in no known allocation of a process.",
+    (
+        *PROCESS,
+        Field("touched_bytes", BYTES),
+        Field(
+            "behind_bytes", BYTES, "those directly behind the end of an allocation, where no other can begin"
+        ),
+    ),
+)
+FOOTPRINT = Fields(
+    "footprint",
+    "With --footprint, one for each kernel.",
+    (
+        *(*_OWNER, KERNEL, DEMANGLED, MANGLED),
+        Field("sectors", maybe(INTEGER), "distinct"),
+        Field("bytes", maybe(BYTES), "distinct"),
+        Field("requests", maybe(INTEGER), "sectors of all requests"),
+        Field("reuse", maybe(NUMBER), "the quotient of requested and distinct sectors"),
+    ),
+)
+RECORDS = (ALLOCATION, UNALLOCATED, FOOTPRINT)
+
+
 def allocation_record(row: AllocationCoverage, granule: int) -> dict[str, Any]:
     """Return the JSON record `allocation`. `granule`: the size of a granule in bytes."""
-    allocation = row.allocation
-    record = {
-        "type": "allocation",
-        "pid": allocation.pid,
-        "comm": allocation.comm,
-        "gpu": allocation.gpu,
-        **vendor_fields(allocation.vendor, allocation.wave),
-        "base": f"{allocation.base:#x}",
-        "bytes": allocation.bytes,
-        "read_bytes": row.read,
-        "written_bytes": row.written,
-        "untouched_bytes": row.untouched,
-        "kind": allocation.kind,
-        "call": allocation.call,
-        "freed": allocation.freed,
-        "copied": allocation.copied,
-        "stack": [symbols.frame_of(frame) for frame in allocation.stack],
-    }
-    return record | ({"within_bytes": granule} if granule > 1 else {})
+    within = {"within_bytes": granule} if granule > 1 else {}
+    return ALLOCATION.record(row, **owner_of(row.allocation), **within)
 
 
 def footprint_record(one: Footprint, requested: int | None) -> dict[str, Any]:
     """Return the JSON record `footprint`. `requested`: the sectors of all requests; None if unknown."""
-    name = names.demangle(one.mangled)
-    return {
-        "type": "footprint",
-        "pid": one.pid,
-        "comm": one.comm,
-        "gpu": one.gpu,
-        **vendor_fields(one.vendor, one.wave),
-        "kernel": name.short,
-        "demangled": name.full,
-        "mangled": one.mangled,
-        "sectors": one.sectors,
-        "bytes": one.bytes,
-        "requests": requested,
-        "reuse": reuse_of(one, requested),
-    }
+    return FOOTPRINT.record(one, **owner_of(one), requests=requested, reuse=reuse_of(one, requested))
 
 
 def reuse_of(one: Footprint, requested: int | None) -> float | None:
@@ -99,13 +127,8 @@ def records(
     if allocations:
         yield from (allocation_record(row, granule) for row in report.allocations)
         for (pid, comm), outside in report.unallocated.items():
-            yield {
-                "type": "unallocated",
-                "pid": pid,
-                "comm": comm,
-                "touched_bytes": outside.bytes,
-                "behind_bytes": outside.behind,
-            }
+            touched = {"touched_bytes": outside.bytes, "behind_bytes": outside.behind}
+            yield UNALLOCATED.record(pid=pid, comm=comm, **touched)
     requested = requested_sectors(kernels or ())
     for one in report.footprints:
         yield footprint_record(one, requested.get((one.pid, one.gpu, one.mangled)))

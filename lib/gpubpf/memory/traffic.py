@@ -31,6 +31,7 @@ from gpubpf.memory.updates import Updates, read_updates
 from gpubpf.record import Record, replace
 from gpubpf.records import kernel_shapes
 from gpubpf.records.builds import joined
+from gpubpf.records.fields import registers
 from gpubpf.records.launch_shape import NVIDIA, Warp
 from gpubpf.session.sampled import Sample
 
@@ -301,16 +302,10 @@ class KernelTraffic(Record):
         """Return a sum over sites scaled to all blocks; with sampling, this is an estimate."""
         return value if self.sample is None else self.sample.scaled(value)
 
-    def place(self) -> dict[str, Any]:
-        """Return the fields that every JSON record about the kernel has."""
-        where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **self.warp.vendor()}
-        return where | {"kernel": self.kernel}
-
     def record(self) -> dict[str, Any]:
         """Return the fields of the kernel's JSON record: sums over global, local and constant memory."""
         device = [site for site in self.sites if site.in_device_memory]
         sectors, least = sum(site.sectors for site in device), sum(site.least for site in device)
-        before, after = self.registers
         sums = {
             "requests": self.estimated(sum(site.requests for site in device)),
             "bytes": self.estimated(sum(site.bytes for site in device)),
@@ -335,8 +330,7 @@ class KernelTraffic(Record):
             },
             "wasted_bytes": self.estimated(self.wasted),
             **sampled,
-            "registers": {"before": before, "after": after}
-            | ({"spilled_bytes": self.spilled} if self.spilled else {}),
+            "registers": registers(*self.registers, self.spilled),
         }
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf import names
 from gpubpf.agent.definitions import NUMBER_MASK
 from gpubpf.record import Record
 from gpubpf.records import operation_log
@@ -47,15 +46,6 @@ class KernelShape(Record):
     @property
     def shape(self) -> Shape:
         return Shape(self.grid, self.block_dim, self.wave)
-
-    def event(self) -> dict[str, Any]:
-        """Return the fields common to all JSON records about an event in this kernel."""
-        where = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **self.shape.vendor()}
-        return where | {"kernel": names.demangle(self.mangled).short}
-
-    def record(self) -> dict[str, Any]:
-        """Return the fields common to all JSON records about this kernel and shape."""
-        return self.event() | {"grid": self.grid, "block_dim": self.block_dim}
 
 
 class KernelShapes:

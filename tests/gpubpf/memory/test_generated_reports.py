@@ -11,7 +11,7 @@ import numpy as np
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
 from gpubpf.inject.values import Site
-from gpubpf.memory import traffic
+from gpubpf.memory import traffic, traffic_report
 from gpubpf.memory.access_log import Accesses, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
 from gpubpf.memory.allocations import ALLOCATING, Allocation
@@ -129,12 +129,12 @@ def test_a_generated_report(rng: random.Random) -> None:
     session = SimpleNamespace(has_map=lambda name: False)
     asked = rare(rng)
     for look in LOOKS:
-        tool, args, page, results = opened("memtrace", *look)
+        _, args, page, results = opened("memtrace", *look)
         owners = OwnerColumns(asked)
-        tool.report(kernels, owners, args, results)
+        traffic_report.show(kernels, owners, args, results)
         if not args.csv:
             covered = SimpleNamespace(report=lambda _: found)
-            tool.report_coverage(covered, session, owners, args, results)
+            traffic_report.show_coverage(covered, session, owners, args, results)
         lines = check(page, args, verbose=114)  # all columns, with impossible numbers
         if not args.json and not args.csv:
             assert sum(line.endswith(": memory traffic") for line in lines) >= min(len(kernels), 8)
