@@ -22,13 +22,9 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from typing import Any
 
-    from gpubpf.launches.latency import LaunchView
     from gpubpf.launches.off_cpu import OffCpu
-    from gpubpf.launches.sums import LaunchSums
     from gpubpf.session.session import Session
-    from gpubpf.show.owner_columns import OwnerColumns
     from gpubpf.show.perfetto import Trace
 
 TOOL = "launchlate"
@@ -146,7 +142,7 @@ def build_parser() -> cli.Parser:
     cli.add_host_filters(parser)
     cli.add_device(parser, times=True)
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.launches.launch_records")
     return parser
 
 
@@ -197,7 +193,7 @@ def measure(
     results: cli.ResultWriter,
 ) -> None:
     """Print launches until the measurement ends. The imports load NumPy, which would delay the first probe."""
-    from gpubpf.launches import latency, latency_text
+    from gpubpf.launches import latency, latency_text, launch_report
     from gpubpf.launches.launches import Launches
     from gpubpf.launches.overlap import Overlap
     from gpubpf.launches.sums import LaunchLosses, LaunchSums
@@ -217,7 +213,7 @@ def measure(
         owners.see(view.owners(launched))
         chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
         listed = view.listed(new)
-        show_each(view, listed, chosen, launched, owners, args, results)
+        launch_report.show_each(view, listed, chosen, launched, owners, args, results)
         if trace:
             latency.write_trace(view, trace, listed)
         sums.add(view, chosen, bool(args.stacks))
@@ -237,7 +233,7 @@ def measure(
         launches.take_shared(session)
         results.begin()
         look(last=session.stopped)
-        show_sums(sums, owners, args, results)
+        launch_report.show_sums(sums, owners, args, results)
         sums = LaunchSums(by, bool(args.graphs))
         if results.out.closed:
             break
@@ -249,73 +245,7 @@ def measure(
     if losses.others and not losses.wanted:
         cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
     lost = losses.fields(launches.lost, session.failed(), session.ended_unread())
-    show_summary(session, lost, overlap.records(), args, results)
-
-
-def show_each(
-    view: LaunchView,
-    new: Any,
-    chosen: Any,
-    launched: Any,
-    owners: OwnerColumns,
-    args: argparse.Namespace,
-    results: cli.ResultWriter,
-) -> None:
-    """Print single launches and operations.
-
-    new: places of new operations that the program knows. launched: places of launches of matching kernels. chosen: those to show.
-    """
-    from gpubpf.launches import latency_text
-
-    if owners.processes:
-        chosen = view.by_call(chosen)
-    if results.json:
-        if args.timeline:
-            results.out.records(view.operation(at) for at in new.tolist())
-        if args.verbose or args.slow:
-            results.out.records(view.launch(at, args.stacks) for at in chosen.tolist())
-    elif not results.csv:
-        if args.timeline:
-            results.out.lines(latency_text.timeline_lines(view, new))
-        if args.slow:
-            results.out.lines(latency_text.slow_stories(view, chosen, launched, args.slow, owners))
-        elif args.verbose:
-            lines = (latency_text.launch_line(view, at, owners) for at in chosen.tolist())
-            results.out.lines((latency_text.launch_header(owners), *lines, ""))
-
-
-def show_sums(
-    sums: LaunchSums, owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
-) -> None:
-    """Print the sums of the interval."""
-    from gpubpf.launches import latency, latency_text
-    from gpubpf.launches.sums import kernel_record
-
-    records = (kernel_record(group, args.streams, bool(args.graphs)) for group in sums.groups)
-    if results.json:
-        results.out.records(record | results.stamp for record in records)
-    elif results.csv:
-        results.table(latency.CSV_COLUMNS, (latency.csv_row(record) for record in records))
-    elif sums.groups:
-        results.out.lines(latency_text.report(sums, owners, args.streams, args.stacks, args.verbose))
-
-
-def show_summary(
-    session: Session,
-    losses: dict[str, Any],
-    copy_overlap: list[dict[str, Any]],
-    args: argparse.Namespace,
-    results: cli.ResultWriter,
-) -> None:
-    """Print the summary. `losses` counts each lost launch; the session only knows an upper bound."""
-    from gpubpf.launches import latency_text, overlap
-
-    summary = session.summary()
-    summary["lost"] = losses["launches_lost"] + losses["operations_lost"]
-    lines = [*overlap.lines(copy_overlap), *cli.summary_lines(summary | losses | {"lost": 0})]
-    lines += latency_text.loss_lines(losses)
-    lines += cli.host_program_lines(summary) if args.verbose else []
-    results.end(summary | losses | {"copy_overlap": copy_overlap}, lines)
+    launch_report.show_summary(session, lost, overlap.records(), args, results)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from gpubpf.ebpf.maps import MapDefinition, storage_size
 from gpubpf.exits import exit_log, exit_records, exits_text
 from gpubpf.inject.values import Site
 from gpubpf.launches import latency, latency_text
+from gpubpf.launches.launch_records import KERNEL_RECORD
 from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.launches.sums import LaunchLosses, LaunchSums, kernel_record
 from gpubpf.lower import programs
@@ -104,7 +105,7 @@ def launch_report(data: bytes) -> None:
             sums = LaunchSums(by, bool(by))
             sums.add(view, chosen, True)
             made = [kernel_record(group, bool(by), bool(by)) for group in sums.groups]
-            json.dumps([latency.csv_row(record) for record in made] + [*made])
+            json.dumps([KERNEL_RECORD.row(record) for record in made] + [*made])
             list(latency_text.report(sums, owners, bool(by), True, True))
         launches.forget()
     json.dumps(losses.fields(launches.lost))

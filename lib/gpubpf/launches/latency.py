@@ -5,7 +5,6 @@ Times are in ns on the host's clock. None stands for an unknown number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +15,7 @@ from gpubpf.agent.definitions import NO_FUNCTION, Kind, Vendor
 from gpubpf.images import symbols
 from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
+from gpubpf.launches.launch_records import LAUNCH, OPERATION, TIMES
 from gpubpf.launches.launches import METHODS, OperationColumns
 from gpubpf.record import Record
 from gpubpf.records.clock import UNKNOWN
@@ -39,7 +39,7 @@ OPS = {
     Kind.SYNC: "api",
     Kind.HOST_FUNCTION: "host_function",
 }
-SPLIT = ("api", "wait", "overhead")
+SPLIT = tuple(TIMES)[1:-1]  # the parts of the latency
 SYNCS = ("stream", "event", "context", "stream")
 IN_A_ROW = 5  # launches in a row; with fewer, a graph does not pay off
 NODE_NS = 1500  # upper estimate of the time between two small kernels of a graph, ns
@@ -189,24 +189,29 @@ class LaunchView:
         if ops.node[at] >= 0:
             exec_number = columns.exec[at]
             graph = {"exec": f"0x{exec_number:x}", "node": int(ops.node[at]), "replay": int(ops.replay[at])}
-        fields = {
-            "type": "launch", **self.common(at), "launch": int(ops.id[at]), "kernel": self.short[int(columns.name[at])],
-            "tid": int(columns.tid[at]), "stream": f"0x{int(columns.stream[at]):x}", "graph": graph,
-            "call_ns": int(ops.call[at]), "return_ns": int(ops.ret[at]),
-            "start_ns": known(ops.start[at]), "end_ns": known(ops.end[at]),
-        }  # fmt: skip
-        for name in ("latency", *SPLIT, "exec"):
-            fields[f"{name}_ns"] = known(getattr(waits, name)[at])
-        fields |= {"waited_for": self.waited_for(at), "method": METHODS[int(columns.method[at])]}
-        fields |= {
-            "clock_error_ns": known(columns.start_error[at]),
-            "running": bool(columns.running[at]),
-        }
-        if stack:
-            fields["stack"] = self.stack(at)
+        more: dict[str, Any] = {"stack": self.stack(at)} if stack else {}
         if self.activity is not None:
-            fields["meanwhile"] = [{"what": what, "ns": ns} for what, ns in self.meanwhile(at)]
-        return fields | {"grid": columns.grid[at].tolist(), "block_dim": columns.block_dim[at].tolist()}
+            more["meanwhile"] = [{"what": what, "ns": ns} for what, ns in self.meanwhile(at)]
+        return LAUNCH.record(
+            **self.common(at),
+            launch=int(ops.id[at]),
+            kernel=self.short[int(columns.name[at])],
+            tid=int(columns.tid[at]),
+            stream=f"0x{int(columns.stream[at]):x}",
+            graph=graph,
+            call_ns=int(ops.call[at]),
+            return_ns=int(ops.ret[at]),
+            start_ns=known(ops.start[at]),
+            end_ns=known(ops.end[at]),
+            **{f"{name}_ns": known(getattr(waits, name)[at]) for name in TIMES},
+            waited_for=self.waited_for(at),
+            method=METHODS[int(columns.method[at])],
+            clock_error_ns=known(columns.start_error[at]),
+            running=bool(columns.running[at]),
+            grid=columns.grid[at].tolist(),
+            block_dim=columns.block_dim[at].tolist(),
+            **more,
+        )
 
     def operation(self, at: int) -> dict[str, Any]:
         """Return the JSON record of an operation for --timeline: when it ran on the GPU, otherwise when it was called."""
@@ -216,13 +221,20 @@ class LaunchView:
         if not on_gpu:
             begin, end = int(ops.call[at]), int(ops.ret[at])
         assert begin is not None
-        return {
-            "type": "op", **self.common(at), "t_ns": begin, "dur_ns": None if end is None else end - begin, "op": op,
-            "name": self.name(at), "stream": f"0x{int(self.columns.stream[at]):x}", "tid": int(self.columns.tid[at]),
-            "bytes": int(self.columns.bytes[at]), "call_ns": int(ops.call[at]), "on": "gpu" if on_gpu else "host",
-            "method": METHODS[int(self.columns.method[at])] if on_gpu else None,
-            "clock_error_ns": known(self.columns.start_error[at]) if on_gpu else None,
-        }  # fmt: skip
+        return OPERATION.record(
+            **self.common(at),
+            t_ns=begin,
+            dur_ns=None if end is None else end - begin,
+            op=op,
+            name=self.name(at),
+            stream=f"0x{int(self.columns.stream[at]):x}",
+            tid=int(self.columns.tid[at]),
+            bytes=int(self.columns.bytes[at]),
+            call_ns=int(ops.call[at]),
+            on="gpu" if on_gpu else "host",
+            method=METHODS[int(self.columns.method[at])] if on_gpu else None,
+            clock_error_ns=known(self.columns.start_error[at]) if on_gpu else None,
+        )
 
     @cached_property
     def opaque_graphs(self) -> frozenset[int]:
@@ -337,33 +349,6 @@ def slower(view: LaunchView, chosen: Integers, limit: int) -> Integers:
     """Return the launches with a latency above `limit` ns."""
     latency = view.waits.latency[chosen]
     return chosen[(latency != NONE) & (latency > limit)]
-
-
-# --- CSV ---
-
-CSV_COLUMNS = (
-    *("pid", "comm", "gpu", "kernel", "stream", "graph", "node", "count"),
-    *(
-        f"{what}_{which}_ns"
-        for what in ("latency", *SPLIT, "exec")
-        for which in ("mean", "p50", "p99", "max")
-    ),
-    "clock_error_ns",
-    "mangled",
-    "stream_name",
-)
-
-
-def csv_row(record: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return the cells of the CSV row for a record. Unknown values are empty."""
-    graph = record.get("graph") or {}
-    row: list[object] = [record.get(name) for name in ("pid", "comm", "gpu", "kernel", "stream")]
-    row += [graph.get("exec"), graph.get("node"), record["count"]]
-    for what in ("latency", *SPLIT, "exec"):
-        values = record[f"{what}_ns"] or {}
-        row += [values.get(which) for which in ("mean", "p50", "p99", "max")]
-    row += [record["clock_error_ns"], record.get("mangled"), record.get("stream_name")]
-    return tuple("" if cell is None else cell for cell in row)
 
 
 # --- traces ---

@@ -18,6 +18,7 @@ from gpubpf.agent.definitions import Kind
 from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.latency import SPLIT, GraphCandidate, LaunchView, graph_candidates
+from gpubpf.launches.launch_records import GRAPH_RECORD, KERNEL_RECORD, TIMES
 from gpubpf.launches.launches import METHODS
 from gpubpf.record import MutableRecord, field
 from gpubpf.records.clock import UNKNOWN
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     Integers: TypeAlias = NDArray[np.int64]
 
-TIMES = ("latency", *SPLIT, "exec")
 MOST_GROUPS = 4096  # maximum rows of the table; further kernels share one row
 MOST_WAITED = 256  # maximum operations that the launches of a row waited for; further ones share one entry
 EXACT = 4096  # maximum distinct values that are kept exactly; if there are more, all are rounded to 8 significant bits
@@ -313,7 +313,7 @@ def new_group(view: LaunchView, at: int, by: Sequence[str]) -> LaunchGroup:
     """Return the empty group of a launch."""
     columns, name = view.columns, int(view.columns.name[at])
     is_graph = view.ops.kind[at] == Kind.GRAPH
-    fields: dict[str, Any] = {"type": "graph" if is_graph else "kernel", **view.common(at)}
+    fields = view.common(at)
     title, node = f"graph {int(view.ops.graph[at]) + 1}", ""
     graph = None
     if view.ops.graph[at] >= 0:
@@ -345,26 +345,13 @@ def clock_errors(view: LaunchView, at: Integers) -> Integers:
 
 def kernel_record(group: LaunchGroup, by_stream: bool, by_node: bool = False) -> dict[str, Any]:
     """Return the JSON record of a row of the table."""
-    fields = group.fields | {"stream": group.stream_handle if by_stream else None}
+    more: dict[str, Any] = {}
     if by_stream:  # not the handle: handles are reused, and all threads share one for their default streams
-        fields |= {"stream_name": group.stream_name}
+        more["stream_name"] = group.stream_name
     if by_node and group.graph:
-        fields |= {"graph": group.graph}
-    fields["count"] = group.count
-    for what, tally in group.times.items():
-        fields[f"{what}_ns"] = tally.distribution()
-    fields |= {"clock_error_ns": group.errors.largest, "unknown": group.unknown}
-    fields["methods"] = {name: group.methods[name] for name in METHODS if name and group.methods[name]}
-    waits: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for waited, count, total in group.waited_for():
-        entry = waits.setdefault(tuple((k, v) for k, v in waited.items() if k != "mangled"), [0, 0])
-        entry[0] += count
-        entry[1] += total
-    fields["waited_for"] = [
-        dict(waited) | {"count": count, "wait_ns": total} for waited, (count, total) in waits.items()
-    ]
-    fields["waited_for"].sort(key=lambda one: -one["wait_ns"])
-    return fields
+        more["graph"] = group.graph
+    record = KERNEL_RECORD if "kernel" in group.fields else GRAPH_RECORD
+    return record.record(group, **group.fields, stream=group.stream_handle if by_stream else None, **more)
 
 
 class LaunchLosses:

@@ -13,7 +13,7 @@ import numpy as np
 import gpubpf_traces
 from gpubpf.agent.definitions import Kind
 from gpubpf.agent.protocol import StackFrame
-from gpubpf.launches import latency
+from gpubpf.launches import latency, launch_report
 from gpubpf.launches.device_times import MASK
 from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.launches.overlap import Overlap
@@ -137,7 +137,7 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path) -> None:
         process(rng, pid, launches)
     columns, asked = launches.columns(), rare(rng)
     for look in LOOKS:
-        tool, args, page, results = opened("launchlate", *look)
+        _, args, page, results = opened("launchlate", *look)
         view = latency.LaunchView(columns, Activity() if args.slow else None)  # type: ignore[arg-type]
         by = (("queue",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
         sums, losses = LaunchSums(by, bool(args.graphs)), LaunchLosses()
@@ -145,14 +145,14 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path) -> None:
         launched = new[columns.wanted[new]]
         owners = OwnerColumns(asked).see(view.owners(launched))
         chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
-        tool.show_each(view, new, chosen, launched, owners, args, results)
+        launch_report.show_each(view, new, chosen, launched, owners, args, results)
         sums.add(view, chosen, bool(args.stacks))
         losses.add(view, new)
-        tool.show_sums(sums, owners, args, results)
+        launch_report.show_sums(sums, owners, args, results)
         session = SimpleNamespace(summary=lambda: {"not_instrumented": {}, **SUMMARY})
         overlap = Overlap()
         overlap.add(view, new)
-        tool.show_summary(session, losses.fields(number(rng)), overlap.records(), args, results)
+        launch_report.show_summary(session, losses.fields(number(rng)), overlap.records(), args, results)
         # On the real clock, times have errors.
         lines = check(page, args, negative=True)
         assert lines or args.csv

@@ -16,6 +16,7 @@ from gpubpf.agent.definitions import NO_FUNCTION, Vendor
 from gpubpf.launches import dependencies, latency, latency_text
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.device_times import MASK
+from gpubpf.launches.launch_records import KERNEL_RECORD
 from gpubpf.launches.launches import DEVICE, STAMP, Launches, LoggedProcess, OperationColumns
 from gpubpf.launches.sums import LaunchLosses, LaunchSums, ValueCounts, kernel_record
 from gpubpf.record import replace
@@ -516,7 +517,7 @@ def test_default_streams_of_threads_are_told_apart() -> None:
     assert [row.split()[1] for row in rows] == ["t70", "t4194304", "1"]
     records = [kernel_record(group, by_stream=True) for group in sums.groups]
     assert [record["stream_name"] for record in records] == ["t70", "t4194304", "1"]
-    assert [latency.csv_row(record)[-1] for record in records] == ["t70", "t4194304", "1"]
+    assert [KERNEL_RECORD.row(record)[-1] for record in records] == ["t70", "t4194304", "1"]
     assert {len(row) for row in rows} == {len(header)}
     lines = list(latency_text.timeline_lines(view, np.arange(3)))
     assert [line.split(" of ")[0] for line in lines if "of app" in line] == [

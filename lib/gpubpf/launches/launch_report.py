@@ -1,0 +1,77 @@
+"""launchlate's report: text, JSON or CSV."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from gpubpf.launches import latency_text, overlap
+from gpubpf.launches.launch_records import KERNEL_RECORD
+from gpubpf.launches.sums import kernel_record
+from gpubpf.show import cli
+
+if TYPE_CHECKING:
+    from gpubpf.launches.latency import LaunchView
+    from gpubpf.launches.sums import LaunchSums
+    from gpubpf.session.session import Session
+    from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.show.result_writer import ResultWriter
+
+
+def show_each(
+    view: LaunchView,
+    new: Any,
+    chosen: Any,
+    launched: Any,
+    owners: OwnerColumns,
+    args: argparse.Namespace,
+    results: ResultWriter,
+) -> None:
+    """Print single launches and operations.
+
+    new: places of new operations that the program knows. launched: places of launches of matching kernels. chosen: those to show.
+    """
+    if owners.processes:
+        chosen = view.by_call(chosen)
+    if results.json:
+        if args.timeline:
+            results.out.records(view.operation(at) for at in new.tolist())
+        if args.verbose or args.slow:
+            results.out.records(view.launch(at, args.stacks) for at in chosen.tolist())
+    elif not results.csv:
+        if args.timeline:
+            results.out.lines(latency_text.timeline_lines(view, new))
+        if args.slow:
+            results.out.lines(latency_text.slow_stories(view, chosen, launched, args.slow, owners))
+        elif args.verbose:
+            lines = (latency_text.launch_line(view, at, owners) for at in chosen.tolist())
+            results.out.lines((latency_text.launch_header(owners), *lines, ""))
+
+
+def show_sums(
+    sums: LaunchSums, owners: OwnerColumns, args: argparse.Namespace, results: ResultWriter
+) -> None:
+    """Print the sums of the interval."""
+    records = (kernel_record(group, args.streams, bool(args.graphs)) for group in sums.groups)
+    if results.json:
+        results.out.records(record | results.stamp for record in records)
+    elif results.csv:
+        results.table(KERNEL_RECORD.columns, map(KERNEL_RECORD.row, records))
+    elif sums.groups:
+        results.out.lines(latency_text.report(sums, owners, args.streams, args.stacks, args.verbose))
+
+
+def show_summary(
+    session: Session,
+    losses: dict[str, Any],
+    copy_overlap: list[dict[str, Any]],
+    args: argparse.Namespace,
+    results: ResultWriter,
+) -> None:
+    """Print the summary. `losses` counts each lost launch; the session only knows an upper bound."""
+    summary = session.summary()
+    summary["lost"] = losses["launches_lost"] + losses["operations_lost"]
+    lines = [*overlap.lines(copy_overlap), *cli.summary_lines(summary | losses | {"lost": 0})]
+    lines += latency_text.loss_lines(losses)
+    lines += cli.host_program_lines(summary) if args.verbose else []
+    results.end(summary | losses | {"copy_overlap": copy_overlap}, lines)
