@@ -67,7 +67,7 @@ def build_parser() -> cli.Parser:
     cli.add_device(parser, times=True, default="default without programs on the host")
     cli.add_rings(parser)
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.objects.report")
     return parser
 
 

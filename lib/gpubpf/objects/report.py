@@ -13,9 +13,12 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower import ir
 from gpubpf.objects.values import columns, plain, shown
-from gpubpf.record import Record
+from gpubpf.record import Record, replace
+from gpubpf.records.fields import GPU, KERNEL, MANGLED, SHAPE, STAMP
+from gpubpf.session.records import HOST_PROGRAMS, VERIFIED_BY, of_every_tool
 from gpubpf.show import notices, table
-from gpubpf.show.result_writer import SHAPE_COLUMNS
+from gpubpf.show.fields import ANYTHING, INTEGER, TEXT, Field, Fields, having, many, maybe, values_of
+from gpubpf.show.process_records import PROCESS
 
 if TYPE_CHECKING:
     from gpubpf.program import BPF
@@ -26,7 +29,41 @@ if TYPE_CHECKING:
 _MOST_LINES = 100  # maximum lines of a map in the text for people
 _LONGEST_NAME = 60  # maximum columns of a map's name in that text
 _LABEL = table.WIDTH - len("  of ,")  # columns of a kernel's name
-COLUMNS = ("pid", "comm", "gpu", "map", "kernel", "unit", "key", "value", "mangled", *SHAPE_COLUMNS)
+PRINT = Fields(
+    "print",
+    "One for each text that a device program printed.",
+    (
+        *PROCESS,
+        GPU,
+        Field("program", TEXT, "if several programs print the same text, all of them"),
+        Field("text", TEXT),
+    ),
+)
+_BY_THREAD = "for values by thread, warp or block"
+_HOST = "for the arrays of the Linux kernel, of COMMAND or of the only process of -p, and otherwise null"
+MAP = Fields(
+    "map",
+    "One for each map, and for each process, kernel and launch shape that has its own copy.",
+    (
+        *(Field(one.name, maybe(one.type), f"{one.meaning}; {_HOST}") for one in PROCESS),
+        Field(
+            "gpu", INTEGER, GPU.meaning, when="but for an array in host memory and a map in the Linux kernel"
+        ),
+        Field("map", TEXT, "its name"),
+        Field("kind", TEXT),
+        *(replace(one, get=None, header="", when=_BY_THREAD) for one in (KERNEL, MANGLED, *SHAPE)),
+        Field("launches", INTEGER, when=_BY_THREAD),
+        Field(
+            "entries",
+            many(having(Field("key", ANYTHING, when="but for a ring buffer"), Field("value", ANYTHING))),
+            "keys and values",
+        ),
+        STAMP,
+    ),
+    csv="pid comm gpu map kernel unit key value mangled grid block_dim",
+    csv_fields=(Field("unit", INTEGER), Field("key", TEXT), Field("value", TEXT)),
+)
+RECORDS = (PRINT, MAP, *of_every_tool(HOST_PROGRAMS, VERIFIED_BY))
 
 
 class Contents(Record):
@@ -49,21 +86,18 @@ class Contents(Record):
         """Return the JSON record."""
         ring = self.definition.kind == "ringbuf"
         entries = [{"value": value} if ring else {"key": key, "value": value} for key, value in self.entries]
-        head = {"type": "map", **self.owner, "map": self.definition.name, "kind": self.definition.kind}
-        return head | dict(self.kernel) | {"entries": entries}
+        about = {"map": self.definition.name, "kind": self.definition.kind}
+        return MAP.record(**self.owner, **about, **self.kernel, entries=entries)
 
-    def rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield the rows of the CSV table with COLUMNS."""
-        first = tuple("" if (one := self.owner.get(name)) is None else one for name in COLUMNS[:3])
-        head = (*first, self.definition.name, self.kernel.get("kernel", ""))
-        shape = (
-            (*self.kernel["grid"], *self.kernel["block_dim"]) if self.kernel else ("",) * len(SHAPE_COLUMNS)
-        )
-        tail = (self.kernel.get("mangled", ""), *shape)
+    def rows(self) -> Iterator[list[object]]:
+        """Yield the rows of the CSV table."""
+        row = MAP.row({**self.owner, "map": self.definition.name, **self.kernel})
+        at = MAP.columns.index("unit")
         for key, value in self.entries:
-            cells = enumerate(value) if self.unit else [("", value)]
+            cells = enumerate(value) if self.unit else [(None, value)]
             for unit, one in cells:
-                yield (*head, unit, "" if key is None else shown(key), shown(one), *tail)
+                row[at : at + 3] = unit, None if key is None else shown(key), shown(one)
+                yield row[:]
 
     def lines(self, labels: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
         """Yield the lines for people. Successive equal values share one line. labels: labels of kernels, by mangled name."""
@@ -156,7 +190,6 @@ class Reader:
         formats = self._bpf.formats()
         rings = [name for name in (maps.PRINTS, maps.LONG_PRINTS) if session.has_map(name)]
         for part in (part for name in rings for part in session.rings(name)):
-            owner = {"pid": part.pid, "comm": part.comm, "gpu": part.gpu}
             for record in part.records:
                 number = int(record["format"])
                 if number in formats and formats[number].endswith(ir.STOPPED):
@@ -164,9 +197,7 @@ class Reader:
                 elif number in formats:
                     text = maps.format_print(formats[number], [int(v) for v in record["arguments"]])
                     program = ", ".join(self._printing.get(number, ()))
-                    found.append(
-                        {"type": "print", **owner, "program": program, "text": text.removesuffix("\n")}
-                    )
+                    found.append(PRINT.record(part, program=program, text=text.removesuffix("\n")))
         return found
 
     def say_stopped(self, tool: str) -> None:
@@ -186,8 +217,7 @@ class Reader:
                 continue
             if session.has_map(one.name):
                 for part in session.rings(one.name):
-                    owner = {"pid": part.pid, "comm": part.comm, "gpu": part.gpu}
-                    found.append(_of_ring(one, owner, part.records))
+                    found.append(_of_ring(one, values_of((*PROCESS, GPU), part), part.records))
             elif self._bpf.host_side is not None:
                 found.append(_of_ring(one, session.only_process(), self._bpf.host_side.records(one.name)))
         return [part for part in found if part.entries]
@@ -198,8 +228,8 @@ class Reader:
         for one in self._definitions:
             if one.kind == "shared_array":
                 for part in session.shared(one.name):
-                    owner = {"pid": part.pid, "comm": part.comm}
-                    found.append(Contents(one, owner, {}, list(enumerate(columns(part.array)))))
+                    entries = list(enumerate(columns(part.array)))
+                    found.append(Contents(one, values_of(PROCESS, part), {}, entries))
             elif one.kind != "ringbuf" and session.has_map(one.name):
                 found += [
                     _of_instance(part)
@@ -222,19 +252,13 @@ def _of_ring(definition: MapDefinition, owner: Mapping[str, Any], records: Any) 
 
 def _of_instance(one: Any) -> Contents:
     definition, array = one.definition, one.array
-    owner = {"pid": one.pid, "comm": one.comm, "gpu": one.gpu}
+    owner = values_of((*PROCESS, GPU), one)
     if definition.kind == "hash":
         entries = sorted(zip(columns(array["key"]), columns(array["value"]), strict=True), key=_order)
         return Contents(definition, owner, {}, entries)
     if definition.kind not in maps.SHAPED:
         return Contents(definition, owner, {}, list(enumerate(columns(array))))
-    kernel = {
-        "kernel": names.demangle(one.mangled).short,
-        "mangled": one.mangled,
-        "grid": list(one.grid),
-        "block_dim": list(one.block_dim),
-        "launches": one.launches,
-    }
+    kernel = values_of((KERNEL, MANGLED, *SHAPE), one) | {"launches": one.launches}
     entries = [(key, columns(row)) for key, row in enumerate(array)]
     return Contents(definition, owner, kernel, entries, maps.SHAPED[definition.kind])
 
@@ -293,4 +317,4 @@ class Printer:
             self._out.lines(line for one in found for line in (*one.lines(labels), ""))
 
     def _rows(self, found: Iterable[Contents]) -> None:
-        self._results.table(COLUMNS, (row for one in found for row in one.rows()))
+        self._results.table(MAP.columns, (row for one in found for row in one.rows()))

@@ -57,12 +57,11 @@ from gpubpf.show.options import (
     samples,
 )
 from gpubpf.show.output import Output, csv_cells, drop_stdout, open_results
-from gpubpf.show.result_writer import SHAPE_COLUMNS, ResultWriter
+from gpubpf.show.result_writer import ResultWriter
 from gpubpf.show.summary_text import host_program_lines, summary_lines
 from gpubpf.show.table import printable
 
 __all__ = [
-    "SHAPE_COLUMNS",
     "Output",
     "Parser",
     "ResultWriter",

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from gpubpf.show.fields import Fields
 
 
-SHAPE_COLUMNS = ("grid_x", "grid_y", "grid_z", "block_dim_x", "block_dim_y", "block_dim_z")
-
-
 class ResultWriter:
     """Writes the parts of the output that all tools share: timestamps, the header of CSV, the summary.
 

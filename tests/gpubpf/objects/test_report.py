@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpubpf import names
-from gpubpf.objects.report import COLUMNS, Contents
+from gpubpf.objects.report import MAP, Contents
 
 OWNER = {"pid": 1, "comm": "app", "gpu": 0}
 
@@ -34,7 +34,7 @@ def test_instantiations_of_a_template_are_told_apart() -> None:
         ]
         for type_, value in (("int", 2), ("double", 1))
     ]
-    rows = [dict(zip(COLUMNS, row, strict=True)) for one in found for row in one.rows()]
+    rows = [dict(zip(MAP.columns, row, strict=True)) for one in found for row in one.rows()]
     assert [(row["mangled"], row["unit"], row["value"]) for row in rows] == [
         ("_Z4fillIiEvPT_", 0, "2"),
         ("_Z4fillIiEvPT_", 1, "2"),
@@ -47,7 +47,7 @@ def test_instantiations_of_a_template_are_told_apart() -> None:
 def test_a_map_of_all_kernels_has_no_shape() -> None:
     definition: Any = SimpleNamespace(name="total", kind="array")
     (row,) = Contents(definition, OWNER, {}, [(0, 5)]).rows()
-    assert dict(zip(COLUMNS, row, strict=True)) == dict.fromkeys(COLUMNS, "") | OWNER | {
+    assert dict(zip(MAP.columns, row, strict=True)) == dict.fromkeys(MAP.columns) | OWNER | {
         "map": "total",
         "key": "0",
         "value": "5",
