@@ -74,7 +74,7 @@ def build_parser() -> cli.Parser:
     cli.add_call_views(parser)
     cli.add_host_filters(parser, "calls")
     cli.add_looks(parser, device_programs=False)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.calls.call_fields:CUDA")
     return parser
 
 

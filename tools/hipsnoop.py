@@ -76,7 +76,7 @@ def build_parser() -> cli.Parser:
     cli.add_host_filters(parser, "calls")
     cli.add_embedded_device(parser)
     cli.add_looks(parser, device_programs=False)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.calls.call_fields:HIP")
     return parser
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from gpubpf.calls.call_fields import ATTACHED, WATCHING
 from gpubpf.calls.kernel_names import KernelNames
 from gpubpf.calls.probes import CallProbes
 from gpubpf.calls.traced_processes import TracedProcesses
@@ -62,7 +63,7 @@ class AttachedProcesses:
         if self._processes.everyone:
             self._note("watching every process")
             if self._args.json:
-                self._out.record(type="watching", ts_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+                self._out.records([WATCHING.record(ts_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))])
         self.check_maps()
         for pid in self.waiting if self._args.pid else ():
             self._note(f"pid {pid} ({traceable.comm(pid)}) has not loaded {self.library} yet; waiting")
@@ -102,7 +103,7 @@ class AttachedProcesses:
         self._calls.announced(pid)
         if self._args.json:
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            self._out.record(type="attached", pid=pid, comm=comm, ts_ns=now)
+            self._out.records([ATTACHED.record(pid=pid, comm=comm, ts_ns=now)])
 
     def is_traced(self, pid: int) -> bool:
         """Return whether a process is known to be traced."""

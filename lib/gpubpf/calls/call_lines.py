@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from gpubpf.calls.call_fields import CALL
 from gpubpf.calls.records import HEX, SHAPES, map_distinct
 from gpubpf.record import Record
 from gpubpf.show import cli, table
@@ -20,23 +21,6 @@ if TYPE_CHECKING:
 
 _HANDLE = re.compile(r"0x[0-9a-f]{4,}([0-9a-f]{4})\b")
 LEAST_NAME = 12  # minimum columns of a function's name in a line that is too long
-CSV_CALLS = (
-    *(
-        "ts_ns",
-        "pid",
-        "comm",
-        "tid",
-        "cgroup_id",
-        "api",
-        "ret",
-        "error",
-        "lat_ns",
-        "off_cpu_ns",
-        "kernel",
-        "fn_addr",
-    ),
-    *("grid", "block_dim", "shared_bytes", "stream", "bytes", "copy"),
-)
 
 
 class CallColumns(Record):
@@ -205,7 +189,7 @@ def json_lines(group: CallGroup) -> Iterator[str]:
 def csv_lines(group: CallGroup) -> Iterator[str]:
     """Return a line of CSV for each call. Cells that do not apply are empty."""
     parts, columns = [], []
-    for name in CSV_CALLS:
+    for name in CALL.columns:
         values = group.fields.get(name)
         if values is None or name == "api":
             parts.append(values or "")

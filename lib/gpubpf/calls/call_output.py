@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import call_lines, delay_text, kfd, records
+from gpubpf.calls.call_fields import CALL
 from gpubpf.calls.delays import Cause, RecentSpans
 from gpubpf.calls.statistics import NameOrAddress
 from gpubpf.names import KernelName, Labels
@@ -88,7 +89,7 @@ class CallOutput:
         if self._args.json:
             self._write(events, call_lines.json_lines, self.name_of)
         elif self._args.csv:
-            self.csv_header(call_lines.CSV_CALLS)
+            self.csv_header(CALL.columns)
             self._write(events, call_lines.csv_lines, self.name_of)
         else:
             self.see_owners(events)

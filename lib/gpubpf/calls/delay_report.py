@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import delay_text, delays, statistics_text
 from gpubpf.calls.arrays import GAP
+from gpubpf.calls.call_fields import WHY
 from gpubpf.calls.statistics import CallStatistics
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ class DelayReport:
     def record(self, row: Any) -> dict[str, Any]:
         """Return the record "why" of a row of `DelayProbes.delays`."""
         pid, tid, function = int(row["tgid"]), int(row["tid"]), int(row["function"])
-        record: dict[str, Any] = {"type": "why", "pid": pid, "comm": self._comm(pid)}
-        record |= {"tid": tid} if tid else {}
-        record |= {"api": None if function == GAP else self._api.functions[function].name}
-        return record | delay_text.reason_fields(int(row["reason"]), int(row["syscall"]), row)
+        whose = {"pid": pid, "comm": self._comm(pid)} | ({"tid": tid} if tid else {})
+        api = None if function == GAP else self._api.functions[function].name
+        reason = delay_text.reason_fields(int(row["reason"]), int(row["syscall"]), row)
+        return WHY.record(**whose, api=api, **reason)
 
     def lines(
         self,

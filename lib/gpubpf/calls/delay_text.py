@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import delays, formatting
+from gpubpf.calls.call_fields import DRIVER
 from gpubpf.kernel import syscalls
 from gpubpf.show import table
 from gpubpf.show.table import us
@@ -131,9 +132,14 @@ def why_lines(
 
 def driver_record(event: DriverEvent, comm: str) -> dict[str, Any]:
     """Return the record "driver". `pid` and `comm` are None if the event concerns all processes."""
-    owner = {"pid": event.pid or None, "comm": comm if event.pid else None}
-    times = {"ts_ns": event.start_ns, "ns": event.ns}
-    return {"type": "driver", **times, **owner, "gpu": event.gpu, "what": event.what}
+    return DRIVER.record(
+        ts_ns=event.start_ns,
+        ns=event.ns,
+        pid=event.pid or None,
+        comm=comm if event.pid else None,
+        gpu=event.gpu,
+        what=event.what,
+    )
 
 
 def driver_event_lines(events: Sequence[DriverEvent], comm: Callable[[int], str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gpubpf import names
-from gpubpf.calls import arrays
+from gpubpf.calls import arrays, call_fields
 from gpubpf.calls.device_times.dispatches import DISPATCH, Dispatches
 from gpubpf.calls.selection import KernelSelection, selects_launches
 from gpubpf.calls.statistics import CallStatistics, Durations
@@ -155,27 +155,26 @@ class DispatchJoiner:
             process = self._processes.processes[int(dispatch["process"])]
             start, end = int(dispatch["start_ns"]), int(dispatch["end_ns"])
             grid, block = dispatch["grid"].tolist(), dispatch["block"].tolist()
-            record: dict[str, Any] = {
-                "type": "dispatch",
-                "pid": process.pid,
-                "comm": process.comm,
-                "gpu": int(dispatch["gpu"]),
-                "queue": f"{int(dispatch['queue']):#x}",
-                "kernel": name if isinstance(name, str) else name.short,
-                "ts_ns": start,
-                "exec_ns": end - start,
-                "grid": [-(-size // max(1, of)) for size, of in zip(grid, block, strict=True)],
-                "block_dim": block,
-                "shared_bytes": int(dispatch["shared"]),
-            }
+            called: dict[str, Any] = {}
             if known:
-                record |= {
-                    "tid": int(call["tid"]), "api": self._api.functions[int(call["function"])].name,
-                    "call_ns": int(call["start_ns"]), "latency_ns": start - int(call["start_ns"]),
-                }  # fmt: skip
+                call_ns = int(call["start_ns"])
+                called = {"tid": int(call["tid"]), "api": self._api.functions[int(call["function"])].name}
+                called |= {"call_ns": call_ns, "latency_ns": start - call_ns}
                 if call["streamed"]:
-                    record["stream"] = f"{int(call['stream']):#x}"
-            yield record
+                    called["stream"] = f"{int(call['stream']):#x}"
+            yield call_fields.DISPATCH.record(
+                pid=process.pid,
+                comm=process.comm,
+                gpu=int(dispatch["gpu"]),
+                queue=f"{int(dispatch['queue']):#x}",
+                kernel=name if isinstance(name, str) else name.short,
+                ts_ns=start,
+                exec_ns=end - start,
+                grid=[-(-size // max(1, of)) for size, of in zip(grid, block, strict=True)],
+                block_dim=block,
+                shared_bytes=int(dispatch["shared"]),
+                **called,
+            )
 
     def kernel(self, process: int, kernel: int) -> names.KernelName | str:
         """Return the name of a kernel, or "kernel N" if none was reported."""

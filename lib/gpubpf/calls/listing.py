@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf import elf, names
 from gpubpf.calls import command_libraries, kernel_names
+from gpubpf.calls.call_fields import LISTED
 from gpubpf.calls.kernel_names import KernelNames
 from gpubpf.calls.probes import CallOptions, CallProbes
 from gpubpf.calls.statistics import by_kernel
@@ -222,16 +223,20 @@ def _of_command(
 def _records(found: Listed) -> Iterator[dict[str, Any]]:
     for library in found.libraries:
         for function, reason in library.functions.items():
-            yield {
-                "type": "listed", "pid": library.pid, "comm": library.comm, "file": library.path, "api": function,
-                "instrumentable": reason is None, "reason": reason,
-            }  # fmt: skip
+            owner = {"pid": library.pid, "comm": library.comm, "file": library.path}
+            yield LISTED.record(**owner, api=function, instrumentable=reason is None, reason=reason)
     for kernel in found.kernels:
-        yield {
-            "type": "listed", "pid": kernel.pid, "comm": kernel.comm, "file": kernel.file, "kernel": kernel.name.short,
-            "demangled": kernel.name.full, "mangled": kernel.name.mangled, "instrumentable": True, "reason": None,
-            "launches": kernel.launches,
-        }  # fmt: skip
+        yield LISTED.record(
+            pid=kernel.pid,
+            comm=kernel.comm,
+            file=kernel.file,
+            kernel=kernel.name.short,
+            demangled=kernel.name.full,
+            mangled=kernel.name.mangled,
+            instrumentable=True,
+            reason=None,
+            launches=kernel.launches,
+        )
 
 
 def _lines(found: Listed, verbose: bool) -> Iterator[str]:

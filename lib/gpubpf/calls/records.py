@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gpubpf.calls import arrays
+from gpubpf.calls.call_fields import CALL, SPENT
 from gpubpf.calls.statistics import NameOrAddress
 from gpubpf.names import KernelName
 from gpubpf.record import Record
+from gpubpf.show import fields
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api, ApiFunction
@@ -24,16 +26,9 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 13  # calls to format together
 # Indexed by hipMemcpyKind or cudaMemcpyKind; further kinds leave the direction to the runtime.
-COPIES = ("h2h", "h2d", "d2h", "d2d")
-SPENT = {
-    "preempted": "preempted_ns",
-    "blocked": "blocked_ns",
-    "block_io": "io_ns",
-    "page_fault": "fault_ns",
-    "reclaim": "reclaim_ns",
-}
-HEX = ("fn_addr", "stream", "out")
-SHAPES = ("grid", "block_dim")
+COPIES = next(field.type["enum"] for field in CALL.fields if field.name == "copy")
+HEX = tuple(field.name for field in CALL.fields if field.type is fields.HEX)
+SHAPES = tuple(field.name for field in CALL.fields if field.type is fields.INDEX)
 
 
 class CallGroup(Record):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import delay_text, hip_devices, statistics_text, summary_text
 from gpubpf.calls.attached_processes import AttachedProcesses
+from gpubpf.calls.call_fields import FUNCTION
 from gpubpf.calls.call_output import CallOutput, SlowCalls
 from gpubpf.calls.delay_report import DelayReport
 from gpubpf.calls.driver_log import DriverLog
@@ -245,9 +246,10 @@ class CallReport:
     def _print_csv(self, functions: Sequence[CallStatistics]) -> None:
         stamped = self._args.timestamps
         cells = (time.clock_gettime_ns(time.CLOCK_BOOTTIME),) if stamped else ()
-        self._output.csv_header((*(("ts_ns",) if stamped else ()), *statistics_text.CSV_SUMS))
-        rows = (statistics_text.function_row(row.function_record()) for row in functions)
-        self._out.write("".join(cli.csv_cells((*cells, *row)) + "\n" for row in rows))
+        self._output.csv_header((*(("ts_ns",) if stamped else ()), *FUNCTION.columns))
+        rows = (FUNCTION.row(row.function_record()) for row in functions)
+        lines = (cli.csv_cells("" if cell is None else cell for cell in (*cells, *row)) for row in rows)
+        self._out.write("".join(line + "\n" for line in lines))
 
     def _device_lines(self) -> Iterator[str]:
         """Yield the GPUs, once, above the first report after they are known."""

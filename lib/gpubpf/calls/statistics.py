@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf.calls import arrays
+from gpubpf.calls.call_fields import FUNCTION, KERNEL
 from gpubpf.names import KernelName
 from gpubpf.record import MutableRecord, field
 
@@ -88,31 +89,11 @@ class CallStatistics(MutableRecord):
 
     def function_record(self) -> dict[str, Any]:
         """Return the record "api"."""
-        return {
-            "type": "api",
-            "pid": self.pid,
-            "comm": self.comm,
-            "api": self.name,
-            "count": self.times.count,
-            "errors": self.errors,
-            **({"last_error": self.error_name} if self.errors else {}),
-            "lat_ns": self.times.distribution(),
-            "total_ns": self.times.ns,
-            "off_cpu_ns": self.times.off_ns,
-        }
+        return FUNCTION.record(self)
 
     def kernel_record(self) -> dict[str, Any]:
         """Return the record "kernel". Fields that do not apply are absent."""
-        record: dict[str, Any] = {"type": "kernel", "pid": self.pid, "comm": self.comm, "kernel": self.name}
-        if self.kernel is not None:
-            record |= {"demangled": self.kernel.full, "mangled": self.kernel.mangled}
-        record |= {"fn_addr": f"{self.address:#x}"} if self.address else {}
-        record |= {"count": self.times.count, "errors": self.errors}
-        if (gaps := self.gaps.distribution()) is not None:
-            record |= {"gap_ns": gaps, "gap_total_ns": self.gaps.ns, "gap_off_cpu_ns": self.gaps.off_ns}
-        if (runs := self.runs.distribution()) is not None:
-            record |= {"exec_ns": runs, "exec_total_ns": self.runs.ns, "runs": self.runs.count}
-        return record
+        return KERNEL.record(self)
 
 
 def by_function(sums: Any, comm: Callable[[int], str], api: Api) -> list[CallStatistics]:

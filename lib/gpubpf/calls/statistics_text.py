@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from gpubpf import names
 from gpubpf.calls import formatting
@@ -16,19 +16,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 24  # maximum rows of a table without -v
 LEAST_SHARE = 0.01  # share of the time; sentences omit smaller shares
-CSV_SUMS = (
-    "pid",
-    "comm",
-    "api",
-    "count",
-    "errors",
-    "mean_ns",
-    "p50_ns",
-    "p99_ns",
-    "max_ns",
-    "total_ns",
-    "off_cpu_ns",
-)
 
 
 def time_and_errors(rows: Sequence[CallStatistics], what: str = "call") -> Iterator[str]:
@@ -184,14 +171,3 @@ def percentiles(times: Durations) -> dict[str, str]:
     """Return the cells P50, P99 and MAX in µs."""
     found = times.distribution() or {}
     return {key.upper(): us(found.get(key)) for key in ("p50", "p99", "max")}
-
-
-def function_row(record: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return the cells of CSV_SUMS from a record "api"."""
-    times = record["lat_ns"] or {}
-    return (
-        *(record[key] for key in ("pid", "comm", "api", "count", "errors")),
-        *(times.get(key, "") for key in ("mean", "p50", "p99", "max")),
-        record["total_ns"],
-        record["off_cpu_ns"],
-    )

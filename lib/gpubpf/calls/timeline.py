@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gpubpf.calls.call_fields import OPERATION
 from gpubpf.errors import Error
 from gpubpf.show import cli, table
 from gpubpf.show.perfetto import Trace
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Record: TypeAlias = Mapping[str, Any]
 
 _DETAILS = ("ret", "error", "stream", "grid", "block_dim", "shared_bytes", "bytes", "fn_addr", "cgroup_id")
-_COMMON = ("pid", "comm", "tid", "gpu", "queue", "stream", "bytes", "call_ns")
+_COMMON = tuple(field.name for field in OPERATION.fields[5:])  # of calls and dispatches, too
 MOST_PENDING = 500_000  # maximum calls, and maximum dispatches, that --timeline keeps until the next report
 _HEADER = f"{'FROM T+us':>12} {'TO T+us':>12} {'FOR us':>9}  "
 
@@ -40,9 +41,9 @@ def operations(calls: Iterable[Record], dispatches: Iterable[Record] = ()) -> It
 
 
 def _operation(record: Record, kind: str, name: str, length: str) -> dict[str, Any]:
-    operation = {"type": "op", "t_ns": record["ts_ns"], "dur_ns": record[length], "op": kind, "name": name}
-    operation["on"] = "host" if kind == "api" else "gpu"
-    return operation | {field: record[field] for field in _COMMON if field in record}
+    about = {name: record[name] for name in _COMMON if name in record}
+    on = "host" if kind == "api" else "gpu"
+    return OPERATION.record(t_ns=record["ts_ns"], dur_ns=record[length], op=kind, name=name, on=on, **about)
 
 
 def lines(calls: Iterable[Record], dispatches: Iterable[Record] = (), origin: int = 0) -> Iterator[str]:

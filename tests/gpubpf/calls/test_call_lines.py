@@ -11,6 +11,7 @@ import numpy as np
 from gpubpf import names
 from gpubpf.calls import call_lines, records
 from gpubpf.calls.api import Api, ApiFunction
+from gpubpf.calls.call_fields import CALL
 from gpubpf.calls.statistics import NameOrAddress
 from gpubpf.show import cli
 
@@ -111,7 +112,7 @@ def test_lines_of_csv_have_the_same() -> None:
     for record, cells in zip(
         records.call_records(array, API, name_of), csv.reader(lines(array, call_lines.csv_lines)), strict=True
     ):
-        wanted = (record.get(key, "") for key in call_lines.CSV_CALLS)
+        wanted = (record.get(key, "") for key in CALL.columns)
         texts = ("x".join(map(str, value)) if isinstance(value, list) else str(value) for value in wanted)
         assert cells == [cli.printable(text) for text in texts]
 
