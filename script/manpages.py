@@ -79,8 +79,6 @@ def fields() -> dict[str, str]:
     made = {}
     for tool in sorted(path.stem for path in (MAN.parent / "tools").glob("*.py")):
         declared = importlib.import_module(f"gpubpf.tools.{tool}").build_parser().declared()
-        if not declared:
-            continue
         own = [one for one in declared if one.name not in ("attached", "watching", "listed", "summary")]
         known: set[str] = set()
         made[f"fields-{tool}.roff"] = "".join(f"{line}\n" for one in own for line in record(one, known))

@@ -52,7 +52,7 @@ def problems(schema: dict[str, Any], value: Any, place: str = "") -> Iterator[st
 def check_records(tool: str, lines: Iterable[str]) -> None:
     """Check lines of JSON that a tool wrote against the schemas of its records."""
     schemas = {one.name: one.schema for one in declared(tool)}
-    for line in lines if schemas else ():
+    for line in lines:
         record = json.loads(line)
         assert record["type"] in schemas, f"{tool} does not declare {line}"
         found = list(problems(schemas[record["type"]], record, record["type"]))

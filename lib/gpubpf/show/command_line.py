@@ -92,8 +92,6 @@ class Parser(argparse.ArgumentParser):
         """Return the records that the tool writes as JSON."""
         import importlib
 
-        if not self.records:
-            return ()
         module, _, name = self.records.partition(":")
         made: tuple[Fields, ...] = getattr(importlib.import_module(module), name or "RECORDS")
         return made
@@ -229,6 +227,17 @@ def _check_patches(made: Parser, args: argparse.Namespace) -> None:
 def is_spec(word: str) -> bool:
     """Return whether a word of the command line is a specification, such as POINT:KERNEL."""
     return bool(_SPEC.match(word))
+
+
+class PrintSchemas(argparse.Action):
+    """--json-schema: print the JSON schema of each record, one a line, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import json
+
+        assert isinstance(parser, Parser)
+        parser._print_message("".join(json.dumps(one.schema) + "\n" for one in parser.declared()), sys.stdout)
+        parser.exit()
 
 
 class SpecsBehind(argparse.Action):

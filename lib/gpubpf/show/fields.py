@@ -13,7 +13,7 @@ COUNT = Fields(
 COUNT.record(one)                   # the JSON record of an object, here with the attributes pid, …, count
 COUNT.columns, COUNT.row(record)    # CSV
 COUNT.cells(one, spec="[1]")        # a row of a table for people
-COUNT.schema                        # JSON schema; `script/manpages.py --fields` makes the man page's FIELDS from it
+COUNT.schema                        # --json-schema; `script/manpages.py --fields` makes the man page's FIELDS from it
 
 `RECORDS` in a tool's module lists all that the tool writes.
 """

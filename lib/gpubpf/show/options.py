@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpubpf.errors import UsageError
-from gpubpf.show.command_line import Parser
+from gpubpf.show.command_line import Parser, PrintSchemas
 from gpubpf.show.option_values import (
     EVERYTHING,
     parse_addresses,
@@ -363,7 +363,7 @@ def add_looks(made: Parser, device_programs: bool = True) -> None:
 
 
 def add_output(made: Parser, records: str = "") -> None:
-    """Add where results go and in which form: -o, --json, --csv, -T, -v. records: see `Parser`."""
+    """Add where results go and in which form: -o, --json, --csv, --json-schema, -T, -v. records: see `Parser`."""
     made.records = records
     group = made.add_argument_group("results")
     group.add_argument(
@@ -376,5 +376,8 @@ def add_output(made: Parser, records: str = "") -> None:
     form = group.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON Lines; the man page lists the fields")
     form.add_argument("--csv", action="store_true", help="print the main table as CSV")
+    group.add_argument(
+        "--json-schema", action=PrintSchemas, nargs=0, help="print the JSON schema of each record, and exit"
+    )
     group.add_argument("-T", dest="timestamps", action="store_true", help="print the time with each result")
     group.add_argument("-v", dest="verbose", action="store_true", help="print more details")

@@ -24,9 +24,8 @@ from gpubpf.show.fields import (
     one_of,
 )
 from gpubpf_schema import declared, problems
-from test_contract import TOOLS as ALL
+from test_contract import TOOLS
 
-TOOLS = [tool for tool in ALL if declared(tool)]
 FIRST = having(Field("launch", INTEGER), Field("block", INDEX))
 MADE = Fields(
     "made",
