@@ -6,8 +6,9 @@ from operator import attrgetter
 from typing import Any
 
 from gpubpf import names
+from gpubpf.agent.definitions import Vendor
 from gpubpf.record import replace
-from gpubpf.records.launch_shape import Warp, vendor_fields
+from gpubpf.records.launch_shape import NVIDIA, vendor_fields
 from gpubpf.show.fields import (
     BYTES,
     INDEX,
@@ -22,8 +23,9 @@ from gpubpf.show.process_records import NOW, PROCESS
 
 # Of objects with the attributes pid, comm, gpu, wave and mangled.
 GPU = Field("gpu", INTEGER, "ordinal")
-VENDOR = Field("vendor", one_of("nvidia", "amd"), get=lambda one: Warp.of(one.wave).vendor()["vendor"])
-WAVE = Field("wave", INTEGER, "lanes of a warp or wave", get=lambda one: Warp.of(one.wave).lanes)
+_NVIDIA, _AMD = Vendor.NVIDIA.word, Vendor.AMD.word
+VENDOR = Field("vendor", one_of(_NVIDIA, _AMD), get=lambda one: _AMD if one.wave else _NVIDIA)
+WAVE = Field("wave", INTEGER, "lanes of a warp or wave", get=lambda one: one.wave or NVIDIA.lanes)
 OWNER = (*PROCESS, GPU, VENDOR, WAVE)
 KERNEL = Field(
     "kernel",

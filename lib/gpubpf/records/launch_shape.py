@@ -32,10 +32,6 @@ class Warp(Record):
         """Return an AMD GPU's wave with this number of lanes; for None, the warp of NVIDIA GPUs."""
         return NVIDIA if wave is None else cls(wave, Vendor.AMD.sector, "wave")
 
-    def vendor(self) -> dict[str, object]:
-        """Return the JSON fields for the GPU's vendor and the number of lanes in a warp."""
-        return {"vendor": (Vendor.NVIDIA if self.word == "warp" else Vendor.AMD).word, "wave": self.lanes}
-
     def sectors(self, width: int) -> int:
         """Return the minimum number of sectors when each lane accesses `width` bytes."""
         return -(-self.lanes * width // self.sector)
@@ -70,10 +66,6 @@ class Shape(Record):
     def warp_word(self) -> str:
         """The vendor's word for a warp."""
         return Warp.of(self.wave).word
-
-    def vendor(self) -> dict[str, object]:
-        """Return the JSON fields for the GPU's vendor and the number of lanes in a warp."""
-        return Warp.of(self.wave).vendor()
 
     @property
     def sm_word(self) -> str:

@@ -136,18 +136,23 @@ class Fields(Record):
         made = having(Field("type", TEXT | {"const": self.name}), *self.fields)
         return {"title": self.name, "description": " ".join(filter(None, (self.about, self.notes)))} | made
 
+    @cached_property
+    def _getters(self) -> dict[str, tuple[Callable[[Any], Any] | None, bool]]:
+        """By name of the field: what returns its value (None: only the caller), and whether None leaves the field out."""
+        return {one.name: (one.get if one.when else one.value, bool(one.when)) for one in self.fields}
+
     def record(self, one: Any = None, **given: Any) -> dict[str, Any]:
         """Return the JSON record of an object. given: values of fields that do not come from it."""
         made = {"type": self.name}
-        for field in self.fields:
-            if field.name in given:
-                made[field.name] = given.pop(field.name)
-            elif not field.when:
-                made[field.name] = field.value(one)
-            elif field.get is not None and (value := field.value(one)) is not None:
-                made[field.name] = value
-        if given:
-            raise TypeError(f"the record {self.name} has no field {', '.join(given)}")
+        for name, (get, optional) in self._getters.items():
+            if name in given:
+                made[name] = given[name]
+            elif get is not None and ((value := get(one)) is not None or not optional):
+                made[name] = value
+        if not given.keys() <= self._getters.keys():
+            raise TypeError(
+                f"the record {self.name} has no field {', '.join(given.keys() - self._getters.keys())}"
+            )
         return made
 
     def json_texts(self, known: Mapping[str, Any], *also: str) -> list[bytes]:
