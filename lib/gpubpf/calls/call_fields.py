@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from gpubpf.record import replace
-from gpubpf.show.fields import (
-    BYTES,
-    DISTRIBUTION,
-    HEX,
-    INDEX,
-    INTEGER,
-    NS,
-    TEXT,
-    TRUTH,
-    Field,
-    Fields,
-    by_name,
-    having,
-    many,
-    maybe,
-    one_of,
-)
+from gpubpf.show.fields import Field, Fields, by_name, having, many, maybe
 from gpubpf.show.process_records import PROCESS
 
 _BOOTTIME = "CLOCK_BOOTTIME"
 _APPLIES = "if it applies"
-TIME = Field("ts_ns", NS, _BOOTTIME)
-STAMP = Field("ts_ns", NS, _BOOTTIME, when="with -T")
+TIME = Field("ts_ns", "ns", _BOOTTIME)
+STAMP = Field("ts_ns", "ns", _BOOTTIME, when="with -T")
 ATTACHED = Fields("attached", "A traced process has mapped a library with probes.", (*PROCESS, TIME))
 WATCHING = Fields("watching", "Every process is traced from now on.", (TIME,))
-_TID = Field("tid", INTEGER, "the thread")
-_API = Field("api", TEXT, "the function")
+_TID = Field("tid", "integer", "the thread")
+_API = Field("api", "string", "the function")
 _BY_LAUNCH = "for a launch"
 SPENT = {
     "preempted": "preempted_ns",
@@ -40,40 +22,40 @@ SPENT = {
     "page_fault": "fault_ns",
     "reclaim": "reclaim_ns",
 }
-_SPENT = having(*(Field(name, NS, when="if there was any") for name in SPENT))
+_SPENT = having(*(Field(name, "ns", when="if there was any") for name in SPENT))
 CALL = Fields(
     "call",
     "With -e and --slow, one for each call.",
     (
-        Field("ts_ns", NS, f"of the entry, {_BOOTTIME}"),
+        Field("ts_ns", "ns", f"of the entry, {_BOOTTIME}"),
         *PROCESS,
         _TID,
-        Field("cgroup_id", INTEGER),
+        Field("cgroup_id", "integer"),
         _API,
-        Field("ret", INTEGER, "what it returned", when=_APPLIES),
-        Field("error", TEXT, "the name of the error", when="if it is one"),
-        Field("lat_ns", NS, "from the entry to the return"),
-        Field("off_cpu_ns", NS, "off the CPU"),
+        Field("ret", "integer", "what it returned", when=_APPLIES),
+        Field("error", "string", "the name of the error", when="if it is one"),
+        Field("lat_ns", "ns", "from the entry to the return"),
+        Field("off_cpu_ns", "ns", "off the CPU"),
         Field(
             "kernel",
-            TEXT,
+            "string",
             "without template arguments and parameters; an address if the name is not known",
             when=_BY_LAUNCH,
         ),
-        Field("fn_addr", HEX, "the handle that was passed", when=_BY_LAUNCH),
-        Field("grid", INDEX, "dimensions", when=_BY_LAUNCH),
-        Field("block_dim", INDEX, "dimensions", when=_BY_LAUNCH),
-        Field("shared_bytes", BYTES, when=_BY_LAUNCH),
-        Field("stream", HEX, when=_APPLIES),
-        Field("bytes", BYTES, when=_APPLIES),
-        Field("copy", one_of("h2h", "h2d", "d2h", "d2d"), when=_APPLIES),
-        Field("out", HEX, "a handle or address that it returned", when=_APPLIES),
-        Field("gap_ns", NS, "since the thread's previous launch", when="for a launch after another"),
+        Field("fn_addr", "hex", "the handle that was passed", when=_BY_LAUNCH),
+        Field("grid", "index", "dimensions", when=_BY_LAUNCH),
+        Field("block_dim", "index", "dimensions", when=_BY_LAUNCH),
+        Field("shared_bytes", "bytes", when=_BY_LAUNCH),
+        Field("stream", "hex", when=_APPLIES),
+        Field("bytes", "bytes", when=_APPLIES),
+        Field("copy", "h2h|h2d|d2h|d2d", when=_APPLIES),
+        Field("out", "hex", "a handle or address that it returned", when=_APPLIES),
+        Field("gap_ns", "ns", "since the thread's previous launch", when="for a launch after another"),
         Field("spent_ns", _SPENT, "off the CPU, but reclaim", when="if there was any"),
-        Field("page_faults", INTEGER, "their number", when="if there were any"),
+        Field("page_faults", "integer", "their number", when="if there were any"),
         Field(
             "why",
-            many(having(Field("what", TEXT), Field("count", INTEGER), Field("ns", maybe(NS)))),
+            many(having(what="string", count="integer", ns="ns?")),
             "what the thread did inside",
             when="with --slow",
         ),
@@ -86,24 +68,24 @@ FUNCTION = Fields(
     "One for each process and function.",
     (
         *PROCESS,
-        Field("api", TEXT, "the function", get=attrgetter("name")),
-        Field("count", INTEGER, "calls that returned", get=attrgetter("times.count")),
-        Field("errors", INTEGER, "how many of these returned an error"),
+        Field("api", "string", "the function", get="name"),
+        Field("count", "integer", "calls that returned", get="times.count"),
+        Field("errors", "integer", "how many of these returned an error"),
         Field(
             "last_error",
-            TEXT,
+            "string",
             "its name",
             get=lambda row: row.error_name if row.errors else None,
             when="if there is one",
         ),
         Field(
             "lat_ns",
-            maybe(DISTRIBUTION),
+            "distribution?",
             "from the entry to the return",
             get=lambda row: row.times.distribution(),
         ),
-        Field("total_ns", NS, "of all calls", get=attrgetter("times.ns")),
-        Field("off_cpu_ns", NS, "of all calls, off the CPU", get=attrgetter("times.off_ns")),
+        Field("total_ns", "ns", "of all calls", get="times.ns"),
+        Field("off_cpu_ns", "ns", "of all calls, off the CPU", get="times.off_ns"),
         STAMP,
     ),
     csv="pid comm api count errors mean_ns=lat_ns.mean p50_ns=lat_ns.p50 p99_ns=lat_ns.p99 max_ns=lat_ns.max total_ns off_cpu_ns",
@@ -112,41 +94,43 @@ _KERNEL = (
     *PROCESS,
     Field(
         "kernel",
-        TEXT,
+        "string",
         "without template arguments and parameters; an address if the name is not known",
-        get=attrgetter("name"),
+        get="name",
     ),
     Field(
         "demangled",
-        TEXT,
+        "string",
         "in full",
         get=lambda row: row.kernel and row.kernel.full,
         when="if the name is known",
     ),
-    Field("mangled", TEXT, get=lambda row: row.kernel and row.kernel.mangled, when="if the name is known"),
+    Field(
+        "mangled", "string", get=lambda row: row.kernel and row.kernel.mangled, when="if the name is known"
+    ),
     Field(
         "fn_addr",
-        HEX,
+        "hex",
         "a handle",
         get=lambda row: f"{row.address:#x}" if row.address else None,
         when=_APPLIES,
     ),
-    Field("count", INTEGER, "launches", get=attrgetter("times.count")),
-    Field("errors", INTEGER, "launches that returned an error"),
+    Field("count", "integer", "launches", get="times.count"),
+    Field("errors", "integer", "launches that returned an error"),
     Field(
         "gap_ns",
-        DISTRIBUTION,
+        "distribution",
         "since the thread's previous launch",
         get=lambda row: row.gaps.distribution(),
         when=_APPLIES,
     ),
-    Field("gap_total_ns", NS, get=lambda row: row.gaps.ns if row.gaps.count else None, when=_APPLIES),
-    Field("gap_off_cpu_ns", NS, get=lambda row: row.gaps.off_ns if row.gaps.count else None, when=_APPLIES),
+    Field("gap_total_ns", "ns", get=lambda row: row.gaps.ns if row.gaps.count else None, when=_APPLIES),
+    Field("gap_off_cpu_ns", "ns", get=lambda row: row.gaps.off_ns if row.gaps.count else None, when=_APPLIES),
 )
 _RUNS = (
-    Field("exec_ns", DISTRIBUTION, "on the GPU", get=lambda row: row.runs.distribution(), when="if known"),
-    Field("exec_total_ns", NS, get=lambda row: row.runs.ns if row.runs.count else None, when="if known"),
-    Field("runs", INTEGER, "how often it ran", get=lambda row: row.runs.count or None, when="if known"),
+    Field("exec_ns", "distribution", "on the GPU", get=lambda row: row.runs.distribution(), when="if known"),
+    Field("exec_total_ns", "ns", get=lambda row: row.runs.ns if row.runs.count else None, when="if known"),
+    Field("runs", "integer", "how often it ran", get=lambda row: row.runs.count or None, when="if known"),
 )
 KERNEL = Fields(
     "kernel",
@@ -166,36 +150,36 @@ WHY = Fields(
     "With --why, one for each process, thread, function and reason.",
     (
         *PROCESS,
-        Field("tid", INTEGER, "the thread", when="but for the whole process"),
-        Field("api", maybe(TEXT), "the function; null: between launches"),
+        Field("tid", "integer", "the thread", when="but for the whole process"),
+        Field("api", "string?", "the function; null: between launches"),
         Field(
             "reason",
-            TEXT,
+            "string",
             "preempted, blocked, block_io, page_fault, memory, stopped, page_faults, tcp_retransmits",
         ),
-        Field("syscall", maybe(TEXT), "its name; null outside of one"),
-        Field("count", INTEGER, "how often"),
-        Field("ns", maybe(NS), "in total; null for a reason that has no time"),
-        Field("max_ns", maybe(NS), "at most; null for a reason that has no time"),
+        Field("syscall", "string?", "its name; null outside of one"),
+        Field("count", "integer", "how often"),
+        Field("ns", "ns?", "in total; null for a reason that has no time"),
+        Field("max_ns", "ns?", "at most; null for a reason that has no time"),
         STAMP,
     ),
 )
-_CALLED = (Field("stream", HEX, when=_APPLIES), Field("bytes", BYTES, when=_APPLIES))
+_CALLED = (Field("stream", "hex", when=_APPLIES), Field("bytes", "bytes", when=_APPLIES))
 OPERATION = Fields(
     "op",
     "With --timeline, one for each call and each kernel that ran.",
     (
-        Field("t_ns", NS, "when it began"),
-        Field("dur_ns", NS, "how long it took"),
-        Field("op", one_of("api", "kernel"), "api: a call"),
-        Field("name", TEXT, "the function or kernel"),
-        Field("on", one_of("host", "gpu")),
+        Field("t_ns", "ns", "when it began"),
+        Field("dur_ns", "ns", "how long it took"),
+        Field("op", "api|kernel", "api: a call"),
+        Field("name", "string", "the function or kernel"),
+        Field("on", "host|gpu"),
         *PROCESS,
-        Field("tid", INTEGER, when="for a call, or a kernel whose call is known"),
-        Field("gpu", INTEGER, when="for a kernel that ran"),
-        Field("queue", HEX, "of the hardware", when="for a kernel that ran"),
+        Field("tid", "integer", when="for a call, or a kernel whose call is known"),
+        Field("gpu", "integer", when="for a kernel that ran"),
+        Field("queue", "hex", "of the hardware", when="for a kernel that ran"),
         *_CALLED,
-        Field("call_ns", NS, "when the call began", when="for a kernel whose call is known"),
+        Field("call_ns", "ns", "when the call began", when="for a kernel whose call is known"),
     ),
 )
 _CUDA_OPERATION = Fields(
@@ -208,22 +192,22 @@ DISPATCH = Fields(
     "With -e, if there are GPU timestamps: a kernel that ran.",
     (
         *PROCESS,
-        Field("gpu", INTEGER, "its number in the runtime's list"),
-        Field("queue", HEX, "of the hardware"),
-        Field("kernel", TEXT),
-        Field("ts_ns", NS, f"when it started, {_BOOTTIME}"),
-        Field("exec_ns", NS, "how long it ran"),
-        Field("grid", INDEX, "in blocks"),
-        Field("block_dim", INDEX),
-        Field("shared_bytes", BYTES),
+        Field("gpu", "integer", "its number in the runtime's list"),
+        Field("queue", "hex", "of the hardware"),
+        Field("kernel", "string"),
+        Field("ts_ns", "ns", f"when it started, {_BOOTTIME}"),
+        Field("exec_ns", "ns", "how long it ran"),
+        Field("grid", "index", "in blocks"),
+        Field("block_dim", "index"),
+        Field("shared_bytes", "bytes"),
         *(
             replace(field, when="if its call is known")
             for field in (
                 _TID,
                 _API,
-                Field("call_ns", NS, "when the call began"),
-                Field("latency_ns", NS, "from then to the start"),
-                Field("stream", HEX),
+                Field("call_ns", "ns", "when the call began"),
+                Field("latency_ns", "ns", "from then to the start"),
+                Field("stream", "hex"),
             )
         ),
     ),
@@ -233,10 +217,10 @@ DRIVER = Fields(
     "With --why and an AMD GPU: what the GPU's driver did on its own, such as evicting queues.",
     (
         TIME,
-        Field("ns", NS, "how long it took"),
+        Field("ns", "ns", "how long it took"),
         *(Field(one.name, maybe(one.type), "null if this concerns no single process") for one in PROCESS),
-        Field("gpu", INTEGER),
-        Field("what", TEXT),
+        Field("gpu", "integer"),
+        Field("what", "string"),
     ),
 )
 LISTED = Fields(
@@ -244,49 +228,49 @@ LISTED = Fields(
     "With --list, a function or a kernel.",
     (
         *(Field(one.name, maybe(one.type), "null for a FILE") for one in PROCESS),
-        Field("file", maybe(TEXT)),
-        Field("api", TEXT, "the function", when="for a function"),
-        Field("kernel", TEXT, when="for a kernel"),
-        Field("demangled", TEXT, when="for a kernel"),
-        Field("mangled", TEXT, when="for a kernel"),
-        Field("instrumentable", TRUTH),
-        Field("reason", maybe(TEXT), "why not"),
-        Field("launches", maybe(INTEGER), when="for a kernel"),
+        Field("file", "string?"),
+        Field("api", "string", "the function", when="for a function"),
+        Field("kernel", "string", when="for a kernel"),
+        Field("demangled", "string", when="for a kernel"),
+        Field("mangled", "string", when="for a kernel"),
+        Field("instrumentable", "boolean"),
+        Field("reason", "string?", "why not"),
+        Field("launches", "integer?", when="for a kernel"),
     ),
 )
-_COUNTS = by_name(INTEGER)
+_COUNTS = "{integer}"
 _SUMMARY = (
-    Field("tool", TEXT),
-    Field("calls", INTEGER),
-    Field("lost", INTEGER),
-    Field("duration_ns", NS),
-    Field("lost_by", having(*(Field(name, INTEGER) for name in ("records", "sums", "calls", "missed")))),
-    *(Field(name, INTEGER) for name in ("lost_why", "lost_names", "lost_processes")),
+    Field("tool", "string"),
+    Field("calls", "integer"),
+    Field("lost", "integer"),
+    Field("duration_ns", "ns"),
+    Field("lost_by", having(*(Field(name, "integer") for name in ("records", "sums", "calls", "missed")))),
+    *(Field(name, "integer") for name in ("lost_why", "lost_names", "lost_processes")),
     Field("missed", _COUNTS),
-    *(Field(name, INTEGER) for name in ("processes", "nested", "abandoned")),
+    *(Field(name, "integer") for name in ("processes", "nested", "abandoned")),
     Field(
         "libraries",
         many(
             having(
-                Field("path", TEXT),
-                Field("functions", INTEGER),
-                Field("refused", by_name(TEXT)),
+                Field("path", "string"),
+                Field("functions", "integer"),
+                Field("refused", "{string}"),
                 Field("late", having(*PROCESS), when="if a process mapped the library before it had probes"),
             )
         ),
     ),
-    Field("host_programs", by_name(having(Field("runs", INTEGER), Field("mean_ns", NS)))),
+    Field("host_programs", by_name(having(runs="integer", mean_ns="ns"))),
 )
 _DEVICES = (
     Field(
         "devices",
         many(
             having(
-                Field("gpu", INTEGER),
-                Field("name", TEXT),
-                Field("architecture", TEXT),
-                Field("memory_bytes", BYTES),
-                Field("compute_units", INTEGER),
+                gpu="integer",
+                name="string",
+                architecture="string",
+                memory_bytes="bytes",
+                compute_units="integer",
             )
         ),
         when="if hip-python finds any",
@@ -295,17 +279,17 @@ _DEVICES = (
         "device_times",
         maybe(
             having(
-                Field("source", TEXT),
-                Field("device", one_of("gpu", "sim")),
-                *(Field(name, INTEGER) for name in ("dispatches", "lost", "unended")),
-                Field("without_call", maybe(INTEGER)),
-                Field("without_name", INTEGER),
-                Field("unread", maybe(TEXT)),
+                Field("source", "string"),
+                Field("device", "gpu|sim"),
+                *(Field(name, "integer") for name in ("dispatches", "lost", "unended")),
+                Field("without_call", "integer?"),
+                Field("without_name", "integer"),
+                Field("unread", "string?"),
             )
         ),
         when="with COMMAND",
     ),
-    Field("no_device_times", TEXT, when="if there are no GPU timestamps"),
+    Field("no_device_times", "string", when="if there are no GPU timestamps"),
 )
 _BOTH = (ATTACHED, WATCHING, LISTED)
 CUDA = (

@@ -17,7 +17,6 @@ from gpubpf.calls.call_fields import CALL, SPENT
 from gpubpf.calls.statistics import NameOrAddress
 from gpubpf.names import KernelName
 from gpubpf.record import Record
-from gpubpf.show import fields
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api, ApiFunction
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 13  # calls to format together
 # Indexed by hipMemcpyKind or cudaMemcpyKind; further kinds leave the direction to the runtime.
-COPIES = next(field.type["enum"] for field in CALL.fields if field.name == "copy")
-HEX = tuple(field.name for field in CALL.fields if field.type is fields.HEX)
-SHAPES = tuple(field.name for field in CALL.fields if field.type is fields.INDEX)
+COPIES = next(field.schema["enum"] for field in CALL.fields if field.name == "copy")
+HEX = tuple(field.name for field in CALL.fields if field.type == "hex")
+SHAPES = tuple(field.name for field in CALL.fields if field.type == "index")
 
 
 class CallGroup(Record):

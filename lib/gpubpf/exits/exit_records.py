@@ -4,38 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.exits.lateness import sm_rows
 from gpubpf.record import replace
-from gpubpf.records.fields import (
-    BLOCK,
-    DEMANGLED,
-    KERNEL,
-    MANGLED,
-    OWNER,
-    SAMPLED,
-    SHAPE,
-    STAMP,
-    THREAD,
-)
+from gpubpf.records.fields import BLOCK, DEMANGLED, KERNEL, MANGLED, OWNER, SAMPLED, SHAPE, STAMP, THREAD
 from gpubpf.session.records import BUDGET, LOG_LOST, RINGS, of_every_tool
 from gpubpf.session.sampled import rounded
-from gpubpf.show.fields import (
-    DISTRIBUTION,
-    INTEGER,
-    NS,
-    NUMBER,
-    TEXT,
-    Field,
-    Fields,
-    by_name,
-    having,
-    many,
-    maybe,
-    values_of,
-)
+from gpubpf.show.fields import Field, Fields, having, values_of
 
 if TYPE_CHECKING:
     from gpubpf.exits.exits_text import SiteNames
@@ -49,22 +25,17 @@ LANE = Fields(
     "One for each kernel, launch shape and lane. The record kernel of the same kernel and launch shape follows its lanes.",
     (
         *_OF_KERNEL,
-        Field("lane", INTEGER, "number of the lane in its warp", get=attrgetter("number")),
-        Field("exits", INTEGER, "how many times this lane exited"),
+        Field("lane", "integer", "number of the lane in its warp", get="number"),
+        Field("exits", "integer", "how many times this lane exited"),
         Field(
             "late_ns",
-            DISTRIBUTION,
+            "distribution",
             "over the exits whose lateness is known",
             get=lambda lane: lane.late.record(),
         ),
-        Field("site", maybe(INTEGER), "the exit when the lane was latest; null if it never was late"),
-        Field("source", maybe(TEXT), "file and line of this exit, or line of the PTX"),
-        Field(
-            "standard_error",
-            having(Field("mean", maybe(NUMBER))),
-            "in ns; null if unknown",
-            when=SAMPLED.when,
-        ),
+        Field("site", "integer?", "the exit when the lane was latest; null if it never was late"),
+        Field("source", "string?", "file and line of this exit, or line of the PTX"),
+        Field("standard_error", having(mean="number?"), "in ns; null if unknown", when=SAMPLED.when),
     ),
     csv="pid comm gpu kernel grid block_dim lane exits late_ns site source mangled",
     csv_fields=(MANGLED,),
@@ -79,7 +50,7 @@ def _spread(name: str, meaning: str) -> Field:
         return None if report.sample is not None and not spread.count else spread.record()
 
     field = "tail_ns" if name == "tail" else f"{name}_spread_ns"
-    return Field(field, maybe(DISTRIBUTION), meaning, get=record)
+    return Field(field, "distribution?", meaning, get=record)
 
 
 _UNKNOWN = "null if sampling leaves it unknown"
@@ -91,27 +62,30 @@ KERNEL_RECORD = Fields(
         DEMANGLED,
         MANGLED,
         replace(SAMPLED, get=lambda report: report.sample and report.sample.record()),
-        Field("launches", INTEGER, "instrumented"),
-        Field("threads", INTEGER, "of one launch's grid", get=attrgetter("shape.threads")),
-        Field("exits", INTEGER, "of chosen threads, in all launches; with sampling scaled to all blocks"),
+        Field("launches", "integer", "instrumented"),
+        Field("threads", "integer", "of one launch's grid", get="shape.threads"),
+        Field("exits", "integer", "of chosen threads, in all launches; with sampling scaled to all blocks"),
         _spread("warp", f"from first to last exit of a warp; {_UNKNOWN}"),
         _spread("block", f"from first to last warp of a block; {_UNKNOWN}"),
         _spread("grid", f"from first to last block of a grid; {_UNKNOWN}"),
         _spread("tail", f"tail of a grid; {_UNKNOWN}"),
         Field(
             "sm_idle_ns",
-            by_name(NS),
+            "{ns}",
             "for each multiprocessor, the mean time for which it was done before the launch was",
             get=lambda report: {str(number): round(idle) for number, idle in sorted(sm_rows(report))},
         ),
-        Field("launches_whole", INTEGER, "launches that these times cover", get=attrgetter("complete")),
+        Field("launches_whole", "integer", "launches that these times cover", get="complete"),
         Field(
             "lost",
-            INTEGER,
+            "integer",
             "exits whose lateness is not known, since launches of one kernel overlapped in more streams than can be distinguished",
         ),
         Field(
-            "clock_error_ns", NS, "of these times, at most", get=lambda report: math.ceil(report.clock_error)
+            "clock_error_ns",
+            "ns",
+            "of these times, at most",
+            get=lambda report: math.ceil(report.clock_error),
         ),
         STAMP,
     ),
@@ -122,21 +96,21 @@ EXIT = Fields(
     (
         *OWNER,
         KERNEL,
-        Field("ts_ns", NS, STAMP.meaning),
-        Field("launch", INTEGER, "unique in this measurement"),
+        Field("ts_ns", "ns", STAMP.meaning),
+        Field("launch", "integer", "unique in this measurement"),
         BLOCK,
         THREAD,
-        Field("warp", INTEGER, "its number in the block"),
-        Field("lane", INTEGER),
-        Field("sm", INTEGER, "the multiprocessor"),
-        Field("site", INTEGER, "number of the exit"),
+        Field("warp", "integer", "its number in the block"),
+        Field("lane", "integer"),
+        Field("sm", "integer", "the multiprocessor"),
+        Field("site", "integer", "number of the exit"),
     ),
     csv="ts_ns pid comm gpu kernel launch block thread warp lane sm site",
 )
 RECORDS = (
     *(LANE, KERNEL_RECORD, EXIT),
     *of_every_tool(
-        BUDGET, LOG_LOST, *RINGS, Field("faults", many(INTEGER), "processes in which a kernel failed")
+        BUDGET, LOG_LOST, *RINGS, Field("faults", "[integer]", "processes in which a kernel failed")
     ),
 )
 

@@ -14,7 +14,7 @@ from gpubpf.records.fields import KERNEL, MANGLED, OWNER, STAMP
 from gpubpf.records.launch_shape import Warp
 from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, VERIFIED_BY, of_every_tool
 from gpubpf.show import table
-from gpubpf.show.fields import INTEGER, TEXT, Field, Fields
+from gpubpf.show.fields import Field, Fields
 
 if TYPE_CHECKING:
     from gpubpf.session.session import Session
@@ -49,19 +49,19 @@ COUNT = Fields(
     "One for each SPEC and kernel.",
     (
         *OWNER,
-        Field("spec", TEXT, "as it was typed", get=lambda one: one.spec.text, header="SPEC", left=True),
+        Field("spec", "string", "as it was typed", get=lambda one: one.spec.text, header="SPEC", left=True),
         KERNEL,
         MANGLED,
         Field(
             "count",
-            INTEGER,
+            "integer",
             "executions by a warp with a lane that passes the filter; of kernel, launches",
             header="COUNT",
             show="{:,}".format,
         ),
         Field(
             "threads",
-            INTEGER,
+            "integer",
             "these lanes; of kernel, threads of the grids",
             header="THREADS",
             show="{:,}".format,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from gpubpf.records.fields import MANGLED, OWNER, STAMP
 from gpubpf.records.kernel_shapes import file_names, site_name
 from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, VERIFIED_BY, of_every_tool
 from gpubpf.show import histogram, table
-from gpubpf.show.fields import INTEGER, TEXT, Field, Fields, by_name, many, maybe, one_of
+from gpubpf.show.fields import Field, Fields
 
 if TYPE_CHECKING:
     from gpubpf.inject.values import Site
@@ -105,38 +104,38 @@ DIST = Fields(
     "One for each SPEC and key.",
     (
         *OWNER,
-        Field("label", TEXT, get=attrgetter("wanted.label")),
-        Field("spec", TEXT, "with its filter", get=attrgetter("wanted.spec.text")),
+        Field("label", "string", get="wanted.label"),
+        Field("spec", "string", "with its filter", get="wanted.spec.text"),
         Field(
             "key",
-            maybe(TEXT),
+            "string?",
             "the name of the kernel, or the file and line, with the directory or function if others have the same name; "
             "null without a key",
             get=lambda one: one.name or None,
         ),
         replace(MANGLED, get=lambda one: one.mangled or None, when="with the key kernel"),
-        Field("kind", one_of("log2", "linear", "values"), get=attrgetter("wanted.kind")),
-        Field("values", by_name(INTEGER), "the count of each value", attrgetter("values"), when="with -C"),
+        Field("kind", "log2|linear|values", get="wanted.kind"),
+        Field("values", "{integer}", "the count of each value", "values", when="with -C"),
         Field(
             "buckets",
-            many({"type": "array", "items": INTEGER}),
+            "[[integer]]",
             "a list of [low,high,count], both ends included; empty ones are left out",
-            attrgetter("buckets"),
+            "buckets",
             when="without -C",
         ),
-        Field("count", INTEGER, "how many values there were", get=attrgetter("sums.count")),
-        Field("sum", INTEGER, "of all values; it may need more than 64 bits", get=attrgetter("sums.sum")),
+        Field("count", "integer", "how many values there were", get="sums.count"),
+        Field("sum", "integer", "of all values; it may need more than 64 bits", get="sums.sum"),
         Field(
             "missing",
-            INTEGER,
+            "integer",
             "values that are in count, but in none of buckets or values: they found no room, or a kernel was running when they "
             "were read",
-            get=attrgetter("sums.missing"),
+            get="sums.missing",
         ),
         STAMP,
     ),
     csv="pid comm gpu label key low high count mangled",
-    csv_fields=(Field("low", INTEGER), Field("high", INTEGER)),
+    csv_fields=(Field("low", "integer"), Field("high", "integer")),
     notes="With an interval, distributions that got no value in it have none.",
 )
 RECORDS = (DIST, *of_every_tool(BUDGET, NOT_PROBED, LOG_LOST, VERIFIED_BY))

@@ -8,7 +8,6 @@ for _ in session.intervals(…, tick=lambda: printer(events.take(session))):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
@@ -22,7 +21,7 @@ from gpubpf.records.fields import KERNEL, OWNER, STAMP
 from gpubpf.records.kernel_shapes import KernelShapes, site_names
 from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, RINGS, VERIFIED_BY, of_every_tool
 from gpubpf.show import table
-from gpubpf.show.fields import INDEX, INTEGER, NS, TEXT, Field, Fields, many, maybe
+from gpubpf.show.fields import Field, Fields, many
 from gpubpf.show.output import csv_cells
 from gpubpf.show.summary_text import summary_lines
 
@@ -76,24 +75,24 @@ EVENT = Fields(
     "One for each event.",
     (
         *OWNER,
-        Field("spec", TEXT, "with its filter", get=attrgetter("wanted.spec.text")),
+        Field("spec", "string", "with its filter", get="wanted.spec.text"),
         KERNEL,
         Field(
             "launch",
-            INTEGER,
+            "integer",
             "its number in the process; in other tools, a number that is unique in the measurement",
         ),
-        Field("block", maybe(INDEX), "index, [x,y,z]; null for a launch"),
-        Field("thread", maybe(INDEX), "index, [x,y,z]; null for a launch"),
-        Field("source", maybe(TEXT), "file and line, or line of the PTX; null for a launch"),
+        Field("block", "index?", "index, [x,y,z]; null for a launch"),
+        Field("thread", "index?", "index, [x,y,z]; null for a launch"),
+        Field("source", "string?", "file and line, or line of the PTX; null for a launch"),
         Field(
             "args",
             many({"type": ["number", "string"]}),
             "the values of the EXPRs: numbers, as strings those of %s and %p, and NaN and infinities: nan, inf, -inf",
             get=lambda one: one.wanted.format.json(one.values),
         ),
-        Field("text", TEXT, "the values as FORMAT shows them"),
-        Field("ts_ns", maybe(NS), f"{STAMP.meaning}; null if it is not known", when="with -T"),
+        Field("text", "string", "the values as FORMAT shows them"),
+        Field("ts_ns", "ns?", f"{STAMP.meaning}; null if it is not known", when="with -T"),
     ),
     csv="pid comm gpu spec kernel launch block thread source text",
 )

@@ -22,7 +22,7 @@ from gpubpf.records.kernel_shapes import site_name
 from gpubpf.records.launch_shape import Index
 from gpubpf.session.records import BUDGET, NOT_PROBED, of_every_tool
 from gpubpf.show import table
-from gpubpf.show.fields import INTEGER, TEXT, Field, Fields, by_name, having, many, maybe, one_of
+from gpubpf.show.fields import Field, Fields, having, maybe
 from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
@@ -89,12 +89,12 @@ class Finding(Record):
 
 
 _FIRST = having(
-    Field("launch", INTEGER, "in its process, from 1"),
+    Field("launch", "integer", "in its process, from 1"),
     BLOCK,
     THREAD,
-    Field("value", TEXT, "the number as a string"),
-    Field("element", INTEGER, "its place in a result of several elements, from 0"),
-    Field("operands", many(TEXT), "strings; empty if they are unknown"),
+    Field("value", "string", "the number as a string"),
+    Field("element", "integer", "its place in a result of several elements, from 0"),
+    Field("operands", "[string]", "strings; empty if they are unknown"),
 )
 
 
@@ -107,13 +107,15 @@ NAN = Fields(
     "One for each instruction and kind, in the order of the first numbers.",
     (
         *OWNER,
-        Field("kind", one_of("nan", "inf", "overflow", "denormal")),
+        Field("kind", "nan|inf|overflow|denormal"),
         KERNEL,
         MANGLED,
-        Field("site", INTEGER, "number of the instruction in the kernel"),
-        Field("source", TEXT, "file and line, or line of the PTX"),
-        Field("op", TEXT, "the instruction with its modifiers; unknown if kernels of one name differ there"),
-        Field("count", INTEGER, "how many times a thread got such a result"),
+        Field("site", "integer", "number of the instruction in the kernel"),
+        Field("source", "string", "file and line, or line of the PTX"),
+        Field(
+            "op", "string", "the instruction with its modifiers; unknown if kernels of one name differ there"
+        ),
+        Field("count", "integer", "how many times a thread got such a result"),
         Field(
             "first", maybe(_FIRST), "the first such number, or null if there was no room for it", get=_first
         ),
@@ -125,7 +127,7 @@ NAN = Fields(
 )
 RECORDS = (
     NAN,
-    *of_every_tool(BUDGET, NOT_PROBED, Field("not_looked_at", by_name(INTEGER), when="with --stores")),
+    *of_every_tool(BUDGET, NOT_PROBED, Field("not_looked_at", "{integer}", when="with --stores")),
 )
 
 

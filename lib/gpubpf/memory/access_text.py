@@ -16,7 +16,7 @@ from gpubpf.records.fields import BLOCK, KERNEL, OWNER, STAMP, THREAD
 from gpubpf.records.kernel_shapes import KernelShape
 from gpubpf.show import bulk_text, table
 from gpubpf.show.bulk_text import Hex, Words
-from gpubpf.show.fields import HEX, INTEGER, NS, TEXT, Field, Fields, maybe, one_of, values_of
+from gpubpf.show.fields import Field, Fields, values_of
 from gpubpf.show.output import csv_cells
 from gpubpf.show.owner_columns import OwnerColumns
 
@@ -32,21 +32,23 @@ ACCESS = Fields(
     (
         *OWNER,
         KERNEL,
-        Field("ts_ns", maybe(NS), f"{STAMP.meaning}; null if not known", when="with -T"),
-        Field("launch", INTEGER, "unique in this measurement"),
-        Field("site", INTEGER, "the number of the instruction"),
-        Field("op", one_of(*KINDS)),
-        Field("space", one_of(*SPACES)),
-        Field("address", HEX, "in shared and local memory, the offset in the memory of the block or thread"),
-        Field("width", INTEGER, "bytes per lane"),
+        Field("ts_ns", "ns?", f"{STAMP.meaning}; null if not known", when="with -T"),
+        Field("launch", "integer", "unique in this measurement"),
+        Field("site", "integer", "the number of the instruction"),
+        Field("op", "|".join(KINDS)),
+        Field("space", "|".join(SPACES)),
+        Field(
+            "address", "hex", "in shared and local memory, the offset in the memory of the block or thread"
+        ),
+        Field("width", "integer", "bytes per lane"),
         BLOCK,
         THREAD,
-        Field("sm", INTEGER, "the multiprocessor"),
-        Field("source", maybe(TEXT), "file.cu:12, or null"),
-        Field("ptx_line", maybe(INTEGER)),
+        Field("sm", "integer", "the multiprocessor"),
+        Field("source", "string?", "file.cu:12, or null"),
+        Field("ptx_line", "integer?"),
     ),
     csv="pid comm gpu kernel launch site op space address width block thread sm where",
-    csv_fields=(Field("where", TEXT),),
+    csv_fields=(Field("where", "string"),),
 )
 
 

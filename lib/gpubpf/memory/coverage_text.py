@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
@@ -15,7 +14,7 @@ from gpubpf.memory.granularity import SECTOR, WORD_SHIFT
 from gpubpf.record import Record
 from gpubpf.records.fields import DEMANGLED, GPU, KERNEL, MANGLED, VENDOR, owner_of
 from gpubpf.show import table
-from gpubpf.show.fields import BYTES, HEX, INTEGER, NUMBER, TEXT, TRUTH, Field, Fields, many, maybe
+from gpubpf.show.fields import Field, Fields
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.process_records import PROCESS
 
@@ -35,35 +34,35 @@ _NO_ADDRESS = "accesses to textures and surfaces, and bulk tensor copies, are no
 EXACT_BELOW = 10_000_000  # larger numbers are shown in millions, billions and so on
 
 
-_OWNER = (*PROCESS, GPU, VENDOR, Field("wave", maybe(INTEGER), "lanes of the GPU's warps or waves"))
+_OWNER = (*PROCESS, GPU, VENDOR, Field("wave", "integer?", "lanes of the GPU's warps or waves"))
 _UNSEEN = "without accesses to textures and surfaces, and bulk tensor copies"
 ALLOCATION = Fields(
     "allocation",
     "One for each allocation.",
     (
         *_OWNER,
-        Field("base", HEX, "its address", get=lambda row: f"{row.allocation.base:#x}"),
-        Field("bytes", BYTES, "its size", get=attrgetter("allocation.bytes")),
-        Field("read_bytes", maybe(BYTES), f"distinct, {_UNSEEN}; null: not known", get=attrgetter("read")),
-        Field("written_bytes", maybe(BYTES), "as read_bytes", get=attrgetter("written")),
-        Field("untouched_bytes", maybe(BYTES), "as read_bytes", get=attrgetter("untouched")),
-        Field("kind", TEXT, "device, managed, host, variable", get=attrgetter("allocation.kind")),
-        Field("call", TEXT, "the driver function, or before", get=attrgetter("allocation.call")),
-        Field("freed", TRUTH, get=attrgetter("allocation.freed")),
+        Field("base", "hex", "its address", get=lambda row: f"{row.allocation.base:#x}"),
+        Field("bytes", "bytes", "its size", get="allocation.bytes"),
+        Field("read_bytes", "bytes?", f"distinct, {_UNSEEN}; null: not known", get="read"),
+        Field("written_bytes", "bytes?", "as read_bytes", get="written"),
+        Field("untouched_bytes", "bytes?", "as read_bytes", get="untouched"),
+        Field("kind", "string", "device, managed, host, variable", get="allocation.kind"),
+        Field("call", "string", "the driver function, or before", get="allocation.call"),
+        Field("freed", "boolean", get="allocation.freed"),
         Field(
             "copied",
-            maybe(TRUTH),
+            "boolean?",
             "whether the program copied from it; null if a graph, a batch of copies or another process may have done so, if calls "
             "were lost, and on AMD GPUs",
-            get=attrgetter("allocation.copied"),
+            get="allocation.copied",
         ),
         Field(
             "stack",
-            many(TEXT),
+            "[string]",
             "of the host, innermost first",
             get=lambda row: [symbols.frame_of(frame) for frame in row.allocation.stack],
         ),
-        Field("within_bytes", BYTES, "the granule", when="with --granule"),
+        Field("within_bytes", "bytes", "the granule", when="with --granule"),
     ),
 )
 UNALLOCATED = Fields(
@@ -71,9 +70,11 @@ UNALLOCATED = Fields(
     "Bytes that were touched in no known allocation of a process.",
     (
         *PROCESS,
-        Field("touched_bytes", BYTES),
+        Field("touched_bytes", "bytes"),
         Field(
-            "behind_bytes", BYTES, "those directly behind the end of an allocation, where no other can begin"
+            "behind_bytes",
+            "bytes",
+            "those directly behind the end of an allocation, where no other can begin",
         ),
     ),
 )
@@ -82,10 +83,10 @@ FOOTPRINT = Fields(
     "With --footprint, one for each kernel.",
     (
         *(*_OWNER, KERNEL, DEMANGLED, MANGLED),
-        Field("sectors", maybe(INTEGER), "distinct"),
-        Field("bytes", maybe(BYTES), "distinct"),
-        Field("requests", maybe(INTEGER), "sectors of all requests"),
-        Field("reuse", maybe(NUMBER), "the quotient of requested and distinct sectors"),
+        Field("sectors", "integer?", "distinct"),
+        Field("bytes", "bytes?", "distinct"),
+        Field("requests", "integer?", "sectors of all requests"),
+        Field("reuse", "number?", "the quotient of requested and distinct sectors"),
     ),
 )
 RECORDS = (ALLOCATION, UNALLOCATED, FOOTPRINT)

@@ -8,31 +8,9 @@ from typing import TYPE_CHECKING
 from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
 from gpubpf.memory import access_text, coverage_text, traffic_text
 from gpubpf.memory.sampled_part import SUMS
-from gpubpf.records.fields import (
-    DEMANGLED,
-    KERNEL,
-    MANGLED,
-    OWNER,
-    REGISTERS,
-    SAMPLED,
-    STAMP,
-)
+from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, REGISTERS, SAMPLED, STAMP
 from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, RINGS, of_every_tool
-from gpubpf.show.fields import (
-    BYTES,
-    INTEGER,
-    MEAN_AND_MAX,
-    NUMBER,
-    TEXT,
-    Field,
-    Fields,
-    by_name,
-    having,
-    many,
-    maybe,
-    one_of,
-    values_of,
-)
+from gpubpf.show.fields import Field, Fields, having, maybe, values_of
 
 if TYPE_CHECKING:
     from gpubpf.memory.traffic import KernelTraffic
@@ -40,74 +18,72 @@ if TYPE_CHECKING:
 
 _OF_KERNEL = (*OWNER, KERNEL)
 _ERRORS = having(
-    *(Field(name, maybe(NUMBER), when="if there is such a sum") for name in (*SUMS.values(), "ratio"))
+    *(Field(name, "number?", when="if there is such a sum") for name in (*SUMS.values(), "ratio"))
 )
 _NO_ADDRESS = "null if the addresses are not known"
 _SECTORS = (
     Field(
-        "sectors",
-        maybe(INTEGER),
-        f"distinct sectors of each request, of 32 bytes, on AMD GPUs 64; {_NO_ADDRESS}",
+        "sectors", "integer?", f"distinct sectors of each request, of 32 bytes, on AMD GPUs 64; {_NO_ADDRESS}"
     ),
-    Field("sectors_least", maybe(INTEGER), "the fewest sectors that hold so many bytes"),
-    Field("ratio", maybe(NUMBER), "of these two"),
+    Field("sectors_least", "integer?", "the fewest sectors that hold so many bytes"),
+    Field("ratio", "number?", "of these two"),
 )
 SITE = Fields(
     "site",
     "One for each instruction of each kernel that accesses memory, and each kind of memory that its address led to.",
     (
         *_OF_KERNEL,
-        Field("site", INTEGER, "the number of the instruction"),
-        Field("op", one_of("load", "store", "atomic", "async")),
+        Field("site", "integer", "the number of the instruction"),
+        Field("op", "load|store|atomic|async"),
         Field(
             "space",
-            one_of("global", "shared", "local", "const", *UNADDRESSED_SPACES),
+            "|".join(("global", "shared", "local", "const", *UNADDRESSED_SPACES)),
             "in the last three, all that depends on addresses is null",
         ),
         Field(
             "width",
-            maybe(INTEGER),
+            "integer?",
             "bytes per lane of the whole, possibly vector, access; for copies whose size is only known at run time, the rounded "
             "mean; null for bulk tensor copies, as bytes",
         ),
-        Field("opcode", TEXT, "empty in kernels without PTX"),
-        Field("source", maybe(TEXT), "file.cu:12, or null"),
-        Field("ptx_line", maybe(INTEGER)),
+        Field("opcode", "string", "empty in kernels without PTX"),
+        Field("source", "string?", "file.cu:12, or null"),
+        Field("ptx_line", "integer?"),
         Field(
             "offset",
-            maybe(INTEGER),
+            "integer?",
             "of the instruction in its function, on an AMD GPU and in kernels without PTX",
         ),
-        Field("requests", INTEGER, "executions by a warp"),
-        Field("accesses", INTEGER, "lanes of all requests"),
-        Field("bytes", maybe(BYTES), "that the lanes asked for"),
+        Field("requests", "integer", "executions by a warp"),
+        Field("accesses", "integer", "lanes of all requests"),
+        Field("bytes", "bytes?", "that the lanes asked for"),
         *_SECTORS,
-        Field("lanes_mean", NUMBER, "lanes that take part"),
-        Field("pattern", maybe(TEXT), "of the lanes that take part, as PATTERN"),
-        Field("patterns", maybe(by_name(INTEGER)), "requests by pattern"),
-        Field("strides", maybe(many(NUMBER)), "the shortest and longest stride of strided requests, or null"),
-        Field("gaps", maybe(INTEGER), "requests with idle lanes between those that take part"),
+        Field("lanes_mean", "number", "lanes that take part"),
+        Field("pattern", "string?", "of the lanes that take part, as PATTERN"),
+        Field("patterns", "{integer}?", "requests by pattern"),
+        Field("strides", "[number]?", "the shortest and longest stride of strided requests, or null"),
+        Field("gaps", "integer?", "requests with idle lanes between those that take part"),
         Field(
             "bank_ways",
-            maybe(having(*MEAN_AND_MAX)),
+            maybe(having(mean="number", max="number")),
             "over phases; a phase is the lanes that take 128 bytes together; null except for shared memory",
         ),
-        Field("contention_max", maybe(INTEGER), "the most lanes of one request on one address"),
-        Field("addresses_mean", maybe(NUMBER), "for atomics, distinct addresses of a request"),
+        Field("contention_max", "integer?", "the most lanes of one request on one address"),
+        Field("addresses_mean", "number?", "for atomics, distinct addresses of a request"),
         Field(
             "addresses",
-            maybe(INTEGER),
+            "integer?",
             "for atomics in global memory, distinct addresses since the beginning; null if they were too many to count",
         ),
-        Field("hot", maybe(INTEGER), "updates of the address that had the most; null as addresses"),
-        Field("share", maybe(NUMBER), "of the kernel's traffic in shared memory, or outside of it, 0 to 1"),
-        Field("wasted_bytes", maybe(BYTES), "moved and not needed; null in shared memory"),
+        Field("hot", "integer?", "updates of the address that had the most; null as addresses"),
+        Field("share", "number?", "of the kernel's traffic in shared memory, or outside of it, 0 to 1"),
+        Field("wasted_bytes", "bytes?", "moved and not needed; null in shared memory"),
         Field("standard_error", _ERRORS, "of these sums; null: unknown", when=SAMPLED.when),
-        Field("advice", maybe(TEXT)),
+        Field("advice", "string?"),
     ),
     csv=f"pid comm gpu vendor wave kernel site op space width opcode source ptx_line offset {' '.join(SUMS.values())} ratio "
     "lanes_mean pattern gaps contention_max addresses_mean addresses hot share wasted_bytes stride_min stride_max bank_ways",
-    csv_fields=(Field("stride_min", NUMBER), Field("stride_max", NUMBER)),
+    csv_fields=(Field("stride_min", "number"), Field("stride_max", "number")),
     notes="With --sample-blocks or --sample-warps, the sums are estimates, and maxima are those of the sample.",
 )
 _ELSEWHERE = "without shared memory, textures, surfaces and tensors"
@@ -118,13 +94,13 @@ KERNEL_RECORD = Fields(
         *_OF_KERNEL,
         DEMANGLED,
         MANGLED,
-        Field("launches", INTEGER, "instrumented; exact also with sampling"),
-        Field("sites", INTEGER, "instructions"),
-        Field("requests", INTEGER, f"as bytes, sectors, sectors_least and ratio {_ELSEWHERE}"),
-        Field("bytes", BYTES, "that the lanes asked for"),
+        Field("launches", "integer", "instrumented; exact also with sampling"),
+        Field("sites", "integer", "instructions"),
+        Field("requests", "integer", f"as bytes, sectors, sectors_least and ratio {_ELSEWHERE}"),
+        Field("bytes", "bytes", "that the lanes asked for"),
         *_SECTORS,
-        *(Field(f"{space}_requests", INTEGER) for space in ("shared", *UNADDRESSED_SPACES)),
-        Field("wasted_bytes", BYTES, f"moved and not needed, {_ELSEWHERE}"),
+        *(Field(f"{space}_requests", "integer") for space in ("shared", *UNADDRESSED_SPACES)),
+        Field("wasted_bytes", "bytes", f"moved and not needed, {_ELSEWHERE}"),
         SAMPLED,
         Field(
             "standard_error",
@@ -143,11 +119,9 @@ RECORDS = (
         NOT_PROBED,
         LOG_LOST,
         *RINGS,
-        Field("accesses", INTEGER, when="if accesses were recorded"),
-        Field("launches", INTEGER, when="if accesses were recorded"),
-        Field(
-            "faults", many(INTEGER), "processes in which a kernel failed", when="if accesses were recorded"
-        ),
+        Field("accesses", "integer", when="if accesses were recorded"),
+        Field("launches", "integer", when="if accesses were recorded"),
+        Field("faults", "[integer]", "processes in which a kernel failed", when="if accesses were recorded"),
     ),
 )
 

@@ -17,7 +17,7 @@ from gpubpf.record import Record, replace
 from gpubpf.records.fields import GPU, KERNEL, MANGLED, SHAPE, STAMP
 from gpubpf.session.records import HOST_PROGRAMS, VERIFIED_BY, of_every_tool
 from gpubpf.show import notices, table
-from gpubpf.show.fields import ANYTHING, INTEGER, TEXT, Field, Fields, having, many, maybe, values_of
+from gpubpf.show.fields import Field, Fields, having, many, maybe, values_of
 from gpubpf.show.process_records import PROCESS
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ PRINT = Fields(
     (
         *PROCESS,
         GPU,
-        Field("program", TEXT, "if several programs print the same text, all of them"),
-        Field("text", TEXT),
+        Field("program", "string", "if several programs print the same text, all of them"),
+        Field("text", "string"),
     ),
 )
 _BY_THREAD = "for values by thread, warp or block"
@@ -47,21 +47,24 @@ MAP = Fields(
     (
         *(Field(one.name, maybe(one.type), f"{one.meaning}; {_HOST}") for one in PROCESS),
         Field(
-            "gpu", INTEGER, GPU.meaning, when="but for an array in host memory and a map in the Linux kernel"
+            "gpu",
+            "integer",
+            GPU.meaning,
+            when="but for an array in host memory and a map in the Linux kernel",
         ),
-        Field("map", TEXT, "its name"),
-        Field("kind", TEXT),
+        Field("map", "string", "its name"),
+        Field("kind", "string"),
         *(replace(one, get=None, header="", when=_BY_THREAD) for one in (KERNEL, MANGLED, *SHAPE)),
-        Field("launches", INTEGER, when=_BY_THREAD),
+        Field("launches", "integer", when=_BY_THREAD),
         Field(
             "entries",
-            many(having(Field("key", ANYTHING, when="but for a ring buffer"), Field("value", ANYTHING))),
+            many(having(Field("key", "any", when="but for a ring buffer"), Field("value", "any"))),
             "keys and values",
         ),
         STAMP,
     ),
     csv="pid comm gpu map kernel unit key value mangled grid block_dim",
-    csv_fields=(Field("unit", INTEGER), Field("key", TEXT), Field("value", TEXT)),
+    csv_fields=(Field("unit", "integer"), Field("key", "string"), Field("value", "string")),
 )
 RECORDS = (PRINT, MAP, *of_every_tool(HOST_PROGRAMS, VERIFIED_BY))
 

@@ -2,67 +2,56 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 from gpubpf import names
 from gpubpf.agent.definitions import Vendor
 from gpubpf.record import replace
 from gpubpf.records.launch_shape import NVIDIA, vendor_fields
-from gpubpf.show.fields import (
-    BYTES,
-    INDEX,
-    INTEGER,
-    TEXT,
-    Field,
-    having,
-    maybe,
-    one_of,
-)
+from gpubpf.show.fields import Field, having
 from gpubpf.show.process_records import NOW, PROCESS
 
 # Of objects with the attributes pid, comm, gpu, wave and mangled.
-GPU = Field("gpu", INTEGER, "ordinal")
+GPU = Field("gpu", "integer", "ordinal")
 _NVIDIA, _AMD = Vendor.NVIDIA.word, Vendor.AMD.word
-VENDOR = Field("vendor", one_of(_NVIDIA, _AMD), get=lambda one: _AMD if one.wave else _NVIDIA)
-WAVE = Field("wave", INTEGER, "lanes of a warp or wave", get=lambda one: one.wave or NVIDIA.lanes)
+VENDOR = Field("vendor", f"{_NVIDIA}|{_AMD}", get=lambda one: _AMD if one.wave else _NVIDIA)
+WAVE = Field("wave", "integer", "lanes of a warp or wave", get=lambda one: one.wave or NVIDIA.lanes)
 OWNER = (*PROCESS, GPU, VENDOR, WAVE)
 KERNEL = Field(
     "kernel",
-    TEXT,
+    "string",
     "demangled, without template arguments and parameters",
     get=lambda one: names.demangle(one.mangled).short,
     header="KERNEL",
     left=True,
 )
-DEMANGLED = Field("demangled", TEXT, "in full", get=lambda one: names.demangle(one.mangled).full)
-MANGLED = Field("mangled", TEXT, "the name in the device code")
+DEMANGLED = Field("demangled", "string", "in full", get=lambda one: names.demangle(one.mangled).full)
+MANGLED = Field("mangled", "string", "the name in the device code")
 SHAPE = tuple(
-    Field(name, INDEX, "dimensions, [x,y,z]", get=attrgetter(f"shape.{name}"))
-    for name in ("grid", "block_dim")
+    Field(name, "index", "dimensions, [x,y,z]", get=f"shape.{name}") for name in ("grid", "block_dim")
 )
-BLOCK = Field("block", INDEX, "index, [x,y,z]")
-THREAD = Field("thread", INDEX, "index, [x,y,z]")
+BLOCK = Field("block", "index", "index, [x,y,z]")
+THREAD = Field("thread", "index", "index, [x,y,z]")
 STAMP = replace(NOW, when="with -T")
 REGISTERS = Field(
     "registers",
     having(
-        Field("before", maybe(INTEGER)),
-        Field("after", maybe(INTEGER)),
-        Field("spilled_bytes", BYTES, when="if a copy has fewer than it needs"),
+        Field("before", "integer?"),
+        Field("after", "integer?"),
+        Field("spilled_bytes", "bytes", when="if a copy has fewer than it needs"),
     ),
     "per thread, before and after the probe was put in; null if not known",
 )
 SAMPLED = Field(
     "sampled",
     having(
-        Field("unit", one_of("block", "warp")),
-        Field("one_in", INTEGER, "N"),
-        Field("seed", INTEGER),
-        Field("chosen", INTEGER, "measured in all launches, or in the interval"),
+        Field("unit", "block|warp"),
+        Field("one_in", "integer", "N"),
+        Field("seed", "integer"),
+        Field("chosen", "integer", "measured in all launches, or in the interval"),
         Field(
             "of",
-            maybe(INTEGER),
+            "integer?",
             "how many there were; null if launches may have been running when maps were read",
         ),
     ),

@@ -3,126 +3,81 @@
 from __future__ import annotations
 
 from gpubpf.records.fields import DEMANGLED, GPU, KERNEL, MANGLED, SAMPLED
-from gpubpf.show.fields import (
-    BYTES,
-    INDEX,
-    INTEGER,
-    NS,
-    NUMBER,
-    TEXT,
-    TRUTH,
-    Field,
-    Fields,
-    by_name,
-    having,
-    many,
-    maybe,
-    one_of,
-)
+from gpubpf.show.fields import Field, Fields, by_name, having, many
 from gpubpf.show.process_records import ATTACHED, LISTED, PROCESS, WATCHING
 
-_COUNTS = by_name(INTEGER)
+_ANY = "if there are any"
+_OVERHEAD = having(
+    Field("spilled_bytes", "bytes", when="if copies have fewer registers than they need"),
+    hooks="integer?",
+    hooks_ns="ns?",
+    stood_ns="ns",
+    registers="integer?",
+    images="integer",
+    image_bytes="bytes",
+    drained_bytes="bytes?",
+)
+_FAULT = having(
+    *(*PROCESS, GPU),
+    error="integer",
+    kernel="string?",
+    source="string?",
+    block="index?",
+    thread="index?",
+    address="string?",
+    patch="boolean?",
+)
+_PROCESSES = having(
+    Field("unmeasured_ns", "{ns}", when="if there was any"),
+    Field("programs", "integer", when="if a process executed another program"),
+    measured="integer",
+    missed="{integer}",
+)
 _SUMMARY = (
-    Field("tool", TEXT),
-    Field("device", one_of("gpu", "sim")),
-    Field("launches_seen", INTEGER, "all launches of the traced processes"),
-    Field("launches_matched", INTEGER, "launches of the kernels that you asked for"),
-    Field("launches_instrumented", INTEGER),
-    Field("not_instrumented", _COUNTS, "launches by reason"),
-    Field("lost", INTEGER),
-    Field("duration_ns", NS),
-    Field(
-        "overhead",
-        having(
-            Field("hooks", maybe(INTEGER)),
-            Field("hooks_ns", maybe(NS)),
-            Field("stood_ns", NS),
-            Field("registers", maybe(INTEGER)),
-            Field("images", INTEGER),
-            Field("image_bytes", BYTES),
-            Field("spilled_bytes", BYTES, when="if copies have fewer registers than they need"),
-            Field("drained_bytes", maybe(BYTES)),
-        ),
+    Field("tool", "string"),
+    Field("device", "gpu|sim"),
+    Field("launches_seen", "integer", "all launches of the traced processes"),
+    Field("launches_matched", "integer", "launches of the kernels that you asked for"),
+    Field("launches_instrumented", "integer"),
+    Field("not_instrumented", "{integer}", "launches by reason"),
+    Field("lost", "integer"),
+    Field("duration_ns", "ns"),
+    Field("overhead", _OVERHEAD),
+    Field("sampling", having(unit="block|warp", one_in="integer", seed="integer"), when=SAMPLED.when),
+    Field("launches_unknown", "integer", when="with -p and --kernel"),
+    *(
+        Field(name, "integer", when=_ANY)
+        for name in ("graphs_before", "graphs_unknown", "launches_by_kernels")
     ),
-    Field(
-        "sampling",
-        having(*(Field(name, SAMPLED.type["properties"][name]) for name in ("unit", "one_in", "seed"))),
-        when=SAMPLED.when,
-    ),
-    Field("launches_unknown", INTEGER, when="with -p and --kernel"),
-    Field("graphs_before", INTEGER, when="if there are any"),
-    Field("graphs_unknown", INTEGER, when="if there are any"),
-    Field("launches_by_kernels", INTEGER, when="if there are any"),
-    Field(
-        "patch_calls_lost",
-        having(Field("launches", INTEGER), Field("functions", INTEGER)),
-        when="if there are any",
-    ),
-    Field(
-        "device_faults",
-        many(
-            having(
-                *PROCESS,
-                GPU,
-                Field("error", INTEGER),
-                Field("kernel", maybe(TEXT)),
-                Field("source", maybe(TEXT)),
-                Field("block", maybe(INDEX)),
-                Field("thread", maybe(INDEX)),
-                Field("address", maybe(TEXT)),
-                Field("patch", maybe(TRUTH)),
-            )
-        ),
-        when="if a kernel ended with an error",
-    ),
-    Field(
-        "processes",
-        having(
-            Field("measured", INTEGER),
-            Field("missed", _COUNTS),
-            Field("unmeasured_ns", _COUNTS, when="if there was any"),
-            Field("programs", INTEGER, when="if a process executed another program"),
-        ),
-        when="if there are several",
-    ),
+    Field("patch_calls_lost", having(launches="integer", functions="integer"), when=_ANY),
+    Field("device_faults", many(_FAULT), when="if a kernel ended with an error"),
+    Field("processes", _PROCESSES, when="if there are several"),
 )
 # Fields of the summary that only some tools write.
-NOT_PROBED = Field("not_probed", _COUNTS, when="for some points")
+NOT_PROBED = Field("not_probed", "{integer}", when="for some points")
 HOST_PROGRAMS = Field(
     "host_programs",
-    by_name(having(Field("runs", INTEGER), Field("mean_ns", NS))),
+    by_name(having(runs="integer", mean_ns="ns")),
     when="if programs ran in the Linux kernel",
 )
-BUDGET = Field(
-    "budget",
-    having(
-        Field("percent", NUMBER),
-        Field(
-            "kernels",
-            many(
-                having(
-                    *PROCESS,
-                    KERNEL,
-                    DEMANGLED,
-                    MANGLED,
-                    Field("launches", INTEGER),
-                    Field("measured", INTEGER),
-                    Field("one_in", maybe(INTEGER)),
-                    *(Field(f"{of}_percent", maybe(NUMBER)) for of in ("launch", "overhead", "host")),
-                    Field("held", maybe(TRUTH)),
-                )
-            ),
-        ),
-    ),
-    when="with --budget",
+_KERNEL_OF_BUDGET = having(
+    *(*PROCESS, KERNEL, DEMANGLED, MANGLED),
+    launches="integer",
+    measured="integer",
+    one_in="integer?",
+    launch_percent="number?",
+    overhead_percent="number?",
+    host_percent="number?",
+    held="boolean?",
 )
-LOG_LOST = Field("log_lost", INTEGER, "launches that found no room in the log")
-VERIFIED_BY = Field("verified_by", many(TEXT), "whose verifiers decided about the programs")
+BUDGET = Field("budget", having(percent="number", kernels=many(_KERNEL_OF_BUDGET)), when="with --budget")
+LOG_LOST = Field("log_lost", "integer", "launches that found no room in the log")
+VERIFIED_BY = Field("verified_by", "[string]", "whose verifiers decided about the programs")
 RINGS = (
-    Field("records", INTEGER),
-    Field("records_lost", _COUNTS),
-    Field("records_incomplete", INTEGER),
-    Field("records_unknown", INTEGER),
+    Field("records", "integer"),
+    Field("records_lost", "{integer}"),
+    Field("records_incomplete", "integer"),
+    Field("records_unknown", "integer"),
 )
 
 

@@ -5,8 +5,8 @@ COUNT = Fields(
     "One for each SPEC and kernel.",
     (
         *OWNER,
-        Field("spec", TEXT, "as it was typed", header="SPEC", left=True),
-        Field("count", INTEGER, "how often warps reached the point", header="COUNT", show="{:,}".format),
+        Field("spec", "string", "as it was typed", header="SPEC", left=True),
+        Field("count", "integer", "how often warps reached the point", header="COUNT", show="{:,}".format),
     ),
     csv="pid comm gpu spec count",
 )
@@ -31,39 +31,52 @@ from gpubpf.show.output import csv_cells
 
 Type: TypeAlias = dict[str, Any]  # a JSON schema; "unit" is that of a number
 
-INTEGER: Type = {"type": "integer"}
-NUMBER: Type = {"type": "number"}
-TEXT: Type = {"type": "string"}
-ANYTHING: Type = {}
-TRUTH: Type = {"type": "boolean"}
-NS = INTEGER | {"unit": "ns"}
-BYTES = INTEGER | {"unit": "bytes"}
-HEX = TEXT | {"pattern": "^0x[0-9a-f]+$"}
-INDEX: Type = {"type": "array", "items": INTEGER, "minItems": 3, "maxItems": 3}  # x, y and z
+_INTEGER: Type = {"type": "integer"}
+_TYPES: dict[str, Type] = {
+    **{name: {"type": name} for name in ("integer", "number", "string", "boolean")},
+    "any": {},
+    "ns": _INTEGER | {"unit": "ns"},
+    "bytes": _INTEGER | {"unit": "bytes"},
+    "hex": {"type": "string", "pattern": "^0x[0-9a-f]+$"},
+    "index": {"type": "array", "items": _INTEGER, "minItems": 3, "maxItems": 3},  # x, y and z
+}
 
 
-def one_of(*words: str) -> Type:
-    """Return the type of a string that is one of `words`."""
-    return TEXT | {"enum": [*words]}
+def type_of(of: str | Type) -> Type:
+    """Return the JSON schema for the name of a type. A schema is returned as it is.
+
+    "integer", "number", "string", "boolean", "any"; "ns" and "bytes": integers with a unit; "hex": a string; "index": [x,y,z];
+    "distribution": mean, p50, p99 and max. "a|b": one of these words. "[ns]": a list. "{ns}": an object whose names are data, such as
+    reasons. "ns?": or null.
+    """
+    if not isinstance(of, str):
+        return of
+    if of.endswith("?"):
+        return maybe(of[:-1])
+    if of[0] in "[{":
+        return (many if of[0] == "[" else by_name)(of[1:-1])
+    return _TYPES[of] if "|" not in of else {"type": "string", "enum": of.split("|")}
 
 
-def many(of: Type) -> Type:
+def many(of: str | Type) -> Type:
     """Return the type of a list."""
-    return {"type": "array", "items": of}
+    return {"type": "array", "items": type_of(of)}
 
 
-def by_name(of: Type) -> Type:
-    """Return the type of an object whose keys are data, such as reasons."""
-    return {"type": "object", "additionalProperties": of}
+def by_name(of: str | Type) -> Type:
+    """Return the type of an object whose names are data, such as reasons."""
+    return {"type": "object", "additionalProperties": type_of(of)}
 
 
-def maybe(of: Type) -> Type:
+def maybe(of: str | Type) -> Type:
     """Return the type with null."""
+    of = type_of(of)
     return of | {"type": [of["type"], "null"]} | ({"enum": [*of["enum"], None]} if "enum" in of else {})
 
 
-def having(*fields: Field) -> Type:
-    """Return the type of an object with these fields."""
+def having(*described: Field, **others: str | Type) -> Type:
+    """Return the type of an object with these fields. others: types of further fields, by name."""
+    fields = (*described, *(Field(name, of) for name, of in others.items()))
     return {
         "type": "object",
         "properties": {field.name: field.schema for field in fields},
@@ -76,9 +89,10 @@ class Field(Record):
     """A field of a record, and its column in a table.
 
     name       the name in JSON and CSV
-    type       its JSON schema, without the description
+    type       its type: see `type_of`
     meaning    what it is, for the man page: a phrase without a capital and a full stop; names of options as they are
-    get        returns the value from the object of the record; None: its attribute `name`; with `when`: the caller gives the value
+    get        what returns the value from the object of the record, or the name of an attribute, such as "times.count".
+               None: the attribute `name`; with `when`: the caller gives the value
     when       in which records the field is: "with -T"; "": in all. A value None from `get` then leaves the field out
     header     title of the column in a table for people; "": it has none
     show       returns the cell for a value
@@ -86,9 +100,9 @@ class Field(Record):
     """
 
     name: str
-    type: Type
+    type: str | Type
     meaning: str = ""
-    get: Callable[[Any], Any] | None = None
+    get: Callable[[Any], Any] | str | None = None
     when: str = ""
     header: str = ""
     show: Callable[[Any], str] = str
@@ -98,12 +112,12 @@ class Field(Record):
     def schema(self) -> Type:
         """The JSON schema of the field."""
         about = ", ".join(filter(None, (self.meaning, self.when)))
-        return self.type | ({"description": about} if about else {})
+        return type_of(self.type) | ({"description": about} if about else {})
 
     @cached_property
     def value(self) -> Callable[[Any], Any]:
         """The function that returns the value from the object of the record."""
-        return self.get or attrgetter(self.name)
+        return self.get if callable(self.get) else attrgetter(self.get or self.name)
 
 
 def values_of(fields: Iterable[Field], one: Any) -> dict[str, Any]:
@@ -133,13 +147,15 @@ class Fields(Record):
     @cached_property
     def schema(self) -> Type:
         """The JSON schema of the record."""
-        made = having(Field("type", TEXT | {"const": self.name}), *self.fields)
+        made = having(Field("type", {"type": "string", "const": self.name}), *self.fields)
         return {"title": self.name, "description": " ".join(filter(None, (self.about, self.notes)))} | made
 
     @cached_property
     def _getters(self) -> dict[str, tuple[Callable[[Any], Any] | None, bool]]:
         """By name of the field: what returns its value (None: only the caller), and whether None leaves the field out."""
-        return {one.name: (one.get if one.when else one.value, bool(one.when)) for one in self.fields}
+        return {
+            one.name: (one.value if one.get or not one.when else None, bool(one.when)) for one in self.fields
+        }
 
     def record(self, one: Any = None, **given: Any) -> dict[str, Any]:
         """Return the JSON record of an object. given: values of fields that do not come from it."""
@@ -168,10 +184,10 @@ class Fields(Record):
                 value = json.dumps(known[field.name], separators=(",", ":"))
             elif field.when and field.name not in also:
                 continue
-            elif field.type is INDEX:
+            elif field.type == "index":
                 value = "[\0,\0,\0]"
             else:
-                value = '"0x\0"' if field.type is HEX else '"\0"' if "enum" in field.type else "\0"
+                value = '"0x\0"' if field.type == "hex" else '"\0"' if "enum" in field.schema else "\0"
             text += f',"{field.name}":{value}'
         return f"{text}}}\n".encode().split(b"\0")
 
@@ -197,7 +213,7 @@ class Fields(Record):
         """Return what is between the columns of many rows, for `bulk_text.joined`. known: the cells that are the same in all rows."""
         cells = []
         for _, (name, *rest) in self._cells:
-            is_hex = any(field.name == name and field.type is HEX for field in self.fields)
+            is_hex = any(field.name == name and field.type == "hex" for field in self.fields)
             value = _value(known, [name, *rest]) if name in known else None
             cells.append(
                 csv_cells((value,))
@@ -252,5 +268,4 @@ def _value(values: Any, path: Sequence[str | int]) -> Any:
     return values
 
 
-MEAN_AND_MAX = (Field("mean", NUMBER), Field("max", NUMBER))
-DISTRIBUTION = having(*(Field(name, NUMBER) for name in ("mean", "p50", "p99", "max")))
+_TYPES["distribution"] = having(mean="number", p50="number", p99="number", max="number")

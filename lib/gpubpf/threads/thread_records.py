@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, REGISTERS, 
 from gpubpf.records.launch_shape import By
 from gpubpf.session.records import BUDGET, of_every_tool
 from gpubpf.show.bulk_text import CHUNK, joined
-from gpubpf.show.fields import INTEGER, NUMBER, TEXT, Field, Fields, having, maybe, values_of
+from gpubpf.show.fields import Field, Fields, having, maybe, values_of
 from gpubpf.threads import imbalance
 
 if TYPE_CHECKING:
@@ -27,17 +26,18 @@ if TYPE_CHECKING:
 MOST_RECORDS = 1 << 20  # maximum threads of a kernel and launch shape that are written without --all-threads
 _COMMON = (*OWNER, KERNEL, *SHAPE)
 _SHARES = having(
-    Field("empty", NUMBER, "lanes without a thread"), Field("waiting", NUMBER, "lanes whose thread is done")
+    Field("empty", "number", "lanes without a thread"),
+    Field("waiting", "number", "lanes whose thread is done"),
 )
 
 
 def _of(by: By, about: str, *index: Field) -> Fields:
     """Return the record of a thread, lane, warp or block."""
-    threads = () if by == "thread" else (Field("threads", INTEGER, "how many it has"),)
+    threads = () if by == "thread" else (Field("threads", "integer", "how many it has"),)
     sums = (
         *threads,
-        Field("runs", INTEGER, "how often its threads ran the kernel to their end"),
-        Field("work", INTEGER, "what --work counts"),
+        Field("runs", "integer", "how often its threads ran the kernel to their end"),
+        Field("work", "integer", "what --work counts"),
     )
     own = " ".join(field.name for field in (*index, *sums))
     csv = f"pid comm gpu kernel grid block_dim {own} mangled"
@@ -54,13 +54,13 @@ RECORD_OF: Mapping[By, Fields] = {
     "lane": _of(
         "lane",
         "With --by lane, after the threads (with --top, instead).",
-        Field("lane", INTEGER, "its number"),
+        Field("lane", "integer", "its number"),
     ),
     "warp": _of(
         "warp",
         "With --by warp, after the threads (with --top, instead).",
         fields.BLOCK,
-        Field("warp", INTEGER, "its number in the block"),
+        Field("warp", "integer", "its number in the block"),
     ),
     "block": _of("block", "With --by block, after the threads (with --top, instead).", fields.BLOCK),
 }
@@ -85,16 +85,16 @@ KERNEL_RECORD = Fields(
         *_COMMON,
         DEMANGLED,
         MANGLED,
-        Field("launches", INTEGER, "that were counted"),
-        Field("threads", INTEGER, "of the grid", get=attrgetter("shape.threads")),
-        Field("selected", INTEGER, "of these, by --block and --thread", get=attrgetter("wanted")),
-        Field("thread_records", INTEGER, "how many records thread precede this one for it"),
-        Field("runs", INTEGER, "sum over the threads", get=attrgetter("total_runs")),
-        Field("work", maybe(INTEGER), "sum over the threads; null if sampling chose none"),
+        Field("launches", "integer", "that were counted"),
+        Field("threads", "integer", "of the grid", get="shape.threads"),
+        Field("selected", "integer", "of these, by --block and --thread", get="wanted"),
+        Field("thread_records", "integer", "how many records thread precede this one for it"),
+        Field("runs", "integer", "sum over the threads", get="total_runs"),
+        Field("work", "integer?", "sum over the threads; null if sampling chose none"),
         SAMPLED,
-        Field("standard_error", having(Field("work", maybe(NUMBER))), "null if unknown", when=SAMPLED.when),
-        Field("imbalance", maybe(NUMBER), "of the threads: largest work, divided by the mean; null as work"),
-        Field("work_kind", TEXT, "the value of --work"),
+        Field("standard_error", having(work="number?"), "null if unknown", when=SAMPLED.when),
+        Field("imbalance", "number?", "of the threads: largest work, divided by the mean; null as work"),
+        Field("work_kind", "string", "the value of --work"),
         replace(REGISTERS, get=_registers),
         Field(
             "idle_lanes", maybe(_SHARES), "as fractions of 1; null if threads are filtered", get=_idle_lanes

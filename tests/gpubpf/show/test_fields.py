@@ -10,37 +10,25 @@ from typing import Any
 import pytest
 
 import manpages
-from gpubpf.show.fields import (
-    DISTRIBUTION,
-    HEX,
-    INDEX,
-    INTEGER,
-    TEXT,
-    Field,
-    Fields,
-    having,
-    many,
-    maybe,
-    one_of,
-)
+from gpubpf.show.fields import Field, Fields, having, many, maybe
 from gpubpf_schema import declared, problems
 from test_contract import TOOLS
 
-FIRST = having(Field("launch", INTEGER), Field("block", INDEX))
+FIRST = having(Field("launch", "integer"), Field("block", "index"))
 MADE = Fields(
     "made",
     "One for each.",
     (
-        Field("name", TEXT, "with --name", header="NAME", left=True),
-        Field("count", INTEGER, get=lambda one: one.n, header="COUNT", show="{:,}".format),
-        Field("block", maybe(INDEX)),
-        Field("late_ns", DISTRIBUTION),
-        Field("kind", one_of("a", "b"), get=lambda one: one.kind or None, when="with -k"),
+        Field("name", "string", "with --name", header="NAME", left=True),
+        Field("count", "integer", get=lambda one: one.n, header="COUNT", show="{:,}".format),
+        Field("block", "index?"),
+        Field("late_ns", "distribution"),
+        Field("kind", "a|b", get=lambda one: one.kind or None, when="with -k"),
         Field("first", maybe(FIRST), "the first", get=lambda one: None),
-        Field("address", HEX, when="with -a"),
+        Field("address", "hex", when="with -a"),
     ),
     csv="name more count block late_ns mean=late_ns.mean first.launch first.block address",
-    csv_fields=(Field("more", TEXT),),
+    csv_fields=(Field("more", "string"),),
 )
 TIMES = {"mean": 1.5, "p50": 1, "p99": 2, "max": 3}
 
@@ -80,7 +68,7 @@ def test_many_records_are_written_as_single_ones_are() -> None:
     few = Fields(
         "few",
         "",
-        (*MADE.fields[:2], Field("block", INDEX), *MADE.fields[4:5], MADE.fields[6]),
+        (*MADE.fields[:2], Field("block", "index"), *MADE.fields[4:5], MADE.fields[6]),
         csv="name block address",
     )
     texts = few.json_texts({"name": 'n"'}, "kind", "address")
@@ -108,7 +96,7 @@ def test_schema() -> None:
         assert len(list(problems(MADE.schema, right | changed))) == 1, changed
     del right["name"], right["address"]
     assert list(problems(MADE.schema, right)) == [": name is missing"]
-    assert list(problems(many(INTEGER), [1, "a"])) == ["[1]: 'a' is not of type integer"]
+    assert list(problems(many("integer"), [1, "a"])) == ["[1]: 'a' is not of type integer"]
 
 
 def test_the_man_page_names_all_fields_and_their_objects() -> None:
