@@ -90,7 +90,10 @@ def _signed(value: int, bits: int) -> int:
 
 
 class Thread:
-    """Runs one thread of a kernel. `work` is what it did, by kind, its own counting."""
+    """Runs one thread of a kernel. `work` is what it did, by kind, its own counting.
+
+    trace: each instruction that it executed, as (function, index of the statement), and whether its predicate was true.
+    """
 
     def __init__(
         self, module: Module, memory: Memory, variables: dict[str, int], special: dict[str, int]
@@ -99,6 +102,7 @@ class Thread:
         self.work: Counter[str] = Counter()
         self.flows: dict[str, Flow] = {}
         self.steps = 0
+        self.trace: list[tuple[str, int, bool]] = []
 
     def run(self, kernel: str, parameters: bytes) -> None:
         function = self.module.functions[kernel]
@@ -125,6 +129,7 @@ class Frame:
         self, thread: Thread, function: Function, flow: Flow, parameters: dict[str, bytearray]
     ) -> None:
         self.thread, self.flow, self.memory = thread, flow, thread.memory
+        self.name = function.name
         self.registers: dict[tuple[int, str], int] = {}
         self.params = dict(parameters)
         for result in function.returns:
@@ -221,6 +226,7 @@ class Frame:
                 or bool(self.value(scope, Name(statement.predicate))) != statement.negated
             )
             opcode, modifiers = statement.opcode, statement.modifiers
+            thread.trace.append((self.name, index, true))
             if counting:
                 thread.work["instructions"] += 1
                 thread.work["blocks"] += entered

@@ -61,8 +61,8 @@ CONTEXTS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "barrier_arrive": _fields("launch", "site", "barrier", "threads"),
     "barrier_leave": _fields("launch", "site", "barrier", "threads", "waited"),
     "access": _fields("launch", "site", "address", "width", "space", "kind", "active", "effect"),
-    "basic_block": _fields("launch", "site", "active"),
-    "branch": _fields("launch", "site", "active", "taken"),
+    "basic_block": _fields("launch", "site", "active", "instructions", "regions"),
+    "branch": _fields("launch", "site", "active", "taken", "region"),
     "value": _fields(
         *("launch", "site", "address", "width", "space", "kind", "active", "effect"),
         *("type", "low", "high", "old_low", "old_high"),

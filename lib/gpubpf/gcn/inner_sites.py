@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpubpf.ebpf.bytecode import KINDS
 from gpubpf.ebpf.probe import Probe
@@ -152,7 +152,7 @@ class InnerRegisters(Record):
 
 class InnerSite(Record):
     """A probed place: its number and point, the access at an access point, the block's number at a basic_block point, and the branch
-    at a branch point."""
+    at a branch point. instructions: the number of instructions in the block at a basic_block point."""
 
     number: int
     point: str
@@ -161,6 +161,7 @@ class InnerSite(Record):
     access: GcnAccess | None = None
     block: int | None = None
     branch: GcnBranch | None = None
+    instructions: int = 0
 
 
 class Insertion(Record):
@@ -238,14 +239,10 @@ class InnerSites:
             point: str,
             instruction: GcnInstruction,
             probe: ProbeCode | None,
-            access: GcnAccess | None = None,
-            block: int | None = None,
-            branch: GcnBranch | None = None,
+            **details: Any,
         ) -> None:
             if probe is not None:
-                self.sites.append(
-                    InnerSite(first + len(self.sites), point, instruction, probe, access, block, branch)
-                )
+                self.sites.append(InnerSite(first + len(self.sites), point, instruction, probe, **details))
 
         blocks = _numbers_of_blocks(body)
         scalar = _scalar_loads(kernel, body) if probes.selects("load", "global") else set()
@@ -254,7 +251,14 @@ class InnerSites:
             parting.update((one.address, branch) for one, branch in branches(each, self._wave))
         for instruction in body.instructions:
             if (block := blocks.get(instruction.address)) is not None:
-                add("basic_block", instruction, probes.of_point("basic_block"), block=block)
+                number, length = block
+                add(
+                    "basic_block",
+                    instruction,
+                    probes.of_point("basic_block"),
+                    block=number,
+                    instructions=length,
+                )
             if instruction.name == _BARRIER:
                 for point in amdgcn.AT_BARRIER:
                     add(point, instruction, probes.of_point(point))
@@ -271,7 +275,7 @@ class InnerSites:
             if unseen or (not is_computation(instruction) and probes.names(instruction.name)):
                 self.unprobed[instruction.name] = self.unprobed.get(instruction.name, 0) + 1
             for access in found:
-                add("access", instruction, probes.of_access(access), access)
+                add("access", instruction, probes.of_access(access), access=access)
         if len(self.sites) > _MOST_SITES:
             raise Refusal(f"it has {len(self.sites)} places to probe")
         self.probes = list(dict.fromkeys(site.probe for site in self.sites))
@@ -345,6 +349,8 @@ class InnerSites:
         if (branch := site.branch) is not None:  # first, because it may read the registers that are set here
             address = [branch.mask(at.sgpr + amdgcn.TIME)]
             facts = [f"s_mov_b32 s{at.sgpr + amdgcn.FACTS}, {branch.facts}"]
+        if site.instructions:
+            facts = [f"s_mov_b32 s{at.sgpr + amdgcn.FACTS}, {site.instructions}"]
         number = f"s_movk_i32 s{at.sgpr + amdgcn.SITE}, {site.number:#x}"
         return [*address, number, *facts, at.call]
 
@@ -406,14 +412,14 @@ def _scalar_loads(kernel: GcnKernel, body: KernelCode) -> set[int]:
     return scalar_loads(own, body.branches, given) | scalar_loads(called, body.branches, set())
 
 
-def _numbers_of_blocks(body: KernelCode) -> dict[int, int]:
-    """Return each basic block's number in its kernel or function, by the address where the block is entered."""
-    found: dict[int, int] = {}
+def _numbers_of_blocks(body: KernelCode) -> dict[int, tuple[int, int]]:
+    """Return each basic block's number in its function, and its number of instructions, by the address where it is entered."""
+    found: dict[int, tuple[int, int]] = {}
     counts: dict[Region, int] = {}
     for block in body.blocks():
         region = next(one for one in body.regions if one.begin <= block[0].address < one.end)
         counts[region] = counts.get(region, -1) + 1
-        found[entered(block).address] = counts[region]
+        found[entered(block).address] = counts[region], len(block)
     return found
 
 

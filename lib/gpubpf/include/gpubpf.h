@@ -84,7 +84,15 @@ struct gpu_basic_block {
     u64 launch;
     u64 site;   /* identifies the block */
     u64 active; /* mask of the lanes that enter it together */
+    u64 instructions; /* of the original kernel, in the block */
+    u64 regions;      /* the numbers of the regions of branches that the block is in, as bits */
 };
+
+/*
+ * The region of a branch: the blocks from the branch to the first block that all ways from it lead to. There, lanes that the branch
+ * parted may still be apart. Regions that have a block in common have different numbers, from 0 to GPU_REGIONS - 1.
+ */
+#define GPU_REGIONS 16
 
 /* In each thread that reaches a conditional branch, before it. */
 struct gpu_branch {
@@ -92,6 +100,7 @@ struct gpu_branch {
     u64 site;
     u64 active; /* mask of the lanes that execute the branch together */
     u64 taken;  /* those of them that take it; the others continue with the next instruction */
+    u64 region; /* number of the branch's region; GPU_REGIONS if no number was left, or if the branch never parts lanes */
 };
 
 /* In each thread that stores a value to memory, before it; loads one, after it; or changes one by an atomic, after it. */

@@ -14,6 +14,7 @@ from gpubpf.errors import Refusal
 from gpubpf.ptx.access import Access, accesses, unaddressed_accesses
 from gpubpf.ptx.barriers import Barrier, barrier
 from gpubpf.ptx.carry import KEPT, kept, live_carry
+from gpubpf.ptx.causes import Causes
 from gpubpf.ptx.congruence import common_bits
 from gpubpf.ptx.emit import RETURNED, accumulator, add, around, array, counts, guard, marked, text, widened
 from gpubpf.ptx.flow import Flow, callee, find_names
@@ -38,6 +39,7 @@ from gpubpf.ptx.module import (
     type_size,
 )
 from gpubpf.ptx.opcodes import LEAVING, counted, facts
+from gpubpf.ptx.regions import MOST_REGIONS, Regions
 from gpubpf.ptx.source import source_lines
 from gpubpf.ptx.symbols import GRIDS, LAUNCH, TABLE
 from gpubpf.record import replace
@@ -132,6 +134,13 @@ class Body:
         # Basic blocks with programs: their first instructions, and their numbers.
         entered = [block.instructions[0] for block in self.flow.blocks if block.entered]
         self.blocks = {first: n for n, first in enumerate(entered)} if self.at_block else {}
+        self.parts: dict[
+            int, list[int]
+        ] = {}  # the numbers of the parts of each basic block, by its first instruction
+        for number, block in enumerate(self.flow.blocks):
+            if block.entered:
+                whole = self.parts.setdefault(block.instructions[0], [])
+            whole.append(number)
         self.widened_results: dict[int, Variable] = {}  # declarations of call results that are replaced
         self.indirect = indirect_calls(self.flow.body)
         self.sources = source_lines(self.flow.body, sites.files)
@@ -265,18 +274,44 @@ class Body:
         if index in self.blocks:
             line, number = self.flow.body[index].line, self.blocks[index]
             site = self._site("basic_block", line, self.sources[index], block=number)
-            blocks += (text(self.filler.basic_block(p, site)) for p in self.at_block)
+            fields = {"site": site} | self._of_block(index)
+            blocks += (text(self.filler.basic_block(p, fields)) for p in self.at_block)
         return blocks + self.before.get(index, [])
 
     def _plan_branches(self) -> None:
         """Plan the programs before each conditional branch."""
         for index, branch in self.flow.instructions() if self.at_branch else ():
             if facts(branch).parts and branch.predicate is not None:
-                site = self._site("branch", branch.line, self.sources[index], opcode=branch.full_name)
+                details, context = self._of_branch(index)
+                source = self.sources[index]
+                site = self._site("branch", branch.line, source, opcode=branch.full_name, **details)
                 condition = f"{'!' if branch.negated else ''}{branch.predicate}"
+                fields = {"site": site} | context
                 self.before.setdefault(index, []).extend(
-                    text(self.filler.branch(p, site, condition)) for p in self.at_branch
+                    text(self.filler.branch(p, fields, condition)) for p in self.at_branch
                 )
+
+    @functools.cached_property
+    def regions(self) -> Regions:
+        return Regions(self.flow, self.plan.first_region(self.function.name))
+
+    def _of_block(self, first: int) -> dict[str, int]:
+        """Return the fields of the context at the basic block whose first statement is `first`, except its site."""
+        fields = {"instructions": sum(len(self.flow.blocks[n].instructions) for n in self.parts[first])}
+        if self.filler.reads_any(self.at_block, "regions"):
+            fields["regions"] = self.regions.inside[self.parts[first][0]]
+        return fields
+
+    @functools.cached_property
+    def causes(self) -> Causes:
+        return Causes(self.flow, self.entry)
+
+    def _of_branch(self, index: int) -> tuple[dict[str, Any], dict[str, int]]:
+        """Return further fields of a branch's `Site`, and the fields of its context, except its site and its lanes."""
+        if not self.filler.reads_any(self.at_branch, "region"):
+            return {}, {}
+        details = {"cause": self.causes.of(index), "loop": self.regions.repeats(index)}
+        return details, {"region": self.regions.numbers.get(index, MOST_REGIONS)}
 
     def _prologue(self) -> list[Statement]:
         out: list[Statement] = []

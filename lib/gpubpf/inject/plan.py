@@ -14,9 +14,10 @@ from gpubpf.ptx.access import UNADDRESSED, Access, accesses, unaddressed_accesse
 from gpubpf.ptx.barriers import barrier
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.emit import WAITING, array, widened
-from gpubpf.ptx.flow import find_names
+from gpubpf.ptx.flow import Flow, find_names
 from gpubpf.ptx.module import Address, Function, Module, PtxInstruction, with_spaces
 from gpubpf.ptx.opcodes import facts
+from gpubpf.ptx.regions import MOST_REGIONS, Regions
 from gpubpf.ptx.symbols import FUNCTION, LAUNCH, PREFIX
 from gpubpf.record import Record, field, replace
 
@@ -109,6 +110,7 @@ class InjectionPlan:
         self._roles: dict[tuple[str, int], Role | None] = {}
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
+        self._first_regions: dict[str, int] = {}
         self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
         self._computations: dict[str, list[tuple[str, Computation]]] = {}
         self.programs, texts, self._forms = self._programs(reached)
@@ -259,6 +261,23 @@ class InjectionPlan:
                 if (computed.operation or point == "instruction") and is_chosen(probe.opcodes, opcode)
             )
         return contents.places.get("exit" if point in WAYS_OUT else point, 0)
+
+    def first_region(self, name: str) -> int:
+        """Return the lowest number of a region in a function (see `Regions`): regions of its callers have lower ones.
+
+        A function that calls itself, also through others, has the numbers of its first call again.
+        """
+        if name not in self._first_regions:
+            self._first_regions[name] = 0  # while the callers are looked at
+            runs = {*self.probes, *self.functions}
+            callers = [one for one in runs if name in map(self.graph.resolve, self.graph.of(one).calls)]
+            ends = (
+                Regions(Flow(self.module.functions[one].body or ()), self.first_region(one)).end
+                for one in callers
+                if one != name
+            )
+            self._first_regions[name] = min(max(ends, default=0), MOST_REGIONS)
+        return self._first_regions[name]
 
     def called(self, probes: tuple[PtxProbe, ...], function: Function) -> tuple[PtxProbe, ...]:
         """Select the probes at `function_entry` or `function_exit` whose patterns match this function."""

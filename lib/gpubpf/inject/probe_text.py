@@ -91,12 +91,16 @@ class Filler:
         lines.append(remarked(probe.program, ptx) if self.remarks else ptx)
         return "\n".join([*lines, "}"])
 
-    def basic_block(self, probe: PtxProbe, site: int) -> str:
-        """Return a fragment at the beginning of a basic block."""
-        return self.scope(probe, [*self._active(probe), self.text(probe, {"site": str(site), **_ACTIVE})])
+    def basic_block(self, probe: PtxProbe, fields: Mapping[str, int]) -> str:
+        """Return a fragment at the beginning of a basic block. `fields`: the fields of the context, except `active`."""
+        return self.scope(probe, [*self._active(probe), self.text(probe, _numbers(fields) | _ACTIVE)])
 
-    def branch(self, probe: PtxProbe, site: int, condition: str) -> str:
-        """Return a fragment before a branch. `condition`: the predicate operand (`!%p1`) that is true in lanes that take it."""
+    def branch(self, probe: PtxProbe, fields: Mapping[str, int], condition: str) -> str:
+        """Return a fragment before a branch.
+
+        fields: the fields of the context, except `active` and `taken`
+        condition: the predicate operand (`!%p1`) that is true in lanes that take the branch
+        """
         lines = self._active(probe, "taken")
         if self.reads(probe, "taken"):
             lines += [
@@ -105,7 +109,7 @@ class Filler:
                 f"vote.sync.ballot.b32 %gpubpf_0going, {condition}, %gpubpf_0mask;",
                 "cvt.u64.u32 %gpubpf_0taken, %gpubpf_0going;",
             ]
-        context = {"site": str(site), "taken": "%gpubpf_0taken", **_ACTIVE}
+        context = _numbers(fields) | {"taken": "%gpubpf_0taken"} | _ACTIVE
         return self.scope(probe, [*lines, self.text(probe, context)])
 
     def _active(self, probe: PtxProbe, *fields: str) -> list[str]:
@@ -342,6 +346,11 @@ def wants(probe: PtxProbe, access: Access) -> bool:
     return access.space in probe.spaces or (
         access.space == "generic" and bool(_GENERIC.intersection(probe.spaces))
     )
+
+
+def _numbers(fields: Mapping[str, int]) -> dict[str, str]:
+    """Return the fields of a context that are known now, as operands."""
+    return {name: str(number) for name, number in fields.items()}
 
 
 def _everywhere(probe: PtxProbe) -> bool:

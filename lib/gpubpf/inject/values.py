@@ -52,6 +52,10 @@ class Site(Record):
         None  # for accesses: the number of an earlier site, whose probe also stands for this site (`Probe.alike`)
     )
     block: int | None = None  # for basic blocks: the number in the function, from 0; copies keep it
+    cause: str = (
+        ""  # for branches, if a program reads `region`: what the condition depends on (ptx/causes.py)
+    )
+    loop: bool = False  # for branches, likewise: the branch is at the end of a loop, or leaves it
     type: str = ""  # for values and results of instructions: the type of an element, one of bytecode.TYPES
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 

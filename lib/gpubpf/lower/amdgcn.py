@@ -34,6 +34,7 @@ from gpubpf.lower.backend import Backend
 from gpubpf.lower.emitter import AXES
 from gpubpf.lower.fragment import Argument
 from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
+from gpubpf.ptx.regions import MOST_REGIONS
 from gpubpf.record import Record, asdict, field
 from gpubpf.verify.values import Checked
 
@@ -61,6 +62,8 @@ WHOLE, OTHERS = 1, 2
 _TRIPLE = "amdgcn-amd-amdpal"  # for HSA, LLVM compiles only kernels
 _ENTRY = "gpubpf_probe"
 _OF_BARRIER = {"barrier": "0", "threads": "0"}  # a workgroup has one barrier, and all threads wait for it
+# A wave takes all of its ways one after another: there are no regions.
+_OF_REGIONS = {"regions": "0", "region": str(MOST_REGIONS)}
 _OF_ACCESS = ("address", "width", "space", "kind", "effect")
 # The spaces that a generic address can point to. The first two have windows of addresses, here by their LLVM names.
 GENERIC_SPACES = ("shared", "local", "global")
@@ -677,6 +680,11 @@ def _call(
             short = [f"  %{name}.taken = trunc i64 %taken to i32"] if kind == "i32" else []
             lines += [*more, *short, f"  %{name} = and {kind} {active}, %{f'{name}.' if short else ''}taken"]
             value = f"%{name}"
+        elif argument.kind == "context" and argument.field in _OF_REGIONS:
+            value = _OF_REGIONS[argument.field]
+        elif argument.kind == "context" and argument.field == "instructions":
+            value = f"%{name}" if kind == "i64" else "%facts"
+            lines += [f"  {value} = zext i32 %facts to i64"] if kind == "i64" else []
         elif argument.kind == "context" and argument.field == "args":
             value = str(len(arguments))
         elif argument.kind == "context" and argument.field in ARGUMENTS:

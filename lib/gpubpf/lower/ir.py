@@ -434,8 +434,8 @@ class _Lowering(HelperCalls):
 # Context fields that fit into 32 bits, by point.
 _NARROW = {
     "access": ("site", "width", "space", "kind", "active", "effect"),
-    "basic_block": ("site", "active"),
-    "branch": ("site", "active", "taken"),
+    "basic_block": ("site", "active", "instructions", "regions"),
+    "branch": ("site", "active", "taken", "region"),
     "value": ("site", "width", "space", "kind", "active", "effect", "type"),
     "float": ("site", "operation", "active", "type", "operand_type", "operands"),
     "instruction": ("site", "active", "type", "operand_type", "operands"),

@@ -1,0 +1,180 @@
+"""Find the regions of conditional branches: where lanes that a branch parts may still be apart.
+
+regions = Regions(Flow(function.body))
+regions.meets[index]     the block where the two ways of the branch meet
+regions.numbers[index]   the number of its region
+regions.inside[block]    the numbers of the regions that a block is in, as bits
+
+The *region* of a branch has the blocks from the branch to its immediate post-dominator, the first block that every way from the branch
+leads to. Where ways lead to different exits, the region has all blocks up to the exits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+from .flow import Flow
+from .opcodes import facts
+
+MOST_REGIONS = 16  # numbers of regions: GPU_REGIONS in gpubpf.h
+
+
+class Regions:
+    """The regions of the conditional branches of a function body.
+
+    first: the lowest number to use. Lower numbers are those of regions in functions that call this one.
+
+    Two regions have different numbers if they have a block in common, or if one of them ends in a block of the other. Outer regions get
+    the lower numbers. A region for which no number is left has the number MOST_REGIONS.
+    """
+
+    def __init__(self, flow: Flow, first: int = 0) -> None:
+        self.flow = flow
+        self.first = first
+
+    @functools.cached_property
+    def branches(self) -> Mapping[int, int]:
+        """The block of each conditional branch that may part lanes (not `.uni`), by the branch's statement index."""
+        found = {}
+        for number, block in enumerate(self.flow.blocks):
+            last = self.flow.instruction(block.instructions[-1])
+            if facts(last).parts and last.predicate is not None and "uni" not in last.modifiers:
+                found[block.instructions[-1]] = number
+        return found
+
+    @functools.cached_property
+    def meets(self) -> Mapping[int, int | None]:
+        """For each branch, the block where its ways meet; None if they meet only at the function's end, or never."""
+        after = post_dominators([block.successors for block in self.flow.blocks], set(self._leaving()))
+        return {branch: after[block] for branch, block in self.branches.items()}
+
+    def _leaving(self) -> Iterator[int]:
+        """Yield the blocks after which a thread may be at the end of the function."""
+        for number, block in enumerate(self.flow.blocks):
+            known = facts(self.flow.instruction(block.instructions[-1]))
+            if known.control in ("leave", "trap") or not block.successors:
+                yield number
+
+    @functools.cached_property
+    def _closed(self) -> list[int]:
+        """For each block, the branches whose regions end there, as bits: bit n is the nth of `branches`."""
+        found = [0] * len(self.flow.blocks)
+        for position, meets in enumerate(self.meets.values()):
+            if meets is not None:
+                found[meets] |= 1 << position
+        return found
+
+    @functools.cached_property
+    def _within(self) -> list[int]:
+        """For each block, the branches whose regions it is in, as bits: bit n is the nth of `branches`."""
+        blocks = self.flow.blocks
+        own = [0] * len(blocks)
+        closed = self._closed
+        for position, block in enumerate(self.branches.values()):
+            own[block] |= 1 << position
+        found = [0] * len(blocks)
+        todo = list(range(len(blocks)))
+        while todo:
+            changed = set()
+            for block in todo:
+                for successor in blocks[block].successors:
+                    now = found[successor] | (found[block] | own[block]) & ~closed[successor]
+                    if now != found[successor]:
+                        found[successor] = now
+                        changed.add(successor)
+            todo = sorted(changed)
+        return found
+
+    @functools.cached_property
+    def numbers(self) -> Mapping[int, int]:
+        """The number of each branch's region."""
+        # For each region, those that have a block in common with it, or with the block where it ends.
+        apart = [0] * len(self.branches)
+        for together in {inside | ended for inside, ended in zip(self._within, self._closed, strict=True)}:
+            for position in _bits(together):
+                apart[position] |= together
+        taken: list[int] = []
+        for position, others in enumerate(apart):
+            used = {taken[other] for other in _bits(others & ~(-1 << position))}
+            free = (n for n in range(self.first, MOST_REGIONS) if n not in used)
+            taken.append(next(free, MOST_REGIONS))
+        return dict(zip(self.branches, taken, strict=True))
+
+    @functools.cached_property
+    def inside(self) -> Sequence[int]:
+        """For each block, the numbers of the regions that it is in, as bits. Regions of calling functions are always among them."""
+        taken = list(self.numbers.values())
+        calling = (1 << self.first) - 1
+        known = {
+            together: calling | sum(1 << n for n in {taken[p] for p in _bits(together)} if n < MOST_REGIONS)
+            for together in set(self._within)
+        }
+        return [known[together] for together in self._within]
+
+    def repeats(self, branch: int) -> bool:
+        """Return whether the branch at this statement is in its own region: lanes may reach it again while others wait for them."""
+        if branch not in self.branches:
+            return False
+        position = list(self.branches).index(branch)
+        return bool(self._within[self.branches[branch]] >> position & 1)
+
+    @property
+    def end(self) -> int:
+        """The lowest number that a function which is called from here may use."""
+        return max([self.first, *(n + 1 for n in self.numbers.values() if n < MOST_REGIONS)])
+
+
+def post_dominators(successors: Sequence[Sequence[int]], leaving: set[int]) -> list[int | None]:
+    """Return the immediate post-dominator of each node; None if it is the end, or if no way leads from the node to the end.
+
+    successors: of each node
+    leaving: the nodes from which a way leads directly to the end
+    """
+    end = len(successors)
+    after = [[*ways, end] if node in leaving else list(ways) for node, ways in enumerate(successors)]
+    before: list[list[int]] = [[] for _ in range(end + 1)]
+    for node, ways in enumerate(after):
+        for way in ways:
+            before[way].append(node)
+    order: list[int] = []  # from the end backwards: a node after the nodes that only it leads to
+    seen = {end}
+    todo = [(end, iter(before[end]))]
+    while todo:
+        node, leading = todo[-1]
+        following = next((one for one in leading if one not in seen), None)
+        if following is None:
+            todo.pop()
+            order.append(node)
+        else:
+            seen.add(following)
+            todo.append((following, iter(before[following])))
+    place = {node: position for position, node in enumerate(order)}
+    found: dict[int, int] = {end: end}
+
+    def common(one: int, other: int) -> int:
+        while one != other:
+            while place[one] < place[other]:
+                one = found[one]
+            while place[other] < place[one]:
+                other = found[other]
+        return one
+
+    changed = True
+    while changed:
+        changed = False
+        for node in reversed(order[:-1]):
+            known = [way for way in after[node] if way in found]
+            now = functools.reduce(common, known)
+            if found.get(node) != now:
+                found[node] = now
+                changed = True
+    return [None if found.get(node, end) == end else found[node] for node in range(end)]
+
+
+def _bits(mask: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
