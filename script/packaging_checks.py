@@ -29,7 +29,7 @@ USER = 65534  # nobody, if root runs this
 BASE = 330  # megabytes that the package takes with all that it needs
 COMMANDS = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
 NVCC_PLACES = ("/usr/local/cuda/bin", "/opt/gpubpf/bin", str(ROOT / ".venv/bin"))
-EXAMPLES = ("vectoradd", "latency", "exits", "memory", "imbalance", "softmax")
+EXAMPLES = ("vectoradd", "latency", "exits", "memory", "imbalance", "softmax", "branches")
 HIP_EXAMPLE = "saxpy"
 OBJECT = "threads.bpf.o"
 _STORES = ("vectoradd", "threadhist --kernel vectorAdd --work stores", "19 5 1 23", r"\n +4 +23 +69 ")
@@ -43,6 +43,7 @@ MEASUREMENTS = (
     ("exits", "kernelretsnoop --kernel lateLane", "", "lane 31 exits 20.0 us"),
     ("memory", "memtrace --kernel transposeNaive", "transposeNaive", "stride 64"),
     ("softmax", "nansnoop", "", "Infinity first at softmax.cu:19 in naive"),
+    ("branches", "warpdiv", "", "branches.cu:27  mixed         16   100.0 %"),
     ("imbalance", "gpucount kernel:triangular", "", "kernel:triangular +triangular +1 +256"),
     ("imbalance", "gpudist -H exit:triangular:loads:u64:work", "", "256 values, mean 128.5"),
     ("imbalance", "gputrace 'exit:triangular (gthread == 7) \"=%lu=\", gthread'", "", "=7="),

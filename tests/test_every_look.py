@@ -57,6 +57,15 @@ LOOKS = {
         *("", "-v", "--footprint", "--footprint -v --granule 32", "--no-allocations", "--json --footprint"),
         *("--csv", "-e --warps 8", "-e --json --warps 8", "--heatmap {}.svg --warps 8", "--block 0 -T"),
     ],
+    "warpdiv": [
+        "",
+        "-v",
+        "--json",
+        "--csv -T",
+        "--by line",
+        "--by kernel --csv",
+        "--by function --json --top 2",
+    ],
     "nansnoop": [
         "",
         "-v",

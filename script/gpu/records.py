@@ -190,6 +190,19 @@ def halves(records: Records) -> bool:
 
 
 # tool, options, program, the answer: what the records must be.
+def split(records: Records) -> bool:
+    """Return whether every warp of one kernel splits at one branch, half of its lanes each way, and no warp of the other kernel."""
+    kernels = {r["kernel"]: r for r in of(records, "kernel")}
+    parting = [r for r in of(records, "branch") if r["diverged"]]
+    return (
+        [(r["kernel"], r["executed"], r["diverged"], r["taken"], r["not_taken"]) for r in parting]
+        == [("mixed", 16, 16, 256, 256)]
+        and kernels["sorted"]["efficiency"] == 1.0
+        and parting[0]["lost"]
+        == 32 * kernels["mixed"]["instructions"] - kernels["mixed"]["lane_instructions"]
+    )
+
+
 def origin(records: Records) -> bool:
     """Return whether the first infinity and the NaN of the softmax have their places, and the other kernel has neither."""
     found = of(records, "nan")
@@ -228,6 +241,7 @@ ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
     ("threadhist", "", "streams", lambda r: runs(r, "step") == {20} and runs(r, "gather") == {1}),
     ("threadhist", "", "language", lambda r: all(runs(r, kernel) == {1} for kernel in ("counted", "climb", "make", "called"))),
     ("nansnoop", "", "softmax", origin),
+    ("warpdiv", "", "branches", split),
     ("launchlate", "-v", "latency", latency),
     ("launchlate", "-v --graphs --kernel step", "latency 200", replays),
     ("kernelretsnoop", "", "exits", leaving),

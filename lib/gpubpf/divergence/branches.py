@@ -1,0 +1,312 @@
+"""Turn warpdiv's maps into rows: branches, kernels, source lines.
+
+divergence = Divergence()
+for _ in session.intervals(…):
+    found = divergence.read(session, since_last)
+    found.branches, found.kernels
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpubpf import names
+from gpubpf.record import Record
+from gpubpf.records.kernel_shapes import site_name
+from gpubpf.records.launch_shape import Warp
+
+if TYPE_CHECKING:
+    from gpubpf.inject.values import Site
+    from gpubpf.records.results import Instance
+    from gpubpf.session.session import Session
+
+# Process, pid, comm, GPU, lanes of an AMD wave, kernel (mangled).
+Owner = tuple[int, int, str, int, int | None, str]
+COUNTS = ("executed", "diverged", "lanes", "taken", "lost", "unknown")  # struct branch
+WORK = ("instructions", "lane_instructions")  # struct block
+
+
+class Place(Record):
+    """A kernel in a process, on one GPU. wave: lanes of a wave, on an AMD GPU."""
+
+    pid: int
+    comm: str
+    gpu: int
+    wave: int | None
+    mangled: str
+
+    @property
+    def warp(self) -> Warp:
+        return Warp.of(self.wave)
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel without template arguments and parameters."""
+        return names.demangle(self.mangled).short
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields common to all JSON records."""
+        owner = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **self.warp.vendor()}
+        return owner | {"kernel": self.kernel, "mangled": self.mangled}
+
+
+class Branch(Record):
+    """A conditional branch of a kernel.
+
+    executed  how often a warp executed the branch
+    diverged  how often lanes of the warp went both ways
+    lanes     lanes that executed it, in all
+    taken     those of them that took the branch
+    lost      instructions that the warp executed without a lane that the branch parted from others, added up over such lanes: up to
+              where the ways of the branch meet, or to the next branch that parts the lane. None: unknown for all branches of the
+              kernel, since lanes diverged in more than MOST_REGIONS regions, or on an AMD GPU
+    """
+
+    place: Place
+    number: int
+    site: Site | None
+    executed: int
+    diverged: int
+    lanes: int
+    taken: int
+    lost: int | None
+
+    @property
+    def source(self) -> str:
+        return f"site {self.number}" if self.site is None else site_name(self.site)
+
+    @property
+    def function(self) -> str:
+        """The device function that the branch is in, or the kernel."""
+        return "" if self.site is None else names.demangle(self.site.function).short
+
+    @property
+    def cause(self) -> str:
+        return "" if self.site is None else self.site.cause
+
+    @property
+    def loop(self) -> bool:
+        return self.site is not None and self.site.loop
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        return {
+            "type": "branch",
+            **self.place.record(),
+            "site": self.number,
+            "source": self.source,
+            "function": self.function,
+            "executed": self.executed,
+            "diverged": self.diverged,
+            "lanes_mean": self.lanes / self.executed,
+            "taken": self.taken,
+            "not_taken": self.lanes - self.taken,
+            "lost": self.lost,
+            "loop": self.loop,
+            "cause": self.cause or None,
+        }
+
+
+class Work(Record):
+    """What a kernel, one of its functions, or one of its source lines executed.
+
+    function, source  "" for the whole kernel; source is also "" for a function
+    launches          instrumented launches; None for a part of the kernel
+    instructions      instructions of warps
+    lane_instructions the same, of lanes
+    """
+
+    place: Place
+    function: str
+    source: str
+    instructions: int
+    lane_instructions: int
+    launches: int | None = None
+    threads: int | None = None
+
+    @property
+    def efficiency(self) -> float:
+        """The share of lanes that work, from 0 to 1."""
+        return self.lane_instructions / (self.place.warp.lanes * self.instructions)
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON record."""
+        kind = "line" if self.source else "function" if self.function else "kernel"
+        where = {"source": self.source} if self.source else {}
+        where |= {"function": self.function} if self.function else {}
+        whole = {"launches": self.launches, "threads": self.threads} if kind == "kernel" else {}
+        counts = {"instructions": self.instructions, "lane_instructions": self.lane_instructions}
+        return {
+            "type": kind,
+            **self.place.record(),
+            **where,
+            **whole,
+            **counts,
+            "efficiency": self.efficiency,
+        }
+
+
+class Found(Record):
+    """The results of one report: branches by cost, and the work of kernels, functions and lines, most instructions first."""
+
+    branches: tuple[Branch, ...]
+    kernels: tuple[Work, ...]
+    functions: tuple[Work, ...]
+    lines: tuple[Work, ...]
+
+
+class Divergence:
+    """Reads warpdiv's maps.
+
+    mixed: how often launches of one kernel that ran at the same time changed each other's lanes: their `lost` is not exact.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[Owner, str, int], Counter[str]] = {}
+        self._launches: Counter[Owner] = Counter()
+        self.mixed = 0
+
+    def read(self, session: Session, since_last: bool) -> Found:
+        """Return what was found. since_last: only what was counted since the last call."""
+        now = self._counts(session)
+        before = self._before if since_last else {}
+        self._before = now
+        launches = _launches(session)
+        since = launches - self._launches if since_last else launches
+        threads = self._threads(session)
+        self._launches = launches
+        self.mixed = sum(int(one.array.sum()) for one in session.instances("mixed"))
+        unknown = {owner for (owner, _, _), counted in now.items() if counted["unknown"]}
+        branches, work = [], Counter[tuple[Owner, str, str, str]]()
+        sites: dict[tuple[int, str], Mapping[int, Site]] = {}
+        for (owner, of, number), counted in now.items():
+            counts = counted - before.get((owner, of, number), Counter())
+            key = owner[1], owner[5]
+            if key not in sites:
+                sites[key] = session.sites(owner[5], owner[1])
+            site = sites[key].get(number)
+            if of == "branches" and counts["executed"]:
+                is_known = owner not in unknown and owner[4] is None  # on AMD GPUs, branches have no regions
+                branches.append(_branch(owner, number, site, counts, is_known))
+            elif of == "blocks":
+                function = "" if site is None else names.demangle(site.function).short
+                source = f"site {number}" if site is None else site_name(site)
+                for name in WORK:
+                    work[owner, function, source, name] += counts[name]
+        branches.sort(key=lambda one: (-(one.lost or 0), -one.diverged, -one.executed, one.number))
+        return Found(
+            tuple(branches),
+            tuple(_sums(work, lambda key: (key[0], "", ""), since, threads)),
+            tuple(_sums(work, lambda key: (key[0], key[1], ""))),
+            tuple(_sums(work, lambda key: key[:3])),
+        )
+
+    @staticmethod
+    def _counts(session: Session) -> dict[tuple[Owner, str, int], Counter[str]]:
+        """Return all counts of each site, by map and site."""
+        found: dict[tuple[Owner, str, int], Counter[str]] = {}
+        for name in ("branches", "blocks"):
+            for instance in session.instances(name):
+                owner = _owner(instance)
+                values = instance.array
+                sums = {field: values[field].sum(axis=0) for field in values.dtype.names}
+                for number in (
+                    sums["executed" if name == "branches" else "instructions"].nonzero()[0].tolist()
+                ):
+                    counts = Counter({field: int(sums[field][number]) for field in sums})
+                    key = owner, name, number
+                    found[key] = found[key] + counts if key in found else counts
+        for owner, number, lost in _waiting(session):
+            if (key := (owner, "branches", number)) in found:
+                found[key]["lost"] += lost
+        return found
+
+    @staticmethod
+    def _threads(session: Session) -> dict[Owner, int]:
+        """Return the threads of one launch of each kernel; of the last shape, if there are several."""
+        return {_owner(one): one.shape.threads for one in session.instances("lanes")}
+
+
+def _waiting(session: Session) -> Iterator[tuple[Owner, int, int]]:
+    """Yield by branch what lanes have lost since they executed something last, such as lanes that left the kernel early."""
+    by_shape: dict[Any, dict[str, Instance]] = {}
+    for name in ("lanes", "warps", "regions"):
+        for one in session.instances(name):
+            shape = one.process, one.context, one.mangled, one.grid, one.block_dim
+            by_shape.setdefault(shape, {})[name] = one
+    for found in by_shape.values():
+        if len(found) < 3:
+            continue
+        lanes, owner = found["lanes"].array[0], _owner(found["lanes"])
+        of_block, size = math.prod(found["lanes"].block_dim), Warp.of(owner[4]).lanes
+        thread = np.arange(len(lanes))
+        warp = thread // of_block * -(-of_block // size) + thread % of_block // size
+        issued = found["warps"].array[0]["issued"][warp].astype(np.uint32)
+        waited = issued - lanes["seen"]
+        late = ((waited != 0) & (lanes["open"] != 0)).nonzero()[0]
+        parted = found["regions"].array[:, late]
+        number = np.arange(len(parted), dtype=np.uint32)[:, None]
+        times = np.where(lanes["open"][late] >> number & 1, parted["time"], 0)
+        last = times.argmax(axis=0)
+        sites = parted["site"][last, np.arange(len(late))]
+        sums = np.bincount(sites, weights=waited[late])
+        for site in sums.nonzero()[0].tolist():
+            yield owner, site, int(sums[site])
+
+
+def _owner(instance: Any) -> Owner:
+    return (
+        instance.process,
+        instance.pid,
+        instance.comm,
+        instance.gpu,
+        instance.wave,
+        instance.mangled,
+    )
+
+
+def _launches(session: Session) -> Counter[Owner]:
+    found: Counter[Owner] = Counter()
+    for instance in session.instances("lanes"):
+        found[_owner(instance)] += instance.launches
+    return found
+
+
+def _place(owner: Owner) -> Place:
+    return Place(*owner[1:])
+
+
+def _branch(
+    owner: Owner, number: int, site: Site | None, counts: Mapping[str, int], is_known: bool
+) -> Branch:
+    return Branch(
+        _place(owner),
+        number,
+        site,
+        counts["executed"],
+        counts["diverged"],
+        counts["lanes"],
+        counts["taken"],
+        counts["lost"] if is_known else None,
+    )
+
+
+def _sums(
+    work: Mapping[Any, int],
+    part: Any,
+    launches: Mapping[Owner, int] | None = None,
+    threads: Mapping[Owner, int] | None = None,
+) -> Iterator[Work]:
+    """Yield the sums of `work` over all places with the same part (owner, function, source), most instructions first."""
+    sums: dict[Any, Counter[str]] = {}
+    for key, count in work.items():
+        sums.setdefault(part(key), Counter())[key[3]] += count
+    for (owner, function, source), counts in sorted(sums.items(), key=lambda one: -one[1]["instructions"]):
+        whole = (launches[owner], threads.get(owner)) if launches is not None and threads is not None else ()
+        if counts["instructions"]:
+            yield Work(_place(owner), function, source, *(counts[name] for name in WORK), *whole)

@@ -1,0 +1,134 @@
+"""warpdiv's results for people, and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gpubpf import names
+from gpubpf.show import table
+
+if TYPE_CHECKING:
+    from gpubpf.divergence.branches import Branch, Found, Place, Work
+    from gpubpf.show.owner_columns import OwnerColumns
+
+WORST = 3  # branches to explain
+LEAST = 0.01  # share of the kernel's lane-instructions from which on a branch is explained
+# What the condition of a branch depends on (ptx/causes.py), and what follows from it.
+CAUSES = {
+    "data": "the condition depends on data",
+    "grid": "the condition depends on the thread's place in the grid",
+    "lane": "the condition depends on the thread's place in its block",
+}
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "branch": (
+        *("pid", "comm", "gpu", "kernel", "site", "source", "function", "executed", "diverged", "lanes_mean"),
+        *("taken", "not_taken", "lost", "loop", "cause", "mangled"),
+    ),
+    "kernel": (
+        *("pid", "comm", "gpu", "kernel", "launches", "threads", "instructions", "lane_instructions"),
+        *("efficiency", "mangled"),
+    ),
+    "function": (
+        *("pid", "comm", "gpu", "kernel", "function", "instructions", "lane_instructions", "efficiency"),
+        "mangled",
+    ),
+    "line": (
+        *("pid", "comm", "gpu", "kernel", "function", "source", "instructions", "lane_instructions"),
+        *("efficiency", "mangled"),
+    ),
+}
+
+
+def chosen(found: Found, by: str) -> Sequence[Branch] | Sequence[Work]:
+    """Return the rows for --by."""
+    if by == "branch":
+        return found.branches
+    return found.kernels if by == "kernel" else found.functions if by == "function" else found.lines
+
+
+def rows(found: Sequence[Branch] | Sequence[Work], by: str) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of the CSV table with COLUMNS[by]."""
+    for one in found:
+        record = one.record()
+        yield tuple("" if record[name] is None else record[name] for name in COLUMNS[by])
+
+
+def lines(found: Found, by: str, top: int | None, full: bool, owners: OwnerColumns) -> Iterator[str]:
+    """Yield the report: the efficiency of each kernel, then the rows for --by, then the worst branches.
+
+    top: the maximum number of rows. full: whole kernel names.
+    """
+    if not found.kernels:
+        yield "no instrumented kernel ran"
+        return
+    owners.see(one.place for one in found.kernels)
+    labels = names.labels((one.place.mangled for one in found.kernels), full=full)
+    yield from _table([_work(one, owners, labels) for one in found.kernels[:top]])
+    if by in ("function", "line"):
+        parts = found.functions if by == "function" else found.lines
+        yield ""
+        yield from _table([_work(one, owners, labels) for one in parts[:top]])
+    if by == "branch":
+        whole = {one.place: one.place.warp.lanes * one.instructions for one in found.kernels}
+        split = [one for one in found.branches if one.diverged]
+        yield ""
+        if not split:
+            yield f"no branch split a warp (branches that were executed: {len(found.branches):,})"
+            return
+        yield from _table([_branch(one, owners, labels, whole) for one in split[:top]])
+        yield from _causes(split, whole)
+
+
+def _table(cells: Sequence[Mapping[str, object]]) -> list[str]:
+    return table.within(
+        cells, left=("COMM", "KERNEL", "FUNCTION", "SOURCE"), cut=("FUNCTION", "KERNEL", "COMM")
+    )
+
+
+def _work(one: Work, owners: OwnerColumns, labels: Mapping[str, str]) -> dict[str, str]:
+    cells = owners.cells(one.place) | {"KERNEL": labels[one.place.mangled]}
+    if one.source:
+        cells["SOURCE"] = one.source
+    elif one.function:
+        cells["FUNCTION"] = one.function
+    if one.launches is not None:
+        cells["LAUNCHES"] = f"{one.launches:,}"
+    return cells | {"INSTRUCTIONS": f"{one.instructions:,}", "EFFICIENCY": _percent(one.efficiency)}
+
+
+def _branch(
+    one: Branch, owners: OwnerColumns, labels: Mapping[str, str], whole: Mapping[Place, int]
+) -> dict[str, str]:
+    return owners.cells(one.place) | {
+        "SOURCE": one.source,
+        "KERNEL": labels[one.place.mangled],
+        "EXECUTED": f"{one.executed:,}",
+        "DIVERGED": _percent(one.diverged / one.executed),
+        "LANES": f"{one.lanes / one.executed:.1f}",
+        "TAKEN": _percent(one.taken / one.lanes),
+        "LOST": "unknown" if one.lost is None else f"{one.lost:,}",
+        "OF ALL": "-" if one.lost is None else _percent(one.lost / whole[one.place]),
+    }
+
+
+def _causes(split: Sequence[Branch], whole: Mapping[Place, int]) -> Iterator[str]:
+    """Yield a sentence about each of the worst branches whose cost and cause are known."""
+    told = False
+    for one in split[:WORST]:
+        share = (one.lost or 0) / whole[one.place]
+        if share < LEAST:
+            continue
+        about = [f"lanes wait {_percent(share)} of the kernel's lane-instructions"]
+        if one.loop:
+            about.append("lanes leave the loop after different numbers of turns")
+        if one.cause in CAUSES:
+            about.append(CAUSES[one.cause])
+        if not told:
+            yield ""
+            told = True
+        yield from table.wrap(f"{one.source}: {'; '.join(about)}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

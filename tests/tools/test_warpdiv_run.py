@@ -1,0 +1,121 @@
+"""warpdiv from its command line to its exit status, on programs whose answers are known beforehand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpubpf_cuda
+import gpubpf_examples
+import hipsim_device
+
+pytestmark = gpubpf_cuda.needs_cuda
+TOOL = Path(__file__).resolve().parents[2] / "tools/warpdiv.py"
+
+
+def run(*arguments: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, TOOL, "--device", "sim", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def records(place: Path, *arguments: str | Path) -> list[dict[str, Any]]:
+    run("--json", "-o", place / "out", *arguments)
+    return [json.loads(line) for line in (place / "out").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def branches() -> Path:
+    return gpubpf_examples.build("branches") / "branches"
+
+
+def test_the_guilty_branch_is_found_and_nothing_else(branches: Path, tmp_path: Path) -> None:
+    found = records(tmp_path, "--", branches, "6", "10")
+    kernels = {r["kernel"]: r for r in found if r["type"] == "kernel"}
+    assert kernels["sorted"]["efficiency"] == 1
+    assert (kernels["mixed"]["launches"], kernels["mixed"]["threads"]) == (1, 6 * 128)
+    (worst,) = (r for r in found if r["type"] == "branch" and r["diverged"])
+    assert (worst["kernel"], worst["executed"], worst["diverged"], worst["lanes_mean"]) == (
+        "mixed",
+        24,
+        24,
+        32,
+    )
+    assert (worst["taken"], worst["not_taken"], worst["cause"], worst["loop"]) == (384, 384, "data", False)
+    assert worst["source"].startswith("branches.cu:")
+    idle = 32 * kernels["mixed"]["instructions"] - kernels["mixed"]["lane_instructions"]
+    assert worst["lost"] == idle
+    assert kernels["mixed"]["lane_instructions"] == kernels["sorted"]["lane_instructions"]
+
+
+def test_the_report_names_it(branches: Path) -> None:
+    text = run("--", branches).stdout
+    assert (
+        "branches.cu:27: lanes wait 47.4 % of the kernel's lane-instructions; the\n  condition depends on data"
+        in text
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    assert "no branch split a warp" in run("--kernel", "sorted", "--", branches).stdout
+    assert "no instrumented kernel ran" in run("--kernel", "absent", "--", branches, status=1).stdout
+
+
+@pytest.mark.parametrize("by", ["line", "function", "kernel"])
+def test_other_rows(by: str, branches: Path, tmp_path: Path) -> None:
+    found = records(tmp_path, "--by", by, "--", branches)
+    kernels = {r["kernel"]: r for r in found if r["type"] == "kernel"}
+    for name, kernel in kernels.items():
+        parts = [r for r in found if r["type"] == by and r["kernel"] == name]
+        for field in ("instructions", "lane_instructions"):
+            assert sum(r[field] for r in parts) == kernel[field]
+    rows = list(csv.DictReader(run("--csv", "--by", by, "--", branches).stdout.splitlines()[1:]))
+    assert len(rows) == len([r for r in found if r["type"] == by])
+
+
+def test_early_exits_wait_until_the_kernel_ends(tmp_path: Path) -> None:
+    source = r"""
+    __global__ void tail(int *x, int n) {
+        int i = threadIdx.x;
+        if (i >= n) return;
+        int value = x[i];
+    #pragma unroll 1
+        for (int t = 0; t < 50; t++) value = value * 3 + (value >> 5);
+        x[i] = value;
+    }
+    int main() {
+        int *x;
+        if (cudaMalloc(&x, 128)) return 1;
+        for (int n = 30; n < 32; n++) tail<<<1, 32>>>(x, n);
+        return cudaDeviceSynchronize() != cudaSuccess;
+    }
+    """
+    found = records(tmp_path, "--", gpubpf_cuda.build(source, tmp_path / "tail"))
+    (kernel,) = (r for r in found if r["type"] == "kernel")
+    (branch,) = (r for r in found if r["type"] == "branch" and r["diverged"])
+    assert (branch["executed"], branch["diverged"], branch["lanes_mean"]) == (2, 2, 32)
+    assert branch["cause"] == "lane"
+    # Two lanes of the first launch leave, and one of the second. They have a `ret` for themselves, after which no way goes on.
+    idle = 32 * kernel["instructions"] - kernel["lane_instructions"]
+    assert branch["lost"] == idle - 30 - 31 > 3 * 50 * 3
+
+
+def test_waves_of_amd_gpus(tmp_path: Path) -> None:
+    found, done = hipsim_device.measured("warpdiv", tmp_path / "out", "--", hipsim_device.program("leaves"))
+    assert done.returncode == 0, done.stderr
+    kernels = [r for r in found if r["type"] == "kernel"]
+    branches = [r for r in found if r["type"] == "branch"]
+    assert kernels and all(0 < r["efficiency"] <= 1 and r["wave"] == 64 for r in kernels)
+    assert any(r["diverged"] for r in branches) and all(r["lost"] is None for r in branches)
+
+
+def test_every_interval_has_its_own_numbers(branches: Path, tmp_path: Path) -> None:
+    found = records(tmp_path, "--kernel", "mixed", "0.2", "--", branches)
+    assert sum(r["executed"] for r in found if r["type"] == "branch" and r["diverged"]) == 16
+    assert os.access(TOOL, os.X_OK)

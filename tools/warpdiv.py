@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
+"""warpdiv   Find the branches that split the warps of GPU kernels, and what they cost.
+
+USAGE: warpdiv [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
+
+A probe at each conditional branch counts how many lanes take it. A probe at each basic block counts the instructions that the warp
+executes there, and the lanes that wait meanwhile. The traced program needs no change and no rebuild.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+
+if __package__ in (None, ""):  # run as tools/warpdiv.py: the library is in ../lib
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
+
+from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from gpubpf.divergence.branches import Found
+    from gpubpf.show.owner_columns import OwnerColumns
+
+TOOL = "warpdiv"
+EXAMPLES = """examples:
+    warpdiv -- ./app                       branches that split warps, by cost
+    warpdiv --kernel 'bfs*' -- ./app       of some kernels only
+    warpdiv --top 3 -- ./app               the three worst branches
+    warpdiv --by line -- ./app             how much of each warp works, by line
+    warpdiv --sample-blocks 1/16 -- ./app  look at every 16th block
+    warpdiv --json -o found.jsonl -- ./app a record for each branch and kernel
+    warpdiv -p 1234 10                     a running program, every 10 s
+"""
+PROGRAM = r"""
+#include <gpubpf.h>
+
+struct branch { u64 executed, diverged, lanes, taken, lost, unknown; };
+GPU_SITE_ARRAY(branches, struct branch);         /* for each conditional branch */
+struct block { u64 instructions, lane_instructions; };
+GPU_SITE_ARRAY(blocks, struct block);            /* for each basic block */
+
+/* Of each warp: instructions that it executed without some of its lanes, and how many of its threads have not left the kernel. */
+struct warp { u64 issued, inside; };
+GPU_WARP_ARRAY(warps, struct warp, 1);
+/* Of each lane: `issued` when it last executed something, the open regions as bits, and a number that grows with each divergence. */
+struct lane { u32 seen, open, time; };
+GPU_THREAD_ARRAY(lanes, struct lane, 1);
+struct parted { u32 site, time; };               /* the branch that parted lanes last in a region, and when */
+GPU_THREAD_ARRAY(regions, struct parted, GPU_REGIONS);
+GPU_ARRAY(mixed, u64, 1);                        /* how often a warp began while the same warp of another launch had not ended */
+
+int on_entry(struct gpu_entry *ctx) {
+    gpu_mask active = gpu_active();
+    int key = 0;
+    struct warp *warp = warps.lookup(&key);
+    if (warp && gpu_first(active) && __sync_fetch_and_add(&warp->inside, gpu_popcount(active)))
+        mixed.increment(key);
+    return 0;
+}
+
+int on_exit(struct gpu_exit *ctx) {
+    int key = 0;
+    struct warp *warp = warps.lookup(&key);
+    if (warp)
+        __sync_fetch_and_sub(&warp->inside, 1);
+    return 0;
+}
+
+/* What the warp executed without this lane is lost to the branch that parted the lane last, of those whose region it is in. */
+static inline void lose(struct lane *lane, u32 waited) {
+    u32 last = 0, found = 0;
+
+#pragma nounroll
+    for (u32 region = 0; region < GPU_REGIONS; region++) {
+        struct parted *parted = regions.lookup(&region);
+        if (parted && lane->open >> region & 1 && parted->time > last)
+            last = parted->time, found = parted->site;
+    }
+    u64 site = found;
+    struct branch *branch = branches.lookup(&site);
+    if (branch && last)
+        __sync_fetch_and_add(&branch->lost, waited);
+}
+
+int on_block(struct gpu_basic_block *ctx) {
+    u64 site = ctx->site, instructions = ctx->instructions;
+    gpu_mask active = ctx->active;
+    int key = 0;
+    struct block *block = blocks.lookup(&site);
+    struct lane *lane = lanes.lookup(&key);
+    struct warp *warp = warps.lookup(&key);
+
+    if (!block || !lane || !warp)
+        return 0;
+    u64 issued = warp->issued;
+    u32 waited = (u32)issued - lane->seen, open = lane->open;
+    if (waited) {
+        if (open)
+            lose(lane, waited);
+        lane->seen = issued;
+    }
+    if (open & ~ctx->regions)
+        lane->open = open & ctx->regions;
+    if (active != (gpu_mask)~0ull)
+        lane->seen = issued + instructions;
+    if (gpu_first(active)) {
+        __sync_fetch_and_add(&block->instructions, instructions);
+        __sync_fetch_and_add(&block->lane_instructions, instructions * gpu_popcount(active));
+        if (active != (gpu_mask)~0ull)
+            __sync_fetch_and_add(&warp->issued, instructions);
+    }
+    return 0;
+}
+
+int on_branch(struct gpu_branch *ctx) {
+    u64 site = ctx->site;
+    gpu_mask active = ctx->active, taken = ctx->taken;
+    u32 region = ctx->region, diverged = taken && taken != active;
+    int key = 0;
+    struct branch *branch = branches.lookup(&site);
+    struct lane *lane = lanes.lookup(&key);
+    struct parted *parted = regions.lookup(&region);
+
+    if (diverged && lane && parted && region < GPU_REGIONS) {
+        parted->site = site;
+        parted->time = ++lane->time;
+        lane->open |= 1 << region;
+    }
+    if (!branch || !gpu_first(active))
+        return 0;
+    __sync_fetch_and_add(&branch->executed, 1);
+    __sync_fetch_and_add(&branch->lanes, gpu_popcount(active));
+    if (taken)
+        __sync_fetch_and_add(&branch->taken, gpu_popcount(taken));
+    if (diverged)
+        __sync_fetch_and_add(&branch->diverged, 1);
+    if (diverged && region >= GPU_REGIONS)
+        __sync_fetch_and_add(&branch->unknown, 1);
+    return 0;
+}
+"""
+BY = ("branch", "line", "function", "kernel")
+
+
+def build_parser() -> cli.Parser:
+    """Return the parser: what to show, and the shared options."""
+    parser = cli.parser(
+        TOOL, "Find the branches that split the warps of GPU kernels, and what they cost.", EXAMPLES
+    )
+    cli.add_targets(parser)
+    shown = parser.add_argument_group("what to show")
+    shown.add_argument(
+        "--by",
+        choices=BY,
+        default=BY[0],
+        help="a row for each branch, source line, function or kernel (default branch)",
+    )
+    shown.add_argument(
+        "--top", type=cli.positive, metavar="N", help="show only the N rows that cost most (default: all)"
+    )
+    cli.add_kernels(parser)
+    cli.add_sampling(parser)
+    cli.add_budget(parser)
+    cli.add_device(parser, times=True)
+    cli.add_looks(parser)
+    cli.add_output(parser)
+    return parser
+
+
+@cli.command(TOOL)
+def main(argv: list[str] | None = None) -> int:
+    """Run the tool; return its exit status."""
+    args = cli.parse(build_parser(), argv)
+    out = cli.open_results(args)
+    if args.ebpf:
+        out.write(PROGRAM.lstrip())
+        return 0
+    from gpubpf.program import BPF
+    from gpubpf.show.owner_columns import OwnerColumns
+
+    b = BPF(text=PROGRAM)
+    b.sample(args)
+    b.limit(args)
+    b.attach_gpu_branch(kernel=args.kernel, fn_name="on_branch")
+    b.attach_gpu_basic_block(kernel=args.kernel, fn_name="on_block")
+    b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+    b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
+    for name in ("on_branch", "on_block", "on_entry", "on_exit"):
+        b.titles[name] = TOOL
+    if args.list or args.ptx:
+        from gpubpf.images import listing
+
+        return listing.show(b, args, out)
+    with b.trace(args) as session:
+        from gpubpf.divergence.branches import Divergence  # imports NumPy, which would delay the first probe
+
+        divergence = Divergence()
+        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        for _ in session.intervals(args.interval, args.count):
+            report(divergence.read(session, bool(args.interval)), owners, args, results)
+            if out.closed:
+                break
+        results.end(session.summary() | {"mixed_launches": divergence.mixed})
+    return session.status
+
+
+def report(found: Found, owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter) -> None:
+    """Print what was found since the last report."""
+    from gpubpf.divergence import text
+
+    results.begin()
+    rows = text.chosen(found, args.by)[: args.top]
+    if results.json:
+        kernels = found.kernels if args.by != "kernel" else ()
+        results.out.records(one.record() | results.stamp for one in (*kernels, *rows))
+    elif results.csv:
+        results.table(text.COLUMNS[args.by], text.rows(rows, args.by))
+    else:
+        results.out.lines([*text.lines(found, args.by, args.top, args.verbose, owners), ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
