@@ -25,8 +25,8 @@ class Regions:
 
     first: the lowest number to use. Lower numbers are those of regions in functions that call this one.
 
-    Two regions have different numbers if they have a block in common, or if one of them ends in a block of the other. Outer regions get
-    the lower numbers. A region for which no number is left has the number MOST_REGIONS.
+    Two regions have different numbers if they have a block in common, or if one of them ends in a block of the other. Outer regions
+    get the lower numbers. A region for which no number is left has the number MOST_REGIONS.
     """
 
     def __init__(self, flow: Flow, first: int = 0) -> None:
