@@ -167,7 +167,7 @@ def build_parser() -> cli.Parser:
     cli.add_budget(parser)
     cli.add_device(parser, times=True)
     cli.add_looks(parser)
-    cli.add_output(parser)
+    cli.add_output(parser, "gpubpf.divergence.branches")
     return parser
 
 
@@ -210,17 +210,22 @@ def main(argv: list[str] | None = None) -> int:
 
 def report(found: Found, owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter) -> None:
     """Print what was found since the last report."""
-    from gpubpf.divergence import text
+    from gpubpf.divergence import branches, text
 
     results.begin()
-    rows = text.chosen(found, args.by)[: args.top]
-    if results.json:
-        kernels = found.kernels if args.by != "kernel" else ()
-        results.out.records(one.record() | results.stamp for one in (*kernels, *rows))
-    elif results.csv:
-        results.table(text.COLUMNS[args.by], text.rows(rows, args.by))
-    else:
+    if results.form == "text":
         results.out.lines([*text.lines(found, args.by, args.top, args.verbose, owners), ""])
+        return
+    if results.json and args.by != "kernel":
+        results.records(branches.KERNEL_WORK, found.kernels)
+    if args.by == "branch":
+        results.records(branches.BRANCH, found.branches[: args.top])
+    elif args.by == "line":
+        results.records(branches.LINE_WORK, found.lines[: args.top])
+    elif args.by == "function":
+        results.records(branches.FUNCTION_WORK, found.functions[: args.top])
+    else:
+        results.records(branches.KERNEL_WORK, found.kernels[: args.top])
 
 
 if __name__ == "__main__":

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf import names
-from gpubpf.record import Record
+from gpubpf.record import Record, replace
+from gpubpf.records.fields import KERNEL, MANGLED, OWNER, STAMP
 from gpubpf.records.kernel_shapes import site_name
 from gpubpf.records.launch_shape import Warp
+from gpubpf.session.records import BUDGET, NOT_PROBED, of_every_tool
+from gpubpf.show.fields import Field, Fields
 
 if TYPE_CHECKING:
     from gpubpf.inject.values import Site
@@ -43,16 +46,6 @@ class Place(Record):
     @property
     def warp(self) -> Warp:
         return Warp.of(self.wave)
-
-    @property
-    def kernel(self) -> str:
-        """The name of the kernel without template arguments and parameters."""
-        return names.demangle(self.mangled).short
-
-    def record(self) -> dict[str, Any]:
-        """Return the fields common to all JSON records."""
-        owner = {"pid": self.pid, "comm": self.comm, "gpu": self.gpu, **self.warp.vendor()}
-        return owner | {"kernel": self.kernel, "mangled": self.mangled}
 
 
 class Branch(Record):
@@ -93,24 +86,6 @@ class Branch(Record):
     def loop(self) -> bool:
         return self.site is not None and self.site.loop
 
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        return {
-            "type": "branch",
-            **self.place.record(),
-            "site": self.number,
-            "source": self.source,
-            "function": self.function,
-            "executed": self.executed,
-            "diverged": self.diverged,
-            "lanes_mean": self.lanes / self.executed,
-            "taken": self.taken,
-            "not_taken": self.lanes - self.taken,
-            "lost": self.lost,
-            "loop": self.loop,
-            "cause": self.cause or None,
-        }
-
 
 class Work(Record):
     """What a kernel, one of its functions, or one of its source lines executed.
@@ -134,21 +109,88 @@ class Work(Record):
         """The share of lanes that work, from 0 to 1."""
         return self.lane_instructions / (self.place.warp.lanes * self.instructions)
 
-    def record(self) -> dict[str, Any]:
-        """Return the JSON record."""
-        kind = "line" if self.source else "function" if self.function else "kernel"
-        where = {"source": self.source} if self.source else {}
-        where |= {"function": self.function} if self.function else {}
-        whole = {"launches": self.launches, "threads": self.threads} if kind == "kernel" else {}
-        counts = {"instructions": self.instructions, "lane_instructions": self.lane_instructions}
-        return {
-            "type": kind,
-            **self.place.record(),
-            **where,
-            **whole,
-            **counts,
-            "efficiency": self.efficiency,
-        }
+
+def _of_place(field: Field) -> Field:
+    """Return a field of a `Place` as a field of an object that has the place."""
+    value = field.value
+    return replace(field, get=lambda one: value(one.place))
+
+
+_PLACE = tuple(map(_of_place, (*OWNER, KERNEL, MANGLED)))
+_SOURCE = Field("source", "string", "file and line, or line of the PTX")
+_FUNCTION = Field("function", "string", "the kernel, or the device function")
+_WORK = (
+    Field("instructions", "integer", "of warps"),
+    Field("lane_instructions", "integer", "of lanes"),
+    Field("efficiency", "number", "lane_instructions / (wave * instructions)"),
+    STAMP,
+)
+_SUMS = "instructions lane_instructions efficiency mangled"
+BRANCH = Fields(
+    "branch",
+    "One for each conditional branch that was executed, the most expensive first.",
+    (
+        *_PLACE,
+        Field("site", "integer", "number of the branch in the kernel", get="number"),
+        _SOURCE,
+        _FUNCTION,
+        Field("executed", "integer", "how many times a warp executed the branch"),
+        Field("diverged", "integer", "how many times lanes of the warp went both ways"),
+        Field(
+            "lanes_mean",
+            "number",
+            "lanes that executed it together",
+            get=lambda one: one.lanes / one.executed,
+        ),
+        Field("taken", "integer", "lanes that took the branch"),
+        Field("not_taken", "integer", "lanes that did not", get=lambda one: one.lanes - one.taken),
+        Field("lost", "integer?", "instructions that lanes lost, added up over lanes; null if unknown"),
+        Field("loop", "boolean", "the branch ends or leaves a loop"),
+        Field(
+            "cause",
+            "data|grid|lane|uniform?",
+            "what the condition depends on: data, the thread's place in the grid, its place in its block, or nothing that lanes can "
+            "disagree about; null if unknown",
+            get=lambda one: one.cause or None,
+        ),
+        STAMP,
+    ),
+    csv="pid comm gpu kernel site source function executed diverged lanes_mean taken not_taken lost loop cause mangled",
+)
+KERNEL_WORK = Fields(
+    "kernel",
+    "One for each kernel, GPU and process.",
+    (
+        *_PLACE,
+        Field("launches", "integer", "that were instrumented"),
+        Field("threads", "integer", "of one launch"),
+        *_WORK,
+    ),
+    csv=f"pid comm gpu kernel launches threads {_SUMS}",
+)
+FUNCTION_WORK = Fields(
+    "function",
+    "With --by function, the one with most instructions first.",
+    (*_PLACE, _FUNCTION, *_WORK),
+    csv=f"pid comm gpu kernel function {_SUMS}",
+)
+LINE_WORK = Fields(
+    "line",
+    "With --by line, the one with most instructions first.",
+    (*_PLACE, _FUNCTION, _SOURCE, *_WORK),
+    csv=f"pid comm gpu kernel function source {_SUMS}",
+)
+RECORDS = (
+    KERNEL_WORK,
+    BRANCH,
+    LINE_WORK,
+    FUNCTION_WORK,
+    *of_every_tool(
+        BUDGET,
+        NOT_PROBED,
+        Field("mixed_launches", "integer", "how often launches of one kernel changed each other's lanes"),
+    ),
+)
 
 
 class Found(Record):

@@ -1,4 +1,4 @@
-"""warpdiv's results for people, and as CSV."""
+"""warpdiv's results for people."""
 
 from __future__ import annotations
 
@@ -20,38 +20,6 @@ CAUSES = {
     "grid": "the condition depends on the thread's place in the grid",
     "lane": "the condition depends on the thread's place in its block",
 }
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "branch": (
-        *("pid", "comm", "gpu", "kernel", "site", "source", "function", "executed", "diverged", "lanes_mean"),
-        *("taken", "not_taken", "lost", "loop", "cause", "mangled"),
-    ),
-    "kernel": (
-        *("pid", "comm", "gpu", "kernel", "launches", "threads", "instructions", "lane_instructions"),
-        *("efficiency", "mangled"),
-    ),
-    "function": (
-        *("pid", "comm", "gpu", "kernel", "function", "instructions", "lane_instructions", "efficiency"),
-        "mangled",
-    ),
-    "line": (
-        *("pid", "comm", "gpu", "kernel", "function", "source", "instructions", "lane_instructions"),
-        *("efficiency", "mangled"),
-    ),
-}
-
-
-def chosen(found: Found, by: str) -> Sequence[Branch] | Sequence[Work]:
-    """Return the rows for --by."""
-    if by == "branch":
-        return found.branches
-    return found.kernels if by == "kernel" else found.functions if by == "function" else found.lines
-
-
-def rows(found: Sequence[Branch] | Sequence[Work], by: str) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of the CSV table with COLUMNS[by]."""
-    for one in found:
-        record = one.record()
-        yield tuple("" if record[name] is None else record[name] for name in COLUMNS[by])
 
 
 def lines(found: Found, by: str, top: int | None, full: bool, owners: OwnerColumns) -> Iterator[str]:
