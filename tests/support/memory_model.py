@@ -219,7 +219,7 @@ def request(
     units = (room - 4 * anywhere) // width
     step = rng.choice([0, 1, 1, 2, 3, 4, 5, 8, 16, 31, 32, -1, -2, -7, -32])
     while units <= (lanes - 1) * abs(step):
-        step //= 2
+        step = int(step / 2)  # towards 0, which always fits
     first = rng.randrange((lanes - 1) * max(0, -step), units - (lanes - 1) * max(0, step))
     form = rng.random()
     if form < 0.6:
@@ -230,7 +230,7 @@ def request(
     elif form < 0.8:  # neighbours and outliers
         found = [rng.randrange(units) if rng.random() < 0.1 else first for _ in range(lanes)]
     else:
-        few = rng.choice([2, 8, units])
+        few = min(rng.choice([2, 8, units]), units)
         found = [rng.randrange(few) for _ in range(lanes)]
     whole = (1 << lanes) - 1
     active = rng.choice(
