@@ -5,6 +5,7 @@
 
     python3 benchmarks/executed.py --json before.jsonl workloads          in another checkout: the file of a version before
     python3 benchmarks/executed.py --before before.jsonl workloads        what became of it
+    python3 benchmarks/executed.py --only 'workloads/t*' workloads        without examples/, and without most of these
 
 Measured are the programs of examples/, and those of the suites that are named, with a checkout of each (docs/conformance.md), or of
 `workloads`: the kernels that script/gpu-check times on a GPU (script/gpu/programs/workloads.cu), with sizes for this device. The
@@ -509,10 +510,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--before", type=Path, help="compare with this file of --json, of another version")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="only these tools")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="only programs with such a name")
     args = parser.parse_args(arguments)
     results = known(args.json.read_text()) if args.json and args.json.exists() else []
     done = {(r.program, r.tool) for r in results}
     for program in programs(args.suites):
+        if not fnmatch.fnmatch(program[0], args.only):
+            continue
         tools = [t for t in TOOLS if t in args.tools and (program[0], t) not in done]
         for result in measure(*program, tools) if tools else ():
             results.append(result)
@@ -521,7 +525,7 @@ def main(arguments: Sequence[str]) -> int:
                 with args.json.open("a") as file:
                     file.write(json.dumps(asdict(result)) + "\n")
     if not results:
-        print("no program could be measured: build examples/ first", file=sys.stderr)
+        print("no program could be measured: build examples/ first, or correct --only", file=sys.stderr)
         return 1
     text = report(results)
     if args.before:

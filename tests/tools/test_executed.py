@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import executed
 from gpubpf_sass import nvdisasm
 
@@ -44,3 +46,15 @@ def test_the_worst_program_is_told_with_its_reason() -> None:
     results = [result("small", 20, 200), result("large", 400, 800), result("middle", 100, 300)]
     row = "| memtrace | 3 | 3.00 | 3.00 | 10.00 | small | 10 (50) | 5.0 (25.0) |"
     assert row in executed.report(results).splitlines()
+
+
+def test_only_programs_with_a_name_are_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("examples/matmul", "workloads/tiled", "workloads/triad")
+    measured: list[str] = []
+    monkeypatch.setattr(executed, "programs", lambda suites: ((name, [], None, {}) for name in names))
+    monkeypatch.setattr(executed, "measure", lambda name, *rest: measured.append(name) or ())
+    assert executed.main(["--only", "workloads/t*", "workloads"]) == 1
+    assert measured == ["workloads/tiled", "workloads/triad"]
+    assert "correct --only" in capsys.readouterr().err
