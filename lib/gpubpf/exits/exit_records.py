@@ -110,7 +110,9 @@ EXIT = Fields(
 RECORDS = (
     *(LANE, KERNEL_RECORD, EXIT),
     *of_every_tool(
-        BUDGET, LOG_LOST, *RINGS, Field("faults", "[integer]", "processes in which a kernel failed")
+        BUDGET,
+        *(replace(one, when="if exits were recorded") for one in (LOG_LOST, *RINGS)),
+        Field("faults", "[integer]", "processes in which a kernel failed"),
     ),
 )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
 from gpubpf.memory import access_text, coverage_text, traffic_text
 from gpubpf.memory.sampled_part import SUMS
+from gpubpf.record import replace
 from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, REGISTERS, SAMPLED, STAMP
 from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, RINGS, of_every_tool
 from gpubpf.show.fields import Field, Fields, having, maybe, values_of
@@ -117,11 +118,13 @@ RECORDS = (
     *of_every_tool(
         BUDGET,
         NOT_PROBED,
-        LOG_LOST,
-        *RINGS,
-        Field("accesses", "integer", when="if accesses were recorded"),
-        Field("launches", "integer", when="if accesses were recorded"),
-        Field("faults", "[integer]", "processes in which a kernel failed", when="if accesses were recorded"),
+        *(
+            replace(one, when="if accesses were recorded")
+            for one in (
+                *(LOG_LOST, *RINGS, Field("accesses", "integer"), Field("launches", "integer")),
+                Field("faults", "[integer]", "processes in which a kernel failed"),
+            )
+        ),
     ),
 )
 

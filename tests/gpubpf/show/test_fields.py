@@ -149,6 +149,13 @@ def test_fields_has_the_fields_that_the_tool_prints_and_no_others(tool: str) -> 
         assert shown <= {*fields, "N"}, f"{tool} prints no such fields in {one.name}"
 
 
+@pytest.mark.parametrize("tool", ["kernelretsnoop", "memtrace"])
+def test_a_summary_has_counts_of_records_only_if_there_are_records(tool: str) -> None:
+    (summary,) = (one for one in declared(tool) if one.name == "summary")
+    of_records = {"records", "records_lost", "records_incomplete", "records_unknown", "log_lost"}
+    assert of_records <= {*summary.schema["properties"]} and not of_records & {*summary.schema["required"]}
+
+
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_columns_of_csv_are_in_the_man_page(tool: str) -> None:
     page = manpages.page(tool)
