@@ -57,11 +57,13 @@ from gpubpf.show.options import (
     samples,
 )
 from gpubpf.show.output import Output, csv_cells, drop_stdout, open_results
+from gpubpf.show.parsed import Options
 from gpubpf.show.result_writer import ResultWriter
 from gpubpf.show.summary_text import host_program_lines, summary_lines
 from gpubpf.show.table import printable
 
 __all__ = [
+    "Options",
     "Output",
     "Parser",
     "ResultWriter",
