@@ -94,7 +94,9 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.images import listing
 
         return listing.show(b, args, out)
-    follow = Follow(log_records=1 << 17, ring_size=(1 << 28) if tracing.virtual(args) else None)
+    follow = Follow(
+        log_records=1 << 17, ring_size=(1 << 28) if tracing.virtual(cli.Options.of(args)) else None
+    )
     with b.trace(args, follow) as session:
         from gpubpf.expressions.events import (  # imports NumPy, which would delay the first probe
             Events,

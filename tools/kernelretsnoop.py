@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.show import picture
 
         picture.check(args.heatmap)  # now, not at the end
-    virtual = tracing.virtual(args)
+    virtual = tracing.virtual(cli.Options.of(args))
     recorded = bool(args.each or args.heatmap or virtual)
     b = BPF(text=PROGRAM)
     sampling = b.sample(args)

@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.show import perfetto
     from gpubpf.traced.measurement import Follow, Kept
 
-    b["every_lane"].set(int(tracing.device_of(args).kind == "sim").to_bytes(8, "little"))
+    b["every_lane"].set(int(tracing.device_of(cli.Options.of(args)).kind == "sim").to_bytes(8, "little"))
     off_cpu = None
     if args.slow:
         from gpubpf.launches.off_cpu import OffCpu

@@ -28,6 +28,7 @@ from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
 from gpubpf.record import replace
 from gpubpf.show import notices, progress
+from gpubpf.show.parsed import Options, ThreadOptions
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
@@ -63,7 +64,7 @@ class Companion(Protocol):
     """A part of a tool with separate host programs, which are attached and detached with the measurement's."""
 
     def host(
-        self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
+        self, options: Options | None, note: Callable[[str], None], virtual: bool = False
     ) -> Host | None: ...
 
 
@@ -171,7 +172,7 @@ class BPF:
 
         Return None without either option.
         """
-        self.sampling = sampling.of_arguments(args)
+        self.sampling = sampling.of_options(Options.of(args).sampling)
         return self.sampling
 
     def limit(self, args: argparse.Namespace) -> None:
@@ -449,13 +450,13 @@ class BPF:
     # For the measurement
 
     def host(
-        self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
+        self, options: Options | None, note: Callable[[str], None], virtual: bool = False
     ) -> Host | None:
         """Return the host side of the measurement: its host programs and shared arrays. None if there are none.
 
         The programs are attached to no process yet. Raises what `host_programs.Host` raises.
         """
-        companions = [host for other in self.companions if (host := other.host(args, note, virtual))]
+        companions = [host for other in self.companions if (host := other.host(options, note, virtual))]
         shared = [definition for definition in self.definitions() if definition.kind == "shared_array"]
         if not (shared or self.host_programs or self.tables or self.process_functions or companions):
             return None
@@ -471,7 +472,7 @@ class BPF:
             functions=self.tables,
             own=self.process_functions,
             shared=shared,
-            params=self.params(args),
+            params=self.params(options),
             native=self._programs.native,
             virtual=virtual,
             companions=companions,
@@ -586,11 +587,11 @@ class BPF:
                 found[number] = tuple(dict.fromkeys((*found.get(number, ()), probe.program)))
         return found
 
-    def params(self, args: argparse.Namespace | None = None) -> dict[str, bytes]:
+    def params(self, options: Options | None = None) -> dict[str, bytes]:
         """Return the bytes of every parameter.
 
         A parameter that was not set takes its value from the command line: a `struct gpu_filter` from `--block` and `--thread`, a
-        `struct gpu_host_filter` from `--cgroup`, `--comm` and `-t`. Other parameters are zero. Without `args`, filters select
+        `struct gpu_host_filter` from `--cgroup`, `--comm` and `-t`. Other parameters are zero. Without `options`, filters select
         every thread.
         """
         result = {sampling.PARAMETER: self.sampling.parameter} if self.sampling else {}
@@ -600,11 +601,11 @@ class BPF:
             if name in self.values:
                 result[name] = self.values[name]
             elif filters.is_filter(definition):
-                every = filters.EVERY_INDEX
-                block, thread = (args.block, args.thread) if args else (every, every)
-                result[name] = filters.filter_bytes(block, thread)
-            elif filters.is_host_filter(definition) and args:
-                result[name] = filters.host_filter_bytes(args.cgroup, args.comm, args.tid)
+                chosen = options.threads if options else ThreadOptions()
+                result[name] = filters.filter_bytes(chosen.block, chosen.thread)
+            elif filters.is_host_filter(definition) and options:
+                chosen = options.threads
+                result[name] = filters.host_filter_bytes(chosen.cgroup, chosen.comm, chosen.tid)
             else:
                 result[name] = bytes(definition.value_size)
         return result
@@ -616,32 +617,35 @@ class BPF:
         """
         from gpubpf.session import tracing
 
+        options = Options.of(args)
+        command = options.targets.command
+
         def host(note: Callable[[str], None], virtual: bool) -> Host | None:
-            self.host_side = self.host(args, note, virtual)
+            self.host_side = self.host(options, note, virtual)
             return self.host_side
 
         if not (self.probes or self.host_programs or self.tables or self.process_functions):
             raise UsageError(
                 "nothing is attached; call attach_gpu_entry, attach_launch or another attach method first"
             )
-        if args.command and (self.sampling or self.budget is not None):
+        if command and (self.sampling or self.budget is not None):
             from gpubpf.traced import amd_device
 
-            if amd_device.is_for_hip(args.command[0]):
+            if amd_device.is_for_hip(command[0]):
                 what = "--sample-blocks and --sample-warps do" if self.sampling else "--budget does"
                 them = "them" if self.sampling else "it"
-                raise UsageError(
-                    f"{args.command[0]} is for AMD GPUs, where {what} not work yet; leave {them} out"
-                )
-        if getattr(args, "sass", False):
+                raise UsageError(f"{command[0]} is for AMD GPUs, where {what} not work yet; leave {them} out")
+        if options.kernels.sass:
             self._check_patches()
         if null_probes():
-            notices.note(args.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured")
+            notices.note(
+                options.output.tool, f"{NULL_PROBE_VARIABLE} is set: probes are empty, so nothing is measured"
+            )
         self.session = tracing.trace(
-            args,
+            options,
             self.lowered_probes,
             self.definitions(),
-            self.params(args),
+            self.params(options),
             getattr(args, "out", None),
             follow,
             host,
@@ -667,7 +671,7 @@ class BPF:
         """Return the device that a measurement would use."""
         from gpubpf.session import tracing
 
-        return tracing.target(args)
+        return tracing.target(Options.of(args))
 
     def checked_code_object(self, data: bytes) -> Sidecar:
         """Return the sidecar of a code object for AMD GPUs with these programs in every kernel."""
@@ -684,7 +688,7 @@ class BPF:
         """Run COMMAND to its end. Return the modules that it loaded, with what it launched, and its exit status."""
         from gpubpf.session import tracing
 
-        return tracing.observe(args)
+        return tracing.observe(Options.of(args))
 
     def refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Return the kernels of a module that cannot be instrumented with these programs, each with the reason."""

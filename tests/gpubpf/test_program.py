@@ -17,6 +17,7 @@ from gpubpf.kernel import privileges
 from gpubpf.lower import programs
 from gpubpf.lower.programs import PREBUILT
 from gpubpf.program import BPF
+from gpubpf.show.parsed import Options, ThreadOptions
 from gpubpf_bcc import compiled
 
 TOOLS = prebuild.SOURCES
@@ -120,8 +121,8 @@ def test_parameters():
 def test_filters_come_from_the_command_line():
     b = BPF(text=THREADHIST)
     every = (0, 2**32 - 1)
-    args = argparse.Namespace(block=((1, 3), every, every), thread=((5, 5), (0, 9), every))
-    words = memoryview(b.params(args)["filter"]).cast("I").tolist()
+    threads = ThreadOptions(block=((1, 3), every, every), thread=((5, 5), (0, 9), every))
+    words = memoryview(b.params(Options(threads=threads))["filter"]).cast("I").tolist()
     assert words == [1, 2, 0, every[1], 0, every[1], 5, 0, 0, 9, 0, every[1]]
     assert memoryview(b.params()["filter"]).cast("I").tolist() == [0, every[1]] * 6
     assert b["filter"].definition.value_size == 48

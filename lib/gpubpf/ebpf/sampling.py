@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from gpubpf.record import Record
 
 if TYPE_CHECKING:
-    import argparse
-
     import numpy as np
+
+    from gpubpf.show.parsed import SamplingOptions
 
 Unit = Literal["block", "warp"]
 
@@ -61,14 +61,12 @@ def share(params: Mapping[str, bytes]) -> float:
     return 1.0 if given is None else (int.from_bytes(given[:4], "little") + 1) / 2**32
 
 
-def of_arguments(args: argparse.Namespace) -> Sampling | None:
+def of_options(options: SamplingOptions) -> Sampling | None:
     """Return the sampling of the options --sample-blocks, --sample-warps and --seed; None without them. The default seed is random."""
-    if not (args.sample_blocks or args.sample_warps):
-        return None
-    seed = int.from_bytes(os.urandom(4), "little") if args.seed is None else args.seed
-    if args.sample_blocks:
-        return Sampling("block", args.sample_blocks, seed)
-    return Sampling("warp", args.sample_warps, seed)
+    seed = int.from_bytes(os.urandom(4), "little") if options.seed is None else options.seed
+    if options.blocks:
+        return Sampling("block", options.blocks, seed)
+    return Sampling("warp", options.warps, seed) if options.warps else None
 
 
 def hashes(units: np.ndarray, launch: int, seed: int) -> np.ndarray:

@@ -18,7 +18,6 @@ the kernel, so that it can measure for days.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import threading
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpubpf.linux.host_programs import Host
+    from gpubpf.show.parsed import Options
 
 PROGRAM = r"""
 #include <gpubpf_switch.h>
@@ -360,7 +360,7 @@ class OffCpu:
         owner.companions.append(self)
 
     def host(
-        self, args: argparse.Namespace | None, note: Callable[[str], None], virtual: bool = False
+        self, options: Options | None, note: Callable[[str], None], virtual: bool = False
     ) -> Host | None:
         """Load and attach the programs. If that fails, pass a notice to `note`; the measurement continues
         without them.
@@ -371,7 +371,7 @@ class OffCpu:
             if not privileges.capable():
                 raise Error("no CAP_BPF")
             self._attach_switch()
-            self._host = self._bpf.host(args, note)
+            self._host = self._bpf.host(options, note)
         except (Error, OSError) as error:
             said = str(error).split(";")[0]
             note(f"off-CPU times of launching threads are unknown: {said}")

@@ -115,7 +115,7 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow
 
-    virtual = tracing.virtual(args)
+    virtual = tracing.virtual(cli.Options.of(args))
     timed = bool(args.timestamps or args.heatmap or virtual)
     b = attach(args, timed)
     if args.list or args.ptx:

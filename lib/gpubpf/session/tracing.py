@@ -5,7 +5,6 @@ Tools call `trace`. Listings and checks that precede a session use `observe`, `t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import os
@@ -20,6 +19,7 @@ from gpubpf.process import started_with
 from gpubpf.record import Record, replace
 from gpubpf.session.session import Session
 from gpubpf.show import notices
+from gpubpf.show.parsed import Options
 from gpubpf.traced import device, joining
 from gpubpf.traced.device import Device
 from gpubpf.traced.measurement import Follow, Listener, Plan, Targets
@@ -53,7 +53,7 @@ class ForAmd(Record):
 
 
 def trace(
-    args: argparse.Namespace,
+    options: Options,
     probes: Callable[[], Sequence[PtxProbe]],
     definitions: Sequence[MapDefinition],
     params: Mapping[str, bytes],
@@ -83,7 +83,7 @@ def trace(
 
     def attached(pid: int, comm: str, ts_ns: int, again: str) -> None:
         note(f"attached to {pid} ({comm}){', ' if again else ''}{again}")
-        if args.json and out is not None:
+        if options.output.json and out is not None:
             from gpubpf.show.process_records import ATTACHED
 
             out.records([ATTACHED.record(pid=pid, comm=comm, ts_ns=ts_ns)])
@@ -91,7 +91,7 @@ def trace(
     def waiting(pid: int, comm: str, ts_ns: int, kernels: int) -> None:
         what = "a kernel is" if kernels == 1 else f"{kernels} kernels are"
         note(f"attached to {pid} ({comm}), but {what} not instrumented yet: launches run the original")
-        if args.json and out is not None:
+        if options.output.json and out is not None:
             from gpubpf.show.process_records import ATTACHED
 
             out.records([ATTACHED.record(pid=pid, comm=comm, ts_ns=ts_ns, waiting=kernels)])
@@ -132,40 +132,40 @@ def trace(
 
         return names.matches(wanted, name)
 
-    tool = args.tool
+    tool = options.output.tool
 
     def note(text: str) -> None:
         notices.note(tool, text)
 
     def watching(ts_ns: int) -> None:
         note("watching every process")
-        if args.json and out is not None:
+        if options.output.json and out is not None:
             from gpubpf.show.process_records import WATCHING
 
             out.records([WATCHING.record(ts_ns=ts_ns)])
 
-    sass = getattr(args, "sass", False)
-    targets = _targets(args)
-    chosen = _device(args, amd is not None)
-    wanted = tuple(args.kernel)
+    sass = options.kernels.sass
+    targets = _targets(options)
+    chosen = _device(options, amd is not None)
+    wanted = tuple(options.kernels.wanted)
     plan = Plan(
         chosen,
         definitions,
         params,
         matches if wanted else None,
         wanted,
-        args.launch or Plan.launches,
-        args.sample or Plan.sample,
-        getattr(args, "budget", None),
-        args.map_memory or Plan.map_memory,
-        follow=_follow(args, follow or Follow(), chosen),
+        options.kernels.launches,
+        options.kernels.sample,
+        options.kernels.budget,
+        options.device.map_memory,
+        follow=_follow(options, follow or Follow(), chosen),
         host=host(note, chosen.virtual),
         accesses=accesses,
         amd=amd is not None,
         amd_definitions=amd.definitions if amd else None,
-        owns_process=getattr(args, "alone", False),
-        registers=args.json or getattr(args, "verbose", False),
-        sampled="" if sampling.PARAMETER not in params else "block" if args.sample_blocks else "warp",
+        owns_process=options.targets.alone,
+        registers=options.output.json or options.output.verbose,
+        sampled="" if sampling.PARAMETER not in params else "block" if options.sampling.blocks else "warp",
     )
     listener = Listener(note, lambda text: notices.complain(tool, text), attached, waiting, watching)
     return Session(
@@ -173,36 +173,36 @@ def trace(
         plan,
         SidecarBuilder(instrument, registers, lowered, kernels, patches if sass else None),
         listener,
-        args.duration,
+        options.targets.duration,
     )
 
 
-def _follow(args: argparse.Namespace, follow: Follow, chosen: Device) -> Follow:
+def _follow(options: Options, follow: Follow, chosen: Device) -> Follow:
     """Return `follow` with the command line's options applied."""
-    size, place = getattr(args, "ring_size", None), getattr(args, "ring", None)
+    size, place = options.rings.size, options.rings.place
     return replace(
         follow,
-        graphs=getattr(args, "graphs", None),
-        cupti=_cupti(args, chosen),
-        sanitizer=_sanitizer(args, chosen),
-        cupti_automatic=getattr(args, "cupti", None) is None,
+        graphs=options.kernels.graphs,
+        cupti=_cupti(options, chosen),
+        sanitizer=_sanitizer(options, chosen),
+        cupti_automatic=options.device.cupti is None,
         ring_size=size or follow.ring_size,
         ring_in_gpu=place == "gpu" if place else follow.ring_in_gpu,
     )
 
 
-def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
+def _cupti(options: Options, chosen: Device) -> Sequence[str]:
     """Return possible paths of CUPTI's library. Give a notice if `--cupti` cannot be satisfied.
 
     Running processes may already use CUPTI themselves, so only a command gets it."""
-    wanted = getattr(args, "cupti", False)  # "": --cupti; None: neither --cupti nor --no-cupti
+    wanted = options.device.cupti  # "": --cupti; None: neither --cupti nor --no-cupti
     if wanted is False:
         return ()
-    lacks = "a command that launchlate starts" if not args.command else ""
+    lacks = "a command that launchlate starts" if not options.targets.command else ""
     if not wanted and chosen.kind == "sim" and CUPTI_STAND_IN not in os.environ:
         lacks = "a GPU"
     if lacks and wanted is not None:
-        notices.note(args.tool, f"CUPTI requires {lacks}; using timing events instead")
+        notices.note(options.output.tool, f"CUPTI requires {lacks}; using timing events instead")
     if lacks:
         return ()
     if isinstance(wanted, str) and wanted:
@@ -210,9 +210,9 @@ def _cupti(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
     return (os.environ[CUPTI_STAND_IN],) if chosen.kind == "sim" else device.cupti_libraries()
 
 
-def _sanitizer(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
+def _sanitizer(options: Options, chosen: Device) -> Sequence[str]:
     """Return possible paths of the Compute Sanitizer library; none without `--sass`. Raises SessionError if there is no library."""
-    if not getattr(args, "sass", False):
+    if not options.kernels.sass:
         return ()
     found = device.sanitizer_libraries(chosen)
     if not found:
@@ -223,61 +223,61 @@ def _sanitizer(args: argparse.Namespace, chosen: Device) -> Sequence[str]:
     return found
 
 
-def device_of(args: argparse.Namespace) -> Device:
+def device_of(options: Options) -> Device:
     """Return the device that a command line measures: the device that the processes of -p use, otherwise that of --device.
 
     Raises SessionError if that device cannot be used, or if the processes of -p use different devices; UsageError for --clock without
     a command.
     """
-    clock = getattr(args, "clock", None)
-    if clock and not args.command:
+    clock = options.device.clock
+    if clock and not options.targets.command:
         raise UsageError(
             "--clock chooses the clock of a COMMAND; start other programs with CUDASIM_CLOCK=virtual"
         )
-    if args.pid:
-        return _device_of_all(args.pid)
+    if options.targets.pids:
+        return _device_of_all(options.targets.pids)
     for_hip = False
-    if args.command:
+    if options.targets.command:
         from gpubpf.traced import amd_device  # imported here: not for -p
 
-        for_hip = amd_device.is_for_hip(args.command[0]) and amd_device.has_gpu()
-    measures_times = args.command and getattr(args, "measures_times", False)
+        for_hip = amd_device.is_for_hip(options.targets.command[0]) and amd_device.has_gpu()
+    measures_times = options.targets.command and options.device.measures_times
     return device.choose(
-        args.device,
+        options.device.kind,
         clock=clock,
         default_clock="virtual" if measures_times else "real",
         amd_gpu=for_hip,
     )
 
 
-def virtual(args: argparse.Namespace) -> bool:
+def virtual(options: Options) -> bool:
     """Return whether the session will use the embedded device's virtual clock."""
     try:
-        return device_of(args).virtual
+        return device_of(options).virtual
     except SessionError:
         return False  # `trace` will raise the same error
 
 
-def target(args: argparse.Namespace) -> Target:
+def target(options: Options) -> Target:
     """Return the device that `--device` or `-p` selects, for listings, which need no session. Raises SessionError."""
     from gpubpf.images.assemble import Target
 
     with contextlib.suppress(SessionError, OSError):  # a process without a driver may use any device
-        if args.pid:
-            chosen = joining.device_of(args.pid[0])
-            environment = started_with.environment(args.pid[0], ["CUDASIM_CC"])
+        if options.targets.pids:
+            chosen = joining.device_of(options.targets.pids[0])
+            environment = started_with.environment(options.targets.pids[0], ["CUDASIM_CC"])
             return Target(chosen.kind, device.compute_capability(chosen, environment))
     try:
-        chosen = device.choose(args.device)
+        chosen = device.choose(options.device.kind)
         return Target(chosen.kind, device.compute_capability(chosen))
     except SessionError:
-        if args.device == "gpu" or not (args.files or args.pid):
+        if options.device.kind == "gpu" or not (options.targets.files or options.targets.pids):
             raise
         # Nothing will run, so list files as for the embedded device.
         return Target("sim", device.compute_capability(Device("sim")))
 
 
-def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
+def observe(options: Options) -> tuple[list[ImageFile], int]:
     """Run the command without instrumenting kernels. Return what its processes loaded, and the tool's exit status.
 
     There is one source per process name (comm): its loaded images, and launches by kernel. Raises SessionError."""
@@ -292,11 +292,11 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
         loaded.setdefault(comm, {})[digest.sha256(data).digest()] = data
 
     session = Session(
-        _targets(args),
-        Plan(_device(args, amd=True), amd=True),
+        _targets(options),
+        Plan(_device(options, amd=True), amd=True),
         SidecarBuilder(lambda data, target: Sidecar()),
-        Listener(lambda text: notices.note(args.tool, text), loaded=keep),
-        args.duration,
+        Listener(lambda text: notices.note(options.output.tool, text), loaded=keep),
+        options.targets.duration,
     )
     with session:
         for _ in session.intervals():
@@ -318,13 +318,14 @@ def observe(args: argparse.Namespace) -> tuple[list[ImageFile], int]:
     return sources, session.status
 
 
-def _targets(args: argparse.Namespace) -> Targets:
+def _targets(options: Options) -> Targets:
     """Return the targets of the command line. Raises SessionError if they are all processes and the user is not root."""
-    if args.command or args.pid:
-        return Targets(args.command or (), args.pid, user=args.user, ptx_options=args.ptx_options)
+    of, tool = options.targets, options.output.tool
+    if of.command or of.pids:
+        return Targets(of.command or (), of.pids, user=of.user, ptx_options=of.ptx_options)
     if os.geteuid() != 0:
         raise SessionError(
-            f"watching all processes requires root; use sudo, or name what to trace: {args.tool} -p PID, {args.tool} -- COMMAND"
+            f"watching all processes requires root; use sudo, or name what to trace: {tool} -p PID, {tool} -- COMMAND"
         )
     return Targets(all_processes=True)
 
@@ -352,18 +353,16 @@ def _device_of_all(pids: Sequence[int]) -> Device:
     return found[first]
 
 
-def _device(args: argparse.Namespace, amd: bool = False) -> Device:
-    chosen = device_of(args)
+def _device(options: Options, amd: bool = False) -> Device:
+    chosen, tool, command = device_of(options), options.output.tool, options.targets.command
     unmeasured = False
-    if args.command:
+    if command:
         from gpubpf.traced import amd_device
 
-        chosen = amd_device.beside(chosen, args.device, args.command[0])
-        unmeasured = not amd and amd_device.is_for_hip(args.command[0])
+        chosen = amd_device.beside(chosen, options.device.kind, command[0])
+        unmeasured = not amd and amd_device.is_for_hip(command[0])
     if chosen.notice:
-        notices.note(args.tool, chosen.notice)
-    if unmeasured:
-        notices.note(
-            args.tool, f"{args.command[0]} is for AMD GPUs, whose kernels {args.tool} does not measure yet"
-        )
+        notices.note(tool, chosen.notice)
+    if unmeasured and command:
+        notices.note(tool, f"{command[0]} is for AMD GPUs, whose kernels {tool} does not measure yet")
     return chosen

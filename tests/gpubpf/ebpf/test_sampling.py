@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 
 import numpy as np
 import pytest
 
-from gpubpf.ebpf.sampling import Sampling, hashes, of_arguments
+from gpubpf.ebpf.sampling import Sampling, hashes, of_options
+from gpubpf.show.parsed import SamplingOptions
 
 BLOCKS, LAUNCHES = 4096, 64
 
@@ -54,13 +54,9 @@ def test_the_groups_of_the_chosen_are_even():
 
 
 def test_the_command_line_says_what_is_chosen():
-    def args(**given: int | None) -> argparse.Namespace:
-        unset = dict.fromkeys(("sample_blocks", "sample_warps", "seed", "interval"))
-        return argparse.Namespace(**{**unset, **given})
-
-    assert of_arguments(args()) is None
-    assert of_arguments(args(sample_blocks=4, seed=7)) == Sampling("block", 4, 7)
-    assert of_arguments(args(sample_warps=8, seed=0)) == Sampling("warp", 8, 0)
-    assert len({of_arguments(args(sample_warps=8)).seed for _ in range(4)}) > 1
+    assert of_options(SamplingOptions()) is None
+    assert of_options(SamplingOptions(blocks=4, seed=7)) == Sampling("block", 4, 7)
+    assert of_options(SamplingOptions(warps=8, seed=0)) == Sampling("warp", 8, 0)
+    assert len({of_options(SamplingOptions(warps=8)).seed for _ in range(4)}) > 1
     assert Sampling("block", 1, 2).parameter == b"\xff\xff\xff\xff\2\0\0\0"
     assert Sampling("block", 65536, 2).limit == 65535

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -40,6 +39,7 @@ from gpubpf.record import replace
 from gpubpf.records import reasons
 from gpubpf.session import tracing
 from gpubpf.session.session import Session
+from gpubpf.show.parsed import DeviceOptions, Options, TargetOptions
 from gpubpf.traced import device, workers
 from gpubpf.traced.joining import Joining
 from gpubpf.traced.measurement import Follow, Plan, Targets
@@ -1153,17 +1153,21 @@ def test_watching_every_process_takes_root(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(
         SessionError, match=r"^watching all processes requires root; use sudo, or name what to trace"
     ):
-        tracing._targets(argparse.Namespace(tool="tool", pid=[], command=None))
+        tracing._targets(Options())
 
 
 def test_what_files_hold_is_told_without_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "ask_driver", lambda: "there is no driver")
     monkeypatch.setattr(device, "LIBRARIES", Path("/nowhere"))
+
+    def options(asked_for: str, files: list[str]) -> Options:
+        return Options(TargetOptions(files=files), device=DeviceOptions(asked_for))
+
     for asked_for in ("auto", "sim"):
-        assert tracing.target(argparse.Namespace(device=asked_for, files=["app"], pid=[])).device == "sim"
+        assert tracing.target(options(asked_for, ["app"])).device == "sim"
     for asked_for, files in (("gpu", ["app"]), ("auto", [])):
         with pytest.raises(SessionError):
-            tracing.target(argparse.Namespace(device=asked_for, files=files, pid=[]))
+            tracing.target(options(asked_for, files))
 
 
 # --- what memory programs cannot see ---

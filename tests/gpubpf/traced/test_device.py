@@ -48,7 +48,7 @@ def test_the_clock_of_the_embedded_device(
         cli.add_targets(parser)
         cli.add_device(parser, times=True)
         args = cli.parse(parser, list(words))
-        return tracing.device_of(args).virtual
+        return tracing.device_of(cli.Options.of(args)).virtual
 
     monkeypatch.delenv("CUDASIM_CLOCK", raising=False)
     monkeypatch.delenv("HIPSIM_CLOCK", raising=False)
@@ -208,7 +208,9 @@ def test_an_amd_gpu_is_used_for_programs_of_hip_only(
 
     def of(program: str, **options: object) -> device.Device:
         defaults = {"tool": "launchlate", "pid": [], "device": None, "clock": None, "measures_times": True}
-        return tracing._device(argparse.Namespace(**defaults | options, command=[program]), amd=True)
+        return tracing._device(
+            cli.Options.of(argparse.Namespace(**defaults | options, command=[program])), amd=True
+        )
 
     assert of("hip") == of("hip", device="gpu") == device.Device("gpu")
     with pytest.raises(UsageError, match="--clock is for the embedded device"):
