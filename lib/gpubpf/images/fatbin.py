@@ -22,6 +22,7 @@ from typing import NamedTuple
 from gpubpf import elf
 from gpubpf.elf import ByteSource, Elf, HeldBytes, OpenFile, Section, check_range
 from gpubpf.errors import Error, ImageError
+from gpubpf.images import tile_ir
 from gpubpf.record import Record, field, replace
 
 WRAPPER_MAGIC = 0x466243B1
@@ -51,7 +52,7 @@ _FATBIN = struct.Struct("<IHHQ")  # magic, version, header size, size of the ima
 # kind, version, header size, payload size, compressed size, offset of the options' location, minor, major, sm,
 # name offset, name size, flags, reserved, uncompressed size
 _IMAGE = struct.Struct("<HHIQIIHHIIIQQQ")
-_KINDS = {1: "ptx", 2: "elf", 8: "lto"}
+_KINDS = {1: "ptx", 2: "elf", 8: "lto", 0x80: "tile"}
 _LINKED_WRAPPER = 2  # wrapper version if the first fatbin was linked from the others
 _CODECS = {0x2000: "lz4", 0x8000: "zstd"}
 _SUFFIXES = {0x100000: "a", 0x200000: "f"}
@@ -78,7 +79,7 @@ class FatbinImage(Record):
     `payload` is read and decompressed at first use, and raises ImageError if that fails.
     """
 
-    kind: str  # "ptx", "elf", or "lto" (intermediate code for link-time optimisation, which cannot be instrumented)
+    kind: str  # "ptx", "elf", "lto" (code for link-time optimisation) or "tile" (Tile IR); the last two cannot be instrumented
     sm: int  # 75 for sm_75 and compute_75
     suffix: str  # "", "a" (this architecture only) or "f" (this family only)
     version: tuple[int, int]  # a PTX's ISA version, or a cubin's ABI version
@@ -157,6 +158,8 @@ def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = Fal
         nearest = min(whole, key=lambda image: image.sm)
         newer = divmod(nearest.sm, 10) > cc
         return f"PTX for {'a newer' if newer else 'another'} GPU ({nearest.arch})"
+    if not ptx and any(image.kind == "tile" for image in images):
+        return tile_ir.REASON
     return "PTX for a device link" if ptx else SASS_ONLY
 
 
@@ -313,6 +316,8 @@ def _images(source: ByteSource) -> tuple[FatbinImage, ...]:
     if source.size > LARGEST_PTX:
         raise ImageError("it is too large for PTX; name a program, library, fatbin or cubin")
     data = source.read(0, source.size)
+    if data.startswith(tile_ir.MAGIC) and len(data) > len(tile_ir.MAGIC) + 1:
+        return (FatbinImage("tile", 0, "", (data[8], data[9]), "", 0, "", 0, False, data),)
     if (image := ptx_image(data)) is not None:
         return (image,)
     raise _NoImage("there is no CUDA code in it; name a program, library, fatbin, cubin or PTX file")

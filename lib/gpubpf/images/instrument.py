@@ -25,7 +25,7 @@ from pathlib import Path
 
 from gpubpf import cache
 from gpubpf.errors import AssembleError, ImageError, PtxError
-from gpubpf.images import device_link, fatbin
+from gpubpf.images import device_link, fatbin, tile_ir
 from gpubpf.images.assemble import KernelResources, Target, TemporaryFailure, assemblers, registers
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.sidecar import (
@@ -240,6 +240,8 @@ def _entries_of(images: Sequence[FatbinImage]) -> list[str]:
         try:
             if image.kind == "elf":
                 found |= dict.fromkeys(fatbin.kernels(image.read()))
+            elif image.kind == "tile":
+                found |= dict.fromkeys(tile_ir.kernel_names(image.read()))
             elif image.kind == "ptx":
                 found |= dict.fromkeys(parser.parse(image.text).entries)
         except (ImageError, PtxError):

@@ -20,7 +20,7 @@ from gpubpf import names
 from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Error, ImageError, PtxError
 from gpubpf.gcn.code_object import CodeObject
-from gpubpf.images import device_link, fatbin, offload_bundle
+from gpubpf.images import device_link, fatbin, offload_bundle, tile_ir
 from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
@@ -183,7 +183,8 @@ def _kernels_of_module(
             continue
         for name in mangled:
             kernel = kernels.setdefault(name, _Kernel())
-            (kernel.sass if image.kind == "elf" else kernel.ptx).add((image.sm, image.suffix))
+            if image.kind != "tile":
+                (kernel.sass if image.kind == "elf" else kernel.ptx).add((image.sm, image.suffix))
     for name, kernel in kernels.items():
         kernel.reasons.append(reasons.get(name, otherwise))
     return kernels
@@ -221,6 +222,8 @@ def _add_code_object(kernels: dict[str, _Kernel], data: bytes, check: CheckAmd) 
 
 def _entries(image: FatbinImage) -> list[str]:
     """Return the kernels of an image. If PTX cannot be parsed, return what looks like kernels. Raises ImageError."""
+    if image.kind == "tile":
+        return tile_ir.kernel_names(image.read())
     if image.kind != "ptx":
         return fatbin.kernel_names(image.read()) if image.kind == "elf" else []
     try:
