@@ -36,6 +36,7 @@ EXAMPLES = """examples:
     gpudist -L --width 256 'kernel:*:u64:threads, kernel' -- ./app
     gpudist -H 'exit:*:loads:u64:work' -C 'entry:*:u32:smid' -- ./app
     gpudist -H 'barrier:*:leave:u64:waited' --json -o out.jsonl -- ./app
+    gpudist --sass -H 'store:*:u64:address % 128' -- ./app
     gpudist -H 'store:* (lane == 0):u64:address' 1 10 -p 1234
 """
 ENTRIES = 65536  # values, or linear buckets, that there is room for
@@ -116,6 +117,7 @@ def build_parser() -> cli.Parser:
         "--width", type=cli.positive, metavar="N", help="with -L: values in a bucket (default 1)"
     )
     cli.add_kernels(parser)
+    cli.add_patches(parser)
     cli.add_threads(parser)
     cli.add_budget(parser)
     cli.add_device(parser, times=True, default="default if an expression reads a clock")

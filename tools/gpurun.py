@@ -29,6 +29,7 @@ EXAMPLES = """examples:
     gpurun probe.bpf.o --attach on_entry=kprobe/_Z5scalePf -- ./app
     gpurun probe.bpf.o --set limit=100 -- ./app a variable of the object
     gpurun probe.bpf.o --set 'sizes[3]=64' -- ./app
+    gpurun probe.bpf.o --sass -- ./app          also kernels without PTX
     gpurun probe.bpf.o --ebpf                   show what is in the object
     gpurun --run add --grid 4 --block 256 add.bpf.o
                                                 a program as a kernel of its own
@@ -64,6 +65,7 @@ def build_parser() -> cli.Parser:
             option, type=cli.extents, default=None, metavar="X[,Y[,Z]]", help=f"{what} (default 1)"
         )
     cli.add_kernels(parser)
+    cli.add_patches(parser)
     cli.add_device(parser, times=True, default="default without programs on the host")
     cli.add_rings(parser)
     cli.add_looks(parser)

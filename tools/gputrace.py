@@ -28,6 +28,7 @@ EXAMPLES = """examples:
     gputrace 'load:*:global "%f", value' -- ./app
     gputrace --block 0 --thread 0 'entry:*' 'exit:*' -- ./app
     gputrace --json -o out 'exit:*:loads (work > 100) "%lu", work' -- ./app
+    gputrace --sass 'store:*:global "%p", address' -- ./app
     gputrace -T -d 5 'atomic:*:global (lane == 0)' -p 1234
 """
 PAGES = 16384  # of the ring buffer, 4096 bytes each
@@ -56,6 +57,7 @@ def build_parser() -> cli.Parser:
     )
     cli.add_targets(parser, "'POINT:KERNEL[:DETAIL] [(FILTER)] [\"FORMAT\"[, EXPR...]]'")
     cli.add_kernels(parser)
+    cli.add_patches(parser)
     cli.add_threads(parser)
     cli.add_budget(parser)
     cli.add_device(parser, times=True, default="default with -T, or if an expression reads a clock")

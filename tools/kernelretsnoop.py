@@ -27,6 +27,7 @@ EXAMPLES = """examples:
     kernelretsnoop --heatmap app.svg -- ./app   a picture: blocks by time
     kernelretsnoop --sample-blocks 1/16 -- ./app     less overhead
     kernelretsnoop --launch 10:20 -v -- ./app   these launches; more details
+    kernelretsnoop --sass -- python3 infer.py   also kernels without PTX
     kernelretsnoop 1 10 -- python3 train.py     print each second, ten times
 """
 PROGRAM = r"""
@@ -230,6 +231,7 @@ def build_parser() -> cli.Parser:
         help="draw exits by block and time (.svg, .png or .pdf)",
     )
     cli.add_kernels(parser)
+    cli.add_patches(parser)
     cli.add_threads(parser)
     cli.add_sampling(parser)
     cli.add_budget(parser)

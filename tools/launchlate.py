@@ -35,6 +35,7 @@ EXAMPLES = """examples:
     launchlate --timeline -- ./app            what each stream did, in order
     launchlate --trace t.json -- ./app        a trace for ui.perfetto.dev
     launchlate --slow 500 -- ./app            starts after more than 500 us
+    launchlate --sass -- python3 infer.py     also kernels without PTX
     launchlate 1 10 -- python3 train.py       print each second, ten times
 """
 SLOTS = 131072
@@ -139,6 +140,7 @@ def build_parser() -> cli.Parser:
         help="for work without a probe, use timing events only",
     )
     cli.add_kernels(parser, "show CUDA graphs node by node; measure their kernels")
+    cli.add_patches(parser)
     cli.add_host_filters(parser)
     cli.add_device(parser, times=True)
     cli.add_looks(parser)

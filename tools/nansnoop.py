@@ -172,6 +172,7 @@ def build_parser() -> cli.Parser:
     parser = cli.parser(
         TOOL, "Find the instruction of a GPU kernel that makes the first NaN or infinity.", EXAMPLES
     )
+    parser.no_patches = "needs results of instructions, which Compute Sanitizer does not give"
     cli.add_targets(parser)
     looking = parser.add_argument_group("what to look for")
     looking.add_argument(

@@ -158,16 +158,22 @@ def main(argv: list[str] | None = None) -> int:
         return listing.show(b, args, out)
     with b.trace(args) as session:
         from gpubpf.threads.thread_counts import (
-            Reader,  # imports NumPy, which would delay the first probe
+            Account,  # imports NumPy, which would delay the first probe
+            Reader,
         )
 
         since_last, by_warp = bool(args.interval), on_exit == "on_exit"
         reader = Reader(args.block, args.thread, since_last, sampling, by_warp, args.work == RUNS)
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        account = Account()
         for _ in session.intervals(args.interval, args.count):
-            report(reader.read(session), owners, args, results)
+            counts = reader.read(session)
+            account.add(counts)
+            report(counts, owners, args, results)
             if out.closed:
                 break
+        for notice in account.notices() if args.sass else ():
+            cli.note(TOOL, notice)
         results.end(session.summary())
     return session.status
 
@@ -179,9 +185,6 @@ def report(
     from gpubpf.threads import thread_counts, thread_records
 
     results.begin()
-    if args.sass and not args.interval:
-        for lost in thread_counts.unaccounted(counts):
-            cli.note(TOOL, lost)
     if results.json or results.csv:
         for kernel in counts:
             if kernel.no_thread:

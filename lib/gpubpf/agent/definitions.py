@@ -88,7 +88,9 @@ ALREADY_CHANGED = "another tool has changed its first instructions"
 
 # --- numbers of operations (docs/timing.md, "Launch identity") -----------------------------------------------------
 
-NUMBER_BITS = 40  # of an id: they count the operations of a process; its number in the session is above
+NUMBER_BITS = (
+    patch_function.NUMBER_BITS
+)  # of an id: they count the operations of a process; its number in the session is above
 OTHER_OPERATION = 1 << 39  # set in the numbers of all operations but launches of kernels
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
@@ -603,7 +605,8 @@ class KernelLayout(Packed):
     most_threads, original_threads: of an AMD GPU, how many fit on these at once, in the copy and in the original.
     references: of an AMD GPU's code object, addresses that a copied kernel computes from the program counter, and that must point into
     the original code object. Each: the offset of s_getpc_b64 from the kernel descriptor in bytes, and its two literals as one number.
-    patched: the program's own kernel is launched, which has patches; `block` goes into the table of PATCH_TABLE."""
+    patched: the program's own kernel is launched, which has patches; `block` goes into the table of PATCH_TABLE.
+    numbered: the patches read the launch's number."""
 
     name: str
     parameters: Sequence[U32]
@@ -626,6 +629,7 @@ class KernelLayout(Packed):
     build: U32 = 0
     executions: U32 | None = None
     patched: bool = False
+    numbered: bool = False
 
 
 class VariableSlot(Packed):
@@ -733,6 +737,7 @@ class Reason(IntEnum):
         10  # in the body of a conditional graph node, with a program that reads the launch's number
     )
     COPY_FAILED = 11  # the instrumented copy could not be launched, and the original ran
+    ALIKE_NODES = 12  # with --sass and a program that reads the launch's number: other kernel nodes of the graph are alike
 
 
 REASONS = 16  # counters that each kernel name reserves for reasons; as a Reason: none
@@ -1218,6 +1223,10 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "PATCH_SHAPES": patch_function.MOST_SHAPES,
         "PATCH_HEADER": patch_function.HEADER,
         "PATCH_BLOCK": patch_function.BLOCK,
+        "PATCH_STREAM": patch_function.STREAM,
+        "PATCH_GRAPH": patch_function.GRAPH,
+        "PATCH_PLACES": patch_function.GRAPH_PLACES,
+        "PATCH_NODES": patch_function.NODES,
         "INSTRUCTION_SIZE": patch_function.INSTRUCTION_SIZE,
     },
     "uint64_t": {
@@ -1234,6 +1243,8 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "NO_RECORD": NO_RECORD,
         "OTHER_OPERATION": OTHER_OPERATION,
         "HASH_FACTOR": patch_function.HASH_FACTOR,
+        "PATCH_GRAPH_MARK": patch_function.GRAPH_MARK,
+        "PATCH_RECORDS": patch_function.RECORDS,
     },
 }
 _TEXTS = {

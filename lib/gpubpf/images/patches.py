@@ -6,7 +6,8 @@ patches = patches_at(table, probes, target)                              # once 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpubpf.errors import Error, ImageError
 from gpubpf.images import fatbin, line_table
@@ -17,25 +18,51 @@ from gpubpf.lower.launch_block import LaunchBlock, launch_block
 from gpubpf.lower.patch_function import (
     BLOCK_ENTER,
     INSTRUCTION_SIZE,
+    MOST_PROGRAMS,
     SIGNATURES,
     Choice,
     Patch,
     PatchProgram,
     patch_module,
+    reads_number,
     refusal,
 )
+from gpubpf.names import matches
 from gpubpf.ptx.symbols import FUNCTION
 from gpubpf.record import replace
 
 _NO_PTX = (fatbin.SASS_ONLY, fatbin.LINKED)  # reasons of kernels that patches can measure
 # A launch block in the table is that of all launches of a shape.
-_PER_LAUNCH = ("launch", "replay", "pid_tgid", "epoch")
+_PER_LAUNCH = {"pid_tgid": "host thread", "epoch": "allocations"}
 PATCHED_KINDS = frozenset(("load", "store", "atomic"))
 PATCHED_SPACES = frozenset(signature.space for signature in SIGNATURES.values() if signature.space)
 
 
+class Instructions(dict[int, Site]):
+    """The sites of a kernel without PTX, where every instruction is a site. The items are those at which source lines begin."""
+
+    def get(self, number: int, otherwise: Any = None) -> Any:
+        """Return the site of an instruction, with its source line. There is always an item at the first instruction."""
+        begin = max(begin for begin in self if begin <= number)
+        return replace(self[begin], number=number, offset=number * INSTRUCTION_SIZE)
+
+
+def sites_of(tables: Sequence[Sequence[Site]]) -> Instructions | None:
+    """Return the sites of a kernel without PTX, from those of its builds (`SidecarKernel.sites`); None if it is a kernel with PTX.
+
+    If the builds differ, no source line is known."""
+    if not tables or any(site.point != LINE for table in tables for site in table) or not all(tables):
+        return None
+    same = all(table == tables[0] for table in tables)
+    return Instructions(
+        {site.number: site for site in tables[0]} if same else {0: _first(tables[0][0].function)}
+    )
+
+
 def refusal_of(probes: Sequence[PtxProbe]) -> str | None:
     """Return why these programs cannot run as patches; None if they can."""
+    if len(probes) > MOST_PROGRAMS:
+        return f"there are more than {MOST_PROGRAMS} programs"
     return next((reason for probe in probes if (reason := _refusal(probe)) is not None), None)
 
 
@@ -44,8 +71,11 @@ def _refusal(probe: PtxProbe) -> str | None:
         return reason
     if probe.accumulate is not None:
         return f"machine code is not counted, so {probe.accumulate} are unknown"
-    if any(argument.kind in _PER_LAUNCH for argument in probe.program.arguments):
-        return "the program reads the number of its launch or its host thread, which patches do not know"
+    for argument in probe.program.arguments:
+        if argument.kind in _PER_LAUNCH:
+            return f"the program reads its launch's {_PER_LAUNCH[argument.kind]}, which patches do not know"
+    if probe.functions:
+        return "Compute Sanitizer does not name the functions that a kernel calls"
     for what, wanted, known in (
         ("kind", probe.kinds, PATCHED_KINDS),
         ("space", probe.spaces, PATCHED_SPACES),
@@ -71,10 +101,24 @@ def with_patched(
     refusals = {name: reason for name, reason in sidecar.refusals.items() if name not in names}
     if (why := refusal_of(probes)) is not None:
         return replace(sidecar, refusals=refusals | dict.fromkeys(names, f"no PTX, and {why}"))
-    block = _block(probes)
-    lines = _lines(data, target) if any(probe.point == "access" for probe in probes) else {}
+    block, lines = _block(probes), _lines(data, target)
     kernels = tuple(
-        SidecarKernel(name, (), 0, block, lines.get(name, ()), waits=False, patched=True) for name in names
+        SidecarKernel(
+            name,
+            (),
+            0,
+            block,
+            _sites(name, lines),
+            waits=False,
+            patched=True,
+            numbered=_numbered(probes),
+            programs=sum(
+                1 << bit
+                for bit, probe in enumerate(probes)
+                if not probe.kernels or matches(probe.kernels, name)
+            ),
+        )
+        for name in names
     )
     return replace(sidecar, kernels=kernels, refusals=refusals)
 
@@ -83,22 +127,33 @@ def patches_at(table: int, probes: Sequence[PtxProbe], target: Target) -> Sideca
     """Return the patches for a context whose table is at this address in GPU memory. Raises Error, such as AssembleError."""
     if (why := refusal_of(probes)) is not None:
         raise Error(why)
+    differ = len({probe.kernels for probe in probes}) > 1
     found = {
         number: tuple(
-            PatchProgram(probe.program, probe.kinds)
-            for probe in probes
+            PatchProgram(probe.program, probe.kinds, bit if differ else None)
+            for bit, probe in enumerate(probes)
             if signature.point == probe.point and (not probe.spaces or signature.space in probe.spaces)
         )
         for number, signature in SIGNATURES.items()
     }
-    choice = _choice(probes)
-    numbers = [n for n, programs in found.items() if programs or (choice and n == BLOCK_ENTER)]
+    choice, numbered = _choice(probes), _numbered(probes)
+    numbers = [n for n, programs in found.items() if programs or ((choice or numbered) and n == BLOCK_ENTER)]
     made = [Patch(number, f"{FUNCTION}{index}", found[number]) for index, number in enumerate(numbers)]
     # Unless every kernel is wanted, functions of others are patched, too.
     every = any(not probe.kernels for probe in probes)
     text = patch_module(made, _block(probes), table, target.cc, every, choice)
     image = assemble_patches(text, target)
     return Sidecar(image, patches=tuple((patch.instruction, patch.name) for patch in made))
+
+
+def _first(name: str) -> Site:
+    """Return the first instruction of a kernel, at an unknown source line."""
+    return Site(0, name, 0, point=LINE, offset=0)
+
+
+def _sites(name: str, lines: Mapping[str, tuple[Site, ...]]) -> tuple[Site, ...]:
+    known = lines.get(name, ())
+    return known if known and not known[0].number else (_first(name), *known)
 
 
 def _lines(data: bytes, target: Target | None) -> dict[str, tuple[Site, ...]]:
@@ -116,6 +171,10 @@ def _lines(data: bytes, target: Target | None) -> dict[str, tuple[Site, ...]]:
         )
         for name, lines in found.items()
     }
+
+
+def _numbered(probes: Sequence[PtxProbe]) -> bool:
+    return any(reads_number(probe.program) for probe in probes)
 
 
 def _choice(probes: Sequence[PtxProbe]) -> Choice | None:

@@ -46,6 +46,8 @@ class SidecarKernel(Record):
     limited: str = ""
     amd: AmdKernel | None = None  # for a kernel on an AMD GPU
     patched: bool = False  # launch the kernel itself, which has patches (images/patches.py)
+    numbered: bool = False  # the patches read the launch's number
+    programs: int = 0  # if patched: a bit for each program that the kernel wants
 
 
 class AmdKernel(Record):

@@ -13,7 +13,18 @@ a patch finds the launch block in a table at a constant address, which the agent
                No program wants a function without a record.
     function   {u64 pc of its first instruction, u64 address of its first shape, or 0}
     shape      {u64 address of the next shape, or 0, u32 threads of a block x, y, z, u32 blocks of the grid x, y, z}, then the launch
-               block at BLOCK.
+               block at BLOCK. Its words for the launch's number and the replay cell have other contents: {u32 the shape's number in
+               the context, u32 a bit for each program that the kernel wants, u64 the high bits of the numbers of launches (those above
+               NUMBER_BITS)}.
+
+If a program reads the launch's number, the agent sets the data: STREAM << NUMBER_BITS | the number's low bits, or for all nodes of a
+graph GRAPH << NUMBER_BITS | the offset of this record from the table. Other data belongs to no launch that the agent knows.
+
+    graph      {u64 GRAPH_MARK, u64 address of the replay cell, u32 places, u32 0}, then for each shape by its number a place: the
+               offset of its nodes from the graph's record (u32), or 0 if no node has this shape.
+    nodes      {u32 nodes, u32 threads of the grid, u32 offset of a counter from the graph's record}, then the number of each node
+               (u32). 0 nodes: they cannot be told apart, so no program runs. Several nodes run one after the other: each thread counts
+               itself when it begins, so the counter says which node runs. The agent zeroes it before each launch of the graph.
 """
 
 from __future__ import annotations
@@ -32,16 +43,25 @@ SLOT_BITS = 16
 SLOTS = 1 << SLOT_BITS
 HASH_FACTOR = 0x9E3779B97F4A7C15  # the slot is the highest SLOT_BITS bits of the product
 HEADER = 64  # bytes
+RECORDS = 8 << 20  # bytes for records, behind the slots
 PROBES = 32
 MOST_SHAPES = 1024  # shapes of a function; the limit ends the search in a damaged list
 BLOCK = 32  # offset in a shape's record
+WANTED = 4  # offset of the kernel's programs in the launch block; u32
+MOST_PROGRAMS = 32
 INSTRUCTION_SIZE = (
     16  # bytes of a machine instruction; a site's number counts instructions from the function's beginning
 )
 
+NUMBER_BITS = 40  # these bits of a launch's number count within a process
+STREAM, GRAPH = 0x5B9F57, 0x5B9F47  # kinds of data, above NUMBER_BITS
+GRAPH_MARK = 0x6770756270665B9F  # the first word of a graph's record
+GRAPH_PLACES = 24  # offset in a graph's record
+NODES = 12  # offset of the numbers of nodes
+
 # Kinds of instructions by the API's numbers (Sanitizer_InstructionId in sanitizer_patching.h).
 BLOCK_ENTER, BLOCK_EXIT, GLOBAL_ACCESS, SHARED_ACCESS, LOCAL_ACCESS, BARRIER = 1, 2, 3, 4, 5, 6
-BARRIER_RELEASE = 29
+CALL, RETURN, BARRIER_RELEASE = 9, 10, 29
 # Flags of an access (Sanitizer_DeviceMemoryFlags). Reading and writing are the same bits as in `enum gpu_effect`.
 _READ_WRITE, _PREFETCH, _ONLY_WRITES = 3, 8, 256
 
@@ -71,6 +91,8 @@ SIGNATURES = {
     GLOBAL_ACCESS: Signature("access", _ACCESS, "global", _ACCESSED),
     SHARED_ACCESS: Signature("access", _ACCESS, "shared", _ACCESSED),
     LOCAL_ACCESS: Signature("access", _ACCESS, "local", _ACCESSED),
+    CALL: Signature("function_entry", (*_PC, ("target", "b64"), ("flags", "b32"))),
+    RETURN: Signature("function_exit", _PC),
     BARRIER: Signature("barrier_arrive", _BARRIER, fields=("site", "barrier", "threads")),
     BARRIER_RELEASE: Signature("barrier_leave", _BARRIER, fields=("site", "barrier", "threads")),
 }
@@ -91,10 +113,12 @@ class PatchProgram(Record):
 
     fragment: the program.
     kinds: accesses at which it runs (of bytecode.KINDS); () means all.
+    bit: the program runs only in kernels that have this bit in their launch blocks (WANTED); None: in all.
     """
 
     fragment: Fragment
     kinds: tuple[str, ...] = ()
+    bit: int | None = None
 
 
 class Patch(Record):
@@ -113,7 +137,8 @@ class Patch(Record):
 class Choice(Record):
     """How a thread's block or warp is chosen to run the programs.
 
-    code: sets the registers `skips` and `group`. Its arguments `launch` and `replay` are the grid's number (%gridid) and 0.
+    code: sets the registers `skips` and `group`. Unless programs read the launch's number, its arguments `launch` and `replay` are the
+        grid's number (%gridid) and 0.
     counting: the same, for patches at BLOCK_ENTER; it also counts the chosen ones.
     skips: a predicate: this thread runs no program.
     group: a number of 32 bits that all threads of a block or warp share.
@@ -138,6 +163,11 @@ def refusal(fragment: Fragment, point: str) -> str | None:
     return None
 
 
+def reads_number(fragment: Fragment) -> bool:
+    """Return whether a program reads the number of its launch."""
+    return any(argument.kind in ("launch", "replay") for argument in fragment.arguments)
+
+
 def slot_of(granule: int) -> int:
     """Return the slot at which the search for a granule begins."""
     return (granule * HASH_FACTOR & (1 << 64) - 1) >> 64 - SLOT_BITS
@@ -158,17 +188,26 @@ def patch_module(
     cc: the GPU's compute capability.
     counts_elsewhere: count calls in code of no known function. Without it they cost less.
     choice: run the programs only in some blocks or warps; None: in all.
+    If a program reads the number of its launch, there must be a patch at BLOCK_ENTER.
     Raises Error for an unknown GPU, or for a program that `refusal` refuses.
     """
     if cc[0] not in _ARCHITECTURES:
         raise Error(f"no patches for compute capability {cc[0]}.{cc[1]}; leave out --sass")
     version, architecture = _ARCHITECTURES[cc[0]]
     head = f".version {version}\n.target {architecture}\n.address_size 64\n"
-    return head + "".join(_function(patch, block, table, counts_elsewhere, choice) for patch in patches)
+    numbered = any(reads_number(program.fragment) for patch in patches for program in patch.programs)
+    return head + "".join(
+        _function(patch, block, table, counts_elsewhere, choice, numbered) for patch in patches
+    )
 
 
 def _function(
-    patch: Patch, block: LaunchBlock, table: int, counts_elsewhere: bool, choice: Choice | None
+    patch: Patch,
+    block: LaunchBlock,
+    table: int,
+    counts_elsewhere: bool,
+    choice: Choice | None,
+    numbered: bool,
 ) -> str:
     signature = SIGNATURES[patch.instruction]
     for program in patch.programs:
@@ -181,13 +220,17 @@ def _function(
     if signature.point == "access":
         lines += _OF_ACCESS
     lines += [line.format(table=table + HEADER) for line in _FIND]
+    if numbered:
+        lines += [".reg .b64 %gpubpf_0data;", "ld.param.b64 %gpubpf_0data, [data];"]
+        count = _BEGINS if signature.point == "entry" else _RUNS
+        lines += [line.format(table=table) for line in (*_NUMBER, *count, *_NODE)]
     group = "%gpubpf_0number"
     if choice is None:
         lines.append(f"mov.u32 {group}, %smid;")
     else:
         group = choice.group
         lines += _choose(
-            choice, choice.counting if signature.point == "entry" else choice.code, block, signature
+            choice, choice.counting if signature.point == "entry" else choice.code, block, signature, numbered
         )
     for number, program in enumerate(patch.programs):
         lines += _program(number, program, signature, block, group)
@@ -200,12 +243,14 @@ def _function(
     return "\n".join(lines) + "\n"
 
 
-def _choose(choice: Choice, code: Fragment, block: LaunchBlock, signature: Signature) -> list[str]:
+def _choose(
+    choice: Choice, code: Fragment, block: LaunchBlock, signature: Signature, numbered: bool
+) -> list[str]:
     """Return instructions that end the patch in threads that are not chosen."""
     lines = [f".reg .pred {choice.skips};", f".reg .b32 {choice.group};", "{"]
     lines += [f".reg .{argument.type} {argument.register};" for argument in code.arguments]
     for argument in code.arguments:
-        known = {"launch": "%gridid", "replay": "0"}.get(argument.kind)
+        known = None if numbered else {"launch": "%gridid", "replay": "0"}.get(argument.kind)
         if known is not None:
             lines.append(f"mov.u64 {argument.register}, {known};")
         else:
@@ -221,6 +266,13 @@ def _program(
     number: of the program in its patch.
     group: the register with the thread's group (`Argument.kind`)."""
     lines, skipped = [], f"$gpubpf_skip{number}"
+    if program.bit is not None:
+        lines += [
+            f"ld.global.u32 %gpubpf_0word, [{_LAUNCH}+{WANTED}];",
+            f"and.b32 %gpubpf_0word, %gpubpf_0word, {1 << program.bit};",
+            "setp.eq.u32 %gpubpf_0yes, %gpubpf_0word, 0;",
+            f"@%gpubpf_0yes bra {skipped};",
+        ]
     if signature.point == "access" and program.kinds:
         wanted = sum(1 << KINDS.index(kind) for kind in set(program.kinds))
         lines += [
@@ -243,6 +295,8 @@ def _argument(argument: Argument, signature: Signature, block: LaunchBlock, grou
         return _field(argument, signature)
     if argument.kind == "group":
         return [f"mov.b32 {register}, {group};"]
+    if argument.kind in _OF_LAUNCH:
+        return [f"mov.b64 {register}, {_OF_LAUNCH[argument.kind]};"]
     if argument.kind == "shard":
         base, sites = block.bases[map_of(argument)], block.capacities[map_of(argument)]
         return [
@@ -254,8 +308,6 @@ def _argument(argument: Argument, signature: Signature, block: LaunchBlock, grou
             f"mad.wide.u32 {register}, %gpubpf_0shard, {argument.width}, {register};",
         ]
     words = {
-        "launch": block.launch_id,
-        "replay": block.replay,
         "pid_tgid": block.pid_tgid,
         "kernel": block.kernel,
         "epoch": block.epoch,
@@ -296,6 +348,7 @@ def _field(argument: Argument, signature: Signature) -> list[str]:
 
 
 _LAUNCH = "%gpubpf_0launch"  # the address of the launch block
+_OF_LAUNCH = {"launch": "%gpubpf_0first", "replay": "%gpubpf_0cell"}  # the registers with the launch's number
 # Turn the API's flags into the effect of an access. Prefetches access nothing. An atomic without a result counts as reading and
 # writing.
 _OF_ACCESS = (
@@ -367,6 +420,68 @@ _FIND = (
     "@%gpubpf_0yes bra $gpubpf_lost;",
     "bra $gpubpf_shape;",
     "$gpubpf_found:",
+)
+# Find the launch's number. Data that is not the agent's may be any number, so its address is checked before it is used.
+_NUMBER = (
+    ".reg .b64 %gpubpf_0first, %gpubpf_0cell;",
+    ".reg .b32 %gpubpf_0begun;",
+    f"shr.u64 %gpubpf_0key, %gpubpf_0data, {NUMBER_BITS};",
+    f"and.b64 %gpubpf_0first, %gpubpf_0data, {(1 << NUMBER_BITS) - 1};",
+    f"setp.eq.u64 %gpubpf_0yes, %gpubpf_0key, {STREAM};",
+    "@%gpubpf_0yes bra $gpubpf_stream;",
+    f"setp.ne.u64 %gpubpf_0yes, %gpubpf_0key, {GRAPH};",
+    "@%gpubpf_0yes bra $gpubpf_lost;",
+    f"setp.gt.u64 %gpubpf_0yes, %gpubpf_0first, {HEADER + 16 * SLOTS + RECORDS - GRAPH_PLACES};",
+    "@%gpubpf_0yes bra $gpubpf_lost;",
+    "and.b64 %gpubpf_0key, %gpubpf_0first, 7;",
+    "setp.ne.u64 %gpubpf_0yes, %gpubpf_0key, 0;",
+    "@%gpubpf_0yes bra $gpubpf_lost;",
+    "add.u64 %gpubpf_0slot, %gpubpf_0first, {table};",
+    "ld.global.u64 %gpubpf_0key, [%gpubpf_0slot];",
+    f"setp.ne.u64 %gpubpf_0yes, %gpubpf_0key, {GRAPH_MARK};",
+    "@%gpubpf_0yes bra $gpubpf_lost;",
+    "ld.global.u64 %gpubpf_0cell, [%gpubpf_0slot+8];",
+    "ld.global.u32 %gpubpf_0left, [%gpubpf_0slot+16];",
+    "ld.global.u32 %gpubpf_0number, [%gpubpf_0launch];",
+    "setp.ge.u32 %gpubpf_0yes, %gpubpf_0number, %gpubpf_0left;",
+    "@%gpubpf_0yes bra $gpubpf_lost;",
+    "mad.wide.u32 %gpubpf_0key, %gpubpf_0number, 4, %gpubpf_0slot;",
+    f"ld.global.u32 %gpubpf_0number, [%gpubpf_0key+{GRAPH_PLACES}];",
+    "setp.eq.u32 %gpubpf_0yes, %gpubpf_0number, 0;",
+    "@%gpubpf_0yes bra $gpubpf_lost;",
+    "cvt.u64.u32 %gpubpf_0key, %gpubpf_0number;",
+    "add.u64 %gpubpf_0at, %gpubpf_0slot, %gpubpf_0key;",
+    "ld.global.u32 %gpubpf_0left, [%gpubpf_0at];",
+    "setp.eq.u32 %gpubpf_0yes, %gpubpf_0left, 0;",
+    "@%gpubpf_0yes bra $gpubpf_end;",
+    "mov.b32 %gpubpf_0number, 0;",
+    "setp.eq.u32 %gpubpf_0yes, %gpubpf_0left, 1;",
+    "@%gpubpf_0yes bra $gpubpf_node;",
+    "ld.global.u32 %gpubpf_0begun, [%gpubpf_0at+8];",
+    "cvt.u64.u32 %gpubpf_0key, %gpubpf_0begun;",
+    "add.u64 %gpubpf_0slot, %gpubpf_0slot, %gpubpf_0key;",
+)
+# How many threads began before this one or another thread of its grid: when it begins, and later.
+_BEGINS = ("atom.global.add.u32 %gpubpf_0begun, [%gpubpf_0slot], 1;",)
+_RUNS = (
+    "ld.relaxed.gpu.global.u32 %gpubpf_0begun, [%gpubpf_0slot];",
+    "sub.u32 %gpubpf_0begun, %gpubpf_0begun, 1;",
+)
+_NODE = (
+    "ld.global.u32 %gpubpf_0word, [%gpubpf_0at+4];",
+    "div.u32 %gpubpf_0number, %gpubpf_0begun, %gpubpf_0word;",
+    "setp.ge.u32 %gpubpf_0yes, %gpubpf_0number, %gpubpf_0left;",
+    "@%gpubpf_0yes bra $gpubpf_lost;",
+    "$gpubpf_node:",
+    "mad.wide.u32 %gpubpf_0key, %gpubpf_0number, 4, %gpubpf_0at;",
+    f"ld.global.u32 %gpubpf_0number, [%gpubpf_0key+{NODES}];",
+    "cvt.u64.u32 %gpubpf_0first, %gpubpf_0number;",
+    "bra $gpubpf_numbered;",
+    "$gpubpf_stream:",
+    "ld.global.u64 %gpubpf_0key, [%gpubpf_0launch+8];",
+    "or.b64 %gpubpf_0first, %gpubpf_0first, %gpubpf_0key;",
+    "mov.b64 %gpubpf_0cell, 0;",
+    "$gpubpf_numbered:",
 )
 # Count a call in a launch of an unknown shape.
 _LOST = (

@@ -314,6 +314,10 @@ def sites(
             for number, table in enumerate(process.sites.get(mangled, ()))
             if build in (None, number)
         }
+    from gpubpf.images.patches import sites_of  # imported here, as a result is needed late
+
+    if (instructions := sites_of(list(tables.values()))) is not None:
+        return instructions
     one_kernel = len({without_first_line(table) for table in tables.values() if table}) == 1
     found: dict[int, Site | None] = {}
     for table in tables.values():

@@ -196,7 +196,7 @@ def _cupti(options: Options, chosen: Device) -> Sequence[str]:
 
     Running processes may already use CUPTI themselves, so only a command gets it."""
     wanted = options.device.cupti  # "": --cupti; None: neither --cupti nor --no-cupti
-    if wanted is False:
+    if wanted is False or options.kernels.sass:  # Compute Sanitizer excludes CUPTI
         return ()
     lacks = "a command that launchlate starts" if not options.targets.command else ""
     if not wanted and chosen.kind == "sim" and CUPTI_STAND_IN not in os.environ:

@@ -82,6 +82,7 @@ class Parser(argparse.ArgumentParser):
     takes_specs: words such as POINT:KERNEL before COMMAND are specifications, in `args.specs`.
     operand: description of the first word before COMMAND, which is required; the word is in `args.operand`. "": no such word.
     records: where the records that the tool writes as JSON are declared: a module, and perhaps the name in it, after a colon.
+    no_patches: without --sass: what about the tool makes that impossible, for the message.
     """
 
     takes_specs = False
@@ -95,6 +96,7 @@ class Parser(argparse.ArgumentParser):
         module, _, name = self.records.partition(":")
         made: tuple[Fields, ...] = getattr(importlib.import_module(module), name or "RECORDS")
         return made
+    no_patches = "has no programs in kernels"
 
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message}; see {self.prog} --help")
@@ -166,6 +168,8 @@ def spec_usage(tool: str, needed: str = "") -> str:
 def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse a tool's command line. Usage errors end the process with one line and status 2."""
     own, command = split_command(sys.argv[1:] if argv is None else argv)
+    if "--sass" in own and "--sass" not in made._option_string_actions:
+        made.error(f"--sass is not possible: {made.prog} {made.no_patches}; leave out --sass")
     args = parse_own(made, own)
     args.tool = made.prog
     progress.enable(made.prog)
@@ -222,6 +226,8 @@ def _check_patches(made: Parser, args: argparse.Namespace) -> None:
     }
     for option in (option for option, is_given in given.items() if is_given):
         made.error(f"--sass and {option} exclude each other: a patched kernel has one form, for all launches")
+    if getattr(args, "cupti", None) is not None and args.cupti is not False:
+        made.error("--sass and --cupti exclude each other: both need the driver's interface for profilers")
 
 
 def is_spec(word: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -209,14 +209,28 @@ def _scaled(launches: int, runs: Any, work: Any) -> tuple[Any, Any]:
     return every, np.where(runs == every, work, estimate)
 
 
-def unaccounted(kernels: Sequence[ThreadCounts]) -> Iterator[str]:
-    """Yield a notice for each kernel whose threads ran more or less often than its launches should have made them run."""
-    for counts in kernels:
-        launched = counts.launches * counts.wanted
-        if counts.total_runs != launched:
-            what = f"{counts.total_runs:,} runs of threads were counted, but {launched:,} launched"
-            why = "; kernels may have launched it, too" if counts.total_runs > launched else ""
-            yield f"{counts.instance.kernel}: {what}{why}; the rows of this kernel are not exact"
+class Account:
+    """Compares how often threads ran with how often they should have, over all intervals. A launch may run into the next interval."""
+
+    def __init__(self) -> None:
+        self._sums: dict[
+            tuple[Any, ...], tuple[str, int, int]
+        ] = {}  # by kernel: its name, runs, and what was launched
+
+    def add(self, kernels: Iterable[ThreadCounts]) -> None:
+        """Add what was counted in an interval."""
+        for counts in kernels:
+            key = kernel_of(counts.instance)
+            name, runs, launched = self._sums.get(key, (counts.instance.kernel, 0, 0))
+            self._sums[key] = name, runs + counts.total_runs, launched + counts.launches * counts.wanted
+
+    def notices(self) -> Iterator[str]:
+        """Yield a notice for each kernel and shape whose threads ran more or less often than its launches made them run."""
+        for name, runs, launched in self._sums.values():
+            if runs != launched:
+                what = f"{runs:,} runs of threads were counted, but {launched:,} launched"
+                why = "; kernels may have launched it, too" if runs > launched else ""
+                yield f"{name}: {what}{why}; the rows of this kernel are not exact"
 
 
 # --- text ---

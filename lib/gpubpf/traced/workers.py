@@ -19,6 +19,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import CLOCK_KERNEL, BlockField, Vendor
 from gpubpf.errors import Error, in_words, missing_package, out_of_files
 from gpubpf.future import Future
+from gpubpf.lower import patch_function
 from gpubpf.process import limits, traceable
 from gpubpf.record import Record, replace
 from gpubpf.traced.large_modules import LargeModule, Step
@@ -585,7 +586,7 @@ def _encode(
             kernel.name,
             tuple(size for _, size in kernel.parameters),
             kernel.block_offset,
-            _block(measurement, kernel.block),
+            _block(measurement, kernel.block, kernel.programs),
             tuple(
                 BlockField(measurement.numbers[name], offset, kernel.block.capacities.get(name))
                 for name, offset in kernel.block.bases.items()
@@ -601,6 +602,7 @@ def _encode(
             build=builds.get(kernel.name, 0),
             executions=kernel.block.executions,
             patched=kernel.patched,
+            numbered=kernel.numbered,
             **_of_amd(kernel.amd),
         )
         for kernel in sidecar.kernels
@@ -639,8 +641,9 @@ def _of_amd(kernel: AmdKernel | None) -> dict[str, Any]:
     }
 
 
-def _block(measurement: Measurement, block: LaunchBlock) -> bytes:
+def _block(measurement: Measurement, block: LaunchBlock, programs: int) -> bytes:
     data = bytearray(block.size)
+    data[patch_function.WANTED : patch_function.WANTED + 4] = programs.to_bytes(4, "little")
     for name, (offset, size) in block.params.items():
         data[offset : offset + size] = measurement.params.get(name, b"").ljust(size, b"\0")[:size]
     return bytes(data)

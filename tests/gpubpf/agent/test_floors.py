@@ -24,7 +24,7 @@ FLOORS = {
     "driver": "log/clock driver/fault driver/waiting_call driver/current driver/gpu_idle",
     "operations": "log/stamp log/cupti log/operation",
     "copies": "copies/shared copies/image copies/link copies/original copies/deferred copies/patched copies/launch copies/sidecar"
-    " copies/patches copies/preexisting copies/graph copies/drain",
+    " copies/sanitizer_api copies/patches copies/preexisting copies/graph copies/drain",
     "hooks": "driver/leftovers hook_call hooks_log hooks_graph hooks_module hooks",
     "agent": "lifetimes agent",
 }

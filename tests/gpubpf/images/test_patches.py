@@ -15,12 +15,13 @@ from gpubpf.ebpf.sampling import PARAMETER
 from gpubpf.errors import Error
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
-from gpubpf.images.patches import patches_at, refusal_of, with_patched
+from gpubpf.images.patches import patches_at, refusal_of, sites_of, with_patched
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.inject.values import PtxProbe
 from gpubpf.lower import patch_function
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.lower.patch_function import SIGNATURES
+from gpubpf.record import replace
 from gpubpf_fragments import tally
 from gpubpf_sass import need, sass
 
@@ -52,9 +53,36 @@ def test_what_patches_cannot_do_is_the_reason() -> None:
         Argument("a", "b64", "context", field="arg0"), "entry"
     )
     assert "no patches at point branch" in reason(work, "branch")
-    assert "number of its launch" in reason(Argument("launch", "b64", "launch"))
-    assert "number of its launch or its host thread" in reason(Argument("who", "b64", "pid_tgid"))
+    assert "its launch's host thread" in reason(Argument("who", "b64", "pid_tgid"))
+    assert "its launch's allocations" in reason(Argument("epoch", "b64", "epoch"))
     assert refusal_of(on_exit(tally())) is None
+
+
+def test_programs_of_some_kernels() -> None:
+    """A patch is for all kernels of a module. A program that only some of them want tests a bit in the kernel's launch block."""
+    probes: list[PtxProbe] = [
+        Probe(tally(), "exit", kernels=("one",)),
+        Probe(tally(), "exit", kernels=("*",)),
+    ]
+    refused = Sidecar(refusals=dict.fromkeys(("one", "other"), fatbin.SASS_ONLY))
+    assert {k.name: k.programs for k in with_patched(refused, probes).kernels} == {"one": 3, "other": 2}
+    text = patches_at(TABLE, probes, Target("sim")).image.decode()
+    assert all(f"and.b32 %gpubpf_0word, %gpubpf_0word, {bit};" in text for bit in (1, 2))
+    assert "%gpubpf_0word, %gpubpf_0word" not in patches_at(TABLE, probes[:1], Target("sim")).image.decode()
+    many: list[PtxProbe] = [Probe(tally(), "exit")] * (patch_function.MOST_PROGRAMS + 1)
+    assert "more than 32 programs" in str(refusal_of(many))
+
+
+def test_sites_of_a_kernel_without_ptx() -> None:
+    """Each instruction is one; without source lines, or with different ones in several builds, it is shown by its offset."""
+    (kernel,) = with_patched(Sidecar(refusals={"k": fatbin.SASS_ONLY}), on_exit(tally())).kernels
+    sites = sites_of([kernel.sites])
+    assert sites is not None and sites.get(18).offset == 18 * 16 and not sites.get(18).source
+    lines = (*kernel.sites, replace(kernel.sites[0], number=4, source="a.cu", source_line=7))
+    with_lines, of_two = sites_of([lines]), sites_of([lines, kernel.sites])
+    assert with_lines is not None and [with_lines.get(n).source_line for n in (3, 4, 18)] == [0, 7, 7]
+    assert of_two is not None and of_two.get(18).source_line == 0
+    assert sites_of([(replace(kernel.sites[0], point="exit"),)]) is None
 
 
 def test_patches_choose_blocks() -> None:

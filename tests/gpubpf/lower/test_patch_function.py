@@ -88,6 +88,18 @@ def test_what_ptxas_makes_of_them(cc: tuple[int, int], tmp_path: Path) -> None:
         assert max(int(number) for number in re.findall(r"\bR(\d+)\b", words)) <= MOST_REGISTER, name
 
 
+def test_the_number_of_the_launch() -> None:
+    """It comes from the data of the launch, and only in modules with programs that read it. Each thread counts itself as it begins."""
+    of = {f"{tool}": fragment for tool, _, fragment in programs()}
+    reads, not_ = of["launchlate.on_entry"], of["threadhist.on_exit"]
+    enter = Patch(patch_function.BLOCK_ENTER, "gpubpf_program0", (PatchProgram(reads),))
+    leave = Patch(patch_function.BLOCK_EXIT, "gpubpf_program1", (PatchProgram(not_),))
+    block = block_of([enter, leave])
+    both, alone = (patch_module(made, block, TABLE, (9, 0)) for made in ([enter, leave], [leave]))
+    assert both.count("ld.param.b64 %gpubpf_0data, [data];") == 2 and "[data]" not in alone
+    assert both.count("atom.global.add.u32 %gpubpf_0begun") == both.count("ld.relaxed.gpu.global.u32") == 1
+
+
 def test_programs_of_one_instruction_share_a_function() -> None:
     """The API calls one function at an instruction. Programs are skipped at accesses of other kinds."""
     at_access = [patch for patch in patches() if patch.instruction == patch_function.GLOBAL_ACCESS]

@@ -13,6 +13,7 @@
 
 #include "copies/drain.h"
 #include "copies/launch.h"
+#include "copies/patched.h"
 #include "copies/preexisting.h"
 #include "copies/sidecar.h"
 #include "driver/current.h"
@@ -110,6 +111,7 @@ CUresult described_launch(const HookCall &hook, const Function *function, CUfunc
     CUresult result;
     if (outcome == kInstrumented) {
         operation.called();
+        PatchData data(swap.patch_data);
         result = in_driver_with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
         r.kernel.build = swap.copy->layout->build;
         if (!swapped(hook, swap, result)) {
@@ -144,6 +146,7 @@ template <typename Launch>
     const uint32_t outcome = decide(function, shape, take_ids(1), parameters, extra, swap);
     CUresult result;
     if (outcome == kInstrumented) {
+        PatchData data(swap.patch_data);
         result = in_driver_with_copy([&] { return original(swap.function, swap.parameters, swap.extra); });
         if (swapped(hook, swap, result)) return result;
     }

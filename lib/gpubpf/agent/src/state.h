@@ -80,6 +80,9 @@ struct Patches {
     std::vector<std::pair<uint32_t, std::string>> functions;
     std::vector<std::pair<uint64_t, uint64_t>> code;  // of the functions: first program counter, size
     std::vector<CUmodule> modules;                    // that are patched
+    uint32_t shapes = 0;                              // of all kernels, each has a number
+    // Records of graphs that no longer exist, the oldest first: their addresses and sizes in bytes.
+    std::deque<std::pair<CUdeviceptr, uint64_t>> graphs;
     // The beginning of the table: calls that counted nothing, as copied from the GPU last, and as far as the control block has them.
     uint64_t lost[2] = {}, lost_counted[2] = {};
 };
@@ -146,6 +149,7 @@ struct Instance : AttachmentObject {
     // complete except for the launch id; null: no memory yet
     std::atomic<const uint8_t *> launch_block{nullptr};
     std::atomic<bool> published{false};  // of a patched kernel: its launch block is in GPU memory (publish)
+    uint32_t shape = 0;                  // if published: its number in the context (Patches::shapes)
     uint32_t tried = UINT32_MAX;  // the generation of pools that were too small; UINT32_MAX: not tried yet
     std::vector<Array> arrays;    // valid once launch_block is set
     // How often the copy ran in bodies of conditional graph nodes: the address of a u64 in a pool, in which the

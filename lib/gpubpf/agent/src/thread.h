@@ -36,6 +36,7 @@ struct alignas(64) Thread {
     uint64_t timed_since = 0, ticks = 0, slow_since = 0;
     std::atomic<bool> used{true};
     std::atomic<uint32_t> id{0};
+    uint64_t patch_data = 0;  // see PatchData in copies/patched.h
     Thread *next = nullptr;
     void *cache[kCacheSlots] = {};
 };

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <unistd.h>
 #include <unordered_map>
 
 #include "attachment.h"
 #include "copies/launch.h"
+#include "copies/patched.h"
 #include "copies/preexisting.h"
 #include "copies/sidecar.h"
 #include "driver/current.h"
@@ -48,7 +50,8 @@ struct Walk {
     std::unordered_map<CUgraphNode, Part> children;
     std::vector<std::pair<uint32_t, uint32_t>> edges;
     uint32_t others = 0;
-    bool whole = true;  // the number of executions of each kernel is known
+    bool programmatic = false;  // a kernel may begin before one that it depends on has ended
+    bool whole = true;          // the number of executions of each kernel is known
 };
 
 struct Exec {
@@ -64,6 +67,8 @@ struct Exec {
     bool swapped = false;     // has copies
     // While it has copies: the same graph with the program's kernels. Null: unknown.
     CUgraph own = nullptr;
+    GraphRecord record;     // if it has patches that read the launch's number
+    bool numbered = false;  // the record has the present nodes
 };
 
 struct Execs {
@@ -182,8 +187,12 @@ Ends walk(CUgraph graph, Context *context, const Ends &before, int level, Walk &
         from.resize(m);
         to.resize(m);
         std::vector<CUgraphEdgeData> data(m);
-        return !m ||
-               driver.cuGraphGetEdges_v2(graph, from.data(), to.data(), data.data(), &m) == CUDA_SUCCESS;
+        if (m && driver.cuGraphGetEdges_v2(graph, from.data(), to.data(), data.data(), &m) != CUDA_SUCCESS)
+            return false;
+        w.programmatic |= std::any_of(data.begin(), data.end(), [](const CUgraphEdgeData &edge) {
+            return edge.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+        });
+        return true;
     };
     if (level > kDeepest || !listed()) {
         w.whole = false;
@@ -482,6 +491,59 @@ void log_nodes(const Exec &exec) {
     }
 }
 
+// Whether a path of dependencies leads from one kernel node to another.
+bool leads(const std::vector<std::vector<uint32_t>> &after, uint32_t from, uint32_t to) {
+    std::vector<uint32_t> open{from};
+    std::vector<bool> seen(to + 1);
+    while (!open.empty()) {
+        const uint32_t at = open.back();
+        open.pop_back();
+        if (at == to) return true;
+        for (uint32_t next : after[at])
+            if (next <= to && !seen[next]) {
+                seen[next] = true;
+                open.push_back(next);
+            }
+    }
+    return false;
+}
+
+// Makes the patches in the graph's kernels know the numbers of their nodes. Patches see only the kernel and its shape. So nodes that
+// have these in common and do not run one after the other are not measured.
+void number_nodes(Exec &exec) {
+    Walk &w = exec.walk;
+    exec.numbered = true;
+    std::map<const Instance *, std::vector<uint32_t>> alike;
+    for (uint32_t i = 0; i < w.kernels.size(); ++i) {
+        const KernelNode &k = w.kernels[i];
+        const bool measured = k.outcome == kInstrumented || k.outcome == outcome_of(kAlikeNodes);
+        if (k.enabled && measured && k.choice.copy->layout->numbered) alike[k.choice.instance].push_back(i);
+    }
+    if (alike.empty()) return;
+    std::vector<std::vector<uint32_t>> after(w.kernels.size());
+    for (const auto &[from, to] : w.edges) after[from].push_back(to);
+    std::vector<AlikeNodes> nodes;
+    for (auto &[instance, numbers] : alike) {
+        const KernelNode &first = w.kernels[numbers[0]];
+        const bool in_body = std::any_of(w.bodies.begin(), w.bodies.end(), [&](const KernelNode &k) {
+            return k.function.kernel == first.function.kernel &&
+                   !memcmp(k.shape.grid, first.shape.grid, sizeof k.shape.grid) &&
+                   !memcmp(k.shape.block, first.shape.block, sizeof k.shape.block);
+        });
+        bool apart = !in_body;
+        if (numbers.size() > 1)
+            apart = apart && !w.programmatic && driver.cuMemsetD32Async &&
+                    instance->threads() <= UINT32_MAX / numbers.size();
+        for (size_t i = 1; apart && i < numbers.size(); ++i) apart = leads(after, numbers[i - 1], numbers[i]);
+        for (uint32_t number : numbers)
+            w.kernels[number].outcome = apart ? uint32_t(kInstrumented) : outcome_of(kAlikeNodes);
+        nodes.push_back({instance, apart ? numbers : std::vector<uint32_t>()});
+    }
+    if (write_graph(*exec.context, exec.record, exec.cell, nodes)) return;
+    for (const auto &[instance, numbers] : alike)
+        for (uint32_t number : numbers) w.kernels[number].outcome = outcome_of(kCopyFailed);
+}
+
 void forget_own(Exec &exec) {
     if (exec.own) driver.cuGraphDestroy(exec.own);
     exec.own = nullptr;
@@ -580,6 +642,7 @@ void adopt(Exec &exec, CUgraphExec handle, CUgraph graph, bool again) {
     }
     exec.walk = std::move(own);
     make_event(exec);
+    number_nodes(exec);
     log_nodes(exec);
 }
 
@@ -603,6 +666,8 @@ void number_replay(Exec &exec, CUstream stream, uint32_t queue, uint64_t first) 
     // wait for them.
     if (exec.last && exec.last_queue && exec.last_queue != queue)
         driver.cuStreamWaitEvent(stream, exec.last, 0);
+    if (exec.record.counters)
+        driver.cuMemsetD32Async(exec.record.at + exec.record.counters_at, 0, exec.record.counters, stream);
     if (driver.cuStreamWriteValue64_v2 &&
         driver.cuStreamWriteValue64_v2(stream, exec.cell, first, 0) == CUDA_SUCCESS)
         return;
@@ -689,6 +754,7 @@ void kernel_node_set(CUgraphExec handle, CUgraphNode node, const CUDA_KERNEL_NOD
         else now.outcome = outcome_of(kCopyFailed);
     }
     exec->walk.kernels[it->second] = now;
+    exec->numbered = false;
     make_event(*exec);
     if (oplog.on()) log_node(*exec, it->second);
 }
@@ -721,6 +787,7 @@ void child_node_set(CUgraphExec handle, CUgraphNode node, CUgraph child) {
         }
     }
     if (clone) driver.cuGraphDestroy(clone);
+    exec->numbered = false;
     for (uint32_t i = 0; i < part.count && i < own.kernels.size(); ++i) {
         own.kernels[i].handle = nullptr;
         exec->walk.kernels[part.first + i] = own.kernels[i];
@@ -735,6 +802,7 @@ void node_enabled(CUgraphExec handle, CUgraphNode node, bool enabled) {
     auto it = exec->walk.index.find(node);
     DriverScope scope;
     if (!enabled) forget_own(*exec);  // an update may enable it again
+    exec->numbered = false;
     if (it != exec->walk.index.end()) exec->walk.kernels[it->second].enabled = enabled;
 }
 
@@ -790,6 +858,7 @@ void graph_gone(CUgraphExec handle) {
     }
     // The last launch may still be reading its cell. So the cell is reused as late as possible.
     if (!exec->context || exec->context->dead) return;
+    forget_graph(*exec->context, exec->record);
     if (exec->cell) {
         std::lock_guard<std::mutex> memory(exec->context->memory);
         exec->context->cells.push_back(exec->cell);
@@ -867,7 +936,10 @@ CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
     if (exec) {
         if (!captured) first = take_ids(exec->walk.kernels.size());
         if (!captured && exec->swapped)
-            quietly([&] { number_replay(*exec, where.handle(), operation.queue.number, first); });
+            quietly([&] {
+                if (!exec->numbered) number_nodes(*exec);
+                number_replay(*exec, where.handle(), operation.queue.number, first);
+            });
     }
     if (agent.config.stacks) r.stack = host_stack();
     if (!captured && exec && host_program()) run_host_program_for(*exec, operation, first);
@@ -877,6 +949,7 @@ CUresult launch_graph(const HookCall &hook, CUgraphExec handle, StreamRef where,
     CUresult result;
     {
         InDriver scope(exec && exec->swapped ? ThreadIn::DriverWithCopy : ThreadIn::Driver);
+        PatchData data(exec && exec->swapped && !captured ? exec->record.data : 0);
         result = original();
     }
     operation.returned(result);

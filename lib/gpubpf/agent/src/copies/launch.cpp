@@ -255,6 +255,7 @@ bool build(const Choice &choice, uint64_t launch, uint64_t replay, void **parame
     if (layout.patched) {
         swap.parameters = parameters;
         swap.extra = extra;
+        if (layout.numbered) swap.patch_data = patch_data_of(launch);
         return publish(choice);
     }
     const void *given = nullptr;

@@ -24,6 +24,7 @@ struct Swap {
     void **extra = nullptr;
     Copy *copy = nullptr;
     Instance *instance = nullptr;
+    uint64_t patch_data = 0;  // for PatchData
 
     void *few[64];
     std::vector<void *> many;

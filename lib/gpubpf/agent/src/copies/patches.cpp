@@ -1,63 +1,80 @@
-// Types and numbers: sanitizer_callbacks.h, sanitizer_patching.h and sanitizer_result.h of NVIDIA's Compute Sanitizer 12.4 to 13.5.
 #include "copies/patches.h"
 
 #include <algorithm>
 #include <cstring>
 #include <dlfcn.h>
 #include <mutex>
+#include <tuple>
 #include <utility>
 
 #include "attachment.h"
 #include "copies/launch.h"
 #include "copies/patched.h"
+#include "copies/sanitizer_api.h"
 #include "copies/sidecar.h"
 #include "driver/current.h"
 #include "driver/gpu_idle.h"
 #include "library.h"
+#include "log/log.h"
 #include "log/other_profilers.h"
 #include "signals.h"
 
 namespace gpubpf {
 
+using namespace sanitizer;
+
 namespace {
 
-enum Result { kSuccess = 0, kMaxLimitReached = 10, kNotInitialized = 13 };
-constexpr uint32_t kResourceDomain = 3;
-using Subscriber = struct SubscriberHandle *;
-using Callback = void (*)(void *, uint32_t, uint32_t, const void *);
-
-struct Functions {
-    int (*Subscribe)(Subscriber *, Callback, void *);
-    int (*Unsubscribe)(Subscriber);
-    int (*EnableDomain)(uint32_t, Subscriber, uint32_t);
-    int (*AddPatches)(const void *, CUcontext);
-    int (*PatchInstructions)(uint32_t, CUmodule, const char *);
-    int (*PatchModule)(CUmodule);
-    int (*UnpatchModule)(CUmodule);
-    int (*GetFunctionPcAndSize)(CUmodule, const char *, uint64_t *, uint64_t *);
-    int (*GetCallbackPcAndSize)(CUcontext, const char *, uint64_t *, uint64_t *);
-} api;
+Functions api;
 
 // Only one thread at a time may call the API (sanitizer_patching.h, "Thread-safety"). This lock is taken after Patches::lock.
 std::mutex serial;
 Subscriber subscriber = nullptr;  // guarded by `serial`, like the next one
 std::string refusal = "GPUBPF_SANITIZER names no library";
+bool follows_launches = false;  // on_launch is called for them
 
 bool find(void *library) {
-    return FunctionsOf(library)
-        .get(api.Subscribe, "sanitizerSubscribe")
-        .get(api.Unsubscribe, "sanitizerUnsubscribe")
-        .get(api.EnableDomain, "sanitizerEnableDomain")
-        .get(api.AddPatches, "sanitizerAddPatches")
-        .get(api.PatchInstructions, "sanitizerPatchInstructions")
-        .get(api.PatchModule, "sanitizerPatchModule")
-        .get(api.UnpatchModule, "sanitizerUnpatchModule")
-        .get(api.GetFunctionPcAndSize, "sanitizerGetFunctionPcAndSize")
-        .get(api.GetCallbackPcAndSize, "sanitizerGetCallbackPcAndSize")
-        .all();
+    FunctionsOf functions(library);
+    const bool all = functions.get(api.Subscribe, "sanitizerSubscribe")
+                         .get(api.Unsubscribe, "sanitizerUnsubscribe")
+                         .get(api.EnableDomain, "sanitizerEnableDomain")
+                         .get(api.EnableCallback, "sanitizerEnableCallback")
+                         .get(api.SetLaunchCallbackData, "sanitizerSetLaunchCallbackData")
+                         .get(api.AddPatches, "sanitizerAddPatches")
+                         .get(api.PatchInstructions, "sanitizerPatchInstructions")
+                         .get(api.PatchModule, "sanitizerPatchModule")
+                         .get(api.UnpatchModule, "sanitizerUnpatchModule")
+                         .get(api.GetFunctionPcAndSize, "sanitizerGetFunctionPcAndSize")
+                         .all();
+    functions.get(api.GetCallbackPcAndSize, "sanitizerGetCallbackPcAndSize");  // not in 12.4
+    return all;
 }
 
-void ignore(void *, uint32_t, uint32_t, const void *) {}
+// Gives the patches in a launch of the calling thread their data. A launch without a number gets 0, since it might get another's.
+void on_launch(void *, uint32_t domain, uint32_t callback, const void *data) {
+    const LaunchData *launch = nullptr;
+    if (domain == kLaunchDomain && callback == kLaunchBegin) {
+        launch = static_cast<const LaunchData *>(data);
+    } else if (domain == kGraphsDomain && callback == kNodeLaunchBegin) {
+        const auto *node = static_cast<const GraphNodeLaunchData *>(data);
+        if (node->nodeType == CU_GRAPH_NODE_TYPE_KERNEL) launch = &node->launchData;
+    }
+    if (!launch || !launch->hLaunch) return;
+    const Thread *thread = own_record();
+    // Without `serial`, which this function need not be called with: a thread that has it may wait for a lock of the driver.
+    api.SetLaunchCallbackData(launch->hLaunch, launch->function, launch->hStream,
+                              reinterpret_cast<const void *>(thread ? thread->patch_data : 0));
+}
+
+// Returns whether on_launch is called for launches from now on.
+bool follow_launches() {
+    std::lock_guard<std::mutex> alone(serial);
+    if (follows_launches || !subscriber) return follows_launches;
+    SignalsBlocked blocked;
+    follows_launches = api.EnableCallback(1, subscriber, kLaunchDomain, kLaunchBegin) == kSuccess &&
+                       api.EnableCallback(1, subscriber, kGraphsDomain, kNodeLaunchBegin) == kSuccess;
+    return follows_launches;
+}
 
 std::string in_words(int result) {
     switch (result) {
@@ -69,8 +86,9 @@ std::string in_words(int result) {
 
 constexpr uint64_t kTableSlots = uint64_t(1) << kSlotBits, kSlotSize = 16;
 constexpr uint64_t kTableSize = kPatchHeader + kTableSlots * kSlotSize;
-constexpr uint64_t kRecords = 8 << 20;  // bytes for records of functions and shapes
 constexpr uint64_t kRecordAlignment = 16;
+constexpr size_t kUnusedGraphs =
+    256;  // records of graphs are used again when there are so many: launches may still use newer ones
 constexpr uint32_t kPatience = 2000;  // ms that a copy to the table may take
 
 // Copies bytes to GPU memory and waits. The context is current.
@@ -112,8 +130,9 @@ bool write_slots(const Context &context, Patches &p, uint64_t pc, uint64_t size,
     return true;
 }
 
-// Prepares a context for patches: its table, and the patches from the tool. Returns why it cannot, or "".
-std::string prepare_patches(Module *module, Context &context) {
+// Prepares a context for patches: its table, and the patches from the tool. numbered: they read the launch's number. Returns why it
+// cannot, or "".
+std::string prepare_patches(Module *module, Context &context, bool numbered) {
     static std::mutex preparing;  // other threads need the same patches
     std::lock_guard<std::mutex> in_turn(preparing);
     Patches &p = context.patches;
@@ -131,20 +150,21 @@ std::string prepare_patches(Module *module, Context &context) {
         std::lock_guard<std::mutex> hold(serial);
         if (!subscriber) return failed(refusal);
     }
+    if (numbered && !follow_launches()) return failed("the library reports no launches");
     {
         std::lock_guard<std::mutex> busy(context.busy);
         Current current(context);
         CUdeviceptr memory = 0;  // not in a pool, because readings of the maps copy the pools
         if (!current.ok() || !prepare_context(context) ||
-            driver.cuMemAlloc_v2(&memory, kTableSize + kRecords) != CUDA_SUCCESS)
+            driver.cuMemAlloc_v2(&memory, kTableSize + kPatchRecords) != CUDA_SUCCESS)
             return failed("no memory for the table of patches");
         std::lock_guard<std::mutex> hold(p.lock);
         p.table = memory;
-        if (driver.cuMemsetD8Async(memory, 0, kTableSize + kRecords, context.stream) != CUDA_SUCCESS ||
+        if (driver.cuMemsetD8Async(memory, 0, kTableSize + kPatchRecords, context.stream) != CUDA_SUCCESS ||
             !wait_for(context.stream, kPatience))
             return p.why = "the table of patches cannot be written";
         p.records = p.table + kTableSize;
-        p.records_end = p.records + kRecords;
+        p.records_end = p.records + kPatchRecords;
         p.slots.assign(kTableSlots, {});
     }
     const auto question =
@@ -164,7 +184,8 @@ std::string prepare_patches(Module *module, Context &context) {
         return p.why = "the library rejects the patches, " + in_words(result);
     p.functions = answer.patches;
     for (const auto &[instruction, name] : p.functions)
-        if (uint64_t pc, size; api.GetCallbackPcAndSize(context.handle, name.c_str(), &pc, &size) == kSuccess)
+        if (uint64_t pc, size; api.GetCallbackPcAndSize &&
+                               api.GetCallbackPcAndSize(context.handle, name.c_str(), &pc, &size) == kSuccess)
             p.code.push_back({pc, size});
     p.usable = true;
     return p.why = "";
@@ -221,7 +242,7 @@ std::string start_sanitizer(const std::string &libraries) {
     });
     if (!found) return refusal;
     Subscriber made = nullptr;
-    int result = api.Subscribe(&made, ignore, nullptr);
+    int result = api.Subscribe(&made, on_launch, nullptr);
     if (result == kSuccess) {
         result = api.EnableDomain(1, made, kResourceDomain);
         if (result != kSuccess) api.Unsubscribe(made);
@@ -260,7 +281,9 @@ void stop_sanitizer() {
     std::lock_guard<std::mutex> alone(serial);
     SignalsBlocked blocked;
     DriverScope scope;
-    if (all) api.Unsubscribe(std::exchange(subscriber, nullptr));
+    if (!all) return;
+    api.Unsubscribe(std::exchange(subscriber, nullptr));
+    follows_launches = false;
 }
 
 void install_patches(Module *module, Context *context, const std::shared_ptr<const Answer> &answer) {
@@ -270,8 +293,8 @@ void install_patches(Module *module, Context *context, const std::shared_ptr<con
         std::lock_guard<std::mutex> hold(r.lock);
         for (const Layout &l : answer->kernels) kernels.push_back(r.kernel(module, l.name));
     }
-    std::string why =
-        is_agents_thread() ? "it was loaded too late for patches" : prepare_patches(module, *context);
+    std::string why = is_agents_thread() ? "it was loaded too late for patches"
+                                         : prepare_patches(module, *context, answer->kernels[0].numbered);
     Current current(*context);
     if (why.empty() && !current.ok()) why = "the CUDA context cannot be used";
     for (size_t i = 0; i < kernels.size(); ++i) {
@@ -333,6 +356,10 @@ bool publish(const Choice &choice) {
         const uint64_t number = copy.kernel->slot_index;
         memcpy(record.data() + kPatchBlock + layout.kernel, &number, sizeof number);
     }
+    // In place of the launch's number: what a patch needs to find it.
+    const uint64_t process = next_launch_id() >> kNumberBits << kNumberBits;
+    memcpy(record.data() + kPatchBlock + kBlockLaunch, &p.shapes, sizeof p.shapes);
+    memcpy(record.data() + kPatchBlock + kBlockReplay, &process, sizeof process);
     const CUdeviceptr at = copy.shapes < kPatchShapes ? take(p, record.size()) : 0;
     Current current(context);
     if (!at || !current.ok() || !write(context, at, record.data(), record.size()) ||
@@ -340,8 +367,56 @@ bool publish(const Choice &choice) {
         return false;
     copy.shape = at;
     ++copy.shapes;
+    instance.shape = p.shapes++;
     instance.published.store(true, std::memory_order_release);
     return true;
+}
+
+bool write_graph(Context &context, GraphRecord &record, CUdeviceptr cell,
+                 const std::vector<AlikeNodes> &nodes) {
+    Patches &p = context.patches;
+    std::lock_guard<std::mutex> hold(p.lock);
+    uint32_t shapes = 0;
+    for (const AlikeNodes &n : nodes) shapes = std::max(shapes, n.instance->shape + 1);
+    std::vector<uint32_t> words(kPatchPlaces / 4 + shapes);
+    const uint64_t head[3] = {kPatchGraphMark, cell, shapes};
+    memcpy(words.data(), head, sizeof head);
+    std::vector<size_t> counted;  // the groups that need a counter
+    for (const AlikeNodes &n : nodes) {
+        words[kPatchPlaces / 4 + n.instance->shape] = 4 * words.size();
+        if (n.numbers.size() > 1) counted.push_back(words.size());
+        words.insert(words.end(), {static_cast<uint32_t>(n.numbers.size()),
+                                   static_cast<uint32_t>(n.instance->threads()), 0});
+        words.insert(words.end(), n.numbers.begin(), n.numbers.end());
+    }
+    record.counters_at = 4 * words.size();
+    record.counters = counted.size();
+    for (size_t at : counted) {
+        words[at + kPatchNodes / 4 - 1] = 4 * words.size();
+        words.push_back(0);
+    }
+    if (record.at && record.words == words) return true;
+    if (record.at) p.graphs.emplace_back(record.at, record.size);
+    const uint64_t size = 4 * words.size();
+    record.size = size + size / 2;  // so that other graphs can use it later
+    record.at = p.graphs.size() < kUnusedGraphs ? take(p, record.size) : 0;
+    const auto unused =
+        std::find_if(p.graphs.begin(), p.graphs.end(), [&](const auto &r) { return r.second >= size; });
+    if (!record.at && unused != p.graphs.end()) {
+        std::tie(record.at, record.size) = *unused;
+        p.graphs.erase(unused);
+    }
+    if (!record.at) record.at = take(p, record.size);
+    record.words = std::move(words);
+    record.data = record.at ? uint64_t(kPatchGraph) << kNumberBits | (record.at - p.table) : 0;
+    Current current(context);
+    return record.at && current.ok() && write(context, record.at, record.words.data(), size);
+}
+
+void forget_graph(Context &context, GraphRecord &record) {
+    std::lock_guard<std::mutex> hold(context.patches.lock);
+    if (record.at) context.patches.graphs.emplace_back(record.at, record.size);
+    record = {};
 }
 
 void forget_patches(Module *module) {
