@@ -64,6 +64,16 @@ def test_cubins(tmp_path: Path, mode: str, watching: str) -> None:
     }
 
 
+@pytest.mark.parametrize("watching", ["device", "agent"])
+def test_lto_ir(tmp_path: Path, watching: str) -> None:
+    """nvJitLink makes PTX of the LTO-IR when it is asked, as of Numba's kernels. The calls that were inlined are not in that PTX."""
+    command = [jit.nvrtc(), jit.PROGRAMS / "with_nvrtc.py", "nvJitLink-lto"]
+    environment = {"CUDASIM_COMPILERS": "0"} if watching == "agent" else {}
+    done = jit.under_threadhist(command, tmp_path / "out", **environment)
+    all_counted(done)
+    assert done.launches == done.rounds[0] == {"fill": 2, SCALE: 4}
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize("mode", CUBINS)
 def test_cubins_without_a_tool(mode: str) -> None:

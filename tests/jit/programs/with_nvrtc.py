@@ -2,7 +2,7 @@
 
 with_nvrtc.py MODE: what NVRTC is asked for, and which of the driver's functions loads it. Modes of PTX: ptx, library, options.
 Modes of cubins: cubin, lineinfo, cubin-library, cubin-file, and inside of something else cubin-fatbin, cubin-cuLink, cubin-nvJitLink.
-nvJitLink: a cubin that nvJitLink makes of NVRTC's PTX. later: ptx in the first round, then cubin.
+nvJitLink, nvJitLink-lto: a cubin that nvJitLink makes of NVRTC's PTX or LTO-IR. later: ptx in the first round, then cubin.
 """
 
 from __future__ import annotations
@@ -50,12 +50,16 @@ def compiled(mode, number, cc):
     code = mode.startswith("cubin") or mode == "lineinfo"
     options.append(f"--gpu-architecture={'sm' if code else 'compute'}_{cc}".encode())
     options += [b"-lineinfo"] if mode == "lineinfo" else []
+    options += [b"-dlto", b"-rdc=true"] if mode == "nvJitLink-lto" else []
     options += [b"-rdc=true"] if mode in ("cubin-cuLink", "cubin-nvJitLink") else []
     options += [b"--maxrregcount=32"] if mode == "cubin-file" else []
     check(nvrtc.nvrtcAddNameExpression(program, name))
     check(nvrtc.nvrtcCompileProgram(program, len(options), options))
     lowered = check(nvrtc.nvrtcGetLoweredName(program, name))
-    if code:
+    if mode == "nvJitLink-lto":
+        data = b" " * check(nvrtc.nvrtcGetLTOIRSize(program))
+        check(nvrtc.nvrtcGetLTOIR(program, data))
+    elif code:
         data = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
         check(nvrtc.nvrtcGetCUBIN(program, data))
     else:
@@ -72,11 +76,13 @@ def packed(mode, data, arch):
         sm = int(arch.removeprefix("sm_"))
         image = struct.pack("<HHIQIIHHIIIQQQ", 2, 0x101, 64, len(data), 0, 0, 7, 1, sm, 0, 0, 0x11, 0, 0)
         return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 64 + len(data)) + image + data
-    if mode in ("nvJitLink", "cubin-nvJitLink"):
+    if mode in ("nvJitLink", "nvJitLink-lto", "cubin-nvJitLink"):
         from cuda.bindings import nvjitlink
 
-        kind = nvjitlink.InputType.PTX if mode == "nvJitLink" else nvjitlink.InputType.CUBIN
-        handle = nvjitlink.create(1, [f"-arch={arch}"])
+        kinds = {"nvJitLink": nvjitlink.InputType.PTX, "nvJitLink-lto": nvjitlink.InputType.LTOIR}
+        kind = kinds.get(mode, nvjitlink.InputType.CUBIN)
+        options = [f"-arch={arch}", *(["-lto"] if mode == "nvJitLink-lto" else [])]
+        handle = nvjitlink.create(len(options), options)
         nvjitlink.add_data(handle, kind, data, len(data), "app")
         nvjitlink.complete(handle)
         data = bytearray(nvjitlink.get_linked_cubin_size(handle))

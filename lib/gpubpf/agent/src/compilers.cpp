@@ -27,6 +27,7 @@ namespace {
 enum Function : size_t { kGetCubin, kCreate, kAddData, kAddFile, kGetLinked, kDestroy, kFunctions };
 constexpr size_t kLibraries = 16;  // hooked at the same time; further ones are not seen
 constexpr size_t kMostLinks = 256;
+constexpr size_t kMostLto = 64u << 20;  // bytes of LTO-IR to keep for a link
 constexpr int kFirstMajor = 12, kLastMajor = 19,
               kLastMinor = 9;  // versions in the names of nvJitLink's functions
 
@@ -41,16 +42,28 @@ using Create = int (*)(void **, uint32_t, const char **);
 using AddData = int (*)(void *, int, const void *, size_t, const char *);
 using AddFile = int (*)(void *, int, const char *);
 using Destroy = int (*)(void **);
+using Complete = int (*)(void *);
 
 struct Library {
     uintptr_t base = 0;
     GetSize cubin_size = nullptr, ptx_size = nullptr, linked_size = nullptr;
     GetBytes ptx = nullptr;
+    // For the PTX of LTO-IR; null: it stays unknown.
+    Complete complete = nullptr;
+    GetSize linked_ptx_size = nullptr;
+    GetBytes linked_ptx = nullptr;
+};
+
+struct Link {
+    Inputs of;
+    std::vector<std::string> options;
+    std::vector<std::vector<char>> lto;  // the LTO-IR, if all of it fits into kMostLto
+    size_t lto_bytes = 0;
 };
 
 struct Open {
     std::mutex lock;
-    std::map<void *, Inputs> links;  // those whose nvJitLinkCreate was seen
+    std::map<void *, Link> links;  // those whose nvJitLinkCreate was seen
 };
 
 // The linker's function comes first, then the functions of each library.
@@ -153,24 +166,58 @@ int create(void **handle, uint32_t count, const char **options) {
     if (status == 0)
         beside([&] {
             std::lock_guard<std::mutex> hold(open_links->lock);
-            if (open_links->links.size() < kMostLinks) open_links->links[*handle] = Inputs();
+            if (open_links->links.size() >= kMostLinks) return;
+            Link &link = open_links->links[*handle] = {};
+            link.options.assign(options, options + count);
         });
     return status;
 }
 
-// Adds an input to a link that was seen from its beginning. `input` is called without the lock.
-template <class Input>
-void added(void *handle, const Input &input) {
+// Adds an input to a link that was seen from its beginning.
+void added(void *handle, int type, const void *data, size_t bytes) {
     Inputs more;
-    input(more);
+    give(more, type, data, bytes);
     std::lock_guard<std::mutex> hold(open_links->lock);
-    if (auto it = open_links->links.find(handle); it != open_links->links.end()) it->second.add(more);
+    auto it = open_links->links.find(handle);
+    if (it == open_links->links.end()) return;
+    Link &link = it->second;
+    link.of.add(more);
+    if (!more.lto) return;
+    link.lto_bytes += bytes;
+    const auto *begin = static_cast<const char *>(data);
+    if (link.lto_bytes <= kMostLto) link.lto.emplace_back(begin, begin + bytes);
+    else link.lto.clear();
+}
+
+// Links LTO-IR again, to PTX. nvJitLink makes the cubin from this PTX. Returns nothing if that is not possible.
+Inputs ptx_of_lto(size_t library, const Link &link) {
+    const Library &of = libraries[library];
+    Inputs made;
+    if (!of.complete || !of.linked_ptx_size || !of.linked_ptx) return made;
+    std::vector<const char *> options;
+    for (const std::string &option : link.options) options.push_back(option.c_str());
+    options.push_back("-ptx");
+    void *handle = nullptr;
+    if (original<Create>(library, kCreate)(&handle, static_cast<uint32_t>(options.size()), options.data()) !=
+        0)
+        return made;
+    size_t bytes = 0;
+    const auto add = [&](const std::vector<char> &input) {
+        return original<AddData>(library, kAddData)(handle, kLtoIr, input.data(), input.size(), "") == 0;
+    };
+    if (std::all_of(link.lto.begin(), link.lto.end(), add) && of.complete(handle) == 0 &&
+        of.linked_ptx_size(handle, &bytes) == 0 && bytes > 1 && bytes <= kMostPtx) {
+        std::string ptx(bytes, '\0');
+        if (of.linked_ptx(handle, &ptx[0]) == 0) made.add_ptx(ptx.data(), ptx.size());
+    }
+    original<Destroy>(library, kDestroy)(&handle);
+    return made;
 }
 
 template <size_t N>
 int add_data(void *handle, int type, const void *data, size_t bytes, const char *name) {
     const int status = original<AddData>(N, kAddData)(handle, type, data, bytes, name);
-    if (status == 0) beside([&] { added(handle, [&](Inputs &of) { give(of, type, data, bytes); }); });
+    if (status == 0) beside([&] { added(handle, type, data, bytes); });
     return status;
 }
 
@@ -179,10 +226,8 @@ int add_file(void *handle, int type, const char *path) {
     const int status = original<AddFile>(N, kAddFile)(handle, type, path);
     if (status == 0)
         beside([&] {
-            added(handle, [&](Inputs &of) {
-                const std::vector<char> data = content(path);
-                give(of, type, data.data(), data.size());
-            });
+            const std::vector<char> data = content(path);
+            added(handle, type, data.data(), data.size());
         });
     return status;
 }
@@ -192,13 +237,17 @@ int get_linked(void *handle, void *cubin) {
     const int status = original<GetBytes>(N, kGetLinked)(handle, cubin);
     if (status == 0)
         beside([&] {
-            Inputs of;
+            Link link;
             {
                 std::lock_guard<std::mutex> hold(open_links->lock);
                 auto it = open_links->links.find(handle);
                 if (it == open_links->links.end()) return;
-                of = it->second;
+                link = it->second;
             }
+            Inputs &of = link.of;
+            // Linked PTX and other inputs are not in the PTX of the LTO-IR.
+            if (of.lto && of.lto == of.count && link.lto.size() == of.lto)
+                if (Inputs made = ptx_of_lto(N, link); made.texts) of = std::move(made);
             size_t bytes = 0;
             if (of.count && libraries[N].linked_size(handle, &bytes) == 0 && bytes)
                 user.made(cubin, bytes, of);
@@ -343,6 +392,9 @@ int examine(dl_phdr_info *info, size_t, void *data) {
         };
         bool all = true;
         set(one.library.linked_size, exports.find_of_linker("nvJitLinkGetLinkedCubinSize"));
+        set(one.library.complete, exports.find_of_linker("nvJitLinkComplete"));
+        set(one.library.linked_ptx_size, exports.find_of_linker("nvJitLinkGetLinkedPtxSize"));
+        set(one.library.linked_ptx, exports.find_of_linker("nvJitLinkGetLinkedPtx"));
         for (const auto &[function, name] : kNames)
             all = (one.targets[function] = exports.find_of_linker(name)) && all;
         if (!all || !one.library.linked_size)
