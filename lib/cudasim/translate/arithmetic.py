@@ -782,7 +782,9 @@ def getctarank(v: Values, i: PtxInstruction) -> str:
 @emits("isspacep")
 def isspacep(v: Values, i: PtxInstruction) -> str:
     space = i.modifiers[0].removesuffix("::cta").removesuffix("::entry")
-    a = v.src(i.operands[1], "u64")
+    address = i.operands[1]
+    found = v.names.register(v.scope, address.name) if isinstance(address, Name) else None
+    a = f"(u64){v.src(address, 'u32' if found is not None and found.width == 4 else 'u64')}"
     tests = {
         "shared::cluster": f"(({a}) - w->shared_window < CS_MOST_BLOCKS << CS_RANK_SHIFT)",
         "local": f"(({a}) - w->local_window < (1u << 24))",

@@ -19,7 +19,7 @@ _REDUCTIONS = {"add", "and", "or", "xor", "min", "max", "inc", "dec"}
 def cp(v: Values, i: PtxInstruction) -> str:
     m = i.modifiers
     if "L2::cache_hint" in m:
-        v.exact(i.operands[-2 if "cp_mask" in m else -1], "b64")
+        v.src(i.operands[-2 if "cp_mask" in m else -1], "b64")
     if m[:3] == ("async", "mbarrier", "arrive"):
         # the copies are complete, so this arrives at once; without .noinc it also increments the expected arrivals
         v.code.alone = True
@@ -29,6 +29,8 @@ def cp(v: Values, i: PtxInstruction) -> str:
             f"{v.line(space)} mbar_arrive((u64 *){pointer}, 1, 0);" if "noinc" in m else f"(void){pointer};"
         )
     if "prefetch" in m:
+        if "tensor" not in m:
+            v.src(i.operands[1], "u32")  # the size
         return ""
     if "tensor" in m:
         return _tensor(v, i)
@@ -59,7 +61,7 @@ def _small(v: Values, i: PtxInstruction) -> str:
             v.require((7, 7), "a predicate")
             count = f"({v.src(extra, 'pred')} ? 0u : {n}u)"
         else:
-            count = f"MIN(u32, {v.exact(extra, 'u32')}, {n}u)"
+            count = f"MIN(u32, {v.src(extra, 'u32')}, {n}u)"
     text = f"{{ {v.line()} u8 *d_ = (u8 *){to}; const u32 n_ = {count}; "
     return text + (
         f"if (n_) __builtin_memcpy(d_, {source}, n_); if (n_ < {n}) __builtin_memset(d_ + n_, 0, {n} - n_); }}"
@@ -88,7 +90,7 @@ def _bulk(v: Values, i: PtxInstruction) -> str:
         read, write = element(v, source_space, "from_", 16, "r"), element(v, to, "to_", 16, "w")
         copy = f"const u128 x_ = LD(u128, {read}); ST(u128, {write}, x_);"
         if "cp_mask" in m:
-            copy = f"cs_copy_masked({write}, {read}, {v.exact(operands[-1], 'b16')});"
+            copy = f"cs_copy_masked({write}, {read}, {v.src(operands[-1], 'b16')});"
         text += f"for (u32 k_ = 0; k_ < n_; k_ += 16) {{ {copy} }} "
     if "bulk_group" not in m:
         text += _complete(v, operands[3], multicast)
@@ -102,7 +104,7 @@ def _of_rank(address: str, multicast: bool) -> str:
 
 def _for_each_rank(v: Values, mask: Operand, text: str) -> str:
     """Return C that runs `text` for the rank `r_` of each block that the mask of a multicast names."""
-    each = f"for (u32 ranks_ = {v.exact(mask, 'b16')}; ranks_; ranks_ &= ranks_ - 1)"
+    each = f"for (u32 ranks_ = {v.src(mask, 'b16')}; ranks_; ranks_ &= ranks_ - 1)"
     return f"{each} {{ const u32 r_ = (u32)__builtin_ctz(ranks_); {text} }}"
 
 
@@ -211,7 +213,7 @@ def tensormap(v: Values, i: PtxInstruction) -> str:
     fields = f".map = {window}{v.address(address)}, .field = CS_MAP_{field.upper()}, .dimension = {dimension}"
     v.forget_base()
     return (
-        f"{{ {v.line()} const struct cs_map_change c_ = {{{fields}, .value = {v.exact(value, t)}}}; "
+        f"{{ {v.line()} const struct cs_map_change c_ = {{{fields}, .value = {v.src(value, t)}}}; "
         "api->change_map(w, &c_); }"
     )
 
@@ -281,6 +283,8 @@ def mbarrier(v: Values, i: PtxInstruction) -> str:
         drop = count if kind == "arrive_drop" else "0"
         return f"{text}const u64 x_ = mbar_arrive(b_, {count}, {drop}); {v.dst(operands[0], 'b64', 'x_')} }}"
     if kind in ("test_wait", "try_wait"):
+        if len(operands) > 3:
+            v.src(operands[3], "u32")  # the limit of the time
         wanted = f"{v.src(operands[2], 'b32')} & 1" if "parity" in m else f"{v.src(operands[2], 'b64')} >> 63"
         return f"{line} {{ const u64 x_ = *{pointer}; {v.dst(operands[0], 'pred', f'(x_ >> 63) != ({wanted})')} }}"
     raise v.unsupported()

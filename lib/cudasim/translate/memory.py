@@ -134,6 +134,7 @@ def ld(v: Values, i: PtxInstruction) -> str:
         return before + v.dst(destination, t, f"{load}({kind}, {pointer})")
     if not isinstance(destination, Vector):
         raise v.unsupported(f"destination {destination}")
+    v.check_elements(destination.items)
     text = f"{{ {before}const u8 *p_ = (const u8 *){pointer}; "
     text += " ".join(
         f"const {kind} x{k}_ = {load}({kind}, p_ + {k * width});" for k in range(len(destination.items))
@@ -156,6 +157,7 @@ def st(v: Values, i: PtxInstruction) -> str:
     items = source.items if isinstance(source, Vector) else (source,)
     if len(items) == 1:
         return f"{before}{store}({kind}, {pointer}, {v.src(items[0], t)});"
+    v.check_elements(items)
     text = f"{{ {before}u8 *p_ = (u8 *){pointer}; "
     return (
         text
@@ -190,7 +192,7 @@ def store_bulk(v: Values, i: PtxInstruction) -> str:
     address = v.address(i.operands[0])
     if not isinstance(i.operands[2], Immediate) or i.operands[2].integer:
         raise v.unsupported(f"initial value {i.operands[2]}")
-    size = v.exact(i.operands[1], "u64")
+    size = v.src(i.operands[1], "u64")
     text = f"{{ {v.line()} const u64 to_ = {address}, n_ = {size}; {check_multiple(space, 'to_', 'n_', 8)} "
     return text + f"for (u64 k_ = 0; k_ < n_; k_ += 8) ST(u64, {element(v, space, 'to_', 8, 'w')}, 0); }}"
 

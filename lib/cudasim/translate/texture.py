@@ -43,6 +43,8 @@ def _handle(v: Values, operand: Operand) -> str:
         raise v.unsupported()
     found = v.names.register(v.scope, operand.base)
     if found is not None:
+        if found.width != 8:
+            raise v.unsupported(f"{operand.base} is not a register of 64 bits")
         return f"(u64){v.read(found)}"
     storage = v.names.storage(v.scope, operand.base)
     if storage is None or storage.kind != "global":

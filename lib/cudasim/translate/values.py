@@ -72,6 +72,10 @@ def _special_widths(name: str) -> tuple[int, ...]:
     return (8,) if base.endswith("64") or base in ("%globaltimer", "%current_graph_exec") else (4,)
 
 
+# The instructions that take registers which are wider than the type.
+_WIDER = {"cvt", "ld", "ldu", "st", "suld", "sust"}
+
+
 class Unsupported(PtxError):
     """The embedded device does not support an instruction."""
 
@@ -231,21 +235,25 @@ class Values:
             text = self.read(found)
             if operand.offset:  # `%r1+4`, which ptxas computes with the register's width
                 text = f"({c_type(found.width)})({text} + {operand.offset & (1 << 8 * found.width) - 1}ull)"
-            if found.width == width:
-                return text
-            if found.width == 0 or width == 0:
-                raise PtxError(
-                    f"PTX line {self.instruction.line}: {operand.name} and .{type_name} do not go together"
-                )
-            return f"({c_type(width)}){text}"
+            self._check_width(found, operand.name, type_name)
+            return text if found.width == width else f"({c_type(width)}){text}"
         return f"({c_type(width)})({self.address_of(operand.name, operand.offset)})"
 
-    def exact(self, operand: Operand, type_name: str) -> str:
-        """Return a source operand as `src` does; refuse a register of another width, as ptxas does."""
-        found = self.names.register(self.scope, operand.name) if isinstance(operand, Name) else None
-        if found is None or found.width == size_of(type_name):
-            return self.src(operand, type_name)
-        raise self.unsupported(f"operand {operand} is not of type .{type_name}")
+    def _check_width(self, register: Register, name: str, type_name: str) -> None:
+        """Refuse a register whose width is not that of the type, as ptxas does; some instructions take wider ones (PTX ISA 9.4.1)."""
+        width = size_of(type_name)
+        opcode, is_async = self.instruction.opcode, self.instruction.modifiers[:1] == ("async",)
+        wider = register.width > width > 0 and opcode in _WIDER and not is_async
+        if register.width != width and not wider and opcode != "call":
+            raise self.unsupported(
+                f"{name} has {8 * register.width or 1} bits, and .{type_name} {8 * width or 1}"
+            )
+
+    def check_elements(self, items: tuple[Operand, ...]) -> None:
+        """Refuse a vector of registers of several widths."""
+        found = [self.names.register(self.scope, item.name) for item in items if isinstance(item, Name)]
+        if len({register.width for register in found if register is not None}) > 1:
+            raise self.unsupported("the elements of the vector have several widths")
 
     def require(self, version: tuple[int, int], what: str) -> None:
         """Refuse the instruction if the module's version of PTX is older than the version with `what`."""
@@ -346,6 +354,7 @@ class Values:
         if found is None:
             return f"(void)({expression});"
         width = size_of(type_name)
+        self._check_width(found, str(operand), type_name)
         self.code.defs.add(found)
         if found.width > width and type_name in SIGNED:
             return f"{found.name} = ({c_type(found.width)})(s{found.width * 8})(s{width * 8})({expression});"
@@ -363,7 +372,7 @@ class Values:
         if operand.base is None:
             return f"{operand.offset & (1 << 64) - 1}ull"
         if operand.index is not None:
-            index = self.src(Name(operand.index), "u32")
+            index = f"(u32){self.read(self.register(operand.index))}"
             bytes_ = f"{index} * {operand.unit}u + {operand.offset & (1 << 32) - 1}u"
             return f"(u64)({self.address_of(operand.base)} + (u32)({bytes_}))"
         found = self.names.register(self.scope, operand.base)
