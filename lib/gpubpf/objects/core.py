@@ -9,6 +9,8 @@ is found by its name, and a type by its name and kind. A name may end in a flavo
 
 from __future__ import annotations
 
+import functools
+
 from gpubpf.ebpf import btf
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.btf import Types, essential_name
@@ -24,6 +26,7 @@ _TYPE = (TYPE_ID_TARGET, TYPE_EXISTS, TYPE_SIZE, TYPE_MATCHES)
 _ABSENT_IS_ZERO = (FIELD_EXISTS, TYPE_EXISTS, TYPE_SIZE, ENUM_EXISTS, TYPE_MATCHES)
 _DEEPEST = 32  # maximum depth of members in members
 _MOST_CANDIDATES = 64
+_KEPT = 64  # types whose members are kept
 
 
 class _Place(Record):
@@ -39,6 +42,10 @@ class Relocations:
 
     def __init__(self, local: Types, kernel: Types) -> None:
         self._local, self._kernel = local, kernel
+        # An object may have a million relocations about a type with 65,535 members.
+        keep = functools.lru_cache(_KEPT)
+        self._members, self._values = keep(local.members), keep(local.values)
+        self._kernel_members, self._kernel_values = keep(kernel.members), keep(kernel.values)
 
     def value(self, root: int, access: str, kind: int) -> tuple[int | None, _Place | None]:
         """Return the value for an instruction, and the place of a member in the kernel's type.
@@ -90,14 +97,14 @@ class Relocations:
         return {TYPE_ID_TARGET: candidates[0], TYPE_SIZE: self._kernel.size(candidates[0])}.get(kind, 1)
 
     def _enum_value(self, root: int, index: int, kind: int) -> int | None:
-        values = self._local.values(self._local.plain(root))
+        values = self._values(self._local.plain(root))
         if index >= len(values):
             raise ImageError(
                 "a CO-RE relocation is about an enumerator that its type does not have; compile it again"
             )
         wanted = essential_name(values[index][0])
         for candidate in self._candidates(root):
-            for name, value in self._kernel.values(candidate):
+            for name, value in self._kernel_values(candidate):
                 if essential_name(name) == wanted:
                     return 1 if kind == ENUM_EXISTS else value
         return None
@@ -118,7 +125,7 @@ class Relocations:
         for step in steps[1:]:
             key: str | int
             if types.kind(number) in btf.COMPOSITE:
-                members = types.members(number)
+                members = self._members(number)
                 if step >= len(members):
                     raise ImageError(
                         "a CO-RE relocation is about a member that its type does not have; compile it again"
@@ -157,7 +164,7 @@ class Relocations:
         """Return a member by name, including members of anonymous structures and unions inside the type."""
         if depth > _DEEPEST:
             return None
-        for member in self._kernel.members(number):
+        for member in self._kernel_members(number):
             of = self._kernel.plain(member.type)
             if member.name == name:
                 return _Place(of, member.offset, member.bits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from gpubpf.kernel import privileges
 from gpubpf.linux import btf as kernel
 from gpubpf.linux.host_programs import Host, HostProbe
 from gpubpf.linux.process_functions import FunctionProbe
-from gpubpf.objects import loading
+from gpubpf.objects import core, loading
 from gpubpf.objects.core import TYPE_MATCHES, Relocations
 from gpubpf_objects import build, needs_clang
 
@@ -219,3 +220,22 @@ def test_a_program_in_one_process_reads_the_kernel(tmp_path: Path) -> None:
     for process in processes:
         assert process.stdout is not None
         process.stdout.close()
+
+
+def test_the_members_of_a_type_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object may have a million relocations about a type with 65,535 members."""
+    members = b"".join(struct.pack("<III", 3, 2, 32 * n) for n in range(500))
+    data = struct.pack("<III", 1, btf.STRUCT << 24 | 500, 2000) + members
+    data += struct.pack("<IIII", 0, btf.INT << 24, 4, 32)
+    names = b"\0s\0m\0"
+    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(data), len(data), len(names))
+    types = btf.Types(header + data + names)
+    read: list[int] = []
+    members_of = btf.Types.members
+    monkeypatch.setattr(
+        btf.Types, "members", lambda self, number: (read.append(number), members_of(self, number))[1]
+    )
+    relocations = Relocations(types, types)
+    for step in range(500):
+        assert relocations.value(1, f"0:{step}", core.FIELD_OFFSET)[0] == 0  # the first member of this name
+    assert len(read) <= 2
