@@ -29,7 +29,7 @@ def make_wheel(directory: Path) -> Path:
     sources = directory / "sources"
     (sources / "script").mkdir(parents=True)
     for name in ("lib", "tools", "man", "completions"):
-        left_out = shutil.ignore_patterns("__pycache__", "*.egg-info", "sanitize")
+        left_out = shutil.ignore_patterns("__pycache__", "*.egg-info", "sanitize", "*.gch")
         shutil.copytree(REPOSITORY / name, sources / name, symlinks=True, ignore=left_out)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "script/manpages.py"):
         shutil.copy2(REPOSITORY / name, sources / name)

@@ -32,7 +32,7 @@ from gpubpf.record import Record
 from gpubpf.record import field as record_field
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 30  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 31  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map

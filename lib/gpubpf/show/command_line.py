@@ -88,6 +88,7 @@ class Parser(argparse.ArgumentParser):
     takes_specs = False
     operand = ""
     records = ""
+    no_patches = "has no programs in kernels"
 
     def declared(self) -> tuple[Fields, ...]:
         """Return the records that the tool writes as JSON."""
@@ -96,7 +97,6 @@ class Parser(argparse.ArgumentParser):
         module, _, name = self.records.partition(":")
         made: tuple[Fields, ...] = getattr(importlib.import_module(module), name or "RECORDS")
         return made
-    no_patches = "has no programs in kernels"
 
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message}; see {self.prog} --help")
