@@ -257,7 +257,9 @@ class Measurement:
         self._began, self._ended = _boottime(), math.inf
         self.modules = Share("kernels and sites in modules", limits.MODULES, limits.MODULES_OF_USER)
         self._noted: set[str] = set()  # texts already given by `note_once`
-        self._given_up: set[tuple[int, float]] = set()  # processes that were given up, by `TracedProcess.identity`
+        self._given_up: set[tuple[int, float]] = (
+            set()
+        )  # processes that were given up, by `TracedProcess.identity`
 
     @functools.cached_property  # few processes have AMD GPUs
     def _amd_definitions(self) -> list[MapDefinition]:
