@@ -152,8 +152,12 @@ def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = Fal
         return max(suitable, key=lambda image: (image.sm, image.suffix != ""))
     if whole and newer:
         return min(whole, key=lambda image: image.sm)
-    if (cubin := cubin_for(images, cc)) is not None and (kept := ptx_of_cubin(cubin)) is not None:
-        return kept
+    if (cubin := cubin_for(images, cc)) is not None:
+        # Its PTX is for blocks with threads, but the program launches it without threads.
+        if _is_tile(cubin):
+            return tile_ir.REASON
+        if (kept := ptx_of_cubin(cubin)) is not None:
+            return kept
     if whole:
         nearest = min(whole, key=lambda image: image.sm)
         newer = divmod(nearest.sm, 10) > cc
@@ -161,6 +165,14 @@ def choose(images: Sequence[FatbinImage], cc: tuple[int, int], newer: bool = Fal
     if not ptx and any(image.kind == "tile" for image in images):
         return tile_ir.REASON
     return "PTX for a device link" if ptx else SASS_ONLY
+
+
+def _is_tile(cubin: FatbinImage) -> bool:
+    """Return whether a cubin was made from Tile IR."""
+    try:
+        return tile_ir.IN_CUBINS in cubin.read()
+    except ImageError:
+        return False
 
 
 def cubin_for(images: Iterable[FatbinImage], cc: tuple[int, int]) -> FatbinImage | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from gpubpf.errors import ImageError
 
 MAGIC = b"\x7fTileIR\0"
+IN_CUBINS = b"___NV_TILE_LAUNCH_META_DATA___"  # a symbol of cubins that tileiras made
 REASON = "Tile IR (cuTile)"  # why kernels cannot be instrumented
 _STRINGS, _FUNCTIONS = 1, 2  # kinds of sections
 _ALIGNED = 0x80  # in the kind of a section: the alignment follows

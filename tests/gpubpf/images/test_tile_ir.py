@@ -94,3 +94,12 @@ def test_list_names_tile_kernels(wrapped: bool, tmp_path: Path) -> None:
     assert {kernel.name.short: (kernel.reason, kernel.ptx, kernel.sass) for kernel in found} == dict.fromkeys(
         KERNELS, (tile_ir.REASON, (), ())
     )
+
+
+def test_a_cubin_of_tile_ir_has_no_ptx_to_instrument() -> None:
+    """tileiras keeps PTX in its cubins, but that of a kernel with threads, and the program launches the kernel without threads."""
+    image = fatbin.FatbinImage(
+        "elf", 100, "", (1, 8), "", 0, "", 0, False, b"\x7fELF..." + tile_ir.IN_CUBINS + b"\0"
+    )
+    assert fatbin.choose([image], (10, 0)) == tile_ir.REASON
+    assert fatbin.choose([image], (9, 0)) == fatbin.SASS_ONLY
