@@ -13,9 +13,10 @@ import pytest
 
 import diverging
 import gpubpf_cuda
+from gpubpf.ebpf.bytecode import REGIONS
 from gpubpf.ptx.flow import Flow
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.regions import MOST_REGIONS, Regions
+from gpubpf.ptx.regions import Regions
 
 pytestmark = gpubpf_cuda.needs_cuda
 TOOL = Path(__file__).resolve().parents[2] / "tools/warpdiv.py"
@@ -75,11 +76,11 @@ def test_counts_are_those_of_the_lanes(app: Path, tmp_path: Path, first: int, ca
     parsed = parse(text)
     found = measured(app, tmp_path, text, [f"k{seed}" for seed in seeds])
     flows = {name: Flow(function.body or ()) for name, function in parsed.functions.items()}
-    first_inside = max(Regions(flows[f"k{seed}"]).end for seed in seeds)
+    first_inside = max(Regions(flows[f"k{seed}"], REGIONS).end for seed in seeds)
     numbers = {
         (name, branch): number
         for name, flow in flows.items()
-        for branch, number in Regions(flow, first_inside if name == "helper" else 0).numbers.items()
+        for branch, number in Regions(flow, REGIONS, first_inside if name == "helper" else 0).numbers.items()
     }
     diverged = 0
     for seed in seeds:
@@ -87,7 +88,7 @@ def test_counts_are_those_of_the_lanes(app: Path, tmp_path: Path, first: int, ca
         for lanes in diverging.traces(parsed, f"k{seed}", BLOCKS, THREADS):
             right.warp(lanes)
         # Too many branches that parted lanes at once.
-        is_known = all(numbers[branch] < MOST_REGIONS for branch in +right.diverged)
+        is_known = all(numbers[branch] < REGIONS for branch in +right.diverged)
         (kernel,) = (r for r in found if r["type"] == "kernel" and r["kernel"] == f"k{seed}")
         assert (kernel["instructions"], kernel["lane_instructions"]) == (
             right.instructions,

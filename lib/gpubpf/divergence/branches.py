@@ -57,7 +57,7 @@ class Branch(Record):
     taken     those of them that took the branch
     lost      instructions that the warp executed without a lane that the branch parted from others, added up over such lanes: up to
               where the ways of the branch meet, or to the next branch that parts the lane. None: unknown for all branches of the
-              kernel, since lanes diverged in more than MOST_REGIONS regions, or on an AMD GPU
+              kernel, since lanes diverged in more than REGIONS regions, or on an AMD GPU
     """
 
     place: Place

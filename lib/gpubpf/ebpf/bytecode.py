@@ -94,6 +94,8 @@ VALUE_KINDS = ("load", "store", "atomic")
 FLOAT_OPERATIONS = tuple(
     "add sub mul fma div rcp sqrt rsqrt min max abs neg copysign sin cos tanh lg2 ex2 cvt mma".split()
 )
+# Regions of branches have numbers below this one, GPU_REGIONS in gpubpf.h; a branch without a number has this one (ptx/regions.py).
+REGIONS = 16
 # The kinds of work that an exit program can count (ptx/opcodes.py has the exact definitions).
 WORK = ("instructions", "loads", "stores", "atomics", "barriers", "blocks")
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, RETURNS, TYPES, WORK
+from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, REGIONS, RETURNS, TYPES, WORK
 from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Refusal
 from gpubpf.ptx.access import Access, accesses, unaddressed_accesses
@@ -39,7 +39,7 @@ from gpubpf.ptx.module import (
     type_size,
 )
 from gpubpf.ptx.opcodes import LEAVING, counted, facts
-from gpubpf.ptx.regions import MOST_REGIONS, Regions
+from gpubpf.ptx.regions import Regions
 from gpubpf.ptx.source import source_lines
 from gpubpf.ptx.symbols import GRIDS, LAUNCH, TABLE
 from gpubpf.record import replace
@@ -293,7 +293,7 @@ class Body:
 
     @functools.cached_property
     def regions(self) -> Regions:
-        return Regions(self.flow, self.plan.first_region(self.function.name))
+        return Regions(self.flow, REGIONS, self.plan.first_region(self.function.name))
 
     def _of_block(self, first: int) -> dict[str, int]:
         """Return the fields of the context at the basic block whose first statement is `first`, except its site."""
@@ -311,7 +311,7 @@ class Body:
         if not self.filler.reads_any(self.at_branch, "region"):
             return {}, {}
         details = {"cause": self.causes.of(index), "loop": self.regions.repeats(index)}
-        return details, {"region": self.regions.numbers.get(index, MOST_REGIONS)}
+        return details, {"region": self.regions.numbers.get(index, REGIONS)}
 
     def _prologue(self) -> list[Statement]:
         out: list[Statement] = []

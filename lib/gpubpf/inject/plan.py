@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf import names
-from gpubpf.ebpf.bytecode import DEVICE_POINTS, WORK
+from gpubpf.ebpf.bytecode import DEVICE_POINTS, REGIONS, WORK
 from gpubpf.errors import Error, Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
 from gpubpf.ptx.access import UNADDRESSED, Access, accesses, unaddressed_accesses, unprobed, without_operands
@@ -17,7 +17,7 @@ from gpubpf.ptx.emit import WAITING, array, widened
 from gpubpf.ptx.flow import Flow, find_names
 from gpubpf.ptx.module import Address, Function, Module, PtxInstruction, with_spaces
 from gpubpf.ptx.opcodes import facts
-from gpubpf.ptx.regions import MOST_REGIONS, Regions
+from gpubpf.ptx.regions import Regions
 from gpubpf.ptx.symbols import FUNCTION, LAUNCH, PREFIX
 from gpubpf.record import Record, field, replace
 
@@ -272,11 +272,11 @@ class InjectionPlan:
             runs = {*self.probes, *self.functions}
             callers = [one for one in runs if name in map(self.graph.resolve, self.graph.of(one).calls)]
             ends = (
-                Regions(Flow(self.module.functions[one].body or ()), self.first_region(one)).end
+                Regions(Flow(self.module.functions[one].body or ()), REGIONS, self.first_region(one)).end
                 for one in callers
                 if one != name
             )
-            self._first_regions[name] = min(max(ends, default=0), MOST_REGIONS)
+            self._first_regions[name] = min(max(ends, default=0), REGIONS)
         return self._first_regions[name]
 
     def called(self, probes: tuple[PtxProbe, ...], function: Function) -> tuple[PtxProbe, ...]:

@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from gpubpf import elf
-from gpubpf.ebpf.bytecode import ARGUMENTS, SPACES, Program
+from gpubpf.ebpf.bytecode import ARGUMENTS, REGIONS, SPACES, Program
 from gpubpf.ebpf.helpers import HELPERS, number_of
 from gpubpf.errors import VerifyError
 from gpubpf.lower import ir
@@ -34,7 +34,6 @@ from gpubpf.lower.backend import Backend
 from gpubpf.lower.emitter import AXES
 from gpubpf.lower.fragment import Argument
 from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
-from gpubpf.ptx.regions import MOST_REGIONS
 from gpubpf.record import Record, asdict, field
 from gpubpf.verify.values import Checked
 
@@ -63,7 +62,7 @@ _TRIPLE = "amdgcn-amd-amdpal"  # for HSA, LLVM compiles only kernels
 _ENTRY = "gpubpf_probe"
 _OF_BARRIER = {"barrier": "0", "threads": "0"}  # a workgroup has one barrier, and all threads wait for it
 # A wave takes all of its ways one after another: there are no regions.
-_OF_REGIONS = {"regions": "0", "region": str(MOST_REGIONS)}
+_OF_REGIONS = {"regions": "0", "region": str(REGIONS)}
 _OF_ACCESS = ("address", "width", "space", "kind", "effect")
 # The spaces that a generic address can point to. The first two have windows of addresses, here by their LLVM names.
 GENERIC_SPACES = ("shared", "local", "global")

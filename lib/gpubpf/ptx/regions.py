@@ -1,6 +1,6 @@
 """Find the regions of conditional branches: where lanes that a branch parts may still be apart.
 
-regions = Regions(Flow(function.body))
+regions = Regions(Flow(function.body), 16)
 regions.meets[index]     the block where the two ways of the branch meet
 regions.numbers[index]   the number of its region
 regions.inside[block]    the numbers of the regions that a block is in, as bits
@@ -17,20 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from .flow import Flow
 from .opcodes import facts
 
-MOST_REGIONS = 16  # numbers of regions: GPU_REGIONS in gpubpf.h
-
 
 class Regions:
     """The regions of the conditional branches of a function body.
 
+    most: numbers are below this one.
     first: the lowest number to use. Lower numbers are those of regions in functions that call this one.
 
     Two regions have different numbers if they have a block in common, or if one of them ends in a block of the other. Outer regions
-    get the lower numbers. A region for which no number is left has the number MOST_REGIONS.
+    get the lower numbers. A region for which no number is left has the number `most`.
     """
 
-    def __init__(self, flow: Flow, first: int = 0) -> None:
+    def __init__(self, flow: Flow, most: int, first: int = 0) -> None:
         self.flow = flow
+        self.most = most
         self.first = first
 
     @functools.cached_property
@@ -97,8 +97,8 @@ class Regions:
         taken: list[int] = []
         for position, others in enumerate(apart):
             used = {taken[other] for other in _bits(others & ~(-1 << position))}
-            free = (n for n in range(self.first, MOST_REGIONS) if n not in used)
-            taken.append(next(free, MOST_REGIONS))
+            free = (n for n in range(self.first, self.most) if n not in used)
+            taken.append(next(free, self.most))
         return dict(zip(self.branches, taken, strict=True))
 
     @functools.cached_property
@@ -107,7 +107,7 @@ class Regions:
         taken = list(self.numbers.values())
         calling = (1 << self.first) - 1
         known = {
-            together: calling | sum(1 << n for n in {taken[p] for p in _bits(together)} if n < MOST_REGIONS)
+            together: calling | sum(1 << n for n in {taken[p] for p in _bits(together)} if n < self.most)
             for together in set(self._within)
         }
         return [known[together] for together in self._within]
@@ -122,7 +122,7 @@ class Regions:
     @property
     def end(self) -> int:
         """The lowest number that a function which is called from here may use."""
-        return max([self.first, *(n + 1 for n in self.numbers.values() if n < MOST_REGIONS)])
+        return max([self.first, *(n + 1 for n in self.numbers.values() if n < self.most)])
 
 
 def post_dominators(successors: Sequence[Sequence[int]], leaving: set[int]) -> list[int | None]:

@@ -10,10 +10,11 @@ import pytest
 
 import diverging
 import gpubpf
+from gpubpf.ebpf.bytecode import REGIONS
 from gpubpf.ptx.causes import Causes
 from gpubpf.ptx.flow import Flow
 from gpubpf.ptx.parser import parse
-from gpubpf.ptx.regions import MOST_REGIONS, Regions, post_dominators
+from gpubpf.ptx.regions import Regions, post_dominators
 
 HEADER = Path(gpubpf.__file__).parent / "include/gpubpf.h"
 
@@ -58,7 +59,7 @@ def test_post_dominators_are_on_every_way_to_the_end() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_region_ends_where_all_ways_meet(seed: int) -> None:
     flow = Flow(parse(diverging.module(range(seed, seed + 1))).functions[f"k{seed}"].body or ())
-    regions = Regions(flow, first=2)
+    regions = Regions(flow, REGIONS, first=2)
     successors = [list(block.successors) for block in flow.blocks]
     members = {
         branch: ahead(successors, block, regions.meets[branch]) for branch, block in regions.branches.items()
@@ -69,18 +70,18 @@ def test_a_region_ends_where_all_ways_meet(seed: int) -> None:
         assert first == diverging.meeting(flow)[branch]
         assert regions.repeats(branch) == (block in members[branch])
         number = regions.numbers[branch]
-        assert 2 <= number <= MOST_REGIONS
+        assert 2 <= number <= REGIONS
         for other, elsewhere in members.items():
-            if other != branch and number < MOST_REGIONS and members[branch] & elsewhere:
+            if other != branch and number < REGIONS and members[branch] & elsewhere:
                 assert regions.numbers[other] != number
     for block, mask in enumerate(regions.inside):
         inside = {regions.numbers[branch] for branch, blocks in members.items() if block in blocks}
-        assert mask == 0b11 | sum(1 << number for number in inside if number < MOST_REGIONS)
+        assert mask == 0b11 | sum(1 << number for number in inside if number < REGIONS)
 
 
 def test_the_number_of_regions_is_that_of_the_header() -> None:
     (number,) = re.findall(r"#define GPU_REGIONS (\d+)", HEADER.read_text())
-    assert int(number) == MOST_REGIONS
+    assert int(number) == REGIONS
 
 
 CONDITIONS = """.version 7.0
@@ -122,4 +123,4 @@ def test_what_a_condition_depends_on() -> None:
     causes = Causes(flow, entry=True)
     branches = [index for index, one in flow.instructions() if one.opcode == "bra"]
     assert [causes.of(i) for i in branches] == ["grid", "lane", "data", "uniform", "", "data", "grid"]
-    assert branches[-1] not in Regions(flow).branches
+    assert branches[-1] not in Regions(flow, REGIONS).branches
