@@ -39,6 +39,7 @@ from gpubpf.kernel import bpf_syscall, privileges
 from gpubpf.linux import matched_calls
 from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
 from gpubpf.lower import context
+from gpubpf.process.patience import lock_holder
 from gpubpf.record import Record
 
 if TYPE_CHECKING:
@@ -434,6 +435,7 @@ class HostProcess:
         places = {operation: offset + OPERATION_STUB * operation for _, operation in wanted}
         if not all(_is_stub(stubs, place) for place in places.values()):
             raise SessionError("a traced process sent a file without the stub; its launches are not traced")
+        _refuse_locks()
         files = {**host._files, **self.files}
         with self._lock:
             # Reversed, because the kernel first runs the program that was attached last.
@@ -458,6 +460,7 @@ class HostProcess:
         host = self._host
         if not host._loaded or not host._own:
             return
+        _refuse_locks()
         files = {**host._files, **self.files}
         with self._lock:
             from gpubpf.linux import process_functions  # imported here, because few tools have such programs
@@ -616,6 +619,14 @@ def _memory(definition: MapDefinition, size: int) -> int:
         os.pwrite(file, definition.contents[at : at + definition.value_size], number * definition.stride)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return file
+
+
+def _refuse_locks() -> None:
+    """Raise SessionError if a process holds the lock of its address space: a uprobe could then stop the whole machine."""
+    if holder := lock_holder():
+        raise SessionError(
+            f"process {holder} keeps its address space locked, so host programs are not attached; end it"
+        )
 
 
 def _is_stub(stubs: int, offset: int) -> bool:

@@ -201,7 +201,7 @@ class Memory:
         """Return up to `size` bytes; fewer, or none, if they are not all mapped."""
         size = self._accessible(address, size)
         try:
-            with user_waits.waiting(self._user):
+            with self._waiting(address):
                 return os.pread(self.file, size, address) if size else b""
         except (OSError, OverflowError):
             return b""
@@ -215,9 +215,18 @@ class Memory:
     def write(self, address: int, data: bytes) -> None:
         """Write to memory, even if it is read-only for the process itself."""
         whole = self._accessible(address, len(data)) == len(data)
-        with user_waits.waiting(self._user):
+        with self._waiting(address):
             if not whole or os.pwrite(self.file, data, address) != len(data):
                 raise OSError(errno.EFAULT, "not mapped")
+
+    def _waiting(self, address: int) -> contextlib.AbstractContextManager[None]:
+        """Record that the thread may wait for what the process maps at an address by then."""
+
+        def devices() -> list[str]:
+            found = mapping_at(self._pid, address)
+            return [] if found is None else [found.file[0]]
+
+        return user_waits.waiting(self._user, self._pid, devices)
 
     def _accessible(self, address: int, size: int) -> int:
         """Return how many of these bytes, from the first on, are mapped and can be accessed without waiting.

@@ -1,13 +1,13 @@
 """End the waits of threads for file systems of users, so that the tool's process can end.
 
-    with user_waits.waiting(user):
+    with user_waits.waiting(user, pid, lambda: [the device of the mapping]):
         os.pread(memory, 8, address)
     for line in user_waits.end(2.0): …
 
 A thread that waits for a program that serves a file system (FUSE) cannot be killed, and neither can its process. The tool looks before
 it reads, but a process can exchange a mapping after that look. Root can abort the connection of such a file system (Documentation/
-filesystems/fuse.rst): all its requests then fail. That happens only at the end, only to file systems that do not answer, and only to
-those of the user whose process keeps the tool waiting.
+filesystems/fuse.rst): all its requests then fail. That happens only at the end, only to a file system that the process maps where the
+thread reads, and only if the file system belongs to the user of the process.
 """
 
 from __future__ import annotations
@@ -15,21 +15,40 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+
+from gpubpf.process import patience
+from gpubpf.record import Record
 
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 _PAUSE = 0.01  # seconds between checks
 
-_waiting: dict[int, tuple[int, float]] = {}  # by thread: the user whose process it reads, and since when
+
+class _Wait(Record):
+    """A thread may wait for a process since this time (time.monotonic). devices: see `waiting`."""
+
+    user: int
+    pid: int
+    devices: Callable[[], Iterable[str]]
+    since: float
+
+
+_waiting: dict[int, _Wait] = {}  # by thread
 
 
 @contextlib.contextmanager
-def waiting(user: int) -> Iterator[None]:
-    """Record that this thread may wait for a file system of a user. user: user ID, or -1 if it is unknown."""
+def waiting(user: int, pid: int = 0, devices: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
+    """Record that this thread may wait for a file system of a user.
+
+    user: user ID, or -1 if it is unknown.
+    pid: the user's process that may map the file system; 0: none.
+    devices: returns the devices, as in /proc/PID/maps, that the wait can be for.
+    """
     thread = threading.get_ident()
     before = _waiting.get(thread)
-    _waiting[thread] = user, time.monotonic()
+    _waiting[thread] = _Wait(user, pid, devices, time.monotonic())
     try:
         yield
     finally:
@@ -41,20 +60,16 @@ def waiting(user: int) -> Iterator[None]:
 
 def end(seconds: float) -> list[str]:
     """End waits that take longer than this many seconds. Return notices for the user."""
-    until = time.monotonic() + seconds
-    while (users := _users(seconds)) is not None and time.monotonic() < until:
-        time.sleep(_PAUSE)
+    _wait_while(lambda: _waiting, seconds)
     found = []
-    for user in sorted(users or ()):
-        if aborted := _abort(user):
+    for user in sorted({wait.user for wait in _late(seconds)}):
+        if aborted := [number for wait in _late(seconds, user) for number in _abort(wait)]:
             found.append(
-                f"a process of user {user} kept the tool waiting for its memory; disconnected the file systems of this user that"
+                f"a process of user {user} kept the tool waiting for its memory; disconnected the file system of this user that"
                 f" did not answer (FUSE {', '.join(aborted)})"
             )
-            until = time.monotonic() + seconds
-            while user in (_users(seconds) or ()) and time.monotonic() < until:
-                time.sleep(_PAUSE)
-        if user in (_users(seconds) or ()):
+            _wait_while(partial(_late, seconds, user), seconds)
+        if _late(seconds, user):
             found.append(
                 f"a process of user {user} keeps the tool waiting for its memory (FUSE?), so this process cannot end before it does;"
                 " end the processes of this user"
@@ -62,21 +77,30 @@ def end(seconds: float) -> list[str]:
     return found
 
 
-def _users(seconds: float) -> set[int] | None:
-    """Return the users for whom threads have waited this long; None if no thread waits at all."""
+def _wait_while(condition: Callable[[], object], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while condition() and time.monotonic() < until:
+        time.sleep(_PAUSE)
+
+
+def _late(seconds: float, user: int | None = None) -> list[_Wait]:
+    """Return the waits that have taken this long. user: only those for a process of this user."""
     late = time.monotonic() - seconds
-    waits = list(_waiting.values())
-    return {user for user, since in waits if since < late} if waits else None
+    return [one for one in list(_waiting.values()) if one.since < late and user in (None, one.user)]
 
 
-def _abort(user: int) -> list[str]:
-    """Abort the FUSE connections of a user with requests that are not answered. Return their numbers. Root's are left alone."""
+def _abort(wait: _Wait) -> list[str]:
+    """Abort the FUSE connections that a thread can wait for. Return their numbers.
+
+    Connections of root and of other users, and those without a request that is not answered, are left alone."""
     found = []
     with contextlib.suppress(OSError):
-        for connection in _CONNECTIONS.iterdir():
+        for device in patience.within(patience.LOOK_WAIT, wait.pid, lambda: {*wait.devices()}):
+            major, _, minor = device.partition(":")
+            connection = _CONNECTIONS / str(int(minor or "0", 16))
             with contextlib.suppress(OSError, ValueError):
                 owner = (connection / "abort").stat().st_uid
-                if owner == user > 0 and int((connection / "waiting").read_text()) > 0:
+                if int(major, 16) == 0 < owner == wait.user and int((connection / "waiting").read_text()) > 0:
                     (connection / "abort").write_text("1")
                     found.append(connection.name)
     return found

@@ -175,15 +175,18 @@ class MachineWatcher:
             self._probe_driver(path)
 
     def _replace_helper(self) -> None:
-        """Start another hold helper if a process made the last one wait. It does not hold the processes of that user.
+        """Start another hold helper if the last one did not answer. It does not hold the processes of the user who made it wait.
 
         Raises OSError."""
         before = self._hold_helper
-        if not before.waits_for or self._helpers >= limits.HELPERS:
+        if not before.unanswered or self._helpers >= limits.HELPERS:
             return
         self._helpers += 1
-        user = scans.user_of(before.waits_for)
-        self._unheld.add(user)
+        whose = ""
+        if before.waits_for:
+            user = scans.user_of(before.waits_for)
+            self._unheld.add(user)
+            whose = f"; processes of user {user} are not held, and attached late"
         before.close()
         try:
             helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
@@ -197,9 +200,7 @@ class MachineWatcher:
         for file in [file for file, since in self._probed_files.items() if since != _NO_DRIVER]:
             del self._probed_files[file]
         self._probe_installed()
-        self._note(
-            f"another hold helper was started; processes of user {user} are not held, and attached late"
-        )
+        self._note(f"another hold helper was started{whose}")
 
     def stop_attaching(self) -> None:
         """Begin no more attaches. Never waits. Held processes stay held until `close`, or until their time is over."""
@@ -580,6 +581,7 @@ class HoldHelper:
         )
         self._request_lock = threading.Lock()
         self.exited = False  # new processes are no longer held
+        self.unanswered = False  # the tool killed the helper, because it did not answer
         self.waits_for = 0  # the process that the helper was waiting for when the tool killed it; 0: none
         self._waits_for_user = -1
         self.finished: set[int] = set()  # processes that will not be held again
@@ -647,7 +649,10 @@ class HoldHelper:
     def _end_helper(self) -> None:
         """Wait until the helper has ended, and kill it if that takes too long."""
         if self.waits_for:  # it was killed, but may wait for memory; until it ends, it keeps its probes
-            with user_waits.waiting(self._waits_for_user):
+            pid = self.waits_for
+            with user_waits.waiting(
+                self._waits_for_user, pid, lambda: [one.file[0] for one in address_space.mappings(pid)]
+            ):
                 self._process.wait()
             return
         try:
@@ -727,6 +732,7 @@ class HoldHelper:
                     before, progress = progress, self._progress()
                     if time.monotonic() < until and (progress != before or not progress[0]):
                         continue
+                self.unanswered = True
                 self.waits_for = progress[0]
                 self._waits_for_user = scans.user_of(self.waits_for) if self.waits_for else -1
                 self._process.kill()  # the kernel lets the threads that it has stopped continue
