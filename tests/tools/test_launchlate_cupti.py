@@ -4,7 +4,6 @@ Uses a stand-in for the library."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import pytest
 import gpubpf_examples
 from cudasim_device import cuda_include
 from gpubpf.session import tracing
+from gpubpf.show.parsed import DeviceOptions, Options, OutputOptions
 from gpubpf.traced.device import Device
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -261,8 +261,8 @@ def test_the_next_library_is_used_if_one_does_not_record(library: Path, failing:
 
 def test_a_running_process_does_not_get_cupti(capsys: pytest.CaptureFixture[str]) -> None:
     def libraries(cupti: str | bool | None) -> Sequence[str]:
-        args = argparse.Namespace(tool="launchlate", cupti=cupti, command=None)
-        return tracing._cupti(args, Device("gpu"))
+        options = Options(device=DeviceOptions(cupti=cupti), output=OutputOptions("launchlate"))
+        return tracing._cupti(options, Device("gpu"))
 
     assert [libraries(option) for option in (None, False)] == [(), ()]
     assert capsys.readouterr().err == ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from gpubpf.record import Record
+from gpubpf.record import Record, replace
 from gpubpf.show.option_values import EVERYTHING
 
 if TYPE_CHECKING:
@@ -127,19 +127,20 @@ class Options(Record):
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Options:
-        """Return the options of a parsed command line. An option that the tool does not have gets its default."""
+        """Return the options of a parsed command line. An option that is None, or that the tool does not have, gets its default."""
         given = vars(args)
 
         def group(of: type[Group], **renamed: str) -> Group:
             names = {name: renamed.get(name, name) for name in of.__match_args__}
-            return of(**{name: given[its] for name, its in names.items() if its in given})
+            return of(**{name: given[its] for name, its in names.items() if given.get(its) is not None})
 
+        device = group(DeviceOptions, kind="device")
         return cls(
             group(TargetOptions, pids="pid"),
             group(KernelOptions, wanted="kernel", launches="launch"),
             group(ThreadOptions),
             group(SamplingOptions, blocks="sample_blocks", warps="sample_warps"),
-            group(DeviceOptions, kind="device"),
+            replace(device, cupti=given.get("cupti", False)),  # None: neither --cupti nor --no-cupti
             group(RingOptions, size="ring_size", place="ring"),
             group(OutputOptions, path="output"),
         )

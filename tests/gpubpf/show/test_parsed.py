@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from gpubpf.show import cli
@@ -77,3 +79,11 @@ def test_each_group_has_its_options() -> None:
         RingOptions(2 << 20, "gpu"),
         OutputOptions("tool", json=True, timestamps=True, verbose=True),
     )
+
+
+@pytest.mark.parametrize(
+    "given, cupti", [({}, False), ({"cupti": None}, None), ({"cupti": ""}, ""), ({"cupti": False}, False)]
+)
+def test_none_is_the_default_except_for_cupti(given: dict[str, object], cupti: object) -> None:
+    args = argparse.Namespace(launch=None, sample=None, device=None, **given)
+    assert Options.of(args) == Options(device=DeviceOptions(cupti=cupti))  # type: ignore[arg-type]
