@@ -43,22 +43,24 @@ GPU_SITE_ARRAY(branches, struct branch);         /* for each conditional branch 
 struct block { u64 instructions, lane_instructions; };
 GPU_SITE_ARRAY(blocks, struct block);            /* for each basic block */
 
-/* Of each warp: instructions that it executed without some of its lanes, and how many of its threads have not left the kernel. */
-struct warp { u64 issued, inside; };
+/*
+ * Of each warp: instructions that it executed without some of its lanes; how many of its threads have not left the kernel; and how
+ * often it began while the same warp of another launch had not ended. Launches of one kernel and shape share these maps.
+ */
+struct warp { u64 issued, inside, mixed; };
 GPU_WARP_ARRAY(warps, struct warp, 1);
 /* Of each lane: `issued` when it last executed something, the open regions as bits, and a number that grows with each divergence. */
 struct lane { u32 seen, open, time; };
 GPU_THREAD_ARRAY(lanes, struct lane, 1);
 struct parted { u32 site, time; };               /* the branch that parted lanes last in a region, and when */
 GPU_THREAD_ARRAY(regions, struct parted, GPU_REGIONS);
-GPU_ARRAY(mixed, u64, 1);                        /* how often a warp began while the same warp of another launch had not ended */
 
 int on_entry(struct gpu_entry *ctx) {
     gpu_mask active = gpu_active();
     int key = 0;
     struct warp *warp = warps.lookup(&key);
     if (warp && gpu_first(active) && __sync_fetch_and_add(&warp->inside, gpu_popcount(active)))
-        mixed.increment(key);
+        __sync_fetch_and_add(&warp->mixed, 1);
     return 0;
 }
 
@@ -96,17 +98,19 @@ int on_block(struct gpu_basic_block *ctx) {
 
     if (!block || !lane || !warp)
         return 0;
-    u64 issued = warp->issued;
-    u32 waited = (u32)issued - lane->seen, open = lane->open;
-    if (waited) {
+    u32 seen = lane->seen, open = lane->open;
+    s32 waited = (u32)warp->issued - seen;           /* below 0: the lane that adds for others has not added yet */
+    if (waited > 0) {
         if (open)
             lose(lane, waited);
-        lane->seen = issued;
+        seen += waited;
     }
     if (open & ~ctx->regions)
         lane->open = open & ctx->regions;
     if (active != (gpu_mask)~0ull)
-        lane->seen = issued + instructions;
+        seen += instructions;
+    if (lane->seen != seen)
+        lane->seen = seen;
     if (gpu_first(active)) {
         __sync_fetch_and_add(&block->instructions, instructions);
         __sync_fetch_and_add(&block->lane_instructions, instructions * gpu_popcount(active));
@@ -204,7 +208,9 @@ def main(argv: list[str] | None = None) -> int:
             report(divergence.read(session, bool(args.interval)), owners, args, results)
             if out.closed:
                 break
-        results.end(session.summary() | {"mixed_launches": divergence.mixed})
+        if divergence.mixed:
+            results.note_once("launches of a kernel overlapped, so what its branches cost is unknown")
+        results.end(session.summary() | {"mixed_warps": divergence.mixed})
     return session.status
 
 

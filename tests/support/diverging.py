@@ -26,6 +26,7 @@ class Maker:
     def __init__(self, seed: int, calls: bool = False) -> None:
         self.chosen = random.Random(seed)
         self.calls = calls
+        self.leaves = True
         self.lines: list[str] = []
         self.labels = 0
         self.trips = 0
@@ -51,21 +52,21 @@ class Maker:
         )
 
     def function(self, name: str) -> str:
+        """A function without early returns: where lanes wait after these depends on the blocks of the caller."""
+        self.leaves = False
         self.block(2, None)
         return self._whole(
             f".func (.param .b32 result) {name}(.param .b32 given)",
             ["ld.param.u32 %r1, [given];"],
             ["st.param.b32 [result], %r1;", "ret;"],
-            "st.param.b32 [result], %r1;",
         )
 
-    def _whole(self, head: str, before: list[str], after: list[str], leave: str = "") -> str:
-        body = [line.replace("LEAVE", leave) for line in self.lines]
+    def _whole(self, head: str, before: list[str], after: list[str]) -> str:
         declared = [
             ".reg .b64 %rd<4>;",
             f".reg .b32 %r<10>; .reg .b32 %t<{self.trips + 1}>; .reg .pred %p<2>;",
         ]
-        return "\n".join([head, "{", *declared, *before, *body, *after, "}", ""])
+        return "\n".join([head, "{", *declared, *before, *self.lines, *after, "}", ""])
 
     def label(self) -> str:
         self.labels += 1
@@ -122,7 +123,8 @@ class Maker:
         self.lines.append(f"{self.condition()} bra {loop[0]};")
 
     def make_return(self, depth: int, loop: tuple[str, str] | None) -> None:
-        self.lines += ["LEAVE", f"{self.condition()} ret;"]
+        if self.leaves:
+            self.lines.append(f"{self.condition()} ret;")
 
     def make_call(self, depth: int, loop: tuple[str, str] | None) -> None:
         if self.calls:
@@ -151,6 +153,7 @@ class Count:
         self.instructions = self.lane_instructions = 0
         self.flows = flows
         self._order = {name: position for position, name in enumerate(flows)}
+        self._heads = {name: {block.instructions[0] for block in flow.blocks} for name, flow in flows.items()}
         self._meets = {name: meeting(flow) for name, flow in flows.items()}
 
     def warp(self, traces: list[list[tuple[str, int, bool]]]) -> None:
@@ -204,7 +207,9 @@ def meeting(flow: Flow) -> dict[int, int | None]:
         ]
         # Of these, the one from which all others are still ahead.
         first = [n for n in through if all(m == n or not _leads_to_end(flow, n, m) for m in through)]
-        found[branch] = flow.blocks[first[0]].instructions[0] if first else None
+        # Where the function ends, lanes have left.
+        ends = not first or not flow.blocks[first[0]].successors
+        found[branch] = None if ends else flow.blocks[first[0]].instructions[0]
     return found
 
 

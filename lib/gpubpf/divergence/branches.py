@@ -25,7 +25,6 @@ from gpubpf.show.fields import Field, Fields
 
 if TYPE_CHECKING:
     from gpubpf.inject.values import Site
-    from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
 
 # Process, pid, comm, GPU, lanes of an AMD wave, kernel (mangled).
@@ -35,8 +34,9 @@ WORK = ("instructions", "lane_instructions")  # struct block
 
 
 class Place(Record):
-    """A kernel in a process, on one GPU. wave: lanes of a wave, on an AMD GPU."""
+    """A kernel in a process, on one GPU. process: its number in the session. wave: lanes of a wave, on an AMD GPU."""
 
+    process: int
     pid: int
     comm: str
     gpu: int
@@ -145,13 +145,13 @@ BRANCH = Fields(
         Field("taken", "integer", "lanes that took the branch"),
         Field("not_taken", "integer", "lanes that did not", get=lambda one: one.lanes - one.taken),
         Field("lost", "integer?", "instructions that lanes lost, added up over lanes; null if unknown"),
-        Field("loop", "boolean", "the branch ends or leaves a loop"),
+        Field("loop", "boolean", "some lanes stay in a loop, others leave it"),
         Field(
             "cause",
             "data|grid|lane|uniform?",
             "what the condition depends on: data, the thread's place in the grid, its place in its block, or nothing that lanes can "
             "disagree about; null if unknown",
-            get=lambda one: one.cause or None,
+            get=lambda one: None if one.cause == "uniform" and one.diverged else one.cause or None,
         ),
         STAMP,
     ),
@@ -163,20 +163,20 @@ KERNEL_WORK = Fields(
     (
         *_PLACE,
         Field("launches", "integer", "that were instrumented"),
-        Field("threads", "integer", "of one launch"),
+        Field("threads", "integer", "of one launch of the last shape"),
         *_WORK,
     ),
     csv=f"pid comm gpu kernel launches threads {_SUMS}",
 )
 FUNCTION_WORK = Fields(
     "function",
-    "With --by function, the one with most instructions first.",
+    "With --by function, the one with most idle lanes first.",
     (*_PLACE, _FUNCTION, *_WORK),
     csv=f"pid comm gpu kernel function {_SUMS}",
 )
 LINE_WORK = Fields(
     "line",
-    "With --by line, the one with most instructions first.",
+    "With --by line, the one with most idle lanes first: lines where basic blocks begin.",
     (*_PLACE, _FUNCTION, _SOURCE, *_WORK),
     csv=f"pid comm gpu kernel function source {_SUMS}",
 )
@@ -188,13 +188,17 @@ RECORDS = (
     *of_every_tool(
         BUDGET,
         NOT_PROBED,
-        Field("mixed_launches", "integer", "how often launches of one kernel changed each other's lanes"),
+        Field(
+            "mixed_warps",
+            "integer",
+            "how often a warp began before the same warp of another launch had ended",
+        ),
     ),
 )
 
 
 class Found(Record):
-    """The results of one report: branches by cost, and the work of kernels, functions and lines, most instructions first."""
+    """The results of one report: branches by cost, and the work of kernels, functions and lines, most idle lanes first."""
 
     branches: tuple[Branch, ...]
     kernels: tuple[Work, ...]
@@ -205,7 +209,7 @@ class Found(Record):
 class Divergence:
     """Reads warpdiv's maps.
 
-    mixed: how often launches of one kernel that ran at the same time changed each other's lanes: their `lost` is not exact.
+    mixed: how often a warp began while the same warp of another launch had not ended. `lost` of such kernels is unknown.
     """
 
     def __init__(self) -> None:
@@ -217,22 +221,33 @@ class Divergence:
         """Return what was found. since_last: only what was counted since the last call."""
         now = self._counts(session)
         before = self._before if since_last else {}
+        for (
+            key,
+            counts,
+        ) in (
+            before.items()
+        ):  # a reading in the middle of a launch may have counted waits that are booked only later
+            if key in now:
+                now[key]["lost"] = max(now[key]["lost"], counts["lost"])
         self._before = now
         launches = _launches(session)
         since = launches - self._launches if since_last else launches
         threads = self._threads(session)
         self._launches = launches
-        self.mixed = sum(int(one.array.sum()) for one in session.instances("mixed"))
-        unknown = {owner for (owner, _, _), counted in now.items() if counted["unknown"]}
+        mixed = {_owner(one): int(one.array["mixed"].sum()) for one in session.instances("warps")}
+        self.mixed = sum(mixed.values())
+        unknown = {owner for (owner, _, _), counted in now.items() if counted["unknown"]} | {
+            owner for owner, times in mixed.items() if times
+        }
         branches, work = [], Counter[tuple[Owner, str, str, str]]()
         sites: dict[tuple[int, str], Mapping[int, Site]] = {}
         for (owner, of, number), counted in now.items():
             counts = counted - before.get((owner, of, number), Counter())
-            key = owner[1], owner[5]
-            if key not in sites:
-                sites[key] = session.sites(owner[5], owner[1])
-            site = sites[key].get(number)
-            if of == "branches" and counts["executed"]:
+            kernel = owner[1], owner[5]
+            if kernel not in sites:
+                sites[kernel] = session.sites(owner[5], owner[1])
+            site = sites[kernel].get(number)
+            if of == "branches" and any(counts.values()):
                 is_known = owner not in unknown and owner[4] is None  # on AMD GPUs, branches have no regions
                 branches.append(_branch(owner, number, site, counts, is_known))
             elif of == "blocks":
@@ -276,22 +291,22 @@ class Divergence:
 
 def _waiting(session: Session) -> Iterator[tuple[Owner, int, int]]:
     """Yield by branch what lanes have lost since they executed something last, such as lanes that left the kernel early."""
-    by_shape: dict[Any, dict[str, Instance]] = {}
-    for name in ("lanes", "warps", "regions"):
-        for one in session.instances(name):
-            shape = one.process, one.context, one.mangled, one.grid, one.block_dim
-            by_shape.setdefault(shape, {})[name] = one
-    for found in by_shape.values():
-        if len(found) < 3:
-            continue
-        lanes, owner = found["lanes"].array[0], _owner(found["lanes"])
-        of_block, size = math.prod(found["lanes"].block_dim), Warp.of(owner[4]).lanes
+    read = [session.instances(name, separate=True) for name in ("lanes", "warps", "regions")]
+    for of_lanes, of_warps, of_regions in zip(*read, strict=False):
+        shapes = {
+            (one.process, one.context, one.mangled, one.grid, one.block_dim)
+            for one in (of_lanes, of_warps, of_regions)
+        }
+        if len(shapes) > 1:  # a snapshot came in between
+            return
+        lanes, owner = of_lanes.array[0], _owner(of_lanes)
+        of_block, size = math.prod(of_lanes.block_dim), Warp.of(owner[4]).lanes
         thread = np.arange(len(lanes))
         warp = thread // of_block * -(-of_block // size) + thread % of_block // size
-        issued = found["warps"].array[0]["issued"][warp].astype(np.uint32)
-        waited = issued - lanes["seen"]
-        late = ((waited != 0) & (lanes["open"] != 0)).nonzero()[0]
-        parted = found["regions"].array[:, late]
+        issued = of_warps.array[0]["issued"][warp].astype(np.uint32)
+        waited = (issued - lanes["seen"]).astype(np.int32)
+        late = ((waited > 0) & (lanes["open"] != 0)).nonzero()[0]
+        parted = of_regions.array[:, late]
         number = np.arange(len(parted), dtype=np.uint32)[:, None]
         times = np.where(lanes["open"][late] >> number & 1, parted["time"], 0)
         last = times.argmax(axis=0)
@@ -320,7 +335,7 @@ def _launches(session: Session) -> Counter[Owner]:
 
 
 def _place(owner: Owner) -> Place:
-    return Place(*owner[1:])
+    return Place(*owner)
 
 
 def _branch(
@@ -338,17 +353,23 @@ def _branch(
     )
 
 
+def _idle(sums: tuple[tuple[Owner, str, str], Mapping[str, int]]) -> int:
+    """Return the sort key of a part of a kernel: those with most idle lanes come first."""
+    (owner, _, _), counts = sums
+    return counts["lane_instructions"] - Warp.of(owner[4]).lanes * counts["instructions"]
+
+
 def _sums(
     work: Mapping[Any, int],
     part: Any,
     launches: Mapping[Owner, int] | None = None,
     threads: Mapping[Owner, int] | None = None,
 ) -> Iterator[Work]:
-    """Yield the sums of `work` over all places with the same part (owner, function, source), most instructions first."""
+    """Yield the sums of `work` over all places with the same part (owner, function, source), most idle lanes first."""
     sums: dict[Any, Counter[str]] = {}
     for key, count in work.items():
         sums.setdefault(part(key), Counter())[key[3]] += count
-    for (owner, function, source), counts in sorted(sums.items(), key=lambda one: -one[1]["instructions"]):
+    for (owner, function, source), counts in sorted(sums.items(), key=_idle):
         whole = (launches[owner], threads.get(owner)) if launches is not None and threads is not None else ()
         if counts["instructions"]:
             yield Work(_place(owner), function, source, *(counts[name] for name in WORK), *whole)

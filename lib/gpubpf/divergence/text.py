@@ -32,7 +32,7 @@ def lines(found: Found, by: str, top: int | None, full: bool, owners: OwnerColum
         return
     owners.see(one.place for one in found.kernels)
     labels = names.labels((one.place.mangled for one in found.kernels), full=full)
-    yield from _table([_work(one, owners, labels) for one in found.kernels[:top]])
+    yield from _table([_work(one, owners, labels) for one in found.kernels])
     if by in ("function", "line"):
         parts = found.functions if by == "function" else found.lines
         yield ""
@@ -45,7 +45,7 @@ def lines(found: Found, by: str, top: int | None, full: bool, owners: OwnerColum
             yield f"no branch split a warp (branches that were executed: {len(found.branches):,})"
             return
         yield from _table([_branch(one, owners, labels, whole) for one in split[:top]])
-        yield from _causes(split, whole)
+        yield from _causes(split[: top or WORST], whole)
 
 
 def _table(cells: Sequence[Mapping[str, object]]) -> list[str]:
@@ -72,9 +72,9 @@ def _branch(
         "SOURCE": one.source,
         "KERNEL": labels[one.place.mangled],
         "EXECUTED": f"{one.executed:,}",
-        "DIVERGED": _percent(one.diverged / one.executed),
-        "LANES": f"{one.lanes / one.executed:.1f}",
-        "TAKEN": _percent(one.taken / one.lanes),
+        "DIVERGED": f"{one.diverged:,}",
+        "LANES": f"{one.lanes / max(one.executed, 1):.1f}",
+        "TAKEN": _percent(one.taken / max(one.lanes, 1)),
         "LOST": "unknown" if one.lost is None else f"{one.lost:,}",
         "OF ALL": "-" if one.lost is None else _percent(one.lost / whole[one.place]),
     }
@@ -87,7 +87,7 @@ def _causes(split: Sequence[Branch], whole: Mapping[Place, int]) -> Iterator[str
         share = (one.lost or 0) / whole[one.place]
         if share < LEAST:
             continue
-        about = [f"lanes wait {_percent(share)} of the kernel's lane-instructions"]
+        about = [f"{_percent(share)} of the kernel's lane-instructions are lost here"]
         if one.loop:
             about.append("lanes leave the loop after different numbers of turns")
         if one.cause in CAUSES:

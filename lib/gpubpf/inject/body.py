@@ -310,7 +310,7 @@ class Body:
         """Return further fields of a branch's `Site`, and the fields of its context, except its site and its lanes."""
         if not self.filler.reads_any(self.at_branch, "region"):
             return {}, {}
-        details = {"cause": self.causes.of(index), "loop": self.regions.repeats(index)}
+        details = {"cause": self.causes.of(index), "loop": self.regions.leaves_loop(index)}
         return details, {"region": self.regions.numbers.get(index, REGIONS)}
 
     def _prologue(self) -> list[Statement]:

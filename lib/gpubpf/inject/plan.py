@@ -111,6 +111,7 @@ class InjectionPlan:
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
         self._first_regions: dict[str, int] = {}
+        self._last_regions: dict[str, int] = {}
         self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
         self._computations: dict[str, list[tuple[str, Computation]]] = {}
         self.programs, texts, self._forms = self._programs(reached)
@@ -271,13 +272,16 @@ class InjectionPlan:
             self._first_regions[name] = 0  # while the callers are looked at
             runs = {*self.probes, *self.functions}
             callers = [one for one in runs if name in map(self.graph.resolve, self.graph.of(one).calls)]
-            ends = (
-                Regions(Flow(self.module.functions[one].body or ()), REGIONS, self.first_region(one)).end
-                for one in callers
-                if one != name
-            )
+            ends = (self._last_region(one) for one in callers if one != name)
             self._first_regions[name] = min(max(ends, default=0), REGIONS)
         return self._first_regions[name]
+
+    def _last_region(self, name: str) -> int:
+        """Return the lowest number of a region that a function which this one calls may use."""
+        if name not in self._last_regions:
+            flow = Flow(self.module.functions[name].body or ())
+            self._last_regions[name] = Regions(flow, REGIONS, self.first_region(name)).end
+        return self._last_regions[name]
 
     def called(self, probes: tuple[PtxProbe, ...], function: Function) -> tuple[PtxProbe, ...]:
         """Select the probes at `function_entry` or `function_exit` whose patterns match this function."""

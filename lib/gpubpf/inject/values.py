@@ -55,7 +55,7 @@ class Site(Record):
     cause: str = (
         ""  # for branches, if a program reads `region`: what the condition depends on (ptx/causes.py)
     )
-    loop: bool = False  # for branches, likewise: the branch is at the end of a loop, or leaves it
+    loop: bool = False  # for branches, likewise: some lanes stay in a loop, others leave it
     type: str = ""  # for values and results of instructions: the type of an element, one of bytecode.TYPES
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 

@@ -24,8 +24,9 @@ class Regions:
     most: numbers are below this one.
     first: the lowest number to use. Lower numbers are those of regions in functions that call this one.
 
-    Two regions have different numbers if they have a block in common, or if one of them ends in a block of the other. Outer regions
-    get the lower numbers. A region for which no number is left has the number `most`.
+    Regions that end in the same block have one number, because a lane comes out of all of them at once. Other regions have different
+    numbers if they have a block in common, or if one of them ends in a block of the other. A region for which no number is left has
+    the number `most`.
     """
 
     def __init__(self, flow: Flow, most: int, first: int = 0) -> None:
@@ -45,9 +46,13 @@ class Regions:
 
     @functools.cached_property
     def meets(self) -> Mapping[int, int | None]:
-        """For each branch, the block where its ways meet; None if they meet only at the function's end, or never."""
+        """For each branch, the block where its ways meet; None if they meet only where the function ends, or never.
+
+        A block after which the function ends is such an end: a lane that comes there early has left.
+        """
         after = post_dominators([block.successors for block in self.flow.blocks], set(self._leaving()))
-        return {branch: after[block] for branch, block in self.branches.items()}
+        last = {number for number, block in enumerate(self.flow.blocks) if not block.successors}
+        return {branch: None if after[n] in last else after[n] for branch, n in self.branches.items()}
 
     def _leaving(self) -> Iterator[int]:
         """Yield the blocks after which a thread may be at the end of the function."""
@@ -57,29 +62,25 @@ class Regions:
                 yield number
 
     @functools.cached_property
-    def _closed(self) -> list[int]:
-        """For each block, the branches whose regions end there, as bits: bit n is the nth of `branches`."""
-        found = [0] * len(self.flow.blocks)
-        for position, meets in enumerate(self.meets.values()):
-            if meets is not None:
-                found[meets] |= 1 << position
-        return found
+    def _ends(self) -> Mapping[int | None, int]:
+        """The position of each region, by the block where it ends."""
+        return {end: position for position, end in enumerate(dict.fromkeys(self.meets.values()))}
 
     @functools.cached_property
     def _within(self) -> list[int]:
-        """For each block, the branches whose regions it is in, as bits: bit n is the nth of `branches`."""
+        """For each block, the regions that it is in, as bits: bit n is the nth of `_ends`."""
         blocks = self.flow.blocks
         own = [0] * len(blocks)
-        closed = self._closed
-        for position, block in enumerate(self.branches.values()):
-            own[block] |= 1 << position
+        for branch, block in self.branches.items():
+            own[block] |= 1 << self._ends[self.meets[branch]]
         found = [0] * len(blocks)
         todo = list(range(len(blocks)))
         while todo:
             changed = set()
             for block in todo:
                 for successor in blocks[block].successors:
-                    now = found[successor] | (found[block] | own[block]) & ~closed[successor]
+                    ended = 1 << self._ends[successor] if successor in self._ends else 0
+                    now = found[successor] | (found[block] | own[block]) & ~ended
                     if now != found[successor]:
                         found[successor] = now
                         changed.add(successor)
@@ -87,11 +88,12 @@ class Regions:
         return found
 
     @functools.cached_property
-    def numbers(self) -> Mapping[int, int]:
-        """The number of each branch's region."""
+    def _numbers(self) -> list[int]:
+        """The number of each region of `_ends`."""
         # For each region, those that have a block in common with it, or with the block where it ends.
-        apart = [0] * len(self.branches)
-        for together in {inside | ended for inside, ended in zip(self._within, self._closed, strict=True)}:
+        apart = [0] * len(self._ends)
+        inside = enumerate(self._within)
+        for together in {mask | (1 << self._ends[n] if n in self._ends else 0) for n, mask in inside}:
             for position in _bits(together):
                 apart[position] |= together
         taken: list[int] = []
@@ -99,25 +101,34 @@ class Regions:
             used = {taken[other] for other in _bits(others & ~(-1 << position))}
             free = (n for n in range(self.first, self.most) if n not in used)
             taken.append(next(free, self.most))
-        return dict(zip(self.branches, taken, strict=True))
+        return taken
+
+    @functools.cached_property
+    def numbers(self) -> Mapping[int, int]:
+        """The number of each branch's region."""
+        return {branch: self._numbers[self._ends[end]] for branch, end in self.meets.items()}
 
     @functools.cached_property
     def inside(self) -> Sequence[int]:
         """For each block, the numbers of the regions that it is in, as bits. Regions of calling functions are always among them."""
-        taken = list(self.numbers.values())
-        calling = (1 << self.first) - 1
+        taken, calling = self._numbers, (1 << self.first) - 1
         known = {
             together: calling | sum(1 << n for n in {taken[p] for p in _bits(together)} if n < self.most)
             for together in set(self._within)
         }
         return [known[together] for together in self._within]
 
-    def repeats(self, branch: int) -> bool:
-        """Return whether the branch at this statement is in its own region: lanes may reach it again while others wait for them."""
+    def leaves_loop(self, branch: int) -> bool:
+        """Return whether lanes may come to the branch again on one of its ways, but not on another, before the ways meet."""
         if branch not in self.branches:
             return False
-        position = list(self.branches).index(branch)
-        return bool(self._within[self.branches[branch]] >> position & 1)
+        cycles, block = self.flow.cycles, self.branches[branch]
+        cycle, end = cycles.get(block), self.meets[branch]
+        if cycle is None or (end is not None and cycles.get(end) == cycle):
+            return False
+        ways = {cycles.get(way) == cycle for way in self.flow.blocks[block].successors}
+        leaves = facts(self.flow.instruction(branch)).control == "leave"
+        return ways == {True, False} or (leaves and True in ways)
 
     @property
     def end(self) -> int:

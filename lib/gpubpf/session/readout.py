@@ -30,7 +30,7 @@ MOST_THREADS = 1024  # per block; CUDA's limit
 FILLING_FAST = 0.2  # if a log or shard filled up this much since the last reading, it is read again soon
 
 
-def instances(measurement: Measurement, map_name: str) -> list[Instance]:
+def instances(measurement: Measurement, map_name: str, separate: bool = False) -> list[Instance]:
     """See `Session.instances`."""
     number = measurement.numbers[map_name]
     found: list[Instance] = []
@@ -43,7 +43,7 @@ def instances(measurement: Measurement, map_name: str) -> list[Instance]:
         for process, registers in used:
             for stored in process.snapshots.values():
                 found += _instances_of(measurement, process, registers, stored, number)
-    return merged(found)
+    return found if separate else merged(found)
 
 
 def blocks(measurement: Measurement) -> dict[tuple[int, int, str], int]:

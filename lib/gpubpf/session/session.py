@@ -721,13 +721,15 @@ class Session:
         """Return whether an attached program uses this map. Other maps cannot be read."""
         return map_name in self._measurement.numbers
 
-    def instances(self, map_name: str) -> list[Instance]:
+    def instances(self, map_name: str, separate: bool = False) -> list[Instance]:
         """Return the last reading of a map: one instance per process, GPU, kernel and launch shape.
+
+        separate: do not add up those of several contexts and modules. The instances of different maps then have the same order.
 
         If a process has several (it reset the device, or loaded a module twice), their values are added up. Kernels of the same name
         count as one.
         """
-        return readout.instances(self._measurement, map_name)
+        return readout.instances(self._measurement, map_name, separate)
 
     def blocks(self) -> dict[tuple[int, int, str], int]:
         """Return how many blocks the launches of the last reading had, by process number, GPU and mangled kernel name."""

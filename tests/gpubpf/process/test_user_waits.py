@@ -73,34 +73,12 @@ def exchanging(directory: Path, file: Path) -> Iterator[tuple[subprocess.Popen[s
         process.communicate()
 
 
-@contextlib.contextmanager
-def read_in_vain(file: Path) -> Iterator[threading.Thread]:
-    """A thread that reads a file which nobody serves."""
-    opened = os.open(file, os.O_RDONLY)
-
-    def read() -> None:
-        with contextlib.suppress(OSError):
-            os.pread(opened, 1, 0)
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        ctypes.CDLL(None).umount2(os.fsencode(file), 1)  # MNT_FORCE
-        thread.join(10)
-        with contextlib.suppress(OSError):  # the file system has gone
-            os.close(opened)
-
-
 @pytest.mark.usefixtures("connections")
 def test_the_wait_ends_with_the_tool(tmp_path: Path) -> None:
     place = tmp_path / "fuse"
     place.mkdir()
     with (
         gpubpf_fuse.unanswered(place, user=OTHER) as file,
-        gpubpf_fuse.unanswered(tmp_path, user=OTHER, name="another") as another,
-        read_in_vain(another) as elsewhere,
         exchanging(tmp_path, file) as (process, at),
         Memory(process.pid) as memory,
     ):
@@ -119,7 +97,6 @@ def test_the_wait_ends_with_the_tool(tmp_path: Path) -> None:
         assert "disconnected the file system of this user that did not answer (FUSE " in text
         reading.join(10)
         assert found == [b""]
-        assert elsewhere.is_alive()  # the user's other file system still waits for its program
         assert not user_waits._waiting and user_waits.end(0.2) == []
 
 

@@ -64,19 +64,48 @@ def test_a_region_ends_where_all_ways_meet(seed: int) -> None:
     members = {
         branch: ahead(successors, block, regions.meets[branch]) for branch, block in regions.branches.items()
     }
-    for branch, block in regions.branches.items():
+    for branch in regions.branches:
         meets = regions.meets[branch]
         first = None if meets is None else flow.blocks[meets].instructions[0]
         assert first == diverging.meeting(flow)[branch]
-        assert regions.repeats(branch) == (block in members[branch])
         number = regions.numbers[branch]
         assert 2 <= number <= REGIONS
         for other, elsewhere in members.items():
-            if other != branch and number < REGIONS and members[branch] & elsewhere:
+            end = regions.meets[other]
+            if end != meets and number < REGIONS and members[branch] & elsewhere | members[branch] & {end}:
                 assert regions.numbers[other] != number
     for block, mask in enumerate(regions.inside):
         inside = {regions.numbers[branch] for branch, blocks in members.items() if block in blocks}
         assert mask == 0b11 | sum(1 << number for number in inside if number < REGIONS)
+
+
+def test_which_branches_leave_a_loop() -> None:
+    text = """.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry k()
+{
+ .reg .pred %p<4>;
+ @%p0 bra OUT;                 // an if around the loop
+HEAD: @%p1 bra ELSE;           // an if in the loop
+ @%p2 bra DONE;                // break
+ELSE: @%p3 bra NEXT;
+ @%p1 ret;                     // return
+NEXT: @%p0 bra HEAD;           // the loop
+DONE: bar.sync 0;
+OUT: ret;
+}
+"""
+    flow = Flow(parse(text).functions["k"].body or ())
+    regions = Regions(flow, REGIONS)
+    assert [regions.leaves_loop(branch) for branch in regions.branches] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_the_number_of_regions_is_that_of_the_header() -> None:
