@@ -15,6 +15,9 @@ import pytest
 import gpubpf_cuda
 import gpubpf_examples
 import hipsim_device
+from gpubpf.divergence import branches as branches_of
+from gpubpf.divergence import text
+from gpubpf.show.owner_columns import OwnerColumns
 
 pytestmark = gpubpf_cuda.needs_cuda
 TOOL = Path(__file__).resolve().parents[2] / "tools/warpdiv.py"
@@ -114,6 +117,15 @@ def test_waves_of_amd_gpus(tmp_path: Path) -> None:
     branches = [r for r in found if r["type"] == "branch"]
     assert kernels and all(0 < r["efficiency"] <= 1 and r["wave"] == 64 for r in kernels)
     assert any(r["diverged"] for r in branches) and all(r["lost"] is None for r in branches)
+
+
+def test_losses_of_a_kernel_that_executed_nothing_in_the_interval() -> None:
+    place, other = (branches_of.Place(1, 2, "app", 0, None, name) for name in ("_Z1av", "_Z1bv"))
+    branch = branches_of.Branch(place, 3, None, 0, 1, 0, 0, 500)
+    ran = branches_of.Work(other, "", "", 10, 320, 1, 32)
+    found = branches_of.Found((branch,), (ran,), (), ())
+    rows = list(text.lines(found, "branch", None, False, OwnerColumns()))
+    assert rows[-1].split()[-2:] == ["500", "-"]
 
 
 def test_every_interval_has_its_own_numbers(branches: Path, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # Process, pid, comm, GPU, lanes of an AMD wave, kernel (mangled).
 Owner = tuple[int, int, str, int, int | None, str]
-COUNTS = ("executed", "diverged", "lanes", "taken", "lost", "unknown")  # struct branch
 WORK = ("instructions", "lane_instructions")  # struct block
 
 
@@ -57,7 +56,7 @@ class Branch(Record):
     taken     those of them that took the branch
     lost      instructions that the warp executed without a lane that the branch parted from others, added up over such lanes: up to
               where the ways of the branch meet, or to the next branch that parts the lane. None: unknown for all branches of the
-              kernel, since lanes diverged in more than REGIONS regions, or on an AMD GPU
+              kernel, since lanes diverged in more than REGIONS regions, its launches overlapped, or it ran on an AMD GPU
     """
 
     place: Place
@@ -222,13 +221,11 @@ class Divergence:
         now = self._counts(session)
         before = self._before if since_last else {}
         for (
-            key,
-            counts,
-        ) in (
-            before.items()
-        ):  # a reading in the middle of a launch may have counted waits that are booked only later
-            if key in now:
-                now[key]["lost"] = max(now[key]["lost"], counts["lost"])
+            place,
+            earlier,
+        ) in before.items():  # a reading in a launch may have counted waits that are booked only later
+            if place in now:
+                now[place]["lost"] = max(now[place]["lost"], earlier["lost"])
         self._before = now
         launches = _launches(session)
         since = launches - self._launches if since_last else launches
@@ -311,9 +308,10 @@ def _waiting(session: Session) -> Iterator[tuple[Owner, int, int]]:
         times = np.where(lanes["open"][late] >> number & 1, parted["time"], 0)
         last = times.argmax(axis=0)
         sites = parted["site"][last, np.arange(len(late))]
-        sums = np.bincount(sites, weights=waited[late])
-        for site in sums.nonzero()[0].tolist():
-            yield owner, site, int(sums[site])
+        # The traced process can write any number into its maps.
+        known, at = np.unique(sites, return_inverse=True)
+        for site, lost in zip(known.tolist(), np.bincount(at, weights=waited[late]).tolist(), strict=True):
+            yield owner, site, int(lost)
 
 
 def _owner(instance: Any) -> Owner:
@@ -334,15 +332,11 @@ def _launches(session: Session) -> Counter[Owner]:
     return found
 
 
-def _place(owner: Owner) -> Place:
-    return Place(*owner)
-
-
 def _branch(
     owner: Owner, number: int, site: Site | None, counts: Mapping[str, int], is_known: bool
 ) -> Branch:
     return Branch(
-        _place(owner),
+        Place(*owner),
         number,
         site,
         counts["executed"],
@@ -372,4 +366,4 @@ def _sums(
     for (owner, function, source), counts in sorted(sums.items(), key=_idle):
         whole = (launches[owner], threads.get(owner)) if launches is not None and threads is not None else ()
         if counts["instructions"]:
-            yield Work(_place(owner), function, source, *(counts[name] for name in WORK), *whole)
+            yield Work(Place(*owner), function, source, *(counts[name] for name in WORK), *whole)

@@ -30,8 +30,10 @@ def lines(found: Found, by: str, top: int | None, full: bool, owners: OwnerColum
     if not found.kernels:
         yield "no instrumented kernel ran"
         return
-    owners.see(one.place for one in found.kernels)
-    labels = names.labels((one.place.mangled for one in found.kernels), full=full)
+    # Lanes of a kernel that executed nothing in an interval may have waited.
+    places = [*(one.place for one in found.kernels), *(one.place for one in found.branches)]
+    owners.see(places)
+    labels = names.labels((place.mangled for place in places), full=full)
     yield from _table([_work(one, owners, labels) for one in found.kernels])
     if by in ("function", "line"):
         parts = found.functions if by == "function" else found.lines
@@ -76,16 +78,24 @@ def _branch(
         "LANES": f"{one.lanes / max(one.executed, 1):.1f}",
         "TAKEN": _percent(one.taken / max(one.lanes, 1)),
         "LOST": "unknown" if one.lost is None else f"{one.lost:,}",
-        "OF ALL": "-" if one.lost is None else _percent(one.lost / whole[one.place]),
+        "OF ALL": "-" if (share := _share(one, whole)) is None else _percent(share),
     }
+
+
+def _share(one: Branch, whole: Mapping[Place, int]) -> float | None:
+    """Return what is lost at a branch, as a share of its kernel's lane-instructions; None if it is unknown.
+
+    whole: the kernels' lane-instructions. A kernel that executed nothing in an interval, while lanes still waited, has none.
+    """
+    return None if one.lost is None or not whole.get(one.place) else one.lost / whole[one.place]
 
 
 def _causes(split: Sequence[Branch], whole: Mapping[Place, int]) -> Iterator[str]:
     """Yield a sentence about each of the worst branches whose cost and cause are known."""
     told = False
     for one in split[:WORST]:
-        share = (one.lost or 0) / whole[one.place]
-        if share < LEAST:
+        share = _share(one, whole)
+        if share is None or share < LEAST:
             continue
         about = [f"{_percent(share)} of the kernel's lane-instructions are lost here"]
         if one.loop:
