@@ -469,7 +469,7 @@ def main() -> int:
                 found[name] = {**state, **cost(program, args.groups)}
             else:
                 found[name] = {**state, **stress(at)}
-    file.write_text(json.dumps(found, indent=1) + "\n")
+    file.write_text(json.dumps(found) + "\n")
     text = describe(found)
     (results / "attach.md").write_text(text)
     print(text)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What it costs a program that its calls into a GPU's library are watched (docs/host-calls.md), and the tool that watches.
 
-    sudo PYTHONPATH=lib python3 benchmarks/hostcalls.py [--rounds N] [--quick] [--out benchmarks/results]
+    sudo PYTHONPATH=lib python3 benchmarks/hostcalls.py [--rounds N] [--quick]
 
 A program launches 10,000 kernels a second: before each launch, which does nothing, a loop takes 100 us. After every 1 ms it does
 the same with a function that nobody watches, so that what else the machine does disturbs both alike; each mode is the ratio of
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import statistics
@@ -211,7 +210,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="less of everything, to see that it runs")
-    parser.add_argument("--out", type=Path, help="a directory for hostcalls.json")
     args = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="gpubpf-"))
     built = build(place)
@@ -234,8 +232,6 @@ def main() -> None:
         print(part)
         for name, value in rows.items():
             print(f"    {name:40} {value}")
-    if args.out is not None:
-        (args.out / "hostcalls.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

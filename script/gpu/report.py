@@ -87,7 +87,7 @@ def write(directory: Path, where: Path) -> Path:
         where / f"gpu-{report['date'][:10]}{number}" for number in ("", *(f"-{n}" for n in range(2, 100)))
     )
     name = next(name for name in names if _is_free(name.with_suffix(".json"), report))
-    name.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    name.with_suffix(".json").write_text(json.dumps(report) + "\n")
     name.with_suffix(".md").write_text(markdown(report))
     return name.with_suffix(".md")
 
