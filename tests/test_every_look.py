@@ -24,6 +24,7 @@ import gpubpf_objects
 import hipsim_device
 from gpubpf.ebpf import clang
 from gpubpf.names import demangle
+from gpubpf_dataset import check_dataset
 from gpubpf_examples import ROOT
 from gpubpf_schema import check_records
 from gpubpf_text import longest, shortened
@@ -235,6 +236,7 @@ def test_a_look(case: tuple[str, str, str, str], tmp_path: Path, request: pytest
     if "--json" in options:
         records = [json.loads(line, parse_constant=refused) for line in made.splitlines()]
         check_records(tool, made.splitlines())
+        check_dataset(tool, made, tmp_path / "dataset")
         assert records[-1]["type"] == "summary"
     elif "--csv" in options:
         rows = list(csv.reader(io.StringIO(made)))

@@ -2,6 +2,7 @@
 """gpubpf   Commands about this machine and about results, beside the tools that measure.
 
 USAGE: gpubpf check [options]
+       gpubpf query [options] SQL DIR...
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from gpubpf.check import command as check
+from gpubpf.query import command as query
 from gpubpf.show import cli
 from gpubpf.show.command_line import HelpFormatter
 
@@ -17,9 +19,11 @@ EXAMPLES = """examples:
     gpubpf check                    what the tools can do on this machine
     gpubpf check --json             the same for scripts
     gpubpf check -p 1234            what each tool would measure in a process
+    gpubpf query 'FROM slowest_launches' DIR
+                                    questions about what --parquet DIR kept
 """
 # Each has DESCRIPTION, EXAMPLES, add_options(parser) and run(arguments, parser).
-COMMANDS = {"check": check}
+COMMANDS = {"check": check, "query": query}
 
 
 def build_parser() -> cli.Parser:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from hypothesis import strategies
+
 TYPES = {
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
@@ -47,6 +49,38 @@ def problems(schema: dict[str, Any], value: Any, place: str = "") -> Iterator[st
                 yield f"{place}: {name} is not declared"
             else:
                 yield from problems(known.get(name, rest or {}), one, f"{place}.{name}")
+
+
+def value_of(schema: dict[str, Any]) -> strategies.SearchStrategy[Any]:
+    """Return a strategy for values that a schema allows."""
+    if "enum" in schema:
+        return strategies.sampled_from(schema["enum"])
+    if "const" in schema:
+        return strategies.just(schema["const"])
+    kinds = schema.get("type", ["integer", "string", "boolean"])
+    if isinstance(kinds, list):
+        return strategies.one_of(*(value_of(schema | {"type": kind}) for kind in kinds))
+    if kinds == "array":
+        least = schema.get("minItems", 0)
+        return strategies.lists(value_of(schema["items"]), min_size=least, max_size=max(least, 2))
+    if kinds == "object" and "properties" in schema:
+        its = {name: value_of(one) for name, one in schema["properties"].items()}
+        needed = {name: its[name] for name in schema["required"]}
+        return strategies.fixed_dictionaries(
+            needed, optional={name: one for name, one in its.items() if name not in needed}
+        )
+    if kinds == "object":
+        return strategies.dictionaries(
+            strategies.text(max_size=3), value_of(schema.get("additionalProperties", {})), max_size=2
+        )
+    return {
+        "integer": strategies.integers(-(2**63), 2**63 - 1),
+        "number": strategies.floats(allow_nan=False, allow_infinity=False)
+        | strategies.integers(-(2**40), 2**40),
+        "string": strategies.text(max_size=5),
+        "boolean": strategies.booleans(),
+        "null": strategies.none(),
+    }[kinds]
 
 
 def check_records(tool: str, lines: Iterable[str]) -> None:

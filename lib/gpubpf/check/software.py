@@ -26,9 +26,15 @@ NEEDED = {
     "tabulate": "tabulate",
     "zstandard": "zstandard",
 }
-OPTIONAL = {"argcomplete": "argcomplete", "matplotlib": "matplotlib", "pyarrow": "pyarrow"}
+OPTIONAL = {
+    "argcomplete": "argcomplete",
+    "duckdb": "duckdb",
+    "matplotlib": "matplotlib",
+    "pyarrow": "pyarrow",
+}
 _WITHOUT = {
     "argcomplete": "shells do not complete options",
+    "duckdb": "gpubpf query cannot be used",
     "matplotlib": "--heatmap cannot be used",
     "pyarrow": "--parquet cannot be used",
 }

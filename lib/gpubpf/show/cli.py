@@ -33,6 +33,7 @@ from gpubpf.show.command_line import (
     split_command,
 )
 from gpubpf.show.notices import complain, note
+from gpubpf.show.opened import complete_results, open_results
 from gpubpf.show.option_values import extents, parse_file, parse_picture, positive
 from gpubpf.show.options import (
     add_accesses,
@@ -56,7 +57,7 @@ from gpubpf.show.options import (
     records_accesses,
     samples,
 )
-from gpubpf.show.output import Output, csv_cells, drop_stdout, open_results
+from gpubpf.show.output import Output, csv_cells, drop_stdout
 from gpubpf.show.parsed import Options
 from gpubpf.show.result_writer import ResultWriter
 from gpubpf.show.summary_text import host_program_lines, summary_lines
@@ -126,7 +127,7 @@ def command(tool: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
         def run(argv: list[str] | None = None) -> int:
             garbage.seldom()
             try:
-                with errors(tool):
+                with errors(tool), complete_results():
                     status = main(argv)
             except SystemExit as leaving:
                 if leaving.code is None or isinstance(leaving.code, int):

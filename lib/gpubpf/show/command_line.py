@@ -30,6 +30,8 @@ The parsed arguments have these attributes, whichever options a tool takes:
     tid          int | None         -t
     user         str | None
     output       str | None         -o FILE
+    dataset      str | None         --parquet DIR; `json` is then true
+    records      str                where the records that the tool writes are declared: see `Parser`
     list, ptx, ebpf, json, csv, timestamps, verbose   bool
 """
 
@@ -92,11 +94,7 @@ class Parser(argparse.ArgumentParser):
 
     def declared(self) -> tuple[Fields, ...]:
         """Return the records that the tool writes as JSON."""
-        import importlib
-
-        module, _, name = self.records.partition(":")
-        made: tuple[Fields, ...] = getattr(importlib.import_module(module), name or "RECORDS")
-        return made
+        return declared(self.records)
 
     def error(self, message: str) -> NoReturn:
         complain(self.prog, f"{message}; see {self.prog} --help")
@@ -112,6 +110,15 @@ class Parser(argparse.ArgumentParser):
         if sys.stdout is not None:
             sys.stdout.flush()
         super().exit(status, message)
+
+
+def declared(records: str) -> tuple[Fields, ...]:
+    """Return the records of a tool. records: see `Parser`."""
+    import importlib
+
+    module, _, name = records.partition(":")
+    made: tuple[Fields, ...] = getattr(importlib.import_module(module), name or "RECORDS")
+    return made
 
 
 def parser(tool: str, description: str, examples: str, usage: str | None = None) -> Parser:
@@ -153,6 +160,7 @@ def parser(tool: str, description: str, examples: str, usage: str | None = None)
         tid=None,
         user=None,
         output=None,
+        dataset=None,
         **dict.fromkeys(("list", "ptx", "ebpf", "json", "csv", "timestamps", "verbose"), False),
     )
     return made
@@ -195,6 +203,10 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
         made.error("--budget and --sample exclude each other: --budget chooses the launches")
     if args.sass:
         _check_patches(made, args)
+    args.records = made.records
+    if args.dataset:
+        _check_dataset(made, args)
+        args.json = True
     if args.list or args.ptx:
         args.files = words
         option = "--list" if args.list else "--ptx"
@@ -212,6 +224,19 @@ def parse(made: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace
             name = "interval" if args.interval is None else "count"
             made.error(f"{name} {error}{advice}")
     return args
+
+
+def _check_dataset(made: Parser, args: argparse.Namespace) -> None:
+    """End the process if --parquet DIR comes with an option that chooses another form of the results."""
+    others = {
+        "--json": args.json,
+        "--csv": args.csv,
+        "-o": args.output,
+        "--ptx": args.ptx,
+        "--ebpf": args.ebpf,
+    }
+    for option in (option for option, given in others.items() if given):
+        made.error(f"--parquet DIR and {option} exclude each other: all results go into DIR")
 
 
 def _check_patches(made: Parser, args: argparse.Namespace) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from typing import IO, Any
 
 
 def open_new(path: str, empty: bool = True) -> int:
@@ -34,6 +36,55 @@ def open_new(path: str, empty: bool = True) -> int:
         os.close(file)
         raise
     return file
+
+
+class Directory:
+    """A directory for files, open as long as files are written there.
+
+    Another user who can write there cannot make this process create or replace files elsewhere: below the directory that the user
+    named, no symbolic link is followed.
+    """
+
+    def __init__(self, file: int):
+        self._file = file
+
+    @classmethod
+    def make(cls, path: str, *parts: str) -> Directory:
+        """Create PATH/PART/… where it does not exist, and open it. Raises OSError, as `open_new` does for a symbolic link."""
+        os.makedirs(path, exist_ok=True)
+        above = os.stat(os.path.dirname(os.path.abspath(path)))
+        if above.st_mode & 0o022 and os.geteuid() not in (above.st_uid, os.lstat(path).st_uid):
+            _check(os.lstat(path), (os.geteuid(), above.st_uid))
+        file = os.open(path, os.O_DIRECTORY | os.O_CLOEXEC)
+        for part in parts:
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=file)
+                below = os.open(part, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=file)
+            finally:
+                os.close(file)
+            file = below
+        return cls(file)
+
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[IO[Any]]:
+        """Write a file under another name, which becomes `name` when it is complete. Raises OSError."""
+        temporary = f".{name}.part"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=self._file)
+        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(temporary, how, 0o666, dir_fd=self._file), "wb") as stream:
+                yield stream
+            os.rename(temporary, name, src_dir_fd=self._file, dst_dir_fd=self._file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=self._file)
+            raise
+
+    def close(self) -> None:
+        """Close the directory."""
+        os.close(self._file)
 
 
 def _check(state: os.stat_result, owners: tuple[int, int]) -> None:

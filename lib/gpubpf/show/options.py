@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from gpubpf.errors import UsageError
 from gpubpf.show.command_line import Parser, PrintSchemas
@@ -286,7 +287,11 @@ def add_accesses(made: Parser) -> None:
         "-e", dest="each", action="store_true", help="print a line for each access of each thread"
     )
     group.add_argument(
-        "--parquet", type=parse_file, metavar="FILE", help="write each access to a Parquet file"
+        "--parquet",
+        action=FileOrDataset,
+        type=parse_file,
+        metavar="FILE",
+        help="write each access to a Parquet file; DIR/: write the records of --json below DIR",
     )
     group.add_argument(
         "--heatmap",
@@ -362,8 +367,20 @@ def add_looks(made: Parser, device_programs: bool = True) -> None:
     group.add_argument("--ebpf", action="store_true", help="print the program's C text and exit")
 
 
+class FileOrDataset(argparse.Action):
+    """--parquet of memtrace: a file for accesses, or, if it ends in "/", the directory for all records."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, into: argparse.Namespace, value: Any, *_: Any
+    ) -> None:
+        if value.endswith("/"):
+            into.dataset = value
+        else:
+            into.parquet = value
+
+
 def add_output(made: Parser, records: str = "") -> None:
-    """Add where results go and in which form: -o, --json, --csv, --json-schema, -T, -v. records: see `Parser`."""
+    """Add where results go and in which form: -o, --json, --csv, --parquet, --json-schema, -T, -v. records: see `Parser`."""
     made.records = records
     group = made.add_argument_group("results")
     group.add_argument(
@@ -376,6 +393,14 @@ def add_output(made: Parser, records: str = "") -> None:
     form = group.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON Lines; the man page lists the fields")
     form.add_argument("--csv", action="store_true", help="print the main table as CSV")
+    if "--parquet" not in made._option_string_actions:
+        form.add_argument(
+            "--parquet",
+            dest="dataset",
+            type=parse_file,
+            metavar="DIR",
+            help="write the records of --json below DIR, as Parquet files",
+        )
     group.add_argument(
         "--json-schema", action=PrintSchemas, nargs=0, help="print the JSON schema of each record, and exit"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import select
@@ -38,6 +37,9 @@ class Output:
             raise Error(
                 f"cannot write {printable(path)}: {error.strerror}; choose another file with -o"
             ) from None
+
+    def close(self) -> None:
+        """Complete the output. Nothing is written later."""
 
     @property
     def width(self) -> int:
@@ -89,12 +91,6 @@ class Output:
 
         for batch in _batches(json.dumps(record, separators=(",", ":")) + "\n" for record in records):
             self.write(batch)
-
-
-def open_results(args: argparse.Namespace) -> Output:
-    """Open the output before anything else starts. It is also kept as `args.out`, for code that writes records beside the tool."""
-    args.out = Output(args.output)
-    return args.out
 
 
 def csv_cells(cells: Iterable[object]) -> str:

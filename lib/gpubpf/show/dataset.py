@@ -1,0 +1,336 @@
+"""Write the JSON records of a tool as Parquet files: ``--parquet DIR``.
+
+out = Dataset(DIR, "threadhist", RECORDS)       # an `Output` for JSON Lines
+out.records(…); out.close()
+
+A record goes to DIR/tool=TOOL/day=DAY/host=HOST/TYPE-RUN-N.parquet. DAY: the day, in UTC, on which the file was begun. RUN: when the
+tool started, and its process ID; the column `run` has it, too. pandas, Polars, DuckDB and Spark read the directories' names as
+columns.
+
+Files are complete at any moment. The newest records of each type are kept in memory. About once a second, all of them are written
+again into a new file, which replaces the last one. When they are many, the next file begins. A tool that is killed loses the records
+of the last second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from gpubpf import __version__
+from gpubpf.errors import Error, missing_package
+from gpubpf.show.fields import Fields, Type
+from gpubpf.show.new_file import Directory
+from gpubpf.show.notices import note
+from gpubpf.show.output import Output
+from gpubpf.show.table import printable
+
+SCHEMA_VERSION = "1"  # a later one has the same columns and more, or another number
+FILE_BYTES = 32 << 20  # of JSON text, in one file
+BUFFER_BYTES = 16 << 20  # of JSON text that waits; a tool that is faster has to wait
+PAUSE = 1.0  # seconds between two writes
+WRITE_SHARE = 10  # a pause lasts at least this many times as long as the last write
+ROW_GROUP = 1 << 17
+_TYPE = re.compile(rb'\{"type":"(\w+)"')
+
+
+class Dataset(Output):
+    """An `Output` that takes JSON Lines records, and writes them as Parquet files.
+
+    directory: DIR; it is created if need be.
+    tool: the tool's name.
+    declared: the records that the tool writes.
+
+    Raises Error if pyarrow is missing, or if the directory cannot be written.
+    """
+
+    def __init__(self, directory: str, tool: str, declared: Iterable[Fields]):
+        super().__init__()
+        try:
+            import pyarrow
+            import pyarrow.json
+            import pyarrow.parquet
+        except ImportError as error:
+            raise Error(missing_package(error)) from None
+        self._arrow = pyarrow
+        self._directory, self._tool = directory, tool
+        started = time.gmtime()
+        self.run = f"{time.strftime('%Y%m%dT%H%M%SZ', started)}-{os.getpid()}"
+        self._places = {one.name: _Place(pyarrow, one) for one in declared}
+        self._rest = b""  # a line that is not complete yet
+        self._changed = threading.Condition()
+        self._waiting = 0  # bytes of records that are not written yet
+        self._ending = False
+        self._failure: Error | None = None
+        self.rows = 0  # that were written
+        self._out_of_range = 0
+        with self._writable():
+            Directory.make(directory, *self._partition()).close()
+        self._thread = threading.Thread(target=self._write_now_and_then, name="gpubpf-parquet", daemon=True)
+        self._thread.start()
+
+    def _partition(self) -> tuple[str, ...]:
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        return f"tool={self._tool}", f"day={day}", f"host={_escaped(socket.gethostname())}"
+
+    def _writable(self) -> _Writable:
+        return _Writable(self._directory, self._arrow.ArrowException)
+
+    # --- the tool's thread ---
+
+    def write(self, data: str | bytes) -> None:
+        """Take JSON Lines. Raises Error when earlier ones could not be written."""
+        self.began = True
+        whole, ended, self._rest = (
+            self._rest + (data.encode() if isinstance(data, str) else data)
+        ).rpartition(b"\n")
+        if not ended:
+            return
+        found: dict[str, list[bytes]] = {}
+        for kind, text in _by_type(whole):
+            found.setdefault(kind, []).append(text)
+        with self._changed:
+            for kind, texts in found.items():
+                self._places[kind].waiting += texts
+            self._waiting += len(whole)
+            self._changed.notify_all()
+            while self._waiting > BUFFER_BYTES and self._failure is None:
+                self._changed.wait()
+            if self._failure is not None:
+                raise self._failure
+
+    def close(self) -> None:
+        """Write everything, and print how much it was. Raises Error if it cannot be written."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        if self._out_of_range:
+            note(self._tool, f"{self._out_of_range} numbers beyond 64 bits are null in Parquet")
+        note(self._tool, f"wrote {self.rows:,} records into {printable(self._directory)} (run {self.run})")
+
+    # --- the thread that writes ---
+
+    def _write_now_and_then(self) -> None:
+        pause = PAUSE
+        while True:
+            with self._changed:
+                while not self._waiting and not self._ending:
+                    self._changed.wait()
+                self._changed.wait_for(lambda: self._ending or self._waiting > BUFFER_BYTES, pause)
+                ending = self._ending
+                taken = {kind: place.take() for kind, place in self._places.items() if place.waiting}
+                taken_bytes, began = self._waiting, time.monotonic()
+            try:
+                for kind, texts in taken.items():
+                    self._add(kind, texts)
+            except Error as error:
+                self._failure = error
+            except Exception as error:  # a defect: the tool's thread reports it
+                self._failure = Error(f"cannot write records as Parquet: {error}")
+            pause = max(PAUSE, WRITE_SHARE * (time.monotonic() - began))
+            with self._changed:
+                self._waiting -= taken_bytes
+                self._changed.notify_all()
+                if self._failure is not None or (ending and not self._waiting):
+                    return
+
+    def _add(self, kind: str, texts: list[bytes]) -> None:
+        """Write the records of a type into its newest file."""
+        place = self._places[kind]
+        table, out_of_range = place.table(texts)
+        self._out_of_range += out_of_range
+        place.tables.append(table)
+        place.bytes += sum(map(len, texts))
+        whole = self._arrow.concat_tables(place.tables)
+        run = self._arrow.array([self.run], self._arrow.string())
+        whole = whole.append_column("run", self._arrow.repeat(run[0], len(whole)))
+        about = {"gpubpf.version": __version__, "gpubpf.schema": SCHEMA_VERSION, "gpubpf.type": kind}
+        whole = whole.replace_schema_metadata(about | {"gpubpf.tool": self._tool, "gpubpf.run": self.run})
+        with self._writable():
+            if place.directory is None:
+                place.directory = Directory.make(self._directory, *self._partition())
+            with place.directory.replacing(f"{kind}-{self.run}-{place.files:04}.parquet") as stream:
+                self._arrow.parquet.write_table(whole, stream, compression="zstd", row_group_size=ROW_GROUP)
+        self.rows += len(table)
+        if place.bytes > FILE_BYTES:
+            place.begin_another()
+
+
+class _Writable:
+    """Turns errors of files into `Error`."""
+
+    def __init__(self, directory: str, arrow_error: type[Exception]):
+        self._directory, self._errors = directory, (OSError, arrow_error)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, self._errors):
+            why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            raise Error(
+                f"cannot write into {printable(self._directory)}: {why}; "
+                "free some space or choose another directory with --parquet"
+            ) from None
+
+
+class _Place:
+    """What is known of the records of one type: those that wait, and those in the newest file.
+
+    waiting: JSON Lines.
+    tables: the records of the newest file. bytes: how much JSON text that was.
+    directory: of the newest file; None: no file has been begun.
+    files: number of complete files.
+    """
+
+    def __init__(self, arrow: Any, declared: Fields):
+        self._arrow = arrow
+        self._fields: dict[str, Type] = declared.schema["properties"]
+        self.schema = arrow.schema([_column(arrow, name, of) for name, of in self._fields.items()])
+        self._converters = {name: made for name, of in self._fields.items() if (made := _converter(of))}
+        self._read = arrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="error")
+        self.waiting: list[bytes] = []
+        self.tables: list[Any] = []
+        self.bytes, self.files = 0, 0
+        self.directory: Directory | None = None
+
+    def take(self) -> list[bytes]:
+        """Return the records that wait, and forget them."""
+        texts, self.waiting = self.waiting, []
+        return texts
+
+    def begin_another(self) -> None:
+        """Leave the newest file as it is; the next record begins another one."""
+        if self.directory is not None:
+            self.directory.close()
+        self.directory, self.tables, self.bytes = None, [], 0
+        self.files += 1
+
+    def table(self, texts: list[bytes]) -> tuple[Any, int]:
+        """Return the records in JSON Lines as a table, and how many of their numbers do not fit into 64 bits."""
+        if not self._converters:
+            with suppress(self._arrow.ArrowInvalid):  # such as a number that does not fit
+                block = self._arrow.json.ReadOptions(block_size=1 << 24)
+                source = self._arrow.BufferReader(b"\n".join(texts))
+                read = self._arrow.json.read_json(source, block, self._read)
+                return self._arrow.Table.from_arrays(read.columns, schema=self.schema), 0
+        beyond = _Beyond()
+        columns: dict[str, list[Any]] = {name: [] for name in self._fields}
+        for line in b"\n".join(texts).split(b"\n"):
+            record = json.loads(line)
+            for name, column in columns.items():
+                value = beyond.checked(record.get(name))
+                made = self._converters.get(name)
+                column.append(value if made is None or value is None else made(value))
+        arrays = [self._arrow.array(columns[field.name], field.type) for field in self.schema]
+        return self._arrow.Table.from_arrays(arrays, schema=self.schema), beyond.count
+
+
+class _Beyond:
+    """Replaces integers that do not fit into 64 bits by None, and counts them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def checked(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: self.checked(one) for name, one in value.items()}
+        if isinstance(value, list):
+            return [self.checked(one) for one in value]
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            self.count += 1
+            return None
+        return value
+
+
+def _by_type(text: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the type of records and their lines."""
+    first = _TYPE.match(text)
+    assert first is not None, text[:80]
+    if text.count(b"\n" + first[0]) == text.count(b"\n"):  # all of one type, which is usual for many
+        yield first[1].decode(), text
+        return
+    for line in text.split(b"\n"):
+        match = _TYPE.match(line)
+        assert match is not None, line[:80]
+        yield match[1].decode(), line
+
+
+def _column(arrow: Any, name: str, of: Type) -> Any:
+    """Return a field of an Arrow schema. Its metadata has the unit and the description that the JSON schema has."""
+    about: dict[str, str] = {key: of[key] for key in ("unit", "description") if key in of}
+    if _is_any(of):
+        about["gpubpf.content"] = "JSON"
+    return arrow.field(name, _arrow_type(arrow, of), metadata=about or None)
+
+
+def _arrow_type(arrow: Any, of: Type) -> Any:
+    """Return the Arrow type for a JSON schema. What may be anything is JSON text."""
+    simple = {
+        "integer": arrow.int64(),
+        "number": arrow.float64(),
+        "boolean": arrow.bool_(),
+        "string": arrow.string(),
+    }
+    kind = _kind(of)
+    if kind == "array":
+        return arrow.list_(_arrow_type(arrow, of["items"]))
+    if kind == "object" and "properties" in of:
+        return arrow.struct([_column(arrow, name, its) for name, its in of["properties"].items()])
+    if kind == "object":
+        return arrow.map_(arrow.string(), _arrow_type(arrow, of["additionalProperties"]))
+    return simple.get(kind, arrow.string())
+
+
+def _kind(of: Type) -> str:
+    """Return the word for a type: "array", "object" …; "": it may be anything."""
+    kinds = of.get("type", [])
+    kinds = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind != "null"]
+    return kinds[0] if len(kinds) == 1 else ""
+
+
+def _is_any(of: Type) -> bool:
+    return not _kind(of)
+
+
+def _converter(of: Type) -> Callable[[Any], Any] | None:
+    """Return what makes the value for Arrow from that of JSON; None: it is the same."""
+    kind = _kind(of)
+    if not kind:
+        return lambda value: json.dumps(value, separators=(",", ":"))
+    if kind == "array":
+        return _each(_converter(of["items"]))
+    if kind == "object" and "properties" in of:
+        its = {name: made for name, one in of["properties"].items() if (made := _converter(one))}
+        return (lambda value: _members(value, its)) if its else None
+    if kind == "object":
+        made = _converter(of["additionalProperties"])
+        return lambda value: [
+            (key, made(one) if made and one is not None else one) for key, one in value.items()
+        ]
+    return None
+
+
+def _each(made: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    return (lambda value: [one if one is None else made(one) for one in value]) if made else None
+
+
+def _members(value: Mapping[str, Any], its: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    return {key: its[key](one) if key in its and one is not None else one for key, one in value.items()}
+
+
+def _escaped(name: str) -> str:
+    """Return a host's name for a directory's name, as Hive writes it."""
+    return re.sub(
+        r"[^\w.-]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name, flags=re.A
+    )

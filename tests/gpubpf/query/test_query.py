@@ -1,0 +1,180 @@
+"""Questions about the records that tools kept (gpubpf query)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+import gpubpf.__main__
+from gpubpf.show.dataset import Dataset
+from gpubpf_schema import declared, value_of
+from test_contract import TOOLS
+
+pytest.importorskip("duckdb")
+pytest.importorskip("pyarrow")
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs/analysis.md").read_text()
+TIMES = {"mean": 0.0, "p50": 0, "p99": 0, "max": 0}
+
+
+def some(tool: str, kind: str, /, **given: Any) -> dict[str, Any]:
+    """Return a record of a tool, with some values, and the others as the schema allows."""
+    [fields] = [one for one in declared(tool) if one.name == kind]
+    found: list[dict[str, Any]] = []
+
+    @hypothesis.settings(max_examples=1, database=None, derandomize=True, phases=[hypothesis.Phase.generate])
+    @hypothesis.given(value_of(fields.schema))
+    def make(record: dict[str, Any]) -> None:
+        found.append({"type": kind} | record | given)
+
+    make()
+    return found[0]
+
+
+def keep(directory: Path, tool: str, *records: dict[str, Any]) -> None:
+    out = Dataset(str(directory), tool, declared(tool))
+    out.records(records)
+    out.close()
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert gpubpf.__main__.main(["query", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        gpubpf.__main__.main(["query", *map(str, words)])
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, said.err
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two hosts: on the second one, the kernel takes three times as long, and a launch is lost."""
+    for host, mean, lost in (("node1", 100.0, {}), ("node 2/x", 300.0, {"no PTX": 1})):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        keep(
+            tmp_path,
+            "launchlate",
+            some("launchlate", "kernel", kernel="step", count=4, exec_ns=TIMES | {"mean": mean}),
+            some("launchlate", "launch", kernel="step", launch=1, latency_ns=7, comm="'; DROP"),
+            some("launchlate", "launch", kernel="<b>\x1b[31m", launch=2, latency_ns=None, comm="=1"),
+            some(
+                "launchlate",
+                "summary",
+                tool="launchlate",
+                launches_matched=4,
+                launches_instrumented=4 - len(lost),
+                not_instrumented=lost,
+                duration_ns=10,
+            ),
+        )
+    return tmp_path
+
+
+def test_ready_views(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(question: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in ask(capsys, "--json", question, two_hosts).splitlines()]
+
+    [first, second] = rows("FROM stragglers")
+    assert (first["host"], first["kernel"], first["launches"], first["ratio"]) == ("node 2/x", "step", 4, 1.5)
+    assert (second["host"], second["ratio"], second["hosts"]) == ("node1", 0.5, 2)
+    assert [(one["host"], one["reason"], one["launches"]) for one in rows("FROM launches_lost")] == [
+        ("node 2/x", "no PTX", 1)
+    ]
+    assert [(one["host"], one["measured"], one["share"]) for one in rows("FROM hosts")] == [
+        ("node 2/x", 3, 0.75),
+        ("node1", 4, 1.0),
+    ]
+    assert [one["latency_ns"] for one in rows("FROM slowest_launches")] == [7, 7, None, None]
+
+
+def test_forms(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = "SELECT kernel, latency_ns, comm FROM launchlate_launch WHERE host = 'node1' ORDER BY launch"
+    assert ask(capsys, question, two_hosts).splitlines() == [
+        "kernel       latency_ns  comm",
+        "step                  7  '; DROP",
+        r"<b>\x1b[31m           -  =1",
+    ]
+    assert [*csv.reader(io.StringIO(ask(capsys, "--csv", question, two_hosts)))] == [
+        ["kernel", "latency_ns", "comm"],
+        ["step", "7", "'; DROP"],
+        [r"<b>\x1b[31m", "", "'=1"],
+    ]
+    file = two_hosts / "answer"
+    assert ask(capsys, "--json", "-o", file, question, two_hosts) == ""
+    assert json.loads(file.read_text().splitlines()[1])["kernel"] == "<b>\x1b[31m"
+    many = ask(capsys, "FROM range(1001)", two_hosts)
+    assert len(many.splitlines()) == 1001  # and the header
+    listed = ask(capsys, "--list", two_hosts)
+    assert "stragglers: " in listed and "launchlate_launch: records" in listed and "worst_lines" not in listed
+    assert max(map(len, listed.splitlines())) <= 80
+    described = [json.loads(line) for line in ask(capsys, "--list", "--json", two_hosts).splitlines()]
+    assert {"exec_ns", "host"} <= {
+        *next(one["columns"] for one in described if one["view"] == "launchlate_kernel")
+    }
+
+
+def test_the_page_names_every_view_and_its_questions_have_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for tool in TOOLS:
+        keep(tmp_path, tool, *(some(tool, one.name) for one in declared(tool)))
+    listed = [json.loads(line) for line in ask(capsys, "--list", "--json", tmp_path).splitlines()]
+    ready = [one["view"] for one in listed if one["about"] != "records"]
+    assert ready == sorted(re.findall(r"^\| `(\w+)` \| .*\? \|", PAGE, re.M))
+    for view in ready:
+        ask(capsys, f"FROM {view}", tmp_path)
+    questions = re.findall(r"^\| [^`]*\? \| `(SELECT .*)` \|$", PAGE, re.M)
+    assert len(questions) == 5
+    for question in questions:
+        ask(capsys, question, tmp_path)
+
+
+def test_refusals(two_hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = f"COPY (SELECT 1) TO '{two_hosts}/made'"
+    for question, status, said in (
+        ("SELEC 1", 1, "syntax error"),
+        ("FROM nothing", 1, "gpubpf query --list DIR lists the views"),
+        ("SELECT 1; SELECT 2", 2, "2 statements; give one SELECT or FROM"),
+        ("", 2, "0 statements"),
+        (copy, 2, "is not a question"),
+        ("INSTALL httpfs", 2, "is not a question"),
+        ("FROM read_text('/etc/passwd')", 1, "Permission Error"),
+        ("SELECT 1 / (kernel)::INT FROM launchlate_launch", 1, "Conversion Error"),
+    ):
+        assert refusal(capsys, question, two_hosts)[0] == status, question
+        assert said in refusal(capsys, question, two_hosts)[1]
+    assert not (two_hosts / "made").exists()
+    assert refusal(capsys, "FROM hosts", tmp_path / "none") == (
+        2,
+        f"gpubpf: {tmp_path}/none is not a directory; give the DIR of a tool's --parquet DIR\n",
+    )
+    (tmp_path / "empty").mkdir()
+    status, said = refusal(capsys, "FROM hosts", tmp_path / "empty")
+    assert status == 1 and "there are no records of tools in" in said and "--parquet DIR" in said
+    assert (
+        refusal(capsys, "FROM hosts")[0] == 2
+        and refusal(capsys, "--json", "--csv", "FROM x", two_hosts)[0] == 2
+    )
+
+
+def test_a_damaged_file(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in two_hosts.rglob("summary-*.parquet"):
+        file.write_bytes(file.read_bytes()[:-20])
+    status, said = refusal(capsys, "FROM hosts", two_hosts)
+    assert status == 1 and "summary-" in said
