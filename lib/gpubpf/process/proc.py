@@ -18,6 +18,7 @@ import fcntl
 import itertools
 import os
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -34,6 +35,7 @@ _FLAGS = ((1, "r"), (2, "w"), (4, "x"))
 _SHARED = 8
 _NOT_MAPPED = 0x7FFF_FFFF_F000  # the last page of user space, which the kernel keeps empty
 
+_NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704  # ioctl_ns(2)
 _AT_FDCWD, _DONT_SYNC, _STATX_INO = -100, 0x4000, 0x100  # statx(2)
 
 
@@ -81,6 +83,28 @@ def program(pid: int) -> tuple[int, int, int]:
     )
     major, minor = struct.unpack_from("=II", found, 136)
     return major, minor, int.from_bytes(found.raw[32:40], "little")
+
+
+def owner_of_namespace(pid: int) -> int:
+    """Return the ID of the user who has made the outermost user namespace that a process is in, but this process is not.
+
+    Return 0 if there is no such namespace, if root has made it, or if this thread may not look at it. Raises OSError if the process
+    has ended."""
+    own = os.stat("/proc/self/ns/user").st_ino
+    with contextlib.suppress(PermissionError):
+        if os.stat(f"/proc/{pid}/ns/user").st_ino != own:
+            with contextlib.ExitStack() as stack:
+                at = stack.enter_context(_opened(pid, "ns/user"))
+                while True:
+                    above = fcntl.ioctl(at, _NS_GET_PARENT)
+                    stack.callback(os.close, above)
+                    if os.fstat(above).st_ino == own:
+                        break
+                    at = above
+                uid = bytearray(4)
+                fcntl.ioctl(at, _NS_GET_OWNER_UID, uid)
+                return int.from_bytes(uid, sys.byteorder)
+    return 0
 
 
 def check(pid: int) -> None:

@@ -12,24 +12,53 @@ time, and no user can keep a tool from scanning the processes of others.
 from __future__ import annotations
 
 import contextlib
+import functools
+import pwd
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from gpubpf.errors import out_of_files
 from gpubpf.process import limits, proc
 
 
 def user_of(pid: int) -> int:
-    """Return the user ID of a process; -1 if it has ended. Raises OSError if no more files can be opened."""
+    """Return the ID of the user who answers for a process; -1 if the process has ended. Raises OSError if no more files can be opened.
+
+    A user may have thousands of user IDs (subuid(5)), with which processes run in user namespaces. The owner of the namespace answers
+    for them, unless root has made it for a container.
+    """
     # The owner of /proc/PID is root if the process is not dumpable.
     try:
-        return int(proc.status(pid)["Uid"].split()[0])
+        uid = int(proc.status(pid)["Uid"].split()[0])
+        return proc.owner_of_namespace(pid) or responsible(uid)
     except OSError as error:
         if out_of_files(error):
             raise
     except LookupError:  # it ends while its file is read
         pass
     return -1
+
+
+def responsible(uid: int) -> int:
+    """Return the user to whom a user ID is delegated in /etc/subuid. IDs that root has for one container count as their first ID."""
+    for whose, first, count in _delegated():
+        if first <= uid < first + count:
+            return whose or first
+    return uid
+
+
+@functools.cache
+def _delegated() -> list[tuple[int, int, int]]:
+    """Return the lines of /etc/subuid: user ID, first delegated ID, number of IDs."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/etc/subuid").read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError, LookupError):
+                name, first, count = line.split(":")
+                uid = int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid
+                found.append((uid, int(first), int(count)))
+    return found
 
 
 class ScanBudget:

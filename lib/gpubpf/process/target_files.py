@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gpubpf.kernel import fresh_thread, libc
-from gpubpf.process import user_waits
+from gpubpf.process import scans, user_waits
 from gpubpf.process.users import User
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def as_user(user: User, function: Callable[[], T]) -> T:
         libc.library.setfsuid(user.uid)
         if libc.library.setfsuid(-1) != user.uid or libc.library.setfsgid(-1) != user.gid:
             raise OSError(errno.EPERM, f"cannot act as user {user.uid}")
-        with user_waits.waiting(user.uid):
+        with user_waits.waiting(scans.responsible(user.uid)):
             return function()
 
     return fresh_thread.run(call, "gpubpf-user")

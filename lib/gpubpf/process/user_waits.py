@@ -17,12 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 
-from gpubpf.process import patience
+from gpubpf.process import fuse, patience
 from gpubpf.record import Record
 
-_CONNECTIONS = Path("/sys/fs/fuse/connections")
 _PAUSE = 0.01  # seconds between checks
 
 
@@ -42,10 +40,11 @@ _waiting: dict[int, _Wait] = {}  # by thread
 def waiting(user: int, pid: int = 0, devices: Callable[[], Iterable[str]] = tuple) -> Iterator[None]:
     """Record that this thread may wait for a file system of a user.
 
-    user: user ID, or -1 if it is unknown.
+    user: see `scans.user_of`; -1 if it is unknown.
     pid: the user's process that may map the file system; 0: none.
     devices: returns the devices, as in /proc/PID/maps, that the wait can be for.
     """
+    fuse.connections()  # this thread may have the privileges; the one that calls `end` may have dropped them
     thread = threading.get_ident()
     before = _waiting.get(thread)
     _waiting[thread] = _Wait(user, pid, devices, time.monotonic())
@@ -97,10 +96,8 @@ def _abort(wait: _Wait) -> list[str]:
     with contextlib.suppress(OSError):
         for device in patience.within(patience.LOOK_WAIT, wait.pid, lambda: {*wait.devices()}):
             major, _, minor = device.partition(":")
-            connection = _CONNECTIONS / str(int(minor or "0", 16))
-            with contextlib.suppress(OSError, ValueError):
-                owner = (connection / "abort").stat().st_uid
-                if int(major, 16) == 0 < owner == wait.user and int((connection / "waiting").read_text()) > 0:
-                    (connection / "abort").write_text("1")
-                    found.append(connection.name)
+            number = str(int(minor or "0", 16))
+            owned = int(major, 16) == 0 < fuse.owner(number) == wait.user
+            if owned and fuse.waits(number) and fuse.abort(number):
+                found.append(number)
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpubpf_fuse
-from gpubpf.process import user_waits
+from gpubpf.process import fuse, scans, user_waits
 from gpubpf.process.address_space import Memory
 
 OTHER = 65534
@@ -41,18 +41,6 @@ int main(int argc, char **argv) {
 """
 
 
-@pytest.fixture
-def connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The connections of FUSE file systems, where systemd has not mounted them."""
-    place = tmp_path / "connections"
-    place.mkdir()
-    libc = ctypes.CDLL(None)
-    assert libc.mount(b"fusectl", os.fsencode(place), b"fusectl", 0, None) == 0
-    monkeypatch.setattr(user_waits, "_CONNECTIONS", place)
-    yield
-    libc.umount2(os.fsencode(place), 2)
-
-
 @contextlib.contextmanager
 def exchanging(directory: Path, file: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process of another user, and the address of a page that becomes one of a file."""
@@ -73,12 +61,16 @@ def exchanging(directory: Path, file: Path) -> Iterator[tuple[subprocess.Popen[s
         process.communicate()
 
 
-@pytest.mark.usefixtures("connections")
-def test_the_wait_ends_with_the_tool(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mounted_by", [OTHER, OTHER - 1])
+def test_the_wait_ends_with_the_tool(
+    mounted_by: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may also have a user ID that is delegated to the user of the file system."""
+    monkeypatch.setattr(scans, "_delegated", lambda: [(OTHER - 1, OTHER, 1)] if mounted_by != OTHER else [])
     place = tmp_path / "fuse"
     place.mkdir()
     with (
-        gpubpf_fuse.unanswered(place, user=OTHER) as file,
+        gpubpf_fuse.unanswered(place, user=mounted_by) as file,
         exchanging(tmp_path, file) as (process, at),
         Memory(process.pid) as memory,
     ):
@@ -100,10 +92,9 @@ def test_the_wait_ends_with_the_tool(tmp_path: Path) -> None:
         assert not user_waits._waiting and user_waits.end(0.2) == []
 
 
-@pytest.mark.usefixtures("connections")
 def test_the_file_systems_of_other_users_are_left_alone(tmp_path: Path) -> None:
-    """A process must not be able to choose a file system of root or of another user."""
-    with gpubpf_fuse.unanswered(tmp_path) as file:
+    """A process must not be able to choose a file system of another user."""
+    with gpubpf_fuse.unanswered(tmp_path, user=OTHER - 1) as file:
         opened = os.open(file, os.O_RDONLY)
 
         def read() -> None:
@@ -114,6 +105,7 @@ def test_the_file_systems_of_other_users_are_left_alone(tmp_path: Path) -> None:
         reading.start()
         while not user_waits._waiting:
             pass
+        assert fuse.unanswered(OTHER) == []
         (text,) = user_waits.end(0.2)
         assert text.endswith("so this process cannot end before it does; end the processes of this user")
         assert reading.is_alive()
