@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import errno
 import fnmatch
-import functools
 import mmap
 import os
 import re
@@ -131,15 +130,19 @@ def _unreadable_skipped() -> Iterator[None]:
 
 
 def running(
-    names: LibraryNames, unsearched: Callable[[str], None] = lambda who: None
+    names: LibraryNames,
+    unsearched: Callable[[str], None] = lambda who: None,
+    budget: ScanBudget | None = None,
 ) -> dict[tuple[str, int], list[MappedCode]]:
     """Return the mappings of matching libraries' code in running processes, by the file's (device, inode).
 
     unsearched: called with the subject of a notice ("process 12 is") for each process whose list of mappings is too large or does not
-        arrive, and for each user whose scan time is used up (ScanBudget).
+        arrive, and for each user whose scan time is used up.
+    budget: the users' scan time.
     """
     found: dict[tuple[str, int], list[MappedCode]] = {}
-    budget, exhausted = ScanBudget(), set[int]()
+    budget = ScanBudget() if budget is None else budget
+    exhausted = set[int]()
     for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
         try:
             if budget.exhausted(user := scans.user_of(pid)):
@@ -179,8 +182,8 @@ def _mapped(pid: int, names: LibraryNames) -> Iterator[MappedCode]:
 def open_mapped(m: MappedCode) -> int:
     """Open the mapped file. Return its descriptor. Raises OSError; FileNotFoundError if the process has ended."""
     proc.check(m.pid)
-    if not _served_by_kernel(m.pid, m.device):
-        raise OSError(errno.EACCES, "it is in a FUSE file system")
+    if not address_space.is_local(m.device, m.pid):
+        raise OSError(errno.EACCES, "it may be in a FUSE file system")
     try:
         return target_files.open_mapped(m.pid, m.start, m.end)
     except FileNotFoundError:  # the end address of the mapping has changed
@@ -193,8 +196,8 @@ def open_mapped(m: MappedCode) -> int:
 
 def open_here(m: MappedCode) -> int:
     """Open the file of a process that has ended, by its path in this process, if it is the same file. Raises OSError."""
-    if not _served_by_kernel(os.getpid(), m.device):
-        raise OSError(errno.EACCES, "it is in a FUSE file system")
+    if not address_space.is_local(m.device, os.getpid()):
+        raise OSError(errno.EACCES, "it may be in a FUSE file system")
     file = target_files.open_path(os.getpid(), m.path)
     state = os.fstat(file)
     if (state.st_ino, f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}") != (m.inode, m.device):
@@ -210,37 +213,6 @@ def key(file: int) -> Key:
     if libc.library.fstatfs(file, buffer) == 0 and int.from_bytes(buffer.raw[:8], "little") == _OVERLAY:
         return Key(0, state.st_ino, state.st_size, state.st_ctime_ns, state.st_mtime_ns)
     return Key(state.st_dev, state.st_ino)
-
-
-def _served_by_kernel(pid: int, device: str) -> bool:
-    kind = _file_system(pid, device) or _file_system(os.getpid(), device)
-    if kind is None:
-        # In a chroot, no list of mounts has the root directory's device, but the tool runs from it. No list has memory files either.
-        number = tuple(int(part, 16) for part in device.split(":"))
-        return number in [(os.major(one), os.minor(one)) for one in (os.stat("/").st_dev, _memory_device())]
-    return not kind.startswith("fuse")
-
-
-@functools.cache
-def _memory_device() -> int:
-    """Return the device of files that memfd_create makes."""
-    file = os.memfd_create("gpubpf", os.MFD_CLOEXEC)
-    try:
-        return os.fstat(file).st_dev
-    finally:
-        os.close(file)
-
-
-def _file_system(pid: int, device: str) -> str | None:
-    """Return the type of the file system on this device; None if it is not mounted in the process's mount namespace."""
-    major, _, minor = device.partition(":")
-    wanted = b"%d:%d" % (int(major, 16), int(minor, 16))
-    with contextlib.suppress(OSError):
-        for line in proc.lines(pid, "mountinfo"):
-            before, _, after = line.partition(b" - ")
-            if before.split(b" ")[2:3] == [wanted]:
-                return after.split()[0].decode("utf-8", "replace")
-    return None
 
 
 class Mappings:

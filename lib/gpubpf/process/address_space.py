@@ -20,7 +20,7 @@ from functools import partial
 
 from gpubpf import elf
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import limits, proc, scans, target_files, user_waits
+from gpubpf.process import fuse, limits, proc, scans, target_files, user_waits
 from gpubpf.process.patience import SHORT_WAIT, within
 from gpubpf.record import Record
 
@@ -282,17 +282,28 @@ _own_mounts: tuple[float, dict[str, bool]] = (-math.inf, {})
 def is_local(device: str, pid: int) -> bool:
     """Return whether a device from /proc/PID/maps is a file system that the kernel itself serves.
 
-    Return False for a file system that neither the tool nor the process sees mounted, except that of memory files."""
+    Return False for a file system that neither the tool nor the process sees mounted, except that of memory files and of the root
+    directory. (In a chroot, no list of mounts has the latter.) An overlay of the process alone may have layers from FUSE, which cannot
+    be found out. So it is local only while nobody but root has a FUSE file system."""
     global _own_mounts
     if time.monotonic() > _own_mounts[0] + _REREAD:
-        _own_mounts = time.monotonic(), _mounts(os.getpid()) | {_memory_files(): True}
-    local = _own_mounts[1].get(device)
-    return _mounts(pid).get(device, False) if local is None else local
+        root = _name(os.stat("/").st_dev)
+        own = {name: not kind.startswith(_SERVED) for name, kind in _mounts(os.getpid()).items()}
+        _own_mounts = time.monotonic(), {root: True} | own | {_memory_files(): True}
+    if (local := _own_mounts[1].get(device)) is not None:
+        return local
+    kind = _mounts(pid).get(device, _SERVED[0])
+    if kind == "overlay":
+        try:
+            return not fuse.foreign()  # after the overlay was seen: a layer must be mounted before
+        except OSError:
+            return False
+    return not kind.startswith(_SERVED)
 
 
-def _mounts(pid: int) -> dict[str, bool]:
-    """Return which of the devices that a process has mounted are served by the kernel."""
-    found: dict[str, bool] = {}
+def _mounts(pid: int) -> dict[str, str]:
+    """Return the types of the file systems that a process has mounted, by device."""
+    found: dict[str, str] = {}
     try:
         lines = proc.read(pid, "mountinfo").decode("utf-8", "replace").split("\n")
     except OSError as error:
@@ -303,8 +314,7 @@ def _mounts(pid: int) -> dict[str, bool]:
         before, _, after = line.partition(" - ")
         if ":" in (number := "".join(before.split(" ")[2:3])):
             major, _, minor = number.partition(":")
-            name = f"{int(major):02x}:{int(minor):02x}"
-            found[name] = found.get(name, True) and not after.startswith(_SERVED)
+            found[f"{int(major):02x}:{int(minor):02x}"] = after.partition(" ")[0]
     return found
 
 
@@ -313,10 +323,14 @@ def _memory_files() -> str:
     """Return the device of files from memfd_create and of shared anonymous memory."""
     file = os.memfd_create("device", os.MFD_CLOEXEC)
     try:
-        device = os.fstat(file).st_dev
-        return f"{os.major(device):02x}:{os.minor(device):02x}"
+        return _name(os.fstat(file).st_dev)
     finally:
         os.close(file)
+
+
+def _name(device: int) -> str:
+    """Return a device as in /proc/PID/maps."""
+    return f"{os.major(device):02x}:{os.minor(device):02x}"
 
 
 @contextlib.contextmanager

@@ -38,8 +38,13 @@ ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 PR_SET_NAME = 15
 TIGHT = 350_000  # KiB of memory: the tool itself needs less than half
-# Elsewhere: these read no text that a process chooses.
-OTHER: set[tuple[str, str]] = set()
+# Files that are not those of other processes.
+NO_PROCESS = re.compile(r"/proc/(self/|sys/|kallsyms$)")
+# Elsewhere: these list the processes, or name the file system.
+OTHER = {
+    *(("linux/libraries.py", "/proc"), ("traced/machine.py", "/proc")),
+    *(("check/isolation.py", "/proc"), ("check/machine.py", "/proc"), ("kernel/namespaces.py", "/proc")),
+}
 
 needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -52,22 +57,31 @@ needs_device = pytest.mark.skipif(
 
 
 def _paths(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and end of each formatted string for a path of a process."""
+    """Yield the line and the text of each string that begins a path of a process, however the rest is added.
+
+    Of a formatted string, the text is that behind the first value."""
+    formatted = set()
     for node in ast.walk(tree):
-        if not isinstance(node, ast.JoinedStr) or len(node.values) < 2:
-            continue
-        first, second, *rest = node.values
-        if (
-            isinstance(first, ast.Constant)
-            and str(first.value) == "/proc/"
-            and isinstance(second, ast.FormattedValue)
-            and ast.unparse(second.value) != "os.getpid()"
-        ):
-            yield node.lineno, str(rest[0].value) if rest and isinstance(rest[0], ast.Constant) else ""
+        if isinstance(node, ast.JoinedStr) and len(node.values) > 1:
+            first, second, *rest = node.values
+            formatted.add(first)
+            if (
+                isinstance(first, ast.Constant)
+                and str(first.value) == "/proc/"
+                and isinstance(second, ast.FormattedValue)
+                and ast.unparse(second.value) != "os.getpid()"
+            ):
+                yield node.lineno, str(rest[0].value) if rest and isinstance(rest[0], ast.Constant) else ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in formatted:
+            text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+            if text.startswith("/proc") and " " not in text and not NO_PROCESS.match(text):
+                yield node.lineno, text
 
 
 def test_only_the_package_process_names_files_of_processes() -> None:
     assert list(_paths(ast.parse('open(f"/proc/{pid}/maps")'))) == [(1, "/maps")]
+    for way in ('"/proc/%d/maps" % pid', '"/proc/" + pid', 'b"/proc/%d" % pid', 'Path("/proc") / pid'):
+        assert len(list(_paths(ast.parse(way)))) == 1
     library = ROOT / "lib" / "gpubpf"
     found = [
         (str(file.relative_to(library)), line, end)
@@ -158,7 +172,7 @@ def test_a_list_of_mappings_may_have_any_bytes(path: bytes, garbage: bytes) -> N
         assert list(machine._drivers(7).values()) == ["/proc/7/map_files/1000-3000"]
         assert [m.path for m in libraries.mapped(7, LibraryNames("libcuda.so"))] == [mapping.path]
         assert address_space.executed_another_program(7)
-        libraries._file_system(7, "08:01")
+        address_space.is_local("08:99", 7)
         translating._is_translator(7)
 
 
@@ -243,6 +257,59 @@ def test_each_users_processes_have_their_own_time(monkeypatch: pytest.MonkeyPatc
     assert budget.exhausted(1000)
     clock["monotonic"] += 0.2 / limits.SCAN_SHARE
     assert not budget.exhausted(1000)
+
+
+def test_each_search_of_all_processes_takes_from_the_same_time() -> None:
+    said: list[str] = []
+    budget, user = scans.ScanBudget(), scans.user_of(os.getpid())
+    budget.spend(user, 2 * limits.SCAN_BURST)
+    for _ in range(2):
+        libraries.running(LibraryNames("libcuda.so"), said.append, budget)
+    assert said == [f"some processes of user {user} are"] * 2
+
+
+@needs_root
+def test_the_user_of_a_process_answers_for_the_ids_in_its_user_namespace() -> None:
+    code = (
+        "import ctypes, os; assert ctypes.CDLL(None).unshare(0x10000000) == 0; print(flush=True); input()\n"
+    )
+    code += "os.setuid(1); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], user=12345, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        if not child.stdout.readline():
+            pytest.skip("no user namespaces here")
+        Path(f"/proc/{child.pid}/uid_map").write_text("0 12345 1\n1 700000 10\n")
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        assert traceable.status(child.pid)["Uid"].split()[0] == "700000"
+        assert scans.user_of(child.pid) == 12345
+        child.kill()
+
+
+def test_who_answers_for_delegated_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "root:100000:65536\n12345:300000:65536\nnobody-here:1:2\nx\n"
+    monkeypatch.setattr(scans.Path, "read_text", lambda *arguments, **options: content)
+    monkeypatch.setattr(scans, "_delegated", scans._delegated.__wrapped__)
+    ids = (0, 1, 1000, 100000, 100001, 300000, 365535, 365536)
+    assert [scans.responsible(uid) for uid in ids] == [0, 1, 1000, 100000, 100000, 12345, 12345, 365536]
+
+
+def test_an_overlay_of_a_process_is_local_if_it_cannot_have_layers_from_fuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mounts = b"1 2 0:77 / / rw - overlay overlay rw,lowerdir=/a\n3 2 0:78 / /b rw - fuse.sshfs x rw\n"
+    foreign: list[str] = []
+    monkeypatch.setattr(address_space.fuse, "foreign", lambda: foreign)
+    with _files(monkeypatch, mountinfo=mounts):
+        monkeypatch.setattr(address_space, "_own_mounts", (time.monotonic() + 60, {}))
+        assert address_space.is_local("00:4d", 7) and not address_space.is_local("00:4e", 7)
+        foreign.append("40")
+        assert not address_space.is_local("00:4d", 7)
+        monkeypatch.setattr(address_space, "_own_mounts", (time.monotonic() + 60, {"00:4d": True}))
+        assert address_space.is_local("00:4d", 7)  # the tool sees it, so root has mounted it
 
 
 @pytest.fixture(scope="module")
