@@ -45,7 +45,7 @@ import select
 import signal
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,7 +53,7 @@ from gpubpf.attach import borrow
 from gpubpf.attach.borrow import ProcessCode
 from gpubpf.attach.cuinit import CALLED_CUINIT, CuInitProbes, Event
 from gpubpf.errors import SessionError
-from gpubpf.process import address_space, ptrace, scans, traceable
+from gpubpf.process import address_space, limits, ptrace, scans, traceable
 from gpubpf.process.patience import wait_for_locks
 from gpubpf.process.ptrace import ThreadEnded, TraceRefused
 from gpubpf.record import MutableRecord, field
@@ -94,6 +94,7 @@ class _Arrival(MutableRecord):
     """
 
     pid: int
+    user: int
     comm: str
     worked: float
     since: float = field(default_factory=time.monotonic)
@@ -281,18 +282,26 @@ class _HoldHelper:
             if event.kind != CALLED_CUINIT:
                 self._ended(event.pid, event.ts)
             elif (arrival := self._arrivals.get(event.pid)) is not None or self._is_new(event):
-                if arrival is None and self._unheld and scans.user_of(event.pid) in self._unheld:
+                user = scans.user_of(event.pid) if arrival is None else -1
+                if arrival is None and (user in self._unheld or self._crowded(user)):
                     self._probes.release_thread(event)
                     self._probes.forget_thread(event.tid)
                     self._report(event.pid, late=event.pid, comm=event.comm)
                     continue
                 if arrival is None:
-                    arrival = self._arrivals[event.pid] = _Arrival(event.pid, event.comm, self._worked)
+                    arrival = self._arrivals[event.pid] = _Arrival(event.pid, user, event.comm, self._worked)
                     self._probes.track_process(event.pid)
                 self._stop(arrival, arrival.threads.setdefault(event.tid, _Thread(event)))
             else:
                 self._probes.release_thread(event)
                 self._probes.forget_thread(event.tid)
+
+    def _crowded(self, user: int) -> bool:
+        """Return whether so many processes are held that this user's next process is not: others would have to wait."""
+        if len(self._arrivals) < limits.HELD_OF_USER:
+            return False
+        held = Counter(arrival.user for arrival in self._arrivals.values())
+        return bool(limits.exceeded(held, user, limits.HELD, limits.HELD_OF_USER, 1))
 
     def _is_new(self, event: Event) -> bool:
         if self._pending.get(event.pid, [{}])[-1] is _ANOTHER:
@@ -488,3 +497,4 @@ def main(file: int, tool: int, touched: int) -> None:
     _HoldHelper(connection, probes, ctypes.c_int32.from_buffer(mmap.mmap(touched, mmap.PAGESIZE))).run()
     with _ordinary_priority():
         wait_for_locks()  # if a process held its lock, removing the probes would stop the whole machine
+        probes.close()

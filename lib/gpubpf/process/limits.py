@@ -66,6 +66,7 @@ SETTLE_WAIT = 0.5  # seconds to admit processes before the command's results are
 
 UNANSWERED = 64  # looks at processes that have not ended (patience.py)
 UNANSWERED_OF_USER = 8
+HELD, HELD_OF_USER = 1024, 256  # processes that are held at a time, each for some milliseconds
 HELPERS = 16  # hold helpers that replace one which a process made wait for ever
 STUCK_THREADS = 64  # replaced threads of one kind of work, which wait for memory that never arrives
 

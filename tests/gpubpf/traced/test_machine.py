@@ -799,6 +799,24 @@ def called(pid: int, sp: int = 4096) -> Event:
     return Event(CALLED_CUINIT, time.monotonic_ns(), pid, pid, sp, 0, 0, "sleep")
 
 
+def test_few_processes_of_a_user_are_held_at_a_time(
+    told_helper: tuple[Any, Told, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another user are held nevertheless."""
+    helper, probes, tool = told_helper
+    monkeypatch.setattr(limits, "HELD_OF_USER", 3)
+    monkeypatch.setattr(holding._HoldHelper, "_stop", lambda *arguments: None)
+    with contextlib.ExitStack() as stack:
+        children = []
+        for user in (65534,) * 5 + (65533,):
+            children.append(stack.enter_context(subprocess.Popen(["sleep", "60"], user=user)))
+            stack.callback(children[-1].kill)
+        probes.new = [called(child.pid) for child in children]
+        helper._read_events()
+        pids = [child.pid for child in children]
+        assert list(helper._arrivals) == [*pids[:3], pids[5]] and late_ones(tool) == pids[3:5]
+
+
 @pytest.mark.parametrize("sp", [4096, 8192])
 def test_one_that_calls_again_before_it_has_stopped_is_let_go(
     told_helper: tuple[Any, Told, socket.socket], sp: int
