@@ -23,6 +23,7 @@ import contextlib
 import json
 import os
 import struct
+import threading
 
 from gpubpf import own_files
 from gpubpf.ebpf import bytecode, compile
@@ -30,6 +31,7 @@ from gpubpf.ebpf.bytecode import Program
 from gpubpf.kernel import bpf_syscall
 from gpubpf.kernel.bpf_syscall import KPROBE, RAW_TRACEPOINT, BpfRingBuffer
 from gpubpf.lower.programs import PREBUILT
+from gpubpf.process import kernel_waits
 from gpubpf.record import Record
 
 PROGRAM = r"""
@@ -283,7 +285,8 @@ class CuInitProbes:
 
     def close(self) -> None:
         """Detach and unload all programs. Waiting threads continue."""
-        bpf_syscall.close_all([file for files in self._uprobes.values() for file in files])
+        with kernel_waits.guarded():
+            bpf_syscall.close_all([file for files in self._uprobes.values() for file in files])
         self._files.close()
 
     @property
@@ -293,12 +296,14 @@ class CuInitProbes:
 
     def attach(self, path: str, offset: int, name: str = "") -> None:
         """Attach to the function at `offset` in a driver file. `name`: for `remove`. Raises OSError."""
-        probe = bpf_syscall.attach_uprobe(self._cuinit_program, path, offset)
+        with kernel_waits.guarded():
+            probe = bpf_syscall.attach_uprobe(self._cuinit_program, path, offset)
         self._uprobes.setdefault(name, []).append(probe)
 
     def remove(self, name: str) -> None:
-        """Remove the probes that were attached with this name. The kernel needs some time, for which this call does not wait."""
-        bpf_syscall.start_closing(self._uprobes.pop(name, []))
+        """Remove the probes that were attached with this name, on another thread: now, or when no process holds its lock."""
+        if files := self._uprobes.pop(name, []):
+            threading.Thread(target=kernel_waits.close_later, args=(files,), daemon=True).start()
 
     def events(self) -> list[Event]:
         """Return the unread events, in order."""

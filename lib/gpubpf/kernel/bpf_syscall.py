@@ -438,12 +438,17 @@ def tracepoint(name: str) -> Tracepoint:
     return Tracepoint(number, fields)
 
 
-def start_closing(files: Sequence[int]) -> list[threading.Thread]:
-    """Close events and programs in parallel, because the kernel waits up to 0.1 s for each until no CPU is inside. Return the closing
-    threads. Events are disabled at once."""
+def disable(files: Sequence[int]) -> None:
+    """Disable events, so that their programs no longer run. Other files are left alone."""
     for file in files:
         with contextlib.suppress(OSError):  # fails for programs, which are not events
             fcntl.ioctl(file, _PERF_DISABLE, 0)
+
+
+def start_closing(files: Sequence[int]) -> list[threading.Thread]:
+    """Close events and programs in parallel, because the kernel waits up to 0.1 s for each until no CPU is inside. Return the closing
+    threads. Events are disabled at once."""
+    disable(files)
     threads = [threading.Thread(target=os.close, args=(file,)) for file in files]
     for thread in threads:
         thread.start()

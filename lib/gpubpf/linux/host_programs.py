@@ -39,7 +39,8 @@ from gpubpf.kernel import bpf_syscall, privileges
 from gpubpf.linux import matched_calls
 from gpubpf.linux.kernel_events import KernelFunction, PerfEvent
 from gpubpf.lower import context
-from gpubpf.process.patience import lock_holder
+from gpubpf.process import kernel_waits
+from gpubpf.process.patience import SHORT_WAIT, lock_holder
 from gpubpf.record import Record
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from gpubpf.linux.uprobes import Table, Uprobes
     from gpubpf.lower.native import Native
 
+_MOST_LEFT = 256  # programs and events of ended processes whose removal is put off
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -134,6 +136,7 @@ class Host:
         self._events: list[int] = []
         self._processes: list[HostProcess] = []
         self._ended_runs: list[RunCount] = []  # counts of detached programs
+        self._left: list[int] = []  # programs and events of processes, which are to be closed
         self._closing: list[threading.Thread] = []  # threads that close detached programs
         self._lock = threading.Lock()
         self.natives: tuple[Native, ...] = ()
@@ -357,13 +360,36 @@ class Host:
         if self.uprobes is not None:  # first, because these programs may rely on the data of other programs
             self._ended_runs += _count(self.uprobes.programs)
             self.uprobes.detach()
-        for process in processes:
-            files += process._stop()
+        probes = self._take_left([file for process in processes for file in process._stop()])
+        bpf_syscall.disable(probes)
+        if probes:
+            closing = threading.Thread(target=kernel_waits.close, args=(probes, self._note))
+            closing.start()
+            self._closing.append(closing)
         self._closing += bpf_syscall.start_closing(files)
         for companion in self._companions:
             companion.detach()
         on_detached, self.on_detached = self.on_detached, lambda: None
         on_detached()
+
+    def _take_left(self, files: list[int]) -> list[int]:
+        """Return these file descriptors, and those of probes that could not be removed before."""
+        with self._lock:
+            left, self._left = self._left, []
+        return left + files
+
+    def _close_of_process(self, files: list[int]) -> None:
+        """Detach the programs of a process, and wait until none runs any longer. If the kernel would have to wait for a process, keep
+        the probes for a later call, unless they are too many. From any thread."""
+        if not (files := self._take_left(files)):
+            return
+        bpf_syscall.disable(files)
+        if len(files) < _MOST_LEFT and lock_holder(SHORT_WAIT):
+            with self._lock:
+                self._left += files
+            return
+        with kernel_waits.guarded(self._note):
+            bpf_syscall.close_all(files)
 
     def wait_until_detached(self) -> None:
         """Wait until none of the detached programs runs any longer."""
@@ -381,6 +407,7 @@ class Host:
         self._release()
 
     def _release(self) -> None:
+        kernel_waits.close(self._take_left([]), self._note)
         for ring in self._rings.values():
             ring.close()
         left = self.uprobes.stop() if self.uprobes is not None else ()
@@ -437,7 +464,7 @@ class HostProcess:
             raise SessionError("a traced process sent a file without the stub; its launches are not traced")
         _refuse_locks()
         files = {**host._files, **self.files}
-        with self._lock:
+        with self._lock, kernel_waits.guarded(host._note):
             # Reversed, because the kernel first runs the program that was attached last.
             for name, operation in reversed(wanted) if not self._stopped else ():
                 try:
@@ -470,7 +497,8 @@ class HostProcess:
                     if isinstance(places, str):
                         host._note(f"process {pid} {places}; program {probe.function} does not run there")
                     else:
-                        self._attach_function(pid, number, probe, places, files)
+                        with kernel_waits.guarded(host._note):
+                            self._attach_function(pid, number, probe, places, files)
 
     def _attach_function(
         self,
@@ -502,7 +530,7 @@ class HostProcess:
 
     def detach(self) -> None:
         """Detach the programs, and wait until none runs any longer, which takes 0.1 s. The arrays stay."""
-        bpf_syscall.close_all(self._stop())
+        self._host._close_of_process(self._stop())
 
     def _stop(self) -> list[int]:
         """Return the file descriptors of the programs and events. Closing them detaches the programs."""
@@ -623,7 +651,7 @@ def _memory(definition: MapDefinition, size: int) -> int:
 
 def _refuse_locks() -> None:
     """Raise SessionError if a process holds the lock of its address space: a uprobe could then stop the whole machine."""
-    if holder := lock_holder():
+    if holder := kernel_waits.obstacle():
         raise SessionError(
             f"process {holder} keeps its address space locked, so host programs are not attached; end it"
         )

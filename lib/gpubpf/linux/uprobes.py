@@ -19,7 +19,6 @@ import itertools
 import math
 import os
 import select
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,8 +33,9 @@ from gpubpf.linux import libraries, matched_calls
 from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.linux.library_limits import LibraryLimits
 from gpubpf.linux.returns import Code, Returns
-from gpubpf.process import address_space, children, limits, scans
-from gpubpf.process.patience import SHORT_WAIT, Unanswered, lock_holder, within
+from gpubpf.process import address_space, kernel_waits, limits, scans
+from gpubpf.process.patience import Unanswered, within
+from gpubpf.process.scans import ScanBudget
 from gpubpf.record import Record, replace
 
 METHODS = ("multi", "event")  # best first
@@ -248,6 +248,7 @@ class Uprobes:
         self._seen: set[tuple[str, int]] = set()  # files, as (device, inode) in /proc/PID/maps
         self._keys: set[tuple[int, libraries.Key]] = set()  # (group, file)
         self._limits = LibraryLimits()
+        self._scans = ScanBudget()
         self._placing = 0.0  # seconds that the kernel took to place probes
         self._delayed: dict[tuple[str, int], MappedCode] = {}  # files that get probes later: (device, inode)
         self._notices: set[str] = set()
@@ -315,23 +316,8 @@ class Uprobes:
         return files
 
     def detach(self) -> None:
-        """Stop, and detach all probes. If the kernel would have to wait for a process, leave the detaching to a child process."""
-        files = self.stop()
-        if files and (holder := lock_holder(SHORT_WAIT)):
-            self._note(
-                f"the probes stay until process {holder} releases its address space; removing them now could stop the whole machine"
-            )
-            with contextlib.suppress(OSError):
-                subprocess.Popen(
-                    children.python("from gpubpf.process import patience; patience.wait_for_locks()"),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=children.environment(),
-                    pass_fds=files,
-                    start_new_session=True,
-                )
-        bpf_syscall.close_all(files)
+        """Stop, and detach all probes, see `kernel_waits.close`."""
+        kernel_waits.close(self.stop(), self._note)
 
     # --- files ---
 
@@ -363,7 +349,9 @@ class Uprobes:
     def _probe_running(self) -> None:
         """Probe the matching libraries of all running processes."""
         for group in self._groups:
-            for (device, inode), mapped in libraries.running(group.names, self._not_searched).items():
+            for (device, inode), mapped in libraries.running(
+                group.names, self._not_searched, self._scans
+            ).items():
                 self._probe_mapped(device, inode, mapped)
 
     def _not_searched(self, who: str) -> None:
@@ -499,7 +487,7 @@ class Uprobes:
         """Return a process that would keep the kernel waiting, or 0. For files that are found at about the same time, check once."""
         holder = 0
         if time.monotonic() >= self._looked + _LOOK_AGAIN:
-            holder = lock_holder()
+            holder = kernel_waits.obstacle()
             self._looked = -math.inf if holder else time.monotonic()
         return holder
 
@@ -509,9 +497,14 @@ class Uprobes:
         """Do the same as `_attach`. If a process makes the kernel wait nevertheless, leave the wait to another thread."""
         found: dict[str, str] = {}
         attempts = itertools.count(1)
+
+        def attach() -> None:
+            with kernel_waits.guarded(self._note):
+                self._attach(group, path, targets, found, attempts)
+
         began = time.monotonic()
         try:
-            within(_ATTACH_WAIT, os.getpid(), lambda: self._attach(group, path, targets, found, attempts))
+            within(_ATTACH_WAIT, os.getpid(), attach)
             refused |= found
         except Unanswered:
             self.incomplete = True

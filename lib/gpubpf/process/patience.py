@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -27,9 +27,6 @@ T = TypeVar("T")
 
 LOOK_WAIT = 2.0  # seconds without progress until a look is given up
 SHORT_WAIT = 0.2  # the same, if other processes wait meanwhile
-_FREE = (
-    1.0  # seconds for which `lock_holder` need not look again: several probes are placed one after another
-)
 
 _lock = threading.Lock()
 _waiting: Counter[int] = Counter()  # user → number of looks that were given up and have not ended
@@ -100,29 +97,43 @@ def lock_holder(seconds: float = LOOK_WAIT) -> int:
     file, and waits without limit. Meanwhile, no process of the machine can fork. Whether the process maps the file cannot be found
     out.
     """
+    return next(lock_holders(seconds), 0)
+
+
+def lock_holders(seconds: float) -> Iterator[int]:
+    """Yield the processes that hold the lock of their address space for this many seconds.
+
+    If many looks at processes of a user wait, this yields all other processes of the user, too."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    at = 0
+    at = 0  # index
 
     def look() -> None:
         nonlocal at
-        for at in pids:
+        while at < len(pids):
             with contextlib.suppress(OSError):  # it has ended, or the tool may not look at it
-                proc.take_lock(at)
+                proc.take_lock(pids[at])
+            at += 1
 
+    first = 0
+    if not _waiting:  # one thread for all processes, because a thread for each would take longer
+        try:
+            _within(seconds, lambda: pids[at], look)
+            return
+        except Unanswered:
+            first = at + 1
+            yield pids[at]
+    yield from (pid for pid in pids[first:] if holds_lock(pid, seconds))
+
+
+def holds_lock(pid: int, seconds: float = LOOK_WAIT) -> bool:
+    """Return whether a process holds the lock of its address space for this many seconds."""
     try:
-        if not _waiting:  # one thread for all processes, because a thread for each would take longer
-            _within(seconds, lambda: at, look)
-            return 0
-        for at in pids:
-            try:
-                within(seconds, at, partial(proc.take_lock, at))
-            except Unanswered:
-                raise
-            except OSError:
-                continue
+        within(seconds, pid, partial(proc.take_lock, pid))
     except Unanswered:
-        return at
-    return 0
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def wait_for_locks() -> None:

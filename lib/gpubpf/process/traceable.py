@@ -241,12 +241,6 @@ def user(pid: int) -> User:
     return User(str(uid), uid, gid, groups, "/", "")
 
 
-def uid(pid: int) -> int:
-    """Return the effective user ID of a process; -1 if it has ended. Raises OSError if no more files can be opened."""
-    fields = status(pid).get("Uid", "").split()
-    return int(fields[1]) if len(fields) > 1 else -1
-
-
 def is_exiting(pid: int) -> bool:
     """Return whether a process has started to exit, or has ended."""
     flags = _flags(pid)

@@ -44,6 +44,7 @@ from gpubpf.future import Future, wait
 from gpubpf.linux import libraries
 from gpubpf.process import (
     address_space,
+    kernel_waits,
     limits,
     proc,
     scans,
@@ -410,7 +411,7 @@ class MachineWatcher:
         found = [file for file in files if file not in self._installed]
         if not found:
             return files
-        admitted = self._driver_files.admitted(pid, traceable.uid(pid), found)
+        admitted = self._driver_files.admitted(pid, scans.user_of(pid), found)
         started = traceable.started(pid)
         if (more := len(found) - len(admitted)) and self._over_limit.get(pid) != started:
             self._over_limit[pid] = started
@@ -461,12 +462,13 @@ class MachineWatcher:
                     files.append(
                         (b"%02x:%02x" % (os.major(state.st_dev), os.minor(state.st_dev)), state.st_ino)
                     )
-                    if holder := lock_holder():
+                    if holder := kernel_waits.obstacle():
                         self._report_unplaced(path, file, holder)
                         raise Unanswered
                     # `path` may already be invalid, because the dynamic linker changes mappings.
                     open_file = f"/proc/{os.getpid()}/fd/{opened.fileno()}"
-                    self._hold_helper.add_probe(open_file, driver.offset(found.address), file)
+                    with kernel_waits.guarded(self._note):
+                        self._hold_helper.add_probe(open_file, driver.offset(found.address), file)
                     placed = time.clock_gettime(time.CLOCK_BOOTTIME)
         except FileNotFoundError:  # the process has ended, or the dynamic linker has just changed the mapping
             return
@@ -497,7 +499,7 @@ class MachineWatcher:
 
     def _place_again(self) -> None:
         """Place the probes that could not be placed, if no process holds the lock of its address space any longer. Raises OSError."""
-        if lock_holder():
+        if kernel_waits.obstacle():
             return
         unplaced, self._unplaced = self._unplaced, {}
         for path, file in unplaced.items():
@@ -653,6 +655,10 @@ class HoldHelper:
             with user_waits.waiting(
                 self._waits_for_user, pid, lambda: [one.file[0] for one in address_space.mappings(pid)]
             ):
+                self._process.wait()
+            return
+        if self.unanswered:  # it was killed, perhaps while the kernel placed a probe for it
+            with kernel_waits.guarded():
                 self._process.wait()
             return
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -10,9 +11,10 @@ import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,11 @@ import prebuild
 from gpubpf import elf
 from gpubpf.errors import UsageError
 from gpubpf.kernel import bpf_syscall
-from gpubpf.linux import libraries, uprobes
+from gpubpf.linux import host_programs, libraries, uprobes
 from gpubpf.linux.host_programs import Host
 from gpubpf.linux.libraries import LibraryNames, MappedCode
 from gpubpf.lower import programs
+from gpubpf.process import fuse, kernel_waits
 from gpubpf.program import BPF
 from gpubpf_commands import words
 from gpubpf_host import needs_bpf
@@ -330,7 +333,10 @@ def test_another_mount_namespace(built: Path, tmp_path: Path, notes: list[str]) 
         assert counts(host)[0] == first + 100
 
 
-def test_one_file_below_two_overlays_is_one(built: Path, tmp_path: Path, notes: list[str]) -> None:
+def test_one_file_below_two_overlays_is_one(
+    built: Path, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuse, "foreign", list)  # another test may have one
     lower = tmp_path / "lower"
     lower.mkdir()
     shutil.copy(built / "libsnoop.so.2.1", lower / "libsnoop.so.2")
@@ -452,9 +458,111 @@ def test_a_file_that_says_that_its_code_lies_far_behind_its_end(
         assert placed.path == str(wrong) and not placed.functions
 
 
+@pytest.fixture
+def everybodys(built: Path) -> Iterator[Path]:
+    """A copy of the library in a directory that other users may write to."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o777)
+        yield Path(shutil.copy(built / "libsnoop.so.2.1", f"{place}/libstops.so.1"))
+
+
+@contextlib.contextmanager
+def locked(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Yield a process of another user that maps the library and holds its lock. Check that others can fork in the end.
+
+    After some seconds it lets go, because the machine must go on."""
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    with gpubpf_locked.process(library.parent, user=65534) as (pid, _):
+        monkeypatch.delenv("LD_PRELOAD")
+        (server,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        guard = threading.Timer(8, os.kill, (int(server), signal.SIGKILL))
+        guard.start()
+        try:
+            yield pid
+            subprocess.run(["true"], check=True, preexec_fn=lambda: None)  # with fork(2)
+            assert guard.is_alive()
+        finally:
+            guard.cancel()
+
+
+def stopped_by(pid: int, notes: list[str]) -> list[str]:
+    return [
+        note for note in notes if note.startswith(f"process {pid} held its lock, and stopped the machine")
+    ]
+
+
 @pytest.mark.whole_machine
-def test_none_while_a_process_holds_its_lock(built: Path, tmp_path: Path, notes: list[str]) -> None:
-    """If it maps the file, the kernel waits for it with a lock that every fork(2) of the machine needs."""
+def test_a_process_that_stops_the_machine_loses_its_file_system(
+    built: Path, everybodys: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It maps the file and holds its lock: the kernel waits for it with a lock that every fork(2) of the machine needs."""
+    with (
+        Calls(built, everybodys),
+        locked(everybodys, monkeypatch) as pid,
+        attached(notes, "libstops.so") as host,
+    ):
+        assert host.uprobes is not None
+        (placed,) = host.uprobes.placed
+        assert placed.functions == FUNCTIONS[:6]
+    (note,) = stopped_by(pid, notes)
+    assert "the file systems of user 65534 that did not answer" in note
+
+
+@pytest.mark.whole_machine
+@pytest.mark.parametrize("of_process", [False, True])
+def test_a_process_that_stops_the_machine_when_probes_are_removed(
+    of_process: bool, everybodys: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its lock after the tool has looked."""
+    monkeypatch.setattr(kernel_waits, "lock_holder", lambda seconds: 0)
+    monkeypatch.setattr(host_programs, "lock_holder", lambda seconds: 0)
+    program = bpf_syscall.load_program(bpf_syscall.KPROBE, uprobes._NOTHING, name="test")
+    with open(everybodys, "rb") as opened:
+        library = elf.LoadedFile(opened.fileno())
+        offset = library.offset(elf.exports(library)["snoop_first"].address)
+    with attached([], "libabsent.so") as host:
+        host._note = notes.append
+        process = host.process()
+        process._programs.append(("test", program))
+        process._events.append(bpf_syscall.attach_uprobe(program, str(everybodys), offset))
+        with locked(everybodys, monkeypatch) as pid:
+            if of_process:
+                process.detach()
+            else:
+                host.close()
+    assert len(stopped_by(pid, notes)) == 1
+
+
+def test_probes_of_a_process_stay_while_a_process_holds_its_lock(
+    built: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are disabled, and removed with those of the next process; there are not many of them."""
+    holders = [os.getpid()]
+    monkeypatch.setattr(host_programs, "lock_holder", lambda seconds: holders[0])
+    with attached(notes) as host:
+
+        def end_process(number: int) -> list[int]:
+            process = host.process()
+            process._events += (os.eventfd(0) for _ in range(number))
+            files = list(process._events)
+            process.detach()
+            return files
+
+        left = end_process(2)
+        assert all(os.path.exists(f"/proc/self/fd/{file}") for file in left)
+        more = end_process(host_programs._MOST_LEFT)
+        assert not any(os.path.exists(f"/proc/self/fd/{file}") for file in left + more)
+        left = end_process(1)
+        holders[0] = 0
+        more = end_process(1)
+        assert not any(os.path.exists(f"/proc/self/fd/{file}") for file in left + more)
+
+
+@pytest.mark.whole_machine
+def test_none_while_a_process_holds_its_lock_that_cannot_be_disconnected(
+    built: Path, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuse, "connections", lambda: tmp_path)
     with gpubpf_locked.process(tmp_path) as (pid, _), Calls(built, built / "libsnoop.so.2.1"):
         began = time.monotonic()
         with attached(notes) as host:
@@ -469,7 +577,7 @@ def test_none_while_a_process_holds_its_lock(built: Path, tmp_path: Path, notes:
 
 @pytest.mark.whole_machine
 def test_they_stay_while_a_process_that_maps_the_file_holds_its_lock(
-    built: Path, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+    everybodys: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tool does not wait for it, and others can fork. A child removes the probes later."""
     started: list[subprocess.Popen[bytes]] = []
@@ -479,21 +587,18 @@ def test_they_stay_while_a_process_that_maps_the_file_holds_its_lock(
             super().__init__(*arguments, **options)
             started.append(self)
 
-    library = built / "libsnoop.so.2.1"
-    host = attached(notes)
-    monkeypatch.setenv("LD_PRELOAD", str(library))
-    with gpubpf_locked.process(tmp_path) as (pid, _):
-        monkeypatch.delenv("LD_PRELOAD")
-        (server,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        guard = threading.Timer(5, os.kill, (int(server), signal.SIGKILL))  # the machine must go on
-        guard.start()
-        monkeypatch.setattr(uprobes.subprocess, "Popen", Popen)
-        host.close()
-        subprocess.run(["true"], check=True, preexec_fn=lambda: None)  # with fork(2)
-        assert guard.is_alive() and started[0].poll() is None
-        guard.cancel()
+    with open(everybodys, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+    host = attached(notes, "libstops.so")
+    mapped.close()
+    with locked(everybodys, monkeypatch) as pid:
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "Popen", Popen)
+            host.close()
+        assert started[0].poll() is None
     assert started[0].wait(60) == 0
     assert any(f"the probes stay until process {pid} releases its address space" in note for note in notes)
+    assert not stopped_by(pid, notes)
 
 
 def test_a_probe_of_another_tracer_is_no_hook(built: Path, notes: list[str]) -> None:

@@ -926,12 +926,34 @@ def test_a_process_whose_mappings_do_not_arrive_delays_nobody(built: Path, tmp_p
         eventually(lambda: joined.held or joined.ran)
         process.communicate(b"\n", timeout=60)
         run(built, "once")  # it may end before it is reached, but not unseen
-        eventually(lambda: len(joined.ran) + len(joined.ended) + len(joined.failed) > 1)
+        eventually(lambda: sum(map(len, (joined.held, joined.ran, joined.ended, joined.failed))) > 1)
     assert (pid, "locked", FORBIDDEN) in missed
     assert [note for note in notes if f"pid {pid} (locked) cannot be traced: its list of mappings" in note]
-    # A probe in a file that it maps would stop every fork(2) of the machine.
-    assert [note for note in notes if f"pid {pid} (locked) keeps its address space locked" in note]
-    assert not watched.blind and not joined.held
+    # It does not map a driver, so it cannot keep drivers from getting probes.
+    assert not watched.blind and not any("keeps its address space locked" in note for note in notes)
+
+
+@pytest.mark.own_processes
+def test_a_process_that_stops_the_machine_loses_its_file_system(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds its lock while the hold helper places a probe in a driver that it maps."""
+    joined, notes = Joined(built), list[str]()
+    with tempfile.TemporaryDirectory() as place, watching(joined, notes.append) as watched:
+        Path(place).chmod(0o777)
+        driver = shutil.copy(device.LIBRARIES / "libcuda.so.1", place)
+        monkeypatch.setenv("LD_PRELOAD", driver)
+        with gpubpf_locked.process(Path(place), user=65534) as (pid, _):
+            monkeypatch.delenv("LD_PRELOAD")
+            code = "import mmap, sys; how = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC\n"
+            code += "m = mmap.mmap(open(sys.argv[1]).fileno(), 0, *how); input()"
+            command = [sys.executable, "-c", code, driver]
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as another:
+                text = f"process {pid} held its lock, and stopped the machine"
+                eventually(lambda: any(note.startswith(text) for note in notes), 30)
+                another.communicate(b"\n")
+        assert not watched._hold_helper.exited
+    assert any("disconnected the file systems of user 65534" in note for note in notes)
 
 
 @pytest.mark.own_processes
@@ -939,7 +961,7 @@ def test_probes_are_placed_when_no_process_holds_its_lock_any_more(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined, notes, holders = Joined(built), list[str](), [os.getpid()]
-    monkeypatch.setattr(machine, "lock_holder", lambda: holders[0])
+    monkeypatch.setattr(machine.kernel_waits, "obstacle", lambda: holders[0])
     monkeypatch.setattr(machine, "PLACE_AGAIN", 0.1)
     with watching(joined, notes.append):
         run(built, "once")
