@@ -14,8 +14,20 @@ pytestmark = pytest.mark.without_driver
 
 LIBRARY = Path(gpubpf.__file__).parent
 SOCKETS = {"recv_fds", "send_fds", "recvmsg", "recvmsg_into", "sendmsg", "sendall", "settimeout"}
+SOCKETS |= {"recv", "recv_into", "recvfrom", "send", "sendto", "makefile"}
 # Sockets that no process has which the tool does not trust, or that the tool has accepted and sets itself not to wait.
-OWN_SOCKETS = {"traced/machine.py": {"settimeout"}, "calls/device_times/dispatches.py": {"recvmsg"}}
+OWN_SOCKETS = {
+    "attach/holding.py": {"recv", "send"},
+    "traced/machine.py": {"recv", "send", "settimeout"},
+    "calls/device_times/dispatches.py": {"recvmsg"},
+    # `TargetSocket.send`
+    **{name: {"send"} for name in ("attach/loading.py", "traced/traced_process.py", "traced/workers.py")},
+}
+# Files that no process has: the tool's pipes, its terminal, the kernel's files.
+OWN_FILES = {
+    *("attach/holding.py", "traced/command.py", "traced/server.py", "show/progress.py"),
+    *("calls/kfd.py", "process/proc.py"),
+}
 MEMORY = ("/mem", "process_vm_readv", "process_vm_writev")
 LOOKS = {"mappings", "mapping_at", "mapped_at"}
 # Modules that look at a process through `patience.within`, or on a thread that works for this process alone.
@@ -49,6 +61,18 @@ def test_only_one_module_talks_to_processes() -> None:
         if calls - OWN_SOCKETS.get(name, set()):
             found[name] = calls
     assert found.keys() == {"process/target_socket.py"}
+
+
+def test_few_modules_read_and_write_files_without_a_limit() -> None:
+    """os.read on a pipe, a socket or a FUSE file of a process waits for the process."""
+    ways = {"read", "write", "readv", "writev", "sendfile", "splice"}
+    found = {
+        name
+        for name, tree in modules("os.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ways and ast.unparse(node.value) == "os"
+    }
+    assert found == OWN_FILES
 
 
 def test_only_one_module_reads_memory_of_processes() -> None:

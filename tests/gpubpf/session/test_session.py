@@ -40,7 +40,7 @@ from gpubpf.records import reasons
 from gpubpf.session import tracing
 from gpubpf.session.session import Session
 from gpubpf.show.parsed import DeviceOptions, Options, TargetOptions
-from gpubpf.traced import device, workers
+from gpubpf.traced import device, server, workers
 from gpubpf.traced.joining import Joining
 from gpubpf.traced.measurement import Follow, Plan, Targets
 from gpubpf.traced.traced_process import TracedProcess
@@ -1081,6 +1081,20 @@ def test_settling_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(session._server, "_accept", lambda: True)
         assert session._server.settle(60)
         ends(session)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_few_processes_of_other_users_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REFUSED", 3)
+    monkeypatch.setattr(server.traceable, "descends", lambda pid, of: False)
+    code = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(chr(0) + sys.argv[1]); s.recv(1)"
+    with fake_tool.session(["sleep", "60"], wanted=()) as session:
+        name = session._server.socket_name[1:]
+        for _ in range(5):
+            subprocess.run([sys.executable, "-I", "-c", code, name], user=65534, check=True)
+        assert len(session._server._refused) == 3
+        ends(session)
+        assert session.summary()["processes"]["missed"][reasons.OTHER_USER] == 3
 
 
 def test_a_program_waits_for_a_tool_that_is_slow(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
