@@ -249,9 +249,9 @@ class Host:
 
     # --- processes ---
 
-    def process(self) -> HostProcess:
-        """Return the host side for another traced process."""
-        made = HostProcess(self)
+    def process(self, user: int = 0) -> HostProcess:
+        """Return the host side for another traced process. `user`: see `scans.user_of`."""
+        made = HostProcess(self, user)
         with self._lock:
             self._processes.append(made)
         return made
@@ -428,9 +428,9 @@ class Host:
 class HostProcess:
     """The host side of one traced process: its own shared arrays, and the programs that write to them."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._companions = [companion.process() for companion in host._companions]
+    def __init__(self, host: Host, user: int) -> None:
+        self._host, self._user = host, user
+        self._companions = [companion.process(user) for companion in host._companions]
         self._programs: list[tuple[str, int]] = []
         self._events: list[int] = []
         self._ended: list[RunCount] = []
@@ -462,7 +462,7 @@ class HostProcess:
         places = {operation: offset + OPERATION_STUB * operation for _, operation in wanted}
         if not all(_is_stub(stubs, place) for place in places.values()):
             raise SessionError("a traced process sent a file without the stub; its launches are not traced")
-        _refuse_locks()
+        _refuse_locks(self._user)
         files = {**host._files, **self.files}
         with self._lock, kernel_waits.guarded(host._note):
             # Reversed, because the kernel first runs the program that was attached last.
@@ -487,7 +487,7 @@ class HostProcess:
         host = self._host
         if not host._loaded or not host._own:
             return
-        _refuse_locks()
+        _refuse_locks(self._user)
         files = {**host._files, **self.files}
         with self._lock:
             from gpubpf.linux import process_functions  # imported here, because few tools have such programs
@@ -649,8 +649,11 @@ def _memory(definition: MapDefinition, size: int) -> int:
     return file
 
 
-def _refuse_locks() -> None:
-    """Raise SessionError if a process holds the lock of its address space: a uprobe could then stop the whole machine."""
+def _refuse_locks(user: int) -> None:
+    """Raise SessionError if a uprobe in a process of a user could stop the whole machine: if processes of this user have done that, or
+    if a process holds the lock of its address space."""
+    if kernel_waits.has_stopped_machine(user):
+        raise SessionError("processes of its user stopped the machine, so host programs are not attached")
     if holder := kernel_waits.obstacle():
         raise SessionError(
             f"process {holder} keeps its address space locked, so host programs are not attached; end it"

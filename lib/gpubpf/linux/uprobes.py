@@ -405,6 +405,12 @@ class Uprobes:
         If such a user's processes have only used up their time, the file is tried again later."""
         self._delayed.pop((device, inode), None)
         users = {scans.user_of(m.pid): m for m in mapped[:_MOST_MAPPERS]}
+        if users and all(map(kernel_waits.has_stopped_machine, users)):
+            self.incomplete = True
+            self._notice(
+                f"libraries that user {min(users)} alone maps are not traced: its processes stopped the machine"
+            )
+            return None
         delayed = [user for user in users if not self._limits.full(user)]
         for user in delayed:
             if not self._limits.exhausted(user):

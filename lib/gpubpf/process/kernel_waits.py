@@ -24,6 +24,7 @@ from gpubpf.process.patience import SHORT_WAIT, holds_lock, lock_holder, lock_ho
 
 GRACE = 0.5  # seconds for the kernel; it needs some milliseconds for each probe
 _AGAIN = 0.05  # seconds for the kernel to go on after file systems were disconnected
+_stopped_by: set[int] = set()  # users
 _LONGEST = 10.0  # seconds for which this process does not fork
 _forks = threading.Condition(threading.Lock())
 _guarded = 0  # number of blocks
@@ -61,6 +62,13 @@ def guarded(note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
             _forks.notify_all()
 
 
+def has_stopped_machine(user: int) -> bool:
+    """Return whether processes of a user have kept the kernel waiting in this process. Then place no probe for them alone.
+
+    Return False for root: its processes may be those of any container."""
+    return user > 0 and user in _stopped_by
+
+
 def _before_fork() -> None:
     """Let this process fork only when it is not in such a block: no other thread of Python could run while fork(2) waits."""
     _forks.acquire()
@@ -81,6 +89,7 @@ def _watch(ended: threading.Event, note: Callable[[str], None]) -> None:
             if (numbers := fuse.unanswered(user)) and not ended.is_set():
                 aborted = [number for number in numbers if fuse.abort(number)]
                 if aborted:
+                    _stopped_by.add(user)
                     note(
                         f"process {pid} held its lock, and stopped the machine while a probe was placed or removed; disconnected the"
                         f" file systems of user {user} that did not answer (FUSE {', '.join(aborted)})"

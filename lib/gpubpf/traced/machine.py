@@ -362,8 +362,10 @@ class MachineWatcher:
                 continue
             untried = files.keys() - self._probed_files.keys()
             for file in untried:
-                if not address_space.is_local(file[0].decode(), pid):
-                    self._probed_files[file] = _NO_PROBE  # the program that serves the file may never answer
+                # The program that serves the file may never answer, or a process may stop the machine again.
+                local = address_space.is_local(file[0].decode(), pid)
+                if not local or kernel_waits.has_stopped_machine(schedule.user):
+                    self._probed_files[file] = _NO_PROBE
                     continue
                 self._budget.spend(schedule.user, self._probe_driver(files[file], file))
             # The time of each file's probe.

@@ -240,7 +240,8 @@ class Server:
         expected = (self._measurement.user.uid if self._measurement.user else os.geteuid(), 0)
         # A process that the command starts may change its user.
         if pid > 0 and (uid in expected or traceable.descends(pid, os.getpid())):
-            self._admit(TargetSocket(connection), pid, uid)
+            user = scans.user_of(pid)
+            self._admit(TargetSocket(connection), pid, user if user >= 0 else scans.responsible(uid))
             return True
         connection.close()
         if pid > 0 and pid not in self._refused and len(self._refused) < limits.REFUSED:
@@ -285,7 +286,9 @@ class Server:
     def _admit(
         self, connection: TargetSocket, pid: int, uid: int, pidfd: int | None = None
     ) -> TracedProcess | None:
-        """Serve a new connection. `uid`: its user. Return None, and close it, if the measurement has ended or a limit is exceeded."""
+        """Serve a new connection. `uid`: see `scans.user_of`.
+
+        Return None, and close the connection, if the measurement has ended or a limit is exceeded."""
         started = traceable.started(pid)
         with self._measurement.lock:
             excess = self._connections.add(connection.fileno(), pid, started, uid)

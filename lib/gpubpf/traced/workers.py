@@ -666,7 +666,7 @@ def _welcome(
     shared = measurement.host is None
     try:
         if measurement.host is not None:
-            host = measurement.host.process()
+            host = measurement.host.process(process.user)
             for name, file in host.files.items():
                 number = measurement.numbers[name]
                 process.send(protocol.shared(number, config.maps[number].fixed), file)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -24,7 +25,7 @@ import pytest
 import gpubpf_locked
 import prebuild
 from gpubpf import elf
-from gpubpf.errors import UsageError
+from gpubpf.errors import SessionError, UsageError
 from gpubpf.kernel import bpf_syscall
 from gpubpf.linux import host_programs, libraries, uprobes
 from gpubpf.linux.host_programs import Host
@@ -483,6 +484,7 @@ def locked(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
             assert guard.is_alive()
         finally:
             guard.cancel()
+            kernel_waits._stopped_by.clear()
 
 
 def stopped_by(pid: int, notes: list[str]) -> list[str]:
@@ -504,6 +506,7 @@ def test_a_process_that_stops_the_machine_loses_its_file_system(
         assert host.uprobes is not None
         (placed,) = host.uprobes.placed
         assert placed.functions == FUNCTIONS[:6]
+        assert kernel_waits.has_stopped_machine(65534)
     (note,) = stopped_by(pid, notes)
     assert "the file systems of user 65534 that did not answer" in note
 
@@ -531,6 +534,29 @@ def test_a_process_that_stops_the_machine_when_probes_are_removed(
             else:
                 host.close()
     assert len(stopped_by(pid, notes)) == 1
+
+
+def test_a_user_who_has_stopped_the_machine_gets_no_probes_alone(
+    built: Path, everybodys: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_waits, "_stopped_by", {65534, 0})
+    command = "import mmap, sys; how = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC\n"
+    command += "f = open(sys.argv[1]); m = mmap.mmap(f.fileno(), 0, *how); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", command, everybodys], user=65534, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as theirs:
+        assert theirs.stdout is not None and theirs.stdout.readline()
+        with attached(notes, "libstops.so") as host:
+            assert host.uprobes is not None and not host.uprobes.placed and host.uprobes.incomplete
+            with pytest.raises(SessionError, match="stopped the machine"):
+                host_programs._refuse_locks(host.process(65534)._user)
+            host_programs._refuse_locks(host.process(0)._user)
+        assert (
+            "libraries that user 65534 alone maps are not traced: its processes stopped the machine" in notes
+        )
+        with Calls(built, everybodys), attached(notes, "libstops.so") as host:
+            assert host.uprobes is not None and host.uprobes.placed[0].functions
+        theirs.kill()
 
 
 def test_probes_of_a_process_stay_while_a_process_holds_its_lock(

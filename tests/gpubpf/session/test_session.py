@@ -1083,6 +1083,14 @@ def test_settling_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         ends(session)
 
 
+def test_who_answers_for_a_process_that_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.scans, "user_of", lambda pid: 12345)
+    with fake_tool.session(["sleep", "60"], wanted=()) as session, next(connections(session)):
+        session._server.settle(60)
+        assert [process.user for process in session._measurement.all_processes()] == [12345]
+        ends(session)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_few_processes_of_other_users_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REFUSED", 3)

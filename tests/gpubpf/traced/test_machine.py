@@ -946,13 +946,23 @@ def test_a_process_that_stops_the_machine_loses_its_file_system(
         with gpubpf_locked.process(Path(place), user=65534) as (pid, _):
             monkeypatch.delenv("LD_PRELOAD")
             code = "import mmap, sys; how = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC\n"
-            code += "m = mmap.mmap(open(sys.argv[1]).fileno(), 0, *how); input()"
+            code += "f = open(sys.argv[1]); m = mmap.mmap(f.fileno(), 0, *how); input()"
             command = [sys.executable, "-c", code, driver]
             with subprocess.Popen(command, stdin=subprocess.PIPE) as another:
                 text = f"process {pid} held its lock, and stopped the machine"
                 eventually(lambda: any(note.startswith(text) for note in notes), 30)
                 another.communicate(b"\n")
-        assert not watched._hold_helper.exited
+            assert not watched._hold_helper.exited
+            # From now on, the user's own drivers get no probe.
+            own = shutil.copy(driver, f"{place}/libcuda.so.2")
+            os.chown(own, 65534, 65534)
+            with subprocess.Popen([*command[:3], own], stdin=subprocess.PIPE, user=65534) as theirs:
+                inode = os.stat(own).st_ino
+                eventually(lambda: any(file[1] == inode for file in watched._probed_files))
+                assert {machine._NO_PROBE} == {
+                    since for file, since in watched._probed_files.items() if file[1] == inode
+                }
+                theirs.communicate(b"\n")
     assert any("disconnected the file systems of user 65534" in note for note in notes)
 
 
