@@ -35,6 +35,7 @@ class _Writer:
         self.narrow = [f"%r{n}" for n in range(10)]  # those that are written: 32 bits, then 64
         self.long = ["%rd1"]
         self.sites = self.labels = 0
+        self.uniform = False  # whether lanes stay together in branches and loops
 
     def source(self) -> str:
         """Return a register that is written, rather one of the last."""
@@ -116,6 +117,9 @@ class _Writer:
 
     def compare(self, into: str) -> None:
         name = self.rng.choice(["lt.s32", "ge.u32", "eq.s32", "ne.u32", "lo.u32"])
+        if self.uniform:
+            self.lines.append(f"setp.{name} {into}, {self.rng.choice(['%r3', '%r6'])}, {self.constant()};")
+            return
         self.lines.append(
             f"setp.{name} {into}, {self.source()}, {self.rng.choice([str(self.constant()), self.source()])};"
         )
@@ -135,9 +139,8 @@ class _Writer:
         for _ in range(self.rng.randint(2, 6)):
             kind = self.rng.random()
             if kind < 0.6 or not depth:
-                self.step(
-                    fixed, self.rng.choice(["@%p1 ", "@!%p1 "]) if fixed and self.rng.random() < 0.1 else ""
-                )
+                guarded = fixed and not self.uniform and self.rng.random() < 0.1
+                self.step(fixed, self.rng.choice(["@%p1 ", "@!%p1 "]) if guarded else "")
             elif kind < 0.8:
                 self.branch(depth)
             else:
@@ -162,7 +165,7 @@ class _Writer:
         start, turn = self.label(), f"%r{120 + self.labels}"
         self.lines += [f"mov.u32 {turn}, 0;", f"{start}:"]
         self.part(depth - 1, fixed=True)
-        turns = self.rng.choice(["3", "%r7"])  # the latter differs between lanes
+        turns = self.rng.choice(["3", "%r203" if self.uniform else "%r7"])  # %r7 differs between lanes
         self.lines += [
             f"add.u32 {turn}, {turn}, 1;",
             f"setp.lt.u32 %p3, {turn}, {turns};",
@@ -175,6 +178,18 @@ class _Writer:
 def program(seed: int) -> str:
     """Return the text of a program."""
     writer = _Writer(random.Random(seed))
+    end = "ret;"
+    if seed % 2:
+        # Some lanes leave the kernel, the others stay together for a while.
+        writer.lines.append("setp.gt.u32 %p1, %r5, 23; @%p1 bra $END;")
+        end = "$END: ret;"
+    if seed % 3:
+        writer.uniform = True
+        for _ in range(3):
+            writer.index()
+        for _ in range(2):
+            writer.loop(1)
+        writer.uniform = False
     for _ in range(3):
         writer.index()
     while writer.sites < SITES // 2:
@@ -189,6 +204,7 @@ def program(seed: int) -> str:
         "and.b32 %r7, %r0, 7;",
         "ld.param.u32 %r8, [m];",
         "shl.b32 %r9, %r3, 4;",
+        "and.b32 %r203, %r6, 3;",
         "setp.eq.u32 %p1, %r7, 2;",
         "setp.eq.u32 %p2, %r7, 1;",
         "ld.param.u64 %rd1, [q];",
@@ -198,12 +214,12 @@ def program(seed: int) -> str:
         # The place of this thread's values
         "mov.u32 %r200, %ctaid.y; mov.u32 %r201, %nctaid.x; mad.lo.u32 %r200, %r200, %r201, %r3;",
         "mov.u32 %r202, %ntid.z; mad.lo.u32 %r200, %r200, %r202, %r2;",
-        "mov.u32 %r203, %ntid.y; mad.lo.u32 %r200, %r200, %r203, %r1;",
+        "mov.u32 %r202, %ntid.y; mad.lo.u32 %r200, %r200, %r202, %r1;",
         "mad.lo.u32 %r200, %r200, %r4, %r0;",
         f"ld.param.u64 %rd98, [out]; mul.wide.u32 %rd97, %r200, {16 * SITES}; add.s64 %rd99, %rd98, %rd97;",
     ]
     registers = ".reg .b32 %r<256>; .reg .b64 %rd<128>; .reg .pred %p<4>;"
-    body = "\n".join([registers, *start, *writer.lines, "ret;"])
+    body = "\n".join([registers, *start, *writer.lines, end])
     return f"{HEAD}.visible .entry k(.param .u64 out, .param .u32 n, .param .u32 m, .param .u64 q) {{\n{body}\n}}"
 
 

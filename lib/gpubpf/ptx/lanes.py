@@ -8,8 +8,9 @@ An address is U + F. F is a function of the thread's index and of numbers that a
 any number that is the same in all lanes that execute the instruction together. F need not be affine: Triton's addresses are bit fields
 of the index.
 
-If `needs` is empty, the form U + F is proven for any two threads of a warp at any time, whatever path they took. Otherwise it holds
-under these conditions, which a single comparison at run time checks:
+If `needs` is empty, the form U + F is proven: for any two threads of a warp, whatever path they took. U may change in a loop in which
+all lanes stay together, from the first turn to the last: then it is the same in all lanes in each turn. Otherwise the form holds under
+these conditions, which a single comparison at run time checks:
 
     turn    lanes that execute the instruction together are in the same iteration of a loop
     path    the lanes took the same path to a value; each path has its own U
@@ -95,15 +96,18 @@ class Lanes:
             for name in dict.fromkeys(read):
                 self._users.setdefault(self._key(index, name), []).append(index)
         self._reaching = self._reach()
-        divergent: frozenset[int] = frozenset()
+        # At first, lanes are assumed to stay together everywhere. What shows to be wrong is assumed no more, until nothing is.
+        # split: branches at which lanes that are in the same turn may diverge; parting: instructions after which lanes may no
+        # longer be together.
+        self._split: frozenset[int] = frozenset()
+        self._parting: frozenset[int] = frozenset()
         while True:
             self._results: dict[int, Known] = {}
-            self._split = divergent
             self._solve()
-            found = divergent | frozenset(self._divergent())
-            if found == divergent:
+            found = self._split.union(self._divergent()), self._parting.union(self._parts())
+            if found == (self._split, self._parting):
                 break
-            divergent = found
+            self._split, self._parting = found
 
     def address(self, index: int, address: Address) -> Known:
         """Return what is known about an address in the instruction at statement `index`."""
@@ -205,7 +209,11 @@ class Lanes:
         if len({one.sum for one in lanes}) > 1:
             return _unknown("turns" if self._paths.cyclic(indices) else "path")
         together = self._paths.same(indices, index, self._split) and not self._by_lane(indices)
-        needs = frozenset({"turn" if together else "path"}).union(*(one.needs for one in lanes))
+        needs = NOTHING.union(*(one.needs for one in lanes))
+        if not together:
+            needs |= {"path"}
+        elif self._function.kind != "entry" or not self._paths.together(index, self._parting):
+            needs |= {"turn"}
         return Known(lanes[0].sum, False, min(one.zeros for one in lanes), needs)
 
     def _reach(self) -> dict[tuple[int, int | str], tuple[int, ...]]:
@@ -269,6 +277,20 @@ class Lanes:
             elif instruction.predicate is not None:
                 found = self._named(index, Name(instruction.predicate))
                 if found is None or found.reason or not found.is_uniform:
+                    yield index
+
+    def _parts(self) -> Iterator[int]:
+        """Yield the instructions after which lanes that were together may no longer be: at other places, or in other turns of a loop.
+
+        In a called function, lanes may take paths of different lengths.
+        """
+        for index, instruction in self._flow.instructions():
+            control = facts(instruction).control
+            if control in ("call", "table"):
+                yield index
+            elif control in ("branch", "leave") and instruction.predicate is not None:
+                found = self._named(index, Name(instruction.predicate))
+                if found is None or found.reason or found.needs or not found.is_uniform:
                     yield index
 
     def _solve(self) -> None:
@@ -396,6 +418,7 @@ class Paths:
         self._flow = flow
         self._blocks = flow.blocks
         self._at = {index: n for n, block in enumerate(flow.blocks) for index in block.instructions}
+        self._found_before: dict[int, frozenset[int]] = {}
 
     def cyclic(self, indices: Sequence[int]) -> bool:
         """Return whether one of these instructions is in a loop."""
@@ -423,6 +446,52 @@ class Paths:
         found = {edges(index) for index in indices}
         mine = edges(user)
         return len(found) == 1 or all(of <= mine for of in found)
+
+    def together(self, user: int, parting: Collection[int]) -> bool:
+        """Return whether all lanes that execute an instruction took the same path to it, and execute it equally often.
+
+        user: the instruction
+        parting: the instructions after which lanes may no longer be together
+        """
+        if not parting:
+            return True
+        if len(self._blocks) > MOST_BLOCKS:
+            return False
+        at = self._at[user]
+        loop, before = self._flow.cycles.get(at), self._before(at)
+        for index in parting:
+            block = self._at[index]
+            if loop is not None and self._flow.cycles.get(block) == loop:
+                return False  # lanes may be in different turns, or leave the loop earlier than others
+            if block == at:
+                if index < user:
+                    return False  # a call: only the last instruction of a block branches
+                continue
+            ways = sum(s == at or s in before for s in self._blocks[block].successors)
+            if ways > 1 or (ways and facts(self._flow.instruction(index)).control == "call"):
+                return False
+        return True
+
+    def _before(self, block: int) -> frozenset[int]:
+        """Return the blocks from which a path leads to a block."""
+        if block not in self._found_before:
+            found: set[int] = set()
+            todo = list(self._predecessors[block])
+            while todo:
+                one = todo.pop()
+                if one not in found:
+                    found.add(one)
+                    todo += self._predecessors[one]
+            self._found_before[block] = frozenset(found)
+        return self._found_before[block]
+
+    @functools.cached_property
+    def _predecessors(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self._blocks]
+        for number, block in enumerate(self._blocks):
+            for successor in block.successors:
+                found[successor].append(number)
+        return found
 
     def _leaves(self, branch: int, taken: int, block: int) -> bool:
         """Return whether lanes that do not take an edge leave the kernel, or leave a loop that contains the edge and `block`.

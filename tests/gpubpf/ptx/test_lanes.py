@@ -15,7 +15,10 @@ from gpubpf_properties import TIMES
 from lane_programs import Claims, program
 
 SEEDS = range(5 * TIMES)
-HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n.shared .align 16 .b8 tile[64];\n"
+HEAD = (
+    ".version 8.3\n.target sm_80\n.address_size 64\n"
+    ".shared .align 16 .b8 tile[64];\n.global .align 16 .b8 table[64];\n"
+)
 REGISTERS = ".reg .b32 %r<99>; .reg .b64 %rd<99>; .reg .pred %p<3>; .reg .f32 %f<9>;"
 
 
@@ -63,7 +66,42 @@ INDEX = (
             X + "mov.u32 %r2, 0; $L: ld.shared.f32 %f1, [%r1]; add.u32 %r1, %r1, 64; add.u32 %r2, %r2, 1;"
             " setp.lt.u32 %p1, %r2, 9; @%p1 bra $L;",
             "affine",
+            "",
+        ),
+        # The same, where lanes have left the kernel before.
+        (
+            X + "setp.gt.u32 %p1, %r1, 9; @%p1 bra $E; mov.u32 %r2, 0; $L: add.u32 %r3, %r1, %r2;"
+            " ld.shared.f32 %f1, [%r3]; add.u32 %r2, %r2, 64; setp.lt.u32 %p2, %r2, 640; @%p2 bra $L; $E:",
+            "affine",
+            "",
+        ),
+        # Lanes took different ways to the loop, so some may be in an earlier turn than others.
+        (
+            X + "setp.gt.u32 %p1, %r1, 9; @%p1 bra $E; mov.f32 %f2, 0f00000000; $E: mov.u32 %r2, 0;"
+            " $L: ld.shared.f32 %f1, [%r2]; add.u32 %r2, %r2, 64; setp.lt.u32 %p2, %r2, 640; @%p2 bra $L;",
+            "same",
             "turn",
+        ),
+        # All threads of the block load the number of turns, which another thread may change.
+        (
+            "ld.global.u32 %r9, [table]; mov.u32 %r2, 0; $L: ld.shared.f32 %f1, [%r2]; add.u32 %r2, %r2, 64;"
+            " setp.lt.u32 %p2, %r2, %r9; @%p2 bra $L;",
+            "same",
+            "turn",
+        ),
+        # A lane may leave a loop within a turn.
+        (
+            X + "mov.u32 %r2, 0; $L: add.u32 %r2, %r2, 64; setp.eq.u32 %p1, %r2, %r1; @%p1 bra $E;"
+            " ld.shared.f32 %f1, [%r2]; setp.lt.u32 %p2, %r2, 640; @%p2 bra $L; $E:",
+            "same",
+            "turn",
+        ),
+        # What a loop computed, behind it.
+        (
+            "ld.param.u32 %r9, [n]; mov.u32 %r2, 0; $L: add.u32 %r2, %r2, 64; setp.lt.u32 %p1, %r2, %r9;"
+            " @%p1 bra $L; ld.shared.f32 %f1, [%r2];",
+            "same",
+            "",
         ),
         # The last turn of each lane.
         (
@@ -135,7 +173,7 @@ def test_random_programs(devices: dict[int, Device]) -> None:
     assert kinds["proven"] >= 4 * len(SEEDS) and kinds["compared"] >= len(SEEDS), kinds
 
 
-@pytest.mark.parametrize("lie", ["wrap", "zeros", "path", "sign"])
+@pytest.mark.parametrize("lie", ["wrap", "zeros", "path", "sign", "together"])
 def test_a_wrong_proof_is_found(
     lie: str, devices: dict[int, Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +185,8 @@ def test_a_wrong_proof_is_found(
     elif lie == "path":  # one of the definitions that reach an instruction is forgotten
         reach = Lanes._reach
         monkeypatch.setattr(Lanes, "_reach", lambda self: {at: of[:1] for at, of in reach(self).items()})
+    elif lie == "together":  # lanes always stay together
+        monkeypatch.setattr(lanes.Paths, "together", lambda self, user, parting: True)
     else:  # all numbers have a sign
         monkeypatch.setattr(lanes, "_read", lambda a, width, sign: lane_terms.signed(a, width))
     assert any(list(Claims(program(seed)).contradictions(device, seed)) for seed, device in devices.items())
