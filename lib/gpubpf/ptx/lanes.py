@@ -371,7 +371,10 @@ class Lanes:
         known = self.operand(index, Name(address.base)) if address.base is not None else Known(ZERO, True)
         if known is None or known.reason:
             return known
-        return Known(ZERO, needs=known.needs | {"memory"}) if known.is_uniform else _unknown("data")
+        if not known.is_uniform:
+            return _unknown("data")
+        constant = {"const", "nc"} & {*instruction.modifiers}  # does not change while the kernel runs
+        return Known(ZERO, needs=known.needs if constant else known.needs | {"memory"})
 
 
 class Known(Record):

@@ -18,6 +18,7 @@ SEEDS = range(5 * TIMES)
 HEAD = (
     ".version 8.3\n.target sm_80\n.address_size 64\n"
     ".shared .align 16 .b8 tile[64];\n.global .align 16 .b8 table[64];\n"
+    ".const .align 16 .b8 fixed[64];\n"
 )
 REGISTERS = ".reg .b32 %r<99>; .reg .b64 %rd<99>; .reg .pred %p<3>; .reg .f32 %f<9>;"
 
@@ -118,6 +119,8 @@ INDEX = (
         ),
         (X + "mov.u32 %r2, %r1; mov.u32 %r1, 0; ld.shared.f32 %f1, [%r2];", "affine", ""),
         ("ld.param.u64 %rd1, [p]; ld.global.u64 %rd2, [%rd1]; ld.global.f32 %f1, [%rd2];", "same", "memory"),
+        ("ld.param.u64 %rd1, [p]; ld.global.nc.u64 %rd2, [%rd1]; ld.global.f32 %f1, [%rd2];", "same", ""),
+        ("ld.const.u64 %rd2, [fixed]; ld.global.f32 %f1, [%rd2];", "same", ""),
     ],
 )
 def test_of_one_address(body: str, shape: str, needs: str) -> None:
