@@ -20,9 +20,9 @@ from gpubpf.agent.definitions import NO_SM, NUMBER_MASK
 from gpubpf.ebpf.sampling import hashes
 from gpubpf.exits import cells
 from gpubpf.exits.exit_records import EXIT
-from gpubpf.exits.lateness import SAMPLE_GROUPS, CycleLength, ExitReport, Exits, LaneLateness
+from gpubpf.exits.lateness import SAMPLE_GROUPS, ExitReport, Exits, LaneLateness
 from gpubpf.records import operation_log
-from gpubpf.records.clock import SmClock, estimated_tick
+from gpubpf.records.clock import CycleLength, SmClock, estimated_tick
 from gpubpf.records.fields import KERNEL, OWNER
 from gpubpf.records.kernel_shapes import READINGS, KernelShape, KernelShapes
 from gpubpf.records.launch_shape import Index, Ranges

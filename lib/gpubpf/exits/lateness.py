@@ -22,6 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from gpubpf.record import MutableRecord, Record, field
+from gpubpf.records.clock import CycleLength
 from gpubpf.records.launch_shape import Shape
 from gpubpf.session.sampled import Sample
 from gpubpf.show import table
@@ -218,39 +219,6 @@ class LaneLateness(Record):
         np.add.at(self.bins, (lane, bins_of(late)), 1)
         worst = np.minimum(late, LARGEST).astype(np.uint64) << np.uint64(24) | site.astype(np.uint64)
         np.maximum.at(self.worst, lane, worst)
-
-
-class CycleLength(Record):
-    """The length of a multiprocessor cycle in ns, and its relative error."""
-
-    ns: float = 1.0
-    error: float = 0.0
-
-    @classmethod
-    def measured(cls, sm: np.ndarray, cycles: np.ndarray, time: np.ndarray) -> CycleLength | None:
-        """Return the cycle length from paired readings of a multiprocessor's clock and the GPU's timer (ns).
-
-        Both are compared between the first and the last reading of each multiprocessor. Return None if these are too close.
-        """
-        from gpubpf.records.clock import CYCLE, estimated_tick
-
-        tick = max(estimated_tick(time), 1)
-        rates, weights = [], []
-        order = np.argsort(sm, kind="stable")
-        borders = np.flatnonzero(np.diff(sm[order])) + 1
-        for mine in np.split(order, borders) if len(order) else ():
-            ran, took = int(np.ptp(cycles[mine])), int(np.ptp(time[mine]))
-            if ran > 0 and took >= 50 * tick and CYCLE[0] <= took / ran <= CYCLE[1]:
-                rates.append(took / ran)
-                weights.append(float(took))
-        if not rates:
-            return None
-        by_rate = np.argsort(rates)
-        half = np.searchsorted(np.cumsum(np.array(weights)[by_rate]), sum(weights) / 2)
-        middle = float(np.array(rates)[by_rate][half])
-        # Multiprocessors are read at different times, so different rates mean that the frequency has changed.
-        apart = float(np.average(np.abs(np.array(rates) / middle - 1), weights=weights))
-        return cls(middle, max(2 * tick / max(weights), apart))
 
 
 class Exits(MutableRecord):
