@@ -650,7 +650,8 @@ class BPF:
             follow,
             host,
             any(
-                probe.point in ("access", "branch", "value", "float", "instruction") for probe in self.probes
+                probe.point in ("access", "branch", "barrier_leave", "value", "float", "instruction")
+                for probe in self.probes
             ),
             self.for_amd() if self.runs_on_amd() else None,
         )

@@ -11,7 +11,7 @@ from gpubpf.ebpf.bytecode import DEVICE_POINTS, REGIONS, WORK
 from gpubpf.errors import Error, Refusal
 from gpubpf.lower.launch_block import LaunchBlock, align
 from gpubpf.ptx.access import UNADDRESSED, Access, accesses, unaddressed_accesses, unprobed, without_operands
-from gpubpf.ptx.barriers import barrier
+from gpubpf.ptx.barriers import barrier, mbarrier_waits
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.emit import WAITING, array, widened
 from gpubpf.ptx.flow import Flow, find_names
@@ -301,7 +301,8 @@ class InjectionPlan:
             targets: set[str] = set()
             found: Counter[Access] = Counter()
             values: Counter[Access] = Counter()
-            missed: dict[str, Counter[str]] = {p: Counter() for p in ("access", "branch", "value", "float")}
+            points = ("access", "branch", "barrier_leave", "value", "float")
+            missed: dict[str, Counter[str]] = {p: Counter() for p in points}
             body = self.module.functions[name].body or ()
             for statement, spaces in with_spaces(body, self.module.variables):
                 if not isinstance(statement, PtxInstruction):
@@ -311,6 +312,7 @@ class InjectionPlan:
                 targets.update(find_names(statement.operands) if statement.opcode in ("bra", "brx") else ())
                 places["branch"] += facts(statement).parts and statement.predicate is not None
                 missed["branch"].update(["brx.idx"] if statement.opcode == "brx" else [])
+                missed["barrier_leave"].update(mbarrier_waits(statement))
                 if (known := barrier(statement)) is not None:
                     places["barrier_arrive"] += known.arrives
                     places["barrier_leave"] += known.leaves

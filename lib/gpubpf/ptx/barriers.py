@@ -43,3 +43,9 @@ def barrier(instruction: PtxInstruction) -> Barrier | None:
         case ["cluster"]:
             return Barrier("arrive" in modifiers, "wait" in modifiers)
     return None
+
+
+def mbarrier_waits(instruction: PtxInstruction) -> list[str]:
+    """Return the name of an instruction that waits for an mbarrier object, in a list: PTX ISA 9.7.13.15.16. Else return []."""
+    waits = instruction.opcode == "mbarrier" and instruction.modifiers[:1] in (("test_wait",), ("try_wait",))
+    return [f"mbarrier.{instruction.modifiers[0]}"] if waits else []
