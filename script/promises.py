@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/promises.json"
 EXAMPLES = ROOT / "examples"
-PROGRAMS = ("vectoradd", "exits", "latency", "memory", "imbalance", "softmax", "branches")
+PROGRAMS = ("vectoradd", "exits", "latency", "memory", "imbalance", "softmax", "branches", "barriers")
 # Not every machine can build these: what a command line names, and where make builds it.
 OPTIONAL = {"hip/saxpy": EXAMPLES / "hip", "threads.bpf.o": EXAMPLES}
 # The words before the program, and the program: together they print every record that needs neither root nor a GPU.
@@ -41,6 +41,7 @@ RUNS = (
     "launchlate --timeline -- latency",
     "nansnoop --kernel naive -- softmax",
     "nansnoop --stores --kernel naive -- softmax",
+    "barrierlate -- barriers",
     "warpdiv -- branches",
     "warpdiv --by line -- branches",
     "warpdiv --by function -- branches",

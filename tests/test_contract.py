@@ -271,6 +271,7 @@ def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
             "memtrace --sample-warps 1/2",
             "nansnoop",
             "warpdiv",
+            "barrierlate",
             "gpucount exit:*",
             "gpudist -C exit:*:u64:launch",
             "gputrace -T exit:*",

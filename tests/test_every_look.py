@@ -67,6 +67,7 @@ LOOKS = {
         "--by kernel --csv",
         "--by function --json --top 2",
     ],
+    "barrierlate": ["", "-v", "--json", "--csv -T", "--top 1"],
     "nansnoop": [
         "",
         "-v",

@@ -203,6 +203,13 @@ def split(records: Records) -> bool:
     )
 
 
+def late(records: Records) -> bool:
+    """Return whether warp 0 is the last at one barrier of one kernel each time, and every warp passes each barrier 16 times."""
+    found = of(records, "barrier")
+    always = [r["kernel"] for r in found if r["last"][:1] == [{"warp": 0, "count": 16}]]
+    return "uneven" in always and {(r["waits"], r["rounds"], r["unknown"]) for r in found} == {(64, 16, 0)}
+
+
 def origin(records: Records) -> bool:
     """Return whether the first infinity and the NaN of the softmax have their places, and the other kernel has neither."""
     found = of(records, "nan")
@@ -242,6 +249,7 @@ ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
     ("threadhist", "", "language", lambda r: all(runs(r, kernel) == {1} for kernel in ("counted", "climb", "make", "called"))),
     ("nansnoop", "", "softmax", origin),
     ("warpdiv", "", "branches", split),
+    ("barrierlate", "", "barriers", late),
     ("launchlate", "-v", "latency", latency),
     ("launchlate", "-v --graphs --kernel step", "latency 200", replays),
     ("kernelretsnoop", "", "exits", leaving),

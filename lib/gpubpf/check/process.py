@@ -34,7 +34,7 @@ from gpubpf.traced.device import Device
 
 T = TypeVar("T")
 DEVICE_TOOLS = (
-    *("threadhist", "kernelretsnoop", "memtrace", "nansnoop", "warpdiv"),
+    *("threadhist", "kernelretsnoop", "memtrace", "nansnoop", "warpdiv", "barrierlate"),
     *("gpucount", "gpudist", "gputrace", "gpurun"),
 )
 _INJECTED = (
