@@ -187,10 +187,8 @@ def test_options_and_examples_are_in_the_man_page_and_the_other_way_round() -> N
     options = page.split(".SH OPTIONS\n")[1].split("\n.SH ")[0]
     described = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", options))
     made = command.build_parser()
-    own = made._subparsers._group_actions[0].choices["check"]  # type: ignore[union-attr,index]
-    assert described == {
-        name for one in (made, own) for action in one._actions for name in action.option_strings
-    }
+    parsers = [made, *made._subparsers._group_actions[0].choices.values()]  # type: ignore[union-attr,union-attr]
+    assert described == {name for one in parsers for action in one._actions for name in action.option_strings}
     for example in re.findall(
         r"^\s+((?:sudo )?gpubpf .*?)(?:\s{3,}.*| &&.*| \|.*)?$", EXAMPLES, re.MULTILINE
     ):

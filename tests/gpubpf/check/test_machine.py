@@ -129,7 +129,7 @@ def test_packages_that_are_missing(name: str, needed: bool, tmp_path: Path) -> N
     leave_out = "import sys\nsys.path[:] = [place for place in sys.path if 'packages' not in place]\n"
     (tmp_path / "sitecustomize.py").write_text(leave_out)
     found = one(name, library=Path(f"{tmp_path}:{ROOT / 'lib'}"))
-    expect(found, MISSING, "llvmlite" if needed else "no argcomplete, matplotlib, pyarrow", needed)
+    expect(found, MISSING, "llvmlite" if needed else "no argcomplete, duckdb, matplotlib, pyarrow", needed)
 
 
 def test_the_packages_are_those_of_the_project() -> None:
