@@ -43,6 +43,8 @@ LEAST_CAPACITY = 2 * maps.RING_MARGIN  # records of a ring's shard, at least
 RING_LIMIT = 1 << 36  # bytes of a ring
 LOG_LIMIT = 1 << 28  # records of an operation log
 STACK_LIMIT = 64  # frames of a host stack
+# Symbols of a last frame that stands for the frames missing from a stack.
+STACK_TOO_DEEP, STACK_NOT_UNWOUND = "[more frames]", "[no unwind information]"
 SLOTS = 16384  # distinct kernel names of a process; all further names share the last slot
 NO_FIELD = 0xFFFFFFFF  # an offset in the launch block: the field does not exist
 WARP = 32  # lanes of a warp of an NVIDIA GPU
@@ -483,7 +485,13 @@ class Context(Packed, message=Message.CONTEXT):
 
 
 class StackFrame(Packed):
-    """A return address. offset, file: where it is; 0 and "" outside files. symbol: the name that the process itself found."""
+    """A frame of a host stack.
+
+    address: in the instruction that calls the next frame: a return address less one.
+    file: the program or library with this address; "" outside files.
+    offset: the address in the file's own address space, as in its symbol table; 0 outside files.
+    symbol: the name that the process itself found.
+    """
 
     address: U64
     offset: U64
@@ -492,7 +500,7 @@ class StackFrame(Packed):
 
 
 class Stack(Packed, message=Message.STACK):
-    """A host stack, innermost frame first."""
+    """A host stack, innermost frame first. If outer frames are missing, the last frame has no address, and its symbol says why."""
 
     number: U32
     frames: Annotated[tuple[StackFrame, ...], AtMost(STACK_LIMIT, "a stack that is too deep")]
@@ -1248,6 +1256,8 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
     },
 }
 _TEXTS = {
+    "STACK_TOO_DEEP": STACK_TOO_DEEP,
+    "STACK_NOT_UNWOUND": STACK_NOT_UNWOUND,
     "SOCKET_VARIABLE": SOCKET_VARIABLE,
     "CUPTI_VARIABLE": CUPTI_VARIABLE,
     "SANITIZER_VARIABLE": SANITIZER_VARIABLE,

@@ -1,18 +1,22 @@
-"""Find the names of functions at addresses in files, from the files' symbol tables (System V ABI, chapter 4)."""
+"""Find the names of functions at addresses of programs and libraries, from their symbol tables (System V ABI, chapter 4).
+
+An address is one in the file's own address space, as in its symbol table: not an offset in the file.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import elf, names
+from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
 from gpubpf.elf import Elf
 from gpubpf.errors import ImageError
+from gpubpf.process import address_space, patience, proc, target_files
 from gpubpf.record import Record
 
 if TYPE_CHECKING:
@@ -20,6 +24,11 @@ if TYPE_CHECKING:
 
     from gpubpf.agent.protocol import StackFrame
 
+_MOST_FILES = 64  # files whose symbols are kept
+_read_files: dict[
+    tuple[int, ...], _Functions | None
+] = {}  # by device, inode, size and time of the last change
+MISSING = (STACK_TOO_DEEP, STACK_NOT_UNWOUND)  # symbols of frames that stand for missing ones
 _FUNCTIONS = (elf.STT_FUNC, elf.STT_GNU_IFUNC)
 # Libraries between a program's own code and the driver.
 _LIBRARIES = re.compile(r"lib(cuda|cudart|cudasim|gpubpf|stdc\+\+|c|pthread|dl|gcc_s)\b")
@@ -40,17 +49,18 @@ class _Functions(Record):
     ends: np.ndarray[Any, Any]
     name_offsets: np.ndarray[Any, Any]  # in `text`
     text: bytes
-    loads: tuple[elf.Segment, ...]
 
 
-def lookup(path: str, offset: int) -> FunctionOffset | None:
-    """Return the function that contains the byte at `offset` of the file `path`; None if no symbol covers it.
+def lookup(path: str, address: int, pid: int = 0) -> FunctionOffset | None:
+    """Return the function that contains an address of the file `path`; None if no symbol covers it.
 
     For a return address, look up one byte less, because it is the address of the next instruction.
+
+    pid: the process that names the file. The file is looked for in this process's root directory, or, when the process has ended, in
+    that of the tool. 0: in that of the tool.
     """
-    functions = _functions(path)
-    address = elf.address_of(functions.loads, offset) if functions is not None else None
-    if functions is None or address is None:
+    functions = _functions(path, pid)
+    if functions is None:
         return None
     index = int(functions.starts.searchsorted(address, "right")) - 1
     if index < 0 or address >= int(functions.ends[index]):
@@ -59,17 +69,17 @@ def lookup(path: str, offset: int) -> FunctionOffset | None:
     return FunctionOffset(names.demangle(mangled).short, address - int(functions.starts[index]))
 
 
-def describe(path: str, offset: int) -> str:
+def describe(path: str, address: int) -> str:
     """Return a place in a file as stacks show it: `function+0x1f (libx.so)`, or `libx.so+0x12345` without a symbol."""
     file = os.path.basename(path) or "?"
-    found = lookup(path, offset)
-    return f"{found.name}+{found.offset:#x} ({file})" if found else f"{file}+{offset:#x}"
+    found = lookup(path, address)
+    return f"{found.name}+{found.offset:#x} ({file})" if found else f"{file}+{address:#x}"
 
 
 def frame_of(frame: StackFrame) -> str:
     """Return a frame of a host stack in the form of `describe`. Outside files, use the process's name for it or the address."""
     if frame.file:
-        return describe(frame.file, max(frame.offset - 1, 0))
+        return describe(frame.file, frame.offset)
     return frame.symbol or f"{frame.address:#x}"
 
 
@@ -86,10 +96,12 @@ def caller(stack: Sequence[StackFrame], exact: bool = False) -> str:
     exact: with the address of the call, as `frame_of` shows it.
     """
     for frame in stack:
+        if frame.symbol in MISSING and not frame.address:
+            continue
         file = os.path.basename(frame.file)
         if _LIBRARIES.match(file):
             continue
-        found = lookup(frame.file, max(frame.offset - 1, 0)) if frame.file else None
+        found = lookup(frame.file, frame.offset) if frame.file else None
         name = found.name if found else names.demangle(frame.symbol).short
         if name and _RUNTIME.match(name):
             continue
@@ -100,14 +112,33 @@ def caller(stack: Sequence[StackFrame], exact: bool = False) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _functions(path: str) -> _Functions | None:
+def _functions(path: str, pid: int) -> _Functions | None:
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            return _read(elf.of_file(file.fileno()))
+        return patience.within(patience.LOOK_WAIT, pid, lambda: _functions_of(path, pid))
     except (OSError, ImageError, ValueError):
         return None
+
+
+def _functions_of(path: str, pid: int) -> _Functions | None:
+    """Read a file that a process names. Raises OSError, ImageError, ValueError."""
+    pid = pid if pid and proc.exists(pid) else os.getpid()
+    place = target_files.open_path(pid, os.path.join(proc.link(pid, "cwd"), path), os.O_PATH)
+    try:
+        if not address_space.on_local_mount(place, pid):
+            return None  # its server may never answer
+        file = target_files.open_regular(f"/proc/self/fd/{place}")
+    finally:
+        os.close(place)
+    try:
+        state = os.fstat(file)
+        identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+        if identity not in _read_files:
+            if len(_read_files) >= _MOST_FILES:
+                del _read_files[next(iter(_read_files))]
+            _read_files[identity] = _read(elf.of_file(file))
+        return _read_files[identity]
+    finally:
+        os.close(file)
 
 
 def _read(file: Elf) -> _Functions | None:
@@ -118,5 +149,5 @@ def _read(file: Elf) -> _Functions | None:
         # Assembly functions may have no size. They extend to the next function.
         following = np.append(symbols["value"][1:], np.uint64(2**64 - 1))
         ends = np.where(symbols["size"] > 0, symbols["value"] + symbols["size"], following)
-        return _Functions(symbols["value"], ends, symbols["name"], text, file.loads)
+        return _Functions(symbols["value"], ends, symbols["name"], text)
     return None

@@ -292,13 +292,32 @@ def is_local(device: str, pid: int) -> bool:
         _own_mounts = time.monotonic(), {root: True} | own | {_memory_files(): True}
     if (local := _own_mounts[1].get(device)) is not None:
         return local
-    kind = _mounts(pid).get(device, _SERVED[0])
+    return _is_local_kind(_mounts(pid).get(device, _SERVED[0]))
+
+
+def _is_local_kind(kind: str) -> bool:
+    """Return whether the kernel itself serves a file system of this type that the process alone sees mounted."""
     if kind == "overlay":
         try:
             return not fuse.foreign()  # after the overlay was seen: a layer must be mounted before
         except OSError:
             return False
     return not kind.startswith(_SERVED)
+
+
+def on_local_mount(descriptor: int, pid: int) -> bool:
+    """Return whether an open file, such as one opened with O_PATH, is in a file system that the kernel itself serves.
+
+    pid: a process that may see the file system mounted if the tool does not. Return False if neither does. Raises OSError.
+    """
+    mount = re.search(rb"^mnt_id:\s*(\d+)$", proc.read(os.getpid(), f"fdinfo/{descriptor}"), re.MULTILINE)
+    for process in (os.getpid(), pid):
+        for line in proc.read(process, "mountinfo").splitlines() if mount else ():
+            before, _, after = line.partition(b" - ")
+            if before.split(b" ", 1)[0] == mount[1]:
+                kind = after.decode("utf-8", "replace").partition(" ")[0]
+                return not kind.startswith(_SERVED) if process == os.getpid() else _is_local_kind(kind)
+    return False
 
 
 def _mounts(pid: int) -> dict[str, str]:

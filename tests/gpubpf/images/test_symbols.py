@@ -1,4 +1,4 @@
-"""Names of functions by address: of a library with known functions, of files that are none."""
+"""Names of functions by address: of programs and a library with known functions, of files that are none."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 import random
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
+import gpubpf_fuse
 from gpubpf.images import symbols
 
 SOURCE = r"""
@@ -33,19 +35,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def offsets(library: Path) -> dict[str, int]:
-    """Offsets in the file, by how another program reads it: symbol addresses, then program headers."""
+def addresses(library: Path) -> dict[str, int]:
+    """Addresses of symbols, as another program reads them."""
     tool = shutil.which("nm")
     if tool is None:
         pytest.skip("needs nm")
     lines = subprocess.run([tool, library], capture_output=True, text=True, check=True).stdout.splitlines()
-    return {
-        words[2]: int(words[0], 16) for line in lines if len(words := line.split()) == 3
-    }  # offsets and addresses agree
+    return {words[2]: int(words[0], 16) for line in lines if len(words := line.split()) == 3}
 
 
 def test_functions_of_a_library(library: Path) -> None:
-    places = offsets(library)
+    places = addresses(library)
     expected = {
         "plain": "plain",
         "seen": "seen",
@@ -62,11 +62,40 @@ def test_functions_of_a_library(library: Path) -> None:
 
 
 def test_without_the_full_table_exported_functions_are_known(library: Path, tmp_path: Path) -> None:
-    places = offsets(library)
+    places = addresses(library)
     bare = tmp_path / "libx.so"
     subprocess.run(["strip", "-o", bare, library], check=True)
     assert symbols.lookup(str(bare), places["plain"]) == symbols.FunctionOffset("plain", 0)
     assert symbols.lookup(str(bare), places["_ZL6hiddeni"]) is None
+
+
+def test_a_program_whose_addresses_are_not_offsets_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "x.cpp").write_text(SOURCE + "int main() { return seen(1); }")
+    subprocess.run(["g++", "-O1", "-no-pie", "-o", tmp_path / "x", tmp_path / "x.cpp"], check=True)
+    at = addresses(tmp_path / "x")["_ZL6hiddeni"]
+    assert at > (tmp_path / "x").stat().st_size
+    assert symbols.lookup(str(tmp_path / "x"), at) == symbols.FunctionOffset("hidden", 0)
+
+
+def test_the_file_is_that_of_the_process(library: Path, tmp_path: Path) -> None:
+    """Names are relative to the process's directory. When it has ended, they are looked for from here."""
+    process = subprocess.Popen(["sleep", "100"], cwd=library.parent)
+    try:
+        at = addresses(library)["plain"]
+        expected = symbols.FunctionOffset("plain", 0)
+        assert symbols.lookup("libx.so", at, process.pid) == expected
+        assert symbols.lookup("libx.so", at) is None
+    finally:
+        process.kill()
+        process.wait()
+    assert symbols.lookup(str(library), at, process.pid) == expected
+
+
+@pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())
+def test_a_file_that_never_arrives_is_not_opened(tmp_path: Path) -> None:
+    with gpubpf_fuse.unanswered(tmp_path) as file:
+        assert symbols.lookup(str(file), 0x1100) is None
+        assert not any(thread.name == "gpubpf-look" for thread in threading.enumerate())
 
 
 def test_an_address_in_this_process(library: Path) -> None:

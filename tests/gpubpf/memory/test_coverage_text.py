@@ -97,12 +97,12 @@ def test_findings():
 def test_calls_that_would_look_the_same_show_their_addresses(monkeypatch):
     monkeypatch.setattr(symbols, "lookup", lambda path, offset: symbols.FunctionOffset("main", offset))
     stacks = [(StackFrame(0, offset, "/bin/app", ""),) for offset in (0x20, 0x40)]
-    assert list(symbols.callers(stacks).values()) == ["main+0x1f (app)", "main+0x3f (app)"]
+    assert list(symbols.callers(stacks).values()) == ["main+0x20 (app)", "main+0x40 (app)"]
     assert list(symbols.callers(stacks[:1]).values()) == ["main (app)"]
     made = lines(report(*[row(100, 0, 60, 60, stack) for stack in stacks], row(100, 0, 0, 0, stacks[1])))
     assert "written, but neither read nor copied: 2 allocations" in " ".join(made)
     assert (
-        "never touched by kernels: 1 allocation of device memory, 100 bytes; made by main+0x3f (app)"
+        "never touched by kernels: 1 allocation of device memory, 100 bytes; made by main+0x40 (app)"
         in " ".join(map(str.strip, made))
     )
 

@@ -22,11 +22,14 @@ namespace {
 // Per process. The tool accepts at most 64 MiB of text.
 constexpr size_t kMostStacks = 65536, kMostBytes = 32 << 20;
 
+constexpr size_t kMostFrames = kStackLimit - 1;  // one more says that frames are missing
+
 struct Frames {
-    uintptr_t at[kStackLimit];
+    uintptr_t at[kMostFrames];
     // Where the stack holds the return address; 0: the address is not a return address.
-    uintptr_t slot[kStackLimit];
+    uintptr_t slot[kMostFrames];
     size_t count = 0;
+    const char *missing = kStackNotUnwound;  // why outer frames are missing; null: none are
 };
 
 // The address range of a library's code.
@@ -73,12 +76,19 @@ _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
     auto *frames = static_cast<Frames *>(to);
     int before = 0;  // nonzero: the address is the instruction itself, not the one after a call
     uintptr_t at = _Unwind_GetIPInfo(context, &before);
-    if (!at) return _URC_END_OF_STACK;
+    if (!at) {  // the outermost frame has no caller
+        frames->missing = nullptr;
+        return _URC_END_OF_STACK;
+    }
     if (!before) --at;
     if (!frames->count && is_internal(at)) return _URC_NO_REASON;
+    if (frames->count == kMostFrames) {
+        frames->missing = kStackTooDeep;
+        return _URC_END_OF_STACK;
+    }
     frames->slot[frames->count] = before ? 0 : _Unwind_GetCFA(context) - sizeof(uintptr_t);
     frames->at[frames->count++] = at;
-    return frames->count == kStackLimit ? _URC_END_OF_STACK : _URC_NO_REASON;
+    return _URC_NO_REASON;
 }
 
 uint64_t hash_of(const Frames &f) {
@@ -120,6 +130,7 @@ size_t tell(uint32_t number, const Frames &f) {
         }
         stack.frames.push_back({f.at[i], offset, file, symbol});
     }
+    if (f.missing) stack.frames.push_back({0, 0, "", f.missing});
     return tell(stack);
 }
 
