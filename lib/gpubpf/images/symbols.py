@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from gpubpf import elf, names
 from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
 from gpubpf.elf import Elf
 from gpubpf.errors import ImageError
-from gpubpf.process import address_space, patience, proc, target_files
+from gpubpf.process import address_space, limits, patience, proc, scans, target_files
 from gpubpf.record import Record
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _read_files: dict[
     tuple[int, ...], _Functions | None
 ] = {}  # by device, inode, size and time of the last change
 MISSING = (STACK_TOO_DEEP, STACK_NOT_UNWOUND)  # symbols of frames that stand for missing ones
+_spent: defaultdict[int, float] = defaultdict(float)  # seconds by user; -1: of processes that have ended
 _FUNCTIONS = (elf.STT_FUNC, elf.STT_GNU_IFUNC)
 # Libraries between a program's own code and the driver.
 _LIBRARIES = re.compile(r"lib(cuda|cudart|cudasim|gpubpf|stdc\+\+|c|pthread|dl|gcc_s)\b")
@@ -113,8 +115,19 @@ def caller(stack: Sequence[StackFrame], exact: bool = False) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _functions(path: str, pid: int) -> _Functions | None:
+    user = scans.user_of(pid) if pid else -1
+
+    def look() -> _Functions | None:
+        began = time.thread_time()
+        try:
+            return _functions_of(path, pid)
+        finally:
+            _spent[user] += time.thread_time() - began
+
+    if _spent[user] > limits.SYMBOLS:
+        return None
     try:
-        return patience.within(patience.LOOK_WAIT, pid, lambda: _functions_of(path, pid))
+        return patience.within(patience.LOOK_WAIT, pid, look)
     except (OSError, ImageError, ValueError):
         return None
 

@@ -312,9 +312,9 @@ def on_local_mount(descriptor: int, pid: int) -> bool:
     """
     mount = re.search(rb"^mnt_id:\s*(\d+)$", proc.read(os.getpid(), f"fdinfo/{descriptor}"), re.MULTILINE)
     for process in (os.getpid(), pid):
-        for line in proc.read(process, "mountinfo").splitlines() if mount else ():
+        for line in proc.read(process, "mountinfo").splitlines():
             before, _, after = line.partition(b" - ")
-            if before.split(b" ", 1)[0] == mount[1]:
+            if mount and before.split(b" ", 1)[0] == mount[1]:
                 kind = after.decode("utf-8", "replace").partition(" ")[0]
                 return not kind.startswith(_SERVED) if process == os.getpid() else _is_local_kind(kind)
     return False

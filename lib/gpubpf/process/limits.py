@@ -29,6 +29,8 @@ SCAN_BURST, SCAN_SHARE = (
     0.1,
 )  # seconds for the processes of a user at once, and the share of the time from then on
 
+SYMBOLS = 20.0  # seconds of CPU time to read the symbols of the files that a user's processes name
+
 # --- one traced process ---
 
 TEXT = 64 << 20  # bytes of names, reasons and stacks

@@ -14,6 +14,7 @@ import pytest
 
 import gpubpf_fuse
 from gpubpf.images import symbols
+from gpubpf.process import limits
 
 SOURCE = r"""
 namespace ns {
@@ -96,6 +97,15 @@ def test_a_file_that_never_arrives_is_not_opened(tmp_path: Path) -> None:
     with gpubpf_fuse.unanswered(tmp_path) as file:
         assert symbols.lookup(str(file), 0x1100) is None
         assert not any(thread.name == "gpubpf-look" for thread in threading.enumerate())
+
+
+def test_a_process_cannot_take_all_time_of_the_tool(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at, other = addresses(library)["plain"], library.with_name("liby.so")
+    shutil.copy(library, other)
+    assert symbols.lookup(str(library), at) is not None
+    monkeypatch.setattr(limits, "SYMBOLS", -1)
+    assert symbols.lookup(str(other), at) is None
+    assert symbols.lookup(str(library), at) is not None  # is read already
 
 
 def test_an_address_in_this_process(library: Path) -> None:
