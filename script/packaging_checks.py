@@ -29,7 +29,7 @@ USER = 65534  # nobody, if root runs this
 BASE = 330  # megabytes that the package takes with all that it needs
 COMMANDS = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
 NVCC_PLACES = ("/usr/local/cuda/bin", "/opt/gpubpf/bin", str(ROOT / ".venv/bin"))
-EXAMPLES = ("vectoradd", "latency", "exits", "memory", "imbalance", "softmax", "branches", "barriers")
+EXAMPLES = ("vectoradd", "latency", "exits", "memory", "imbalance", "softmax", "branches", "barriers", "training")
 HIP_EXAMPLE = "saxpy"
 OBJECT = "threads.bpf.o"
 _STORES = ("vectoradd", "threadhist --kernel vectorAdd --work stores", "19 5 1 23", r"\n +4 +23 +69 ")
@@ -45,6 +45,7 @@ MEASUREMENTS = (
     ("softmax", "nansnoop", "", "Infinity first at softmax.cu:19 in naive"),
     ("branches", "warpdiv", "", "branches.cu:27  mixed         16      "),
     ("barriers", "barrierlate", "", "barriers.cu:28: warp 0 arrives last 16 of 16 times"),
+    ("training", "gpuprofile", "", "20  layer   main > step > forward > run"),
     ("imbalance", "gpucount kernel:triangular", "", "kernel:triangular +triangular +1 +256"),
     ("imbalance", "gpudist -H exit:triangular:loads:u64:work", "", "256 values, mean 128.5"),
     ("imbalance", "gputrace 'exit:triangular (gthread == 7) \"=%lu=\", gthread'", "", "=7="),

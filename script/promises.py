@@ -24,7 +24,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs/promises.json"
 EXAMPLES = ROOT / "examples"
-PROGRAMS = ("vectoradd", "exits", "latency", "memory", "imbalance", "softmax", "branches", "barriers")
+PROGRAMS = (
+    *("vectoradd", "exits", "latency", "memory", "imbalance", "softmax", "branches", "barriers"),
+    "training",
+)
 # Not every machine can build these: what a command line names, and where make builds it.
 OPTIONAL = {"hip/saxpy": EXAMPLES / "hip", "threads.bpf.o": EXAMPLES}
 # The words before the program, and the program: together they print every record that needs neither root nor a GPU.
@@ -45,6 +48,7 @@ RUNS = (
     "warpdiv -- branches",
     "warpdiv --by line -- branches",
     "warpdiv --by function -- branches",
+    "gpuprofile -- training",
     "gpucount kernel:triangular load:triangular -- imbalance",
     "gpudist -H exit:triangular:loads:u64:work -C load:triangular:u32:width -- imbalance",
     "gputrace 'exit:triangular (gthread == 7) \"%lu\", gthread' -- imbalance",

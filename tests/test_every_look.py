@@ -68,6 +68,14 @@ LOOKS = {
         "--by function --json --top 2",
     ],
     "barrierlate": ["", "-v", "--json", "--csv -T", "--top 1"],
+    "gpuprofile": [
+        "",
+        "-v",
+        "--json",
+        "--csv -T",
+        "--weight launches --top 2 -v",
+        "--speedscope {}.json --json",
+    ],
     "nansnoop": [
         "",
         "-v",

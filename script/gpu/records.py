@@ -190,6 +190,19 @@ def halves(records: Records) -> bool:
 
 
 # tool, options, program, the answer: what the records must be.
+def callers(records: Records) -> bool:
+    """Return whether each launch has the host functions that led to it, and every launch is there."""
+    found = {
+        (r["kernel"], *(one["name"] for one in r["frames"] if one["name"] in ("step", "forward", "backward", "validate", "run"))):
+        r["launches"] for r in of(records, "stack")
+    }  # fmt: skip
+    return found == {
+        ("check", "step", "validate"): 10,
+        ("layer", "step", "forward", "run"): 20,
+        ("layer", "step", "backward", "run"): 20,
+    }
+
+
 def split(records: Records) -> bool:
     """Return whether every warp of one kernel splits at one branch, half of its lanes each way, and no warp of the other kernel."""
     kernels = {r["kernel"]: r for r in of(records, "kernel")}
@@ -250,6 +263,7 @@ ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
     ("nansnoop", "", "softmax", origin),
     ("warpdiv", "", "branches", split),
     ("barrierlate", "", "barriers", late),
+    ("gpuprofile", "", "training", callers),
     ("launchlate", "-v", "latency", latency),
     ("launchlate", "-v --graphs --kernel step", "latency 200", replays),
     ("kernelretsnoop", "", "exits", leaving),

@@ -37,6 +37,7 @@ DEVICE_TOOLS = (
     *("threadhist", "kernelretsnoop", "memtrace", "nansnoop", "warpdiv", "barrierlate"),
     *("gpucount", "gpudist", "gputrace", "gpurun"),
 )
+TIMING_TOOLS = ("launchlate", "gpuprofile")  # they also measure launches without a probe
 _INJECTED = (
     "CUDA_INJECTION64_PATH",
     "NVTX_INJECTION64_PATH",
@@ -105,7 +106,8 @@ def findings(pid: int, machine: Machine) -> Iterator[tuple[str, Finding]]:
     yield "profilers", _profilers(pid, names, ask)
     for tool in DEVICE_TOOLS:
         yield tool, _device_tool(obstacle, devices, kernels)
-    yield "launchlate", _launchlate(obstacle, devices)
+    for tool in TIMING_TOOLS:
+        yield tool, _every_launch(obstacle, devices)
     bpf = kernel.bpf(machine)
     for tool, api in (("cudasnoop", host_api.cuda()), ("hipsnoop", host_api.hip())):
         yield tool, _snoop(bpf, mapped, LibraryNames(*api.libraries))
@@ -297,7 +299,7 @@ def _device_tool(
     return ok(value)
 
 
-def _launchlate(obstacle: Finding | None, devices: Devices | SessionError) -> Finding:
+def _every_launch(obstacle: Finding | None, devices: Devices | SessionError) -> Finding:
     if obstacle is not None:
         state = UNKNOWN if obstacle.state == UNKNOWN else MISSING
         return Finding(state, f"nothing: {obstacle.value}", action=obstacle.action)

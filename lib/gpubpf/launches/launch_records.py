@@ -152,15 +152,14 @@ _OVERLAP = having(
     *(Field(name, "ns?") for name in ("copy_ns", "overlap_ns")),
 )
 _LOST = ("lost", "lost_by_failure", "lost_by_exit", "running", "untimed", "behind_unseen", "by_others")
+LOSSES = (  # of the summary: see `LaunchLosses.fields`
+    *(Field(f"launches_{name}", "integer") for name in _LOST),
+    Field("launches_timed", "{integer}"),
+    Field("operations_lost", "integer"),
+    Field("clock_error_ns", "ns?"),
+    Field("clock_steps", "integer"),
+)
 RECORDS = (
     *(LAUNCH, KERNEL_RECORD, GRAPH_RECORD, OPERATION),
-    *of_every_tool(
-        HOST_PROGRAMS,
-        *(Field(f"launches_{name}", "integer") for name in _LOST),
-        Field("launches_timed", "{integer}"),
-        Field("operations_lost", "integer"),
-        Field("clock_error_ns", "ns?"),
-        Field("clock_steps", "integer"),
-        Field("copy_overlap", many(_OVERLAP)),
-    ),
+    *of_every_tool(HOST_PROGRAMS, *LOSSES, Field("copy_overlap", many(_OVERLAP))),
 )

@@ -1,0 +1,89 @@
+"""The frames of host stacks, as gpuprofile shows them: functions, and where they are.
+
+    stack = Stack.of(process.stacks[number], pid)       # as the agent sent it
+    [frame.name for frame in stack.frames]              # outermost first: ["_start", "main", "train", "cudaLaunchKernel"]
+    [frame.name for frame in stack.own()]               # the program's own: ["main", "train"]
+
+A frame has a kind. All are native so far. Frames of an interpreter, and ranges that a program names, are other kinds.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpubpf import names
+from gpubpf.images import symbols
+from gpubpf.show.kernel_names import shorten
+
+if TYPE_CHECKING:
+    from gpubpf.agent.protocol import StackFrame
+
+NATIVE = "native"
+INCOMPLETE = "[incomplete]"  # stands for the missing outer frames of a stack
+# What starts a program or a thread, and what is between a program and the driver.
+_STARTS = re.compile(r"_start$|__libc_start|lib(c|pthread|stdc\+\+)\.so|lib(c|pthread)-|ld-linux")
+_RUNTIMES = re.compile(r"lib(cuda|cudart|cudasim|amdhip64|hsa-runtime64)\b")
+_CALLS = re.compile(r"cu[A-Z]|cuda[A-Z]|hip[A-Z]|(__|lib)?cudart|__(cuda|hip)|__device_stub__")
+
+
+class Frame(NamedTuple):
+    """A frame of a host stack.
+
+    name: the function, without template arguments and parameters; `libx.so+0x1234` if no symbol covers the address.
+    file: the source file; without line information, the program or library; "" outside files.
+    line: the line in the source file; None without line information.
+    """
+
+    name: str
+    file: str
+    line: int | None = None
+    kind: str = NATIVE
+
+
+class Stack(NamedTuple):
+    """A host stack, outermost frame first. complete: no outer frames are missing."""
+
+    frames: tuple[Frame, ...] = ()
+    complete: bool = False
+
+    @staticmethod
+    def of(frames: Sequence[StackFrame], pid: int) -> Stack:
+        """Return the stack that the agent of a process sent, innermost frame first. No frames: an unknown stack."""
+        missing = bool(frames) and not frames[-1].address and frames[-1].symbol in symbols.MISSING
+        found = frames[:-1] if missing else frames
+        return Stack(tuple(_frame(frame, pid) for frame in reversed(found)), bool(found) and not missing)
+
+    def own(self) -> tuple[Frame, ...]:
+        """Return the frames without those that start the program or thread, and without those of the GPU's runtime.
+
+        If there are no others, return all.
+        """
+        first, last = 0, len(self.frames)
+        if self.complete:
+            while first < last and _matches(_STARTS, self.frames[first]):
+                first += 1
+        while last > first and (
+            _matches(_RUNTIMES, self.frames[last - 1]) or _CALLS.match(self.frames[last - 1].name)
+        ):
+            last -= 1
+        return self.frames[first:last] or self.frames
+
+
+def _matches(pattern: re.Pattern[str], frame: Frame) -> bool:
+    return bool(pattern.match(frame.name) or pattern.match(os.path.basename(frame.file)))
+
+
+def _frame(frame: StackFrame, pid: int) -> Frame:
+    found = symbols.lookup(frame.file, frame.offset, pid) if frame.file else None
+    if found is not None:
+        name = found.name
+    elif frame.symbol:  # what the process itself found: an exported function
+        name = shorten(names.demangle(frame.symbol).full)
+    elif frame.file:
+        name = f"{os.path.basename(frame.file)}+{frame.offset:#x}"
+    else:
+        name = f"{frame.address:#x}"
+    return Frame(name, frame.file)

@@ -1,0 +1,251 @@
+"""Sum GPU time and launches by the host stack that launched, for gpuprofile. Memory depends on the number of rows, not of launches.
+
+profile = Profile()
+profile.add(view, chosen)                # any number of times
+for row in profile.rows("time"):         # by kernel and stack, the largest first
+    record = STACK.record(row)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from gpubpf.agent.definitions import Vendor
+from gpubpf.errors import Error
+from gpubpf.launches import arrays
+from gpubpf.launches.dependencies import NONE
+from gpubpf.launches.frames import INCOMPLETE, NATIVE, Stack
+from gpubpf.launches.launch_records import LOSSES
+from gpubpf.record import MutableRecord, replace
+from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, STAMP
+from gpubpf.session.records import HOST_PROGRAMS, of_every_tool
+from gpubpf.show.fields import Field, Fields, having, many
+from gpubpf.show.new_file import open_new
+from gpubpf.show.table import printable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gpubpf.launches.latency import LaunchView
+    from gpubpf.launches.launches import LoggedProcess
+
+    Integers: TypeAlias = NDArray[np.int64]
+
+WEIGHTS = ("time", "launches")
+MOST_ROWS = 1 << 17  # further stacks of a kernel share one row
+TOOL = "gpuprofile"
+_SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
+
+
+class StackRow(MutableRecord):
+    """The launches of one kernel from one host stack, in one process on one GPU.
+
+    process: number of the process in the session.
+    wave: lanes of a wave on an AMD GPU, else None.
+    gpu_ns: time from start to end, summed over the launches with known times.
+    launches: all launches.
+    untimed: launches whose time is not known.
+    """
+
+    process: int
+    pid: int
+    comm: str
+    gpu: int
+    wave: int | None
+    mangled: str
+    stack: Stack
+    gpu_ns: int = 0
+    launches: int = 0
+    untimed: int = 0
+
+    def add(self, gpu_ns: int, launches: int, untimed: int) -> None:
+        self.gpu_ns += gpu_ns
+        self.launches += launches
+        self.untimed += untimed
+
+    def empty(self) -> StackRow:
+        """Return the row without launches."""
+        return replace(self, gpu_ns=0, launches=0, untimed=0)
+
+    def weight(self, by: str) -> int:
+        """Return the time in ns, or the number of launches. by: one of WEIGHTS."""
+        return self.gpu_ns if by == "time" else self.launches
+
+    @property
+    def folded(self) -> str:
+        """The stack as one line, outermost frame first, with the kernel last: `main;train;launch;scale`."""
+        names = [] if self.stack.complete else [INCOMPLETE]
+        names += [frame.name for frame in self.stack.frames]
+        return ";".join(one_word(name) for name in (*names, KERNEL.value(self)))
+
+
+def one_word(name: str) -> str:
+    """Return a name without what separates frames in a folded stack."""
+    return printable(name).replace(";", ":")
+
+
+_FRAME = having(
+    Field("name", "string", "the function, without template arguments and parameters"),
+    Field("file", "string", "the program or library"),
+    Field("line", "integer?", "null: not known"),
+    Field("kind", "string", f"{NATIVE}: a function of a program or library; later versions may have others"),
+)
+STACK = Fields(
+    "stack",
+    "One for each kernel and host stack, those with the most GPU time first (with --weight launches: the most launches).",
+    (
+        *OWNER,
+        KERNEL,
+        DEMANGLED,
+        MANGLED,
+        Field("gpu_ns", "ns", "from the start to the end of each launch, in total"),
+        Field("launches", "integer"),
+        Field("untimed", "integer", "launches whose time is not in gpu_ns, because it is not known"),
+        Field(
+            "frames",
+            many(_FRAME),
+            "the host stack, outermost frame first; [] if it is not known",
+            get=lambda row: [frame._asdict() for frame in row.stack.frames],
+        ),
+        Field("complete", "boolean", "false if outer frames are missing", get="stack.complete"),
+        STAMP,
+    ),
+    csv="pid comm gpu kernel gpu_ns launches untimed complete stack mangled",
+    csv_fields=(Field("stack", "string", "as with --folded"),),
+)
+RECORDS = (STACK, *of_every_tool(HOST_PROGRAMS, *LOSSES, Field("launches_incomplete", "integer")))
+
+
+class Profile:
+    """Launches by kernel and host stack."""
+
+    def __init__(self) -> None:
+        self._rows: dict[
+            tuple[int, int, str, int], StackRow
+        ] = {}  # by process, GPU, kernel and number of the stack
+        self._processes: dict[int, LoggedProcess] = {}  # by number
+
+    def add(self, view: LaunchView, chosen: Integers) -> None:
+        """Add launches, given by their indices in `view`. A kernel in a graph has the stack that launched the graph."""
+        columns = view.columns
+        numbers = np.where(columns.parent >= 0, columns.stack[np.maximum(columns.parent, 0)], columns.stack)
+        keys = (columns.process, columns.gpu, columns.name, numbers)
+        alike = arrays.row_numbers(*(key[chosen] for key in keys))
+        order = np.argsort(alike, kind="stable")
+        for place in arrays.equal_runs(alike[order]):
+            some = chosen[order[place]]
+            lasted = view.waits.exec[some]
+            timed = lasted[lasted != NONE]
+            sums = int(timed.sum()), len(some), len(some) - len(timed)
+            self._row(view, int(some[0]), int(numbers[some[0]])).add(*sums)
+
+    def _row(self, view: LaunchView, at: int, number: int) -> StackRow:
+        columns = view.columns
+        process = columns.processes[int(columns.process[at])]
+        key = process.number, int(columns.gpu[at]), columns.names[int(columns.name[at])], number
+        if key not in self._rows and len(self._rows) >= MOST_ROWS:
+            key = (*key[:3], 0)
+        if key not in self._rows:
+            common = view.common(at)
+            wave = common["wave"] if common["vendor"] == Vendor.AMD.word else None
+            owner = (process.number, process.pid, process.comm, key[1], wave)
+            self._processes[process.number] = process
+            self._rows[key] = StackRow(*owner, key[2], self._stack(process.number, number))
+        return self._rows[key]
+
+    def _stack(self, process: int, number: int) -> Stack:
+        logged = self._processes[process]
+        return Stack.of(logged.stacks.get(number, ()), logged.pid)
+
+    def take(self, other: Profile) -> None:
+        """Add the launches of another profile."""
+        self._processes |= other._processes
+        for key, row in other._rows.items():
+            self._rows.setdefault(key, row.empty()).add(row.gpu_ns, row.launches, row.untimed)
+
+    def rows(self, by: str) -> list[StackRow]:
+        """Return the launches by kernel and stack, the row with the largest weight first. by: one of WEIGHTS.
+
+        Stacks with the same functions are one row.
+        """
+        found: dict[tuple[int, int, str, Stack], StackRow] = {}
+        for (process, gpu, mangled, number), row in self._rows.items():
+            if not row.stack.frames and number:  # the log may come before the stack
+                row.stack = self._stack(process, number)
+            same = found.setdefault((process, gpu, mangled, row.stack), row.empty())
+            same.add(row.gpu_ns, row.launches, row.untimed)
+        return sorted(
+            found.values(), key=lambda row: (-row.weight(by), -row.launches, row.pid, row.gpu, row.folded)
+        )
+
+
+def folded_lines(rows: Iterable[StackRow], by: str, several: bool) -> Iterator[str]:
+    """Yield folded stacks, as flamegraph.pl and other programs read them: `main;train;launch;scale 1200`.
+
+    by: one of WEIGHTS.
+    several: begin each stack with its process.
+    """
+    sums: dict[str, int] = {}
+    for row in rows:
+        process = f"{one_word(row.comm)} (pid {row.pid});" if several else ""
+        text = process + row.folded
+        sums[text] = sums.get(text, 0) + row.weight(by)
+    yield from (f"{text} {weight}" for text, weight in sums.items() if weight)
+
+
+def write_speedscope(path: str, rows: Iterable[StackRow], by: str) -> None:
+    """Write a file for https://www.speedscope.app: a profile for each process and GPU. Raises Error if it cannot be written.
+
+    by: one of WEIGHTS.
+    """
+    numbers: dict[tuple[Any, ...], int] = {}
+    frames: list[dict[str, Any]] = []
+
+    def number(name: str, file: str = "", line: int | None = None) -> int:
+        key = name, file, line
+        if key not in numbers:
+            numbers[key] = len(frames)
+            frame: dict[str, Any] = {"name": printable(name)}
+            frame |= {"file": printable(file)} if file else {}
+            frames.append(frame | ({"line": line} if line is not None else {}))
+        return numbers[key]
+
+    profiles: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in rows:
+        made = profiles.setdefault(
+            (row.process, row.gpu),
+            {
+                "type": "sampled",
+                "name": f"{printable(row.comm)} (pid {row.pid}), GPU {row.gpu}",
+                "unit": "nanoseconds" if by == "time" else "none",
+                "startValue": 0,
+                "endValue": 0,
+                "samples": [],
+                "weights": [],
+            },
+        )
+        sample = [] if row.stack.complete else [number(INCOMPLETE)]
+        sample += [number(frame.name, frame.file, frame.line) for frame in row.stack.frames]
+        made["samples"].append([*sample, number(KERNEL.value(row))])
+        made["weights"].append(row.weight(by))
+        made["endValue"] += row.weight(by)
+    whole = {
+        "$schema": _SPEEDSCOPE,
+        "exporter": TOOL,
+        "shared": {"frames": frames},
+        "profiles": [*profiles.values()],
+    }
+    write(path, lambda: json.dumps(whole, separators=(",", ":")))
+
+
+def write(path: str, text: Callable[[], str]) -> None:
+    """Create a file. Raises Error if it cannot be written."""
+    try:
+        with open(open_new(path), "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text())
+    except OSError as error:
+        raise Error(f"cannot write {printable(path)}: {error.strerror}; choose another file") from None

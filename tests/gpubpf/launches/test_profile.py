@@ -1,0 +1,121 @@
+"""gpuprofile's rows, and how they look: stacks of hostile names, too deep, too many."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
+from gpubpf.agent.protocol import StackFrame
+from gpubpf.images import symbols
+from gpubpf.launches import profile, profile_text
+from gpubpf.launches.frames import Frame, Stack
+from gpubpf.launches.profile import StackRow
+from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf_properties import generated
+from gpubpf_text import COMMS, KERNELS, PIDS
+
+
+def row(stack: Stack, gpu_ns: int = 1000, launches: int = 2, **more: Any) -> StackRow:
+    fields = {"process": 1, "pid": 7, "comm": "app", "gpu": 0, "wave": None, "mangled": "_Z5scalePfi"}
+    return StackRow(**(fields | more), stack=stack, gpu_ns=gpu_ns, launches=launches)
+
+
+def stack(*names: str, complete: bool = True) -> Stack:
+    return Stack(tuple(Frame(name, "/bin/app") for name in names), complete)
+
+
+def table_of(*rows: StackRow, by: str = "time") -> list[str]:
+    return list(profile_text.report(rows, by, OwnerColumns(), None, False))
+
+
+def test_frames_of_what_the_agent_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {0x20: "main", 0x30: "train"}
+    monkeypatch.setattr(
+        symbols, "lookup", lambda path, at, pid: symbols.FunctionOffset(known[at], 1) if at in known else None
+    )
+    told = [
+        StackFrame(0x7F01, 0x90, "/lib/libx.so", ""),
+        StackFrame(0x7F02, 0x91, "/lib/libx.so", "ns::push<int>(int)"),
+        StackFrame(0x7F03, 0, "", ""),
+        StackFrame(0x5530, 0x30, "/bin/app", "wrong"),
+        StackFrame(0x5520, 0x20, "/bin/app", ""),
+    ]
+    names = ["main", "train", "0x7f03", "ns::push", "libx.so+0x90"]
+    made = Stack.of(told, 7)
+    assert ([frame.name for frame in made.frames], made.complete) == (names, True)
+    for symbol in (STACK_TOO_DEEP, STACK_NOT_UNWOUND):
+        made = Stack.of([*told, StackFrame(0, 0, "", symbol)], 7)
+        assert ([frame.name for frame in made.frames], made.complete) == (names, False)
+    # A function may have any name; what stands for missing frames has no address.
+    assert Stack.of([*told, StackFrame(1, 0, "", STACK_TOO_DEEP)], 7).complete
+    assert Stack.of((), 7) == Stack()
+
+
+def test_which_frames_are_the_programs_own() -> None:
+    start = [Frame("_start", "/bin/app"), Frame("libc.so.6+0x27249", "/lib/libc.so.6")]
+    own = [Frame("main", "/bin/app"), Frame("cublasGemm", "/lib/libcublas.so.13")]
+    runtime = [
+        Frame("__device_stub__Z5scalePfi", "/bin/app"),
+        Frame("cudaLaunchKernel", "/bin/app"),
+        Frame("libcuda.so.1+0x1234", "/lib/libcuda.so.1"),
+    ]
+    assert Stack((*start, *own, *runtime), True).own() == tuple(own)
+    assert Stack((*own, *runtime), False).own() == tuple(own)
+    assert Stack((*start, *runtime), True).own() == (*start, *runtime)  # nothing else is known
+
+
+def test_a_stack_that_does_not_fit_loses_its_middle() -> None:
+    names = [f"function{number}" for number in range(40)]
+    (line,) = (line for line in table_of(row(stack(*names))) if "scale" in line)
+    assert line.endswith("function0 > ... > function38 > function39") and len(line) <= 80
+    (line,) = (line for line in table_of(row(stack("main", "f" * 300))) if "scale" in line)
+    assert len(line) <= 80 and "fff...fff" in line
+    (line,) = (line for line in table_of(row(stack("main", *["climb"] * 30, "go"))) if "scale" in line)
+    assert line.endswith("main > climb (30x) > go")
+
+
+def test_shares_are_of_the_weight() -> None:
+    rows = row(stack("a"), 3000, 1), row(stack("b"), 1000, 3)
+    assert [line.split()[0] for line in table_of(*rows)[3:5]] == ["75.0", "25.0"]
+    assert [line.split()[0] for line in table_of(*rows, by="launches")[3:5]] == ["25.0", "75.0"]
+    assert any("unknown  " in line for line in table_of(row(stack("a"), 0, 2, untimed=2)))
+    assert table_of()[0] == "no launches to show"
+
+
+def test_names_cannot_break_a_line_of_folded_stacks() -> None:
+    rows = [row(stack("main", "a;b\nc\x1b[2J")), row(stack("main", "a;b\nc\x1b[2J")), row(stack("x"), 0)]
+    assert list(profile.folded_lines(rows, "time", False)) == ["main;a:b\\nc\\x1b[2J;scale 2000"]
+    (line,) = profile.folded_lines([row(stack("main"), comm="a b;\n")], "launches", True)
+    assert line == "a b:\\n (pid 7);main;scale 2"
+
+
+@generated(30)
+def test_a_generated_report(rng: random.Random, tmp_path: Path) -> None:
+    words = [*KERNELS, *COMMS, "main", "n" * 300, "app::Model<int>::step", "operator()"]
+    rows = [
+        row(
+            stack(*(rng.choice(words) for _ in range(rng.randrange(64))), complete=rng.random() < 0.8),
+            rng.choice((0, 1, rng.randrange(10**15))),
+            rng.randrange(1, 10**9),
+            process=(process := rng.randrange(3)),
+            pid=PIDS[process],
+            comm=rng.choice(COMMS),
+            gpu=rng.randrange(2),
+            mangled=rng.choice(KERNELS),
+        )
+        for _ in range(rng.choice((0, 1, 40)))
+    ]
+    by = rng.choice(profile.WEIGHTS)
+    for line in profile_text.report(rows, by, OwnerColumns(), rng.choice((None, 3)), rng.random() < 0.5):
+        assert len(line) <= 80 and line.isprintable(), line
+    folded = list(profile.folded_lines(rows, by, True))
+    assert sum(int(line.rpartition(" ")[2]) for line in folded) == sum(one.weight(by) for one in rows)
+    assert all(line.isprintable() for line in folded)
+    profile.write_speedscope(str(tmp_path / "scope"), rows, by)
+    made = json.loads((tmp_path / "scope").read_text())
+    assert sum(one["endValue"] for one in made["profiles"]) == sum(one.weight(by) for one in rows)

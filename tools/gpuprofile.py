@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
+"""gpuprofile   Show where GPU time comes from, by the host's call stack.
+
+USAGE: gpuprofile [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
+
+The agent walks the host stack of each launch and gives equal stacks one number. The device programs of launchlate record when the
+kernel starts and ends. The tool adds up GPU time and launches by stack, as a table, folded stacks or a file for speedscope.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+
+if __package__ in (None, ""):  # run as tools/gpuprofile.py: the library is in ../lib
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
+
+from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from gpubpf.session.session import Session
+
+TOOL = "gpuprofile"
+EXAMPLES = """examples:
+    gpuprofile -- ./app                          who uses the GPU, for how long
+    gpuprofile -v --top 5 -- ./app               with all frames of five stacks
+    gpuprofile --folded -o app.folded -- ./app   for flamegraph.pl and others
+    gpuprofile --speedscope app.json -- ./app    for https://www.speedscope.app
+    gpuprofile --weight launches -- ./app        who launches most often
+    gpuprofile --kernel 'gemm*' -- ./app         who uses these kernels
+    gpuprofile -p 1234 10                        a running program, every 10 s
+"""
+WEIGHTS = ("time", "launches")
+
+
+def build_parser() -> cli.Parser:
+    """Return the parser: the shared options, and what to show of stacks."""
+    parser = cli.parser(TOOL, "Show where GPU time comes from, by the host's call stack.", EXAMPLES)
+    cli.add_targets(parser)
+    shown = parser.add_argument_group("what to show")
+    shown.add_argument(
+        "--weight",
+        choices=WEIGHTS,
+        default=WEIGHTS[0],
+        help="what counts: GPU time, or the number of launches (default time)",
+    )
+    shown.add_argument(
+        "--top", type=cli.positive, metavar="N", help="show only the N rows with the largest weight"
+    )
+    shown.add_argument(
+        "--folded", action="store_true", help="print folded stacks instead of the table, with ns or launches"
+    )
+    shown.add_argument(
+        "--speedscope",
+        type=cli.parse_file,
+        metavar="FILE",
+        help="write the whole measurement to FILE for https://www.speedscope.app",
+    )
+    cli.add_kernels(parser)
+    cli.add_patches(parser)
+    cli.add_host_filters(parser)
+    cli.add_device(parser, times=True)
+    cli.add_looks(parser)
+    cli.add_output(parser, "gpubpf.launches.profile")
+    return parser
+
+
+@cli.command(TOOL)
+def main(argv: list[str] | None = None) -> int:
+    """Run the tool; return its exit status."""
+    parser = build_parser()
+    args = cli.parse(parser, argv)
+    if args.folded and (args.json or args.csv):
+        parser.error("--folded is another form than --json and --csv; choose one")
+    out = cli.open_results(args)
+    from gpubpf.tools.launchlate import PROGRAM, SLOTS
+
+    if args.ebpf:
+        out.write(PROGRAM.lstrip())
+        return 0
+    from gpubpf.program import BPF
+
+    b = BPF(text=PROGRAM)
+    if args.cgroup or args.comm or args.tid:
+        b.attach_launch(fn_name="on_launch")
+    b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+    b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
+    if args.list or args.ptx:
+        from gpubpf.images import listing
+
+        return listing.show(b, args, out)
+    from gpubpf.session import tracing
+    from gpubpf.traced.measurement import Follow, Kept
+
+    b["every_lane"].set(int(tracing.device_of(cli.Options.of(args)).kind == "sim").to_bytes(8, "little"))
+    kept = Kept("ends", "launches", offset=16, slots=SLOTS)
+    follow = Follow(log_records=1 << 18, stamps=True, stacks=True, pump=SLOTS // 4, kept=kept)
+    with b.trace(args, follow) as session:
+        results = cli.ResultWriter(args, out, session.now_ns)
+        if not args.folded:
+            results.head(session.device.clock_notice)
+        measure(session, SLOTS, args, results)
+    return session.status
+
+
+def measure(session: Session, slots: int, args: argparse.Namespace, results: cli.ResultWriter) -> None:
+    """Print profiles until the measurement ends. The imports load NumPy, which would delay the first probe."""
+    from gpubpf.launches import latency, latency_text, profile, profile_text
+    from gpubpf.launches.launches import Launches
+    from gpubpf.launches.sums import LaunchLosses
+    from gpubpf.show.owner_columns import OwnerColumns
+
+    launches = Launches(slots, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
+    current, whole, losses = profile.Profile(), profile.Profile(), LaunchLosses()
+    owners = OwnerColumns(session.several)
+
+    def look(last: bool) -> None:
+        columns = launches.columns()
+        view = latency.LaunchView(columns)
+        new = launches.fresh(columns, last)
+        current.add(view, new[columns.wanted[new]])
+        losses.add(view, new)
+        launches.forget()
+
+    def take() -> None:
+        launches.take(session)
+        if launches.full:
+            launches.take_shared(session)
+            look(last=False)
+
+    for _ in session.intervals(args.interval, args.count, tick=take):
+        launches.take_shared(session)
+        results.begin()
+        look(last=session.stopped)
+        rows = current.rows(args.weight)
+        if args.folded:
+            results.out.lines(profile.folded_lines(rows[: args.top], args.weight, session.several))
+        elif results.form == "text":
+            results.out.lines(profile_text.report(rows, args.weight, owners, args.top, args.verbose))
+        elif results.csv:
+            cells = ((profile.STACK.record(row), row.folded) for row in rows[: args.top])
+            results.table(
+                profile.STACK.columns, (profile.STACK.row(record, stack=stack) for record, stack in cells)
+            )
+        else:
+            results.records(profile.STACK, rows[: args.top])
+        whole.take(current)
+        current = profile.Profile()
+        if results.out.closed:
+            break
+    rows = whole.rows(args.weight)
+    if args.speedscope:
+        profile.write_speedscope(args.speedscope, rows, args.weight)
+        cli.note(TOOL, f"wrote {args.speedscope}")
+    if losses.others and not losses.wanted:
+        cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
+    lost = losses.fields(launches.lost, session.failed(), session.ended_unread())
+    profile_text.show_summary(session, rows, lost, args, results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
