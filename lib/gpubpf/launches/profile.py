@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     Integers: TypeAlias = NDArray[np.int64]
 
-WEIGHTS = ("time", "launches")
 MOST_ROWS = 1 << 17  # further stacks of a kernel share one row
 TOOL = "gpuprofile"
 _SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
@@ -72,7 +71,7 @@ class StackRow(MutableRecord):
         return replace(self, gpu_ns=0, launches=0, untimed=0)
 
     def weight(self, by: str) -> int:
-        """Return the time in ns, or the number of launches. by: one of WEIGHTS."""
+        """Return the time in ns, or the number of launches. by: "time" or "launches"."""
         return self.gpu_ns if by == "time" else self.launches
 
     @property
@@ -154,7 +153,7 @@ class Profile:
             wave = common["wave"] if common["vendor"] == Vendor.AMD.word else None
             owner = (process.number, process.pid, process.comm, key[1], wave)
             self._processes[process.number] = process
-            self._rows[key] = StackRow(*owner, key[2], self._stack(process.number, number))
+            self._rows[key] = StackRow(*owner, key[2], self._stack(process.number, key[3]))
         return self._rows[key]
 
     def _stack(self, process: int, number: int) -> Stack:
@@ -168,7 +167,7 @@ class Profile:
             self._rows.setdefault(key, row.empty()).add(row.gpu_ns, row.launches, row.untimed)
 
     def rows(self, by: str) -> list[StackRow]:
-        """Return the launches by kernel and stack, the row with the largest weight first. by: one of WEIGHTS.
+        """Return the launches by kernel and stack, the row with the largest weight first. by: "time" or "launches".
 
         Stacks with the same functions are one row.
         """
@@ -186,7 +185,7 @@ class Profile:
 def folded_lines(rows: Iterable[StackRow], by: str, several: bool) -> Iterator[str]:
     """Yield folded stacks, as flamegraph.pl and other programs read them: `main;train;launch;scale 1200`.
 
-    by: one of WEIGHTS.
+    by: "time" or "launches".
     several: begin each stack with its process.
     """
     sums: dict[str, int] = {}
@@ -200,7 +199,7 @@ def folded_lines(rows: Iterable[StackRow], by: str, several: bool) -> Iterator[s
 def write_speedscope(path: str, rows: Iterable[StackRow], by: str) -> None:
     """Write a file for https://www.speedscope.app: a profile for each process and GPU. Raises Error if it cannot be written.
 
-    by: one of WEIGHTS.
+    by: "time" or "launches".
     """
     numbers: dict[tuple[Any, ...], int] = {}
     frames: list[dict[str, Any]] = []

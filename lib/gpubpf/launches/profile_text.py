@@ -31,7 +31,7 @@ def report(
     """Yield the report: a sentence, a table with a line for each kernel and stack, and what it leaves out.
 
     rows: the row with the largest weight first.
-    by: the weight of the column SHARE, one of WEIGHTS.
+    by: the weight of the column SHARE: "time" or "launches".
     top: maximum rows; None: all.
     full: below the table, show the frames of each stack.
     """

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
 from gpubpf.agent.protocol import StackFrame
 from gpubpf.images import symbols
 from gpubpf.launches import profile, profile_text
+from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.frames import Frame, Stack
+from gpubpf.launches.launches import LoggedProcess
 from gpubpf.launches.profile import StackRow
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf_properties import generated
@@ -54,6 +58,45 @@ def test_frames_of_what_the_agent_sends(monkeypatch: pytest.MonkeyPatch) -> None
     # A function may have any name; what stands for missing frames has no address.
     assert Stack.of([*told, StackFrame(1, 0, "", STACK_TOO_DEEP)], 7).complete
     assert Stack.of((), 7) == Stack()
+
+
+def view(stacks: list[int], lasted: list[int], parents: list[int] | None = None) -> Any:
+    """Launches of one kernel as `Profile.add` needs them: the numbers of their stacks, and their times."""
+    count = len(stacks)
+    told = {number: (StackFrame(number, 0, "", f"f{number}"),) for number in range(1, 9)}
+    columns = SimpleNamespace(
+        parent=np.array(parents or [-1] * count),
+        stack=np.array(stacks),
+        names=["_Z5scalePfi"],
+        processes=[LoggedProcess(7, "app", stacks=told, number=1)],
+        **{name: np.zeros(count, np.int64) for name in ("process", "gpu", "name")},
+    )
+    common = {"vendor": "nvidia", "wave": 32}
+    return SimpleNamespace(
+        columns=columns, waits=SimpleNamespace(exec=np.array(lasted)), common=lambda at: common
+    )
+
+
+def sums(made: profile.Profile) -> list[tuple[list[str], int, int, int]]:
+    rows = made.rows("time")
+    return [([f.name for f in one.stack.frames], one.gpu_ns, one.launches, one.untimed) for one in rows]
+
+
+def test_launches_by_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, whole = profile.Profile(), profile.Profile()
+    # The last launch is in a graph, which the third one has launched.
+    made.add(view([1, 2, 3, 1, 0], [100, 10, NONE, 50, 7], [-1, -1, -1, -1, 2]), np.array([0, 1, 3, 4]))
+    expected = [(["f1"], 150, 2, 0), (["f2"], 10, 1, 0), (["f3"], 7, 1, 0)]
+    assert sums(made) == expected
+    made.add(view([2, 9], [NONE, 5]), np.arange(2))
+    assert sums(made) == [expected[0], (["f2"], 10, 2, 1), expected[2], ([], 5, 1, 0)]
+    for _ in range(2):
+        whole.take(made)
+    assert sums(whole)[0] == (["f1"], 300, 4, 0)
+    monkeypatch.setattr(profile, "MOST_ROWS", 2)
+    made = profile.Profile()
+    made.add(view([1, 2, 3, 4], [50, 40, 30, 20]), np.arange(4))
+    assert sorted(sums(made)) == [([], 50, 2, 0), (["f1"], 50, 1, 0), (["f2"], 40, 1, 0)]
 
 
 def test_which_frames_are_the_programs_own() -> None:
@@ -110,7 +153,7 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path) -> None:
         )
         for _ in range(rng.choice((0, 1, 40)))
     ]
-    by = rng.choice(profile.WEIGHTS)
+    by = rng.choice(("time", "launches"))
     for line in profile_text.report(rows, by, OwnerColumns(), rng.choice((None, 3)), rng.random() < 0.5):
         assert len(line) <= 80 and line.isprintable(), line
     folded = list(profile.folded_lines(rows, by, True))
