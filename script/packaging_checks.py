@@ -29,7 +29,17 @@ USER = 65534  # nobody, if root runs this
 BASE = 330  # megabytes that the package takes with all that it needs
 COMMANDS = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
 NVCC_PLACES = ("/usr/local/cuda/bin", "/opt/gpubpf/bin", str(ROOT / ".venv/bin"))
-EXAMPLES = ("vectoradd", "latency", "exits", "memory", "imbalance", "softmax", "branches", "barriers", "training")
+EXAMPLES = (
+    "vectoradd",
+    "latency",
+    "exits",
+    "memory",
+    "imbalance",
+    "softmax",
+    "branches",
+    "barriers",
+    "training",
+)
 HIP_EXAMPLE = "saxpy"
 OBJECT = "threads.bpf.o"
 _STORES = ("vectoradd", "threadhist --kernel vectorAdd --work stores", "19 5 1 23", r"\n +4 +23 +69 ")
