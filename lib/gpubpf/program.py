@@ -21,7 +21,7 @@ from gpubpf.ebpf.bytecode import (
     Program,
 )
 from gpubpf.ebpf.maps import MapDefinition
-from gpubpf.ebpf.probe import Probe
+from gpubpf.ebpf.probe import LOOPS, Probe
 from gpubpf.errors import UsageError
 from gpubpf.kernel import privileges
 from gpubpf.lower import programs
@@ -267,9 +267,16 @@ class BPF:
             )
         self._attach(probe)
 
-    def attach_gpu_basic_block(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
-        """Run `fn_name`, whose context is `struct gpu_basic_block`, in each thread when it enters a basic block."""
-        self._attach(Probe(fn_name, "basic_block", kernels=_patterns(kernel)))
+    def attach_gpu_basic_block(
+        self, kernel: str | Iterable[str] = (), fn_name: str = "", loops: str = ""
+    ) -> None:
+        """Run `fn_name`, whose context is `struct gpu_basic_block`, in each thread when it enters a basic block.
+
+        loops: one of LOOPS: only at heads of these loops, once for each turn. `Site.ends` says what ends a loop. Not on AMD GPUs.
+        """
+        if loops:
+            _selected(LOOPS, loops, "a kind of loop")
+        self._attach(Probe(fn_name, "basic_block", kernels=_patterns(kernel), loops=loops))
 
     def attach_gpu_branch(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
         """Run `fn_name`, whose context is `struct gpu_branch`, in each thread before a conditional branch: a `bra`, `ret` or
@@ -282,11 +289,15 @@ class BPF:
         fn_name: str = "",
         kinds: str | Iterable[str] = VALUE_KINDS,
         spaces: str | Iterable[str] = SPACES,
+        loops: str = "",
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_value`, in each thread before a store, after a load, and after an atomic.
 
         kinds, spaces: the accesses to probe, from VALUE_KINDS and SPACES.
+        loops: "waiting": only at loads and atomics in loops that go on as long as their values stay the same.
         """
+        if loops:
+            _selected(LOOPS[1:2], loops, "a kind of loop with values")
         self._attach(
             Probe(
                 fn_name,
@@ -294,6 +305,7 @@ class BPF:
                 kernels=_patterns(kernel),
                 kinds=_selected(VALUE_KINDS, kinds, "a kind of memory access with a value"),
                 spaces=_selected(SPACES, spaces, "a memory space"),
+                loops=loops,
             )
         )
 
@@ -525,6 +537,7 @@ class BPF:
         return (
             not self.sampling
             and self.budget is None
+            and not any(probe.loops for probe in self.probes)
             and all(program.event != "operation" for program in self.host_programs)
         )
 
@@ -635,6 +648,13 @@ class BPF:
                 what = "--sample-blocks and --sample-warps do" if self.sampling else "--budget does"
                 them = "them" if self.sampling else "it"
                 raise UsageError(f"{command[0]} is for AMD GPUs, where {what} not work yet; leave {them} out")
+        if command and any(probe.loops for probe in self.probes):
+            from gpubpf.traced import amd_device
+
+            if amd_device.is_for_hip(command[0]):
+                raise UsageError(
+                    f"{command[0]} is for AMD GPUs, where {options.output.tool} does not work yet; use a CUDA program"
+                )
         if options.kernels.sass:
             self._check_patches()
         if null_probes():

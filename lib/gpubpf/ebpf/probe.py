@@ -9,6 +9,8 @@ from gpubpf.record import Record, replace
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Unit
 
+# Loops that loads or atomics end, with the loops around them; the other loops.
+LOOPS = ("all", "waiting", "others")
 Program = TypeVar("Program", covariant=True)
 Lowered = TypeVar("Lowered")
 
@@ -29,6 +31,8 @@ class Probe(Record, Generic[Program]):
         by a multiple of `alike`, or by any constant where the addresses of all lanes are equal modulo `alike`. The program does the
         same for both, so only the first of the alike loads or stores in a basic block gets a probe (`Site.like`). 0: each access
         gets a probe.
+    loops: at `basic_block`, one of LOOPS: run the program only at heads of these loops. At `value`, not "": only at loads and atomics
+        that alone decide whether a loop ends (`ptx/loops.py`).
     repeats: at `access`, run the program only for loads and stores that are alike to an earlier access.
     kernels: `--kernel` patterns; () means all kernels. The injectors do not read it: each kernel has its own list of probes.
     unconditional: set by the injector of PTX where only chosen threads reach the probe (split.py), so that the probe does not
@@ -45,6 +49,7 @@ class Probe(Record, Generic[Program]):
     sampled: Unit | Literal[""] = ""
     alike: int = 0
     repeats: bool = False
+    loops: str = ""
     kernels: tuple[str, ...] = ()
     unconditional: bool = False
 

@@ -19,6 +19,7 @@ from gpubpf.ptx.congruence import common_bits
 from gpubpf.ptx.emit import RETURNED, accumulator, add, around, array, counts, guard, marked, text, widened
 from gpubpf.ptx.flow import Flow, callee, find_names
 from gpubpf.ptx.indirect import Entry, IndirectCall, direct, indirect_calls
+from gpubpf.ptx.loops import Loops
 from gpubpf.ptx.module import (
     Address,
     Close,
@@ -271,11 +272,12 @@ class Body:
         Each copy of a block has a site of its own, so that ptxas does not merge them.
         """
         blocks: list[Statement] = [*self.tally] if index in self.first else []
-        if index in self.blocks:
+        if index in self.blocks and (probes := self._at_block(index)):
             line, number = self.flow.body[index].line, self.blocks[index]
-            site = self._site("basic_block", line, self.sources[index], block=number)
+            ends = self.loops.ends.get(index, "") if any(p.loops for p in probes) else ""
+            site = self._site("basic_block", line, self.sources[index], block=number, ends=ends)
             fields = {"site": site} | self._of_block(index)
-            blocks += (text(self.filler.basic_block(p, fields)) for p in self.at_block)
+            blocks += (text(self.filler.basic_block(p, fields)) for p in probes)
         return blocks + self.before.get(index, [])
 
     def _plan_branches(self) -> None:
@@ -290,6 +292,14 @@ class Body:
                 self.before.setdefault(index, []).extend(
                     text(self.filler.branch(p, fields, condition)) for p in self.at_branch
                 )
+
+    def _at_block(self, first: int) -> list[PtxProbe]:
+        """Return the probes at the basic block whose first statement is `first`."""
+        return [p for p in self.at_block if not p.loops or first in self.loops.heads(p.loops)]
+
+    @property
+    def loops(self) -> Loops:
+        return self.plan.loops(self.function.name)
 
     @functools.cached_property
     def regions(self) -> Regions:
@@ -587,7 +597,9 @@ class Body:
         if found is None:
             return [], []
         (access,) = self._accessed(index)
-        probes = [p for p in self.at_value if wants(p, access)]
+        probes = [
+            p for p in self.at_value if wants(p, access) and not (p.loops and index not in self.loops.polled)
+        ]
         if not probes:
             return [], []
         # ptxas turns an atomic whose result is unused into a reduction. Reading the result would prevent that.

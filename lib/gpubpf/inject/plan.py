@@ -15,6 +15,7 @@ from gpubpf.ptx.barriers import barrier, mbarrier_waits
 from gpubpf.ptx.call_graph import CallGraph
 from gpubpf.ptx.emit import WAITING, array, widened
 from gpubpf.ptx.flow import Flow, find_names
+from gpubpf.ptx.loops import Loops
 from gpubpf.ptx.module import Address, Function, Module, PtxInstruction, with_spaces
 from gpubpf.ptx.opcodes import facts
 from gpubpf.ptx.regions import Regions
@@ -110,6 +111,7 @@ class InjectionPlan:
         self._roles: dict[tuple[str, int], Role | None] = {}
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
+        self._loops: dict[str, Loops] = {}
         self._first_regions: dict[str, int] = {}
         self._last_regions: dict[str, int] = {}
         self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
@@ -245,6 +247,9 @@ class InjectionPlan:
             return 0
         if point in ("function_entry", "function_exit"):
             return len(self.called((probe,), function))
+        if probe.loops:
+            loops = self.loops(name)
+            return len(loops.heads(probe.loops) if point == "basic_block" else loops.polled)
         contents = self.contents(name)
         if point in ("access", "value"):
             of = contents.accesses if point == "access" else contents.values
@@ -262,6 +267,12 @@ class InjectionPlan:
                 if (computed.operation or point == "instruction") and is_chosen(probe.opcodes, opcode)
             )
         return contents.places.get("exit" if point in WAYS_OUT else point, 0)
+
+    def loops(self, name: str) -> Loops:
+        """Return the loops of a kernel or function, by statement."""
+        if name not in self._loops:
+            self._loops[name] = Loops(Flow(self.module.functions[name].body or ()))
+        return self._loops[name]
 
     def first_region(self, name: str) -> int:
         """Return the lowest number of a region in a function (see `Regions`): regions of its callers have lower ones.

@@ -57,6 +57,7 @@ class Site(Record):
     )
     loop: bool = False  # for branches, likewise: some lanes stay in a loop, others leave it
     type: str = ""  # for values and results of instructions: the type of an element, one of bytecode.TYPES
+    ends: str = ""  # for heads of loops, if a program is only there: what ends the loop (ptx/loops.py)
     offset: int | None = None  # on AMD GPUs, which have no PTX: bytes from the function's beginning
 
 
