@@ -30,15 +30,8 @@ BASE = 330  # megabytes that the package takes with all that it needs
 COMMANDS = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
 NVCC_PLACES = ("/usr/local/cuda/bin", "/opt/gpubpf/bin", str(ROOT / ".venv/bin"))
 EXAMPLES = (
-    "vectoradd",
-    "latency",
-    "exits",
-    "memory",
-    "imbalance",
-    "softmax",
-    "branches",
-    "barriers",
-    "training",
+    *("vectoradd", "latency", "exits", "memory", "imbalance", "softmax", "branches", "barriers"),
+    *("training", "hangs"),
 )
 HIP_EXAMPLE = "saxpy"
 OBJECT = "threads.bpf.o"
@@ -53,6 +46,7 @@ MEASUREMENTS = (
     ("exits", "kernelretsnoop --kernel lateLane", "", "lane 31 exits 20.0 us"),
     ("memory", "memtrace --kernel transposeNaive", "transposeNaive", "stride 64"),
     ("softmax", "nansnoop", "", "Infinity first at softmax.cu:19 in naive"),
+    ("hangs", "gpuhang --after 0.5", "flag 3", "spinning: its loops cannot end by themselves"),
     ("branches", "warpdiv", "", "branches.cu:27  mixed         16      "),
     ("barriers", "barrierlate", "", "barriers.cu:28: warp 0 arrives last 16 of 16 times"),
     ("training", "gpuprofile", "", "20  layer   main > step > forward > run"),

@@ -26,7 +26,7 @@ RECORD = ROOT / "docs/promises.json"
 EXAMPLES = ROOT / "examples"
 PROGRAMS = (
     *("vectoradd", "exits", "latency", "memory", "imbalance", "softmax", "branches", "barriers"),
-    "training",
+    *("training", "hangs"),
 )
 # Not every machine can build these: what a command line names, and where make builds it.
 OPTIONAL = {"hip/saxpy": EXAMPLES / "hip", "threads.bpf.o": EXAMPLES}
@@ -46,6 +46,7 @@ RUNS = (
     "nansnoop --stores --kernel naive -- softmax",
     "barrierlate -- barriers",
     "warpdiv -- branches",
+    "gpuhang --after 0.5 -- hangs flag 3",
     "warpdiv --by line -- branches",
     "warpdiv --by function -- branches",
     "gpuprofile -- training",

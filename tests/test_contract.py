@@ -273,6 +273,7 @@ def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
             "warpdiv",
             "barrierlate",
             "gpuprofile",
+            "gpuhang",
             "gpucount exit:*",
             "gpudist -C exit:*:u64:launch",
             "gputrace -T exit:*",

@@ -58,6 +58,7 @@ LOOKS = {
         *("", "-v", "--footprint", "--footprint -v --granule 32", "--no-allocations", "--json --footprint"),
         *("--csv", "-e --warps 8", "-e --json --warps 8", "--heatmap {}.svg --warps 8", "--block 0 -T"),
     ],
+    "gpuhang": ["", "-v --after 0.01", "--json", "--csv -T --after 0.01"],
     "warpdiv": [
         "",
         "-v",

@@ -223,6 +223,17 @@ def late(records: Records) -> bool:
     return "uneven" in always and {(r["waits"], r["rounds"], r["unknown"]) for r in found} == {(64, 16, 0)}
 
 
+def stands(records: Records) -> bool:
+    """Return whether two warps wait for a flag that is lost, and two others for them at a barrier."""
+    hang = of(records, "hang")[-1]
+    places = {r["kind"]: (r["warps"], r["address"] is not None) for r in of(records, "place")}
+    return (hang["verdict"], hang["exited"], places) == (
+        "spinning",
+        2,
+        {"spin": (2, True), "barrier": (2, False), "exited": (2, False)},
+    )
+
+
 def origin(records: Records) -> bool:
     """Return whether the first infinity and the NaN of the softmax have their places, and the other kernel has neither."""
     found = of(records, "nan")
@@ -264,6 +275,7 @@ ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
     ("warpdiv", "", "branches", split),
     ("barrierlate", "", "barriers", late),
     ("gpuprofile", "", "training", callers),
+    ("gpuhang", "--after 1", "hangs flag 4", stands),
     ("launchlate", "-v", "latency", latency),
     ("launchlate", "-v --graphs --kernel step", "latency 200", replays),
     ("kernelretsnoop", "", "exits", leaving),

@@ -34,7 +34,7 @@ from gpubpf.traced.device import Device
 
 T = TypeVar("T")
 DEVICE_TOOLS = (
-    *("threadhist", "kernelretsnoop", "memtrace", "nansnoop", "warpdiv", "barrierlate"),
+    *("threadhist", "kernelretsnoop", "memtrace", "nansnoop", "warpdiv", "barrierlate", "gpuhang"),
     *("gpucount", "gpudist", "gputrace", "gpurun"),
 )
 TIMING_TOOLS = ("launchlate", "gpuprofile")  # they also measure launches without a probe

@@ -42,6 +42,7 @@ from gpubpf.traced.server import Server
 from gpubpf.traced.workers import BackgroundWork, DaemonThreadPool, SidecarBuilder
 
 if TYPE_CHECKING:
+    from gpubpf.agent.protocol import KernelFault
     from gpubpf.inject.values import Site
     from gpubpf.records.results import (
         Instance,
@@ -786,6 +787,19 @@ class Session:
     def failed(self) -> set[int]:
         """Return the numbers of processes with a context that failed: a kernel ended with an error."""
         return {process.number for process in self._measurement.all_processes() if process.failed}
+
+    def faults(self) -> dict[int, tuple[KernelFault, ...]]:
+        """Return the errors with which kernels ended, by process number."""
+        return {process.number: tuple(process.faults) for process in self._measurement.all_processes()}
+
+    def ended(self) -> set[int]:
+        """Return the numbers of processes that have ended, or from which nothing more will come."""
+        return {process.number for process in self._measurement.all_processes() if process.disconnected}
+
+    def gpus(self) -> dict[int, int | None]:
+        """Return the ordinal of each process's GPU, by process number; None if it uses several, or none."""
+        used = {process.number: process.gpus for process in self._measurement.all_processes()}
+        return {number: min(gpus) if len(gpus) == 1 else None for number, gpus in used.items()}
 
     def ended_unread(self) -> set[int]:
         """Return the numbers of processes that ended before their maps were read, or while kernels were running.

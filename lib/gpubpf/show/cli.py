@@ -34,7 +34,7 @@ from gpubpf.show.command_line import (
 )
 from gpubpf.show.notices import complain, note
 from gpubpf.show.opened import complete_results, open_results
-from gpubpf.show.option_values import extents, parse_file, parse_picture, positive
+from gpubpf.show.option_values import extents, parse_file, parse_picture, positive, seconds
 from gpubpf.show.options import (
     add_accesses,
     add_budget,
@@ -105,6 +105,7 @@ __all__ = [
     "printable",
     "records_accesses",
     "samples",
+    "seconds",
     "spec_usage",
     "split_command",
     "summary_lines",

@@ -1,0 +1,1 @@
+"""What gpuhang finds: launches that do not end, and where their warps stand."""

@@ -1,0 +1,88 @@
+"""gpuhang's results for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gpubpf import names
+from gpubpf.show import table
+
+if TYPE_CHECKING:
+    from gpubpf.hangs.stands import Hang, Place, Warp
+    from gpubpf.show.owner_columns import OwnerColumns
+
+SHOWN = 4  # warps of a row or sentence
+VERDICTS = {
+    "deadlock": "deadlock: all warps of a block wait at barriers",
+    "spinning": "spinning: its loops cannot end by themselves",
+    "running": "running: its warps get further, or are in loops that count",
+    "unknown": "whether it can end is unknown",
+}
+
+
+def lines(hang: Hang, full: bool, owners: OwnerColumns) -> Iterator[str]:
+    """Yield the report of a launch: the verdict, a row for each place, then who is missing at barriers, and what loops read.
+
+    full: the whole kernel name, and all warps that the record lists.
+    """
+    label = names.labels((hang.mangled,), full=full)[hang.mangled]
+    who = f" of {table.process(hang.comm, hang.pid)}" if owners.see((hang,)).processes else ""
+    yield from table.wrap(
+        f"{label}, launch {hang.launch}{who}, {table.duration(hang.running_ns)}: {VERDICTS[hang.verdict]}"
+    )
+    yield f"  {table.count(hang.blocks, 'block')}, {table.count(hang.warps, 'warp')}; exited: {hang.exited:,}"
+    if not hang.places:
+        return
+    yield ""
+    shown = None if full else SHOWN
+    cells = [_row(one, shown) for one in hang.places]
+    yield from table.within(cells, left=("PLACE", "SOURCE", "WHERE"), cut=("WHERE", "SOURCE"))
+    told = [sentence for one in hang.places for sentence in _about(one, shown)]
+    if told:
+        yield ""
+    for sentence in told:
+        yield from table.wrap(sentence)
+
+
+def _row(one: Place, shown: int | None) -> dict[str, str]:
+    turns = "-"
+    if one.turns is not None:
+        low, high = one.turns
+        turns = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    name = one.kind if one.barrier is None else f"{one.kind} {one.barrier}"
+    return {
+        "PLACE": name,
+        "SOURCE": one.source or "unknown",
+        "WARPS": f"{one.warps:,}",
+        "TURNS": turns,
+        "WHERE": _list(one.where, one.warps, shown),
+    }
+
+
+def _about(one: Place, shown: int | None) -> Iterator[str]:
+    if one.address is not None:
+        yield f"{one.source}: the loop ends only if the word at {one.address:#x} changes"
+    if one.kind == "barrier" and one.missing:
+        by_source: dict[str, list[Warp]] = {}
+        for warp in one.missing:
+            by_source.setdefault(warp.source or "an unknown place", []).append(warp)
+        where = "; ".join(
+            f"{_list(found, len(found), shown)} last at {source}" for source, found in by_source.items()
+        )
+        yield f"{one.source}: not at barrier {one.barrier}: {where}"
+
+
+def _list(warps: Sequence[Warp], count: int, shown: int | None) -> str:
+    """Return some warps as text: `block 2: 0, 3; block 3: 1`, and how many others there are."""
+    by_block: dict[str, list[str]] = {}
+    listed = warps[:shown]
+    for one in listed:
+        by_block.setdefault(_index(one.block), []).append(str(one.warp))
+    text = "; ".join(f"block {block}: {', '.join(found)}" for block, found in by_block.items())
+    return text if count <= len(listed) else f"{text}; {count - len(listed):,} more"
+
+
+def _index(block: Sequence[int]) -> str:
+    x, y, z = block
+    return str(x) if not (y or z) else f"({x},{y})" if not z else f"({x},{y},{z})"

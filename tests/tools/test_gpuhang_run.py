@@ -1,0 +1,293 @@
+"""gpuhang from its command line to its exit status, on programs whose kernels hang in ways that are known beforehand."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpubpf_cuda
+import gpubpf_examples
+from gpubpf.hangs import stands
+from gpubpf.inject.values import Site
+from gpubpf.records.launch_shape import Shape
+
+pytestmark = gpubpf_cuda.needs_cuda
+TOOL = Path(__file__).resolve().parents[2] / "tools/gpuhang.py"
+PATIENCE = 90.0  # seconds until a test gives up
+
+
+@pytest.fixture(scope="module")
+def hangs() -> Path:
+    return gpubpf_examples.build("hangs") / "hangs"
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    lines = out.read_text().splitlines(keepends=True) if out.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def until_told(out: Path, verdict: str, tool: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """Return the records up to the places of a launch with this verdict, which the tool writes while the kernel hangs."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        found = read(out)
+        told = [at for at, one in enumerate(found) if one["type"] == "hang" and one["verdict"] == verdict]
+        if told and found[-1]["type"] != "hang":
+            return found[told[-1] :]
+        assert tool.poll() is None or told, found
+        time.sleep(0.05)
+    raise AssertionError(read(out))
+
+
+@contextlib.contextmanager
+def hanging(tmp_path: Path, *arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A tool that watches a program. At the end, neither is left."""
+    out = tmp_path / "out"
+    command = [sys.executable, TOOL, "--device", "sim", "--after", "0.3", "--json", "-o", out, *arguments]
+    tool = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield tool, out
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(tool.pid, signal.SIGKILL)
+        tool.communicate()
+
+
+# What to launch: the verdict, and of each kind of place how many warps are there.
+PLANTED = {
+    "lock": ("spinning", {"spin": 1, "exited": 1}),
+    "blocks": ("spinning", {"spin": 2, "barrier": 2}),
+    "flag": ("spinning", {"spin": 2, "barrier": 2, "exited": 2}),
+    "loop": ("spinning", {"loop": 4}),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_planted_hang_is_named_while_it_hangs(what: str, hangs: Path, tmp_path: Path) -> None:
+    verdict, warps = PLANTED[what]
+    with hanging(tmp_path, "--", hangs, what, "600") as (tool, out):
+        head, *places = until_told(out, verdict, tool)
+        assert tool.poll() is None  # as the program still hangs
+    assert (head["kernel"], head["launch"], head["gpu"]) == (what, 1, 0)
+    assert head["exited"] == warps.get("exited", 0)
+    counted: dict[str, int] = {}
+    for one in places:
+        assert one["type"] == "place" and one["source"].startswith("hangs.cu:")
+        counted[one["kind"]] = counted.get(one["kind"], 0) + one["warps"]
+        assert (one["turns"] is not None) == (one["kind"] in ("spin", "loop"))
+        assert (one["address"] is not None) == (one["kind"] == "spin")
+    assert counted == warps
+    spins = [one for one in places if one["kind"] == "spin"]
+    if what == "blocks":  # each waits for a word of its own
+        assert len({one["address"] for one in spins}) == 2
+        assert sorted(one["where"][0]["block"][0] for one in spins) == [0, 1]
+    if what == "flag":
+        (waiting,) = (one for one in places if one["kind"] == "barrier")
+        assert [(one["block"][0], one["warp"]) for one in waiting["missing"]] == [(1, 0), (2, 0)]
+        assert {one["source"] for one in waiting["missing"]} == {spins[0]["source"]}
+
+
+def test_a_barrier_that_a_warp_skips_is_found_at_once(hangs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        TOOL,
+        "--device",
+        "sim",
+        "--json",
+        "-o",
+        out,
+        "--check",
+        "--",
+        hangs,
+        "barrier",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1, done.stderr
+    head, *places = (one for one in read(out) if one["type"] in ("hang", "place"))
+    assert (head["verdict"], head["running_ns"] < 10e9) == ("deadlock", True)
+    (waiting,) = (one for one in places if one["kind"] == "barrier")
+    assert (waiting["barrier"], waiting["turns"]) == (1, None)
+    for block in {one["block"][0] for one in waiting["where"]}:
+        assert [one["warp"] for one in waiting["missing"] if one["block"][0] == block] == [1]
+
+
+def test_a_slow_kernel_is_not_called_a_hang(hangs: Path, tmp_path: Path) -> None:
+    with hanging(tmp_path, "--", hangs, "slow", "4000000000") as (tool, out):
+        _, *places = until_told(out, "running", tool)
+    assert [(one["kind"], one["warps"]) for one in places] == [("loop", 4)]
+
+
+def test_sampled_warps_show_a_loop_without_an_end(hangs: Path, tmp_path: Path) -> None:
+    with hanging(tmp_path, "--sample-warps", "1/2", "--seed", "2", "--", hangs, "loop", "600") as (tool, out):
+        head, *places = until_told(out, "spinning", tool)
+    assert head["warps"] == 4 and 0 < sum(one["warps"] for one in places) < 4
+
+
+def test_blocks_that_wait_for_each_other_and_get_further_are_no_hang(tmp_path: Path) -> None:
+    source = r"""
+    __global__ void pipe(volatile int *x) {  // each block waits for the other in every turn
+        for (int i = 1; threadIdx.x == 0 && i < 2000000000; i++) {
+            while (x[1 - blockIdx.x] < i - static_cast<int>(1 - blockIdx.x)) {
+            }
+            x[blockIdx.x] = i;
+        }
+    }
+    int main() {
+        int *x;
+        if (cudaMalloc(&x, 8) || cudaMemset(x, 0, 8)) return 1;
+        pipe<<<2, 32>>>(x);
+        return cudaDeviceSynchronize() != cudaSuccess;
+    }
+    """
+    program = gpubpf_cuda.build(source, tmp_path / "pipe")
+    with hanging(tmp_path, "--", program) as (tool, out):
+        until_told(out, "running", tool)
+        assert {one["verdict"] for one in read(out) if one["type"] == "hang"} == {"running"}
+
+
+def test_a_program_is_unchanged_and_fast_kernels_are_not_reported(hangs: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, TOOL, "--device", "sim", "--check", "--", hangs], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("hangs: PASSED\nno launch ran for 10 s\n")
+    header = subprocess.run(
+        [sys.executable, TOOL, "--device", "sim", "--csv", "--", hangs], capture_output=True, text=True
+    )
+    assert list(csv.reader(header.stdout.splitlines())) == [["hangs: PASSED"]]
+
+
+def test_the_tool_detaches_while_the_kernel_hangs(hangs: Path, tmp_path: Path) -> None:
+    with hanging(tmp_path, "--check", "--", hangs, "flag", "600") as (tool, out):
+        (attached,) = (one for one in until_told_all(out, tool) if one["type"] == "attached")
+        tool.send_signal(signal.SIGTERM)
+        assert tool.wait(PATIENCE) == 1  # --check; the program goes on
+        assert read(out)[-1]["type"] == "summary"
+        assert not gone(attached["pid"])
+
+
+def until_told_all(out: Path, tool: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    until_told(out, "spinning", tool)
+    return read(out)
+
+
+def test_hip_programs_are_refused_by_name(tmp_path: Path) -> None:
+    import hipsim_device
+
+    program = hipsim_device.program("leaves")
+    done = subprocess.run(
+        [sys.executable, TOOL, "--device", "sim", "--", program], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "is for AMD GPUs, where gpuhang does not work yet" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# --- what cannot be planted: words as a traced process may write them ---
+
+WORDS = np.dtype([(name, "<u8") for name in "launch warp place turns events polls changes address".split()])
+SHAPE = Shape((2, 1, 1), (64, 1, 1))
+SITES = {
+    1: Site(1, "k", 7, point="basic_block", ends="value"),
+    2: Site(2, "k", 8, point="barrier_arrive", opcode="bar.sync"),
+    3: Site(3, "k", 9, point="barrier_arrive", opcode="bar.arrive"),
+    4: Site(4, "k", 9, point="basic_block", ends=""),
+}
+
+
+def word(did: int, site: int, barrier: int = 0, arrivals: int = 1) -> int:
+    return did << 61 | 32 << 55 | arrivals << 40 | barrier << 32 | site
+
+
+def verdict(now: list[tuple[int, ...]], before: list[tuple[int, ...]], untracked: bool = False) -> str:
+    """Return the verdict of two looks: place, turns, events, polls and changes of warps 0, 1, …"""
+
+    def array(rows: list[tuple[int, ...]]) -> Any:
+        return np.array([(1, warp, *row, 0) for warp, row in enumerate(rows)], WORDS)
+
+    reading = stands._Reading(array(now), array(before), SHAPE, SITES)
+    return reading.verdict(None, False, untracked)
+
+
+def spin(turns: int, changes: int = 0) -> tuple[int, ...]:
+    return word(stands.LOOP, 1), turns, turns, turns, changes
+
+
+WAITS = (word(stands.BARRIER, 2), 0, 0, 0, 0)
+EXITED = (word(stands.EXITED, 5), 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "expected"),
+    [
+        ([spin(9), WAITS, WAITS, spin(9)], [spin(5), WAITS, WAITS, spin(5)], "spinning"),
+        (
+            [spin(9), WAITS, WAITS, spin(9, 2)],
+            [spin(5), WAITS, WAITS, spin(5, 1)],
+            "running",
+        ),  # another value
+        (
+            [spin(9), WAITS, WAITS, spin(5)],
+            [spin(5), WAITS, WAITS, spin(5)],
+            "unknown",
+        ),  # a warp does not turn
+        ([WAITS, WAITS, spin(9), spin(9)], [WAITS, WAITS, spin(5), spin(5)], "deadlock"),  # of block 0
+        ([EXITED, WAITS, EXITED, EXITED], [EXITED, WAITS, EXITED, EXITED], "deadlock"),
+        (
+            [WAITS, WAITS, spin(9), spin(9)],
+            [(word(2, 2, 0, 0), 0, 0, 0, 0), WAITS, spin(5), spin(5)],
+            "running",
+        ),
+        (
+            [(word(2, 3), 0, 0, 0, 0)] * 4,
+            [(word(2, 3), 0, 0, 0, 0)] * 4,
+            "unknown",
+        ),  # bar.arrive does not wait
+        ([(word(2, 2, 255), 0, 0, 0, 0)] * 4, [(word(2, 2, 255), 0, 0, 0, 0)] * 4, "unknown"),  # of a cluster
+        ([(word(4, 4), 9, 9, 0, 0)] * 4, [(word(4, 4), 5, 5, 0, 0)] * 4, "unknown"),  # a loop of unknown kind
+        ([(word(7, 99), 2**64 - 1, 0, 0, 0)] * 4, [(word(0, 0), 0, 2**64 - 1, 0, 0)] * 4, "running"),
+    ],
+)
+def test_verdicts(now: list[tuple[int, ...]], before: list[tuple[int, ...]], expected: str) -> None:
+    assert verdict(now, before) == expected
+
+
+def test_nothing_is_concluded_about_warps_that_were_not_seen() -> None:
+    now, before = [spin(9)] * 4, [spin(5)] * 4
+    assert verdict(now, before) == "spinning"
+    assert verdict(now, before, untracked=True) == "unknown"
+
+
+def test_only_launches_with_warps_are_open_and_no_shape_is_believed() -> None:
+    rows = np.zeros(3, [("launch", "<u8"), ("kernel", "<u8"), ("grid", "<u8", 3), ("block", "<u8", 3)])
+    rows["launch"] = 5, 6, 7
+    rows["grid"], rows["block"] = 1, 1
+    rows["block"][1] = 2048
+    words = np.zeros(4, WORDS)
+    words["launch"] = 5, 6, 7, 7
+    words["place"] = [word(did, 1) for did in (stands.EXITED, stands.BEGUN, stands.LOOP, stands.EXITED)]
+    found = [(number, stands._shape(head) is None) for head, number in stands._heads(rows, words)]
+    assert found == [(6, True), (7, False)]
+    assert len(stands._of_launch(words, 7, Shape((1 << 30, 1 << 30, 1 << 30), (1, 1, 1)))) == 1

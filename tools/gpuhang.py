@@ -1,0 +1,341 @@
+#!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
+"""gpuhang   Find where the warps of a GPU kernel stand that does not end.
+
+USAGE: gpuhang [options] [-p PID[,PID...] | -- COMMAND [ARG...]]
+
+Each warp writes where it is to host memory: at barriers, and now and then at heads of loops. The tool reads that while the kernel
+runs, and also after the process was killed. The traced program needs no change and no rebuild.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+
+if __package__ in (None, ""):  # run as tools/gpuhang.py: the library is in ../lib
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
+
+from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from gpubpf.hangs.stands import Hang
+    from gpubpf.show.owner_columns import OwnerColumns
+
+TOOL = "gpuhang"
+EXAMPLES = """examples:
+    gpuhang -- ./app                        where warps stand after 10 s
+    gpuhang --after 60 -- ./app             kernels may run for a minute
+    gpuhang --kernel 'solve*' -- ./app      of some kernels only
+    gpuhang --check --after 30 -d 60 -- ./test   exit status 1 if one hangs
+    gpuhang -p 1234                         launches of a running program
+    gpuhang --json -o hang.jsonl -- ./app   a record for each place
+"""
+PROGRAM = r"""
+#include <gpubpf.h>
+
+#define LAUNCHES 1024                            /* launch number N uses row N modulo LAUNCHES */
+#define WARPS 65536                              /* warps that can stand somewhere at once; GPUs run fewer than 20,000 */
+#define EVERY 64                                 /* a warp counts, and writes, one in so many turns of a loop */
+#define NOWHERE ~0u
+enum { NONE, BEGUN, BARRIER, LEFT, LOOP, CALL, EXITED };
+
+/* In host memory, which the tool can read while the kernel runs, and after it. */
+struct launch { u64 launch, kernel, grid[3], block[3], exited, untracked; };
+GPU_SHARED_ARRAY(launches, struct launch, LAUNCHES);
+struct stand { u64 launch, warp, place, turns, events, polls, changes, address; };
+GPU_SHARED_ARRAY(stands, struct stand, WARPS);
+
+/* In GPU memory: the same of a warp, and how many of its threads are in the kernel. The warp's launch and number identify it. */
+struct own { u64 warp, taken, inside, turns, events, polls, changes, address; u32 site, arrivals; };
+GPU_ARRAY(owns, struct own, WARPS);
+struct seen { u64 value[2]; };                   /* what a lane last loaded in a loop that waits; two loads may alternate */
+GPU_ARRAY(loaded, struct seen, WARPS * GPU_LANES);
+struct count { u64 latest, exited; };
+GPU_ARRAY(counts, struct count, LAUNCHES);
+
+struct where { u64 name; u32 warp, slot; };      /* warp: its number in the grid. name: unique among warps of all launches */
+
+static inline void find(u64 launch, struct where *here) {
+    u64 x, y, z, bx, by, bz, gx, gy, gz;
+    bpf_get_block_idx(&x, &y, &z);
+    bpf_get_block_dim(&bx, &by, &bz);
+    gpu_grid_dim(&gx, &gy, &gz);
+    u32 block = (u32)x + (u32)gx * ((u32)y + (u32)gy * (u32)z), threads = (u32)bx * (u32)by * (u32)bz;
+    here->warp = block * ((threads + GPU_LANES - 1) / GPU_LANES) + gpu_warp();
+    here->name = (launch << 36) ^ here->warp ^ 1ull << 63;  /* never 0 */
+    here->slot = ((u32)launch * 40503 + here->warp) % WARPS;
+}
+
+#define PLACE(_kind, _lanes, _own, _barrier, _site) \
+    ((u64)(_kind) << 61 | (u64)gpu_popcount(_lanes) << 55 | ((u64)(_own)->arrivals & 0x7fff) << 40 | \
+     ((u64)(_barrier) & 0xff) << 32 | (u32)(_site))
+
+int on_entry(struct gpu_entry *ctx) {
+    gpu_mask active = gpu_active();
+    u64 launch = ctx->launch;
+    struct where here;
+    int row = launch % LAUNCHES;
+    if (!gpu_first(active))
+        return 0;
+    find(launch, &here);
+    struct own *own = owns.lookup(&here.slot);
+    struct stand *stand = stands.lookup(&here.slot);
+    struct count *count = counts.lookup(&row);
+    struct launch *head = launches.lookup(&row);
+    if (!own || !stand || !count || !head)
+        return 0;
+    if (gpu_max(&count->latest, launch) < launch) {  /* the first warp of the launch that has programs */
+        u64 x, y, z;
+        head->exited = 0, head->untracked = 0, count->exited = 0;
+        head->kernel = gpu_kernel();
+        gpu_grid_dim(&x, &y, &z);
+        head->grid[0] = x, head->grid[1] = y, head->grid[2] = z;
+        bpf_get_block_dim(&x, &y, &z);
+        head->block[0] = x, head->block[1] = y, head->block[2] = z;
+        head->launch = launch;
+    }
+    if (__sync_fetch_and_add(&own->taken, 1)) {
+        __sync_fetch_and_add(&own->taken, -1ull);
+        if (own->warp == here.name)              /* other lanes of this warp were here before */
+            __sync_fetch_and_add(&own->inside, gpu_popcount(active));
+        else                                     /* another warp stands there: this one is not seen */
+            head->untracked = 1;
+        return 0;
+    }
+    own->inside = gpu_popcount(active), own->site = NOWHERE, own->arrivals = 0;
+    own->turns = 0, own->events = 0, own->polls = 0, own->changes = 0, own->address = 0;
+    own->warp = here.name;
+    stand->warp = here.warp;
+    stand->place = PLACE(BEGUN, active, own, 0, ctx->site);
+    stand->launch = launch;
+    return 0;
+}
+
+int on_exit(struct gpu_exit *ctx) {
+    gpu_mask active = gpu_active();
+    u64 launch = ctx->launch, leaving = gpu_popcount(active);
+    struct where here;
+    int row = launch % LAUNCHES;
+    if (!gpu_first(active))
+        return 0;
+    find(launch, &here);
+    struct own *own = owns.lookup(&here.slot);
+    struct stand *stand = stands.lookup(&here.slot);
+    struct count *count = counts.lookup(&row);
+    struct launch *head = launches.lookup(&row);
+    if (!own || !stand || !count || !head)
+        return 0;
+    if (own->warp != here.name || __sync_fetch_and_add(&own->inside, -leaving) != leaving)
+        return 0;
+    stand->place = PLACE(EXITED, active, own, 0, ctx->site);
+    head->exited = __sync_fetch_and_add(&count->exited, 1) + 1;
+    own->warp = 0;
+    __sync_fetch_and_add(&own->taken, -1ull);    /* now another warp may stand there */
+    return 0;
+}
+
+static inline void write(struct own *own, u32 slot, u64 place) {
+    struct stand *stand = stands.lookup(&slot);
+    if (!stand)
+        return;
+    stand->turns = own->turns, stand->events = own->events;
+    stand->polls = own->polls, stand->changes = own->changes, stand->address = own->address;
+    stand->place = place;
+}
+
+/*
+ * A chosen turn: one in EVERY spans of 128 cycles, in no regular order. This costs little in the other turns, and no loop always turns
+ * in other spans.
+ */
+static inline u32 is_chosen(void) {
+    u32 span = gpu_clock() >> 7;
+    return !(span * 0x9e3779b1u >> 26);
+}
+
+static inline int turn(u32 each, struct gpu_basic_block *ctx) {
+    u64 site = ctx->site;
+    struct where here;
+    if (!gpu_first(ctx->active))
+        return 0;
+    find(ctx->launch, &here);
+    struct own *own = owns.lookup(&here.slot);
+    if (!own || own->warp != here.name)
+        return 0;
+    own->turns = own->site == site ? own->turns + each : each;
+    own->site = site;
+    own->events += each;
+    if (each == 1 && own->events % EVERY)
+        return 0;
+    write(own, here.slot, PLACE(LOOP, ctx->active, own, 0, site));
+    return 0;
+}
+
+int on_loop(struct gpu_basic_block *ctx) { return is_chosen() ? turn(EVERY, ctx) : 0; }
+int on_wait(struct gpu_basic_block *ctx) { return turn(1, ctx); } /* loops that wait, and those around them: each turn */
+
+int on_call(struct gpu_function_entry *ctx) {
+    gpu_mask active = gpu_active();
+    struct where here;
+    if (!gpu_first(active))
+        return 0;
+    find(ctx->launch, &here);
+    struct own *own = owns.lookup(&here.slot);
+    if (!own || own->warp != here.name)
+        return 0;
+    own->site = NOWHERE;                         /* a loop in the function begins anew */
+    own->events++;
+    if (!is_chosen())
+        return 0;
+    write(own, here.slot, PLACE(CALL, active, own, 0, ctx->site));
+    return 0;
+}
+
+/* After a load or atomic whose value alone decides whether a loop goes on: whether any lane sees something new. */
+int on_poll(struct gpu_value *ctx) {
+    u64 value = (ctx->effect & GPU_RETURNS ? ctx->old_low : ctx->low) * 0x9e3779b97f4a7c15 + ctx->address + 1;
+    u64 launch = ctx->launch, site = ctx->site, address = ctx->address;
+    gpu_mask active = ctx->active;
+    struct where here;
+    find(launch, &here);
+    u32 cell = here.slot * GPU_LANES + gpu_lane();
+    struct seen *seen = loaded.lookup(&cell);
+    struct own *own = owns.lookup(&here.slot);
+    u32 is_new = seen && seen->value[site & 1] != value;
+    if (seen && is_new)
+        seen->value[site & 1] = value;
+    u32 any = gpu_any(is_new);
+    if (!gpu_first(active) || !own || own->warp != here.name)
+        return 0;
+    own->polls++;
+    own->changes += any;
+    own->address = address;
+    return 0;
+}
+
+int on_arrive(struct gpu_barrier_arrive *ctx) {
+    gpu_mask active = gpu_active();
+    struct where here;
+    if (!gpu_first(active))
+        return 0;
+    find(ctx->launch, &here);
+    struct own *own = owns.lookup(&here.slot);
+    struct stand *stand = stands.lookup(&here.slot);
+    if (!own || !stand || own->warp != here.name)
+        return 0;
+    own->arrivals++;
+    own->site = NOWHERE;
+    stand->place = PLACE(BARRIER, active, own, ctx->barrier, ctx->site);
+    return 0;
+}
+
+int on_leave(struct gpu_barrier_leave *ctx) {
+    gpu_mask active = gpu_active();
+    struct where here;
+    if (!gpu_first(active))
+        return 0;
+    find(ctx->launch, &here);
+    struct own *own = owns.lookup(&here.slot);
+    struct stand *stand = stands.lookup(&here.slot);
+    if (own && stand && own->warp == here.name)
+        stand->place = PLACE(LEFT, active, own, ctx->barrier, ctx->site);
+    return 0;
+}
+"""
+
+
+def build_parser() -> cli.Parser:
+    """Return the parser: when a kernel counts as hanging, and the shared options."""
+    parser = cli.parser(TOOL, "Find where the warps of a GPU kernel stand that does not end.", EXAMPLES)
+    parser.no_patches = "needs the loops of the PTX"
+    cli.add_targets(parser)
+    looking = parser.add_argument_group("what to look for")
+    looking.add_argument(
+        "--after",
+        type=cli.seconds,
+        default=10.0,
+        metavar="S",
+        help="look at launches that have run for S seconds (default 10)",
+    )
+    looking.add_argument(
+        "--check",
+        action="store_true",
+        help="exit with status 1 if a launch never ends (deadlock or spinning) and COMMAND succeeded",
+    )
+    cli.add_kernels(parser)
+    cli.add_sampling(parser)
+    cli.add_device(parser)
+    cli.add_looks(parser)
+    cli.add_output(parser, "gpubpf.hangs.stands")
+    return parser
+
+
+@cli.command(TOOL)
+def main(argv: list[str] | None = None) -> int:
+    """Run the tool; return its exit status."""
+    args = cli.parse(build_parser(), argv)
+    out = cli.open_results(args)
+    if args.ebpf:
+        out.write(PROGRAM.lstrip())
+        return 0
+    from gpubpf.program import BPF
+    from gpubpf.show.owner_columns import OwnerColumns
+
+    b = BPF(text=PROGRAM)
+    b.sample(args)
+    b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+    b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
+    b.attach_gpu_function_entry(kernel=args.kernel, fn_name="on_call")
+    b.attach_gpu_basic_block(kernel=args.kernel, fn_name="on_loop", loops="others")
+    b.attach_gpu_basic_block(kernel=args.kernel, fn_name="on_wait", loops="waiting")
+    b.attach_gpu_value(kernel=args.kernel, fn_name="on_poll", kinds=("load", "atomic"), loops="waiting")
+    b.attach_gpu_barrier_arrive(kernel=args.kernel, fn_name="on_arrive")
+    b.attach_gpu_barrier_leave(kernel=args.kernel, fn_name="on_leave")
+    for name in ("on_entry", "on_exit", "on_call", "on_loop", "on_wait", "on_poll", "on_arrive", "on_leave"):
+        b.titles[name] = TOOL
+    if args.list or args.ptx:
+        from gpubpf.images import listing
+
+        return listing.show(b, args, out)
+    with b.trace(args) as session:
+        from gpubpf.hangs.stands import Hangs  # imports NumPy, which would delay the first probe
+
+        hangs = Hangs(args.after, whole=b.sampling is None)
+        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+
+        def look() -> None:
+            report(hangs.look(session), owners, args, results)
+
+        for _ in session.intervals(args.interval, args.count, tick=look, every=0.25):
+            if args.interval and not session.stopped:
+                report(hangs.again(), owners, args, results)
+            if out.closed:
+                break
+        if not hangs.told and results.form == "text":
+            out.line(f"no launch ran for {args.after:g} s")
+        results.end(session.summary())
+    return session.status or int(args.check and hangs.any)
+
+
+def report(
+    found: list[Hang], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
+) -> None:
+    """Print launches that do not end."""
+    from gpubpf.hangs import stands, text
+
+    if found:
+        results.begin()
+    for hang in found:
+        if results.json:
+            results.records(stands.HANG, (hang,))
+        if results.form == "text":
+            results.out.lines([*text.lines(hang, args.verbose, owners), ""])
+        else:
+            results.records(stands.PLACE, hang.places)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
