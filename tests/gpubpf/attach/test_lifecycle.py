@@ -647,12 +647,14 @@ def test_modules_that_no_hook_saw(tmp_path: Path, context: str) -> None:
     assert int(alone) == 5 * 32 * 1001
     found = tmp_path / "found"
     command = [sys.executable, TOOLS / "threadhist.py", "--json", "-o", found, "--", program, context, "5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    assert done.stdout == alone
-    *records, summary = map(json.loads, found.read_text().splitlines())
+    for _ in range(2):  # the first one may have to compile, and launches until then have a reason
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        assert done.stdout == alone
+        *records, summary = map(json.loads, found.read_text().splitlines())
+        measured_or_not = summary["launches_instrumented"] + sum(summary["not_instrumented"].values())
+        assert summary["launches_seen"] == measured_or_not == 10 and summary["lost"] == 0
     launches = {r["kernel"]: r["launches"] for r in records if r["type"] == "kernel"}
-    assert launches == {"seen": 5, "unseen": 5}
-    assert summary["launches_seen"] == summary["launches_instrumented"] == 10 and summary["lost"] == 0
+    assert launches == {"seen": 5, "unseen": 5} and summary["launches_instrumented"] == 10
 
 
 # --- green contexts, and launches on several devices ---

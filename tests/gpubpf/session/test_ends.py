@@ -72,8 +72,12 @@ def test_an_end(ends: str, way: str, launches: int) -> None:
     found = fake_tool.measure([ends, way])
     assert found["status"] == status_alone([ends, way])
     if way == "overflow":  # no handler can run, for there is no stack
-        assert found["summary"]["launches_instrumented"] == found["summary"]["lost"] == 6
-        assert "the counts of up to 6 launches are lost" in found["said"][0]
+        lost = found["summary"]["lost"]
+        assert found["summary"]["launches_instrumented"] == 6
+        # On a busy machine, the maps may have been read between two launches, or before the stack was full.
+        assert [values for *_, values in found["instances"]] == [[6 - lost] * 5] * (lost < 6)
+        told = [f"the counts of up to {lost} launches are lost"] * (lost > 0)
+        assert len(found["said"]) == len(told) and all(text in found["said"][0] for text in told)
     else:
         assert counted(found) == launches
         assert found["summary"]["not_instrumented"] == {}
