@@ -194,7 +194,7 @@ class MachineWatcher:
         except SessionError:
             return
         helper.leave_unheld(self._unheld)
-        for pid in before.finished:
+        for pid in list(before.finished):  # attaching threads still add to it
             if helper.claim(pid, time.monotonic_ns()):
                 helper.finish(pid)
         self._hold_helper = helper

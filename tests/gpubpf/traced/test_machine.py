@@ -1012,6 +1012,29 @@ def test_a_helper_that_a_process_keeps_waiting_is_replaced(built: Path) -> None:
     assert "another hold helper was started; processes of user 65534 are not held, and attached late" in notes
 
 
+def test_attaches_may_end_while_the_helper_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scanner, which replaces the helper, must not end."""
+    before: Any = SimpleNamespace(unanswered=True, waits_for=0, finished={1, 2}, close=lambda: None)
+
+    class Next:
+        def __init__(self, *callbacks: object) -> None:
+            self.finished: set[int] = set()
+            self.finish = self.finished.add
+
+        def claim(self, pid: int, seen: int) -> bool:
+            before.finished.add(pid + 100)
+            return True
+
+        def leave_unheld(self, users: set[int]) -> None: ...
+
+    monkeypatch.setattr(machine, "HoldHelper", Next)
+    monkeypatch.setattr(MachineWatcher, "_probe_installed", lambda watcher: None)
+    watcher = MachineWatcher(lambda pid, tid: None, lambda *process: None, lambda text: None)
+    watcher._hold_helper = before
+    watcher._replace_helper()
+    assert watcher._hold_helper.finished >= {1, 2}
+
+
 @pytest.mark.own_processes
 def test_a_helper_that_does_not_answer_is_ended(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New processes are found without it, and count as reached late."""
