@@ -38,6 +38,16 @@ def counted(found: dict[str, Any]) -> int:
     return int(launches)
 
 
+def check_lost(found: dict[str, Any]) -> None:
+    """Check that six launches were counted or are lost: nothing runs at the end of the process."""
+    lost = found["summary"]["lost"]
+    assert found["summary"]["launches_instrumented"] == 6
+    # On a busy machine, the maps may have been read between two launches, or before the end.
+    assert [values for *_, values in found["instances"]] == [[6 - lost] * 5] * (lost < 6)
+    told = [f"the counts of up to {lost} launches are lost"] * (lost > 0)
+    assert len(found["said"]) == len(told) and all(text in found["said"][0] for text in told)
+
+
 def status_alone(command: list[str], **options: Any) -> int:
     done = subprocess.run(command, capture_output=True, timeout=60, **options)
     assert not done.stdout + done.stderr
@@ -72,12 +82,7 @@ def test_an_end(ends: str, way: str, launches: int) -> None:
     found = fake_tool.measure([ends, way])
     assert found["status"] == status_alone([ends, way])
     if way == "overflow":  # no handler can run, for there is no stack
-        lost = found["summary"]["lost"]
-        assert found["summary"]["launches_instrumented"] == 6
-        # On a busy machine, the maps may have been read between two launches, or before the stack was full.
-        assert [values for *_, values in found["instances"]] == [[6 - lost] * 5] * (lost < 6)
-        told = [f"the counts of up to {lost} launches are lost"] * (lost > 0)
-        assert len(found["said"]) == len(told) and all(text in found["said"][0] for text in told)
+        check_lost(found)
     else:
         assert counted(found) == launches
         assert found["summary"]["not_instrumented"] == {}
@@ -96,6 +101,13 @@ def test_a_signal(ends: str, way: str, number: int) -> None:
     found = fake_tool.measure([ends, way, str(int(number))])
     assert found["status"] == 128 + number
     assert counted(found) == 6
+
+
+def test_sigkill(ends: str) -> None:
+    """The launches are known, and the report says how many counts are lost, or were read in time."""
+    found = fake_tool.measure([ends, "raise", str(int(signal.SIGKILL))])
+    assert found["status"] == 128 + signal.SIGKILL
+    check_lost(found)
 
 
 def test_a_signal_that_the_program_ignores(ends: str) -> None:
