@@ -185,7 +185,7 @@ class _Writable:
 
 
 class _Place:
-    """What is known of the records of one type: those that wait, and those in the newest file.
+    """The records of one type: those that wait, and those in the newest file.
 
     waiting: JSON Lines.
     tables: the records of the newest file. bytes: how much JSON text that was.
