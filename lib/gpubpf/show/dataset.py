@@ -116,7 +116,8 @@ class Dataset(Output):
             raise self._failure
         if self._out_of_range:
             note(self._tool, f"{self._out_of_range} numbers beyond 64 bits are null in Parquet")
-        note(self._tool, f"wrote {self.rows:,} records into {printable(self._directory)} (run {self.run})")
+        records = "1 record" if self.rows == 1 else f"{self.rows:,} records"
+        note(self._tool, f"wrote {records} into {printable(self._directory)} (run {self.run})")
 
     # --- the thread that writes ---
 
