@@ -26,6 +26,7 @@ from typing import Any
 
 from gpubpf import __version__
 from gpubpf.errors import Error, missing_package
+from gpubpf.kernel import privileges
 from gpubpf.show.fields import Fields, Type
 from gpubpf.show.new_file import Directory
 from gpubpf.show.notices import note
@@ -123,6 +124,10 @@ class Dataset(Output):
 
     def _write_now_and_then(self) -> None:
         pause = PAUSE
+        try:  # the records have names that traced processes choose; root's thread keeps only what it needs for a user's directory
+            privileges.Privileges().keep((privileges.DAC_OVERRIDE,), True)
+        except Error as error:
+            self._failure = error
         while True:
             with self._changed:
                 while not self._waiting and not self._ending:

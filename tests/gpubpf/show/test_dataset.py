@@ -117,6 +117,23 @@ def test_a_record_does_not_wait_for_the_next(tmp_path: Path) -> None:
     out.close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_writes_with_one_capability_into_a_directory_of_a_user(tmp_path: Path) -> None:
+    """The names in records come from traced processes."""
+    place = tmp_path / "own"
+    place.mkdir(mode=0o755)
+    os.chown(place, 65534, 65534)
+    out = Dataset(str(place), "threadhist", RECORDS)
+    state = Path(f"/proc/self/task/{out._thread.native_id}/status")
+    until = time.monotonic() + 60
+    while "CapEff:\t0000000000000002" not in state.read_text() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert "CapEff:\t0000000000000002" in state.read_text() and "NoNewPrivs:\t1" in state.read_text()
+    out.records([NUMBER.record(value=1)])
+    out.close()
+    assert [one["value"] for one in records_in(place, NUMBER, out.run)] == [1]
+
+
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
