@@ -64,7 +64,7 @@ def lookup(path: str, address: int, pid: int = 0) -> FunctionOffset | None:
     functions = _functions(path, pid)
     if functions is None:
         return None
-    index = int(functions.starts.searchsorted(address, "right")) - 1
+    index = int(functions.starts.searchsorted(functions.starts.dtype.type(address), "right")) - 1
     if index < 0 or address >= int(functions.ends[index]):
         return None
     mangled = elf.string_at(functions.text, int(functions.name_offsets[index]))

@@ -163,7 +163,10 @@ class Profile:
     def take(self, other: Profile) -> None:
         """Add the launches of another profile."""
         self._processes |= other._processes
-        for key, row in other._rows.items():
+        for (process, gpu, mangled, number), row in other._rows.items():
+            key = process, gpu, mangled, number
+            if key not in self._rows and len(self._rows) >= MOST_ROWS:
+                key = process, gpu, mangled, 0
             self._rows.setdefault(key, row.empty()).add(row.gpu_ns, row.launches, row.untimed)
 
     def rows(self, by: str) -> list[StackRow]:

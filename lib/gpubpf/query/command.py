@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from decimal import Decimal
+from math import isfinite
 from typing import Any
 
+from gpubpf.errors import UsageError
 from gpubpf.show import cli
 from gpubpf.show.option_values import parse_results
+from gpubpf.show.table import printable
 
 DESCRIPTION = "Ask questions in SQL about the records that tools kept with --parquet DIR."
 EXAMPLES = """examples:
@@ -97,6 +101,8 @@ def _list(database: Any, args: argparse.Namespace, out: cli.Output) -> None:
 def _write(answer: Any, args: argparse.Namespace, out: cli.Output) -> None:
     """Write the rows of an answer as JSON, CSV or a table."""
     names = [column[0] for column in answer.description]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two columns of the answer are called {printable(twice[0])}; rename one with AS")
     if args.json:
         while rows := answer.fetchmany(10_000):
             out.records(dict(zip(names, map(_plain, row), strict=True)) for row in rows)
@@ -112,7 +118,7 @@ def _write(answer: Any, args: argparse.Namespace, out: cli.Output) -> None:
     from gpubpf.show import table
 
     rows = answer.fetchmany(MOST_ROWS + 1)
-    shown = [["-" if value is None else _text(value) for value in row] for row in rows[:MOST_ROWS]]
+    shown = [["-" if value is None else _shown(value) for value in row] for row in rows[:MOST_ROWS]]
     left = [column[0] for column in answer.description if str(column[1]) not in _NUMBERS]
     out.lines(table.lines(names, shown, left))
     if len(rows) > MOST_ROWS:
@@ -120,12 +126,15 @@ def _write(answer: Any, args: argparse.Namespace, out: cli.Output) -> None:
 
 
 def _text(value: Any) -> str:
-    """Return a value for people and for CSV."""
+    """Return a value for CSV."""
     import json
 
-    if isinstance(value, float):
-        return f"{value:.6g}" if abs(value) < 1e15 else repr(value)
     return json.dumps(_plain(value)) if isinstance(value, (dict, list)) else str(value)
+
+
+def _shown(value: Any) -> str:
+    """Return a value for people."""
+    return f"{value:.6g}" if isinstance(value, float) and abs(value) < 1e6 else _text(value)
 
 
 def _plain(value: Any) -> Any:
@@ -134,4 +143,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    if isinstance(value, (float, Decimal)):
+        return float(value) if isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -12,7 +12,8 @@ from gpubpf.errors import Error, UsageError, missing_package
 from gpubpf.show.table import printable
 
 READY = os.path.join(os.path.dirname(__file__), "views.sql")
-_FILE = re.compile(r"tool=(\w+)/day=[\d-]+/host=[^/]+/(\w+)-[^/]+\.parquet")
+_WRITES = (b"COPY", b"EXPORT", b"ATTACH")  # they can be part of a question, and write files
+_FILE = re.compile(r"/tool=(\w+)/day=[\d-]+/host=[^/]+/(\w+)-[^/]+\.parquet$")
 
 
 @contextmanager
@@ -27,24 +28,28 @@ def connect(directories: Sequence[str]) -> Iterator[Any]:
     except ImportError as error:
         raise Error(missing_package(error)) from None
     files = found(directories)
-    settings: dict[str, str | bool | int | float | list[str]] = {
+    # DuckDB otherwise takes names that it does not know from Python's variables, and writes what memory cannot hold into files.
+    safe: dict[str, str | bool | int | float | list[str]] = {
+        "python_enable_replacements": False,
+        "temp_directory": "",
+    }
+    settings = safe | {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
     with duckdb.connect(":memory:", config=settings) as database:
         try:
             for (tool, kind), paths in files.items():
-                _create(database, f"{tool}_{kind}", paths)
-            if summaries := [
-                path for (_, kind), paths in files.items() if kind == "summary" for path in paths
-            ]:
-                _create(database, "summaries", summaries)
+                _create(database, f"{tool}_{kind}", kind, paths)
+            if ends := [path for (_, kind), paths in files.items() if kind == "summary" for path in paths]:
+                _create(database, "summaries", "summary", ends)
             for _, statement in ready():
                 try:
                     database.execute(statement)
                 except (duckdb.CatalogException, duckdb.BinderException):
                     continue  # these directories lack the records that it is about
-            database.execute("SET allowed_directories = ?", [[os.path.realpath(one) for one in directories]])
+            allowed = [name for one in map(os.path.realpath, directories) for name in (one, _no_glob(one))]
+            database.execute("SET allowed_directories = ?", [allowed])
             for setting in ("enable_external_access = false", "lock_configuration = true"):
                 database.execute(f"SET {setting}")
             yield database
@@ -64,6 +69,12 @@ def ask(database: Any, question: str) -> Any:
                 f"{printable(question[:40])!r} is {'not a question' if len(kinds) == 1 else f'{len(kinds)} statements'}; "
                 "give one SELECT or FROM"
             )
+        text = question.encode()
+        tokens = [
+            text[at:].split(maxsplit=1)[0] for at, kind in duckdb.tokenize(question) if kind.name == "keyword"
+        ]
+        if written := [word.decode() for word in tokens if word.upper().startswith(_WRITES)]:
+            raise UsageError(f"{printable(written[0])} is not part of a question; give one SELECT or FROM")
         return database.execute(statements[0])
     except duckdb.CatalogException as error:
         raise Error(f"{in_one_line(error)}; gpubpf query --list DIR lists the views") from None
@@ -73,7 +84,7 @@ def ask(database: Any, question: str) -> Any:
 
 def found(directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
     """Return the files below some directories by tool and type, sorted. Raises UsageError and Error."""
-    files: dict[tuple[str, str], list[str]] = {}
+    files: dict[tuple[str, str], set[str]] = {}
     for directory in map(os.path.realpath, directories):
         if not os.path.isdir(directory):
             raise UsageError(
@@ -81,8 +92,8 @@ def found(directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
             )
         for place, _, names in os.walk(directory):
             for name in names:
-                if match := _FILE.search(path := os.path.join(place, name)):
-                    files.setdefault((match[1], match[2]), []).append(path)
+                if (match := _FILE.search(path := os.path.join(place, name))) and os.path.isfile(path):
+                    files.setdefault((match[1], match[2]), set()).add(path)
     if not files:
         where = ", ".join(map(printable, directories))
         raise Error(f"there are no records of tools in {where}; a tool writes them with --parquet DIR")
@@ -101,11 +112,30 @@ def in_one_line(error: Exception) -> str:
     return " ".join(str(error).split("\n\nLINE")[0].split())
 
 
-def _create(database: Any, name: str, paths: Sequence[str]) -> None:
-    """Create a view of some files. A file with other columns has null in those that it lacks."""
-    listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
-    database.execute(
-        f'CREATE VIEW "{name}" AS SELECT * FROM '
-        f"read_parquet([{listed}], hive_partitioning = true, union_by_name = true, "
-        "hive_types = {tool: VARCHAR, day: DATE, host: VARCHAR})"
+def _create(database: Any, name: str, kind: str, paths: Sequence[str]) -> None:
+    """Create a view of some files. A file with other columns has null in those that it lacks.
+
+    tool, day and host are parts of a path. The records of the type "summary" have the tool themselves."""
+    listed = ", ".join(
+        _quoted(re.sub(r"[*?\[]", r"[\g<0>]", path)) for path in paths
+    )  # DuckDB takes paths for globs
+    parts = {"tool": "", "day": "::DATE", "host": ""}
+    if kind == "summary":
+        del parts["tool"]
+    columns = ", ".join(
+        f"url_decode(regexp_extract(filename, '.*/{part}=([^/]+)/', 1)){its_type} AS {part}"
+        for part, its_type in parts.items()
     )
+    database.execute(
+        f'CREATE VIEW "{name}" AS SELECT * EXCLUDE (filename), {columns} FROM '
+        f"read_parquet([{listed}], hive_partitioning = false, union_by_name = true, filename = true)"
+    )
+
+
+def _no_glob(path: str) -> str:
+    """Return a path as a pattern that matches this path alone: DuckDB takes paths for patterns."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", path)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

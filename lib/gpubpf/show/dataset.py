@@ -4,8 +4,8 @@ out = Dataset(DIR, "threadhist", RECORDS)       # an `Output` for JSON Lines
 out.records(…); out.close()
 
 A record goes to DIR/tool=TOOL/day=DAY/host=HOST/TYPE-RUN-N.parquet. DAY: the day, in UTC, on which the file was begun. RUN: when the
-tool started, and its process ID; the column `run` has it, too. pandas, Polars, DuckDB and Spark read the directories' names as
-columns.
+tool started, its process ID, and a random number; the column `run` has it, too. pandas, Polars, DuckDB and Spark read the names of
+the directories as columns.
 
 Files are complete at any moment. The newest records of each type are kept in memory. About once a second, all of them are written
 again into a new file, which replaces the last one. When they are many, the next file begins. A tool that is killed loses the records
@@ -20,7 +20,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -63,7 +63,7 @@ class Dataset(Output):
         self._arrow = pyarrow
         self._directory, self._tool = directory, tool
         started = time.gmtime()
-        self.run = f"{time.strftime('%Y%m%dT%H%M%SZ', started)}-{os.getpid()}"
+        self.run = f"{time.strftime('%Y%m%dT%H%M%SZ', started)}-{os.getpid()}-{os.urandom(3).hex()}"
         self._places = {one.name: _Place(pyarrow, one) for one in declared}
         self._rest = b""  # a line that is not complete yet
         self._changed = threading.Condition()
@@ -116,7 +116,10 @@ class Dataset(Output):
         if self._failure is not None:
             raise self._failure
         if self._out_of_range:
-            note(self._tool, f"{self._out_of_range} numbers beyond 64 bits are null in Parquet")
+            note(
+                self._tool,
+                f"{self._out_of_range} integers beyond 64 bits, with the sign, are null in Parquet",
+            )
         records = "1 record" if self.rows == 1 else f"{self.rows:,} records"
         note(self._tool, f"wrote {records} into {printable(self._directory)} (run {self.run})")
 
@@ -157,7 +160,8 @@ class Dataset(Output):
         self._out_of_range += out_of_range
         place.tables.append(table)
         place.bytes += sum(map(len, texts))
-        whole = self._arrow.concat_tables(place.tables)
+        whole = self._arrow.concat_tables(place.tables).combine_chunks()
+        place.tables = [whole]
         run = self._arrow.array([self.run], self._arrow.string())
         whole = whole.append_column("run", self._arrow.repeat(run[0], len(whole)))
         about = {"gpubpf.version": __version__, "gpubpf.schema": SCHEMA_VERSION, "gpubpf.type": kind}
@@ -203,7 +207,7 @@ class _Place:
         self._arrow = arrow
         self._fields: dict[str, Type] = declared.schema["properties"]
         self.schema = arrow.schema([_column(arrow, name, of) for name, of in self._fields.items()])
-        self._converters = {name: made for name, of in self._fields.items() if (made := _converter(of))}
+        self._flat = all(map(_is_flat, self._fields.values()))
         self._read = arrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="error")
         self.waiting: list[bytes] = []
         self.tables: list[Any] = []
@@ -224,39 +228,69 @@ class _Place:
 
     def table(self, texts: list[bytes]) -> tuple[Any, int]:
         """Return the records in JSON Lines as a table, and how many of their numbers do not fit into 64 bits."""
-        if not self._converters:
+        if self._flat:
             with suppress(self._arrow.ArrowInvalid):  # such as a number that does not fit
                 block = self._arrow.json.ReadOptions(block_size=1 << 24)
                 source = self._arrow.BufferReader(b"\n".join(texts))
                 read = self._arrow.json.read_json(source, block, self._read)
                 return self._arrow.Table.from_arrays(read.columns, schema=self.schema), 0
-        beyond = _Beyond()
+        values = _Values()
         columns: dict[str, list[Any]] = {name: [] for name in self._fields}
         for line in b"\n".join(texts).split(b"\n"):
             record = json.loads(line)
-            for name, column in columns.items():
-                value = beyond.checked(record.get(name))
-                made = self._converters.get(name)
-                column.append(value if made is None or value is None else made(value))
+            for name, of in self._fields.items():
+                columns[name].append(values.fitting(record.get(name), of))
         arrays = [self._arrow.array(columns[field.name], field.type) for field in self.schema]
-        return self._arrow.Table.from_arrays(arrays, schema=self.schema), beyond.count
+        return self._arrow.Table.from_arrays(arrays, schema=self.schema), values.beyond
 
 
-class _Beyond:
-    """Replaces integers that do not fit into 64 bits by None, and counts them."""
+class _Values:
+    """Makes values for Arrow from those of JSON.
+
+    beyond: number of integers that do not fit into 64 bits, and became None.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.beyond = 0
 
-    def checked(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: self.checked(one) for name, one in value.items()}
-        if isinstance(value, list):
-            return [self.checked(one) for one in value]
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            self.count += 1
+    def fitting(self, value: Any, of: Type) -> Any:
+        """Return the value of a type for Arrow."""
+        if value is None:
+            return None
+        kind = _kind(of)
+        if not kind:
+            return json.dumps(value, separators=(",", ":"))
+        if kind == "array":
+            return [self.fitting(one, of["items"]) for one in value]
+        if kind == "object" and "properties" in of:
+            return {name: self.fitting(one, of["properties"][name]) for name, one in value.items()}
+        if kind == "object":
+            return [
+                (_unicode(name), self.fitting(one, of["additionalProperties"])) for name, one in value.items()
+            ]
+        if kind == "string":
+            return _unicode(value)
+        if kind == "number":
+            return float(value)
+        if kind == "integer" and not -(1 << 63) <= value < 1 << 63:
+            self.beyond += 1
             return None
         return value
+
+
+def _unicode(text: str) -> str:
+    """Return a text that UTF-8 has. A file's name may have bytes that are not UTF-8, which Python keeps as surrogates."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _is_flat(of: Type) -> bool:
+    """Return whether the values of a type are the same for Arrow as for JSON."""
+    kind = _kind(of)
+    if kind == "array":
+        return _is_flat(of["items"])
+    if kind == "object":
+        return "properties" in of and all(map(_is_flat, of["properties"].values()))
+    return bool(kind)
 
 
 def _by_type(text: bytes) -> Iterator[tuple[str, bytes]]:
@@ -307,32 +341,6 @@ def _kind(of: Type) -> str:
 
 def _is_any(of: Type) -> bool:
     return not _kind(of)
-
-
-def _converter(of: Type) -> Callable[[Any], Any] | None:
-    """Return what makes the value for Arrow from that of JSON; None: it is the same."""
-    kind = _kind(of)
-    if not kind:
-        return lambda value: json.dumps(value, separators=(",", ":"))
-    if kind == "array":
-        return _each(_converter(of["items"]))
-    if kind == "object" and "properties" in of:
-        its = {name: made for name, one in of["properties"].items() if (made := _converter(one))}
-        return (lambda value: _members(value, its)) if its else None
-    if kind == "object":
-        made = _converter(of["additionalProperties"])
-        return lambda value: [
-            (key, made(one) if made and one is not None else one) for key, one in value.items()
-        ]
-    return None
-
-
-def _each(made: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    return (lambda value: [one if one is None else made(one) for one in value]) if made else None
-
-
-def _members(value: Mapping[str, Any], its: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    return {key: its[key](one) if key in its and one is not None else one for key, one in value.items()}
 
 
 def _escaped(name: str) -> str:

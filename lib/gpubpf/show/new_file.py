@@ -17,13 +17,10 @@ def open_new(path: str, empty: bool = True) -> int:
     links, and files, pipes and devices of users other than this one and the directory's owner. Otherwise they could choose what root
     overwrites. Linux does the same with fs.protected_symlinks and the like, but only in directories like /tmp.
     """
-    directory = os.path.dirname(path) or "."
-    shared = os.stat(directory)
-    writable = shared.st_mode & (0o022 if shared.st_mode & stat.S_ISVTX else 0o002)
-    if not writable and (os.geteuid() != 0 or shared.st_uid == 0):
+    owners = _owners(os.stat(os.path.dirname(path) or "."))
+    if not owners:
         how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if empty else 0)
         return os.open(path, how, 0o666)
-    owners = os.geteuid(), shared.st_uid
     with contextlib.suppress(FileNotFoundError):
         _check(os.lstat(path), owners)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -52,10 +49,11 @@ class Directory:
     def make(cls, path: str, *parts: str) -> Directory:
         """Create PATH/PART/… where it does not exist, and open it. Raises OSError, as `open_new` does for a symbolic link."""
         os.makedirs(path, exist_ok=True)
-        above = os.stat(os.path.dirname(os.path.abspath(path)))
-        if above.st_mode & 0o022 and os.geteuid() not in (above.st_uid, os.lstat(path).st_uid):
-            _check(os.lstat(path), (os.geteuid(), above.st_uid))
-        file = os.open(path, os.O_DIRECTORY | os.O_CLOEXEC)
+        path = os.path.abspath(path)
+        owners = _owners(os.stat(os.path.dirname(path)))
+        if owners:
+            _check(os.lstat(path), owners)
+        file = os.open(path, os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if owners else 0))
         for part in parts:
             try:
                 with contextlib.suppress(FileExistsError):
@@ -87,7 +85,15 @@ class Directory:
         os.close(self._file)
 
 
-def _check(state: os.stat_result, owners: tuple[int, int]) -> None:
+def _owners(directory: os.stat_result) -> tuple[int, ...]:
+    """Return the users whose files in a directory may be written; (): all, because no other user can create files there."""
+    writable = directory.st_mode & (0o022 if directory.st_mode & stat.S_ISVTX else 0o002)
+    if not writable and (os.geteuid() != 0 or directory.st_uid == 0):
+        return ()
+    return os.geteuid(), directory.st_uid
+
+
+def _check(state: os.stat_result, owners: tuple[int, ...]) -> None:
     """Raise OSError for a symbolic link, and for a file of another user than `owners`."""
     if stat.S_ISLNK(state.st_mode):
         raise OSError(errno.ELOOP, "it is a symbolic link in a directory that others can write to")

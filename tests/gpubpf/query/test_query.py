@@ -154,6 +154,9 @@ def test_refusals(two_hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         ("", 2, "0 statements"),
         (copy, 2, "is not a question"),
         ("INSTALL httpfs", 2, "is not a question"),
+        (f"WITH a AS ({copy}) SELECT 1", 2, "COPY is not part of a question"),
+        (f"EXPLAIN ANALYZE {copy}", 2, "COPY is not part of a question"),
+        ("SELECT 1 AS a, 2 AS a", 2, "two columns of the answer are called a"),
         ("FROM read_text('/etc/passwd')", 1, "Permission Error"),
         ("SELECT 1 / (kernel)::INT FROM launchlate_launch", 1, "Conversion Error"),
     ):
@@ -171,6 +174,28 @@ def test_refusals(two_hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         refusal(capsys, "FROM hosts")[0] == 2
         and refusal(capsys, "--json", "--csv", "FROM x", two_hosts)[0] == 2
     )
+
+
+def test_directories_may_have_any_name_and_come_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No part of DIR is taken for a glob, or for a column."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "node")
+    for name in ("g[1]*", "g1", "count=7/host=zz", "it's"):
+        keep(tmp_path / name, "launchlate", some("launchlate", "kernel", kernel=name, count=3))
+        question = "SELECT kernel, count, host FROM launchlate_kernel"
+        answer = ask(capsys, "--json", question, tmp_path / name, tmp_path / name).splitlines()
+        assert [json.loads(line) for line in answer] == [{"kernel": name, "count": 3, "host": "node"}]
+
+
+def test_without_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tool still runs, or was killed."""
+    keep(tmp_path, "launchlate", some("launchlate", "kernel", exec_ns=TIMES | {"mean": 123456789.25}))
+    assert (
+        ask(capsys, "--csv", "SELECT exec_ns.mean FROM launchlate_kernel", tmp_path) == "mean\n123456789.25\n"
+    )
+    assert "launchlate_kernel: records" in ask(capsys, "--list", tmp_path)
+    assert "summaries does not exist" in refusal(capsys, "FROM summaries", tmp_path)[1]
 
 
 def test_a_damaged_file(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:

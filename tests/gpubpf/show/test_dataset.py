@@ -79,7 +79,19 @@ def test_numbers_beyond_64_bits_are_null_and_counted(
         {"type": "number"},
         {"type": "number", "value": 1, "text": "a"},
     ]
-    assert "threadhist: note: 1 numbers beyond 64 bits are null in Parquet" in capsys.readouterr().err
+    assert (
+        "threadhist: note: 1 integers beyond 64 bits, with the sign, are null in Parquet"
+        in capsys.readouterr().err
+    )
+
+
+def test_names_that_are_not_unicode_and_large_numbers_of_any_kind(tmp_path: Path) -> None:
+    name = b"/\xe9".decode("utf-8", "surrogateescape")
+    run = written(tmp_path, [NUMBER.record(value=1, text=name)])
+    assert records_in(tmp_path, NUMBER, run) == [{"type": "number", "value": 1, "text": "/\\udce9"}]
+    run = written(tmp_path, [OTHER.record(reasons={name: 1}, what=[2**64], late_ns=[])])
+    [record] = records_in(tmp_path, OTHER, run)
+    assert (record["reasons"], record["what"]) == ({"/\\udce9": 1}, [2**64])
 
 
 def test_files_are_complete_at_any_moment(tmp_path: Path) -> None:

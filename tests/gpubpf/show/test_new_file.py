@@ -11,7 +11,7 @@ import pytest
 
 from gpubpf.errors import Error
 from gpubpf.show import picture
-from gpubpf.show.new_file import open_new
+from gpubpf.show.new_file import Directory, open_new
 from gpubpf.show.output import Output
 from gpubpf.show.perfetto import Trace
 
@@ -21,6 +21,23 @@ def _parquet(path: str) -> object:
     from gpubpf.memory import parquet
 
     return parquet.Writer(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(("owner", "mode"), [(0, 0o1777), (0, 0o777), (65534, 0o755)])
+def test_a_link_as_the_directory_for_records_is_refused(tmp_path: Path, owner: int, mode: int) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (place / "link").symlink_to(tmp_path / "elsewhere")
+    os.chown(place / "link", 65534, 65534, follow_symlinks=False)
+    os.chown(place, owner, owner)
+    place.chmod(mode)
+    for path in (f"{place}/link", f"{place}/link/"):
+        with pytest.raises(OSError):
+            Directory.make(path, "part")
+    assert not list((tmp_path / "elsewhere").iterdir())
+    Directory.make(f"{place}/own", "part").close()
 
 
 WRITERS: list[Callable[[str], object]] = [Output, Trace, picture.check, _parquet]
