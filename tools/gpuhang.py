@@ -30,7 +30,7 @@ EXAMPLES = """examples:
     gpuhang -- ./app                        where warps stand after 10 s
     gpuhang --after 60 -- ./app             kernels may run for a minute
     gpuhang --kernel 'solve*' -- ./app      of some kernels only
-    gpuhang --check --after 30 -d 60 -- ./test   exit status 1 if one hangs
+    gpuhang --check --after 30 -- ./test  status 1 if one hangs; use timeout
     gpuhang -p 1234                         launches of a running program
     gpuhang --json -o hang.jsonl -- ./app   a record for each place
 """
@@ -263,7 +263,7 @@ def build_parser() -> cli.Parser:
     looking.add_argument(
         "--check",
         action="store_true",
-        help="exit with status 1 if a launch never ends (deadlock or spinning) and COMMAND succeeded",
+        help="exit with status 1 if a launch seems never to end (deadlock or spinning) and COMMAND succeeded",
     )
     cli.add_kernels(parser)
     cli.add_sampling(parser)

@@ -223,6 +223,8 @@ class Hangs:
         failed, ended = session.failed(), session.ended()
         stands = {one.process: one.array for one in session.shared("stands")}
         for one in session.shared("launches"):
+            if one.process not in stands:  # it has joined since
+                continue
             for head, launch in _heads(one.array, stands[one.process]):
                 key = one.process, launch
                 running.add(key)

@@ -9,13 +9,15 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import time
 from pathlib import Path
 
 from gpubpf.kernel import libc
-from gpubpf.process import proc, scans
+from gpubpf.process import patience, proc, scans
 
 _SAMPLES, _PAUSE = 10, 0.02  # looks at a connection, and the seconds between them
+_TAKES_LOCK = re.compile(rb"handle_mm_fault|mmap|munmap|mremap|mprotect|madvise")
 _CLOEXEC, _CREATE = 1, 6  # FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC; FSCONFIG_CMD_CREATE
 
 
@@ -57,8 +59,31 @@ def foreign() -> list[str]:
     if not os.path.exists("/sys/fs/fuse"):  # this kernel has no FUSE, or has not loaded it
         return []
     numbers = os.listdir(connections())
-    seen = {line.split(b" ")[2].partition(b":")[2].decode() for line in proc.lines(os.getpid(), "mountinfo")}
+    devices = (line.split(b" ")[2].split(b":") for line in proc.lines(os.getpid(), "mountinfo"))
+    seen = {
+        str(int(major) << 20 | int(minor)) for major, minor in devices
+    }  # the kernel's own numbers, as connections have them
     return [number for number in numbers if owner(number) != 0 or number not in seen]
+
+
+def keeps_lock(pid: int) -> bool:
+    """Return whether a thread of a process waits for a FUSE server while it may hold the lock of its address space.
+
+    Its kernel stack has functions of FUSE, and others that take this lock. A thread that only reads a file has the former alone, and
+    one that forks a large process the latter alone.
+    Return False if the stacks cannot be read."""
+
+    def look() -> bool:
+        return any(_waits_with_lock(proc.read(pid, f"task/{tid}/stack")) for tid in proc.threads(pid))
+
+    with contextlib.suppress(OSError):
+        # Without limits, because looks that wait would otherwise protect the process.
+        return patience.within(patience.SHORT_WAIT, pid, look, limited=False)
+    return False
+
+
+def _waits_with_lock(stack: bytes) -> bool:
+    return b"] fuse_" in stack and _TAKES_LOCK.search(stack) is not None
 
 
 def unanswered(user: int) -> list[str]:

@@ -37,7 +37,7 @@ def obstacle() -> int:
         user = scans.user_of(pid)
         if user in harmless:
             continue
-        if fuse.unanswered(user):
+        if fuse.keeps_lock(pid) and fuse.unanswered(user):
             harmless.add(user)
         elif holds_lock(pid):
             return pid
@@ -50,9 +50,11 @@ def guarded(note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     global _guarded
     fuse.connections()
     ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(ended, note), name="gpubpf-locks", daemon=True)
+    with contextlib.suppress(RuntimeError):  # no more threads can be started: go on without
+        watcher.start()
     with _forks:
         _guarded += 1
-    threading.Thread(target=_watch, args=(ended, note), name="gpubpf-locks", daemon=True).start()
     try:
         yield
     finally:
@@ -83,10 +85,16 @@ def _watch(ended: threading.Event, note: Callable[[str], None]) -> None:
         seen: set[int] = set()
         for pid in lock_holders(SHORT_WAIT):
             user = scans.user_of(pid)
-            if ended.is_set() or user in seen:
+            if ended.is_set() or user in seen or not fuse.keeps_lock(pid):
                 continue
             seen.add(user)
-            if (numbers := fuse.unanswered(user)) and not ended.is_set():
+            # A file system of a user who harms nobody may be slow, too: look twice at the lock, the second time for two seconds.
+            if (
+                (numbers := fuse.unanswered(user))
+                and holds_lock(pid)
+                and fuse.keeps_lock(pid)
+                and not ended.is_set()
+            ):
                 aborted = [number for number in numbers if fuse.abort(number)]
                 if aborted:
                     _stopped_by.add(user)

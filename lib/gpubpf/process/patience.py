@@ -39,17 +39,18 @@ class Unanswered(OSError):
         super().__init__(errno.ETIMEDOUT, "its list of mappings or its memory does not arrive")
 
 
-def within(seconds: float, pid: int, look: Callable[[], T]) -> T:
+def within(seconds: float, pid: int, look: Callable[[], T], limited: bool = True) -> T:
     """Call `look` on a new thread, which has the privileges of this one. Return its result, or raise its exception.
 
     seconds: how long the look may take without using CPU time.
 
     Raises Unanswered if it takes longer. The thread then remains until the process lets it go. If limits.UNANSWERED such threads
-    remain, or limits.UNANSWERED_OF_USER for the processes of one user, raise Unanswered without a look.
+    remain, or limits.UNANSWERED_OF_USER for the processes of one user, raise Unanswered without a look. limited: whether these limits
+    apply.
     """
     user = scans.user_of(pid) if _waiting else 0
     with _lock:
-        if limits.exceeded(_waiting, user, limits.UNANSWERED, limits.UNANSWERED_OF_USER, 1):
+        if limited and limits.exceeded(_waiting, user, limits.UNANSWERED, limits.UNANSWERED_OF_USER, 1):
             raise Unanswered
     return _within(seconds, lambda: pid, look)
 
@@ -120,8 +121,10 @@ def lock_holders(seconds: float) -> Iterator[int]:
             _within(seconds, lambda: pids[at], look)
             return
         except Unanswered:
-            first = at + 1
-            yield pids[at]
+            held = at  # the look may go on any moment
+            first = held + 1
+        if held < len(pids) and holds_lock(pids[held], seconds):
+            yield pids[held]
     yield from (pid for pid in pids[first:] if holds_lock(pid, seconds))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -39,7 +40,59 @@ def test_which_process_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_waits, "lock_holders", lambda seconds: iter((10, 11, 20, 30)))
     monkeypatch.setattr(kernel_waits, "holds_lock", lambda pid: pid // 10 in held)
     monkeypatch.setattr(kernel_waits.scans, "user_of", lambda pid: pid // 10)
+    monkeypatch.setattr(fuse, "keeps_lock", lambda pid: True)
     monkeypatch.setattr(fuse, "unanswered", lambda user: ["40"] if user in disconnectable else [])
     assert kernel_waits.obstacle() == 30
     disconnectable.add(3)
     assert kernel_waits.obstacle() == 0
+
+
+READS = "[<0>] request_wait_answer+0x112/0x210\n[<0>] fuse_file_read_iter+0x1/0x2\n[<0>] ksys_read+0x1/0x2\n"
+FORKS = "[<0>] dup_mmap+0x1/0x2\n[<0>] copy_process+0x1/0x2\n"
+HOLDS = "[<0>] __folio_lock+0xf6/0x240\n[<0>] fuse_file_mmap+0x6c/0x110\n[<0>] vm_mmap_pgoff+0x124/0x210\n"
+
+
+@pytest.mark.parametrize(("stacks", "aborted"), [((READS, FORKS), False), ((READS, HOLDS), True)])
+def test_a_file_system_of_a_process_that_forks_and_reads_stays(
+    stacks: tuple[str, str], aborted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fork(2) of a large process holds its lock for seconds, while its other threads read files. That is not an attack."""
+    ended, connections = threading.Event(), list[str]()
+
+    def abort(number: str) -> bool:
+        connections.append(number)
+        ended.set()
+        return True
+
+    looks = 0
+
+    def holders(seconds: float) -> Iterator[int]:
+        nonlocal looks
+        looks += 1
+        if looks > 2:
+            ended.set()
+        return iter((10,))
+
+    monkeypatch.setattr(kernel_waits, "GRACE", 0.01)
+    monkeypatch.setattr(kernel_waits, "lock_holders", holders)
+    monkeypatch.setattr(kernel_waits, "holds_lock", lambda pid: True)
+    monkeypatch.setattr(kernel_waits, "_stopped_by", set[int]())
+    monkeypatch.setattr(kernel_waits.scans, "user_of", lambda pid: 1)
+    monkeypatch.setattr(fuse.proc, "threads", lambda pid: [0, 1])
+    monkeypatch.setattr(fuse.proc, "read", lambda pid, name: stacks[int(name.split("/")[1])].encode())
+    monkeypatch.setattr(fuse, "unanswered", lambda user: ["40"])
+    monkeypatch.setattr(fuse, "abort", abort)
+    kernel_waits._watch(ended, lambda text: None)
+    assert connections == ["40"] * aborted
+    assert kernel_waits.has_stopped_machine(1) == aborted
+
+
+def test_without_another_thread_the_block_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "start", refuse)
+        with kernel_waits.guarded():
+            assert kernel_waits._guarded == 1
+    assert kernel_waits._guarded == 0
