@@ -81,10 +81,11 @@ static inline void raise(u64 *word, u64 to) {
 
 static inline void count(struct times *times, u64 cycles) {
     u32 shift = gpu_log2(cycles >> 4 | 1);
+    u64 bin = shift * 16 + (cycles >> shift);
 
     __sync_fetch_and_add(&times->count, 1);
     __sync_fetch_and_add(&times->sum, cycles);
-    __sync_fetch_and_add(&times->bins[(shift * 16 + (cycles >> shift)) & (BINS - 1)], 1);
+    __sync_fetch_and_add(&times->bins[bin < BINS ? bin : BINS - 1], 1);
     if (times->most < cycles)
         gpu_max(&times->most, cycles);
 }
@@ -171,7 +172,7 @@ def build_parser() -> cli.Parser:
         "--top", type=cli.positive, metavar="N", help="show only the N barriers that cost most (default: all)"
     )
     cli.add_kernels(parser)
-    cli.add_sampling(parser)
+    cli.add_sampling(parser, warps=False)  # a barrier needs all warps of its block
     cli.add_budget(parser)
     cli.add_device(parser, times=True)
     cli.add_looks(parser)
@@ -182,10 +183,7 @@ def build_parser() -> cli.Parser:
 @cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
-    parser = build_parser()
-    args = cli.parse(parser, argv)
-    if args.sample_warps:
-        parser.error("a barrier needs all warps of its block; use --sample-blocks instead of --sample-warps")
+    args = cli.parse(build_parser(), argv)
     out = cli.open_results(args)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
@@ -226,8 +224,10 @@ def report(
     results.begin()
     if results.form == "text":
         results.out.lines([*text.lines(found, args.top, args.verbose, owners), ""])
-    else:
+    elif results.json:
         results.records(waits.BARRIER, found[: args.top])
+    else:
+        results.table(waits.BARRIER.columns, map(waits.row, found[: args.top]))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,6 @@ if __package__ in (None, ""):  # run as tools/gpuhang.py: the library is in ../l
 
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from gpubpf.hangs.stands import Hang
-    from gpubpf.show.owner_columns import OwnerColumns
-
 TOOL = "gpuhang"
 EXAMPLES = """examples:
     gpuhang -- ./app                        where warps stand after 10 s
@@ -37,16 +30,16 @@ EXAMPLES = """examples:
 PROGRAM = r"""
 #include <gpubpf.h>
 
-#define LAUNCHES 1024                            /* launch number N uses row N modulo LAUNCHES */
+#define LAUNCHES 1024                            /* launch number N uses row N modulo LAUNCHES; the tool remembers older rows */
 #define WARPS 65536                              /* warps that can stand somewhere at once; GPUs run fewer than 20,000 */
-#define EVERY 64                                 /* a warp counts, and writes, one in so many turns of a loop */
+#define EVERY 64                                 /* a warp counts and writes one in 64 turns of a loop */
 #define NOWHERE ~0u
 enum { NONE, BEGUN, BARRIER, LEFT, LOOP, CALL, EXITED };
 
 /* In host memory, which the tool can read while the kernel runs, and after it. */
 struct launch { u64 launch, kernel, grid[3], block[3], exited, untracked; };
 GPU_SHARED_ARRAY(launches, struct launch, LAUNCHES);
-struct stand { u64 launch, warp, place, turns, events, polls, changes, address; };
+struct stand { u64 launch, warp, place, turns, events, polls, changes, address; };  /* turns: at a barrier, arrivals at any */
 GPU_SHARED_ARRAY(stands, struct stand, WARPS);
 
 /* In GPU memory: the same of a warp, and how many of its threads are in the kernel. The warp's launch and number identify it. */
@@ -70,9 +63,15 @@ static inline void find(u64 launch, struct where *here) {
     here->slot = ((u32)launch * 40503 + here->warp) % WARPS;
 }
 
-#define PLACE(_kind, _lanes, _own, _barrier, _site) \
-    ((u64)(_kind) << 61 | (u64)gpu_popcount(_lanes) << 55 | ((u64)(_own)->arrivals & 0x7fff) << 40 | \
-     ((u64)(_barrier) & 0xff) << 32 | (u32)(_site))
+/* Returns this warp's words in GPU memory to its first active lane; 0 to others, and if another warp stands there. */
+static inline struct own *mine(gpu_mask active, u64 launch, struct where *here) {
+    find(launch, here);
+    struct own *own = gpu_first(active) ? owns.lookup(&here->slot) : 0;
+    return own && own->warp == here->name ? own : 0;
+}
+
+#define PLACE(_kind, _lanes, _barrier, _site) \
+    ((u64)(_kind) << 61 | (u64)gpu_popcount(_lanes) << 55 | ((u64)(_barrier) & 0xff) << 32 | (u32)(_site))
 
 int on_entry(struct gpu_entry *ctx) {
     gpu_mask active = gpu_active();
@@ -110,7 +109,7 @@ int on_entry(struct gpu_entry *ctx) {
     own->turns = 0, own->events = 0, own->polls = 0, own->changes = 0, own->address = 0;
     own->warp = here.name;
     stand->warp = here.warp;
-    stand->place = PLACE(BEGUN, active, own, 0, ctx->site);
+    stand->place = PLACE(BEGUN, active, 0, ctx->site);
     stand->launch = launch;
     return 0;
 }
@@ -120,18 +119,13 @@ int on_exit(struct gpu_exit *ctx) {
     u64 launch = ctx->launch, leaving = gpu_popcount(active);
     struct where here;
     int row = launch % LAUNCHES;
-    if (!gpu_first(active))
-        return 0;
-    find(launch, &here);
-    struct own *own = owns.lookup(&here.slot);
+    struct own *own = mine(active, launch, &here);
     struct stand *stand = stands.lookup(&here.slot);
     struct count *count = counts.lookup(&row);
     struct launch *head = launches.lookup(&row);
-    if (!own || !stand || !count || !head)
+    if (!own || !stand || !count || !head || __sync_fetch_and_add(&own->inside, -leaving) != leaving)
         return 0;
-    if (own->warp != here.name || __sync_fetch_and_add(&own->inside, -leaving) != leaving)
-        return 0;
-    stand->place = PLACE(EXITED, active, own, 0, ctx->site);
+    stand->place = PLACE(EXITED, active, 0, ctx->site);
     head->exited = __sync_fetch_and_add(&count->exited, 1) + 1;
     own->warp = 0;
     __sync_fetch_and_add(&own->taken, -1ull);    /* now another warp may stand there */
@@ -142,35 +136,28 @@ static inline void write(struct own *own, u32 slot, u64 place) {
     struct stand *stand = stands.lookup(&slot);
     if (!stand)
         return;
-    stand->turns = own->turns, stand->events = own->events;
-    stand->polls = own->polls, stand->changes = own->changes, stand->address = own->address;
+    stand->turns = own->turns, stand->events = own->events, stand->polls = own->polls;
+    stand->changes = own->changes, stand->address = own->address;
     stand->place = place;
 }
 
-/*
- * A chosen turn: one in EVERY spans of 128 cycles, in no regular order. This costs little in the other turns, and no loop always turns
- * in other spans.
- */
+/* Whether this turn is in a chosen span of 128 cycles: one in EVERY, in no regular order, so that no loop always misses them. */
 static inline u32 is_chosen(void) {
-    u32 span = gpu_clock() >> 7;
-    return !(span * 0x9e3779b1u >> 26);
+    return !((u32)(gpu_clock() >> 7) * 0x9e3779b1u >> 26);
 }
 
 static inline int turn(u32 each, struct gpu_basic_block *ctx) {
-    u64 site = ctx->site;
     struct where here;
-    if (!gpu_first(ctx->active))
-        return 0;
-    find(ctx->launch, &here);
-    struct own *own = owns.lookup(&here.slot);
-    if (!own || own->warp != here.name)
+    struct own *own = mine(ctx->active, ctx->launch, &here);
+    u64 site = ctx->site;
+    if (!own)
         return 0;
     own->turns = own->site == site ? own->turns + each : each;
     own->site = site;
     own->events += each;
     if (each == 1 && own->events % EVERY)
         return 0;
-    write(own, here.slot, PLACE(LOOP, ctx->active, own, 0, site));
+    write(own, here.slot, PLACE(LOOP, ctx->active, 0, site));
     return 0;
 }
 
@@ -180,35 +167,31 @@ int on_wait(struct gpu_basic_block *ctx) { return turn(1, ctx); } /* loops that 
 int on_call(struct gpu_function_entry *ctx) {
     gpu_mask active = gpu_active();
     struct where here;
-    if (!gpu_first(active))
-        return 0;
-    find(ctx->launch, &here);
-    struct own *own = owns.lookup(&here.slot);
-    if (!own || own->warp != here.name)
+    struct own *own = mine(active, ctx->launch, &here);
+    if (!own)
         return 0;
     own->site = NOWHERE;                         /* a loop in the function begins anew */
     own->events++;
-    if (!is_chosen())
-        return 0;
-    write(own, here.slot, PLACE(CALL, active, own, 0, ctx->site));
+    if (is_chosen())
+        write(own, here.slot, PLACE(CALL, active, 0, ctx->site));
     return 0;
 }
 
-/* After a load or atomic whose value alone decides whether a loop goes on: whether any lane sees something new. */
+/* After a load or atomic in a loop that only its value can end: count whether a lane has loaded another value than before. */
 int on_poll(struct gpu_value *ctx) {
-    u64 value = (ctx->effect & GPU_RETURNS ? ctx->old_low : ctx->low) * 0x9e3779b97f4a7c15 + ctx->address + 1;
-    u64 launch = ctx->launch, site = ctx->site, address = ctx->address;
+    u64 returns = ctx->effect & GPU_RETURNS, high = returns ? ctx->old_high : ctx->high;
+    u64 value = ((returns ? ctx->old_low : ctx->low) + high * 0xff51afd7ed558ccd) * 0x9e3779b97f4a7c15 + ctx->address + 1;
+    u64 site = ctx->site, address = ctx->address;
     gpu_mask active = ctx->active;
     struct where here;
-    find(launch, &here);
+    struct own *own = mine(active, ctx->launch, &here);
     u32 cell = here.slot * GPU_LANES + gpu_lane();
     struct seen *seen = loaded.lookup(&cell);
-    struct own *own = owns.lookup(&here.slot);
     u32 is_new = seen && seen->value[site & 1] != value;
     if (seen && is_new)
         seen->value[site & 1] = value;
     u32 any = gpu_any(is_new);
-    if (!gpu_first(active) || !own || own->warp != here.name)
+    if (!own)
         return 0;
     own->polls++;
     own->changes += any;
@@ -216,33 +199,25 @@ int on_poll(struct gpu_value *ctx) {
     return 0;
 }
 
-int on_arrive(struct gpu_barrier_arrive *ctx) {
-    gpu_mask active = gpu_active();
+static inline int at_barrier(u64 kind, gpu_mask active, u64 launch, u64 number, u64 site) {
     struct where here;
-    if (!gpu_first(active))
-        return 0;
-    find(ctx->launch, &here);
-    struct own *own = owns.lookup(&here.slot);
+    struct own *own = mine(active, launch, &here);
     struct stand *stand = stands.lookup(&here.slot);
-    if (!own || !stand || own->warp != here.name)
+    if (!own || !stand)
         return 0;
-    own->arrivals++;
     own->site = NOWHERE;
-    stand->place = PLACE(BARRIER, active, own, ctx->barrier, ctx->site);
+    if (kind == BARRIER)
+        stand->turns = ++own->arrivals;
+    stand->place = PLACE(kind, active, number, site);
     return 0;
 }
 
+int on_arrive(struct gpu_barrier_arrive *ctx) {
+    return at_barrier(BARRIER, gpu_active(), ctx->launch, ctx->barrier, ctx->site);
+}
+
 int on_leave(struct gpu_barrier_leave *ctx) {
-    gpu_mask active = gpu_active();
-    struct where here;
-    if (!gpu_first(active))
-        return 0;
-    find(ctx->launch, &here);
-    struct own *own = owns.lookup(&here.slot);
-    struct stand *stand = stands.lookup(&here.slot);
-    if (own && stand && own->warp == here.name)
-        stand->place = PLACE(LEFT, active, own, ctx->barrier, ctx->site);
-    return 0;
+    return at_barrier(LEFT, gpu_active(), ctx->launch, ctx->barrier, ctx->site);
 }
 """
 
@@ -263,7 +238,7 @@ def build_parser() -> cli.Parser:
     looking.add_argument(
         "--check",
         action="store_true",
-        help="exit with status 1 if a launch seems never to end (deadlock or spinning) and COMMAND succeeded",
+        help="exit with status 1 if a launch has not ended that seems never to end (deadlock or spinning)",
     )
     cli.add_kernels(parser)
     cli.add_sampling(parser)
@@ -294,47 +269,31 @@ def main(argv: list[str] | None = None) -> int:
     b.attach_gpu_value(kernel=args.kernel, fn_name="on_poll", kinds=("load", "atomic"), loops="waiting")
     b.attach_gpu_barrier_arrive(kernel=args.kernel, fn_name="on_arrive")
     b.attach_gpu_barrier_leave(kernel=args.kernel, fn_name="on_leave")
-    for name in ("on_entry", "on_exit", "on_call", "on_loop", "on_wait", "on_poll", "on_arrive", "on_leave"):
-        b.titles[name] = TOOL
+    b.titles |= dict.fromkeys((probe.program for probe in b.probes), TOOL)
     if args.list or args.ptx:
         from gpubpf.images import listing
 
         return listing.show(b, args, out)
     with b.trace(args) as session:
-        from gpubpf.hangs.stands import Hangs  # imports NumPy, which would delay the first probe
+        from gpubpf.hangs import stands, text  # these import NumPy, which would delay the first probe
 
-        hangs = Hangs(args.after, whole=b.sampling is None)
+        hangs = stands.Hangs(args.after, whole=b.sampling is None)
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
 
         def look() -> None:
-            report(hangs.look(session), owners, args, results)
+            text.report(hangs.look(session), owners, args.verbose, results)
+            for hang in hangs.take_ended():
+                results.note_once(text.ended(hang))
 
         for _ in session.intervals(args.interval, args.count, tick=look, every=0.25):
             if args.interval and not session.stopped:
-                report(hangs.again(), owners, args, results)
+                text.report(hangs.again(), owners, args.verbose, results)
             if out.closed:
                 break
         if not hangs.told and results.form == "text":
             out.line(f"no launch ran for {args.after:g} s")
         results.end(session.summary())
-    return session.status or int(args.check and hangs.any)
-
-
-def report(
-    found: list[Hang], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
-) -> None:
-    """Print launches that do not end."""
-    from gpubpf.hangs import stands, text
-
-    if found:
-        results.begin()
-    for hang in found:
-        if results.json:
-            results.records(stands.HANG, (hang,))
-        if results.form == "text":
-            results.out.lines([*text.lines(hang, args.verbose, owners), ""])
-        else:
-            results.records(stands.PLACE, hang.places)
+    return session.status or int(args.check and hangs.stuck)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def measure(session: Session, slots: int, args: argparse.Namespace, results: cli
         look(last=session.stopped)
         rows = current.rows(args.weight)
         if args.folded:
-            results.out.lines(profile.folded_lines(rows[: args.top], args.weight, session.several))
+            results.out.lines(profile.folded_lines(rows[: args.top], args.weight, owners.see(rows).processes))
         elif results.form == "text":
             results.out.lines(profile_text.report(rows, args.weight, owners, args.top, args.verbose))
         elif results.csv:

@@ -65,8 +65,7 @@ def test_the_report_names_it(example: Path) -> None:
     assert "no warp waited" in run("--kernel", "absent", "--", example, status=1).stdout
     rows = list(csv.DictReader(run("--csv", "--top", "1", "--", example).stdout.splitlines()[1:]))
     assert [row["kernel"] for row in rows] == ["uneven"] and rows[0]["waits"] == "64"
-    refused = run("--sample-warps", "1/2", "--", example, status=2).stderr
-    assert "use --sample-blocks instead" in refused
+    assert (rows[0]["last_warp"], rows[0]["last_count"]) == ("0", "16")
 
 
 def test_every_interval_has_its_own_numbers(example: Path, tmp_path: Path) -> None:

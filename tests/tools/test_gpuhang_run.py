@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ import pytest
 
 import gpubpf_cuda
 import gpubpf_examples
-from gpubpf.hangs import stands
+from gpubpf.hangs import stands, text
 from gpubpf.inject.values import Site
 from gpubpf.records.launch_shape import Shape
 
@@ -217,8 +219,8 @@ SITES = {
 }
 
 
-def word(did: int, site: int, barrier: int = 0, arrivals: int = 1) -> int:
-    return did << 61 | 32 << 55 | arrivals << 40 | barrier << 32 | site
+def word(did: int, site: int, barrier: int = 0) -> int:
+    return did << 61 | 32 << 55 | barrier << 32 | site
 
 
 def verdict(now: list[tuple[int, ...]], before: list[tuple[int, ...]], untracked: bool = False) -> str:
@@ -257,9 +259,9 @@ EXITED = (word(stands.EXITED, 5), 0, 0, 0, 0)
         ([EXITED, WAITS, EXITED, EXITED], [EXITED, WAITS, EXITED, EXITED], "deadlock"),
         (
             [WAITS, WAITS, spin(9), spin(9)],
-            [(word(2, 2, 0, 0), 0, 0, 0, 0), WAITS, spin(5), spin(5)],
+            [(word(2, 2), 2**15, 0, 0, 0), WAITS, spin(5), spin(5)],
             "running",
-        ),
+        ),  # it has passed barriers in between
         (
             [(word(2, 3), 0, 0, 0, 0)] * 4,
             [(word(2, 3), 0, 0, 0, 0)] * 4,
@@ -288,6 +290,77 @@ def test_only_launches_with_warps_are_open_and_no_shape_is_believed() -> None:
     words = np.zeros(4, WORDS)
     words["launch"] = 5, 6, 7, 7
     words["place"] = [word(did, 1) for did in (stands.EXITED, stands.BEGUN, stands.LOOP, stands.EXITED)]
-    found = [(number, stands._shape(head) is None) for head, number in stands._heads(rows, words)]
-    assert found == [(6, True), (7, False)]
+    hangs = stands.Hangs(1)
+    found = hangs._launches(1, rows, words)
+    assert [(number, stands._shape(head) is None) for number, head in found] == [(6, True), (7, False)]
+    # A launch stays known when a later one has its row.
+    hangs._open[1, 6], hangs._open[2, 8] = (stands._Open(0.0, head=head) for _, head in found)
+    rows["launch"][1] = 9
+    assert [number for number, _ in hangs._launches(1, rows, words)] == [6, 7]
     assert len(stands._of_launch(words, 7, Shape((1 << 30, 1 << 30, 1 << 30), (1, 1, 1)))) == 1
+
+
+def test_places_that_the_kernel_does_not_have_are_one_place() -> None:
+    words = np.zeros(4000, WORDS)
+    words["warp"] = np.arange(4000)
+    words["place"] = [word(stands.BARRIER, 100 + number) for number in range(4000)]
+    reading = stands._Reading(words, words, Shape((2000, 1, 1), (64, 1, 1)), SITES)
+    hang = stands.Hang(1, "app", 0, "k", 1, reading.shape, 0, "unknown", 0)
+    [place] = reading.places(hang)
+    assert (place.kind, place.site, place.warps, place.missing) == ("barrier", None, 4000, ())
+
+
+class Shared:
+    """A session in which a process has one launch of one warp, which spins until `place` changes."""
+
+    device = SimpleNamespace(kind="gpu")
+
+    def __init__(self) -> None:
+        numbers = [(name, "<u8") for name in ("launch", "kernel", "exited", "untracked")]
+        self.rows = np.zeros(1, [*numbers, ("grid", "<u8", 3), ("block", "<u8", 3)])
+        self.rows["launch"], self.rows["kernel"], self.rows["grid"], self.rows["block"] = 1, 9, 1, (32, 1, 1)
+        self.words = np.array([(1, 0, *spin(1), 64)], WORDS)
+        self.known = True
+
+    def shared(self, name: str) -> list[Any]:
+        array = (self.words if name == "stands" else self.rows).copy()
+        return [SimpleNamespace(process=1, pid=5, comm="app", array=array)] if self.known else []
+
+    def turn(self) -> None:
+        for name in ("turns", "events", "polls"):
+            self.words[name] += np.uint64(1)
+
+    def sites(self, mangled: str, pid: int) -> dict[int, Site]:
+        return SITES
+
+    def faults(self) -> dict[int, Any]:
+        return {}
+
+    gpus = faults
+
+    def failed(self) -> set[int]:
+        return set()
+
+    ended = failed
+
+    def kernel_names(self) -> dict[int, dict[int, str]]:
+        return {1: {9: "k"}}
+
+
+def test_a_launch_that_ends_after_all_is_reported_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host or another kernel has changed the word that it waited for."""
+    seconds = itertools.count()
+    monkeypatch.setattr(stands.time, "monotonic", lambda: float(next(seconds)))
+    hangs, session, found = stands.Hangs(2), Shared(), list[stands.Hang]()
+    for _ in range(5):
+        session.turn()
+        found += hangs.look(session)  # type: ignore[arg-type]
+    assert [hang.verdict for hang in found] == ["spinning"] and hangs.stuck and not hangs.take_ended()
+    session.known = False  # the process is gone: what it wrote last counts
+    hangs.look(session)  # type: ignore[arg-type]
+    assert hangs.stuck
+    session.known = True
+    session.words["place"] = word(stands.EXITED, 5)
+    assert not hangs.look(session) and not hangs.stuck  # type: ignore[arg-type]
+    [hang] = hangs.take_ended()
+    assert text.ended(hang) == "pid 5: launch 1 of k has ended; it was reported as spinning"

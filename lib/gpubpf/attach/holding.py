@@ -297,7 +297,7 @@ class _HoldHelper:
                 self._probes.forget_thread(event.tid)
 
     def _crowded(self, user: int) -> bool:
-        """Return whether so many processes are held that this user's next process is not: others would have to wait."""
+        """Return whether the limit of held processes is reached, in all or for this user, whose next process is then not held."""
         if len(self._arrivals) < limits.HELD_OF_USER:
             return False
         held = Counter(arrival.user for arrival in self._arrivals.values())

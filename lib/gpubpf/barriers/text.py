@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 WORST = 3  # barriers to explain
 LEAST_NS = 100  # mean wait from which on a barrier is explained; waits below it are what starting warps one by one costs
-OFTEN = 0.75  # share of the rounds in which one warp is last, from which on it is named
+OFTEN = 0.75  # share of the rounds in which one warp is last, from which on it is named; the same share of other waits must be long
 LEAST_ROUNDS = 4  # rounds from which on that is not chance
 
 
@@ -61,16 +61,20 @@ def _mean(times: Times, cycle: float | None) -> str:
 
 
 def _late(one: Barrier) -> str:
-    """Return a sentence about the warp that a barrier waits for; "" if that warp is not always the same, or waits are short."""
+    """Return a sentence about the warp that a barrier waits for; "" if that warp is not always the same, or waits are short.
+
+    If several warps come late together, most waits are short: then no single warp is to blame."""
     warp, times = next(iter(one.last.items()), (0, 0))
     rounds = one.skews.count
     if rounds < LEAST_ROUNDS or times < OFTEN * rounds or one.cycle is None:
         return ""
-    others = one.waits.count - rounds
-    mean = one.waits.total * one.cycle / others if others > 0 else 0.0
-    if mean < LEAST_NS:
+    # The last warp of a round does not wait, or, if it only arrives, its wait does not count.
+    others = one.waits.count - min(rounds, one.waits.shorter_than(1))
+    short = one.waits.shorter_than(LEAST_NS / one.cycle) - (one.waits.count - others)
+    if others <= 0 or short > (1 - OFTEN) * others:
         return ""
-    each = f"the other {one.warp.word}s of its block wait {table.duration(mean)} each time"
+    mean = table.duration(one.waits.total * one.cycle / others)
+    each = f"the other {one.warp.word}s of its block wait {mean} on average"
     return f"{one.source}: {one.warp.word} {warp} arrives last {times:,} of {rounds:,} times; {each}"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from gpubpf.record import Record, replace
 from gpubpf.records.clock import CycleLength
 from gpubpf.records.fields import KERNEL, MANGLED, OWNER, STAMP
-from gpubpf.records.kernel_shapes import site_name
+from gpubpf.records.kernel_shapes import known_site_name
 from gpubpf.records.launch_shape import Warp
 from gpubpf.session.records import BUDGET, NOT_PROBED, of_every_tool
 from gpubpf.show import table
@@ -74,6 +74,10 @@ class Times(Record):
             most = min(most, int(middles(len(bins))[used[-1]])) if len(used) else 0
         return Times(self.count - before.count, self.total - before.total, most, bins)
 
+    def shorter_than(self, cycles: float) -> int:
+        """Return how many times were shorter."""
+        return int(self.bins[middles(len(self.bins)) < cycles].sum())
+
     def record(self, cycle: float | None) -> dict[str, float] | None:
         """Return the JSON fields in ns. cycle: ns of a cycle; None, if it is unknown: then return None."""
         if cycle is None or not self.count:
@@ -118,7 +122,7 @@ class Barrier(Record):
 
     @property
     def source(self) -> str:
-        return f"site {self.number}" if self.site is None else site_name(self.site)
+        return known_site_name(self.number, self.site)
 
     @property
     def warp(self) -> Warp:
@@ -158,7 +162,11 @@ BARRIER = Fields(
         Field("unknown", "integer", "waits that could not be measured"),
         STAMP,
     ),
-    csv="pid comm gpu kernel site source barrier waits wait_ns rounds skew_ns unknown mangled",
+    csv="pid comm gpu kernel site source barrier waits wait_ns rounds skew_ns last_warp last_count unknown mangled",
+    csv_fields=(
+        Field("last_warp", "integer", "the warp that arrived last most often"),
+        Field("last_count", "integer", "how often"),
+    ),
     notes="Where instructions at several places belong to one round, the place that a warp leaves first counts the round.",
 )
 RECORDS = (
@@ -170,6 +178,12 @@ RECORDS = (
         Field("waits_unknown", "integer", "waits that could not be measured"),
     ),
 )
+
+
+def row(one: Barrier) -> list[Any]:
+    """Return the row of the CSV table."""
+    warp, count = next(iter(one.last.items()), (None, None))
+    return BARRIER.row(BARRIER.record(one), last_warp=warp, last_count=count)
 
 
 class Waits:

@@ -18,7 +18,7 @@ import numpy as np
 from gpubpf import names
 from gpubpf.record import Record, replace
 from gpubpf.records.fields import KERNEL, MANGLED, OWNER, STAMP
-from gpubpf.records.kernel_shapes import site_name
+from gpubpf.records.kernel_shapes import known_site_name
 from gpubpf.records.launch_shape import Warp
 from gpubpf.session.records import BUDGET, NOT_PROBED, of_every_tool
 from gpubpf.show.fields import Field, Fields
@@ -70,7 +70,7 @@ class Branch(Record):
 
     @property
     def source(self) -> str:
-        return f"site {self.number}" if self.site is None else site_name(self.site)
+        return known_site_name(self.number, self.site)
 
     @property
     def function(self) -> str:
@@ -249,7 +249,7 @@ class Divergence:
                 branches.append(_branch(owner, number, site, counts, is_known))
             elif of == "blocks":
                 function = "" if site is None else names.demangle(site.function).short
-                source = f"site {number}" if site is None else site_name(site)
+                source = known_site_name(number, site)
                 for name in WORK:
                     work[owner, function, source, name] += counts[name]
         branches.sort(key=lambda one: (-(one.lost or 0), -one.diverged, -one.executed, one.number))

@@ -175,7 +175,8 @@ PLACE = Fields(
         ),
         STAMP,
     ),
-    csv="pid comm gpu kernel launch kind site source warps barrier address mangled",
+    csv="pid comm gpu kernel launch verdict kind site source warps barrier address mangled",
+    csv_fields=(Field("verdict", "string", "of the launch"),),
 )
 RECORDS = (HANG, PLACE, *of_every_tool())
 
@@ -189,6 +190,7 @@ class _Open(MutableRecord):
     words, exited: what was read then; None: nothing yet.
     looks: looks that were compared with an earlier one.
     told: the verdict that was reported.
+    head: its row of `launches`, in which a later launch may be now.
     """
 
     since: float
@@ -198,6 +200,7 @@ class _Open(MutableRecord):
     looks: int = 0
     told: str = ""
     last: Hang | None = None
+    head: Any = None
 
 
 class Hangs:
@@ -205,15 +208,26 @@ class Hangs:
 
     after: seconds from which on a launch is looked at.
     whole: programs run in all blocks and warps; otherwise they are sampled.
-    any, told: whether a launch was found that never ends, and whether any was reported.
+    told: whether any launch was reported.
     """
 
     def __init__(self, after: float, whole: bool = True) -> None:
         self.after = after
         self.whole = whole
         self.gap = min(LOOK, after / 2)
-        self.any = self.told = False
-        self._open: dict[tuple[int, int], _Open] = {}
+        self.told = False
+        self._open: dict[tuple[int, int], _Open] = {}  # by process and number of the launch
+        self._ended: list[Hang] = []
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a launch that was reported as a deadlock or as spinning has not ended."""
+        return any(one.told in STUCK for one in self._open.values())
+
+    def take_ended(self) -> list[Hang]:
+        """Return the launches that were reported as a deadlock or as spinning and have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def look(self, session: Session) -> list[Hang]:
         """Return launches to report: those that have run for `after` seconds, and those with another verdict than before."""
@@ -225,10 +239,11 @@ class Hangs:
         for one in session.shared("launches"):
             if one.process not in stands:  # it has joined since
                 continue
-            for head, launch in _heads(one.array, stands[one.process]):
+            for launch, head in self._launches(one.process, one.array, stands[one.process]):
                 key = one.process, launch
                 running.add(key)
                 seen = self._open.setdefault(key, _Open(now))
+                seen.head = head
                 mangled = kernels.get(one.process, {}).get(int(head["kernel"]), "")
                 shape = _shape(head)
                 fault = _fault(faults.get(one.process, ()), mangled) if session.device.kind == "sim" else None
@@ -263,11 +278,21 @@ class Hangs:
                 if self._is_news(hang, seen, age, fault is not None):
                     seen.told = hang.verdict
                     found.append(hang)
-        for key in self._open.keys() - running:
-            del self._open[key]
-        self.any |= any(hang.verdict in STUCK for hang in found)
+        # What a process wrote stays after its end: a launch that never ends stays, too.
+        for key in [key for key in self._open.keys() - running if key[0] in stands]:
+            gone = self._open.pop(key)
+            if gone.told in STUCK and gone.last is not None:
+                self._ended.append(gone.last)
         self.told |= bool(found)
         return found
+
+    def _launches(self, process: int, rows: Words, stands: Words) -> list[tuple[int, Any]]:
+        """Return the launches with warps that have not left, by number: known ones first, and no more than rows."""
+        live = set(stands["launch"][stands["place"] >> np.uint64(61) != EXITED].tolist()) - {0}
+        found = {of[1]: seen.head for of, seen in self._open.items() if of[0] == process and of[1] in live}
+        numbers = rows["launch"].tolist()
+        found |= {number: rows[at].copy() for at, number in enumerate(numbers) if number in live}
+        return list(found.items())[: len(rows)]
 
     def _is_news(self, hang: Hang, seen: _Open, age: float, failed: bool) -> bool:
         if seen.told:
@@ -279,13 +304,6 @@ class Hangs:
     def again(self) -> list[Hang]:
         """Return the launches that were reported and still run."""
         return [one.last for one in self._open.values() if one.told and one.last is not None]
-
-
-def _heads(rows: Words, stands: Words) -> Iterator[tuple[Any, int]]:
-    """Yield each launch with warps that have not left: its row, and its number."""
-    live = np.unique(stands["launch"][stands["place"] >> np.uint64(61) != EXITED])
-    for at in np.isin(rows["launch"], live[live != 0]).nonzero()[0].tolist():
-        yield rows[at], int(rows["launch"][at])
 
 
 def _shape(head: Any) -> Shape | None:
@@ -353,9 +371,10 @@ class _Reading:
         waiting = (self.ends == VALUE) & polled & unchanged
         self.spins = alone & waiting
         self.never = (self.did == LOOP) & (self.ends == NEVER)
-        self.still = known & (self.did == BARRIER) & self._waits & (words["place"] == old["place"])
+        there = (words["place"] == old["place"]) & (words["turns"] == old["turns"])
+        self.still = known & (self.did == BARRIER) & self._waits & there
         # A call says nothing: a loop that waits may call a function in each turn.
-        moved = known & ~np.isin(self.did, (LOOP, CALL)) & (words["place"] != old["place"])
+        moved = known & ~np.isin(self.did, (LOOP, CALL)) & ~there
         moved |= known & (self.did == LOOP) & ~np.isin(did, (LOOP, CALL))
         counted = loops & (turned > 0) & (self.ends == COUNTS) | looped & ~unchanged
         begun = ~known if before is not None else np.zeros(count, dtype=bool)
@@ -386,12 +405,11 @@ class _Reading:
 
     def _is_deadlock(self, live: Words, still: Words) -> bool:
         """Return whether all warps of a block that have not left it wait at barriers of the block."""
-        waiting = still & (self.barrier != CLUSTER)
-        for number in np.unique(self.block[waiting]).tolist():
-            own = self.block == number
-            if own.sum() == self.shape.warps and waiting[own & live].all():
-                return True
-        return False
+        _, block = np.unique(self.block, return_inverse=True)
+        number = np.bincount(block)
+        alive = np.bincount(block, live)
+        waiting = np.bincount(block, live & still & (self.barrier != CLUSTER))
+        return bool(((waiting > 0) & (waiting == alive) & (number == self.shape.warps)).any())
 
     def places(self, hang: Hang) -> Iterator[Place]:
         """Yield the places where warps are."""
@@ -402,7 +420,9 @@ class _Reading:
         kinds[self.did == EXITED] = "exited"
         groups: dict[tuple[str, int, int], list[int]] = {}
         for at, kind in enumerate(kinds.tolist()):
-            key = kind, int(self.site[at]), int(self.barrier[at]) if kind == "barrier" else -1
+            site = int(self.site[at])
+            # The traced process can write any number: what the kernel does not have is one place.
+            key = kind, site if site in self.sites else -1, int(self.barrier[at]) if kind == "barrier" else -1
             groups.setdefault(key, []).append(at)
         order = sorted(groups.items(), key=lambda one: (KINDS.index(one[0][0]), -len(one[1]), one[0]))
         for (kind, site, barrier), members in order:
@@ -411,7 +431,7 @@ class _Reading:
                 yield Place(
                     hang,
                     kind,
-                    site,
+                    site if site >= 0 else None,
                     self._source(site),
                     len(part),
                     tuple(self._name(at) for at in part[:LISTED]),

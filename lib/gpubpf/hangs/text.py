@@ -1,4 +1,4 @@
-"""gpuhang's results for people."""
+"""Write gpuhang's results: text for people, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf import names
+from gpubpf.hangs.stands import HANG, PLACE, Hang, Place, Warp
 from gpubpf.show import table
 
 if TYPE_CHECKING:
-    from gpubpf.hangs.stands import Hang, Place, Warp
     from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.show.result_writer import ResultWriter
 
 SHOWN = 4  # warps of a row or sentence
 VERDICTS = {
@@ -19,6 +20,27 @@ VERDICTS = {
     "running": "running: its warps get further, or are in loops that count",
     "unknown": "whether it can end is unknown",
 }
+
+
+def report(found: Sequence[Hang], owners: OwnerColumns, full: bool, results: ResultWriter) -> None:
+    """Write launches that do not end. full: see `lines`."""
+    if found:
+        results.begin()
+    for hang in found:
+        if results.form == "text":
+            results.out.lines([*lines(hang, full, owners), ""])
+        elif results.json:
+            results.records(HANG, (hang,))
+            results.records(PLACE, hang.places)
+        else:
+            rows = (PLACE.row(PLACE.record(one), verdict=hang.verdict) for one in hang.places)
+            results.table(PLACE.columns, rows)
+
+
+def ended(hang: Hang) -> str:
+    """Return a notice about a launch that has ended, although it was reported as one that cannot."""
+    label = names.labels((hang.mangled,))[hang.mangled]
+    return f"pid {hang.pid}: launch {hang.launch} of {label} has ended; it was reported as {hang.verdict}"
 
 
 def lines(hang: Hang, full: bool, owners: OwnerColumns) -> Iterator[str]:

@@ -134,8 +134,12 @@ def _functions(path: str, pid: int) -> _Functions | None:
 
 def _functions_of(path: str, pid: int) -> _Functions | None:
     """Read a file that a process names. Raises OSError, ImageError, ValueError."""
-    pid = pid if pid and proc.exists(pid) else os.getpid()
-    place = target_files.open_path(pid, os.path.join(proc.link(pid, "cwd"), path), os.O_PATH)
+    try:
+        directory = proc.link(pid or os.getpid(), "cwd")
+    except FileNotFoundError:  # the process has ended, perhaps just now
+        pid, directory = os.getpid(), os.getcwd()
+    pid = pid or os.getpid()
+    place = target_files.open_path(pid, os.path.join(directory, path), os.O_PATH)
     try:
         if not address_space.on_local_mount(place, pid):
             return None  # its server may never answer

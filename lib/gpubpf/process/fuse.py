@@ -39,7 +39,7 @@ def connections() -> Path:
 
 
 def owner(number: str) -> int:
-    """Return the user who answers for a connection, see `scans.user_of`; -1 if there is none with this number."""
+    """Return the user who is responsible for a connection (see `scans.user_of`); -1 if no connection has this number."""
     with contextlib.suppress(OSError):
         return scans.responsible((connections() / number).stat().st_uid)
     return -1

@@ -31,7 +31,8 @@ _guarded = 0  # number of blocks
 
 
 def obstacle() -> int:
-    """Return a process that holds its lock, and that `guarded` could do nothing about; 0 if there is none."""
+    """Return a process that holds the lock of its address space although no FUSE file system is to blame, so that `guarded` could not
+    end that; 0 if there is no such process."""
     harmless: set[int] = set()  # users
     for pid in lock_holders(SHORT_WAIT):
         user = scans.user_of(pid)

@@ -16,8 +16,9 @@ from .flow import Flow, find_names
 from .module import PtxInstruction
 from .opcodes import facts, is_of_parameters
 
-# No way leads out of the loop; it goes on while the values that it loads stay the same, or while an mbarrier is incomplete.
-NEVER, VALUE, MBARRIER = "never", "value", "mbarrier"
+NEVER = "never"  # no branch leaves the loop
+VALUE = "value"  # it goes on as long as the values that it loads stay the same
+MBARRIER = "mbarrier"  # it goes on as long as an mbarrier is incomplete
 COUNTS = "counts"  # it ends by a register that changes from turn to turn, such as a counter; so do the loops around it
 _CHANGING = ("%clock", "%globaltimer", "%pm", "%smid", "%warpid", "%envreg")
 _BY_OTHERS = frozenset({"activemask", "elect"})  # their results depend on which lanes are together

@@ -162,6 +162,11 @@ def site_name(site: Site) -> str:
     return f"PTX line {site.line}" if site.offset is None else f"instruction +{site.offset:#x}"
 
 
+def known_site_name(number: int, site: Site | None) -> str:
+    """Return the name of an instruction, or `site 12` if the tool does not know it: a traced process can write any number."""
+    return f"site {number}" if site is None else site_name(site)
+
+
 def file_names(paths: Collection[str]) -> dict[str, str]:
     """Return short names of files for tables: only with the directories that distinguish files with the same name."""
     found = dict.fromkeys(paths, "")

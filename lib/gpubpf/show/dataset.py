@@ -9,11 +9,12 @@ the directories as columns.
 
 Files are complete at any moment. The newest records of each type are kept in memory. About once a second, all of them are written
 again into a new file, which replaces the last one. When they are many, the next file begins. A tool that is killed loses the records
-of the last second.
+of the last second, or of ten times as long as a write takes.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gpubpf import __version__
@@ -81,8 +82,17 @@ class Dataset(Output):
         day = time.strftime("%Y-%m-%d", time.gmtime())
         return f"tool={self._tool}", f"day={day}", f"host={_escaped(socket.gethostname())}"
 
-    def _writable(self) -> _Writable:
-        return _Writable(self._directory, self._arrow.ArrowException)
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        """Turn errors of files into `Error`."""
+        try:
+            yield
+        except (OSError, self._arrow.ArrowException) as error:
+            why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            do = "free some space" if getattr(error, "errno", None) == errno.ENOSPC else "check the directory"
+            raise Error(
+                f"cannot write into {printable(self._directory)}: {why}; {do} or choose another one with --parquet"
+            ) from None
 
     # --- the tool's thread ---
 
@@ -174,24 +184,6 @@ class Dataset(Output):
         self.rows += len(table)
         if place.bytes > FILE_BYTES:
             place.begin_another()
-
-
-class _Writable:
-    """Turns errors of files into `Error`."""
-
-    def __init__(self, directory: str, arrow_error: type[Exception]):
-        self._directory, self._errors = directory, (OSError, arrow_error)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, self._errors):
-            why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-            raise Error(
-                f"cannot write into {printable(self._directory)}: {why}; "
-                "free some space or choose another directory with --parquet"
-            ) from None
 
 
 class _Place:

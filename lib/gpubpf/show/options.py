@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from gpubpf.errors import UsageError
@@ -134,11 +135,13 @@ def add_threads(made: Parser) -> None:
     )
 
 
-def add_sampling(made: Parser) -> None:
-    """Add in which blocks or warps the programs run: --sample-blocks, --sample-warps, --seed. `BPF.sample` reads them."""
-    group = made.add_argument_group("sampling on the GPU (results are estimates, with standard errors)")
+def add_sampling(made: Parser, warps: bool = True) -> None:
+    """Add in which blocks or warps the programs run: --sample-blocks, --sample-warps, --seed. `BPF.sample` reads them.
+
+    warps: whether the tool has --sample-warps."""
+    group = made.add_argument_group("sampling on the GPU")
     unit = group.add_mutually_exclusive_group()
-    for what in ("blocks", "warps"):
+    for what in ("blocks", "warps")[: 1 + warps]:
         unit.add_argument(
             f"--sample-{what}",
             type=parse_share,
@@ -368,12 +371,12 @@ def add_looks(made: Parser, device_programs: bool = True) -> None:
 
 
 class FileOrDataset(argparse.Action):
-    """--parquet of memtrace: a file for accesses, or, if it ends in "/", the directory for all records."""
+    """--parquet of memtrace: a file for accesses, or, if it ends in "/" or is a directory, the directory for all records."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, into: argparse.Namespace, value: Any, *_: Any
     ) -> None:
-        if value.endswith("/"):
+        if value.endswith("/") or os.path.isdir(value):
             into.dataset = value
         else:
             into.parquet = value

@@ -184,8 +184,7 @@ class MachineWatcher:
             return
         self._helpers += 1
         whose = ""
-        if before.waits_for:
-            user = scans.user_of(before.waits_for)
+        if before.waits_for and (user := before.waits_for_user) >= 0:
             self._unheld.add(user)
             whose = f"; processes of user {user} are not held, and attached late"
         before.close()
@@ -361,18 +360,19 @@ class MachineWatcher:
                     joins.append(self._begin_to_join(pid, traceable.comm(pid), None, late))
                 continue
             untried = files.keys() - self._probed_files.keys()
+            stopped = kernel_waits.has_stopped_machine(schedule.user)
             for file in untried:
-                # The program that serves the file may never answer, or a process may stop the machine again.
-                local = address_space.is_local(file[0].decode(), pid)
-                if not local or kernel_waits.has_stopped_machine(schedule.user):
-                    self._probed_files[file] = _NO_PROBE
+                if not address_space.is_local(file[0].decode(), pid):
+                    self._probed_files[file] = _NO_PROBE  # the program that serves the file may never answer
                     continue
+                if stopped:
+                    continue  # it may do so again; the file gets a probe if a process of another user maps it
                 self._budget.spend(schedule.user, self._probe_driver(files[file], file))
             # The time of each file's probe.
             probed = [
                 since
                 for file in files
-                if (since := self._probed_files.get(file, _NO_DRIVER)) == _NO_PROBE
+                if (since := self._probed_files.get(file, _NO_PROBE if stopped else _NO_DRIVER)) == _NO_PROBE
                 or (since != _NO_DRIVER and self._hold_helper.exited)
                 or file in untried
                 or (everything and (new is None or file in new))
@@ -587,7 +587,7 @@ class HoldHelper:
         self.exited = False  # new processes are no longer held
         self.unanswered = False  # the tool killed the helper, because it did not answer
         self.waits_for = 0  # the process that the helper was waiting for when the tool killed it; 0: none
-        self._waits_for_user = -1
+        self.waits_for_user = -1
         self.finished: set[int] = set()  # processes that will not be held again
         self._claimed: dict[int, float] = {}  # processes to attach to: pid → start time
         self._last_id = 0
@@ -655,7 +655,7 @@ class HoldHelper:
         if self.waits_for:  # it was killed, but may wait for memory; until it ends, it keeps its probes
             pid = self.waits_for
             with user_waits.waiting(
-                self._waits_for_user, pid, lambda: [one.file[0] for one in address_space.mappings(pid)]
+                self.waits_for_user, pid, lambda: [one.file[0] for one in address_space.mappings(pid)]
             ):
                 self._process.wait()
             return
@@ -742,7 +742,7 @@ class HoldHelper:
                         continue
                 self.unanswered = True
                 self.waits_for = progress[0]
-                self._waits_for_user = scans.user_of(self.waits_for) if self.waits_for else -1
+                self.waits_for_user = scans.user_of(self.waits_for) if self.waits_for else -1
                 self._process.kill()  # the kernel lets the threads that it has stopped continue
                 self._lose("does not answer")  # `_run` itself may wait for memory that never arrives
                 # The killed helper may still wait in the kernel.

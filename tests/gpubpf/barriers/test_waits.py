@@ -69,6 +69,8 @@ def test_the_length_of_a_cycle_is_measured_on_each_multiprocessor() -> None:
         ({2: 5, 1: 3}, times(*[4000, 4000, 4000, 0] * 8), False),  # not often the same warp
         ({2: 8}, times(*[100, 100, 100, 0] * 8), False),  # 50 ns
         ({}, times(*[0] * 32), False),
+        ({2: 8}, times(*[4000, 0, 0, 0] * 8), False),  # three warps come late together
+        ({2: 8}, times(*[4000] * 8), True),  # the last warp only arrives
     ],
 )
 def test_a_warp_is_named_only_if_it_is_late_each_time(

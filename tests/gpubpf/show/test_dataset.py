@@ -149,7 +149,7 @@ def test_root_writes_with_one_capability_into_a_directory_of_a_user(tmp_path: Pa
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(
-        Error, match=r"cannot write into .*/file: .*; free some space or choose another directory"
+        Error, match=r"cannot write into .*/file: .*; check the directory or choose another one"
     ):
         Dataset(str(tmp_path / "file"), "threadhist", RECORDS)
     out = Dataset(str(tmp_path / "dir"), "threadhist", RECORDS)

@@ -103,6 +103,7 @@ class Joined:
         self._built, self._during = built, during
         self.held: list[int] = []
         self.ran: list[int] = []
+        self.others: list[int] = []  # processes that are not of this test's programs
         self.ended: list[int] = []  # before it joined; the machine may be too busy to hold it
         self.missed: list[tuple[int, str, str]] = []
         self.failed: list[str] = []
@@ -115,6 +116,7 @@ class Joined:
             self.ended.append(pid)
             return "ended"
         if not program.startswith(str(self._built)):
+            self.others.append(pid)
             return "of others"
         try:
             injection = loading.inject(pid, self._built / "library.so", "entry", "abc", starting=tid)
@@ -661,6 +663,48 @@ def test_a_probe_for_which_there_is_no_file_is_placed_later(
     assert sum("too many open files" in note for note in notes) == 1
 
 
+@contextlib.contextmanager
+def mapping(file: Path, user: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process of a user that maps a file as code."""
+    code = (
+        "import mmap, sys; f = open(sys.argv[1]); how = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC\n"
+    )
+    code += "m = mmap.mmap(f.fileno(), 0, *how); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, file], user=user, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_user_who_has_stopped_the_machine_keeps_no_file_from_getting_a_probe(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of that user are attached late. For those of others that map the same file, it gets a probe."""
+    monkeypatch.setattr(machine.kernel_waits, "has_stopped_machine", lambda user: user == 65534)
+    monkeypatch.setattr(machine, "MAX_SCAN_INTERVAL", 0.5)
+    joined = Joined(built)
+    with tempfile.TemporaryDirectory() as place, watching(joined) as watched:
+        Path(place).chmod(0o755)
+        (Path(place) / "driver.c").write_text("int cuInit(int flags) { return 0; }")
+        file = Path(place) / "libcuda.so.9"
+        subprocess.run(["gcc", "-shared", "-fPIC", Path(place) / "driver.c", "-o", file], check=True)
+
+        def probes() -> int:
+            links = Path(f"/proc/{watched._hold_helper._process.pid}/fd")
+            return sum("perf_event" in os.readlink(link) for link in links.iterdir())
+
+        before = probes()
+        with mapping(file, 65534) as process:
+            eventually(lambda: process.pid in joined.others)
+            assert probes() == before
+            with mapping(file, 0):
+                eventually(lambda: probes() == before + 1)
+
+
 @pytest.mark.own_processes
 def test_one_process_gets_few_probes(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It maps many files that are named like a driver. Their probes go when it does, and others are traced as ever."""
@@ -970,11 +1014,9 @@ def test_a_process_that_stops_the_machine_loses_its_file_system(
             own = shutil.copy(driver, f"{place}/libcuda.so.2")
             os.chown(own, 65534, 65534)
             with subprocess.Popen([*command[:3], own], stdin=subprocess.PIPE, user=65534) as theirs:
+                eventually(lambda: theirs.pid in joined.others)
                 inode = os.stat(own).st_ino
-                eventually(lambda: any(file[1] == inode for file in watched._probed_files))
-                assert {machine._NO_PROBE} == {
-                    since for file, since in watched._probed_files.items() if file[1] == inode
-                }
+                assert not any(file[1] == inode for file in watched._probed_files)
                 theirs.communicate(b"\n")
     assert any("disconnected the file systems of user 65534" in note for note in notes)
 
