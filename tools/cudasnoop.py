@@ -81,10 +81,12 @@ def build_parser() -> cli.Parser:
 def measure(args: argparse.Namespace, out: cli.Output) -> int:
     """Attach the programs, trace the processes, and print. Return the exit status."""
     from gpubpf.calls import api, snoop
+    from gpubpf.calls.snoop_options import SnoopOptions
     from gpubpf.calls.traced_processes import check_privileges
 
-    check_privileges(args)
-    status = snoop.trace(api.cuda(), PROGRAM, args, out)
+    options = SnoopOptions.of(args)
+    check_privileges(options.shared.targets)
+    status = snoop.trace(api.cuda(), PROGRAM, options, out)
     if args.command and status:
         say_if_no_gpu(args.command)
     return status
@@ -111,8 +113,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args.list:
         from gpubpf.calls import api, listing
+        from gpubpf.calls.snoop_options import SnoopOptions
 
-        return listing.show(api.cuda(), PROGRAM, args, out)
+        return listing.show(api.cuda(), PROGRAM, SnoopOptions.of(args), out)
     return measure(args, out)
 
 

@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.expressions import programs, specs
 
     wanted = specs.read(args, specs.count)
-    kernels = specs.choose_kernels(args, wanted)
+    kernels = specs.choose_kernels(args.kernel, wanted)
+    args.kernel = specs.union(kernels)
     text = programs.counting(PROGRAM, wanted, cli.chooses_threads(args))
     out = cli.open_results(args)
     if args.ebpf:

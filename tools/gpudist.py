@@ -143,7 +143,8 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.expressions import programs, specs
 
     wanted = distributions_of(args)
-    kernels = specs.choose_kernels(args, [one.spec for one in wanted])
+    kernels = specs.choose_kernels(args.kernel, [one.spec for one in wanted])
+    args.kernel = specs.union(kernels)
     args.measures_times = any(specs.tells_times(one.value, one.spec.filter) for one in wanted)
     text = programs.distributing(PROGRAM, wanted, ENTRIES, cli.chooses_threads(args))
     out = cli.open_results(args)

@@ -92,7 +92,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--block may have at most {launch.MOST_THREADS} threads")
     moved = settings.sections(args.attach)
     loaded = loading.load(args.operand, settings.Settings(moved, args.set, args.run))
-    kernels = () if args.run else loaded.choose_kernels(args)
+    globs = tuple(args.kernel)  # for programs that name no kernel
+    args.kernel = [launch.KERNEL] if args.run else loaded.kernels(globs)
     out = cli.open_results(args)
     if args.ebpf:
         from gpubpf.objects import listing
@@ -103,9 +104,9 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(source=loaded.programs)
     if args.run:
-        loaded.attach_alone(b, args)
+        args.command = loaded.attach_alone(b, args.grid, args.block)
     else:
-        loaded.attach(b, kernels, own_files=bool(args.command))
+        loaded.attach(b, globs, own_files=bool(args.command))
     loading.check_room(args.operand, b, args.map_memory)
     if args.list or args.ptx:
         from gpubpf.images import listing as images

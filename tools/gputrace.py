@@ -74,7 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.expressions import programs, specs
 
     wanted = specs.read(args, specs.trace)
-    kernels = specs.choose_kernels(args, [one.spec for one in wanted])
+    kernels = specs.choose_kernels(args.kernel, [one.spec for one in wanted])
+    args.kernel = specs.union(kernels)
     args.measures_times = args.timestamps or any(
         specs.tells_times(*one.numbers, one.spec.filter) for one in wanted
     )

@@ -86,21 +86,23 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
     from gpubpf.calls.hip_devices import HipDevices
     from gpubpf.calls.kernel_times import kernel_times_of_command
     from gpubpf.calls.report import VendorInterfaces
+    from gpubpf.calls.snoop_options import SnoopOptions
     from gpubpf.calls.traced_processes import check_privileges
     from gpubpf.traced import amd_device
 
-    check_privileges(args)
+    options = SnoopOptions.of(args)
+    check_privileges(options.shared.targets)
     with ExitStack() as stack:
-        simulated, notice = amd_device.of_command(args)
+        simulated, notice = amd_device.of_command(options.shared)
         # AMD's own interfaces: when kernels ran on the GPU, which GPUs there are, and what the driver does to processes.
-        kernel_times = stack.enter_context(closing(kernel_times_of_command(api.hip(), args, simulated)))
+        kernel_times = stack.enter_context(closing(kernel_times_of_command(api.hip(), options, simulated)))
         devices = stack.enter_context(closing(HipDevices()))
         driver = kfd.open_devices(lambda text: cli.note(TOOL, text)) if args.why or args.slow else None
         if driver is not None:
             stack.enter_context(closing(driver))
         vendor = VendorInterfaces(kernel_times, driver, devices, notice)
         environment = {**simulated, **kernel_times.environment}
-        return snoop.trace(api.hip(), PROGRAM, args, out, vendor, environment)
+        return snoop.trace(api.hip(), PROGRAM, options, out, vendor, environment)
 
 
 @cli.command(TOOL)
@@ -114,12 +116,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args.list:
         from gpubpf.calls import api, listing
+        from gpubpf.calls.snoop_options import SnoopOptions
         from gpubpf.traced import amd_device
 
-        simulated, notice = amd_device.of_command(args)
+        options = SnoopOptions.of(args)
+        simulated, notice = amd_device.of_command(options.shared)
         if notice:
             cli.note(TOOL, notice)
-        return listing.show(api.hip(), PROGRAM, args, out, simulated)
+        return listing.show(api.hip(), PROGRAM, options, out, simulated)
     return measure(args, out)
 
 

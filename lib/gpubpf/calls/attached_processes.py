@@ -5,7 +5,6 @@ traced_processes.py decides which processes are traced, and for how long.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import time
@@ -15,6 +14,7 @@ from contextlib import suppress
 from gpubpf.calls.call_fields import ATTACHED, WATCHING
 from gpubpf.calls.kernel_names import KernelNames
 from gpubpf.calls.probes import CallProbes
+from gpubpf.calls.snoop_options import SnoopOptions
 from gpubpf.calls.traced_processes import TracedProcesses
 from gpubpf.linux import libraries
 from gpubpf.linux.libraries import LibraryNames
@@ -35,13 +35,14 @@ class AttachedProcesses:
         processes: TracedProcesses,
         calls: CallProbes,
         kernels: KernelNames,
-        args: argparse.Namespace,
+        options: SnoopOptions,
         out: cli.Output,
         note: Callable[[str], None],
         first_notice: str | None = None,
     ) -> None:
         self._processes, self._calls, self._kernels = processes, calls, kernels
-        self._args, self._out, self._note = args, out, note
+        self._targets, self._json = options.shared.targets, options.shared.output.json
+        self._out, self._note = out, note
         self._first_notice = first_notice  # printed before the first process is announced
         self._names = LibraryNames(*calls.api.libraries)
         self._of_32_bits: set[str] = set()  # 32-bit programs for which there was a notice
@@ -57,15 +58,15 @@ class AttachedProcesses:
     def begin(self) -> None:
         """Announce what is traced."""
         self.waiting = list(self._processes.pids)
-        if self._args.command and (program := shutil.which(self._args.command[0])):
+        if self._targets.command and (program := shutil.which(self._targets.command[0])):
             with suppress(OSError), open(program, "rb") as file:
                 self._check_bits(os.path.basename(program), file.read(len(_ELF_32)) != _ELF_32)
         if self._processes.everyone:
             self._note("watching every process")
-            if self._args.json:
+            if self._json:
                 self._out.records([WATCHING.record(ts_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))])
         self.check_maps()
-        for pid in self.waiting if self._args.pid else ():
+        for pid in self.waiting if self._targets.pids else ():
             self._note(f"pid {pid} ({traceable.comm(pid)}) has not loaded {self.library} yet; waiting")
 
     def check_maps(self) -> None:
@@ -101,7 +102,7 @@ class AttachedProcesses:
             self._first_notice = None
         self._note(f"attached to {pid} ({comm})")
         self._calls.announced(pid)
-        if self._args.json:
+        if self._json:
             now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             self._out.records([ATTACHED.record(pid=pid, comm=comm, ts_ns=now)])
 

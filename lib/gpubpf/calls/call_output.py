@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from gpubpf.show.owner_columns import Owner, OwnerColumns
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
     from gpubpf.calls.driver_log import DriverLog
+    from gpubpf.calls.snoop_options import SnoopOptions
 
 MOST_SLOW = 10_000  # maximum slow calls of an interval in the table of threads
 
@@ -36,11 +36,12 @@ class CallOutput:
         name_of: Callable[[int, int], NameOrAddress],
         comm: Callable[[int], str],
         owners: OwnerColumns,
-        args: argparse.Namespace,
+        options: SnoopOptions,
         out: cli.Output,
     ) -> None:
         self._api, self.name_of, self._comm = api, name_of, comm
-        self.owners, self._args, self.out = owners, args, out
+        self.owners, self.options, self.out = owners, options, out
+        self._form = options.shared.output
         self.origin_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._clock_ns = time.time_ns() - self.origin_ns
         self._labels = Labels()
@@ -52,8 +53,8 @@ class CallOutput:
         return call_lines.CallColumns(
             self.origin_ns,
             self.owners.processes,
-            self._clock_ns if self._args.timestamps else None,
-            self._args.verbose,
+            self._clock_ns if self._form.timestamps else None,
+            self._form.verbose,
             self._labels.cut,
         )
 
@@ -71,7 +72,7 @@ class CallOutput:
 
     def call_records(self, events: Any) -> list[dict[str, Any]]:
         """Return the record "call" of each event. For text, kernels have their labels."""
-        name_of = self.name_of if self._args.json or self._args.csv else self._label_of
+        name_of = self.name_of if self._form.json or self._form.csv else self._label_of
         return records.call_records(events, self._api, name_of)
 
     def texts(self, events: Any) -> list[str]:
@@ -86,9 +87,9 @@ class CallOutput:
 
     def print_calls(self, events: Any) -> None:
         """Print a line for each event."""
-        if self._args.json:
+        if self._form.json:
             self._write(events, call_lines.json_lines, self.name_of)
-        elif self._args.csv:
+        elif self._form.csv:
             self.csv_header(CALL.columns)
             self._write(events, call_lines.csv_lines, self.name_of)
         else:
@@ -110,9 +111,9 @@ class CallOutput:
 
     def print_dispatches(self, dispatches: Sequence[dict[str, Any]]) -> None:
         """Print kernel dispatches as JSON or text. CSV has no place for them."""
-        if self._args.json:
+        if self._form.json:
             self.out.records(dispatches)
-        elif not self._args.csv:
+        elif not self._form.csv:
             columns = self.columns
             self.out.lines(call_lines.dispatch_line(record, columns) for record in dispatches)
 
@@ -120,8 +121,8 @@ class CallOutput:
 class SlowCalls:
     """The calls of --slow, with the causes of their latency."""
 
-    def __init__(self, output: CallOutput, driver: DriverLog | None, args: argparse.Namespace) -> None:
-        self._output, self._driver, self._args = output, driver, args
+    def __init__(self, output: CallOutput, driver: DriverLog | None) -> None:
+        self._output, self._driver = output, driver
         self._spans = RecentSpans()
         self._slow: list[tuple[dict[str, Any], list[Cause]]] = []  # since the last report
 
@@ -137,12 +138,13 @@ class SlowCalls:
         if len(self._slow) < MOST_SLOW:
             self._slow += explained
         output = self._output
-        if self._args.json:
+        form = output.options.shared.output
+        if form.json:
             output.out.records(
                 record | {"why": [delay_text.cause_record(cause) for cause in causes]}
                 for record, causes in explained
             )
-        elif explained and not self._args.csv and not self._args.each:
+        elif explained and not form.csv and not output.options.calls.each:
             output.see_owners(events)
             for text, (record, causes) in zip(output.texts(events), explained, strict=True):
                 several = output.owners.processes

@@ -10,7 +10,6 @@ is unknown. Then the call counts only if no other thread of the process was in a
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 from gpubpf import names
 from gpubpf.calls import arrays, call_fields
 from gpubpf.calls.device_times.dispatches import DISPATCH, Dispatches
-from gpubpf.calls.selection import KernelSelection, selects_launches
+from gpubpf.calls.selection import KernelSelection
 from gpubpf.calls.statistics import CallStatistics, Durations
 from gpubpf.process import users
 from gpubpf.record import Record
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gpubpf.calls.api import Api
+    from gpubpf.calls.snoop_options import SnoopOptions
 
     Array: TypeAlias = NDArray[Any]
 
@@ -345,20 +345,21 @@ class KernelTimes:
 
 
 def kernel_times_of_command(
-    api: Api, args: argparse.Namespace, simulated: Mapping[str, str] | None = None
+    api: Api, options: SnoopOptions, simulated: Mapping[str, str] | None = None
 ) -> KernelTimes:
     """Return the `KernelTimes` for a command line. Without COMMAND, there are no times.
 
     simulated: the variables with which it runs on hipsim; None or empty: it does not.
     """
-    user = users.command_user(args.user) if args.command else None
+    targets = options.shared.targets
+    user = users.command_user(targets.user) if targets.command else None
     return KernelTimes(
         api,
-        args.command or (),
+        targets.command or (),
         {**os.environ, **(simulated or {})},
         user.uid if user else os.geteuid(),
-        KernelSelection(args.kernel or ()).includes,
-        any((args.api, args.errors, args.slow, args.cgroup, args.comm, args.tid, selects_launches(args))),
+        KernelSelection(options.shared.kernels.wanted).includes,
+        bool(options.filters) or options.selects_launches,
         bool(simulated),
     )
 

@@ -4,7 +4,6 @@ launched.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from gpubpf.show import cli, table
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api, ApiFunction
+    from gpubpf.calls.snoop_options import SnoopOptions
 
 NOT_EXPORTED = "the library does not export it"
 
@@ -61,7 +61,7 @@ class Listed(MutableRecord):
 def show(
     api: Api,
     text: str,
-    args: argparse.Namespace,
+    options: SnoopOptions,
     out: cli.Output,
     environment: Mapping[str, str] | None = None,
 ) -> int:
@@ -70,26 +70,27 @@ def show(
     `text`, `environment`: for a command, the programs, and variables to add to its environment.
     """
     status, found = 0, Listed()
-    wanted = [function for _, function in api.choose(args.api)]
-    if args.command:
-        check_privileges(args)
-        status, found = _of_command(api, text, args, environment or {})
-    elif args.pid:
-        for pid in args.pid:
+    targets, globs, form = options.shared.targets, options.shared.kernels.wanted, options.shared.output
+    wanted = [function for _, function in api.choose(options.calls.api)]
+    if targets.command:
+        check_privileges(targets)
+        status, found = _of_command(api, text, options, environment or {})
+    elif targets.pids:
+        for pid in targets.pids:
             _add_process(found, pid, LibraryNames(*api.libraries), wanted)
     else:
-        for path in args.files:
+        for path in targets.files:
             _add_file(found, path, LibraryNames(*api.libraries), wanted)
-    if args.kernel:
+    if globs:
         seen = [kernel.name.short for kernel in found.kernels]
-        found.kernels = [k for k in found.kernels if names.matches(args.kernel, k.name.mangled)]
+        found.kernels = [k for k in found.kernels if names.matches(globs, k.name.mangled)]
         if not found.kernels:
             from gpubpf.images.listing import no_match
 
-            raise Error(no_match(args.kernel, seen))
-    if args.json:
+            raise Error(no_match(globs, seen))
+    if form.json:
         out.records(_records(found))
-    elif args.csv:
+    elif form.csv:
         out.write("file,api,probe,reason\n")
         rows = (
             (lib.path, name, not why, why or "")
@@ -98,7 +99,7 @@ def show(
         )
         out.write("".join(cli.csv_cells(row) + "\n" for row in rows))
     else:
-        out.lines(_lines(found, args.verbose))
+        out.lines(_lines(found, form.verbose))
     return status
 
 
@@ -177,19 +178,20 @@ def _add_process(found: Listed, pid: int, wanted_names: LibraryNames, wanted: Se
 
 
 def _of_command(
-    api: Api, text: str, args: argparse.Namespace, environment: Mapping[str, str]
+    api: Api, text: str, options: SnoopOptions, environment: Mapping[str, str]
 ) -> tuple[int, Listed]:
     """Run the command to its end. Return its exit status, and its libraries and launched kernels."""
 
     def note(said: str) -> None:
-        cli.note(args.tool, said)
+        cli.note(options.shared.output.tool, said)
 
     found = Listed()
-    chosen = api.choose(args.api)
-    api = command_libraries.with_command_libraries(api, args.command, users.command_user(args.user))
+    targets, chosen = options.shared.targets, api.choose(options.calls.api)
+    user = users.command_user(targets.user)
+    api = command_libraries.with_command_libraries(api, targets.command or (), user)
     calls = CallProbes(api, chosen, CallOptions(), note, text)
     kernels = KernelNames(api, calls.bpf)
-    processes = TracedProcesses(args, environment, note)
+    processes = TracedProcesses(options.shared, environment, note)
     seen: set[int] = set()
 
     def tick() -> float:

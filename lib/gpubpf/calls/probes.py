@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import time
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpubpf.calls import arrays
 from gpubpf.calls.api import Api, ApiFunction
-from gpubpf.calls.selection import selects_launches
 from gpubpf.ebpf.filters import host_filter_bytes
 from gpubpf.errors import Error
 from gpubpf.kernel import libc
@@ -33,6 +31,7 @@ from gpubpf.traced.command import raise_file_limit
 if TYPE_CHECKING:
     import numpy as np
 
+    from gpubpf.calls.snoop_options import SnoopOptions
     from gpubpf.kernel.privileges import Privileges
     from gpubpf.linux.host_programs import Host
     from gpubpf.linux.uprobes import ProbedFile
@@ -68,18 +67,18 @@ class CallOptions(Record):
     statistics: bool = False
 
     @classmethod
-    def from_arguments(cls, args: argparse.Namespace, events: bool = False) -> CallOptions:
+    def of(cls, options: SnoopOptions, events: bool = False) -> CallOptions:
         """Return the options for a command line. `events`: record each call in any case."""
-        views = args.each or args.slow or args.timeline or args.trace
+        calls, threads = options.calls, options.shared.threads
         return cls(
-            events=bool(events or views or selects_launches(args)),
-            everybody=not args.command and not args.pid,
-            slow_ns=1000 * (args.slow or 0),
-            errors=args.errors,
-            cgroup=args.cgroup,
-            comm=args.comm,
-            tid=args.tid,
-            statistics=args.verbose,
+            events=events or calls.needs_events or options.selects_launches,
+            everybody=options.everyone,
+            slow_ns=1000 * (calls.slow or 0),
+            errors=calls.errors,
+            cgroup=threads.cgroup,
+            comm=threads.comm,
+            tid=threads.tid,
+            statistics=options.shared.output.verbose,
         )
 
 

@@ -1,6 +1,6 @@
 """What hipsnoop and cudasnoop print, from the beginning of a measurement to its end.
 
-report = CallReport(ReportInputs(api, calls, delay_probes, kernels, processes, vendor), args, out)
+report = CallReport(ReportInputs(api, calls, delay_probes, kernels, processes, vendor), options, out)
 with processes.follow(calls):
     report.begin()
     for _ in processes.intervals(report.tick, calls.stop):
@@ -11,7 +11,6 @@ sys.exit(processes.status or report.status)
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,10 +22,10 @@ from gpubpf.calls.call_output import CallOutput, SlowCalls
 from gpubpf.calls.delay_report import DelayReport
 from gpubpf.calls.driver_log import DriverLog
 from gpubpf.calls.kernel_times import with_gpu_times
-from gpubpf.calls.selection import KernelSelection, LaunchSelection, selects_launches
+from gpubpf.calls.selection import KernelSelection, LaunchSelection
 from gpubpf.calls.statistics import CallStatistics, by_function, by_kernel, merge_sums, sums_of_events
 from gpubpf.calls.timeline import PendingTimeline, TraceFile
-from gpubpf.record import Record
+from gpubpf.record import Record, replace
 from gpubpf.show import cli
 from gpubpf.show.owner_columns import OwnerColumns
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from gpubpf.calls.kernel_times import KernelTimes
     from gpubpf.calls.kfd import DriverEvents
     from gpubpf.calls.probes import CallProbes
+    from gpubpf.calls.snoop_options import SnoopOptions
     from gpubpf.calls.traced_processes import TracedProcesses
 
 TICK = 0.1  # seconds between two readings of the programs' records
@@ -98,31 +98,40 @@ class CallReport:
     failed, else 0.
     """
 
-    def __init__(self, inputs: ReportInputs, args: argparse.Namespace, out: cli.Output) -> None:
-        self._inputs, self._args, self._out = inputs, args, out
+    def __init__(self, inputs: ReportInputs, options: SnoopOptions, out: cli.Output) -> None:
+        self._inputs, self._options, self._out = inputs, options, out
+        self._form, views = options.shared.output, options.calls
         self._processes = AttachedProcesses(
-            inputs.processes, inputs.calls, inputs.kernels, args, out, self._note, inputs.vendor.device_notice
+            inputs.processes,
+            inputs.calls,
+            inputs.kernels,
+            options,
+            out,
+            self._note,
+            inputs.vendor.device_notice,
         )
-        self._owners = OwnerColumns(inputs.processes.everyone or len(set(args.pid)) > 1)
-        self._kernels = KernelSelection(args.kernel or ())
-        self._selected = _selected_sums(inputs.calls, args)
+        self._owners = OwnerColumns(inputs.processes.everyone or len(set(options.shared.targets.pids)) > 1)
+        self._kernels = KernelSelection(options.shared.kernels.wanted)
+        self._selected = _selected_sums(inputs.calls, options)
         self._output = CallOutput(
-            inputs.api, inputs.kernels.name, self._processes.comm, self._owners, args, out
+            inputs.api, inputs.kernels.name, self._processes.comm, self._owners, options, out
         )
-        self._driver = DriverLog(inputs.vendor.driver, args.why) if inputs.vendor.driver is not None else None
-        self._slow = SlowCalls(self._output, self._driver, args) if args.slow else None
-        self._delays = DelayReport(inputs.api, self._processes.comm) if args.why else None
-        self._timeline = PendingTimeline(self._note) if args.timeline else None
-        self._trace = TraceFile(args.trace, self._complain) if args.trace else None
+        self._driver = (
+            DriverLog(inputs.vendor.driver, views.why) if inputs.vendor.driver is not None else None
+        )
+        self._slow = SlowCalls(self._output, self._driver) if views.slow else None
+        self._delays = DelayReport(inputs.api, self._processes.comm) if views.why else None
+        self._timeline = PendingTimeline(self._note) if views.timeline else None
+        self._trace = TraceFile(views.trace, self._complain) if views.trace else None
         self._listed_devices = False
         self._counted = 0
         self.status = 0
 
     def _note(self, text: str) -> None:
-        cli.note(self._args.tool, text)
+        cli.note(self._form.tool, text)
 
     def _complain(self, text: str) -> None:
-        cli.complain(self._args.tool, text)
+        cli.complain(self._form.tool, text)
 
     # --- while the programs run ---
 
@@ -163,17 +172,17 @@ class CallReport:
         return times.take(events, self._inputs.processes.stopped, self._inputs.calls.ended_ns)
 
     def _take_events(self, events: Any) -> None:
-        args, name_of = self._args, self._inputs.kernels.name
+        views, name_of = self._options.calls, self._inputs.kernels.name
         if self._selected is not None:
             events = self._selected.add(events, self._kernels, name_of)
         if self._slow is not None:
             self._slow.add_spans(self._inputs.delay_probes.spans())
         dispatches = self._read_dispatches(events)
-        if not (args.each or args.slow or args.timeline or args.trace):
+        if not views.needs_events:
             return
         events = self._kernels.select(events, name_of)
         records: list[dict[str, Any]] = []  # made only if needed, because it is slow
-        if args.slow or args.timeline or args.trace:
+        if views.slow or views.timeline or views.trace:
             records = self._output.call_records(events)
         if self._trace is not None:
             self._trace.add(records, dispatches)
@@ -181,16 +190,18 @@ class CallReport:
             self._timeline.add(records, dispatches)
         if self._slow is not None:
             self._slow.print_calls(events, records)
-        if args.each and len(events) and not (args.json and args.slow):  # `SlowCalls` has printed these
+        if (
+            views.each and len(events) and not (self._form.json and views.slow)
+        ):  # `SlowCalls` has printed these
             self._output.print_calls(events)
-        if args.each and dispatches:
+        if views.each and dispatches:
             self._output.print_dispatches(dispatches)
 
     # --- reports ---
 
     def show(self) -> None:
         """Print the report of an interval."""
-        args, out, inputs = self._args, self._out, self._inputs
+        form, out, inputs = self._form, self._out, self._inputs
         sums = inputs.calls.sums()
         if self._selected is not None:
             sums = self._selected.take()
@@ -199,18 +210,18 @@ class CallReport:
         self._counted += sum(row.times.count for row in functions)
         rows, between = inputs.delay_probes.delays() if self._delays is not None else (None, None)
         if self._timeline is not None:
-            self._timeline.show(args, out, self._output.origin_ns)
-        if args.each and self._delays is None:
+            self._timeline.show(form, out, self._output.origin_ns)
+        if self._options.calls.each and self._delays is None:
             return
         kernels = self._kernel_rows(sums)
-        if args.json:
+        if form.json:
             self._print_records(functions, kernels, rows)
-        elif args.csv:
-            if not args.each:
+        elif form.csv:
+            if not self._options.calls.each:
                 self._print_csv(functions)
         else:
             out.lines(self._device_lines())
-            if args.timestamps:
+            if form.timestamps:
                 out.line(time.strftime("%H:%M:%S"))
             out.lines(self._tables(functions, kernels))
             if self._delays is not None and rows is not None and (len(rows) or functions):
@@ -232,8 +243,8 @@ class CallReport:
     ) -> None:
         out, comm = self._out, self._processes.comm
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        stamp = {"ts_ns": now} if self._args.timestamps else {}
-        if not self._args.each:
+        stamp = {"ts_ns": now} if self._form.timestamps else {}
+        if not self._options.calls.each:
             out.records(row.function_record() | stamp for row in functions)
             out.records(row.kernel_record() | stamp for row in kernels)
         if self._delays is not None:
@@ -244,7 +255,7 @@ class CallReport:
                 out.records(delay_text.driver_record(event, comm(event.pid)) for event in events)
 
     def _print_csv(self, functions: Sequence[CallStatistics]) -> None:
-        stamped = self._args.timestamps
+        stamped = self._form.timestamps
         cells = (time.clock_gettime_ns(time.CLOCK_BOOTTIME),) if stamped else ()
         self._output.csv_header((*(("ts_ns",) if stamped else ()), *FUNCTION.columns))
         rows = (FUNCTION.row(row.function_record()) for row in functions)
@@ -264,46 +275,46 @@ class CallReport:
     def _tables(
         self, functions: Sequence[CallStatistics], kernels: Sequence[CallStatistics]
     ) -> Iterator[str]:
-        if not functions or self._args.each:
+        if not functions or self._options.calls.each:
             return
         self._owners.see(functions)
         if self._slow is not None:
             yield from self._slow.threads()
         yield from statistics_text.time_and_errors(functions)
         yield ""
-        yield from statistics_text.function_table(functions, self._owners, self._args.verbose)
+        yield from statistics_text.function_table(functions, self._owners, self._form.verbose)
         yield ""
         if kernels:
-            yield from statistics_text.kernel_table(kernels, self._owners, self._args.verbose)
+            yield from statistics_text.kernel_table(kernels, self._owners, self._form.verbose)
             yield ""
 
     # --- the end ---
 
     def end(self) -> None:
         """Print the last lines, or the summary record."""
-        args, out = self._args, self._out
+        form, out = self._form, self._out
         if self._trace is not None:
             self._trace.close()
             self.status = self._trace.status
             if not self.status:
-                self._note(f"wrote {args.trace}")
+                self._note(f"wrote {self._options.calls.trace}")
         if self._inputs.vendor.kernel_times is not None:
             self._inputs.vendor.kernel_times.close()
         summary = self._summary()
-        if args.json:
-            out.record(**({"type": "summary", "tool": args.tool} | summary))
-        elif not args.csv:
-            filters = cli.given_filters(args, calls=True)
+        if form.json:
+            out.record(**({"type": "summary", "tool": form.tool} | summary))
+        elif not form.csv:
+            filters = self._options.filters
             out.lines(summary_text.coverage_lines(summary, filters))
             out.lines(summary_text.device_lines(summary, filters))
-            out.lines(cli.host_program_lines(summary) if args.verbose else ())
+            out.lines(cli.host_program_lines(summary) if form.verbose else ())
         if self._inputs.processes.terminated:
             return
         from gpubpf.images.listing import no_match
 
         seen = self._kernels.seen
-        if args.kernel and not self._counted:
-            self._complain(no_match(args.kernel, seen) if seen else "no kernel was launched")
+        if self._kernels.globs and not self._counted:
+            self._complain(no_match(self._kernels.globs, seen) if seen else "no kernel was launched")
             self.status = 1
         elif unmatched := self._kernels.unmatched():
             self._note(no_match(unmatched, seen) if seen else "no kernel was launched")
@@ -362,16 +373,19 @@ class CallReport:
         return inputs.processes.everyone or pid in inputs.calls.seen or not inputs.calls.seen
 
 
-def _selected_sums(calls: CallProbes, args: argparse.Namespace) -> SelectedSums | None:
+def _selected_sums(calls: CallProbes, options: SnoopOptions) -> SelectedSums | None:
     """Return None unless --launch or --sample selects some launches."""
-    if not selects_launches(args):
+    if not options.selects_launches:
         return None
-    return SelectedSums(LaunchSelection(args.launch or (1, None), args.sample or 1), calls.sums()[:0])
+    kernels = options.shared.kernels
+    return SelectedSums(LaunchSelection(kernels.launches, kernels.sample), calls.sums()[:0])
 
 
-def drop_views_without_csv(args: argparse.Namespace, note: Callable[[str], None]) -> None:
-    """With --csv, switch off the views for which CSV has no table, and print a notice."""
-    views = {"--why": args.why, "--timeline": args.timeline, "the causes of --slow": args.slow}
-    if args.csv and (dropped := [view for view in views if views[view]]):
-        note(f"CSV holds only one table, without {' and '.join(dropped)}; use --json for these")
-        args.why = args.timeline = False
+def without_views_that_csv_lacks(options: SnoopOptions, note: Callable[[str], None]) -> SnoopOptions:
+    """Return the options, with --csv without the views for which CSV has no table. Print a notice about these."""
+    calls = options.calls
+    views = {"--why": calls.why, "--timeline": calls.timeline, "the causes of --slow": calls.slow}
+    if not options.shared.output.csv or not (dropped := [view for view in views if views[view]]):
+        return options
+    note(f"CSV holds only one table, without {' and '.join(dropped)}; use --json for these")
+    return replace(options, calls=replace(calls, why=False, timeline=False))

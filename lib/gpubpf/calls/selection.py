@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,8 +67,3 @@ class LaunchSelection:
             inside = self._first <= number and (self._last is None or number <= self._last)
             wanted[at] = inside and (number - self._first) % self._sample == 0
         return events[wanted]
-
-
-def selects_launches(args: argparse.Namespace) -> bool:
-    """Return whether --launch or --sample selects only some launches of a kernel."""
-    return bool(args.launch and args.launch != (1, None)) or (args.sample or 1) > 1

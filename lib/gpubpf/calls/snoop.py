@@ -1,11 +1,10 @@
 """Trace the calls of the processes that a command line selects, and print the results: what cudasnoop and hipsnoop share.
 
-status = trace(api.cuda(), PROGRAM, args, out)
+status = trace(api.cuda(), PROGRAM, SnoopOptions.of(args), out)
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
@@ -15,19 +14,20 @@ from gpubpf.calls.delay_probes import DelayProbes
 from gpubpf.calls.hip_devices import TIMEOUT
 from gpubpf.calls.kernel_names import KernelNames
 from gpubpf.calls.probes import CallOptions, CallProbes
-from gpubpf.calls.report import CallReport, ReportInputs, VendorInterfaces, drop_views_without_csv
+from gpubpf.calls.report import CallReport, ReportInputs, VendorInterfaces, without_views_that_csv_lacks
 from gpubpf.calls.traced_processes import TracedProcesses
 from gpubpf.process import users
 from gpubpf.show import cli
 
 if TYPE_CHECKING:
     from gpubpf.calls.api import Api
+    from gpubpf.calls.snoop_options import SnoopOptions
 
 
 def trace(
     api: Api,
     program: str,
-    args: argparse.Namespace,
+    options: SnoopOptions,
     out: cli.Output,
     vendor: VendorInterfaces | None = None,
     environment: Mapping[str, str] | None = None,
@@ -36,7 +36,7 @@ def trace(
 
     api: the functions to trace.
     program: the C text of the eBPF programs call_*, delay_* and kernel_*.
-    args: the command line.
+    options: the command line.
     out: where the results go.
     vendor: the vendor's own interfaces; None if it has none.
     environment: variables to add to the command's environment.
@@ -45,29 +45,30 @@ def trace(
     """
 
     def note(text: str) -> None:
-        cli.note(args.tool, text)
+        cli.note(options.shared.output.tool, text)
 
     vendor = vendor or VendorInterfaces()
-    drop_views_without_csv(args, note)
+    options = without_views_that_csv_lacks(options, note)
+    targets, wanted = options.shared.targets, options.calls
     with ExitStack() as stack:
         times = vendor.kernel_times
-        options = CallOptions.from_arguments(args, events=times is not None and times.needs_calls)
-        if options.everybody and vendor.devices is not None:
+        counted = CallOptions.of(options, events=times is not None and times.needs_calls)
+        if options.everyone and vendor.devices is not None:
             vendor.devices.devices(TIMEOUT)  # wait until this process has ended: its calls would count, too
-        processes = TracedProcesses(args, environment or {}, note)
+        processes = TracedProcesses(options.shared, environment or {}, note)
 
         # Attach to the libraries that the command is likely to load, and to others as soon as a process maps them.
-        if args.command:
-            user = users.command_user(args.user)
-            api = command_libraries.with_command_libraries(api, args.command, user)
-        functions = api.choose(args.api)
-        calls = stack.enter_context(closing(CallProbes(api, functions, options, note, program)))  # call_*
-        delay_probes = DelayProbes(calls, note, why=args.why, spans=bool(args.slow))  # delay_*
+        if targets.command:
+            user = users.command_user(targets.user)
+            api = command_libraries.with_command_libraries(api, targets.command, user)
+        functions = api.choose(wanted.api)
+        calls = stack.enter_context(closing(CallProbes(api, functions, counted, note, program)))  # call_*
+        delay_probes = DelayProbes(calls, note, why=wanted.why, spans=bool(wanted.slow))  # delay_*
         kernels = KernelNames(api, calls.bpf)  # kernel_*
         calls.start()
 
         # Start the command, or find the processes. Read the maps every 0.1 s, and print a report each interval.
-        report = CallReport(ReportInputs(api, calls, delay_probes, kernels, processes, vendor), args, out)
+        report = CallReport(ReportInputs(api, calls, delay_probes, kernels, processes, vendor), options, out)
         with processes.follow(calls):
             report.begin()
             for _ in processes.intervals(report.tick, calls.stop):

@@ -20,8 +20,9 @@ from gpubpf.show import cli, table
 from gpubpf.show.perfetto import Trace
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
+
+    from gpubpf.show.parsed import OutputOptions
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -155,13 +156,13 @@ class PendingTimeline:
                     "give a shorter interval, or use --trace"
                 )
 
-    def show(self, args: argparse.Namespace, out: cli.Output, origin: int) -> None:
+    def show(self, form: OutputOptions, out: cli.Output, origin: int) -> None:
         """Print what was kept. Times in text count from `origin`."""
         calls, self._calls = self._calls, []
         dispatches, self._dispatches = self._dispatches, []
-        if args.json:
+        if form.json:
             out.records(operations(calls, dispatches))
-        elif not args.csv:
+        elif not form.csv:
             out.lines(lines(calls, dispatches, origin))
 
 

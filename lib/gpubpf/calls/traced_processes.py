@@ -1,7 +1,7 @@
 """The processes whose calls are traced, and for how long: a command, running processes, or every process. None
 of them gets an agent.
 
-processes = TracedProcesses(args, environment, note)
+processes = TracedProcesses(options, environment, note)
 with processes.follow(calls):
     for _ in processes.intervals(tick, calls.stop):
         …                           # the last report if `processes.stopped`
@@ -10,13 +10,12 @@ sys.exit(processes.status)
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf import own_files
@@ -29,12 +28,13 @@ from gpubpf.traced.command import LONGEST_WAIT, Signals, raise_file_limit, run
 
 if TYPE_CHECKING:
     from gpubpf.calls.probes import CallProbes
+    from gpubpf.show.parsed import Options, TargetOptions
 
 
-def check_privileges(args: argparse.Namespace) -> None:
+def check_privileges(targets: TargetOptions) -> None:
     """Raise SessionError if this process may not load and attach eBPF programs."""
     if not privileges.capable():
-        what = "calls of a library" if args.command or args.pid else "every process"
+        what = "calls of a library" if targets.command or targets.pids else "every process"
         raise SessionError(f"tracing {what} requires root, or CAP_BPF and CAP_PERFMON; use sudo")
 
 
@@ -43,11 +43,10 @@ class TracedProcesses:
     Raise SessionError.
     """
 
-    def __init__(
-        self, args: argparse.Namespace, environment: Mapping[str, str], note: Callable[[str], None]
-    ) -> None:
-        self._args, self._environment, self._note = args, environment, note
-        self._user = users.command_user(args.user) if args.command else None
+    def __init__(self, options: Options, environment: Mapping[str, str], note: Callable[[str], None]) -> None:
+        self._targets, self._output = options.targets, options.output
+        self._environment, self._note = environment, note
+        self._user = users.command_user(self._targets.user) if self._targets.command else None
         self._signals = Signals()
         self._privileges = privileges.Privileges()
         self._child: subprocess.Popen[bytes] | None = None
@@ -61,7 +60,7 @@ class TracedProcesses:
     @property
     def everyone(self) -> bool:
         """Whether every process of the machine is traced."""
-        return not self._args.command and not self._args.pid
+        return not self._targets.command and not self._targets.pids
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -79,12 +78,12 @@ class TracedProcesses:
         self._signals.catch()
         try:
             self.started_ns = time.monotonic_ns()
-            if self._args.command:
-                self._start(calls)
+            if command := self._targets.command:
+                self._start(calls, command)
             else:
                 self._find(calls)
             raise_file_limit()  # only now, so that the command keeps the original limit
-            self._privileges.keep(privileges.MEASURING | privileges.PROGRAMS, self._args.alone)
+            self._privileges.keep(privileges.MEASURING | privileges.PROGRAMS, self._targets.alone)
             calls.limit(self._privileges)
             try:
                 yield
@@ -98,11 +97,11 @@ class TracedProcesses:
                 os.close(file)
             self._files.clear()
 
-    def _start(self, calls: CallProbes) -> None:
+    def _start(self, calls: CallProbes, command: Sequence[str]) -> None:
         """Start the command, which is traced from its first instruction on as a child of this process."""
         calls.trace(os.getpid())
         try:
-            self._child = run(self._args.command, {**os.environ, **self._environment}, self._user)
+            self._child = run(command, {**os.environ, **self._environment}, self._user)
         finally:
             calls.forget(os.getpid())
         self._files[self._child.pid] = os.pidfd_open(self._child.pid)
@@ -110,7 +109,7 @@ class TracedProcesses:
     def _find(self, calls: CallProbes) -> None:
         """Trace the processes of -p. Raise SessionError if none is running."""
         missed = []
-        for pid in dict.fromkeys(self._args.pid):
+        for pid in dict.fromkeys(self._targets.pids):
             try:
                 self._files[pid] = os.pidfd_open(pid)
             except OSError as error:
@@ -144,8 +143,8 @@ class TracedProcesses:
         garbage.as_usual()
         own_files.keep()
         start = time.monotonic()
-        interval, count = self._args.interval, self._args.count
-        end = start + self._args.duration if self._args.duration is not None else None
+        interval, count = self._output.interval, self._output.count
+        end = start + self._targets.duration if self._targets.duration is not None else None
         done = 0
         while not self.stopped:
             done += 1

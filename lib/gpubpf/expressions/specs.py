@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from gpubpf.errors import UsageError
@@ -253,20 +253,25 @@ def tells_times(*expressions: Node | None) -> bool:
     return any(name in TIMES for node in expressions if node is not None for name in names_of(node))
 
 
-def choose_kernels(args: argparse.Namespace, specs: Iterable[Spec]) -> list[tuple[str, ...]]:
-    """Return the kernel globs of each specification, and set `args.kernel` to the globs of all specifications.
+def choose_kernels(wanted: Sequence[str], specs: Iterable[Spec]) -> list[tuple[str, ...]]:
+    """Return the kernel globs of each specification; an empty tuple selects every kernel.
 
-    --kernel replaces the kernel `*`. Raises UsageError for --kernel together with a specification that names its kernels."""
+    wanted: --kernel, which replaces the kernel `*`. Raises UsageError for --kernel together with a specification that names its
+    kernels."""
     chosen = []
     for spec in specs:
-        if args.kernel and spec.kernel != EVERY:
+        if wanted and spec.kernel != EVERY:
             raise UsageError(
                 f"--kernel and the KERNEL of {_quoted(spec.text)} exclude each other; write * there"
             )
-        chosen.append(tuple(args.kernel) if spec.kernel == EVERY else (spec.kernel,))
-    every = any(not globs for globs in chosen)
-    args.kernel = [] if every else list(dict.fromkeys(glob for globs in chosen for glob in globs))
+        chosen.append(tuple(wanted) if spec.kernel == EVERY else (spec.kernel,))
     return chosen
+
+
+def union(chosen: Iterable[Sequence[str]]) -> list[str]:
+    """Return the kernel globs of all specifications together; empty: every kernel."""
+    chosen = list(chosen)
+    return list(dict.fromkeys(glob for globs in chosen for glob in globs)) if all(chosen) else []
 
 
 def any_launches(specs: Iterable[Spec]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,8 +33,6 @@ from gpubpf.show import notices
 from gpubpf.verify import records
 
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.lower.fragment import Fragment
     from gpubpf.program import BPF
 
@@ -72,30 +70,27 @@ class LoadedObject(Record):
         """The programs that `attach` attaches: all except those that run as a separate kernel."""
         return tuple(name for name, place in self.places.items() if place.event != "alone")
 
-    def choose_kernels(self, args: argparse.Namespace) -> tuple[str, ...]:
-        """Return the globs of --kernel, for programs that name no kernel. Set `args.kernel` to the globs and names of all programs.
+    def kernels(self, wanted: Sequence[str]) -> list[str]:
+        """Return the globs and names of the kernels of all programs; empty: every kernel.
 
-        Raises UsageError for --kernel if all programs name their kernels."""
+        wanted: --kernel, for programs that name no kernel. Raises UsageError for --kernel if all programs name their kernels."""
         device = [place for place in self.places.values() if place.event in ("entry", "exit", "access")]
         named = dict.fromkeys(name for place in device for name in place.kernels)
-        globs, every = tuple(args.kernel), any(not place.kernels for place in device)
-        if globs and not every:
+        every = any(not place.kernels for place in device)
+        if wanted and not every:
             raise UsageError(
                 f"--kernel and the kernels that the programs name ({', '.join(named)}) exclude each other;"
                 " give a program another kernel with --attach"
             )
-        args.kernel = [] if every and not globs else [*dict.fromkeys((*globs, *named))]
-        return globs
+        return [] if every and not wanted else [*dict.fromkeys((*wanted, *named))]
 
-    def attach_alone(self, bpf: BPF, args: argparse.Namespace) -> None:
-        """Run the only program as a separate kernel: attach it to the entry of an empty kernel, which launch.py launches.
+    def attach_alone(self, bpf: BPF, grid: Sequence[int] | None, block: Sequence[int] | None) -> list[str]:
+        """Run the only program as a separate kernel: attach it to the entry of `launch.KERNEL`, an empty kernel.
 
-        Sets `args.command` and `args.kernel`. Reads the extents `args.grid` and `args.block`; None: 1."""
+        Return the command that launches this kernel, with these extents; None: 1."""
         (name,) = self.places
-        extents = (*(args.grid or (1, 1, 1)), *(args.block or (1, 1, 1)))
         bpf.attach_gpu_entry(launch.KERNEL, name)
-        args.kernel = [launch.KERNEL]
-        args.command = [sys.executable, launch.__file__, *map(str, extents)]
+        return [sys.executable, launch.__file__, *map(str, (*(grid or (1, 1, 1)), *(block or (1, 1, 1))))]
 
     def attach(self, bpf: BPF, kernels: Iterable[str] = (), own_files: bool = False) -> None:
         """Attach all programs except those that run as a separate kernel.

@@ -104,7 +104,12 @@ class RingOptions(Record):
 
 
 class OutputOptions(Record):
-    """Where results go and in which form. path: None: standard output."""
+    """Where results go, how often, and in which form.
+
+    path: None: standard output.
+    interval: seconds between two reports; None: one report at the end.
+    count: number of reports; None: no limit.
+    """
 
     tool: str = ""
     path: str | None = None
@@ -112,6 +117,8 @@ class OutputOptions(Record):
     csv: bool = False
     timestamps: bool = False
     verbose: bool = False
+    interval: float | None = None
+    count: int | None = None
 
 
 class Options(Record):

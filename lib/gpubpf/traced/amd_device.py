@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hipsim
 from gpubpf import elf
@@ -15,6 +15,9 @@ from gpubpf.errors import ImageError, SessionError
 from gpubpf.record import replace
 from gpubpf.traced.device import Device
 from hipsim import gpus
+
+if TYPE_CHECKING:
+    from gpubpf.show.parsed import Options
 
 NOTICE = "no AMD GPU: HIP runs on hipsim, in software; times "
 _NOTHING, _VIRTUAL = "mean nothing", "are those of its virtual clock"
@@ -103,6 +106,7 @@ def beside(chosen: Device, wanted: str | None, program: str) -> Device:
     return replace(chosen, environment=environment, notice=notice if for_hip else chosen.notice)
 
 
-def of_command(args: argparse.Namespace) -> tuple[dict[str, str], str | None]:
+def of_command(options: Options) -> tuple[dict[str, str], str | None]:
     """Return the result of `choose` for the command on a command line; an empty result without a command."""
-    return choose(args.device, args.command[0]) if args.command else ({}, None)
+    command = options.targets.command
+    return choose(options.device.kind, command[0]) if command else ({}, None)

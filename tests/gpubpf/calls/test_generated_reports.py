@@ -15,7 +15,8 @@ import gpubpf_traces
 from gpubpf import names
 from gpubpf.calls import arrays, delays
 from gpubpf.calls.api import cuda, hip
-from gpubpf.calls.report import CallReport, VendorInterfaces, drop_views_without_csv
+from gpubpf.calls.report import CallReport, VendorInterfaces, without_views_that_csv_lacks
+from gpubpf.calls.snoop_options import SnoopOptions
 from gpubpf.calls.statistics import NameOrAddress, sums_of_events
 from gpubpf_properties import generated, number, rare
 from gpubpf_text import COMMS, KERNELS, PIDS, check, opened
@@ -121,7 +122,7 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path, capsys: pytest.C
         trace = tmp_path / "trace.json"
         options = (*look, "--trace", str(trace)) if look == ("-v",) else look
         _, args, page, _ = opened(tool, *options)
-        drop_views_without_csv(args, lambda text: None)
+        options = without_views_that_csv_lacks(SnoopOptions.of(args), lambda text: None)
         inputs: Any = SimpleNamespace(
             api=api,
             vendor=VendorInterfaces(),
@@ -164,7 +165,7 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path, capsys: pytest.C
                 terminated=False,
             ),
         )
-        report = CallReport(inputs, args, page)
+        report = CallReport(inputs, options, page)
         report._output.origin_ns = 10**9
         report.begin()
         report.tick()

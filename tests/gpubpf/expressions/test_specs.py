@@ -193,22 +193,24 @@ def test_what_gputrace_refuses(text: str, message: str) -> None:
     assert message in str(found.value) and "\n" not in str(found.value)
 
 
-def arguments(*texts: str, kernel: tuple[str, ...] = ()) -> argparse.Namespace:
-    return argparse.Namespace(specs=list(texts), kernel=list(kernel), list=False, ebpf=False)
+def chosen(*texts: str, wanted: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    return specs.choose_kernels(wanted, map(specs.count, texts))
 
 
 def test_kernels_of_the_command_line() -> None:
-    args = arguments("entry:a*", "exit:b", "exit:a*")
-    assert specs.choose_kernels(args, specs.read(args, specs.count)) == [("a*",), ("b",), ("a*",)]
-    assert args.kernel == ["a*", "b"]
-    args = arguments("entry:a*", "exit:*")
-    assert specs.choose_kernels(args, specs.read(args, specs.count)) == [("a*",), ()] and args.kernel == []
-    args = arguments("entry:*", kernel=("x", "y"))
-    assert specs.choose_kernels(args, specs.read(args, specs.count)) == [("x", "y")]
-    assert args.kernel == ["x", "y"]
-    args = arguments("entry:a", kernel=("x",))
+    of_each = chosen("entry:a*", "exit:b", "exit:a*")
+    assert of_each == [("a*",), ("b",), ("a*",)] and specs.union(of_each) == ["a*", "b"]
+    of_each = chosen("entry:a*", "exit:*")
+    assert of_each == [("a*",), ()] and specs.union(of_each) == []
+    of_each = chosen("entry:*", wanted=("x", "y"))
+    assert of_each == [("x", "y")] and specs.union(of_each) == ["x", "y"]
+    assert specs.union([]) == []
     with pytest.raises(UsageError, match="exclude each other"):
-        specs.choose_kernels(args, specs.read(args, specs.count))
+        chosen("entry:a", wanted=("x",))
+
+
+def arguments(*texts: str) -> argparse.Namespace:
+    return argparse.Namespace(specs=list(texts), list=False, ebpf=False)
 
 
 def test_a_message_names_the_specification() -> None:
