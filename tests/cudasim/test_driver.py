@@ -54,7 +54,7 @@ def test_unsupported_functions_say_their_names() -> None:
     code = """if True:
         import ctypes, sys
         cuda, runtime = (ctypes.CDLL(path) for path in sys.argv[1:])
-        print(cuda.cuMulticastCreate(None, None), cuda.cuMulticastCreate(None, None), cuda.cuMemDiscardBatchAsync_ptsz())
+        print(cuda.cuMemBatchDecompressAsync(None), cuda.cuMemBatchDecompressAsync(None), cuda.cuMemDiscardBatchAsync_ptsz())
         print(runtime.cudaLogsCurrent(None, 0), runtime.cudaGetLastError(), runtime.cudaGetLastError())
     """
     paths = [str(libraries() / name) for name in ("libcuda.so.1", "libcudart.so.13")]
@@ -62,7 +62,7 @@ def test_unsupported_functions_say_their_names() -> None:
     assert done.stdout == "801 801 801\n801 801 0\n"
     assert done.stderr.splitlines() == [
         f"cudasim: {name} is not supported"
-        for name in ("cuMulticastCreate", "cuMemDiscardBatchAsync", "cudaLogsCurrent")
+        for name in ("cuMemBatchDecompressAsync", "cuMemDiscardBatchAsync", "cudaLogsCurrent")
     ]
 
 

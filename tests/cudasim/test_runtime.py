@@ -40,6 +40,21 @@ def test_virtual_memory_management(hostile: bool) -> None:
 
 
 @HOSTILE
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_multicast_objects(hostile: bool, clock: str) -> None:
+    """Of three devices. Only multimem instructions may use their addresses, and only where each device has memory."""
+    made, setting = (
+        program("multicast", "-arch=sm_90", "-lcuda"),
+        {"CUDASIM_DEVICES": "3", "CUDASIM_CC": "9.0"},
+    )
+    done = run([made], hostile, CUDASIM_CLOCK=clock, **setting)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "multicast ok\n", "")
+    for fault in ("load", "unbound", "own") if clock == "real" else ():
+        done = run([made, fault], hostile, **setting)
+        assert (done.returncode, done.stdout) == (0, "sync: cudaErrorIllegalAddress\n")
+
+
+@HOSTILE
 def test_bulk_tensor_copies(hostile: bool) -> None:
     """A device of compute capability 10 has more swizzles."""
     done = run([program("tensor_maps", "-arch=sm_90")], hostile, CUDASIM_CC="10.0" if hostile else "9.0")

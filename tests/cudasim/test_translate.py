@@ -636,25 +636,6 @@ def test_values_that_live_within_a_block_count_as_registers() -> None:
     assert registers(8) <= 16 and 96 <= registers(96) <= 112
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%rd1]",
-        "multimem.st.weak.global.v4.f32 [%rd1], {%f1, %f1, %f1, %f1}",
-        "multimem.red.release.sys.global.or.b32 [%rd1], %r1",
-    ],
-)
-def test_instructions_on_multicast_objects_are_refused(form: str) -> None:
-    registers = ".reg .f32 %f1; .reg .b32 %r1; .reg .b64 %rd1;"
-    head = ".version 8.1\n.target sm_90\n.address_size 64\n"
-    text = f"{head}.visible .entry k() {{ {registers}\n{form}; ret; }}"
-    (refused,) = TranslatedModule(parse(text)).refused.values()
-    name = form.split()[0]
-    assert refused == (
-        f"PTX line 5: the embedded device does not support {name}: there are no multicast objects (cuMulticastCreate)"
-    )
-
-
 def test_the_work_is_not_quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that is four times as long looks registers up about four times as often."""
     found = 0

@@ -57,6 +57,7 @@ enum {
     CS_FAULT_INVALID_PC = 718,
     CS_FAULT_LAUNCH_FAILED = 719
 };
+enum { CS_MOST_REPLICAS = 64 }; /* devices of a multicast object */
 /* An address in the shared memory of a cluster: the rank of the block, and the offset in the block's shared memory. */
 #define CS_MOST_BLOCKS 16u /* of a cluster */
 #define CS_RANK_SHIFT 24
@@ -212,6 +213,8 @@ struct cs_services { /* called by generated code; those marked * do not return a
     void *(*cluster_shared)(
         struct cs_warp *w, uint64_t address, uint32_t size,
         uint32_t access); /* * host address of an address in the cluster's shared memory */
+    uint32_t (*replicas)(struct cs_warp *w, uint64_t address, uint32_t size, uint32_t access,
+                         uint8_t **out); /* * the memory of each device at an address of a multicast object */
 };
 
 struct cs_warp {

@@ -38,7 +38,9 @@ def communicates(i: PtxInstruction) -> bool:
         return i.modifiers[:1] == ("reduce",) if i.opcode == "cp" else strong(i)
     if i.opcode in ("st", "cp"):
         return True
-    return i.opcode in ("atom", "red", "mbarrier") or (i.opcode == "call" and _called(i) == "vprintf")
+    return i.opcode in ("atom", "red", "mbarrier", "multimem") or (
+        i.opcode == "call" and _called(i) == "vprintf"
+    )
 
 
 def observes(i: PtxInstruction, used: bool, again: bool) -> bool:
@@ -51,6 +53,10 @@ def observes(i: PtxInstruction, used: bool, again: bool) -> bool:
         return used or i.modifiers[-1] in FLOATS  # floating-point sums depend on the order
     if i.opcode == "cp" and i.modifiers[0] == "reduce" and i.modifiers[-1] in FLOATS:
         return True
+    if i.opcode == "multimem":
+        return (
+            again if i.modifiers[0] == "ld_reduce" else i.modifiers[0] == "red" and i.modifiers[-1] in FLOATS
+        )
     return (
         again
         if i.opcode == "ld"
@@ -255,9 +261,7 @@ _OPERATIONS = {"add", "and", "or", "xor", "exch", "min", "max", "inc", "dec", "c
 @emits("atom", "red")
 def atom(v: Values, i: PtxInstruction) -> str:
     t = type_of(v, i)
-    operation = next((m for m in i.modifiers if m in _OPERATIONS), None)
-    if operation is None:
-        raise v.unsupported()
+    operation = _operation(v, i)
     completes = "mbarrier::complete_tx::bytes" in i.modifiers
     count = _vector(i)
     width = size_of(t)
@@ -334,9 +338,80 @@ def nothing(v: Values, i: PtxInstruction) -> str:
     return ""
 
 
+_COMBINED = {"add": "+", "and": "&", "or": "|", "xor": "^"}
+
+
 @emits("multimem")
 def multimem(v: Values, i: PtxInstruction) -> str:
-    raise v.unsupported("there are no multicast objects (cuMulticastCreate)")
+    """Translate an access to each device's memory at an address of a multicast object (PTX ISA 9.7.9.14)."""
+    what, t = i.modifiers[0], type_of(v, i)
+    width, count = size_of(t), _vector(i)
+    if what not in ("ld_reduce", "st", "red"):
+        raise v.unsupported()
+    where, value = (i.operands[1], i.operands[0]) if what == "ld_reduce" else i.operands[:2]
+    items = value.items if isinstance(value, Vector) else (value,)
+    if len(items) != count:
+        raise v.unsupported(f"{len(items)} values")
+    v.check_elements(items)
+    v.code.memory = v.code.alone = True
+    access = {"ld_reduce": "r", "st": "w", "red": "a"}[what]
+    size = width * count
+    text = f"{{ {v.line()} u8 *r_[CS_MOST_REPLICAS]; "
+    text += f"const u32 n_ = api->replicas(w, {v.address(where)}, {size}, {ord(access)}, r_); "
+    if what == "ld_reduce":
+        text += " ".join(_reduced(v, i, t, k) for k in range(count))
+        return text + " ".join(v.dst(item, t, f"x{k}_") for k, item in enumerate(items)) + " }"
+    kind = c_type(width)
+    text += "for (u32 j_ = 0; j_ < n_; j_++) { "
+    for k, item in enumerate(items):
+        at = f"(r_[j_] + {k * width})"
+        text += f"{{ const {kind} v_ = {v.src(item, t)}; (void)v_; "
+        text += (
+            f"ST({kind}, {at}, v_); }} " if what == "st" else f"{atomically(v, _operation(v, i), t, at)}; }} "
+        )
+    return text + "} }"
+
+
+def _operation(v: Values, i: PtxInstruction) -> str:
+    found = next((m for m in i.modifiers if m in _OPERATIONS), None)
+    if found is None:
+        raise v.unsupported()
+    return found
+
+
+def _reduced(v: Values, i: PtxInstruction, t: str, k: int) -> str:
+    """Return C for `xk_`, the values of all devices at one place, reduced in the order of the devices."""
+    operation, width = _operation(v, i), size_of(t)
+    kind, at = c_type(width), k * width
+    each = "for (u32 j_ = 1; j_ < n_; j_++)"
+    if any(m.startswith("acc::") for m in i.modifiers):
+        return _reduced_as_f32(v, i, t, k, each)
+    updated = (
+        f"old {_COMBINED[operation]} v_"
+        if operation in _COMBINED and t not in FLOATS
+        else _update(v, operation, t, "v_")
+    )
+    return (
+        f"{kind} x{k}_ = LDV({kind}, r_[0] + {at}); {each} {{ const {kind} old = x{k}_,"
+        f" v_ = LDV({kind}, r_[j_] + {at}); x{k}_ = ({kind})({updated}); }} "
+    )
+
+
+def _reduced_as_f32(v: Values, i: PtxInstruction, t: str, k: int, each: str) -> str:
+    """Return C for `xk_`, a sum of halves that is rounded once, at the end (`.acc::f32`)."""
+    half = t.removesuffix("x2")
+    if "acc::f32" not in i.modifiers or half not in ("f16", "bf16") or _operation(v, i) != "add":
+        raise v.unsupported()
+    text, sums = "", []
+    for part in range(2 if t.endswith("x2") else 1):
+        sums.append(f"f32_to_{half}(s{k}_{part}_)")
+        load = f"{half}_to_f32(LDV(u16, r_[{{}}] + {k * size_of(t) + 2 * part}))"
+        text += f"u32 s{k}_{part}_ = {load.format(0)}; "
+        text += f"{each} s{k}_{part}_ = fadd32(s{k}_{part}_, {load.format('j_')}); "
+    return (
+        text
+        + f"const {c_type(size_of(t))} x{k}_ = {sums[0] if len(sums) == 1 else f'pack16({sums[0]}, {sums[1]})'}; "
+    )
 
 
 @emits("nanosleep")

@@ -16,6 +16,7 @@
 
 #include "driver/array.h"
 #include "driver/compiled_ptx.h"
+#include "driver/virtual_memory.h"
 #include "sanitizer/hooks.h"
 #include "per_thread.h"
 
@@ -190,6 +191,7 @@ std::shared_ptr<Context> create_context(int device, unsigned flags, bool primary
     environment.constant_base = memory.constant_base();
     environment.constant_size = Memory::kConstantBytes;
     environment.host_range = host_range;
+    environment.replicas = replicas;
     environment.print = print;
     environment.texture = find_texture;
     environment.allocate = heap_allocate;

@@ -2,7 +2,7 @@
 //
 // Physical memory is a file in memory (memfd), so other processes can import it. Access is the same for all devices, because
 // the page tables are those of the process.
-#include "driver/driver.h"
+#include "driver/virtual_memory.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,33 +12,35 @@
 
 namespace cudasim::driver {
 
-struct PhysicalMemory {
-    void *handle = nullptr;   // null: released, but still mapped
-    unsigned references = 0;  // that the application holds
-    int file = -1;
-    bool imported = false;  // counts as used where it was created
-    size_t size = 0;
-    CUmemAllocationProp properties{};
-    ~PhysicalMemory() {
-        if (file < 0) return;
-        if (imported) close(file);
-        else Memory::instance().close_file(file, size, properties.location.id);
-    }
-};
-
-namespace {
-
-constexpr size_t kGranularity = size_t{2} << 20;
-
-struct Mappings {  // what is mapped, by address
-    std::mutex mutex;
-    std::map<uint64_t, std::shared_ptr<PhysicalMemory>> physical;
-};
+PhysicalMemory::~PhysicalMemory() {
+    if (file < 0) return;
+    if (counted) Memory::instance().close_file(file, size, properties.location.id);
+    else close(file);
+}
 
 Mappings &all_mappings() {
     static Mappings *const instance = new Mappings();
     return *instance;
 }
+
+std::map<uint64_t, Mapping>::const_iterator Mappings::find(uint64_t address, size_t size) const {
+    auto found = at.upper_bound(address);
+    if (found == at.begin()) return at.end();
+    const uint64_t offset = address - (--found)->first;
+    return offset <= found->second.size && size <= found->second.size - offset ? found : at.end();
+}
+
+CUmemGenericAllocationHandle hand_out(const std::shared_ptr<PhysicalMemory> &physical) {
+    if (physical->handle == nullptr) physical->handle = tables().physical.add(physical);
+    physical->references++;
+    return reinterpret_cast<uint64_t>(physical->handle);
+}
+
+std::shared_ptr<PhysicalMemory> find_physical(CUmemGenericAllocationHandle handle) {
+    return tables().physical.get(reinterpret_cast<const void *>(handle));
+}
+
+namespace {
 
 CUresult check_properties(const CUmemAllocationProp *properties) {
     if (properties == nullptr || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
@@ -48,18 +50,6 @@ CUresult check_properties(const CUmemAllocationProp *properties) {
     if ((properties->requestedHandleTypes & ~unsigned{CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR}) != 0)
         return CUDA_ERROR_NOT_SUPPORTED;
     return CUDA_SUCCESS;
-}
-
-bool aligned(uint64_t value) { return value % kGranularity == 0; }
-
-CUmemGenericAllocationHandle hand_out(const std::shared_ptr<PhysicalMemory> &physical) {
-    if (physical->handle == nullptr) physical->handle = tables().physical.add(physical);
-    physical->references++;
-    return reinterpret_cast<uint64_t>(physical->handle);
-}
-
-std::shared_ptr<PhysicalMemory> find(CUmemGenericAllocationHandle handle) {
-    return tables().physical.get(reinterpret_cast<const void *>(handle));
 }
 
 }  // namespace
@@ -73,7 +63,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
     if (CUresult status = check_initialized()) return status;
     if (granularity == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (CUresult status = check_properties(properties)) return status;
-    *granularity = kGranularity;
+    *granularity = kPhysicalGranularity;
     return CUDA_SUCCESS;
 }
 
@@ -82,7 +72,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment
     if (CUresult status = check_initialized()) return status;
     if (address == nullptr || size == 0 || !aligned(size) || flags != 0 || (alignment & (alignment - 1)) != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    *address = Memory::instance().reserve(size, std::max(alignment, kGranularity));
+    *address = Memory::instance().reserve(size, std::max(alignment, kPhysicalGranularity));
     return *address == 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
@@ -110,7 +100,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     if (CUresult status = check_initialized()) return status;
     std::lock_guard lock(all_mappings().mutex);
-    std::shared_ptr<PhysicalMemory> physical = find(handle);
+    std::shared_ptr<PhysicalMemory> physical = find_physical(handle);
     if (!physical) return CUDA_ERROR_INVALID_VALUE;
     if (--physical->references == 0) {
         tables().physical.remove(physical->handle);
@@ -125,16 +115,16 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     std::optional<Allocation> found = Memory::instance().find(reinterpret_cast<uint64_t>(address));
     if (!found || found->kind != MemoryKind::mapped) return CUDA_ERROR_INVALID_VALUE;
     std::lock_guard lock(all_mappings().mutex);
-    auto physical = all_mappings().physical.find(found->base);
-    if (physical == all_mappings().physical.end()) return CUDA_ERROR_INVALID_VALUE;
-    *handle = hand_out(physical->second);
+    auto mapping = all_mappings().at.find(found->base);
+    if (mapping == all_mappings().at.end()) return CUDA_ERROR_INVALID_VALUE;
+    *handle = hand_out(mapping->second.physical);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
                                                 CUmemGenericAllocationHandle handle) {
     if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<PhysicalMemory> physical = find(handle);
+    std::shared_ptr<PhysicalMemory> physical = find_physical(handle);
     if (!physical || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
     *properties = physical->properties;
     return CUDA_SUCCESS;
@@ -144,13 +134,13 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
                   unsigned long long flags) {
     if (CUresult status = check_initialized()) return status;
     std::lock_guard lock(all_mappings().mutex);
-    std::shared_ptr<PhysicalMemory> physical = find(handle);
+    std::shared_ptr<PhysicalMemory> physical = find_physical(handle);
     if (!physical || size == 0 || !aligned(address) || !aligned(size) || !aligned(offset) || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (offset > physical->size || size > physical->size - offset) return CUDA_ERROR_INVALID_VALUE;
     if (!Memory::instance().map(address, size, physical->file, offset, physical->properties.location.id))
         return CUDA_ERROR_INVALID_VALUE;
-    all_mappings().physical[address] = physical;
+    all_mappings().at[address] = {physical, offset, size};
     return CUDA_SUCCESS;
 }
 
@@ -161,7 +151,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     if (mappings.empty()) return CUDA_ERROR_INVALID_VALUE;
     for (const Allocation &mapping : mappings) {
         Memory::instance().unmap(mapping);
-        all_mappings().physical.erase(mapping.base);
+        all_mappings().at.erase(mapping.base);
     }
     return CUDA_SUCCESS;
 }
@@ -179,23 +169,31 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
     }
     const std::vector<Allocation> mappings = Memory::instance().mappings(address, size);
     if (mappings.empty()) return CUDA_ERROR_INVALID_VALUE;
-    for (const Allocation &mapping : mappings) Memory::instance().set_access(mapping.base, accessible);
+    std::lock_guard lock(all_mappings().mutex);
+    for (const Allocation &mapping : mappings) {
+        auto found = all_mappings().at.find(mapping.base);
+        if (found == all_mappings().at.end()) return CUDA_ERROR_INVALID_VALUE;  // unmapped meanwhile
+        found->second.accessible = accessible;
+        // Only multimem instructions may use the addresses of a multicast object.
+        if (!found->second.physical->multicast) Memory::instance().set_access(mapping.base, accessible);
+    }
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address) {
     if (CUresult status = check_initialized()) return status;
-    std::optional<Allocation> found = Memory::instance().find(address);
-    if (flags == nullptr || location == nullptr || !found || found->kind != MemoryKind::mapped)
+    std::lock_guard lock(all_mappings().mutex);
+    auto found = all_mappings().find(address, 1);
+    if (flags == nullptr || location == nullptr || found == all_mappings().at.end())
         return CUDA_ERROR_INVALID_VALUE;
-    *flags = found->mapped_to_device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    *flags = found->second.accessible ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
     if (CUresult status = check_initialized()) return status;
-    std::shared_ptr<PhysicalMemory> physical = find(handle);
+    std::shared_ptr<PhysicalMemory> physical = find_physical(handle);
     if (!physical || out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
     if ((physical->properties.requestedHandleTypes & type) == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -220,7 +218,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     auto physical = std::make_shared<PhysicalMemory>();
     physical->file = fcntl(given, F_DUPFD_CLOEXEC, 0);
     if (physical->file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
-    physical->imported = true;
+    physical->counted = false;
     physical->size = static_cast<size_t>(found.st_size);
     physical->properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     physical->properties.requestedHandleTypes = type;

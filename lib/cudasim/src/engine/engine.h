@@ -171,6 +171,9 @@ struct Environment {
     uint64_t constant_base = 0, constant_size = 0;  // the part of it with .const variables
     // Returns whether [address, address + size) is host memory that kernels may access, such as registered memory.
     bool (*host_range)(void *self, uint64_t address, uint64_t size) = nullptr;
+    // Finds the memory of each device at an address of a multicast object, `size` bytes each, at most CS_MOST_REPLICAS.
+    // Returns their number, 0 for an invalid address. Null: there are no multicast objects.
+    uint32_t (*replicas)(void *self, uint64_t address, uint32_t size, uint8_t **out) = nullptr;
     // Takes text that a kernel prints, once per vprintf. Null: the text goes to standard output.
     void (*print)(void *self, const char *text, size_t size) = nullptr;
     // Returns the texture or surface that a handle names, or null. It must not change while a grid runs.

@@ -692,6 +692,14 @@ void *resolve(cs_warp *w, uint64_t a, uint32_t n, uint32_t access) {
     return found;
 }
 
+uint32_t replicas(cs_warp *w, uint64_t a, uint32_t n, uint32_t access, uint8_t **out) {
+    const Environment &environment = environment_of(w);
+    const uint32_t count = environment.replicas ? environment.replicas(environment.self, a, n, out) : 0;
+    if (count == 0) raise_fault(w, CS_FAULT_ILLEGAL_ADDRESS, a, n, static_cast<char>(access), nullptr);
+    if (a & (n - 1)) raise_fault(w, CS_FAULT_MISALIGNED, a, n, static_cast<char>(access), nullptr);
+    return count;
+}
+
 uint64_t nanoseconds(clockid_t which) {
     timespec now;
     clock_gettime(which, &now);
@@ -712,7 +720,7 @@ const cs_services services = {
     globaltimer,    nanosleep,      round32,     round64,     convert32,
     convert64,      texture_fetch,  surface,     surface_put, surface_texel,
     texture_query,  device_runtime, tensor_copy, change_map,  cluster_barrier,
-    cluster_shared,
+    cluster_shared, replicas,
 };
 
 }  // namespace cudasim
