@@ -37,6 +37,7 @@ DEVICE_TOOLS = (
     *("threadhist", "kernelretsnoop", "memtrace", "nansnoop", "warpdiv", "barrierlate", "gpuhang"),
     *("gpucount", "gpudist", "gputrace", "gpurun"),
 )
+NVIDIA_ONLY = ("nansnoop", "gpuhang")  # kernels of AMD GPUs have no probes at their points
 TIMING_TOOLS = ("launchlate", "gpuprofile")  # they also measure launches without a probe
 _INJECTED = (
     "CUDA_INJECTION64_PATH",
@@ -105,7 +106,7 @@ def findings(pid: int, machine: Machine) -> Iterator[tuple[str, Finding]]:
     yield "namespaces", _namespaces(pid)
     yield "profilers", _profilers(pid, names, ask)
     for tool in DEVICE_TOOLS:
-        yield tool, _device_tool(obstacle, devices, kernels)
+        yield tool, _device_tool(obstacle, devices, kernels, amd=tool not in NVIDIA_ONLY)
     for tool in TIMING_TOOLS:
         yield tool, _every_launch(obstacle, devices)
     bpf = kernel.bpf(machine)
@@ -228,7 +229,8 @@ def _counted(kernels: _Kernels | SessionError | None) -> Finding:
         return Finding(UNKNOWN, str(kernels).partition("; ")[0], action="threadhist --list -p PID lists them")
     value = f"{kernels.instrumentable:,} of {kernels.total:,} can be instrumented"
     if kernels.amd:
-        value += f"; {table.count(kernels.amd, 'kernel')} for AMD GPUs"
+        of_amd = f"{table.count(kernels.amd, 'kernel')} for AMD GPUs"
+        value = f"{value}; {of_amd}" if kernels.total else of_amd
     if not kernels.refused:
         return (
             ok(value) if kernels.total or kernels.amd else ok("none in its files; perhaps made at run time")
@@ -276,9 +278,12 @@ def _profilers(pid: int, names: Sequence[str], ask: Ask[dict[str, str]]) -> Find
 
 
 def _device_tool(
-    obstacle: Finding | None, devices: Devices | SessionError, kernels: _Kernels | SessionError | None
+    obstacle: Finding | None,
+    devices: Devices | SessionError,
+    kernels: _Kernels | SessionError | None,
+    amd: bool,
 ) -> Finding:
-    """What a tool with probes in GPU kernels would measure."""
+    """What a tool with probes in GPU kernels would measure. amd: whether the tool also measures kernels of AMD GPUs."""
     if obstacle is not None:
         state = UNKNOWN if obstacle.state == UNKNOWN else MISSING
         return Finding(state, f"nothing: {obstacle.value}", action=obstacle.action)
@@ -289,10 +294,13 @@ def _device_tool(
     if not kernels.total and not kernels.amd:
         return Finding(UNKNOWN, "kernels that the process makes at run time, if it has any with PTX")
     what = [f"launches of {table.count(kernels.instrumentable, 'kernel')}"] if kernels.total else []
-    if kernels.amd:
+    if kernels.amd and not amd:
+        if not kernels.total:
+            return Finding(MISSING, "nothing: kernels of AMD GPUs have no probes at its points yet")
+    elif kernels.amd:
         what.append(f"{table.count(kernels.amd, 'kernel')} for AMD GPUs, where their code allows it")
     value = " and ".join(what)
-    if kernels.refused and not kernels.amd and not kernels.instrumentable:
+    if kernels.refused and not (kernels.amd and amd) and not kernels.instrumentable:
         return Finding(MISSING, f"nothing: {kernels.refused.most_common(1)[0][0]}")
     if kernels.refused:
         return Finding(LIMITED, f"{value}; not of {kernels.refused.total():,}")

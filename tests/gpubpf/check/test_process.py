@@ -9,17 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpubpf.agent.definitions import Vendor
 from gpubpf.check import process
 from gpubpf.check.finding import LIMITED, MISSING, OK, UNKNOWN, Finding
 from gpubpf.check.machine import Machine
 from gpubpf.errors import SessionError
 from gpubpf.process import limits
+from gpubpf.traced.device import Device
 from gpubpf_host import ORDINARY
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -247,6 +251,26 @@ def test_records_have_the_pid(start: Start) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 1 and {record["pid"] for record in records} == {child.pid}
-    assert {"process", "attach", *process.DEVICE_TOOLS, "launchlate", "cudasnoop", "hipsnoop"} <= {
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert {"process", "attach", *tools} - {"gpubpf", "cudasim", "hipsim"} <= {
         record["name"] for record in records
     }
+
+
+def test_kernels_of_amd_gpus_and_tools_that_have_no_probes_for_them() -> None:
+    devices = {Vendor.AMD: Device("sim")}
+    kernels = process._Kernels(0, Counter(), 2)
+
+    def said(of: process._Kernels, amd: bool) -> tuple[str, str]:
+        finding = process._device_tool(None, devices, of, amd)
+        return finding.state, finding.value
+
+    assert process._counted(kernels) == Finding(OK, "2 kernels for AMD GPUs")
+    assert said(kernels, True) == (OK, "2 kernels for AMD GPUs, where their code allows it")
+    assert said(kernels, False) == (
+        MISSING,
+        "nothing: kernels of AMD GPUs have no probes at its points yet",
+    )
+    both = process._Kernels(3, Counter(refused=1), 2)
+    assert said(both, False) == (LIMITED, "launches of 2 kernels; not of 1")
+    assert said(process._Kernels(1, Counter(refused=1), 2), False) == (MISSING, "nothing: refused")
