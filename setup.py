@@ -17,6 +17,8 @@ CPP_PARTS = ("lib/cudasim", "lib/gpubpf/agent", "lib/gpubpf/calls/device_times")
 OPTIONAL_PARTS = ("lib/hipsim",)  # needs AMD's headers, which not every distribution has
 # For script/setup --cuda: the AMD part is built later.
 WITHOUT_AMD = bool(os.environ.get("WITHOUT_AMD"))
+# script/setup took the C++ parts from a wheel.
+WITHOUT_MAKE = bool(os.environ.get("WITHOUT_MAKE"))
 NEEDED = "g++ make liblz4-dev libzstd-dev"  # Debian's packages
 PAGES = [path.name for path in Path("man/man8").glob("*.8")]
 BUILT_PAGES = "build/man"
@@ -56,10 +58,10 @@ class BuildWithMake(build_py):
     """Build the libraries where package data is collected from (make decides what is out of date), and the man pages."""
 
     def run(self) -> None:
-        for part in CPP_PARTS:
+        for part in () if WITHOUT_MAKE else CPP_PARTS:
             if why := build_with_make(part):
                 raise SystemExit(f"gpubpf: {part} does not build: {why}")
-        for part in () if WITHOUT_AMD else OPTIONAL_PARTS:
+        for part in () if WITHOUT_AMD or WITHOUT_MAKE else OPTIONAL_PARTS:
             if why := build_with_make(part):
                 print(f"gpubpf: left out: {part} does not build: {why}", file=sys.stderr)
         if PAGES:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,54 @@ def test_setup_counts_the_files_that_it_compiles(tmp_path: Path) -> None:
     assert (
         again == f"setup: building {part}: files to compile: 1\n" and "why" in done.stdout
     )  # the second time, there was nothing to do
+
+
+def test_setup_takes_libraries_of_the_wheel_of_its_version_while_cpp_is_unchanged(tmp_path: Path) -> None:
+    """The wheel lies in a directory that pip looks into."""
+    checkout, wheel = tmp_path / "checkout", tmp_path / "gpubpf-7.8-py3-none-any.whl"
+    source = checkout / "lib/cudasim/a.cpp"
+    names = ("cudasim/lib/libcuda.so.1", "gpubpf/agent/lib/libgpubpf-agent.so")
+    with zipfile.ZipFile(wheel, "w") as made:
+        for name in names:
+            made.writestr(name, "built")
+        info = "gpubpf-7.8.dist-info"
+        made.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: gpubpf\nVersion: 7.8\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n")
+        made.writestr(f"{info}/RECORD", "")
+    for path, text in ((source, "int a;"), (checkout / "lib/gpubpf/__init__.py", '__version__ = "7.8"\n')):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (checkout / ".gitignore").write_text("*.so*\n")
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (tmp_path / "venv/bin/python").chmod(0o755)
+    who = "-c user.name=a -c user.email=a@example.org"
+    commit = f"git init -q && git add . && git {who} commit -q -m a"
+
+    def taken(before: str = "true") -> list[bool]:
+        script = f"""say() {{ echo "setup: $*"; }}
+source {REPOSITORY}/script/packages
+cd {checkout}
+VENV={tmp_path}/venv; {before}; prebuilt "$(mktemp -d)" && echo taken"""
+        variables = {
+            **os.environ,
+            "PIP_FIND_LINKS": str(tmp_path),
+            "PIP_NO_INDEX": "1",
+            "TMPDIR": str(tmp_path),
+        }
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=variables)
+        assert ("taken" in done.stdout) == ("wheel of version 7.8" in done.stdout) == (done.returncode == 0)
+        found = [(checkout / "lib" / name).exists() for name in names]
+        assert set(found) == {done.returncode == 0}, done.stderr
+        return found
+
+    assert not any(taken(commit))  # this version is not tagged
+    assert all(taken("git tag v7.8"))
+    assert os.readlink(checkout / "lib/cudasim/lib/libcuda.so") == "libcuda.so.1"
+    for name in names:
+        (checkout / "lib" / name).unlink()
+    assert not any(taken("echo 'int b;' > lib/cudasim/b.cpp"))
+    assert not any(taken(f"git add . && git {who} commit -q -m b"))
 
 
 def test_setup_refuses_what_it_does_not_know():
