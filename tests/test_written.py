@@ -112,6 +112,24 @@ def test_commands_without_output_are_command_lines(page: str) -> None:
             read_command_line(command.split()[0], shlex.split(command)[1:])
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/tools/")])
+def test_output_on_the_pages_of_tools_is_that_of_the_examples(page: str) -> None:
+    """Those pages show output without the command. The commands of the examples are run (above)."""
+    name = Path(page).stem
+    example = ROOT / "tools" / f"{name}_example.txt"
+    if not example.exists() or name in ("cudasnoop", "hipsnoop"):  # which show times of the host
+        return
+    texts = [example, ROOT / "README.md", ROOT / "docs/tutorial.md"]
+    shown = {steady(line) for text in texts for line in text.read_text().splitlines()}
+    blocks = re.findall(r"```text\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert lines and not [line for line in lines if steady(line) not in {*shown, "..."}]
+
+
+def steady(line: str) -> str:
+    return re.sub(r"\(pid \d+\)", "(pid)", line.strip())
+
+
 def test_the_tutorial_shows_each_problem_before_its_fix_and_after() -> None:
     shown = {command.command for command in COMMANDS if command.page == "docs/tutorial.md"}
     for tool in ("launchlate", "threadhist", "memtrace"):
