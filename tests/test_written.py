@@ -31,7 +31,7 @@ NOT_RUN = {
     r".*\./(app|nogpu)\b": "the program is the reader's",
     r".* --clock real\b": "shows times of the host",
     r"(cuda|hip)snoop (?!--list)": "shows times of the host",
-    r"gpuhang ": "shows times of the host, and how often loops have turned by then",
+    r"gpuhang ": "shows times of the host, how far loops and blocks have got by then",
     r"(?!.*--(list|ebpf|ptx) )(?!.* -- )": "measures every process of the machine",
 }
 COMPILES = {"gpucount", "gpudist", "gputrace"}
