@@ -42,6 +42,8 @@ from gpubpf.ptx.parser import parse  # noqa: E402
 from gpubpf_sass import assembled, nvdisasm, registers  # noqa: E402
 
 TOOLS = ("threadhist", "kernelretsnoop", "launchlate", "memtrace")
+INSIDE = ("warpdiv", "barrierlate", "nansnoop", "gpuhang")  # measured on request: with --tools
+EVERY = (*TOOLS, *INSIDE)
 REAL_CLOCK = ("kernelretsnoop",)  # on the virtual clock, it records each exit as with -e
 TARGET = "sm_90"
 LIMIT = 120.0  # seconds for a program alone; five times as long under a tool
@@ -379,7 +381,7 @@ def report(results: Sequence[Result]) -> str:
         "| tool | programs | median | 90th percentile | worst | in | its own instructions per warp | per access |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    tools = [tool for tool in TOOLS if any(r.tool == tool for r in results)]
+    tools = [tool for tool in EVERY if any(r.tool == tool for r in results)]
     by = {tool: sorted((r for r in results if r.tool == tool), key=lambda r: r.ratio) for tool in tools}
     for tool, found in by.items():
         ratios = [r.ratio for r in found]
@@ -456,7 +458,7 @@ def report(results: Sequence[Result]) -> str:
         "| program | tool | PTX by lanes | by warps | machine instructions | atomics | bytes | registers | spilled | kernel |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for r in sorted(results, key=lambda r: (r.program, TOOLS.index(r.tool))):
+    for r in sorted(results, key=lambda r: (r.program, EVERY.index(r.tool))):
         per = 1000 / r.alone.machine
         lines.append(
             f"| {r.program} | {r.tool} | {r.probed.lanes / r.alone.lanes:.2f} | {r.probed.warps / r.alone.warps:.2f}"
@@ -476,7 +478,7 @@ def comparison(before: Sequence[Result], after: Sequence[Result]) -> str:
         " | atomics of a warp: before | now | registers: before | now | spilled: before | now |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for old, new in sorted(both, key=lambda pair: (pair[1].program, TOOLS.index(pair[1].tool))):
+    for old, new in sorted(both, key=lambda pair: (pair[1].program, EVERY.index(pair[1].tool))):
         cells = [new.program, new.tool, f"{new.own[0]:.0f}"]
         cells += [f"{r.probed.machine / max(r.alone.starts, 1):.0f}" for r in (old, new)]
         cells += [f"{r.ratio:.2f}" for r in (old, new)]
@@ -484,7 +486,7 @@ def comparison(before: Sequence[Result], after: Sequence[Result]) -> str:
         cells += [f"{r.more_registers:+}" for r in (old, new)]
         cells += [str(r.probed.spilled - r.alone.spilled) for r in (old, new)]
         lines.append(f"| {' | '.join(cells)} |")
-    for tool in TOOLS:
+    for tool in EVERY:
         of = [[r.ratio for r in pair] for pair in both if pair[1].tool == tool]
         if of:
             medians = [f"{statistics.median(ratios):.2f}" for ratios in zip(*of, strict=True)]
@@ -509,7 +511,7 @@ def main(arguments: Sequence[str]) -> int:
         help="add a line for each program and tool to this file; what is in it already is not measured again",
     )
     parser.add_argument("--before", type=Path, help="compare with this file of --json, of another version")
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="only these tools")
+    parser.add_argument("--tools", nargs="+", choices=EVERY, default=TOOLS, help="only these tools")
     parser.add_argument("--only", default="*", metavar="GLOB", help="only programs with such a name")
     args = parser.parse_args(arguments)
     results = known(args.json.read_text()) if args.json and args.json.exists() else []
@@ -517,7 +519,7 @@ def main(arguments: Sequence[str]) -> int:
     for program in programs(args.suites):
         if not fnmatch.fnmatch(program[0], args.only):
             continue
-        tools = [t for t in TOOLS if t in args.tools and (program[0], t) not in done]
+        tools = [t for t in EVERY if t in args.tools and (program[0], t) not in done]
         for result in measure(*program, tools) if tools else ():
             results.append(result)
             print(f"{result.program} {result.tool}: {result.ratio:.2f}", file=sys.stderr)

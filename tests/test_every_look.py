@@ -43,6 +43,7 @@ HIP = {
 HIP_GPU = "gfx90a"
 CALLS = ("cudasnoop", "hipsnoop")
 NOT_ON_AMD = ("func:*", "value", "old")  # points and values that probes do not have there
+ONLY_CUDA = ("cudasnoop", "gpuhang")  # gpuhang refuses HIP programs (tests/tools/test_gpuhang_run.py)
 LOOKS = {
     "threadhist": [
         *("", "-v", "--json", "--csv", "--top 5", "--by lane", "--by warp", "--by block", "-T --by block -v"),
@@ -161,10 +162,10 @@ SEC("kretprobe/*") int on_exit(void *ctx) {
 
 
 def can_be_measured(name: str, tool: str, look: str) -> bool:
-    """Return whether a tool has this look for a program: cudasnoop for CUDA, hipsnoop for HIP, the others for both."""
+    """Return whether a tool has this look for a program: hipsnoop for HIP, those of ONLY_CUDA for CUDA, the others for both."""
     if name in EXAMPLES:
         return tool != "hipsnoop"
-    return tool != "cudasnoop" and not any(word in look for word in NOT_ON_AMD)
+    return tool not in ONLY_CUDA and not any(word in look for word in NOT_ON_AMD)
 
 
 MATRIX = [

@@ -42,52 +42,40 @@ GPU_SHARED_ARRAY(launches, struct launch, LAUNCHES);
 struct stand { u64 launch, warp, place, turns, events, polls, changes, address; };  /* turns: at a barrier, arrivals at any */
 GPU_SHARED_ARRAY(stands, struct stand, WARPS);
 
-/* In GPU memory: the same of a warp, and how many of its threads are in the kernel. The warp's launch and number identify it. */
-struct own { u64 warp, taken, inside, turns, events, polls, changes, address; u32 site, arrivals; };
+/* In GPU memory: the same of a warp, and how many of its threads are in the kernel. name: the launch and the warp; 0: no warp. */
+struct own { u64 name; u32 site, arrivals; u64 inside, turns, events, address; u32 polls, changes; u64 unused; };
 GPU_ARRAY(owns, struct own, WARPS);
 struct seen { u64 value[2]; };                   /* what a lane last loaded in a loop that waits; two loads may alternate */
 GPU_ARRAY(loaded, struct seen, WARPS * GPU_LANES);
 struct count { u64 latest, exited; };
 GPU_ARRAY(counts, struct count, LAUNCHES);
 
-struct where { u64 name; u32 warp, slot; };      /* warp: its number in the grid. name: unique among warps of all launches */
-
-static inline void find(u64 launch, struct where *here) {
-    u64 x, y, z, bx, by, bz, gx, gy, gz;
-    bpf_get_block_idx(&x, &y, &z);
-    bpf_get_block_dim(&bx, &by, &bz);
-    gpu_grid_dim(&gx, &gy, &gz);
-    u32 block = (u32)x + (u32)gx * ((u32)y + (u32)gy * (u32)z), threads = (u32)bx * (u32)by * (u32)bz;
-    here->warp = block * ((threads + GPU_LANES - 1) / GPU_LANES) + gpu_warp();
-    here->name = (launch << 36) ^ here->warp ^ 1ull << 63;  /* never 0 */
-    here->slot = ((u32)launch * 40503 + here->warp) % WARPS;
-}
+#define SLOT(_launch, _warp) (((u32)(_launch) * 40503 + (_warp)) % WARPS)
+#define NAME(_launch, _warp) ((_launch) << 32 | (_warp)) /* identifies the warp in its process */
+#define PLACE(_kind, _barrier, _site) ((u64)(_kind) << 61 | ((u64)(_barrier) & 0xff) << 32 | (u32)(_site))
 
 /* Returns this warp's words in GPU memory to its first active lane; 0 to others, and if another warp stands there. */
-static inline struct own *mine(gpu_mask active, u64 launch, struct where *here) {
-    find(launch, here);
-    struct own *own = gpu_first(active) ? owns.lookup(&here->slot) : 0;
-    return own && own->warp == here->name ? own : 0;
+static inline struct own *mine(gpu_mask active, u64 launch, u32 *slot) {
+    u32 warp = gpu_global_warp();
+    *slot = SLOT(launch, warp);
+    struct own *own = gpu_first(active) ? owns.lookup(slot) : 0;
+    return own && own->name == NAME(launch, warp) ? own : 0;
 }
-
-#define PLACE(_kind, _lanes, _barrier, _site) \
-    ((u64)(_kind) << 61 | (u64)gpu_popcount(_lanes) << 55 | ((u64)(_barrier) & 0xff) << 32 | (u32)(_site))
 
 int on_entry(struct gpu_entry *ctx) {
     gpu_mask active = gpu_active();
     u64 launch = ctx->launch;
-    struct where here;
+    u32 warp = gpu_global_warp(), slot = SLOT(launch, warp);
     int row = launch % LAUNCHES;
     if (!gpu_first(active))
         return 0;
-    find(launch, &here);
-    struct own *own = owns.lookup(&here.slot);
-    struct stand *stand = stands.lookup(&here.slot);
+    struct own *own = owns.lookup(&slot);
+    struct stand *stand = stands.lookup(&slot);
     struct count *count = counts.lookup(&row);
     struct launch *head = launches.lookup(&row);
     if (!own || !stand || !count || !head)
         return 0;
-    if (gpu_max(&count->latest, launch) < launch) {  /* the first warp of the launch that has programs */
+    if (count->latest < launch && gpu_max(&count->latest, launch) < launch) { /* the launch's first warp that has programs */
         u64 x, y, z;
         head->exited = 0, head->untracked = 0, count->exited = 0;
         head->kernel = gpu_kernel();
@@ -97,19 +85,18 @@ int on_entry(struct gpu_entry *ctx) {
         head->block[0] = x, head->block[1] = y, head->block[2] = z;
         head->launch = launch;
     }
-    if (__sync_fetch_and_add(&own->taken, 1)) {
-        __sync_fetch_and_add(&own->taken, -1ull);
-        if (own->warp == here.name)              /* other lanes of this warp were here before */
-            __sync_fetch_and_add(&own->inside, gpu_popcount(active));
-        else                                     /* another warp stands there: this one is not seen */
-            head->untracked = 1;
+    u64 name = NAME(launch, warp), other = __sync_val_compare_and_swap(&own->name, 0, name);
+    if (other && other != name) {                /* another warp stands there: this one is not seen */
+        head->untracked = 1;
         return 0;
     }
-    own->inside = gpu_popcount(active), own->site = NOWHERE, own->arrivals = 0;
-    own->turns = 0, own->events = 0, own->polls = 0, own->changes = 0, own->address = 0;
-    own->warp = here.name;
-    stand->warp = here.warp;
-    stand->place = PLACE(BEGUN, active, 0, ctx->site);
+    __sync_fetch_and_add(&own->inside, gpu_popcount(active));
+    if (other)                                   /* other lanes of this warp were here before */
+        return 0;
+    own->site = NOWHERE, own->turns = 0, own->events = 0, own->address = 0;
+    own->polls = 0, own->changes = 0, own->arrivals = 0;
+    stand->warp = warp;
+    stand->place = PLACE(BEGUN, 0, ctx->site);
     stand->launch = launch;
     return 0;
 }
@@ -117,18 +104,19 @@ int on_entry(struct gpu_entry *ctx) {
 int on_exit(struct gpu_exit *ctx) {
     gpu_mask active = gpu_active();
     u64 launch = ctx->launch, leaving = gpu_popcount(active);
-    struct where here;
+    u32 slot;
     int row = launch % LAUNCHES;
-    struct own *own = mine(active, launch, &here);
-    struct stand *stand = stands.lookup(&here.slot);
+    struct own *own = mine(active, launch, &slot);
+    if (!own || __sync_fetch_and_add(&own->inside, -leaving) != leaving)
+        return 0;
+    struct stand *stand = stands.lookup(&slot);
     struct count *count = counts.lookup(&row);
     struct launch *head = launches.lookup(&row);
-    if (!own || !stand || !count || !head || __sync_fetch_and_add(&own->inside, -leaving) != leaving)
+    if (!stand || !count || !head)
         return 0;
-    stand->place = PLACE(EXITED, active, 0, ctx->site);
+    stand->place = PLACE(EXITED, 0, ctx->site);
     head->exited = __sync_fetch_and_add(&count->exited, 1) + 1;
-    own->warp = 0;
-    __sync_fetch_and_add(&own->taken, -1ull);    /* now another warp may stand there */
+    __sync_lock_test_and_set(&own->name, 0);     /* now another warp may stand there */
     return 0;
 }
 
@@ -147,8 +135,8 @@ static inline u32 is_chosen(void) {
 }
 
 static inline int turn(u32 each, struct gpu_basic_block *ctx) {
-    struct where here;
-    struct own *own = mine(ctx->active, ctx->launch, &here);
+    u32 slot;
+    struct own *own = mine(ctx->active, ctx->launch, &slot);
     u64 site = ctx->site;
     if (!own)
         return 0;
@@ -157,7 +145,7 @@ static inline int turn(u32 each, struct gpu_basic_block *ctx) {
     own->events += each;
     if (each == 1 && own->events % EVERY)
         return 0;
-    write(own, here.slot, PLACE(LOOP, ctx->active, 0, site));
+    write(own, slot, PLACE(LOOP, 0, site));
     return 0;
 }
 
@@ -165,15 +153,14 @@ int on_loop(struct gpu_basic_block *ctx) { return is_chosen() ? turn(EVERY, ctx)
 int on_wait(struct gpu_basic_block *ctx) { return turn(1, ctx); } /* loops that wait, and those around them: each turn */
 
 int on_call(struct gpu_function_entry *ctx) {
-    gpu_mask active = gpu_active();
-    struct where here;
-    struct own *own = mine(active, ctx->launch, &here);
+    u32 slot;
+    struct own *own = mine(gpu_active(), ctx->launch, &slot);
     if (!own)
         return 0;
     own->site = NOWHERE;                         /* a loop in the function begins anew */
     own->events++;
     if (is_chosen())
-        write(own, here.slot, PLACE(CALL, active, 0, ctx->site));
+        write(own, slot, PLACE(CALL, 0, ctx->site));
     return 0;
 }
 
@@ -182,10 +169,9 @@ int on_poll(struct gpu_value *ctx) {
     u64 returns = ctx->effect & GPU_RETURNS, high = returns ? ctx->old_high : ctx->high;
     u64 value = ((returns ? ctx->old_low : ctx->low) + high * 0xff51afd7ed558ccd) * 0x9e3779b97f4a7c15 + ctx->address + 1;
     u64 site = ctx->site, address = ctx->address;
-    gpu_mask active = ctx->active;
-    struct where here;
-    struct own *own = mine(active, ctx->launch, &here);
-    u32 cell = here.slot * GPU_LANES + gpu_lane();
+    u32 slot;
+    struct own *own = mine(ctx->active, ctx->launch, &slot);
+    u32 cell = slot * GPU_LANES + gpu_lane();
     struct seen *seen = loaded.lookup(&cell);
     u32 is_new = seen && seen->value[site & 1] != value;
     if (seen && is_new)
@@ -199,25 +185,25 @@ int on_poll(struct gpu_value *ctx) {
     return 0;
 }
 
-static inline int at_barrier(u64 kind, gpu_mask active, u64 launch, u64 number, u64 site) {
-    struct where here;
-    struct own *own = mine(active, launch, &here);
-    struct stand *stand = stands.lookup(&here.slot);
+int on_arrive(struct gpu_barrier_arrive *ctx) {
+    u32 slot;
+    struct own *own = mine(gpu_active(), ctx->launch, &slot);
+    struct stand *stand = own ? stands.lookup(&slot) : 0;
     if (!own || !stand)
         return 0;
     own->site = NOWHERE;
-    if (kind == BARRIER)
-        stand->turns = ++own->arrivals;
-    stand->place = PLACE(kind, active, number, site);
+    stand->turns = ++own->arrivals;
+    stand->place = PLACE(BARRIER, ctx->barrier, ctx->site);
     return 0;
 }
 
-int on_arrive(struct gpu_barrier_arrive *ctx) {
-    return at_barrier(BARRIER, gpu_active(), ctx->launch, ctx->barrier, ctx->site);
-}
-
 int on_leave(struct gpu_barrier_leave *ctx) {
-    return at_barrier(LEFT, gpu_active(), ctx->launch, ctx->barrier, ctx->site);
+    u32 slot;
+    struct own *own = mine(gpu_active(), ctx->launch, &slot);
+    struct stand *stand = own ? stands.lookup(&slot) : 0;
+    if (stand)
+        stand->place = PLACE(LEFT, ctx->barrier, ctx->site);
+    return 0;
 }
 """
 
@@ -261,8 +247,8 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=PROGRAM)
     b.sample(args)
-    b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
-    b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
+    b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry", may_hang=True)
+    b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit", may_hang=True)
     b.attach_gpu_function_entry(kernel=args.kernel, fn_name="on_call")
     b.attach_gpu_basic_block(kernel=args.kernel, fn_name="on_loop", loops="others")
     b.attach_gpu_basic_block(kernel=args.kernel, fn_name="on_wait", loops="waiting")

@@ -179,20 +179,31 @@ class BPF:
         """If the command line has --budget, measure only as many launches of each kernel as keep the overhead below it."""
         self.budget = args.budget
 
-    def attach_gpu_entry(self, kernel: str | Iterable[str] = (), fn_name: str = "") -> None:
-        """Run `fn_name`, whose context is `struct gpu_entry`, in each thread of matching kernels when it starts."""
-        self._attach(Probe(fn_name, "entry", kernels=_patterns(kernel)))
+    def attach_gpu_entry(
+        self, kernel: str | Iterable[str] = (), fn_name: str = "", may_hang: bool = False
+    ) -> None:
+        """Run `fn_name`, whose context is `struct gpu_entry`, in each thread of matching kernels when it starts.
+
+        may_hang: only in kernels that may not end by themselves: those with a loop, a barrier or a call. Not on AMD GPUs.
+        """
+        self._attach(Probe(fn_name, "entry", kernels=_patterns(kernel), loops="all" if may_hang else ""))
 
     def attach_gpu_exit(
-        self, kernel: str | Iterable[str] = (), fn_name: str = "", accumulate: str | None = None
+        self,
+        kernel: str | Iterable[str] = (),
+        fn_name: str = "",
+        accumulate: str | None = None,
+        may_hang: bool = False,
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_exit`, in each thread when it leaves the kernel.
 
         accumulate: what the context's `work` counts, one of WORK. Without it, `work` is 0.
+        may_hang: as for `attach_gpu_entry`.
         """
         if accumulate is not None and accumulate not in WORK:
             raise UsageError(f"work cannot be {accumulate!r}; use one of: {', '.join(WORK)}")
-        self._attach(Probe(fn_name, "exit", accumulate, kernels=_patterns(kernel)))
+        loops = "all" if may_hang else ""
+        self._attach(Probe(fn_name, "exit", accumulate, kernels=_patterns(kernel), loops=loops))
 
     def attach_gpu_function_entry(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", function: str | Iterable[str] = ()

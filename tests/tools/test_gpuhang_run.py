@@ -322,7 +322,7 @@ class Shared:
         self.words = np.array([(1, 0, *spin(1), 64)], WORDS)
         self.known = True
 
-    def shared(self, name: str) -> list[Any]:
+    def shared(self, name: str, processes: Any = None) -> list[Any]:
         array = (self.words if name == "stands" else self.rows).copy()
         return [SimpleNamespace(process=1, pid=5, comm="app", array=array)] if self.known else []
 
@@ -345,6 +345,19 @@ class Shared:
 
     def kernel_names(self) -> dict[int, dict[int, str]]:
         return {1: {9: "k"}}
+
+
+def test_words_are_read_only_while_a_launch_runs() -> None:
+    session, read = Shared(), []
+    session.shared = lambda name, processes=None: read.append(name) or Shared.shared(session, name)  # type: ignore[assignment,func-returns-value]
+    session.rows["exited"] = 1
+    session.words["place"] = word(stands.EXITED, 5)
+    hangs = stands.Hangs(1)
+    hangs.look(session)  # type: ignore[arg-type]
+    assert read == ["launches"]
+    session.rows["exited"] = 0
+    hangs.look(session)  # type: ignore[arg-type]
+    assert read == ["launches", "launches", "stands"]
 
 
 def test_a_launch_that_ends_after_all_is_reported_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ class Probe(Record, Generic[Program]):
         same for both, so only the first of the alike loads or stores in a basic block gets a probe (`Site.like`). 0: each access
         gets a probe.
     loops: at `basic_block`, one of LOOPS: run the program only at heads of these loops. At `value`, not "": only at loads and atomics
-        that alone decide whether a loop ends (`ptx/loops.py`).
+        that alone decide whether a loop ends (`ptx/loops.py`). At `entry` and `exit`, not "": only in kernels that may not end.
     repeats: at `access`, run the program only for loads and stores that are alike to an earlier access.
     kernels: `--kernel` patterns; () means all kernels. The injectors do not read it: each kernel has its own list of probes.
     unconditional: set by the injector of PTX where only chosen threads reach the probe (split.py), so that the probe does not

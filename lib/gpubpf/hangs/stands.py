@@ -34,6 +34,7 @@ CLUSTER = 0xFF  # the number of a cluster's barrier
 LOOK = 1.0  # seconds between two looks, at most
 PATIENCE = 4  # looks that may find no verdict before `unknown` is reported
 LISTED = 32  # warps that a record lists
+WAVE_LANES = 32  # of a warp
 MOST_ADDRESSES = 8  # different words that warps may read at one line before they share a row
 SEVERAL = -1  # GPUs, of a process
 LAUNCH_FAILED = 719  # CUresult: among others, every thread of a block waits (embedded device)
@@ -235,9 +236,14 @@ class Hangs:
         found, running = [], set()
         faults, gpus, kernels = session.faults(), session.gpus(), session.kernel_names()
         failed, ended = session.failed(), session.ended()
-        stands = {one.process: one.array for one in session.shared("stands")}
-        for one in session.shared("launches"):
-            if one.process not in stands:  # it has joined since
+        rows = session.shared("launches")
+        # The words of all warps are 4 MB, so they are read only if a launch has not ended.
+        running_in = {one.process for one in rows if self._may_run(one.process, one.array)}
+        stands = (
+            {one.process: one.array for one in session.shared("stands", running_in)} if running_in else {}
+        )
+        for one in rows:
+            if one.process not in stands:
                 continue
             for launch, head in self._launches(one.process, one.array, stands[one.process]):
                 key = one.process, launch
@@ -285,6 +291,14 @@ class Hangs:
                 self._ended.append(gone.last)
         self.told |= bool(found)
         return found
+
+    def _may_run(self, process: int, rows: Words) -> bool:
+        """Return whether a launch of a process may not have ended: warps of the launch have not exited, or were not seen."""
+        used = rows[rows["launch"] != 0]
+        threads = used["block"].astype(float).prod(axis=1)  # the traced process can write any shape
+        warps = used["grid"].astype(float).prod(axis=1) * np.ceil(threads / WAVE_LANES)
+        ended = (used["exited"] >= warps) & (used["untracked"] == 0)
+        return bool((~ended).any()) or any(of == process for of, _ in self._open)
 
     def _launches(self, process: int, rows: Words, stands: Words) -> list[tuple[int, Any]]:
         """Return the launches with warps that have not left, by number: known ones first, and no more than rows."""

@@ -233,6 +233,8 @@ static u32 (*gpu_warp)(void) = (void *)603; /* number of the warp in its block *
 static u32 (*gpu_sm)(void) = (void *)604;
 static u64 (*gpu_clock)(void) = (void *)605;         /* clock64 of this multiprocessor */
 static u64 (*gpu_global_thread)(void) = (void *)606; /* number of the thread in its grid, x fastest */
+/* Number of the warp in its grid, in 32 bits: in its block + block * warps of a block. Computed once in each thread, not at each site. */
+static u32 (*gpu_global_warp)(void) = (void *)623;
 /* Raises *cell, in the value of a map, to at least `value`, atomically for the whole GPU. Returns the old value. */
 static u64 (*gpu_max)(u64 *cell, u64 value) = (void *)607;
 static u32 (*gpu_log2)(u64 value) = (void *)609; /* position of the highest bit that is set; 0 for 0 */

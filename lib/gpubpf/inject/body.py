@@ -11,6 +11,7 @@ from typing import Any
 from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, REGIONS, RETURNS, TYPES, WORK
 from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Refusal
+from gpubpf.lower.numbers import global_warp
 from gpubpf.ptx.access import Access, accesses, unaddressed_accesses
 from gpubpf.ptx.barriers import Barrier, barrier
 from gpubpf.ptx.carry import KEPT, kept, live_carry
@@ -55,7 +56,19 @@ from .exits import plan_exits
 from .number_types import INTEGER, number_types
 from .operands import Operands, operands
 from .plan import PASSED_WORK, InjectionPlan, Role
-from .probe_text import AT, BYTES, DIVIDING, SEEING_RESULTS, effect, in_rows, shard_register, wants
+from .probe_text import (
+    AT,
+    BYTES,
+    DIVIDING,
+    GLOBAL_WARP,
+    LAUNCH_ID,
+    SEEING_RESULTS,
+    effect,
+    identifies_warp,
+    in_rows,
+    shard_register,
+    wants,
+)
 from .sampling import GROUP, SKIPS, choice, units
 from .tables import SiteTable, VariableTable
 from .values import WAYS_OUT, PtxProbe, Site
@@ -102,6 +115,7 @@ class Body:
         if self.role is not None and not self.role.block:  # nothing in it is probed
             probes = ()
         self.filler = plan.filler(function.name)
+        self.probes = probes
         self.has_launch_block = self.entry or (self.role is not None and self.role.block)
         self.sampled = units([[p for p in probes if p.checks_choice]]) if self.has_launch_block else ()
 
@@ -341,8 +355,35 @@ class Body:
         out += [text(f"mov.b64 {self._added(_RESULT[field])}, 0;") for field in self.results]
         if self.has_launch_block:
             out += self._shards()
+            out += self._identity()
         here = next((place for place in self.sources if place != (0, 0)), (0, 0))
         return out + self._probes(self.at_entry, self.function.line, here)
+
+    def _identity(self) -> list[Statement]:
+        """Return code that sets GLOBAL_WARP and LAUNCH_ID, if a program in this function reads the number of the warp."""
+        if not any(identifies_warp(p) and self._has(p) for p in self.probes):
+            return []
+        launch, more = self.filler.block.launch_id, self.filler.block.replay
+        id_, warp = self._added(LAUNCH_ID), global_warp(self._added(GLOBAL_WARP, "b32"))
+        lines = [
+            "{",
+            ".reg .b64 %gpubpf_0replay, %gpubpf_0more;",
+            ".reg .pred %gpubpf_0again;",
+            f"ld.param.u64 {id_}, [{LAUNCH}+{launch}];",
+            f"ld.param.u64 %gpubpf_0replay, [{LAUNCH}+{more}];",
+            "setp.ne.b64 %gpubpf_0again, %gpubpf_0replay, 0;",
+            "mov.b64 %gpubpf_0more, 0;",
+            "@%gpubpf_0again ld.global.nc.b64 %gpubpf_0more, [%gpubpf_0replay];",
+            f"add.s64 {id_}, {id_}, %gpubpf_0more;",
+            "}",
+        ]
+        return [text("\n".join([warp, *lines]))]
+
+    def _has(self, probe: PtxProbe) -> bool:
+        """Return whether this function may run the program."""
+        return (
+            probe in self.at_entry or probe in self.at_exit or self.plan.places(self.function.name, probe) > 0
+        )
 
     def _shards(self) -> list[Statement]:
         """Return statements that set the registers with the arguments of kind `shard` for probes at FREQUENT points."""

@@ -47,6 +47,10 @@ MAX_SHORT = 4 * MAX_INLINE
 MIN_FUNCTION = 40
 INLINED, SHORTENED, CALLED = "inlined", "shortened", "called"  # the form of fragments at FREQUENT points
 WHOLE = "_whole"  # suffix of the name of a function with a whole program that has rarely executed parts
+_WHOLE = ("entry", "exit")  # points where `Probe.loops` chooses kernels
+_WAITS = frozenset(
+    {"call", "griddepcontrol", "setmaxnreg"}
+)  # what can take forever, apart from loops and barriers
 PASSED_WORK = "gpubpf_work"  # hidden parameter: the work counted so far
 
 
@@ -92,7 +96,11 @@ class InjectionPlan:
         self.module = module
         self.graph = graph
         self.block = block
-        self.probes = {name: tuple(probes) for name, probes in kernels.items()}
+        self._loops: dict[str, Loops] = {}
+        self.probes = {
+            name: tuple(p for p in probes if not (p.loops and p.point in _WHOLE) or self._may_hang(name))
+            for name, probes in kernels.items()
+        }
         every = [p for probes in kernels.values() for p in probes]
         asked = {p.accumulate for p in every if p.point == "exit"}
         if {ADDED, SKIPPED} & asked:
@@ -111,7 +119,6 @@ class InjectionPlan:
         self._roles: dict[tuple[str, int], Role | None] = {}
         self._holding: dict[int, frozenset[str]] = {}
         self._contents: dict[str, Contents] = {}
-        self._loops: dict[str, Loops] = {}
         self._first_regions: dict[str, int] = {}
         self._last_regions: dict[str, int] = {}
         self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
@@ -164,7 +171,7 @@ class InjectionPlan:
                 for name in self.graph.reach(kernel):
                     if (name, id(probe)) not in seen:
                         seen.add((name, id(probe)))
-                        places.setdefault(name, Counter())[id(fragment)] += self._places(name, probe)
+                        places.setdefault(name, Counter())[id(fragment)] += self.places(name, probe)
                         fragments[id(fragment)] = fragment
         length = {key: fragment.ptx.count("\n") for key, fragment in fragments.items()}
         lines = {name: sum(length[key] * n for key, n in found.items()) for name, found in places.items()}
@@ -235,11 +242,11 @@ class InjectionPlan:
         """Return the functions that contain a probe of this variant, or call a function that does."""
         if variant not in self._holding:
             probes = self.variants[variant]
-            found = {f for f in self.functions if probes and any(self._places(f, p) for p in probes)}
+            found = {f for f in self.functions if probes and any(self.places(f, p) for p in probes)}
             self._holding[variant] = self.graph.callers(self.functions, found)
         return self._holding[variant]
 
-    def _places(self, name: str, probe: PtxProbe) -> int:
+    def places(self, name: str, probe: PtxProbe) -> int:
         """Return an upper bound on the places for a program in a function's own body; 0 if there are none."""
         point = probe.point
         function = self.module.functions[name]
@@ -267,6 +274,13 @@ class InjectionPlan:
                 if (computed.operation or point == "instruction") and is_chosen(probe.opcodes, opcode)
             )
         return contents.places.get("exit" if point in WAYS_OUT else point, 0)
+
+    def _may_hang(self, kernel: str) -> bool:
+        """Return whether a kernel has a loop, a barrier, or another instruction that may take forever. Any other kernel ends."""
+        if self.loops(kernel).ends:
+            return True
+        body = [s for s in self.module.functions[kernel].body or () if isinstance(s, PtxInstruction)]
+        return any(s.opcode in _WAITS or not facts(s).is_known or barrier(s) is not None for s in body)
 
     def loops(self, name: str) -> Loops:
         """Return the loops of a kernel or function, by statement."""

@@ -36,6 +36,9 @@ SEEING_RESULTS = ("float", "instruction")
 _GENERIC = frozenset({"global", "shared", "local"})
 # A digit after `%gpubpf_` keeps these registers apart from those of the fragments' arguments.
 AT = "%gpubpf_0at"
+# The number of the warp in its grid, and the launch id. The prologue sets both if a program reads the number of the warp.
+GLOBAL_WARP = "%gpubpf_0warp"
+LAUNCH_ID = "%gpubpf_0launch"
 BYTES = "%gpubpf_0bytes"
 _ACTIVE = {"active": "%gpubpf_0active"}
 _OVER = "$gpubpf_over"
@@ -146,6 +149,12 @@ class Filler:
                     lines.append(f"mov.b64 {argument.register}, {shard_register(argument, probe)};")
                 elif argument.kind == "shard":
                     lines.append(self.shard(argument, probe, argument.register))
+                elif argument.kind == "global_warp":
+                    lines.append(f"mov.b32 {argument.register}, {GLOBAL_WARP};")
+                elif argument.kind == "launch" and identifies_warp(probe):
+                    lines.append(f"mov.b64 {argument.register}, {LAUNCH_ID};")
+                elif argument.kind == "replay" and identifies_warp(probe):
+                    lines.append(f"mov.b64 {argument.register}, 0;")
                 elif argument.kind == "group":
                     lines.append(f"mov.b32 {argument.register}, {_group(probe)};")
                 elif argument.kind != "context":
@@ -284,6 +293,11 @@ class Filler:
         for probe in probes:
             lines += ["{", *self._active(probe), self.text(probe, {**context, **_ACTIVE}), "}"]
         return "\n".join([*lines, *([f"{_OVER}:"] if guards else []), "}"])
+
+
+def identifies_warp(probe: PtxProbe) -> bool:
+    """Return whether a program reads the number of the warp in its grid."""
+    return any(argument.kind == "global_warp" for argument in probe.program.arguments)
 
 
 def _group(probe: PtxProbe) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from gpubpf.ebpf.maps import GROUPS, SAMPLED
 from gpubpf.ebpf.sampling import OF_LAUNCH, OF_UNIT, PARAMETER, ROUND_1, ROUND_2, Unit
 from gpubpf.lower.fragment import Argument, Fragment
+from gpubpf.lower.numbers import BLOCK, THREAD, WARP, WORDS
 
 from .values import PtxProbe
 
@@ -24,36 +25,6 @@ _PARAMETER = tuple(
     for name, offset in (("limit", 0), ("seed", 4))
 )
 _COUNTS = Argument("base", "b64", "map_base", SAMPLED)
-_THREAD = (
-    "mov.u32 %own, %tid.z;",
-    "mov.u32 %size, %ntid.y;",
-    "mov.u32 %more, %tid.y;",
-    "mad.lo.u32 %own, %own, %size, %more;",
-    "mov.u32 %size, %ntid.x;",
-    "mov.u32 %more, %tid.x;",
-    "mad.lo.u32 %own, %own, %size, %more;",  # the thread's number in its block
-)
-_BLOCK = (
-    "mov.u32 %unit, %ctaid.z;",
-    "mov.u32 %size, %nctaid.y;",
-    "mov.u32 %more, %ctaid.y;",
-    "mad.lo.u32 %unit, %unit, %size, %more;",
-    "mov.u32 %size, %nctaid.x;",
-    "mov.u32 %more, %ctaid.x;",
-    "mad.lo.u32 %unit, %unit, %size, %more;",
-)
-_WARP = (
-    *_BLOCK,
-    *_THREAD,
-    "mov.u32 %more, %ntid.x;",
-    "mov.u32 %size, %ntid.y;",
-    "mul.lo.u32 %size, %size, %more;",
-    "mov.u32 %more, %ntid.z;",
-    "mad.lo.u32 %size, %size, %more, 31;",
-    "shr.u32 %size, %size, 5;",  # the warps of a block
-    "shr.u32 %more, %own, 5;",
-    "mad.lo.u32 %unit, %unit, %size, %more;",
-)
 _HASH = (
     "setp.eq.u64 %is, %gpubpf_replay, 0;",
     "@%is bra $gpubpf_known;",
@@ -94,11 +65,11 @@ def choice(unit: Unit, counts: bool) -> Fragment:
     unit: what is sampled, blocks or warps
     counts: whether to count the chosen units in SAMPLED
     """
-    lines = ["{", ".reg .b32 %unit, %size, %more, %own;", ".reg .b64 %first;", ".reg .pred %is;"]
-    lines += [*(_BLOCK if unit == "block" else _WARP), *_HASH]
+    lines = ["{", WORDS, ".reg .b64 %first;", ".reg .pred %is;"]
+    lines += [*(BLOCK if unit == "block" else WARP), *_HASH]
     lines += _UNIFORM if unit == "warp" else ()
     if counts:
-        first = _THREAD if unit == "block" else ("mov.u32 %own, %laneid;",)
+        first = THREAD if unit == "block" else ("mov.u32 %own, %laneid;",)
         lines += [f"@{SKIPS} bra $gpubpf_counted;", *first, *_COUNT, "$gpubpf_counted:"]
     arguments = (*_LAUNCH, *_PARAMETER, *((_COUNTS,) if counts else ()))
     return Fragment(f"choose_{unit}", "\n".join([*lines, "}"]), arguments)

@@ -30,7 +30,7 @@ class Backend(Record):
 
     `given`: values that are arguments instead of `calls`, each as (kind of argument, its type). With `first_thread`, the number of a
     thread in its block is `first_thread` plus the thread's lane. `shard`: the address of the multiprocessor's part of a site array;
-    back ends without `shard` compute the address from `group`.
+    back ends without `shard` compute the address from `group`. `global_warp`: the number of the warp in the grid.
 
     `join`: for targets without `warps` whose lanes also run together (waves): the statement that keeps LLVM from separating lanes that
     must continue together. "" for targets that run one thread at a time.

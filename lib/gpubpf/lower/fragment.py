@@ -21,6 +21,7 @@ class Argument(Record):
         param         `width` bytes at `offset` in the `param` map `map`, zero-extended
         context       `field` of the context (bytecode.CONTEXTS), which the injector supplies
         group         the multiprocessor's number; with sampling, a hash that all threads of a block or warp share
+        global_warp   the number of the warp in the grid, which the prologue of the kernel or function computes
         kernel        the number of the kernel in the process
         epoch         the launch's epoch of allocations
         pid_tgid      process << 32 | thread, for the host thread that launched

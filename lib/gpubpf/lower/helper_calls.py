@@ -326,6 +326,10 @@ class HelperCalls(Emitter):
     def warp(self, call: CheckedCall, operand: str) -> str:
         return self.value(f"lshr i64 {self.in_block('i64')}, {self.warp_shift}")
 
+    def global_warp(self, call: CheckedCall, operand: str) -> str:
+        known = self.known("global_warp")
+        return self.wide(self.number("warp", "i32") if known is None else known)
+
 
 # The lowerings, by their names in the helper table. Each gets the call and the operand from the table.
 LOWERINGS: Mapping[str, Callable[[HelperCalls, CheckedCall, str], str]] = {
@@ -352,6 +356,7 @@ LOWERINGS: Mapping[str, Callable[[HelperCalls, CheckedCall, str], str]] = {
     ),
     "warp": HelperCalls.warp,
     "warp_size": lambda lowering, call, operand: str(lowering.backend.warp),
+    "global_warp": HelperCalls.global_warp,
     "thread": lambda lowering, call, operand: lowering.number("thread", "i64"),
     "maximum": HelperCalls.maximum,
     "logarithm": HelperCalls.logarithm,

@@ -94,7 +94,11 @@ NVPTX = Backend(
         "seldom": ('asm sideeffect "$$gpubpf_seldom:", ""', "void"),
     },
     warps=True,
-    given={"shard": ("shard", "b64"), "group": ("group", "b32")},
+    given={
+        "shard": ("shard", "b64"),
+        "group": ("group", "b32"),
+        "global_warp": ("global_warp", "b32"),
+    },
     reads={"b64": '"mov.b64 $0, {};", "=l"', "b32": '"mov.b32 $0, {};", "=r"'},
 )
 

@@ -36,6 +36,7 @@ from gpubpf.ebpf.maps import SHARDS_SHIFT
 from gpubpf.errors import Error
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.lower.launch_block import LaunchBlock, map_of
+from gpubpf.lower.numbers import global_warp
 from gpubpf.record import Record
 
 GRANULE_BITS = 7  # functions begin at multiples of this many bytes (as a power of two) in GPU memory
@@ -295,6 +296,8 @@ def _argument(argument: Argument, signature: Signature, block: LaunchBlock, grou
         return _field(argument, signature)
     if argument.kind == "group":
         return [f"mov.b32 {register}, {group};"]
+    if argument.kind == "global_warp":
+        return [global_warp(register)]
     if argument.kind in _OF_LAUNCH:
         return [f"mov.b64 {register}, {_OF_LAUNCH[argument.kind]};"]
     if argument.kind == "shard":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
@@ -296,9 +296,15 @@ def _read_copy(
         os.close(file)
 
 
-def shared(measurement: Measurement, map_name: str) -> list[SharedArray]:
+def shared(
+    measurement: Measurement, map_name: str, processes: Collection[int] | None = None
+) -> list[SharedArray]:
     """See `Session.shared`."""
-    arrays = [(process, process.shared_array(map_name)) for process in measurement.all_processes()]
+    arrays = [
+        (process, process.shared_array(map_name))
+        for process in measurement.all_processes()
+        if processes is None or process.number in processes
+    ]
     return [SharedArray(p.pid, p.comm, array, p.number) for p, array in arrays if array is not None]
 
 

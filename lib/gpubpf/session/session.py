@@ -20,7 +20,7 @@ import select
 import selectors
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import agent, own_files
@@ -754,9 +754,12 @@ class Session:
         """Return the last known numbers of reserved, received and lost records of a ring, by process, context and shard."""
         return readout.ring_counts(self._measurement, map_name)
 
-    def shared(self, map_name: str) -> list[SharedArray]:
-        """Return the contents of a shared array in each process."""
-        return readout.shared(self._measurement, map_name)
+    def shared(self, map_name: str, processes: Collection[int] | None = None) -> list[SharedArray]:
+        """Return the contents of a shared array in each process.
+
+        processes: numbers of processes: only in these; None: in all.
+        """
+        return readout.shared(self._measurement, map_name, processes)
 
     def sites(self, mangled: str, pid: int | None = None, build: int | None = None) -> dict[int, Site]:
         """Return the sites of a kernel by number (`ctx->site`), with source lines if the program has them.
