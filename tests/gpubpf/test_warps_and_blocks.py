@@ -40,7 +40,7 @@ int main() {
 """
 TEXT = r"""
 #include <gpubpf.h>
-struct found { u64 match, ballot, shuffle, kernel, epoch, below, count, active, uniform, apart, joined; };
+struct found { u64 match, ballot, shuffle, kernel, epoch, below, count, active, uniform, apart, joined, warp, first; };
 struct visit { u64 threads, lanes, highest; };
 GPU_THREAD_ARRAY(threads, struct found, 1);
 GPU_SITE_ARRAY(sites, struct visit);
@@ -71,6 +71,8 @@ int on_entry(struct gpu_entry *ctx) {
     mine->count = gpu_popcount(match | 1ull << 63);
     mine->active = gpu_active();
     mine->uniform = uniform;
+    mine->warp = gpu_global_warp();
+    mine->first = ctx->launch;
     if (thread & 1) {
         odd = 1;
         mine->apart = gpu_ballot(1);
@@ -93,6 +95,10 @@ int on_exit(struct gpu_exit *ctx) {
     if (!(together & gpu_lanes_below()))
         __sync_fetch_and_add(&here->lanes, gpu_popcount(together));
     gpu_max(&here->highest, gpu_global_thread());
+    int own = 0;
+    struct found *mine = threads.lookup(&own);
+    if (mine && (mine->warp != gpu_global_warp() || mine->first > ctx->launch)) /* a later launch may have begun */
+        mine->warp = ~0ull;
     int key = 0;
     u64 *gone = left.lookup(&key);
     if (gone)
@@ -216,12 +222,27 @@ def test_what_lanes_find_out(found):
             same = mask(lambda other, thread=thread: other % 4 == thread % 4)
             everyone = mask(lambda other: True)
             alike = mask(lambda other, thread=thread: other % 2 == thread % 2)
-            match, ballot, shuffle, kernel, epoch, below, count, active, uniform, apart, joined = value
+            (
+                match,
+                ballot,
+                shuffle,
+                kernel,
+                epoch,
+                below,
+                count,
+                active,
+                uniform,
+                apart,
+                joined,
+                warp,
+                launch,
+            ) = value
             assert (match, ballot) == (same, mask(lambda other: other & 2))
             if lane ^ 1 in lanes:
                 assert shuffle == (start + (lane ^ 1)) << 33 | lane ^ 1
             assert (epoch, below, count) == (0, (1 << lane) - 1, same.bit_count() + 1)
             assert (active, apart) == (everyone, alike)
+            assert (warp, launch > 0) == (thread // size * -(-size // 32) + in_block // 32, True)
             # uniform only where all lanes are there, and pass the same 64 bits
             assert uniform == (len(lanes) == 32) | (17 in lanes) << 3 | 1 << 4
             # code behind a branch cannot ask all lanes; what matters is that the branch itself remains

@@ -413,6 +413,25 @@ def test_the_first_thread_of_a_grid_counts_its_executions(tmp_path: Path) -> Non
     assert kernel.block.executions is None
 
 
+@pytest.mark.parametrize(
+    ("body", "may_hang"),
+    [
+        ("ret;", False),
+        (".reg .pred %p; setp.ne.b32 %p, %r1, 0; @%p bra over; add.s32 %r1, %r1, 1; over: ret;", False),
+        ("again: bra again;", True),
+        ("bar.sync 0; ret;", True),
+        ("call waits; ret;", True),
+        ("griddepcontrol.wait; ret;", True),
+    ],
+)
+def test_programs_only_where_a_kernel_may_hang(body: str, may_hang: bool) -> None:
+    function = ".func waits { again: bra again; }\n"
+    module = parse(f"{HEAD}{function}.entry k () {{ .reg .b32 %r1; {body} }}\n")
+    for loops, expected in (("all", may_hang), ("", True)):
+        kernel = inject(module, {"k": [Probe(TALLY, "entry", loops=loops)]}).kernels["k"]
+        assert bool(kernel.sites) == expected
+
+
 def test_fragments_find_the_launch_in_the_block() -> None:
     store = "{ .reg .b64 %rd<2>; mov.b64 %rd1, %gpubpf_out; st.u64 [%rd1], %gpubpf_launch; st.u64 [%rd1+8], %gpubpf_replay; }"
     kinds = (("launch", ""), ("replay", ""), ("out", "out"))
