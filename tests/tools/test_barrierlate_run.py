@@ -247,3 +247,26 @@ def test_waves_of_amd_gpus(tmp_path: Path) -> None:
     (row,) = barriers_in(found)
     assert (row["waits"], row["rounds"], row["last"]) == (4, 1, [{"warp": 3, "count": 1}])
     assert row["wait_ns"]["max"] == row["skew_ns"]["max"] == 2 * row["wait_ns"]["mean"] > 0
+
+
+def test_copies_of_a_barrier_share_a_row(tmp_path: Path) -> None:
+    source = r"""
+    __global__ void unrolled(int *x) {
+    #pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[threadIdx.x] += i;
+            __syncthreads();
+        }
+    }
+    int main() {
+        int *x;
+        if (cudaMalloc(&x, 4096) || cudaMemset(x, 0, 4096)) return 1;
+        unrolled<<<1, 64>>>(x);
+        return cudaDeviceSynchronize() != cudaSuccess;
+    }
+    """
+    program = gpubpf_cuda.build(source, tmp_path / "unrolled", "-lineinfo")
+    assert [row["waits"] for row in barriers_in(records(tmp_path, "--", program))] == [2] * 4
+    rows = [line.split() for line in run("--", program).stdout.splitlines() if " unrolled " in line]
+    assert [row[3] for row in rows] == ["8"]
+    assert sum(" unrolled" in line for line in run("-v", "--", program).stdout.splitlines()) == 4

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf import names
+from gpubpf.barriers.waits import by_line
 from gpubpf.show import table
 
 if TYPE_CHECKING:
@@ -21,8 +22,12 @@ LEAST_ROUNDS = 4  # rounds from which on that is not chance
 def lines(found: Sequence[Barrier], top: int | None, full: bool, owners: OwnerColumns) -> Iterator[str]:
     """Yield the report: a row for each barrier, then a sentence about those for which warps wait long.
 
-    top: the maximum number of rows. full: whole kernel names.
+    Without `full`, the barriers of one source line share a row.
+
+    top: the maximum number of rows. full: a row for each instruction, and whole kernel names.
     """
+    if not full:
+        found = by_line(found)
     if not found:
         yield "no warp waited at a barrier in an instrumented kernel"
         return

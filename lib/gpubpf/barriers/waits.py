@@ -215,8 +215,7 @@ class Waits:
         before, self._before = self._before, now
         if since_last:
             now = {key: _since(one, before[key]) if key in before else one for key, one in now.items()}
-        seen = [one for one in now.values() if one.waits.count or one.unknown]
-        return sorted(seen, key=lambda one: (-one.waits.total, one.pid, one.mangled, one.number))
+        return _sorted(one for one in now.values() if one.waits.count or one.unknown)
 
     def summary(self, session: Session) -> dict[str, Any]:
         """Return the fields of the summary record."""
@@ -238,6 +237,19 @@ class Waits:
             waits = table.count(summary["waits_unknown"], "wait")
             lines += table.wrap(f"not measured, since launches of a kernel overlapped: {waits}")
         return lines
+
+
+def by_line(found: Iterable[Barrier]) -> list[Barrier]:
+    """Return the barriers with those of one source line and number added up, such as the copies in an unrolled loop."""
+    merged: dict[tuple[object, ...], Barrier] = {}
+    for one in found:
+        key = one.process, one.gpu, one.mangled, one.source, one.barrier
+        merged[key] = _plus(merged[key], one) if key in merged else one
+    return _sorted(merged.values())
+
+
+def _sorted(found: Iterable[Barrier]) -> list[Barrier]:
+    return sorted(found, key=lambda one: (-one.waits.total, one.pid, one.mangled, one.number))
 
 
 def is_of_cluster(site: Site) -> bool:

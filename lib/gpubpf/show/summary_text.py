@@ -13,6 +13,7 @@ from gpubpf.show.remedies import remedy
 # How launches without a probe are timed, by method.
 WITHOUT_PROBE = {"stamp": "timing events", "cupti": "CUPTI"}
 MOST_BUDGET_LINES = 10
+WITHOUT_ESTIMATES = ("barrierlate", "gpuhang", "nansnoop", "warpdiv")  # tools that do not extrapolate from a sample
 LOST = "{} (a map was full, an update timed out, a kernel failed, or a program ended early)"
 
 
@@ -20,9 +21,10 @@ def summary_lines(summary: Mapping[str, Any], lost: str = LOST) -> list[str]:
     """Return the last lines of a report from the fields of the `summary` record. lost: text about losses; ``{}`` is their number."""
     lines = _coverage_lines(summary)
     if sampling := summary.get("sampling"):
-        lines.append(
-            f"sampled: 1 in {sampling['one_in']:,} {sampling['unit']}s; --seed {sampling['seed']} makes the same choice"
-        )
+        chosen = f"sampled: 1 in {sampling['one_in']:,} {sampling['unit']}s"
+        if summary.get("tool") in WITHOUT_ESTIMATES:
+            chosen += ", and all numbers are those of these"
+        lines.append(f"{chosen}; --seed {sampling['seed']} makes the same choice")
     if grids := summary.get("launches_by_kernels"):
         lines.append(f"launched by kernels: {table.count(grids, 'grid')}, not measured")
     if unknown := summary.get("launches_unknown"):
