@@ -244,6 +244,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from gpubpf.program import BPF
     from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.traced.measurement import Follow
 
     b = BPF(text=PROGRAM)
     b.sample(args)
@@ -260,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.images import listing
 
         return listing.show(b, args, out)
-    with b.trace(args) as session:
+    with b.trace(args, Follow(only_shared=True)) as session:
         from gpubpf.hangs import stands, text  # these import NumPy, which would delay the first probe
 
         hangs = stands.Hangs(args.after, whole=b.sampling is None)

@@ -24,6 +24,7 @@ import gpubpf_examples
 from gpubpf.hangs import stands, text
 from gpubpf.inject.values import Site
 from gpubpf.records.launch_shape import Shape
+from gpubpf.show.owner_columns import OwnerColumns
 
 pytestmark = gpubpf_cuda.needs_cuda
 TOOL = Path(__file__).resolve().parents[2] / "tools/gpuhang.py"
@@ -127,6 +128,7 @@ def test_a_barrier_that_a_warp_skips_is_found_at_once(hangs: Path, tmp_path: Pat
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1, done.stderr
+    assert read(out)[-1]["lost"] == 0 and "lost" not in done.stderr  # the words outlive the context
     head, *places = (one for one in read(out) if one["type"] in ("hang", "place"))
     assert (head["verdict"], head["running_ns"] < 10e9) == ("deadlock", True)
     (waiting,) = (one for one in places if one["kind"] == "barrier")
@@ -358,6 +360,20 @@ def test_words_are_read_only_while_a_launch_runs() -> None:
     session.rows["exited"] = 0
     hangs.look(session)  # type: ignore[arg-type]
     assert read == ["launches", "launches", "stands"]
+
+
+def test_blocks_alike_are_one_part_and_nothing_that_is_cut_is_lost() -> None:
+    warps = [stands.Warp((x, 0, 0), warp) for x in (0, 1, 2, 5) for warp in (0, 3)]
+    assert text._list(warps, 9, 4) == "blocks 0 to 2: 0, 3; block 5: 0, 3; 1 more"
+    apart = [stands.Warp((x, 1, 0), x % 7) for x in range(20)]
+    assert text._list(apart, 20, 4).endswith("; block (3,1): 3; 16 more")
+    hang = stands.Hang(1, "app", 0, "k", 1, SHAPE, 0, "unknown", 0)
+    where = tuple(stands.Warp((2000 + 3 * x, 100, 7), 10) for x in range(4))
+    source = "a_source_file_with_a_long_name_that_fits_nowhere.cu:123"
+    hang.places = (stands.Place(hang, "barrier", 1, source, 4, where, None, 15, (), None),)
+    lines = list(text.lines(hang, False, OwnerColumns()))
+    assert max(map(len, lines)) <= 80
+    assert f"barrier 15 at {source}: {text._list(where, 4, 4)}" in " ".join(map(str.strip, lines))
 
 
 def test_a_launch_that_ends_after_all_is_reported_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,12 @@ from gpubpf.hangs.stands import HANG, PLACE, Hang, Place, Warp
 from gpubpf.show import table
 
 if TYPE_CHECKING:
+    from gpubpf.records.launch_shape import Index
     from gpubpf.show.owner_columns import OwnerColumns
     from gpubpf.show.result_writer import ResultWriter
 
-SHOWN = 4  # warps of a row or sentence
+SHOWN = 4  # warps of a row or sentence, if all of them need more than ROOM columns
+ROOM = 36
 VERDICTS = {
     "deadlock": "deadlock: all warps of a block wait at barriers",
     "spinning": "spinning: its loops cannot end by themselves",
@@ -59,8 +61,15 @@ def lines(hang: Hang, full: bool, owners: OwnerColumns) -> Iterator[str]:
     yield ""
     shown = None if full else SHOWN
     cells = [_row(one, shown) for one in hang.places]
-    yield from table.within(cells, left=("PLACE", "SOURCE", "WHERE"), cut=("WHERE", "SOURCE"))
-    told = [sentence for one in hang.places for sentence in _about(one, shown)]
+    rows = table.within(cells, left=("PLACE", "SOURCE", "WHERE"), cut=("WHERE", "SOURCE"))
+    yield from rows
+    # A row is cut in the middle to fit, so what is missing there follows as a sentence.
+    told = [
+        f"{cell['PLACE']} at {cell['SOURCE']}: {cell['WHERE']}"
+        for cell, row in zip(cells, rows[1:], strict=True)
+        if cell["WHERE"] not in row or cell["SOURCE"] not in row
+    ]
+    told += [sentence for one in hang.places for sentence in _about(one, shown)]
     if told:
         yield ""
     for sentence in told:
@@ -96,13 +105,27 @@ def _about(one: Place, shown: int | None) -> Iterator[str]:
 
 
 def _list(warps: Sequence[Warp], count: int, shown: int | None) -> str:
-    """Return some warps as text: `block 2: 0, 3; block 3: 1`, and how many others there are."""
-    by_block: dict[str, list[str]] = {}
-    listed = warps[:shown]
-    for one in listed:
-        by_block.setdefault(_index(one.block), []).append(str(one.warp))
-    text = "; ".join(f"block {block}: {', '.join(found)}" for block, found in by_block.items())
-    return text if count <= len(listed) else f"{text}; {count - len(listed):,} more"
+    """Return some warps as text: `blocks 2 to 5: 0, 3; block 7: 1`, and how many others there are."""
+    text = _named(warps, count)
+    return text if shown is None or len(text) <= ROOM else _named(warps[:shown], count)
+
+
+def _named(warps: Sequence[Warp], count: int) -> str:
+    by_block: dict[Index, list[str]] = {}
+    for one in warps:
+        by_block.setdefault(one.block, []).append(str(one.warp))
+    alike: list[tuple[Index, Index, list[str]]] = []  # blocks side by side with the same warps: first, last
+    for block, found in by_block.items():
+        if alike and alike[-1][2] == found and block == (alike[-1][1][0] + 1, *alike[-1][1][1:]):
+            alike[-1] = alike[-1][0], block, found
+        else:
+            alike.append((block, block, found))
+    text = "; ".join(f"{_blocks(first, last)}: {', '.join(found)}" for first, last, found in alike)
+    return text if count <= len(warps) else f"{text}; {count - len(warps):,} more"
+
+
+def _blocks(first: Index, last: Index) -> str:
+    return f"block {_index(first)}" if first == last else f"blocks {_index(first)} to {_index(last)}"
 
 
 def _index(block: Sequence[int]) -> str:

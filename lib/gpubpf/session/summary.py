@@ -292,6 +292,8 @@ def describe_loss(measurement: Measurement, process: TracedProcess, launches: in
     Return "" if the agent kept values (`Follow.kept`): then the tool itself reports the loss."""
     if measurement.follow.kept is not None:
         return ""
+    if measurement.follow.only_shared:
+        return None
     parts = []
     if _has_counts(measurement):
         late = _after_last_reading(process)
@@ -313,7 +315,7 @@ def _lost(measurement: Measurement) -> int:
     """Return the total loss: unread launches, records of killed processes (upper bound), and drops in full maps and logs."""
     lost = sum(lost_calls(measurement))
     counted = _has_counts(measurement)
-    for process, launches in unread_launches(measurement):
+    for process, launches in () if measurement.follow.only_shared else unread_launches(measurement):
         bounds = [
             most - known
             for name, _, known, most in _unread(measurement, process)

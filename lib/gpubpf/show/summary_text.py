@@ -13,7 +13,12 @@ from gpubpf.show.remedies import remedy
 # How launches without a probe are timed, by method.
 WITHOUT_PROBE = {"stamp": "timing events", "cupti": "CUPTI"}
 MOST_BUDGET_LINES = 10
-WITHOUT_ESTIMATES = ("barrierlate", "gpuhang", "nansnoop", "warpdiv")  # tools that do not extrapolate from a sample
+WITHOUT_ESTIMATES = (
+    "barrierlate",
+    "gpuhang",
+    "nansnoop",
+    "warpdiv",
+)  # tools that do not extrapolate from a sample
 LOST = "{} (a map was full, an update timed out, a kernel failed, or a program ended early)"
 
 

@@ -84,6 +84,7 @@ class Follow(Record):
     ring_size: bytes of each ring on each GPU; None: the size in the C text.
     ring_in_gpu: keep rings in GPU memory instead of host memory.
     per_thread: for each ring, the most records that one thread writes into it.
+    only_shared: all results are in shared arrays, which outlive the context; other maps are the programs' own state.
     """
 
     log_records: int = 0
@@ -99,6 +100,7 @@ class Follow(Record):
     ring_size: int | None = None
     ring_in_gpu: bool = False
     per_thread: Mapping[str, int] = field(default_factory=dict)
+    only_shared: bool = False
 
     def instruments_graphs(self, driver: int) -> bool:
         """Return whether kernels in graphs are instrumented with a driver of this CUDA version (13); 0 if unknown."""
