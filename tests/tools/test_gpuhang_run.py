@@ -364,7 +364,7 @@ def test_words_are_read_only_while_a_launch_runs() -> None:
 
 def test_blocks_alike_are_one_part_and_nothing_that_is_cut_is_lost() -> None:
     warps = [stands.Warp((x, 0, 0), warp) for x in (0, 1, 2, 5) for warp in (0, 3)]
-    assert text._list(warps, 9, 4) == "blocks 0 to 2: 0, 3; block 5: 0, 3; 1 more"
+    assert text._list(warps, 9, None) == "blocks 0 to 2: 0, 3; block 5: 0, 3; 1 more"
     apart = [stands.Warp((x, 1, 0), x % 7) for x in range(20)]
     assert text._list(apart, 20, 4).endswith("; block (3,1): 3; 16 more")
     hang = stands.Hang(1, "app", 0, "k", 1, SHAPE, 0, "unknown", 0)

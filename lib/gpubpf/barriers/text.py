@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf import names
-from gpubpf.barriers.waits import by_line
+from gpubpf.barriers.waits import by_line, line_of
 from gpubpf.show import table
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def lines(found: Sequence[Barrier], top: int | None, full: bool, owners: OwnerCo
 
     top: the maximum number of rows. full: a row for each instruction, and whole kernel names.
     """
+    each = found
     if not full:
         found = by_line(found)
     if not found:
@@ -37,7 +38,9 @@ def lines(found: Sequence[Barrier], top: int | None, full: bool, owners: OwnerCo
     yield from table.within(cells, left=("COMM", "KERNEL", "SOURCE"), drop=("NO", "WAIT", "MAX"))
     told = False
     for one in found[: top or WORST][:WORST]:
-        if sentence := _late(one):
+        # The copies together may have no warp that is always late, although one of them has.
+        alike = [] if full else [other for other in each if line_of(other) == line_of(one)]
+        if sentence := next(filter(None, map(_late, (one, *alike))), ""):
             if not told:
                 yield ""
                 told = True

@@ -243,9 +243,14 @@ def by_line(found: Iterable[Barrier]) -> list[Barrier]:
     """Return the barriers with those of one source line and number added up, such as the copies in an unrolled loop."""
     merged: dict[tuple[object, ...], Barrier] = {}
     for one in found:
-        key = one.process, one.gpu, one.mangled, one.source, one.barrier
+        key = line_of(one)
         merged[key] = _plus(merged[key], one) if key in merged else one
     return _sorted(merged.values())
+
+
+def line_of(one: Barrier) -> tuple[object, ...]:
+    """Return what the barriers of one source line and number have in common."""
+    return one.process, one.gpu, one.mangled, one.source, one.barrier
 
 
 def _sorted(found: Iterable[Barrier]) -> list[Barrier]:
