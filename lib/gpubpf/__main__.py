@@ -3,6 +3,7 @@
 
 USAGE: gpubpf check [options]
        gpubpf query [options] SQL DIR...
+       gpubpf diff [options] A B
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 
 from gpubpf.check import command as check
 from gpubpf.query import command as query
+from gpubpf.query import difference_command as diff
 from gpubpf.show import cli
 from gpubpf.show.command_line import HelpFormatter
 
@@ -21,9 +23,10 @@ EXAMPLES = """examples:
     gpubpf check -p 1234            what each tool would measure in a process
     gpubpf query 'FROM slowest_launches' DIR
                                     questions about what --parquet DIR kept
+    gpubpf diff before after        what got slower between two measurements
 """
 # Each has DESCRIPTION, EXAMPLES, add_options(parser) and run(arguments, parser).
-COMMANDS = {"check": check, "query": query}
+COMMANDS = {"check": check, "query": query, "diff": diff}
 
 
 def build_parser() -> cli.Parser:
@@ -32,7 +35,7 @@ def build_parser() -> cli.Parser:
         TOOL, "Commands about this machine and about results.", EXAMPLES, f"{TOOL} COMMAND [options]"
     )
     commands = made.add_subparsers(
-        dest="subcommand", metavar="COMMAND", required=True, prog=TOOL, parser_class=cli.Parser
+        dest="subcommand", metavar="COMMAND", required=True, prog=TOOL, parser_class=cli.SubcommandParser
     )
     for name, module in COMMANDS.items():
         own = commands.add_parser(

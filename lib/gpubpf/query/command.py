@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from gpubpf.errors import UsageError
+from gpubpf.query.limits import add_limits, time_limit
 from gpubpf.show import cli
 from gpubpf.show.option_values import parse_results
 from gpubpf.show.table import printable
@@ -41,6 +42,7 @@ def add_options(made: cli.Parser) -> None:
     form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON Lines: one object for each row")
     form.add_argument("--csv", action="store_true", help="print the answer as CSV")
+    add_limits(made)
     made.add_argument(
         "words",
         nargs="+",
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
     if not directories:
         made.error("a DIR is missing; give the DIR of a tool's --parquet DIR")
     out = cli.open_results(args)
-    with views.connect(directories) as database:
+    with views.connect(directories, args.memory) as database, time_limit(database, args.timeout):
         if args.list:
             _list(database, args, out)
             return 0
@@ -71,7 +73,7 @@ def _list(database: Any, args: argparse.Namespace, out: cli.Output) -> None:
 
     from gpubpf.query import views
 
-    about = {statement.split()[2]: description for description, statement in views.ready()}
+    about = {statement.split()[2]: description for description, statement in views.statements(views.READY)}
     database.execute(
         "CREATE TEMP TABLE ready AS SELECT unnest(?) AS name, unnest(?) AS about",
         [[*about], [*about.values()]],

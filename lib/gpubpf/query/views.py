@@ -9,52 +9,89 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpubpf.errors import Error, UsageError, missing_package
+from gpubpf.show.notices import note
 from gpubpf.show.table import printable
 
 READY = os.path.join(os.path.dirname(__file__), "views.sql")
+_MAGIC = b"PAR1"  # the first and last bytes of a Parquet file
 _WRITES = (b"COPY", b"EXPORT", b"ATTACH")  # they can be part of a question, and write files
 _FILE = re.compile(r"/tool=(\w+)/day=[\d-]+/host=[^/]+/(\w+)-[^/]+\.parquet$")
 
 
 @contextmanager
-def connect(directories: Sequence[str]) -> Iterator[Any]:
+def connect(directories: Sequence[str], memory: int | None = None) -> Iterator[Any]:
     """Yield a DuckDB connection with the views. It can read the files below these directories, and no others.
 
     TOOL_TYPE, such as launchlate_launch: the records of a type. summaries: those of all tools. The others are in views.sql.
+
+    directories: the DIR of --parquet DIR.
+    memory: the most that DuckDB may use, in bytes; None: 80 % of the machine's memory.
+
     Raises Error: a directory cannot be read, or has no records of tools.
     """
+    with opened(memory) as database:
+        add_records(database, directories)
+        run_file(database, READY)
+        lock(database, directories)
+        yield database
+
+
+@contextmanager
+def opened(memory: int | None = None) -> Iterator[Any]:
+    """Yield a DuckDB connection that uses no network and writes no file. Turn DuckDB's errors into `Error`."""
     try:
         import duckdb
     except ImportError as error:
         raise Error(missing_package(error)) from None
-    files = found(directories)
     # DuckDB otherwise takes names that it does not know from Python's variables, and writes what memory cannot hold into files.
-    safe: dict[str, str | bool | int | float | list[str]] = {
+    settings: dict[str, str | bool | int | float | list[str]] = {
         "python_enable_replacements": False,
         "temp_directory": "",
-    }
-    settings = safe | {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
-    with duckdb.connect(":memory:", config=settings) as database:
-        try:
-            for (tool, kind), paths in files.items():
-                _create(database, f"{tool}_{kind}", kind, paths)
-            if ends := [path for (_, kind), paths in files.items() if kind == "summary" for path in paths]:
-                _create(database, "summaries", "summary", ends)
-            for _, statement in ready():
-                try:
-                    database.execute(statement)
-                except (duckdb.CatalogException, duckdb.BinderException):
-                    continue  # these directories lack the records that it is about
-            allowed = [name for one in map(os.path.realpath, directories) for name in (one, _no_glob(one))]
-            database.execute("SET allowed_directories = ?", [allowed])
-            for setting in ("enable_external_access = false", "lock_configuration = true"):
-                database.execute(f"SET {setting}")
+    if memory is not None:
+        settings["memory_limit"] = f"{memory / (1 << 20)} MiB"
+    try:
+        with duckdb.connect(":memory:", config=settings) as database:
             yield database
-        except duckdb.Error as error:
-            raise Error(in_one_line(error)) from None
+    except duckdb.OutOfMemoryException:
+        raise Error(
+            "the question needs more memory than DuckDB may use; ask for less, or raise --memory"
+        ) from None
+    except duckdb.InterruptException:
+        raise Error("the question took longer than --timeout allows; ask for less, or raise it") from None
+    except duckdb.Error as error:
+        raise Error(in_one_line(error)) from None
+
+
+def add_records(database: Any, directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
+    """Create a view for each type of record below some directories, in the database's current schema. Return what `found` does."""
+    files = found(directories)
+    for (tool, kind), paths in files.items():
+        _create(database, f"{tool}_{kind}", kind, paths)
+    if ends := [path for (_, kind), paths in files.items() if kind == "summary" for path in paths]:
+        _create(database, "summaries", "summary", ends)
+    return files
+
+
+def run_file(database: Any, path: str) -> None:
+    """Run the statements of an SQL file, except those about records that are missing."""
+    import duckdb
+
+    for _, statement in statements(path):
+        try:
+            database.execute(statement)
+        except (duckdb.CatalogException, duckdb.BinderException):
+            continue
+
+
+def lock(database: Any, directories: Sequence[str]) -> None:
+    """Let a database read the files below some directories, and no others, from now on."""
+    allowed = [name for one in map(os.path.realpath, directories) for name in (one, _no_glob(one))]
+    database.execute("SET allowed_directories = ?", [allowed])
+    for setting in ("enable_external_access = false", "lock_configuration = true"):
+        database.execute(f"SET {setting}")
 
 
 def ask(database: Any, question: str) -> Any:
@@ -62,8 +99,8 @@ def ask(database: Any, question: str) -> Any:
     import duckdb
 
     try:
-        statements = database.extract_statements(question)
-        kinds = [statement.type.name for statement in statements]
+        asked = database.extract_statements(question)
+        kinds = [statement.type.name for statement in asked]
         if len(kinds) != 1 or kinds[0] not in ("SELECT", "EXPLAIN"):
             raise UsageError(
                 f"{printable(question[:40])!r} is {'not a question' if len(kinds) == 1 else f'{len(kinds)} statements'}; "
@@ -75,15 +112,15 @@ def ask(database: Any, question: str) -> Any:
         ]
         if written := [word.decode() for word in tokens if word.upper().startswith(_WRITES)]:
             raise UsageError(f"{printable(written[0])} is not part of a question; give one SELECT or FROM")
-        return database.execute(statements[0])
+        return database.execute(asked[0])
     except duckdb.CatalogException as error:
         raise Error(f"{in_one_line(error)}; gpubpf query --list DIR lists the views") from None
-    except duckdb.Error as error:
-        raise Error(in_one_line(error)) from None
 
 
 def found(directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
-    """Return the files below some directories by tool and type, sorted. Raises UsageError and Error."""
+    """Return the files below some directories by tool and type, sorted. A file that is cut off is left out, with a notice.
+
+    Raises UsageError and Error."""
     files: dict[tuple[str, str], set[str]] = {}
     for directory in map(os.path.realpath, directories):
         if not os.path.isdir(directory):
@@ -92,7 +129,8 @@ def found(directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
             )
         for place, _, names in os.walk(directory):
             for name in names:
-                if (match := _FILE.search(path := os.path.join(place, name))) and os.path.isfile(path):
+                path = os.path.join(place, name)
+                if (match := _FILE.search(path)) and os.path.isfile(path) and _is_whole(path):
                     files.setdefault((match[1], match[2]), set()).add(path)
     if not files:
         where = ", ".join(map(printable, directories))
@@ -100,16 +138,32 @@ def found(directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
     return {key: sorted(files[key]) for key in sorted(files)}
 
 
-def ready() -> Iterator[tuple[str, str]]:
-    """Yield description and SQL statement of each ready view."""
-    with open(READY, encoding="utf-8") as file:
-        _, *parts = re.split(r"^-- (.*)\n(?=CREATE)", file.read(), flags=re.M)
+def statements(path: str) -> Iterator[tuple[str, str]]:
+    """Yield description and SQL of each statement in a file. The description is the comment above the statement."""
+    with open(path, encoding="utf-8") as file:
+        _, *parts = re.split(r"^-- (.*)\n(?=CREATE|INSERT)", file.read(), flags=re.M)
     return iter(list(zip(parts[::2], parts[1::2], strict=True)))
 
 
 def in_one_line(error: Exception) -> str:
     """Return what DuckDB says about an error, without the text of the question."""
     return " ".join(str(error).split("\n\nLINE")[0].split())
+
+
+def _is_whole(path: str) -> bool:
+    """Return whether a file begins and ends as a Parquet file does. If not, print a notice."""
+    try:
+        with open(path, "rb") as file:
+            begins = file.read(len(_MAGIC))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - len(_MAGIC), 0))
+            if begins == file.read() == _MAGIC and size > 2 * len(_MAGIC):
+                return True
+            why = "is not a whole Parquet file"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    note("gpubpf", f"{path} {why}; its records are left out")
+    return False
 
 
 def _create(database: Any, name: str, kind: str, paths: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from gpubpf.show import garbage
 from gpubpf.show.command_line import (
     Parser,
     SpecsBehind,
+    SubcommandParser,
     parse,
     parse_own,
     parse_subcommand,
@@ -69,6 +70,7 @@ __all__ = [
     "Parser",
     "ResultWriter",
     "SpecsBehind",
+    "SubcommandParser",
     "add_accesses",
     "add_budget",
     "add_call_views",

@@ -112,6 +112,21 @@ class Parser(argparse.ArgumentParser):
         super().exit(status, message)
 
 
+class SubcommandParser(Parser):
+    """The parser of a subcommand: options may also stand between and behind the other words."""
+
+    _intermixed = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._intermixed:  # called by parse_known_intermixed_args
+            return super().parse_known_args(args, namespace)
+        self._intermixed = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixed = False
+
+
 def declared(records: str) -> tuple[Fields, ...]:
     """Return the records of a tool. records: see `Parser`."""
     import importlib

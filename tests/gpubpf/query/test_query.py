@@ -10,12 +10,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
 import gpubpf.__main__
-from gpubpf.show.dataset import Dataset
-from gpubpf_schema import declared, value_of
+from gpubpf_kept import TIMES, keep, some
+from gpubpf_schema import declared
 from test_contract import TOOLS
 
 pytest.importorskip("duckdb")
@@ -23,27 +22,6 @@ pytest.importorskip("pyarrow")
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/analysis.md").read_text()
-TIMES = {"mean": 0.0, "p50": 0, "p99": 0, "max": 0}
-
-
-def some(tool: str, kind: str, /, **given: Any) -> dict[str, Any]:
-    """Return a record of a tool, with some values, and the others as the schema allows."""
-    [fields] = [one for one in declared(tool) if one.name == kind]
-    found: list[dict[str, Any]] = []
-
-    @hypothesis.settings(max_examples=1, database=None, derandomize=True, phases=[hypothesis.Phase.generate])
-    @hypothesis.given(value_of(fields.schema))
-    def make(record: dict[str, Any]) -> None:
-        found.append({"type": kind} | record | given)
-
-    make()
-    return found[0]
-
-
-def keep(directory: Path, tool: str, *records: dict[str, Any]) -> None:
-    out = Dataset(str(directory), tool, declared(tool))
-    out.records(records)
-    out.close()
 
 
 def ask(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -52,14 +30,16 @@ def ask(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return capsys.readouterr().out
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+def refusal(capsys: pytest.CaptureFixture[str], *words: object, notes: int = 0) -> tuple[int, str]:
+    """Return the exit status of a question that is refused, and the complaint. notes: the notices before it."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         gpubpf.__main__.main(["query", *map(str, words)])
     said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
+    *noted, complaint = said.err.splitlines(keepends=True)
+    assert said.out == "" and len(noted) == notes
     assert isinstance(ended.value.code, int)
-    return ended.value.code, said.err
+    return ended.value.code, complaint
 
 
 @pytest.fixture
@@ -199,7 +179,41 @@ def test_without_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_damaged_file(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for file in two_hosts.rglob("summary-*.parquet"):
-        file.write_bytes(file.read_bytes()[:-20])
-    status, said = refusal(capsys, "FROM hosts", two_hosts)
-    assert status == 1 and "summary-" in said
+    """A file that is cut off is named and left out; other damage ends the question."""
+    [first, second] = sorted(two_hosts.rglob("summary-*.parquet"))
+    whole = first.read_bytes()
+    for cut in (b"", whole[:4], whole[:-20]):
+        first.write_bytes(cut)
+        capsys.readouterr()
+        assert gpubpf.__main__.main(["query", "--json", "FROM hosts", str(two_hosts)]) == 0
+        said = capsys.readouterr()
+        assert len(said.out.splitlines()) == 1
+        assert said.err == f"gpubpf: note: {first} is not a whole Parquet file; its records are left out\n"
+    second.write_bytes(whole[:4] + b"\xff" * (len(whole) - 8) + whole[-4:])
+    status, complaint = refusal(capsys, "FROM hosts", two_hosts, notes=1)
+    assert status == 1 and "summary-" in complaint
+
+
+def test_only_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path, "launchlate", some("launchlate", "kernel"))
+    for file in tmp_path.rglob("*.parquet"):
+        file.write_bytes(b"")
+    assert "there are no records of tools" in refusal(capsys, "FROM hosts", tmp_path, notes=1)[1]
+
+
+def test_options_may_stand_anywhere(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = "SELECT count(*) AS n FROM launchlate_kernel"
+    for words in (
+        ("--json", question, two_hosts),
+        (question, "--json", two_hosts),
+        (question, two_hosts, "--json"),
+    ):
+        assert ask(capsys, *words) == '{"n":2}\n'
+    assert "stragglers" in ask(capsys, two_hosts, "--list")
+
+
+def test_limits(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "SELECT count(*) FROM range(10000000000) AS a, range(1000000) AS b WHERE a.range % 7 = b.range % 5"
+    assert "took longer than --timeout" in refusal(capsys, "--timeout", 0.2, long, two_hosts)[1]
+    large = "SELECT list(range) FROM range(100000000)"
+    assert "raise --memory" in refusal(capsys, "--memory", "64M", large, two_hosts)[1]

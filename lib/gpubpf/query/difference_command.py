@@ -1,0 +1,228 @@
+"""The command `gpubpf diff`: its options, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpubpf.query.limits import add_limits, time_limit
+from gpubpf.show import cli
+from gpubpf.show.option_values import parse_results
+
+DESCRIPTION = "Compare two measurements of one program: what got slower or wasteful."
+EXAMPLES = """examples:
+    launchlate -v --parquet before -- ./app         five times or more
+    launchlate -v --parquet after -- ./app_new      as often
+    gpubpf diff before after        what got slower, and what is noise
+    gpubpf diff --fail-above 5% before after
+                                    for CI: exit status 1 if a measure got
+                                    more than 5 % worse
+
+exit status: 0; 1 if a measure got worse by more than --fail-above, or if
+the records are wrong; 2 if the command line is wrong.
+"""
+MOST = 50  # findings that are shown to people
+RUNS = 3  # so many of each measurement give the noise between runs
+_ONE_SIDED = {"a": "only A has", "b": "only B has"}
+
+
+def _percent(text: str) -> float:
+    """Parse a percentage from 0 on; ``5%`` is 5."""
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a percentage, 0 or more, not {text!r}")
+    return percent
+
+
+def add_options(made: cli.Parser) -> None:
+    """Add the options of the command to its parser."""
+    made.add_argument(
+        "--fail-above",
+        type=_percent,
+        metavar="PERCENT",
+        help="exit with status 1 if a measure got worse by more than PERCENT, beyond the noise",
+    )
+    made.add_argument(
+        "--ignore-below",
+        type=_percent,
+        default=1.0,
+        metavar="PERCENT",
+        help="take smaller changes for equal (default 1%%); 0 shows every change beyond the noise",
+    )
+    made.add_argument(
+        "-o",
+        dest="output",
+        type=parse_results,
+        metavar="FILE",
+        help="write the results to FILE (default, or -: standard output)",
+    )
+    made.add_argument("--json", action="store_true", help="print JSON Lines: every measure, also equal ones")
+    add_limits(made)
+    made.add_argument("a", metavar="A", help="directory of the measurement before (--parquet DIR)")
+    made.add_argument("b", metavar="B", help="directory of the measurement after")
+
+
+def run(args: argparse.Namespace, made: cli.Parser) -> int:
+    """Run the command. Return its exit status. Raises Error for records that cannot be read or compared."""
+    from gpubpf.query import difference
+
+    out = cli.open_results(args)
+    with (
+        difference.compare([args.a], [args.b], args.ignore_below / 100, args.memory) as database,
+        time_limit(database, args.timeout),
+    ):
+        differences = _rows(database, "FROM compared")
+        one_sided = _rows(database, "FROM not_compared")
+        conditions = {
+            side: _rows(database, f"FROM {side}.conditions ORDER BY ALL") for side in difference.SIDES
+        }
+    if args.json:
+        _write_records(out, differences, one_sided, conditions)
+    else:
+        out.lines(_lines(args, differences, one_sided, conditions))
+    limit = args.fail_above
+    failed = limit is not None and any(
+        one["verdict"] == "worse" and _size(one) > limit / 100 for one in differences
+    )
+    return 1 if failed else 0
+
+
+def _rows(database: Any, question: str) -> list[dict[str, Any]]:
+    answer = database.execute(question)
+    names = [column[0] for column in answer.description]
+    return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+
+
+def _size(one: Mapping[str, Any]) -> float:
+    """Return the size of a change; a value that was 0 has changed without limit."""
+    return float("inf") if one["change"] is None else abs(one["change"])
+
+
+def _write_records(
+    out: cli.Output,
+    differences: list[dict[str, Any]],
+    one_sided: list[dict[str, Any]],
+    conditions: Mapping[str, list[dict[str, Any]]],
+) -> None:
+    out.records({"type": "difference"} | one for one in differences)
+    out.records({"type": "not_compared"} | one for one in one_sided)
+    for side, facts in conditions.items():
+        out.records({"type": "condition", "side": side} | fact for fact in facts)
+    verdicts = [one["verdict"] for one in differences]
+    out.record(
+        type="summary",
+        **{name: verdicts.count(name) for name in ("worse", "better", "same", "unknown")},
+        not_compared=len(one_sided),
+    )
+
+
+def _lines(
+    args: argparse.Namespace,
+    differences: list[dict[str, Any]],
+    one_sided: list[dict[str, Any]],
+    conditions: Mapping[str, list[dict[str, Any]]],
+) -> Iterator[str]:
+    """Yield the report for people: the findings first, then what could not be compared."""
+    from gpubpf.show import table
+
+    verdicts = [one["verdict"] for one in differences]
+    worse, better = verdicts.count("worse"), verdicts.count("better")
+    equal, unknown = verdicts.count("same"), verdicts.count("unknown")
+    found = f"{table.count(worse, 'measure')} got worse, {better} got better" if worse or better else ""
+    rest = f"{equal} of {table.count(len(differences), 'measure')} are equal within the noise"
+    yield from table.wrap(f"{found or 'no finding'}; {rest}")
+    yield ""
+    left = MOST
+    for verdict in ("worse", "better"):
+        shown = sorted((one for one in differences if one["verdict"] == verdict), key=_size, reverse=True)
+        if shown:
+            rows = [_cells(one) for one in shown[:left]]
+            yield from table.cut_first(
+                rows, ("KERNEL", "WHERE", "MEASURE"), cut=("KERNEL", "WHERE"), drop=("NOISE",)
+            )
+            if len(shown) > left:
+                yield f"... {len(shown) - left:,} more; --json prints all"
+            yield ""
+        left = max(left - len(shown), 1)
+    if unknown:
+        yield from _unknown(differences, unknown)
+    yield from _runs(differences)
+    for line in _uncomparable(one_sided, conditions):
+        yield from table.wrap(line)
+
+
+def _cells(one: Mapping[str, Any]) -> dict[str, str]:
+    change = "new" if one["change"] is None else f"{100 * one['change']:+.1f} %"
+    noise = "-" if one["noise"] is None else "exact" if one["noise"] == 0 else f"{100 * one['noise']:.1f} %"
+    return {
+        one["verdict"].upper(): change,
+        "NOISE": noise,
+        "KERNEL": one["kernel"],
+        "WHERE": one["place"] or "-",
+        "MEASURE": one["measure"],
+        "A": _value(one["a"], one["unit"]),
+        "B": _value(one["b"], one["unit"]),
+    }
+
+
+def _value(value: float, unit: str) -> str:
+    from gpubpf.show import table
+
+    if unit == "ns":
+        return table.with_unit(round(value))
+    return f"{value:.3g}" if value < 1000 else table.number(value)
+
+
+def _unknown(differences: list[dict[str, Any]], unknown: int) -> Iterator[str]:
+    from gpubpf.show import table
+
+    names = ", ".join(
+        sorted({f"{one['tool']}: {one['measure']}" for one in differences if one["verdict"] == "unknown"})
+    )
+    yield from table.wrap(
+        f"unknown: {table.count(unknown, 'measure')} ({names}): one run does not show the noise; "
+        f"measure {RUNS} runs or more of each, or with launchlate -v"
+    )
+
+
+def _runs(differences: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line if times were compared by runs that are too few."""
+    from gpubpf.show import table
+
+    if any(one["noise"] and one["runs_a"] + one["runs_b"] < 4 for one in differences):
+        yield from table.wrap(
+            f"few runs: how much runs differ is taken from how much launches differ in a run; {RUNS} runs "
+            "or more of each show smaller changes"
+        )
+
+
+def _uncomparable(
+    one_sided: list[dict[str, Any]], conditions: Mapping[str, list[dict[str, Any]]]
+) -> Iterator[str]:
+    """Yield what could not be compared, and what makes the comparison doubtful."""
+    by_kernel: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
+    for one in one_sided:
+        places = by_kernel.setdefault((one["side"], one["tool"]), {})
+        where = (one["kernel"], one["place"])
+        places[where] = places.get(where, 0) + 1
+    for (side, tool), places in by_kernel.items():
+        names = [f"{kernel} {place}".strip() for kernel, place in list(places)[:8]]
+        more = f" and {len(places) - len(names)} more" if len(places) > len(names) else ""
+        yield f"not compared: {_ONE_SIDED[side]} {tool}'s measures of {', '.join(names)}{more}"
+    how: dict[str, dict[str, list[str]]] = {}
+    for side, facts in conditions.items():
+        for fact in facts:
+            if fact["missing"]:
+                yield f"incomplete: in {side.upper()}, {fact['condition']} {fact['value']}"
+            else:
+                how.setdefault(fact["condition"], {}).setdefault(side, []).append(fact["value"])
+    for condition, values in how.items():
+        in_a, in_b = (", ".join(values.get(side, ["none"])) for side in ("a", "b"))
+        if in_a != in_b:
+            yield f"differs: {condition}: {in_a} in A, {in_b} in B"
+    if any("an embedded device" in values for values in how.get("device", {}).values()):
+        yield "an embedded device: times say nothing about a GPU, except on the virtual clock"

@@ -1,0 +1,231 @@
+"""Two measurements of one program (gpubpf diff)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import gpubpf.__main__
+from gpubpf.query import difference, views
+from gpubpf_kept import TIMES, keep, some
+from gpubpf_schema import declared
+from test_contract import TOOLS
+
+pytest.importorskip("duckdb")
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+SHAPE: dict[str, Any] = {"grid": [4, 1, 1], "block_dim": [64, 1, 1]}
+KERNELS = {"gemm": 1e6, "softmax": 4e4, "copy": 5e3}  # and how long a launch takes, ns
+Place = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def measure(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Return a function that makes the records of `launchlate -v`, some runs of a program. Launches vary by 0.5 %, runs by 0.5 %."""
+    start = tmp_path_factory.mktemp("template")
+    keep(
+        start,
+        "launchlate",
+        some("launchlate", "launch", pid=1, comm="app", latency_ns=1000, running=False, **SHAPE),
+    )
+    [template] = start.rglob("launch-*.parquet")
+    one = parquet.read_table(template)
+    where = template.relative_to(start).parent
+
+    def make(seed: int, runs: int, slower: float = 1, launches: int = 60) -> Path:
+        random = numpy.random.default_rng(seed)
+        made = tmp_path_factory.mktemp("runs")
+        (made / where).mkdir(parents=True)
+        for run in range(runs):
+            names = numpy.repeat([*KERNELS], launches)
+            means = numpy.repeat([*KERNELS.values()], launches)
+            means = numpy.where(names == "gemm", means * slower, means)
+            of_run = numpy.repeat(random.normal(1, 0.005, len(KERNELS)), launches)
+            times = means * of_run * random.normal(1, 0.005, len(names))
+            times[random.random(len(names)) < 0.02] *= 10  # the host's pauses
+            table = one.take([0] * len(names))
+            for column, values in (
+                ("kernel", names),
+                ("exec_ns", times.astype("int64")),
+                ("run", [f"run{run}"] * len(names)),
+            ):
+                at = table.schema.get_field_index(column)
+                table = table.set_column(at, table.field(at), pyarrow.array(values, table.field(at).type))
+            parquet.write_table(table, made / where / f"launch-run{run}-0000.parquet")
+        return made
+
+    return make
+
+
+def compared(a: Path, b: Path, floor: float = 0.01) -> dict[tuple[str, str, str], str]:
+    """Return the verdict for each kernel, place and measure."""
+    with difference.compare([str(a)], [str(b)], floor) as database:
+        rows = database.execute("SELECT kernel, place, measure, verdict FROM compared").fetchall()
+    return {(kernel, place, measured): verdict for kernel, place, measured, verdict in rows}
+
+
+def diff(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    capsys.readouterr()
+    status = gpubpf.__main__.main(["diff", *map(str, words)])
+    return status, capsys.readouterr().out
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize("runs", [1, 5])
+@pytest.mark.parametrize("pair", range(20))
+def test_equal_runs_have_no_finding(pair: int, runs: int, measure: Place) -> None:
+    a, b = measure(2 * pair, runs), measure(2 * pair + 1, runs)
+    assert {*compared(a, b).values()} == {"same"}
+
+
+@pytest.mark.parametrize("runs", [1, 5])
+def test_a_regression_of_five_percent_is_found(
+    runs: int, measure: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for pair in range(3):
+        verdicts = compared(measure(100 + pair, runs), measure(200 + pair, runs, slower=1.05))
+        found = [key for key, verdict in verdicts.items() if verdict != "same"]
+        assert found == [("gemm", "<<<4,64>>>", "GPU time")]
+    a, b = measure(1, runs), measure(2, runs, slower=1.05)
+    status, said = diff(capsys, a, b)
+    lines = said.splitlines()
+    assert (
+        status == 0
+        and lines[0] == "1 measure got worse, 0 got better; 5 of 6 measures are equal within the noise"
+    )
+    assert lines[2].split()[0] == "WORSE" and "gemm" in lines[3] and max(map(len, lines)) <= 80
+    assert ("few runs:" in said) == (runs == 1)
+    assert diff(capsys, "--fail-above", "3%", a, b)[0] == 1
+    assert diff(capsys, "--fail-above", "9", a, b)[0] == 0
+    assert diff(capsys, "--fail-above", "0", b, a)[0] == 0  # it got better
+    assert diff(capsys, "--fail-above", "0", a, a)[0] == 0
+
+
+def test_noise_hides_what_it_may_have_made(measure: Place) -> None:
+    """One run of A is 5 % slower than its others: five percent are noise then."""
+    a, b = measure(1, 2), measure(2, 2, slower=1.05)
+    odd = measure(3, 1, slower=1.05)
+    [file] = odd.rglob("*.parquet")
+    target = next(a.rglob("launch-run0-*.parquet")).with_name("launch-odd-0000.parquet")
+    table = parquet.read_table(file)
+    at = table.schema.get_field_index("run")
+    parquet.write_table(table.set_column(at, table.field(at), pyarrow.array(["odd"] * len(table))), target)
+    assert {*compared(a, b).values()} == {"same"}
+
+
+def traffic(sectors: int, **more: Any) -> list[dict[str, Any]]:
+    """Return records of memtrace about a kernel with one load."""
+    site: dict[str, Any] = {"kernel": "step", "source": "step.cu:7", "op": "load", "space": "global"}
+    site |= {"requests": 100, "sectors": sectors, "bank_ways": None, "standard_error": None, **more}
+    return [
+        some("memtrace", "site", **site),
+        some("memtrace", "kernel", kernel="step", launches=2, sectors=sectors, sampled=None),
+    ]
+
+
+def test_counts_are_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path / "a", "memtrace", *traffic(400))
+    keep(tmp_path / "b", "memtrace", *traffic(408))
+    keep(tmp_path / "c", "memtrace", *traffic(402))
+    line = ("step", "step.cu:7", "sectors per global load")
+    assert compared(tmp_path / "a", tmp_path / "b")[line] == "worse"
+    assert compared(tmp_path / "b", tmp_path / "a")[line] == "better"
+    assert compared(tmp_path / "a", tmp_path / "c")[line] == "same"
+    assert compared(tmp_path / "a", tmp_path / "c", 0)[line] == "worse"
+    assert compared(tmp_path / "a", tmp_path / "b")["step", "step.cu:7", "global loads per launch"] == "same"
+    status, said = diff(capsys, "--json", "--fail-above", "1", tmp_path / "a", tmp_path / "b")
+    records = [json.loads(text) for text in said.splitlines()]
+    assert status == 1
+    [found] = [one for one in records if one.get("measure") == line[2]]
+    assert found | {"type": "difference", "a": 4.0, "b": 4.08, "noise": 0, "runs_a": 1, "unit": ""} == found
+    assert round(found["change"], 9) == 0.02
+    assert records[-1] == {
+        "type": "summary", "worse": 2, "better": 0, "same": 1, "unknown": 0, "not_compared": 0
+    }  # fmt: skip
+
+
+def test_a_value_that_was_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, lost in (("a", 0), ("b", 30)):
+        keep(
+            tmp_path / name,
+            "warpdiv",
+            some("warpdiv", "kernel", kernel="step", launches=1, instructions=0),
+            some("warpdiv", "branch", kernel="step", source="step.cu:9", lost=lost),
+        )
+    status, said = diff(capsys, "--fail-above", "900%", tmp_path / "a", tmp_path / "b")
+    assert status == 1 and " new " in said and "step.cu:9" in said
+
+
+def test_what_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "<script>\x1b[31m"
+    for name, kernel, device, lost in (("a", "old", "gpu", 0), ("b", hostile, "sim", 3)):
+        keep(
+            tmp_path / name,
+            "launchlate",
+            *(
+                some("launchlate", "kernel", kernel=one, count=1, exec_ns=TIMES | {"mean": 5.0})
+                for one in ("step", kernel)
+            ),
+            some(
+                "launchlate",
+                "summary",
+                tool="launchlate",
+                device=device,
+                lost=lost,
+                not_instrumented={"no PTX": 2} if lost else {},
+            ),
+        )
+        keep(
+            tmp_path / name,
+            "threadhist",
+            *([some("threadhist", "kernel", work=1, launches=1, **SHAPE)] * (name == "b")),
+        )
+    status, said = diff(capsys, "--fail-above", "1", tmp_path / "a", tmp_path / "b")
+    text = " ".join(said.split())
+    assert status == 0 and "\x1b" not in said and max(map(len, said.splitlines())) <= 80
+    for part in (
+        "no finding; 0 of 1 measure are equal",
+        "unknown: 1 measure (launchlate: GPU time): one run does not show the noise",
+        "not compared: only A has launchlate's measures of old",
+        r"not compared: only B has launchlate's measures of <script>\x1b[31m",
+        "not compared: only B has threadhist's measures of",
+        "differs: device: a GPU in A, an embedded device in B",
+        "incomplete: in B, launchlate lost 3 records",
+        "incomplete: in B, launchlate did not measure 2 launches (no PTX)",
+        "times say nothing about a GPU",
+    ):
+        assert part in text, part
+
+
+def test_every_statement_works(tmp_path: Path) -> None:
+    """A statement with a mistake would be left out like one whose records are missing."""
+    for tool in TOOLS:
+        keep(tmp_path, tool, *(some(tool, one.name) for one in declared(tool)))
+    with views.opened() as database:
+        views.add_records(database, [str(tmp_path)])
+        for name in ("measures.sql", "conditions.sql"):
+            for _, statement in views.statements(f"{Path(difference.__file__).parent}/{name}"):
+                database.execute(statement)
+
+
+def test_refusals(tmp_path: Path, measure: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path / "a", "memtrace", *traffic(1))
+    keep(tmp_path / "none", "memtrace", some("memtrace", "unallocated"))
+    for words, status, said in (
+        ((tmp_path / "a", tmp_path / "none"), 1, "none has no records that can be compared; measure with"),
+        ((tmp_path / "a", measure(1, 1)), 1, "no measure in common"),
+        ((tmp_path / "a", tmp_path / "b"), 2, "is not a directory"),
+        ((tmp_path / "a",), 2, "required: B"),
+        (("--fail-above", "-1", tmp_path / "a", tmp_path / "a"), 2, "percentage"),
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            gpubpf.__main__.main(["diff", *map(str, words)])
+        shown = capsys.readouterr()
+        assert ended.value.code == status and said in shown.err and shown.out == ""
