@@ -4,6 +4,7 @@
 USAGE: gpubpf check [options]
        gpubpf query [options] SQL DIR...
        gpubpf diff [options] A B
+       gpubpf report [options] -o FILE DIR...
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from gpubpf.check import command as check
 from gpubpf.query import command as query
 from gpubpf.query import difference_command as diff
+from gpubpf.report import command as report
 from gpubpf.show import cli
 from gpubpf.show.command_line import HelpFormatter
 
@@ -24,9 +26,11 @@ EXAMPLES = """examples:
     gpubpf query 'FROM slowest_launches' DIR
                                     questions about what --parquet DIR kept
     gpubpf diff before after        what got slower between two measurements
+    gpubpf report DIR -o report.html
+                                    one page about what --parquet DIR kept
 """
 # Each has DESCRIPTION, EXAMPLES, add_options(parser) and run(arguments, parser).
-COMMANDS = {"check": check, "query": query, "diff": diff}
+COMMANDS = {"check": check, "query": query, "diff": diff, "report": report}
 
 
 def build_parser() -> cli.Parser:

@@ -34,7 +34,7 @@ OPTIONAL = {
 }
 _WITHOUT = {
     "argcomplete": "shells do not complete options",
-    "duckdb": "gpubpf query and gpubpf diff cannot be used",
+    "duckdb": "gpubpf query, gpubpf diff and gpubpf report cannot be used",
     "matplotlib": "--heatmap cannot be used",
     "pyarrow": "--parquet cannot be used",
 }

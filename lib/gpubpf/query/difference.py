@@ -42,6 +42,7 @@ def compare(a: Sequence[str], b: Sequence[str], floor: float, memory: int | None
             files = views.add_records(database, directories)
             for name in ("measures.sql", "conditions.sql"):
                 views.run_file(database, os.path.join(_HERE, name))
+            database.execute("DELETE FROM measures WHERE value IS NULL OR NOT isfinite(value)")
             database.execute(_VERSIONS, [[path for paths in files.values() for path in paths]])
             if not database.sql("SELECT count(*) FROM measures").fetchall()[0][0]:
                 where = ", ".join(map(printable, directories))

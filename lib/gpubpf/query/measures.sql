@@ -96,7 +96,7 @@ FROM warpdiv_kernel
 WHERE launches > 0
 GROUP BY run, kernel
 UNION ALL
-SELECT 'warpdiv', run, kernel, '', 'efficiency of warps', '', true, sum(lane_instructions) / sum(wave * instructions), 0, sum(launches)
+SELECT 'warpdiv', run, kernel, '', 'efficiency of warps', '', true, sum(lane_instructions) / nullif(sum(wave * instructions), 0), 0, sum(launches)
 FROM warpdiv_kernel
 WHERE instructions > 0
 GROUP BY run, kernel;

@@ -86,12 +86,13 @@ def run_file(database: Any, path: str) -> None:
             continue
 
 
-def lock(database: Any, directories: Sequence[str]) -> None:
-    """Let a database read the files below some directories, and no others, from now on."""
+def lock(database: Any, directories: Sequence[str], configuration: bool = True) -> None:
+    """Let a database read the files below some directories, and no others, from now on. configuration: keep settings, too."""
     allowed = [name for one in map(os.path.realpath, directories) for name in (one, _no_glob(one))]
     database.execute("SET allowed_directories = ?", [allowed])
-    for setting in ("enable_external_access = false", "lock_configuration = true"):
-        database.execute(f"SET {setting}")
+    database.execute("SET enable_external_access = false")
+    if configuration:
+        database.execute("SET lock_configuration = true")
 
 
 def ask(database: Any, question: str) -> Any:

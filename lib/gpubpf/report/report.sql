@@ -1,0 +1,243 @@
+-- What `gpubpf report` shows, aggregated so that any amount of records gives a page of bounded size. A statement whose records are
+-- missing is left out.
+
+-- a time in words
+CREATE MACRO duration(ns) AS
+    CASE WHEN ns >= 1e9 THEN format('{:.3g} s', ns / 1e9) WHEN ns >= 1e6 THEN format('{:.3g} ms', ns / 1e6)
+         WHEN ns >= 1e3 THEN format('{:.3g} us', ns / 1e3) ELSE format('{:.0f} ns', ns::DOUBLE) END;
+
+-- bytes in words
+CREATE MACRO size(bytes) AS
+    CASE WHEN bytes >= 1 << 30 THEN format('{:.3g} GB', bytes / (1 << 30)) WHEN bytes >= 1 << 20 THEN format('{:.3g} MB', bytes / (1 << 20))
+         WHEN bytes >= 1 << 10 THEN format('{:.3g} KB', bytes / (1 << 10)) ELSE format('{:.0f} B', bytes::DOUBLE) END;
+
+-- the findings; weight: the share of what the kernel or the run does that the finding is about
+CREATE TABLE findings (weight DOUBLE, tool VARCHAR, kernel VARCHAR, source VARCHAR, finding VARCHAR);
+
+-- one row for each fact of a kernel
+CREATE TABLE kernels (kernel VARCHAR, fact VARCHAR, value DOUBLE);
+
+-- one row for each fact of a source line
+CREATE TABLE lines (kernel VARCHAR, source VARCHAR, fact VARCHAR, value DOUBLE);
+
+-- launches with their times
+CREATE VIEW launches AS
+SELECT run, host, kernel, start_ns, end_ns, exec_ns, latency_ns FROM launchlate_launch WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL;
+
+-- the runs with a timeline: those with most GPU time
+CREATE TABLE timelines AS
+SELECT run, any_value(host) AS host, count(*) AS launches, min(start_ns) AS begin_ns, max(end_ns) AS end_ns, sum(exec_ns) AS gpu_ns,
+       greatest(1, ((max(end_ns) - min(start_ns)) / 400)::BIGINT + 1) AS bin_ns
+FROM launches
+GROUP BY run
+ORDER BY gpu_ns DESC, run
+LIMIT 8;
+
+-- GPU time by moment and kernel
+CREATE TABLE moments AS
+WITH names AS (
+    SELECT kernel, row_number() OVER (ORDER BY sum(exec_ns) DESC, kernel) AS place FROM launches GROUP BY kernel
+), parts AS (
+    SELECT run, CASE WHEN place <= 7 THEN kernel ELSE 'other kernels' END AS kernel, one.start_ns - begin_ns AS start_ns,
+           one.end_ns - begin_ns AS end_ns, bin_ns,
+           unnest(range((one.start_ns - begin_ns) // bin_ns, (one.end_ns - begin_ns) // bin_ns + 1)) AS bin
+    FROM launches AS one JOIN timelines USING (run) JOIN names USING (kernel)
+)
+SELECT run, kernel, bin, sum(greatest(0, least(end_ns, (bin + 1) * bin_ns) - greatest(start_ns, bin * bin_ns)))::BIGINT AS ns
+FROM parts
+GROUP BY run, kernel, bin
+ORDER BY run, bin;
+
+-- latency of launches by moment
+CREATE TABLE latencies AS
+SELECT run, (launches.start_ns - begin_ns) // bin_ns AS bin, floor(2 * log2(greatest(latency_ns, 1)))::INT AS half_octave,
+       count(*) AS launches
+FROM launches JOIN timelines USING (run)
+WHERE latency_ns IS NOT NULL
+GROUP BY ALL;
+
+-- launches and times
+INSERT INTO kernels
+SELECT kernel, unnest(['launches', 'gpu_ns', 'mean_ns', 'p99_ns', 'latency_ns']),
+       unnest([count(*), sum(exec_ns), avg(exec_ns), approx_quantile(exec_ns, 0.99), approx_quantile(latency_ns, 0.5)])
+FROM launches
+GROUP BY kernel;
+
+-- times where single launches were not kept
+INSERT INTO kernels
+SELECT kernel, unnest(['launches', 'gpu_ns', 'mean_ns', 'latency_ns']),
+       unnest([sum(count), sum(count * exec_ns.mean), sum(count * exec_ns.mean) / sum(count), avg(latency_ns.p50)])
+FROM launchlate_kernel
+WHERE exec_ns IS NOT NULL AND count > 0 AND kernel NOT IN (SELECT kernel FROM kernels)
+GROUP BY kernel;
+
+-- GPU time by host stack
+INSERT INTO kernels
+SELECT kernel, unnest(['launches', 'gpu_ns', 'mean_ns']), unnest([sum(launches), sum(gpu_ns), sum(gpu_ns) / sum(launches)])
+FROM gpuprofile_stack
+WHERE launches > 0 AND kernel NOT IN (SELECT kernel FROM kernels)
+GROUP BY kernel;
+
+-- memory traffic
+INSERT INTO kernels
+SELECT kernel, unnest(['memory_ratio', 'wasted_bytes']), unnest([sum(sectors) / nullif(sum(sectors_least), 0), sum(wasted_bytes)])
+FROM memtrace_kernel
+GROUP BY kernel;
+
+-- efficiency of warps
+INSERT INTO kernels
+SELECT kernel, 'efficiency', sum(lane_instructions) / nullif(sum(wave * instructions), 0) FROM warpdiv_kernel WHERE instructions > 0 GROUP BY kernel;
+
+-- imbalance of threads
+INSERT INTO kernels SELECT kernel, 'imbalance', max(imbalance) FROM threadhist_kernel WHERE imbalance IS NOT NULL GROUP BY kernel;
+
+-- spread of exits
+INSERT INTO kernels
+SELECT kernel, 'exits_ns', sum(launches * grid_spread_ns.mean) / sum(launches)
+FROM kernelretsnoop_kernel
+WHERE grid_spread_ns IS NOT NULL AND launches > 0
+GROUP BY kernel;
+
+-- memory traffic of lines
+INSERT INTO lines
+SELECT kernel, source, unnest(['requests', 'memory_ratio', 'wasted_bytes', 'bank_ways']),
+       unnest([sum(requests), sum(sectors) / nullif(sum(sectors_least), 0), sum(wasted_bytes),
+               sum(requests * bank_ways.mean) / nullif(sum(requests) FILTER (WHERE bank_ways IS NOT NULL), 0)])
+FROM memtrace_site
+WHERE source IS NOT NULL
+GROUP BY kernel, source;
+
+-- instructions of lines
+INSERT INTO lines
+SELECT kernel, source, unnest(['instructions', 'efficiency']),
+       unnest([sum(instructions), sum(lane_instructions) / nullif(sum(wave * instructions), 0)])
+FROM warpdiv_line
+GROUP BY kernel, source;
+
+-- branches of lines
+INSERT INTO lines
+SELECT kernel, source, unnest(['diverged', 'lost']), unnest([sum(diverged) / nullif(sum(executed), 0), sum(lost)])
+FROM warpdiv_branch
+GROUP BY kernel, source;
+
+-- barriers of lines
+INSERT INTO lines
+SELECT kernel, source, 'wait_ns', sum(waits * wait_ns.mean) / sum(waits) FROM barrierlate_barrier WHERE wait_ns IS NOT NULL AND waits > 0
+GROUP BY kernel, source;
+
+-- not-a-number of lines
+INSERT INTO lines SELECT kernel, source, 'nans', sum(count) FROM nansnoop_nan WHERE source IS NOT NULL GROUP BY kernel, source;
+
+-- finding: a launch does not end
+INSERT INTO findings
+SELECT 1, 'gpuhang', kernel, NULL,
+       format('had run for {} and did not end: {}', duration(max(running_ns)),
+              CASE verdict WHEN 'deadlock' THEN 'its warps wait for each other' ELSE 'its loops cannot end by themselves' END)
+FROM gpuhang_hang
+WHERE verdict IN ('deadlock', 'spinning')
+GROUP BY kernel, verdict;
+
+-- finding: NaN and infinity
+INSERT INTO findings
+SELECT 1, 'nansnoop', kernel, source,
+       format('computes {} ({:,} in all)', CASE kind WHEN 'nan' THEN 'NaN' WHEN 'inf' THEN 'an infinity' ELSE kind END, sum(count)::BIGINT)
+FROM nansnoop_nan
+WHERE kind <> 'denormal'
+GROUP BY kernel, source, kind;
+
+-- finding: memory moved in vain
+INSERT INTO findings
+WITH totals AS (SELECT sum(wasted_bytes) AS wasted FROM memtrace_site), places AS (
+    SELECT kernel, source, op, space, sum(wasted_bytes) AS wasted, sum(sectors) / nullif(sum(sectors_least), 0) AS ratio,
+           any_value(pattern ORDER BY wasted_bytes DESC) AS pattern
+    FROM memtrace_site
+    WHERE space <> 'shared'
+    GROUP BY ALL
+)
+SELECT places.wasted / totals.wasted * (1 - 1 / ratio), 'memtrace', kernel, source,
+       format('its {}s move {} in vain, {:.3g} times what contiguous lanes need ({}); {:.0f} % of all waste', op, size(places.wasted), ratio,
+              coalesce(pattern, 'mixed'), 100 * places.wasted / totals.wasted)
+FROM places, totals
+WHERE ratio >= 1.5 AND places.wasted > 0 AND places.wasted >= 0.02 * totals.wasted;
+
+-- finding: bank conflicts
+INSERT INTO findings
+SELECT (1 - 1 / (sum(requests * bank_ways.mean) / sum(requests))) / 2, 'memtrace', kernel, source,
+       format('its shared-memory {}s take {:.3g} turns instead of one: bank conflicts', op, sum(requests * bank_ways.mean) / sum(requests))
+FROM memtrace_site
+WHERE bank_ways IS NOT NULL AND requests > 0
+GROUP BY kernel, source, op
+HAVING sum(requests * bank_ways.mean) / sum(requests) >= 2;
+
+-- finding: divergence
+INSERT INTO findings
+WITH kernels AS (
+    SELECT run, kernel, sum(wave * instructions) AS slots FROM warpdiv_kernel GROUP BY run, kernel
+), places AS (
+    SELECT run, kernel, source, sum(lost) AS lost FROM warpdiv_branch GROUP BY run, kernel, source
+)
+SELECT sum(lost) / sum(slots), 'warpdiv', kernel, source,
+       format('warps split here: {:.1f} % of the kernel''s lane-instructions are lost', 100 * sum(lost) / sum(slots))
+FROM places JOIN kernels USING (run, kernel)
+WHERE slots > 0
+GROUP BY kernel, source
+HAVING sum(lost) >= 0.05 * sum(slots);
+
+-- finding: uneven work
+INSERT INTO findings
+SELECT (1 - 1 / max(imbalance)) / 2, 'threadhist', kernel, NULL,
+       format('the work is uneven: the busiest thread does {:.3g} times the mean', max(imbalance))
+FROM threadhist_kernel
+WHERE imbalance >= 1.25
+GROUP BY kernel;
+
+-- finding: an idle GPU
+INSERT INTO findings
+WITH busy AS (
+    SELECT run, bin, least(1, sum(ns) / any_value(bin_ns)) AS share FROM moments JOIN timelines USING (run) GROUP BY run, bin
+), runs AS (
+    SELECT run, 1 - sum(share) * any_value(bin_ns) / nullif(any_value(end_ns - begin_ns), 0) AS idle, any_value(launches) AS launches
+    FROM busy JOIN timelines USING (run)
+    GROUP BY run
+)
+SELECT idle * 0.9, 'launchlate', NULL, NULL,
+       format('the GPU ran no kernel of the program for {:.0f} % of the time between its first and last launch (run {})', 100 * idle, run)
+FROM runs
+WHERE idle > 0.5 AND launches > 9;
+
+-- work of threads, by block and thread
+CREATE TABLE threads AS
+WITH worst AS (
+    SELECT kernel, grid, block_dim, max(imbalance) AS imbalance
+    FROM threadhist_kernel
+    WHERE imbalance IS NOT NULL
+    GROUP BY kernel, grid, block_dim
+    ORDER BY imbalance DESC, kernel
+    LIMIT 6
+), located AS (
+    SELECT kernel, grid, block_dim, imbalance, work,
+           block[1] + grid[1] * (block[2] + grid[2] * block[3]) AS of_block,
+           thread[1] + block_dim[1] * (thread[2] + block_dim[2] * thread[3]) AS of_thread,
+           greatest(1, (list_product(grid)::BIGINT + 63) // 64) AS blocks_each,
+           greatest(1, (list_product(block_dim)::BIGINT + 127) // 128) AS threads_each
+    FROM threadhist_thread JOIN worst USING (kernel, grid, block_dim)
+)
+SELECT imbalance, kernel, array_to_string(grid, 'x') AS blocks, array_to_string(block_dim, 'x') AS block_threads,
+       blocks_each, threads_each, of_block // blocks_each AS y, of_thread // threads_each AS x, avg(work) AS work
+FROM located
+GROUP BY ALL
+ORDER BY ALL;
+
+-- what was measured
+CREATE TABLE runs AS
+SELECT run, tool, host, day::VARCHAR AS day, device, launches_matched, launches_instrumented, lost, duration_ns FROM summaries ORDER BY day, run;
+
+-- what was not measured, and why
+CREATE TABLE missing AS
+SELECT tool, reason, sum(launches)::BIGINT AS launches, count(DISTINCT run) AS runs
+FROM (SELECT tool, run, lost.key AS reason, lost.value AS launches
+      FROM (SELECT tool, run, unnest(map_entries(not_instrumented)) AS lost FROM summaries)
+      UNION ALL SELECT tool, run, 'records lost', lost FROM summaries)
+WHERE launches > 0
+GROUP BY tool, reason
+ORDER BY launches DESC, tool, reason;

@@ -1,0 +1,52 @@
+"""Find the source files that records name, below directories that the user named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from gpubpf.show.table import printable
+
+MOST_FILES = 100_000  # that are looked at
+MOST_BYTES = 1 << 20  # of one file
+MOST_LINES = 5000
+
+
+class Sources:
+    """The files below some directories. Records have names without directories, such as memory.cu."""
+
+    def __init__(self, directories: Sequence[str]):
+        self._given = bool(directories)
+        self._paths: dict[str, list[str]] = {}
+        looked = 0
+        for directory in directories:
+            for place, below, names in os.walk(directory):
+                below[:] = sorted(name for name in below if not name.startswith("."))
+                for name in names:
+                    self._paths.setdefault(name, []).append(os.path.join(place, name))
+                looked += len(names)
+                if looked > MOST_FILES:
+                    return
+
+    def text(self, name: str) -> tuple[list[str] | None, str]:
+        """Return the lines of a source file, printable; None if there is no file. Also return what the reader should know."""
+        if not self._given:
+            return None, "the source is not in this report; gpubpf report --source DIR shows it"
+        paths = self._paths.get(os.path.basename(name), [])
+        exact = [path for path in paths if path.endswith("/" + name.lstrip("/"))] or paths
+        if not exact:
+            return None, "the source was not found below --source DIR"
+        try:
+            if os.path.islink(exact[0]) or not os.path.isfile(exact[0]):
+                return None, "the source is not a regular file"
+            with open(exact[0], encoding="utf-8", errors="replace") as file:
+                read = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            return None, f"the source cannot be read: {error.strerror}"
+        lines = [printable(line.expandtabs(4)) for line in read[:MOST_BYTES].split("\n")]
+        about = []
+        if len(exact) > 1:
+            about.append(f"{len(exact)} files have this name; this is {printable(exact[0])}")
+        if len(read) > MOST_BYTES or len(lines) > MOST_LINES:
+            about.append("the end of the file is left out")
+        return lines[:MOST_LINES], "; ".join(about)

@@ -1,0 +1,226 @@
+"""One HTML page about the records that tools kept (gpubpf report)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpubpf.__main__
+from gpubpf.query import views
+from gpubpf.report import facts
+from gpubpf.report.sources import Sources
+from gpubpf_kept import keep, some
+from gpubpf_schema import declared
+from test_contract import TOOLS
+
+pytest.importorskip("duckdb")
+pytest.importorskip("pyarrow")
+
+HOSTILE = "</script><script>document.title='taken'</script>\x1b[31m\u202e<img src=x onerror=alert(1)>"
+SHAPE: dict[str, Any] = {"grid": [2, 1, 1], "block_dim": [4, 1, 1]}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Some launches of a kernel with a hostile name, memory traffic, an uneven kernel, and a lost launch."""
+    runs = tmp_path / "runs"
+    launch: dict[str, Any] = {"kernel": HOSTILE, "exec_ns": 100, "latency_ns": 50, "running": False}
+    keep(
+        runs,
+        "launchlate",
+        *(
+            some("launchlate", "launch", **launch, launch=at, start_ns=1000 * at, end_ns=1000 * at + 100)
+            for at in range(20)
+        ),
+        some(
+            "launchlate",
+            "summary",
+            tool="launchlate",
+            device="sim",
+            lost=0,
+            not_instrumented={"no PTX": 3},
+        ),
+    )
+    site: dict[str, Any] = {"op": "load", "space": "global", "pattern": "stride 8", "standard_error": None}
+    keep(
+        runs,
+        "memtrace",
+        some(
+            "memtrace",
+            "site",
+            **site,
+            kernel="step",
+            source="step.cu:2",
+            requests=10,
+            sectors=80,
+            sectors_least=10,
+            wasted_bytes=2240,
+            bank_ways=None,
+        ),
+        some(
+            "memtrace", "kernel", kernel="step", sectors=80, sectors_least=10, wasted_bytes=2240, launches=1
+        ),
+    )
+    keep(
+        runs,
+        "threadhist",
+        some("threadhist", "kernel", kernel="uneven", imbalance=2.0, **SHAPE),
+        *(
+            some(
+                "threadhist",
+                "thread",
+                kernel="uneven",
+                block=[block, 0, 0],
+                thread=[thread, 0, 0],
+                work=8 * thread,
+                **SHAPE,
+            )
+            for block in range(2)
+            for thread in range(4)
+        ),
+    )
+    return runs
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    place = tmp_path / "src/below"
+    place.mkdir(parents=True)
+    (place / "step.cu").write_text("__global__ void step() {\n\tx[i] = <b>;\x1b\n}\n")
+    return tmp_path / "src"
+
+
+def report(*words: object) -> int:
+    return gpubpf.__main__.main(["report", *map(str, words)])
+
+
+def test_facts(kept: Path, source: Path) -> None:
+    found = facts.gather([str(kept)], [str(source)])
+    assert [(one["tool"], one["kernel"], one["source"]) for one in found["findings"]] == [
+        ("memtrace", "step", "step.cu:2"),
+        ("launchlate", None, None),
+        ("threadhist", "uneven", None),
+    ]
+    assert "no kernel of the program for 90 %" in found["findings"][1]["finding"]
+    assert found["findings"][0]["finding"] == (
+        "its loads move 2.19 KB in vain, 8 times what contiguous lanes need (stride 8); 100 % of all waste"
+    )
+    [kernel] = [one for one in found["kernels"] if one.get("launches") == 20]
+    assert (kernel["gpu_ns"], kernel["mean_ns"], kernel["latency_ns"]) == (2000, 100, 50)
+    assert kernel["kernel"].endswith(r"\x1b[31m\u202e<img src=x onerror=alert(1)>")
+    assert sum(one["ns"] for one in found["moments"]) == 2000
+    assert sum(one["launches"] for one in found["latencies"]) == 20
+    assert [(one["y"], one["x"], one["work"]) for one in found["threads"]] == [
+        (block, thread, 8 * thread) for block in range(2) for thread in range(4)
+    ]
+    assert found["missing"] == [{"tool": "launchlate", "reason": "no PTX", "launches": 3, "runs": 1}]
+    [file] = found["files"]
+    assert file["text"] == ["__global__ void step() {", "    x[i] = <b>;\\x1b", "}", ""]
+    assert [one["wasted_bytes"] for one in file["facts"]["2"]] == [2240]
+    assert found["left_out"] == {}
+
+
+def test_the_page_has_everything_inside_and_names_are_no_html(kept: Path, tmp_path: Path) -> None:
+    assert report(kept, "-o", tmp_path / "page.html", "--title", HOSTILE) == 0
+    page = (tmp_path / "page.html").read_text()
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    allowed = re.findall(r"'sha256-([^']+)'", page)
+    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
+    rest = re.sub(r"<(script|style)>.*?</\1>", "", page, flags=re.S)
+    assert allowed == hashes and len(hashes) == 3 and "default-src 'none'" in rest
+    assert re.findall(r"<script|<link|<img|<iframe|<base|<[a-z]+ [^>]*src=|\x1b|@\w+@", rest) == [
+        "<script"
+    ]  # the facts
+    assert page.count("Permission is hereby granted") == 2  # the licences of uPlot and Tabulator
+    [packed] = re.findall(r'id="facts">([^<]*)<', page)
+    assert json.loads(zlib.decompress(base64.b64decode(packed)))["kernels"]
+
+
+def test_many_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "LISTS", facts.LISTS | {"kernels": ("", 5)})
+    one = some("memtrace", "kernel", launches=1)
+    keep(tmp_path, "memtrace", *(one | {"kernel": f"k{at}", "wasted_bytes": at} for at in range(9)))
+    found = facts.gather([str(tmp_path)])
+    assert found["left_out"] == {"kernels": 5}
+    assert [row["kernel"] for row in found["kernels"]] == ["k8", "k7", "k6", "k5", "k4"]
+
+
+def test_every_statement_works(tmp_path: Path) -> None:
+    """A statement with a mistake would be left out like one whose records are missing."""
+    for tool in TOOLS:
+        keep(tmp_path, tool, *(some(tool, one.name) for one in declared(tool)))
+    with views.opened() as database:
+        views.add_records(database, [str(tmp_path)])
+        for _, statement in views.statements(facts.SQL):
+            database.execute(statement)
+
+
+def test_sources(source: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("password")
+    (source / "link.cu").symlink_to(secret)
+    (source / "step.cu").write_text("other")
+    (source / "long.cu").write_text("\n" * 6000)
+    found = Sources([str(source)])
+    assert found.text("link.cu") == (None, "the source is not a regular file")
+    assert found.text("../secret") == (None, "the source was not found below --source DIR")
+    text, about = found.text("below/step.cu")
+    assert text is not None and text[0].startswith("__global__") and about == ""
+    assert "2 files have this name" in found.text("step.cu")[1]
+    assert "the end of the file is left out" in found.text("long.cu")[1]
+    assert "--source DIR shows it" in Sources([]).text("step.cu")[1]
+
+
+def test_refusals(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    keep(tmp_path / "none", "memtrace", some("memtrace", "unallocated"))
+    for words, status, said in (
+        ((kept,), 2, "-o"),
+        ((kept, "-o", "-"), 2, "not the name of a file"),
+        ((kept, "--source", tmp_path / "no", "-o", page), 2, "is not a directory"),
+        ((tmp_path / "none", "-o", page), 1, "there is nothing of them"),
+        ((tmp_path / "no", "-o", page), 2, "is not a directory"),
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            report(*words)
+        assert ended.value.code == status and said in capsys.readouterr().err
+    assert not page.exists()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_browser_shows_the_page(kept: Path, source: Path, tmp_path: Path) -> None:
+    """The script ends, every section has its content, and hostile names are text."""
+    page = tmp_path / "page.html"
+    report(kept, "--source", source, "-o", page)
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=20000", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    shown = done.stdout
+    assert 'data-ready="yes"' in shown, done.stderr[-2000:]
+    assert "<title>gpubpf report</title>" in shown and "<img src=x" not in shown
+    assert "&lt;img src=x onerror=alert(1)&gt;" in shown
+    for section in ("findings", "missing", "time", "kernels", "lines", "threads", "files", "runs"):
+        assert f'<section id="{section}">' in shown, section  # not hidden
+    assert "stride 8" in shown and "tabulator-row" in shown and shown.count("<canvas") == 3
+    assert "x[i] = &lt;b&gt;;\\x1b" in shown
