@@ -25,6 +25,8 @@ WITHOUT_DRIVER = (
     "ebpf",
     "exits",
     "expressions",
+    "query",
+    "report",
     "threads",
     "verify",
 )  # of tests/gpubpf: like the mark without_driver

@@ -39,6 +39,7 @@ FILE_BYTES = 32 << 20  # of JSON text, in one file
 BUFFER_BYTES = 16 << 20  # of JSON text that waits; a tool that is faster has to wait
 PAUSE = 1.0  # seconds between two writes
 WRITE_SHARE = 10  # a pause lasts at least this many times as long as the last write
+STALLED = 60.0  # seconds without any write, while records wait: the directory does not answer
 ROW_GROUP = 1 << 17
 _TYPE = re.compile(rb'\{"type":"(\w+)"')
 
@@ -70,11 +71,14 @@ class Dataset(Output):
         self._changed = threading.Condition()
         self._waiting = 0  # bytes of records that are not written yet
         self._ending = False
+        self._progress = time.monotonic()  # when the thread that writes last began or ended something
         self._failure: Error | None = None
         self.rows = 0  # that were written
         self._out_of_range = 0
         with self._writable():
-            Directory.make(directory, *self._partition()).close()
+            opened = Directory.make(directory, *self._partition())
+            opened.remove_abandoned()
+            opened.close()
         self._thread = threading.Thread(target=self._write_now_and_then, name="gpubpf-parquet", daemon=True)
         self._thread.start()
 
@@ -112,8 +116,10 @@ class Dataset(Output):
                 self._places[kind].waiting += texts
             self._waiting += len(whole)
             self._changed.notify_all()
+            since = time.monotonic()
             while self._waiting > BUFFER_BYTES and self._failure is None:
-                self._changed.wait()
+                self._changed.wait(1)
+                self._check_progress(since)
             if self._failure is not None:
                 raise self._failure
 
@@ -122,7 +128,10 @@ class Dataset(Output):
         with self._changed:
             self._ending = True
             self._changed.notify_all()
-        self._thread.join()
+        since = time.monotonic()
+        while self._thread.is_alive():
+            self._thread.join(1)
+            self._check_progress(since)
         if self._failure is not None:
             raise self._failure
         if self._out_of_range:
@@ -132,6 +141,17 @@ class Dataset(Output):
             )
         records = "1 record" if self.rows == 1 else f"{self.rows:,} records"
         note(self._tool, f"wrote {records} into {printable(self._directory)} (run {self.run})")
+
+    def _check_progress(self, since: float) -> None:
+        """Raise Error if the thread that writes is stuck, as on a network file system whose server is away.
+
+        since: when this thread began to wait for it.
+        """
+        if self._thread.is_alive() and time.monotonic() - max(since, self._progress) > STALLED:
+            raise Error(
+                f"cannot write into {printable(self._directory)}: it has not answered for {STALLED:.0f} s; "
+                "choose another directory with --parquet"
+            )
 
     # --- the thread that writes ---
 
@@ -148,10 +168,12 @@ class Dataset(Output):
                 self._changed.wait_for(lambda: self._ending or self._waiting > BUFFER_BYTES, pause)
                 ending = self._ending
                 taken = {kind: place.take() for kind, place in self._places.items() if place.waiting}
-                taken_bytes, began = self._waiting, time.monotonic()
+                taken_bytes = self._waiting
+                began = self._progress = time.monotonic()
             try:
                 for kind, texts in taken.items():
                     self._add(kind, texts)
+                    self._progress = time.monotonic()
             except Error as error:
                 self._failure = error
             except Exception as error:  # a defect: the tool's thread reports it

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from typing import IO, Any
+
+ABANDONED = 600  # seconds: a file that is being written is younger
 
 
 def open_new(path: str, empty: bool = True) -> int:
@@ -66,19 +70,41 @@ class Directory:
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[IO[Any]]:
-        """Write a file under another name, which becomes `name` when it is complete. Raises OSError."""
+        """Write a file under another name, which becomes `name` when it is complete and on the disk. Raises OSError."""
         temporary = f".{name}.part"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=self._file)
         how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with os.fdopen(os.open(temporary, how, 0o666, dir_fd=self._file), "wb") as stream:
+                with contextlib.suppress(OSError):  # some file systems have no locks
+                    fcntl.flock(
+                        stream, fcntl.LOCK_EX | fcntl.LOCK_NB
+                    )  # until this process ends: see remove_abandoned
                 yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
             os.rename(temporary, name, src_dir_fd=self._file, dst_dir_fd=self._file)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=self._file)
             raise
+
+    def remove_abandoned(self) -> None:
+        """Remove files that `replacing` did not complete because the process was killed: old ones that no process has locked."""
+        for name in os.listdir(self._file):
+            if not (name.startswith(".") and name.endswith(".part")):
+                continue
+            with contextlib.suppress(OSError):
+                file = os.open(
+                    name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._file
+                )
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if time.time() - os.fstat(file).st_mtime > ABANDONED:
+                        os.unlink(name, dir_fd=self._file)
+                finally:
+                    os.close(file)
 
     def close(self) -> None:
         """Close the directory."""

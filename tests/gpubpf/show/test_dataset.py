@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -117,6 +119,38 @@ def test_files_are_complete_at_any_moment(tmp_path: Path) -> None:
     [run] = {path.stem.split("-", 1)[1].rsplit("-", 1)[0] for path in tmp_path.rglob("number-*.parquet")}
     values = [one["value"] for one in records_in(tmp_path, NUMBER, run)]
     assert len(values) >= rows and values == list(range(len(values)))
+
+
+def test_a_directory_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool ends with one line, also if a write never returns."""
+    answers = threading.Event()
+    monkeypatch.setattr(dataset, "STALLED", 0.1)
+    monkeypatch.setattr(dataset, "BUFFER_BYTES", 100)
+    monkeypatch.setattr(Dataset, "_add", lambda self, kind, texts: answers.wait())
+    out = Dataset(str(tmp_path), "threadhist", RECORDS)
+    with pytest.raises(Error, match="has not answered for"):
+        for value in range(10_000):
+            out.records([NUMBER.record(value=value)])
+    with pytest.raises(Error, match="choose another directory with --parquet"):
+        out.close()
+    answers.set()
+
+
+def test_what_killed_tools_left_is_removed(tmp_path: Path) -> None:
+    """Files that a tool still writes, and young ones, stay."""
+    written(tmp_path, [NUMBER.record(value=1)])
+    [file] = tmp_path.rglob("number-*.parquet")
+    names = ("old", "young", "locked")
+    left = {name: file.with_name(f".number-{name}-0000.parquet.part") for name in names}
+    for name, path in left.items():
+        path.write_bytes(b"PAR1")
+        if name != "young":
+            os.utime(path, (1, 1))
+    with open(left["locked"], "rb") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        written(tmp_path, [NUMBER.record(value=2)])
+    assert [name for name in names if left[name].exists()] == ["young", "locked"]
+    assert file.exists()
 
 
 def test_a_record_does_not_wait_for_the_next(tmp_path: Path) -> None:
