@@ -1,7 +1,7 @@
 # For the Makefiles of the C++ parts: the options of the compiler that decide how long it takes.
 #
-# script/setup without --dev gives OPTIMIZE="-O1 -g0", which takes two thirds of the time. Files whose speed matters have -O2 or more
-# in any case.
+# script/setup without --dev gives OPTIMIZE="-O1 -g0", which takes less time. Files whose speed or whose machine code matters have -O2
+# or more in any case.
 OPTIMIZE ?= -O2 -g1
 ifneq ($(filter g++%,$(notdir $(firstword $(CXX)))),)
 # g++ looks for unused memory from 128 MB on, which takes a tenth of its time. No file needs 500 MB.
