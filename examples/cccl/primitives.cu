@@ -2,7 +2,7 @@
 //
 // sort: thrust::stable_sort of 4,096 numbers by their last digit, which sorts them by merging.
 // rake: cub::BlockScan of them in blocks of 512 threads, by its algorithm in which one warp adds for all.
-// pow: thrust::pow(z, 2) of the complex numbers 0 to 63. That of 0 is NaN.
+// pow: thrust::pow(z, 2) of the complex numbers 0 to 63. That of 0 divides 0 by 0 on the way.
 // sync (guilty): a block leaves the kernel before the barrier of the grid, this_grid().sync(); it never ends.
 #include <cooperative_groups.h>
 #include <cub/block/block_scan.cuh>
