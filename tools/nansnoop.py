@@ -255,7 +255,7 @@ def report(
 
     results.begin()
     if results.form == "text":
-        results.out.lines([*shown.lines(found, args.kinds, owners, args.verbose), ""])
+        results.out.lines([*shown.lines(found, args.kinds, owners, args.verbose, findings.measured), ""])
     else:
         results.records(shown.NAN, found)
 

@@ -186,6 +186,8 @@ def test_the_exit_status_says_whether_any_was_found(app: Path) -> None:
     assert nansnoop(app, "--check", status=7).returncode == 7  # the program's own
     clean = nansnoop(app, "--check", rest="clean")
     assert clean.returncode == 0 and "no NaN or infinity was found\n" in clean.stdout
+    nothing = nansnoop(app, "--launch", "100")
+    assert "no launch was measured\n" in nothing.stdout and "was found" not in nothing.stdout
     assert nansnoop(app, "--check", "--kernel", "quotient", "--thread", "6").returncode == 0
     assert nansnoop(app, "--check", "--kinds", "denormal", "--kernel", "quotient").returncode == 0
 

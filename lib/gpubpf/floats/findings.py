@@ -136,13 +136,14 @@ class Findings:
 
     kinds: names of the kinds of number, by their number in the maps.
     stores: the programs look only at numbers that are written to memory.
-    any: whether anything was found so far."""
+    any: whether anything was found so far.
+    measured: whether a launch was measured so far."""
 
     def __init__(self, kinds: Sequence[str], stores: bool) -> None:
         self._kinds, self._stores = kinds, stores
         self._before: Counter[Place] = Counter()
         self._sites: dict[tuple[int, str], Mapping[int, Site]] = {}
-        self.any = False
+        self.any = self.measured = False
 
     def read(self, session: Session, since_last: bool) -> list[Finding]:
         """Return the findings in the order of their first numbers. since_last: only findings with numbers since the last call."""
@@ -169,6 +170,7 @@ class Findings:
                 if place in found and (first := first_of(entry["value"], name)) is not None:
                     found[place] = replace(found[place], first=_earlier(found[place].first, first))
         self.any = self.any or bool(found)
+        self.measured = self.measured or any(kernel.instrumented for kernel in session.kernels())
         before, self._before = self._before, Counter({place: one.count for place, one in found.items()})
         if since_last:
             found = {place: replace(one, count=one.count - before[place]) for place, one in found.items()}
@@ -264,12 +266,19 @@ def text(type_name: str, low: int, at: int, number: int) -> str:
 # --- for people ---
 
 
-def lines(found: Sequence[Finding], kinds: Sequence[str], owners: OwnerColumns, full: bool) -> Iterator[str]:
+def lines(
+    found: Sequence[Finding], kinds: Sequence[str], owners: OwnerColumns, full: bool, measured: bool
+) -> Iterator[str]:
     """Yield the report for people: the first number of all, then a row for each line and instruction.
 
-    full: a row for each copy of an instruction, such as of an unrolled loop, with its operands; whole kernel names."""
+    full: a row for each copy of an instruction, such as of an unrolled loop, with its operands; whole kernel names.
+    measured: whether a launch was measured."""
     if not found:
-        yield f"no {' or '.join(TITLES[kind] for kind in kinds)} was found"
+        yield (
+            f"no {' or '.join(TITLES[kind] for kind in kinds)} was found"
+            if measured
+            else "no launch was measured"
+        )
         return
     owners.see(found)
     labels = names.labels((one.mangled for one in found), full=full)
