@@ -329,12 +329,16 @@ class Elf:
         data = self.contents(table)
         return map(SymbolEntry._make, _SYMBOL.iter_unpack(data[: len(data) // _SYMBOL.size * _SYMBOL.size]))
 
-    def symbol_tables(self, types: Iterable[int]) -> Iterator[tuple[np.ndarray[Any, Any], bytes]]:
+    def symbol_tables(
+        self, types: Iterable[int], most: int = 2 * _LARGEST_TABLE
+    ) -> Iterator[tuple[np.ndarray[Any, Any], bytes]]:
         """Yield the symbols of these types that the file defines, with the table of their names: first of the full
         table, then of the exported symbols.
 
         The arrays have the fields of Elf64_Sym: `name`, `info`, `other`, `section`, `value`, `size`. Empty tables and tables of more
         than 256 MiB are left out. Raises OSError, ImageError.
+
+        most: leave out a table that has more bytes than this together with its names.
         """
         import numpy as np  # only here: importing it takes longer than most of what this module does
 
@@ -352,7 +356,11 @@ class Elf:
         tables = [s for s in self.sections if s.type in (SHT_SYMTAB, SHT_DYNSYM)][:_MOST_TABLES]
         for section in sorted(tables, key=lambda s: s.type):
             text = self.sections[section.link] if section.link < len(self.sections) else None
-            if text is None or max(section.size, text.size) > _LARGEST_TABLE:
+            if (
+                text is None
+                or max(section.size, text.size) > _LARGEST_TABLE
+                or section.size + text.size > most
+            ):
                 continue
             data = self.contents(section)
             found = np.frombuffer(data, kind, len(data) // kind.itemsize)

@@ -14,7 +14,6 @@ import numpy as np
 
 from fuzz.targets import target
 from gpubpf.agent.definitions import RECORD_SIZE, Kind
-from gpubpf.agent.protocol import StackFrame
 from gpubpf.calls import call_lines, probes, timeline
 from gpubpf.calls import records as call_records
 from gpubpf.calls.api import cuda, hip
@@ -29,6 +28,7 @@ from gpubpf.lower import programs
 from gpubpf.memory import access_text, access_trace
 from gpubpf.memory.access_log import AccessLog
 from gpubpf.memory.allocations import ALLOCATING, FREEING, Allocations
+from gpubpf.process.host_frames import HostFrame
 from gpubpf.records import operation_log
 from gpubpf.records.kernel_shapes import KernelShapes
 from gpubpf.records.launch_shape import Shape
@@ -47,7 +47,7 @@ MOST_RECORDS, LAUNCHES = 128, 3
 EVERY = ((0, (1 << 32) - 1),) * 3
 NAMES = {slot: f"_Z1{letter}Pf" for slot, letter in enumerate("abc")}
 GPUS = {0: 0, 1: 1}
-STACKS = {1: (StackFrame(4096, 16, "/bin/app", "main"), StackFrame(1, 0, "", ""))}
+STACKS = {1: (HostFrame(4096, 16, "/bin/app", "main"), HostFrame(1, 0, "", ""))}
 
 
 def record_seeds() -> Iterable[bytes]:

@@ -5,7 +5,6 @@ An address is one in the file's own address space, as in its symbol table: not a
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import time
@@ -16,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 from gpubpf import elf, names
 from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
 from gpubpf.elf import Elf
-from gpubpf.errors import ImageError
-from gpubpf.process import address_space, limits, patience, proc, scans, target_files
+from gpubpf.errors import ImageError, out_of_files
+from gpubpf.process import address_space, host_frames, limits, patience, target_files
+from gpubpf.process.host_frames import HostFrame, Identity, MappedFile
 from gpubpf.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.agent.protocol import StackFrame
-
-_MOST_FILES = 64  # files whose symbols are kept
-_read_files: dict[
-    tuple[int, ...], _Functions | None
-] = {}  # by device, inode, size and time of the last change
+_LEAST_CHARGE = 1 << 16  # bytes that each file counts at least, so that the number of files is limited, too
+_MOST_UNREADABLE = 1024
+_read_files: dict[Identity, _Functions] = {}
+_charges: dict[Identity, tuple[int, int]] = {}  # user and bytes of each of them, oldest first
+_unreadable: dict[tuple[str, MappedFile], None] = {}  # files that were not read, and need not be tried again
 MISSING = (STACK_TOO_DEEP, STACK_NOT_UNWOUND)  # symbols of frames that stand for missing ones
-_spent: defaultdict[int, float] = defaultdict(float)  # seconds by user; -1: of processes that have ended
+_spent: defaultdict[int, float] = defaultdict(float)  # seconds by user
 _FUNCTIONS = (elf.STT_FUNC, elf.STT_GNU_IFUNC)
 # Libraries between a program's own code and the driver.
 _LIBRARIES = re.compile(r"lib(cuda|cudart|cudasim|gpubpf|stdc\+\+|c|pthread|dl|gcc_s)\b")
@@ -51,17 +50,18 @@ class _Functions(Record):
     ends: np.ndarray[Any, Any]
     name_offsets: np.ndarray[Any, Any]  # in `text`
     text: bytes
+    memory: int  # bytes
 
 
-def lookup(path: str, address: int, pid: int = 0) -> FunctionOffset | None:
+def lookup(path: str, address: int, mapped: MappedFile | None) -> FunctionOffset | None:
     """Return the function that contains an address of the file `path`; None if no symbol covers it.
 
     For a return address, look up one byte less, because it is the address of the next instruction.
 
-    pid: the process that names the file. The file is looked for in this process's root directory, or, when the process has ended, in
-    that of the tool. 0: in that of the tool.
+    mapped: the file that the process had mapped there. If `path` is another file now, such as a new build, no name is known. The file
+    is looked for in the root directory of its process, or, when the process has ended, in that of the tool. None: no name is known.
     """
-    functions = _functions(path, pid)
+    functions = _functions(path, mapped) if mapped is not None else None
     if functions is None:
         return None
     index = int(functions.starts.searchsorted(functions.starts.dtype.type(address), "right")) - 1
@@ -71,28 +71,28 @@ def lookup(path: str, address: int, pid: int = 0) -> FunctionOffset | None:
     return FunctionOffset(names.demangle(mangled).short, address - int(functions.starts[index]))
 
 
-def describe(path: str, address: int) -> str:
+def describe(path: str, address: int, mapped: MappedFile | None) -> str:
     """Return a place in a file as stacks show it: `function+0x1f (libx.so)`, or `libx.so+0x12345` without a symbol."""
     file = os.path.basename(path) or "?"
-    found = lookup(path, address)
+    found = lookup(path, address, mapped)
     return f"{found.name}+{found.offset:#x} ({file})" if found else f"{file}+{address:#x}"
 
 
-def frame_of(frame: StackFrame) -> str:
+def frame_of(frame: HostFrame) -> str:
     """Return a frame of a host stack in the form of `describe`. Outside files, use the process's name for it or the address."""
     if frame.file:
-        return describe(frame.file, frame.offset)
+        return describe(frame.file, frame.offset, frame.mapped)
     return frame.symbol or f"{frame.address:#x}"
 
 
-def callers(stacks: Iterable[Sequence[StackFrame]]) -> dict[Sequence[StackFrame], str]:
+def callers(stacks: Iterable[Sequence[HostFrame]]) -> dict[Sequence[HostFrame], str]:
     """Return the `caller` of each host stack, with the address of the call where callers would otherwise look the same."""
     found = {stack: caller(stack) for stack in stacks}
     often = Counter(found.values())
     return {stack: caller(stack, exact=True) if often[name] > 1 else name for stack, name in found.items()}
 
 
-def caller(stack: Sequence[StackFrame], exact: bool = False) -> str:
+def caller(stack: Sequence[HostFrame], exact: bool = False) -> str:
     """Return the function that called the driver or its runtime, from a host stack; "" if there is none.
 
     exact: with the address of the call, as `frame_of` shows it.
@@ -103,7 +103,7 @@ def caller(stack: Sequence[StackFrame], exact: bool = False) -> str:
         file = os.path.basename(frame.file)
         if _LIBRARIES.match(file):
             continue
-        found = lookup(frame.file, frame.offset) if frame.file else None
+        found = lookup(frame.file, frame.offset, frame.mapped) if frame.file else None
         name = found.name if found else names.demangle(frame.symbol).short
         if name and _RUNTIME.match(name):
             continue
@@ -113,47 +113,76 @@ def caller(stack: Sequence[StackFrame], exact: bool = False) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=256)
-def _functions(path: str, pid: int) -> _Functions | None:
-    user = scans.user_of(pid) if pid else -1
+def _functions(path: str, mapped: MappedFile) -> _Functions | None:
+    """Return the functions of a mapped file, which its process calls `path`; None if they cannot be read."""
+    if (known := _read_files.get(mapped.identity)) is not None:
+        return known
+    key = path, mapped
+    if key in _unreadable or _spent[mapped.user] > limits.SYMBOLS:
+        return None
 
     def look() -> _Functions | None:
         began = time.thread_time()
         try:
-            return _functions_of(path, pid)
+            return _functions_of(path, mapped)
         finally:
-            _spent[user] += time.thread_time() - began
+            _spent[mapped.user] += time.thread_time() - began
 
-    if _spent[user] > limits.SYMBOLS:
-        return None
     try:
-        return patience.within(patience.LOOK_WAIT, pid, look)
-    except (OSError, ImageError, ValueError):
+        found = patience.within(patience.LOOK_WAIT, mapped.pid, look)
+    except (OSError, ImageError, ValueError) as error:
+        if out_of_files(error):
+            return None  # there may be more files the next time
+        found = None
+    if found is None or not _keep(mapped.identity, mapped.user, found):
+        if len(_unreadable) >= _MOST_UNREADABLE:
+            del _unreadable[next(iter(_unreadable))]
+        _unreadable[key] = None
         return None
+    return found
 
 
-def _functions_of(path: str, pid: int) -> _Functions | None:
-    """Read a file that a process names. Raises OSError, ImageError, ValueError."""
+def _keep(identity: Identity, user: int, functions: _Functions) -> bool:
+    """Keep the functions of a file, in place of the oldest ones of the same user. Return False if the file is too large."""
+    size = max(functions.memory, _LEAST_CHARGE)
+
+    def exceeded() -> str:
+        taken: Counter[int] = Counter()
+        for other, (whose, charge) in _charges.items():
+            taken[whose] += charge if other in _read_files else 0
+        return limits.exceeded(taken, user, limits.SYMBOL_BYTES, limits.SYMBOL_BYTES_OF_USER, size)
+
+    while exceeded():
+        oldest = next((other for other, (whose, _) in _charges.items() if whose == user), None)
+        if oldest is None:
+            return False
+        del _charges[oldest], _read_files[oldest]
+    _read_files[identity], _charges[identity] = functions, (user, size)
+    return True
+
+
+def _functions_of(path: str, mapped: MappedFile) -> _Functions | None:
+    """Read a file that a process mapped. Return None if another file is there now. Raises OSError, ImageError, ValueError."""
+    pid = mapped.pid
     try:
-        directory = proc.link(pid or os.getpid(), "cwd")
-    except FileNotFoundError:  # the process has ended, perhaps just now
-        pid, directory = os.getpid(), os.getcwd()
-    pid = pid or os.getpid()
-    place = target_files.open_path(pid, os.path.join(directory, path), os.O_PATH)
+        place = host_frames.opened(pid, path)
+    except (
+        FileNotFoundError,
+        ProcessLookupError,
+    ):  # perhaps the process has ended; its file may be in the tool's root directory, too
+        pid = os.getpid()
+        place = host_frames.opened(pid, path)
     try:
         if not address_space.on_local_mount(place, pid):
             return None  # its server may never answer
+        if Identity.of(os.fstat(place)) != mapped.identity:
+            return None
         file = target_files.open_regular(f"/proc/self/fd/{place}")
     finally:
         os.close(place)
     try:
-        state = os.fstat(file)
-        identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
-        if identity not in _read_files:
-            if len(_read_files) >= _MOST_FILES:
-                del _read_files[next(iter(_read_files))]
-            _read_files[identity] = _read(elf.of_file(file))
-        return _read_files[identity]
+        functions = _read(elf.of_file(file))
+        return functions if Identity.of(os.fstat(file)) == mapped.identity else None
     finally:
         os.close(file)
 
@@ -161,10 +190,12 @@ def _functions_of(path: str, pid: int) -> _Functions | None:
 def _read(file: Elf) -> _Functions | None:
     import numpy as np
 
-    for symbols, text in file.symbol_tables(_FUNCTIONS):
+    for symbols, text in file.symbol_tables(_FUNCTIONS, limits.SYMBOL_BYTES_OF_USER):
         symbols = symbols[np.lexsort((symbols["size"], symbols["value"]))]
         # Assembly functions may have no size. They extend to the next function.
         following = np.append(symbols["value"][1:], np.uint64(2**64 - 1))
         ends = np.where(symbols["size"] > 0, symbols["value"] + symbols["size"], following)
-        return _Functions(symbols["value"], ends, symbols["name"], text)
+        return _Functions(
+            symbols["value"], ends, symbols["name"], text, symbols.nbytes + ends.nbytes + len(text)
+        )
     return None

@@ -1,6 +1,6 @@
 """The frames of host stacks, as gpuprofile shows them: functions, and where they are.
 
-    stack = Stack.of(process.stacks[number], pid)       # as the agent sent it
+    stack = Stack.of(process.stacks[number])            # as the agent sent it
     [frame.name for frame in stack.frames]              # outermost first: ["_start", "main", "train", "cudaLaunchKernel"]
     [frame.name for frame in stack.own()]               # the program's own: ["main", "train"]
 
@@ -19,7 +19,7 @@ from gpubpf.images import symbols
 from gpubpf.show.kernel_names import shorten
 
 if TYPE_CHECKING:
-    from gpubpf.agent.protocol import StackFrame
+    from gpubpf.process.host_frames import HostFrame
 
 NATIVE = "native"
 INCOMPLETE = "[incomplete]"  # stands for the missing outer frames of a stack
@@ -50,11 +50,11 @@ class Stack(NamedTuple):
     complete: bool = False
 
     @staticmethod
-    def of(frames: Sequence[StackFrame], pid: int) -> Stack:
+    def of(frames: Sequence[HostFrame]) -> Stack:
         """Return the stack that the agent of a process sent, innermost frame first. No frames: an unknown stack."""
         missing = bool(frames) and not frames[-1].address and frames[-1].symbol in symbols.MISSING
         found = frames[:-1] if missing else frames
-        return Stack(tuple(_frame(frame, pid) for frame in reversed(found)), bool(found) and not missing)
+        return Stack(tuple(_frame(frame) for frame in reversed(found)), bool(found) and not missing)
 
     def own(self) -> tuple[Frame, ...]:
         """Return the frames without those that start the program or thread, and without those of the GPU's runtime.
@@ -76,8 +76,8 @@ def _matches(pattern: re.Pattern[str], frame: Frame) -> bool:
     return bool(pattern.match(frame.name) or pattern.match(os.path.basename(frame.file)))
 
 
-def _frame(frame: StackFrame, pid: int) -> Frame:
-    found = symbols.lookup(frame.file, frame.offset, pid) if frame.file else None
+def _frame(frame: HostFrame) -> Frame:
+    found = symbols.lookup(frame.file, frame.offset, frame.mapped) if frame.file else None
     if found is not None:
         name = found.name
     elif frame.symbol:  # what the process itself found: an exported function

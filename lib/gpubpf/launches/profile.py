@@ -158,7 +158,7 @@ class Profile:
 
     def _stack(self, process: int, number: int) -> Stack:
         logged = self._processes[process]
-        return Stack.of(logged.stacks.get(number, ()), logged.pid)
+        return Stack.of(logged.stacks.get(number, ()))
 
     def take(self, other: Profile) -> None:
         """Add the launches of another profile."""

@@ -24,7 +24,7 @@ from gpubpf.records import operation_log
 from gpubpf.records.launch_shape import wave_of
 
 if TYPE_CHECKING:
-    from gpubpf.agent.protocol import StackFrame
+    from gpubpf.process.host_frames import HostFrame
     from gpubpf.records.results import ProcessLog
 
 # Calls that allocate → the kind of memory. The names are those of the log, without version and suffix.
@@ -120,7 +120,7 @@ class Allocation(Record):
     bytes: int
     call: str
     kind: str
-    stack: tuple[StackFrame, ...] = field(repr=False)
+    stack: tuple[HostFrame, ...] = field(repr=False)
     first_epoch: int
     last_epoch: int | None
     allocated_ns: int
@@ -241,7 +241,7 @@ class _LoggedAllocation:
     def as_allocation(self) -> Allocation:
         """Return the `Allocation` as known so far, with its stack, or with the name of a variable."""
         log = self.process.log
-        stack: tuple[StackFrame, ...] = log.stacks.get(self.stack, ())
+        stack: tuple[HostFrame, ...] = log.stacks.get(self.stack, ())
         call, kind = self.call, "host" if self.of_host else ALLOCATING[self.call]
         shared = self.shared or self.call in _IMPORTING
         shared |= self.call == "cuMemMap" and self.process.shares_handles

@@ -20,10 +20,10 @@ from gpubpf.show.process_records import PROCESS
 
 if TYPE_CHECKING:
     from gpubpf.agent.definitions import Vendor
-    from gpubpf.agent.protocol import StackFrame
     from gpubpf.memory.traffic import KernelTraffic
+    from gpubpf.process.host_frames import HostFrame
 
-    _Places = Mapping[Sequence[StackFrame], str]  # the names of calls, by stack
+    _Places = Mapping[Sequence[HostFrame], str]  # the names of calls, by stack
 
 WIDTH = 80
 MOST_ROWS = 12  # maximum rows without -v
@@ -147,7 +147,7 @@ class _CallSite(Record):
     comm: str
     gpu: int
     what: str
-    stack: tuple[StackFrame, ...]
+    stack: tuple[HostFrame, ...]
     count: int
     bytes: int
     read: int | None

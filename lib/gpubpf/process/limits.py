@@ -30,6 +30,9 @@ SCAN_BURST, SCAN_SHARE = (
 )  # seconds for the processes of a user at once, and the share of the time from then on
 
 SYMBOLS = 20.0  # seconds of CPU time to read the symbols of the files that a user's processes name
+SYMBOL_BYTES = 1 << 30  # bytes of symbols that are kept
+SYMBOL_BYTES_OF_USER = 256 << 20
+NAMED_FILES = 512  # files in the host stacks of a process
 
 # --- one traced process ---
 

@@ -13,8 +13,8 @@ from gpubpf.record import Record, field, replace
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpubpf.agent.protocol import StackFrame
     from gpubpf.ebpf.maps import MapDefinition
+    from gpubpf.process.host_frames import HostFrame
     from gpubpf.records.launch_shape import Shape
     from gpubpf.records.rings import ShardCount
 
@@ -117,7 +117,7 @@ class ProcessLog(Record):
     virtual: bool
     names: Mapping[int, str] = field(repr=False)
     gpus: Mapping[int, int]
-    stacks: Mapping[int, tuple[StackFrame, ...]] = field(repr=False)
+    stacks: Mapping[int, tuple[HostFrame, ...]] = field(repr=False)
     over: bool
     process: int = 0
     waves: Mapping[str | int, int] = field(default_factory=dict, repr=False)

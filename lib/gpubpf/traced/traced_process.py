@@ -21,6 +21,7 @@ from gpubpf.agent import protocol
 from gpubpf.agent.definitions import LEAST_CAPACITY, MapSpec, Place, SnapshotFlag, Vendor
 from gpubpf.errors import Error, SessionError
 from gpubpf.process import address_space, limits, traceable
+from gpubpf.process.host_frames import HostFrame, MappedFiles
 from gpubpf.process.target_socket import TargetSocket
 from gpubpf.record import MutableRecord, field, replace
 from gpubpf.records.log_file import LogFile
@@ -177,7 +178,7 @@ class TracedProcess(MutableRecord):
     readings: deque[StoredSnapshot] = field(default_factory=deque)  # not yet taken by the tool
     skipped_readings: int = 0  # dropped because the tool did not take them in time
     contexts: dict[int, int] = field(default_factory=dict)  # number → GPU
-    stacks: dict[int, tuple[protocol.StackFrame, ...]] = field(default_factory=dict)
+    stacks: dict[int, tuple[HostFrame, ...]] = field(default_factory=dict)
     log: LogFile | None = None  # None before LOG has arrived, and after the last reading
     log_lost: int = 0  # operations that found no room in the log
     buffered: int = 0  # records moved out of the log, not yet read by the tool
@@ -253,6 +254,10 @@ class TracedProcess(MutableRecord):
         from gpubpf.images.mapped import MappedImages
 
         return MappedImages(self.pid)
+
+    @cached_property
+    def _mapped_files(self) -> MappedFiles:
+        return MappedFiles(self.pid, self.user)
 
     @property
     def files(self) -> int:
@@ -405,7 +410,7 @@ class TracedProcess(MutableRecord):
         hidden = {at} if at is not None and address_space.is_return_probe(self.pid, at + 1) else set()
         self.stacks[number] = tuple(
             replace(frame, symbol=HIDDEN_CALLER) if frame.address in hidden & nameless else frame
-            for frame in frames
+            for frame in self._mapped_files.frames(frames)
         )
 
     def add_snapshot(self, snapshot: protocol.Snapshot, file: int, keep: bool) -> None:

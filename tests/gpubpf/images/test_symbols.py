@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import random
 import shutil
@@ -13,8 +14,12 @@ from pathlib import Path
 import pytest
 
 import gpubpf_fuse
+from gpubpf.agent.protocol import StackFrame
 from gpubpf.images import symbols
-from gpubpf.process import limits
+from gpubpf.process import host_frames, limits
+from gpubpf.process.host_frames import Identity, MappedFile, MappedFiles
+
+pytestmark = pytest.mark.without_driver
 
 SOURCE = r"""
 namespace ns {
@@ -45,6 +50,21 @@ def addresses(library: Path) -> dict[str, int]:
     return {words[2]: int(words[0], 16) for line in lines if len(words := line.split()) == 3}
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_read_files", "_charges", "_unreadable"):
+        monkeypatch.setattr(symbols, name, {})
+
+
+def mapped(file: Path, pid: int = 0, user: int = 0) -> MappedFile:
+    """The file, as if a process had mapped it."""
+    return MappedFile(pid or os.getpid(), user, Identity.of(file.stat()))
+
+
+def lookup(file: Path, at: int, pid: int = 0, user: int = 0) -> symbols.FunctionOffset | None:
+    return symbols.lookup(str(file), at, mapped(file, pid, user))
+
+
 def test_functions_of_a_library(library: Path) -> None:
     places = addresses(library)
     expected = {
@@ -55,19 +75,19 @@ def test_functions_of_a_library(library: Path) -> None:
     }
     for mangled, name in expected.items():
         at = places[mangled]
-        assert symbols.lookup(str(library), at) == symbols.FunctionOffset(name, 0)
-        assert symbols.lookup(str(library), at + 2) == symbols.FunctionOffset(name, 2)
-    assert symbols.describe(str(library), places["plain"] + 1) == "plain+0x1 (libx.so)"
-    assert symbols.lookup(str(library), 1) is None
-    assert symbols.describe(str(library), 1) == "libx.so+0x1"
+        assert lookup(library, at) == symbols.FunctionOffset(name, 0)
+        assert lookup(library, at + 2) == symbols.FunctionOffset(name, 2)
+    assert symbols.describe(str(library), places["plain"] + 1, mapped(library)) == "plain+0x1 (libx.so)"
+    assert lookup(library, 1) is None
+    assert symbols.describe(str(library), 1, mapped(library)) == "libx.so+0x1"
 
 
 def test_without_the_full_table_exported_functions_are_known(library: Path, tmp_path: Path) -> None:
     places = addresses(library)
     bare = tmp_path / "libx.so"
     subprocess.run(["strip", "-o", bare, library], check=True)
-    assert symbols.lookup(str(bare), places["plain"]) == symbols.FunctionOffset("plain", 0)
-    assert symbols.lookup(str(bare), places["_ZL6hiddeni"]) is None
+    assert lookup(bare, places["plain"]) == symbols.FunctionOffset("plain", 0)
+    assert lookup(bare, places["_ZL6hiddeni"]) is None
 
 
 def test_a_program_whose_addresses_are_not_offsets_in_the_file(tmp_path: Path) -> None:
@@ -75,37 +95,130 @@ def test_a_program_whose_addresses_are_not_offsets_in_the_file(tmp_path: Path) -
     subprocess.run(["g++", "-O1", "-no-pie", "-o", tmp_path / "x", tmp_path / "x.cpp"], check=True)
     at = addresses(tmp_path / "x")["_ZL6hiddeni"]
     assert at > (tmp_path / "x").stat().st_size
-    assert symbols.lookup(str(tmp_path / "x"), at) == symbols.FunctionOffset("hidden", 0)
+    assert lookup(tmp_path / "x", at) == symbols.FunctionOffset("hidden", 0)
 
 
-def test_the_file_is_that_of_the_process(library: Path, tmp_path: Path) -> None:
-    """Names are relative to the process's directory. When it has ended, they are looked for from here."""
-    process = subprocess.Popen(["sleep", "100"], cwd=library.parent)
-    try:
-        at = addresses(library)["plain"]
-        expected = symbols.FunctionOffset("plain", 0)
-        assert symbols.lookup("libx.so", at, process.pid) == expected
-        assert symbols.lookup("libx.so", at) is None
-    finally:
+PLAIN = symbols.FunctionOffset("plain", 0)
+
+
+def test_a_relative_name_is_that_of_the_process(library: Path) -> None:
+    at, there = addresses(library)["plain"], mapped(library)
+    with subprocess.Popen(["sleep", "100"], cwd=library.parent) as process:
+        assert symbols.lookup("libx.so", at, there) is None
+        assert symbols.lookup("libx.so", at, mapped(library, process.pid)) == PLAIN
         process.kill()
-        process.wait()
-    assert symbols.lookup(str(library), at, process.pid) == expected
+
+
+def test_a_process_that_has_ended_has_names_only_of_the_file_that_it_mapped(
+    library: Path, tmp_path: Path
+) -> None:
+    """The tool may see another file of that name: another build, or that of another container."""
+    file, other = tmp_path / "libx.so", tmp_path / "other.so"
+    shutil.copy(library, file)
+    at = addresses(library)["plain"]
+    with subprocess.Popen(["true"]) as process:
+        pass
+    was = mapped(file, process.pid)
+    shutil.copy(library, other)
+    other.rename(file)
+    assert symbols.lookup(str(file), at, was) is None
+    assert symbols.describe(str(file), at, was) == f"libx.so+{at:#x}"
+    assert lookup(file, at, process.pid) == PLAIN
+    assert symbols.lookup(str(file), at, None) is None
+
+
+def test_frames_have_the_file_that_is_mapped(library: Path, tmp_path: Path) -> None:
+    file = Path(shutil.copy(library, tmp_path / "liby.so"))
+    loaded = ctypes.CDLL(str(file))
+    address = ctypes.cast(loaded.plain, ctypes.c_void_p).value
+    assert address is not None
+    at = addresses(library)["plain"]
+    sent = [
+        StackFrame(address, at, str(file), ""),
+        StackFrame(1, 1, str(file), ""),
+        StackFrame(2, 0, "", "f"),
+    ]
+    first, nowhere, outside = MappedFiles(os.getpid(), 7).frames(sent)
+    assert first.mapped == mapped(file, user=7) and symbols.frame_of(first) == "plain+0x0 (liby.so)"
+    assert nowhere.mapped is None and symbols.frame_of(nowhere) == "liby.so+0x1"
+    assert symbols.frame_of(outside) == "f"
+    # A new build has the same name, and perhaps other functions at these addresses.
+    shutil.copy(library, tmp_path / "new.so")
+    (tmp_path / "new.so").rename(file)
+    (late,) = MappedFiles(os.getpid(), 7).frames(sent[:1])
+    assert late.mapped is None and symbols.frame_of(late) == f"liby.so+{at:#x}"
+
+
+def test_the_files_of_a_process_are_limited(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(limits, "NAMED_FILES", 2)
+    monkeypatch.setattr(host_frames, "mapped_at", lambda pid, user, address, path: looks.append(address))
+    files = MappedFiles(os.getpid(), 0)
+    for number in range(1, 9):
+        files.frames([StackFrame(number << 32, 0, "a", "")] * 3)
+    assert looks == [1 << 32, 2 << 32]
+
+
+def test_symbols_of_a_user_are_limited(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest files of the same user make room, never those of another."""
+    at = addresses(library)["plain"]
+    copies = [Path(shutil.copy(library, tmp_path / f"{number}.so")) for number in range(6)]
+    monkeypatch.setattr(limits, "SYMBOL_BYTES_OF_USER", 3 * symbols._LEAST_CHARGE)
+    assert lookup(copies[0], at, user=8) == PLAIN
+    for file in copies[1:]:
+        assert lookup(file, at, user=7) == PLAIN
+    kept = [identity.inode for identity in symbols._read_files]
+    assert kept == [file.stat().st_ino for file in (copies[0], *copies[3:])]
+    monkeypatch.setattr(limits, "SYMBOL_BYTES_OF_USER", 100)
+    monkeypatch.setattr(symbols, "_read_files", {})
+    assert lookup(library, at, user=7) is None
+
+
+def test_a_file_with_holes_costs_nothing(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its table of names claims to be large, but its blocks are not there."""
+    data = bytearray(library.read_bytes())
+    sections = int.from_bytes(data[40:48], "little")
+    for at in range(sections, len(data) - 63, 64):
+        if int.from_bytes(data[at + 4 : at + 8], "little") == 3:  # SHT_STRTAB
+            data[at + 32 : at + 40] = (200 << 20).to_bytes(8, "little")
+    file = tmp_path / "sparse.so"
+    file.write_bytes(data)
+    os.truncate(file, 1 << 30)
+    monkeypatch.setattr(limits, "SYMBOL_BYTES_OF_USER", 64 << 20)
+    monkeypatch.setattr(os, "pread", lambda *args: pytest.fail("reads it") if args[1] > 60 << 20 else b"")
+    assert lookup(file, 0x1100) is None
+
+
+def test_without_files_it_is_tried_again(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, path: str) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    at = addresses(library)["plain"]
+    with monkeypatch.context() as changed:
+        changed.setattr(host_frames, "opened", refuse)
+        assert lookup(library, at) is None
+    assert lookup(library, at) == PLAIN
 
 
 @pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())
 def test_a_file_that_never_arrives_is_not_opened(tmp_path: Path) -> None:
     with gpubpf_fuse.unanswered(tmp_path) as file:
-        assert symbols.lookup(str(file), 0x1100) is None
+        there = MappedFile(os.getpid(), 0, Identity(1, 2, 3, 4))
+        assert symbols.lookup(str(file), 0x1100, there) is None
         assert not any(thread.name == "gpubpf-look" for thread in threading.enumerate())
 
 
 def test_a_process_cannot_take_all_time_of_the_tool(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at, other = addresses(library)["plain"], library.with_name("liby.so")
     shutil.copy(library, other)
-    assert symbols.lookup(str(library), at) is not None
+    assert lookup(library, at) is not None
     monkeypatch.setattr(limits, "SYMBOLS", -1)
-    assert symbols.lookup(str(other), at) is None
-    assert symbols.lookup(str(library), at) is not None  # is read already
+    assert lookup(other, at) is None
+    assert lookup(library, at) is not None  # is read already
 
 
 def test_an_address_in_this_process(library: Path) -> None:
@@ -116,7 +229,7 @@ def test_an_address_in_this_process(library: Path) -> None:
         words = line.split()
         low, high = (int(part, 16) for part in words[0].split("-"))
         if low <= address < high:
-            assert symbols.lookup(words[5], address - low + int(words[2], 16)) == symbols.FunctionOffset(
+            assert lookup(Path(words[5]), address - low + int(words[2], 16)) == symbols.FunctionOffset(
                 "seen", 0
             )
             return
@@ -136,7 +249,7 @@ def test_files_that_tell_nothing(library: Path, tmp_path: Path) -> None:
     for number, data in enumerate(cases):
         file = tmp_path / f"{number}.so"
         file.write_bytes(data)
-        symbols.lookup(str(file), 0x1100)  # whatever it says: no exception
+        lookup(file, 0x1100)  # whatever it says: no exception
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), str(tmp_path), "/no/such", "[vdso]", ""):
-        assert symbols.lookup(path, 0x1100) is None
+        assert symbols.lookup(path, 0x1100, MappedFile(os.getpid(), 0, Identity(1, 2, 3, 4))) is None

@@ -12,12 +12,12 @@ import numpy as np
 
 import gpubpf_traces
 from gpubpf.agent.definitions import Kind
-from gpubpf.agent.protocol import StackFrame
 from gpubpf.launches import latency, launch_report
 from gpubpf.launches.device_times import MASK
 from gpubpf.launches.launches import Launches, LoggedProcess
 from gpubpf.launches.overlap import Overlap
 from gpubpf.launches.sums import LaunchLosses, LaunchSums
+from gpubpf.process.host_frames import HostFrame
 from gpubpf.records import operation_log
 from gpubpf.show import perfetto
 from gpubpf.show.owner_columns import OwnerColumns
@@ -51,7 +51,7 @@ class Activity:
 def process(rng: random.Random, pid: int, launches: Launches) -> None:
     """Put up to 20 operations of a process into the log, most of which have times."""
     stack = tuple(
-        StackFrame(0x1000, 0, rng.choice(FILES), rng.choice(KERNELS)) for _ in range(rng.randrange(3))
+        HostFrame(0x1000, 0, rng.choice(FILES), rng.choice(KERNELS)) for _ in range(rng.randrange(3))
     )
     known = {slot: rng.choice(KERNELS) for slot in range(3)}
     gpus = {0: rng.choice((0, 0, 7))}

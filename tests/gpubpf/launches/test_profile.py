@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
-from gpubpf.agent.protocol import StackFrame
 from gpubpf.images import symbols
 from gpubpf.launches import profile, profile_text
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.frames import Frame, Stack
 from gpubpf.launches.launches import LoggedProcess
 from gpubpf.launches.profile import StackRow
+from gpubpf.process.host_frames import HostFrame
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf_properties import generated
 from gpubpf_text import COMMS, KERNELS, PIDS
@@ -40,30 +40,32 @@ def table_of(*rows: StackRow, by: str = "time") -> list[str]:
 def test_frames_of_what_the_agent_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {0x20: "main", 0x30: "train"}
     monkeypatch.setattr(
-        symbols, "lookup", lambda path, at, pid: symbols.FunctionOffset(known[at], 1) if at in known else None
+        symbols,
+        "lookup",
+        lambda path, at, mapped: symbols.FunctionOffset(known[at], 1) if at in known else None,
     )
     told = [
-        StackFrame(0x7F01, 0x90, "/lib/libx.so", ""),
-        StackFrame(0x7F02, 0x91, "/lib/libx.so", "ns::push<int>(int)"),
-        StackFrame(0x7F03, 0, "", ""),
-        StackFrame(0x5530, 0x30, "/bin/app", "wrong"),
-        StackFrame(0x5520, 0x20, "/bin/app", ""),
+        HostFrame(0x7F01, 0x90, "/lib/libx.so", ""),
+        HostFrame(0x7F02, 0x91, "/lib/libx.so", "ns::push<int>(int)"),
+        HostFrame(0x7F03, 0, "", ""),
+        HostFrame(0x5530, 0x30, "/bin/app", "wrong"),
+        HostFrame(0x5520, 0x20, "/bin/app", ""),
     ]
     names = ["main", "train", "0x7f03", "ns::push", "libx.so+0x90"]
-    made = Stack.of(told, 7)
+    made = Stack.of(told)
     assert ([frame.name for frame in made.frames], made.complete) == (names, True)
     for symbol in (STACK_TOO_DEEP, STACK_NOT_UNWOUND):
-        made = Stack.of([*told, StackFrame(0, 0, "", symbol)], 7)
+        made = Stack.of([*told, HostFrame(0, 0, "", symbol)])
         assert ([frame.name for frame in made.frames], made.complete) == (names, False)
     # A function may have any name; what stands for missing frames has no address.
-    assert Stack.of([*told, StackFrame(1, 0, "", STACK_TOO_DEEP)], 7).complete
-    assert Stack.of((), 7) == Stack()
+    assert Stack.of([*told, HostFrame(1, 0, "", STACK_TOO_DEEP)]).complete
+    assert Stack.of(()) == Stack()
 
 
 def view(stacks: list[int], lasted: list[int], parents: list[int] | None = None) -> Any:
     """Launches of one kernel as `Profile.add` needs them: the numbers of their stacks, and their times."""
     count = len(stacks)
-    told = {number: (StackFrame(number, 0, "", f"f{number}"),) for number in range(1, 9)}
+    told = {number: (HostFrame(number, 0, "", f"f{number}"),) for number in range(1, 9)}
     columns = SimpleNamespace(
         parent=np.array(parents or [-1] * count),
         stack=np.array(stacks),

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import gpubpf_cuda
-from gpubpf.agent.protocol import StackFrame
 from gpubpf.memory.allocations import LIMIT, Allocation, Allocations
+from gpubpf.process.host_frames import HostFrame
 from gpubpf.record import replace
 from gpubpf.records import operation_log
 from gpubpf.records.results import ProcessLog
 
-STACKS = {7: (StackFrame(0x1000, 0x10, "app", "main"),), 8: (StackFrame(0, 0, "", "_ZN1a5tableE"),)}
+STACKS = {7: (HostFrame(0x1000, 0x10, "app", "main"),), 8: (HostFrame(0, 0, "", "_ZN1a5tableE"),)}
 
 
 def log_of(*rows: dict[str, Any], process: int = 1, lost: int = 0) -> ProcessLog:

@@ -7,16 +7,16 @@ import sys
 import pytest
 
 from gpubpf.agent.definitions import Vendor
-from gpubpf.agent.protocol import StackFrame
 from gpubpf.images import symbols
 from gpubpf.memory import coverage_text
 from gpubpf.memory.allocations import Allocation
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint, Outside
+from gpubpf.process.host_frames import HostFrame
 from gpubpf.record import replace
 
 
-def frame(symbol: str, file: str = "") -> StackFrame:
-    return StackFrame(0x1000, 0, file, symbol)
+def frame(symbol: str, file: str = "") -> HostFrame:
+    return HostFrame(0x1000, 0, file, symbol)
 
 
 HERE = (frame("cudaMalloc"), frame("my::allocate"), frame("main"))
@@ -95,8 +95,10 @@ def test_findings():
 
 
 def test_calls_that_would_look_the_same_show_their_addresses(monkeypatch):
-    monkeypatch.setattr(symbols, "lookup", lambda path, offset: symbols.FunctionOffset("main", offset))
-    stacks = [(StackFrame(0, offset, "/bin/app", ""),) for offset in (0x20, 0x40)]
+    monkeypatch.setattr(
+        symbols, "lookup", lambda path, offset, mapped: symbols.FunctionOffset("main", offset)
+    )
+    stacks = [(HostFrame(0, offset, "/bin/app", ""),) for offset in (0x20, 0x40)]
     assert list(symbols.callers(stacks).values()) == ["main+0x20 (app)", "main+0x40 (app)"]
     assert list(symbols.callers(stacks[:1]).values()) == ["main (app)"]
     made = lines(report(*[row(100, 0, 60, 60, stack) for stack in stacks], row(100, 0, 0, 0, stacks[1])))

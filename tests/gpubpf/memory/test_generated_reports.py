@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from gpubpf.agent.protocol import StackFrame
 from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
 from gpubpf.inject.values import Site
 from gpubpf.memory import traffic, traffic_report
@@ -17,6 +16,7 @@ from gpubpf.memory.access_text import AccessPrinter
 from gpubpf.memory.allocations import ALLOCATING, Allocation
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint, Outside
 from gpubpf.memory.traffic import PART, KernelTraffic
+from gpubpf.process.host_frames import HostFrame
 from gpubpf.records.kernel_shapes import KernelShape
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf_properties import generated, number, rare
@@ -88,9 +88,9 @@ def kernel(rng: random.Random, pid: int, comm: str, gpu: int) -> KernelTraffic:
     return KernelTraffic(pid, comm, gpu, name, sites, registers, number(rng, 10**9), unknown)
 
 
-def stack(rng: random.Random) -> tuple[StackFrame, ...]:
+def stack(rng: random.Random) -> tuple[HostFrame, ...]:
     frames = range(rng.choice((0, 1, 5)))
-    return tuple(StackFrame(0x1000, 0, rng.choice(FILES), rng.choice(KERNELS)) for _ in frames)
+    return tuple(HostFrame(0x1000, 0, rng.choice(FILES), rng.choice(KERNELS)) for _ in frames)
 
 
 def allocation(rng: random.Random, pid: int, comm: str, gpu: int) -> AllocationCoverage:
