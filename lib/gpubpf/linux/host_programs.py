@@ -464,21 +464,24 @@ class HostProcess:
             raise SessionError("a traced process sent a file without the stub; its launches are not traced")
         _refuse_locks(self._user)
         files = {**host._files, **self.files}
-        with self._lock, kernel_waits.guarded(host._note):
-            # Reversed, because the kernel first runs the program that was attached last.
-            for name, operation in reversed(wanted) if not self._stopped else ():
-                try:
+        with self._lock:
+            # Reversed, because the kernel first runs the program that was attached last. Loading needs no lock of a process, so it is
+            # done before the block that watches for such locks.
+            loaded: list[tuple[int, int]] = []  # file descriptors, and places in `stubs`
+            try:
+                for name, operation in reversed(wanted) if not self._stopped else ():
                     file = load(host._program, host._program.functions[name], files)
                     self._programs.append((name, file))
-                    self._events.append(
-                        bpf_syscall.attach_uprobe(file, f"/proc/self/fd/{stubs}", places[operation])
-                    )
-                except OSError as error:
-                    if out_of_files(error):
-                        raise
-                    raise SessionError(
-                        f"the kernel refused a uprobe ({error.strerror}); launches of the process are not traced"
-                    ) from None
+                    loaded.append((file, places[operation]))
+                with kernel_waits.guarded(host._note):
+                    for file, place in loaded:
+                        self._events.append(bpf_syscall.attach_uprobe(file, f"/proc/self/fd/{stubs}", place))
+            except OSError as error:
+                if out_of_files(error):
+                    raise
+                raise SessionError(
+                    f"the kernel refused a uprobe ({error.strerror}); launches of the process are not traced"
+                ) from None
 
     def attach_functions(self, pid: int) -> None:
         """Attach the programs at functions of this process alone. Give a notice about a function that the process does not have."""
@@ -497,8 +500,7 @@ class HostProcess:
                     if isinstance(places, str):
                         host._note(f"process {pid} {places}; program {probe.function} does not run there")
                     else:
-                        with kernel_waits.guarded(host._note):
-                            self._attach_function(pid, number, probe, places, files)
+                        self._attach_function(pid, number, probe, places, files)
 
     def _attach_function(
         self,
@@ -514,10 +516,14 @@ class HostProcess:
             at_returns = [(place.path, offset) for place in places for offset in place.returns]
             parts.insert(0, (matched_calls.at_return(function, number, 0), at_returns))
             parts[1] = matched_calls.at_entry(function, number, 0), parts[1][1]
+        loaded = []
         for code, offsets in parts:
             file = load(program, code, files)
             self._programs.append((code.name, file))
-            self._events += (bpf_syscall.attach_uprobe(file, path, offset, pid) for path, offset in offsets)
+            loaded.append((file, offsets))
+        with kernel_waits.guarded(self._host._note):
+            for file, offsets in loaded:
+                self._events += (bpf_syscall.attach_uprobe(file, path, at, pid) for path, at in offsets)
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """Return a copy of a shared array, with shape (entries,) and the map's `value_dtype`."""

@@ -28,6 +28,7 @@ from gpubpf.errors import Error, SessionError, UsageError, VerifyError
 from gpubpf.kernel import bpf_syscall
 from gpubpf.linux import host_programs
 from gpubpf.linux.host_programs import Host, HostProbe
+from gpubpf.process import kernel_waits
 from gpubpf.show import cli, option_values
 from gpubpf_host import ROOTLESS, Agent, native_of, needs_bpf, open_directory, open_stub
 
@@ -129,6 +130,31 @@ def test_kernel_and_native_code_leave_the_same(stub: tuple[int, Callable[..., No
             assert (kernels[field] == own[field]).all(), field
     assert (kernels["cgroup"][used] > 0).all() and (own["cgroup"][used] == 80).all()
     assert list(kernels["odd"][used][0]) == [0, 9, 18]
+
+
+@needs_bpf
+def test_programs_are_loaded_before_locks_are_watched(
+    stub: tuple[int, Callable[..., None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading takes no lock of a process, but may take long. Meanwhile, no process would be to blame, and this one could not fork."""
+    guarded: list[tuple[str, bool]] = []
+
+    def watched(name: str, function: Callable[..., int]) -> Callable[..., int]:
+        def call(*args: object) -> int:
+            guarded.append((name, bool(kernel_waits._guarded)))
+            return function(*args)
+
+        return call
+
+    with Host(
+        gpubpf_bcc.compiled(TEXT), (HostProbe("on_launch", "launch"),), params={"settings": SETTINGS}
+    ) as running:
+        process = running.process()
+        monkeypatch.setattr(host_programs, "load", watched("load", host_programs.load))
+        place = watched("attach", host_programs.bpf_syscall.attach_uprobe)
+        monkeypatch.setattr(host_programs.bpf_syscall, "attach_uprobe", place)
+        process.attach(stub[0])
+    assert guarded == [("load", False), ("attach", True)]
 
 
 def shared(name: str, size: int = 24, entries: int = 3) -> MapDefinition:
