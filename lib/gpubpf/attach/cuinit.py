@@ -24,6 +24,7 @@ import json
 import os
 import struct
 import threading
+from collections.abc import Callable
 
 from gpubpf import own_files
 from gpubpf.ebpf import bytecode, compile
@@ -294,9 +295,15 @@ class CuInitProbes:
         """A file descriptor that is readable while events are pending."""
         return self._maps["events"]
 
-    def attach(self, path: str, offset: int, name: str = "") -> None:
-        """Attach to the function at `offset` in a driver file. `name`: for `remove`. Raises OSError."""
-        with kernel_waits.guarded():
+    def attach(
+        self, path: str, offset: int, name: str = "", note: Callable[[str], None] = lambda text: None
+    ) -> None:
+        """Attach to the function at `offset` in a driver file. Raises OSError.
+
+        name: for `remove`.
+        note: called with notices for the user, on another thread.
+        """
+        with kernel_waits.guarded(note):
             probe = bpf_syscall.attach_uprobe(self._cuinit_program, path, offset)
         self._uprobes.setdefault(name, []).append(probe)
 

@@ -220,12 +220,14 @@ class _HoldHelper:
         if "id" in message:
             self._send(id=message["id"], answer=answer)
 
-    def _attach(self, path: str, offset: int, name: str) -> int:
+    def _attach(self, path: str, offset: int, name: str) -> tuple[int, list[str]]:
+        """Return an error number, or 0, and notices for the user."""
+        notes: list[str] = []
         try:
-            self._probes.attach(path, offset, name)
+            self._probes.attach(path, offset, name, notes.append)
         except OSError as error:
-            return error.errno or errno.EIO
-        return 0
+            return error.errno or errno.EIO, notes
+        return 0, notes
 
     def _done(self, pid: int, again: bool) -> bool:
         """Record that the tool has finished with a process or, with `again`, will attach to it later.

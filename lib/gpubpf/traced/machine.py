@@ -470,7 +470,7 @@ class MachineWatcher:
                     # `path` may already be invalid, because the dynamic linker changes mappings.
                     open_file = f"/proc/{os.getpid()}/fd/{opened.fileno()}"
                     with kernel_waits.guarded(self._note):
-                        self._hold_helper.add_probe(open_file, driver.offset(found.address), file)
+                        self._hold_helper.add_probe(open_file, driver.offset(found.address), file, self._note)
                     placed = time.clock_gettime(time.CLOCK_BOOTTIME)
         except FileNotFoundError:  # the process has ended, or the dynamic linker has just changed the mapping
             return
@@ -672,10 +672,18 @@ class HoldHelper:
                 self._process.kill()
                 self._process.wait()
 
-    def add_probe(self, path: str, offset: int, file: FileId | None) -> None:
-        """Put a probe on a first-use function, at this offset in the file. `file`: its name for `remove_probe`. Raises OSError."""
-        if (failed := self._request(place=[path, offset, _name(file)])) != 0:  # None: the helper has exited
-            raise OSError(number := failed or errno.EIO, os.strerror(number))
+    def add_probe(self, path: str, offset: int, file: FileId | None, note: Callable[[str], None]) -> None:
+        """Put a probe on a first-use function, at this offset in the file. Raises OSError.
+
+        file: its name for `remove_probe`.
+        note: called with the helper's notices for the user.
+        """
+        answer = self._request(place=[path, offset, _name(file)])
+        failed, notes = answer or (errno.EIO, ())  # None: the helper has exited
+        for text in notes:
+            note(text)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
 
     def remove_probe(self, file: FileId) -> None:
         """Remove the probe on a file, if there is one."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gpubpf.attach import cuinit, holding
 from gpubpf.process import fuse, kernel_waits
+from gpubpf.traced import machine
 
 pytestmark = pytest.mark.without_driver
 
@@ -85,6 +91,30 @@ def test_a_file_system_of_a_process_that_forks_and_reads_stays(
     kernel_waits._watch(ended, lambda text: None)
     assert connections == ["40"] * aborted
     assert kernel_waits.has_stopped_machine(1) == aborted
+
+
+def test_the_user_hears_what_the_hold_helper_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper, which has no terminal, answers with its notices."""
+
+    def attach(program: int, path: str, offset: int) -> int:
+        raise OSError(errno.EINVAL, "refused")
+
+    @contextlib.contextmanager
+    def guarded(note: Callable[[str], None]) -> Iterator[None]:
+        note("disconnected FUSE 40")
+        yield
+
+    monkeypatch.setattr(cuinit.kernel_waits, "guarded", guarded)
+    monkeypatch.setattr(cuinit.bpf_syscall, "attach_uprobe", attach)
+    probes = cuinit.CuInitProbes.__new__(cuinit.CuInitProbes)
+    probes._cuinit_program, probes._uprobes = 0, {}
+    helper = holding._HoldHelper.__new__(holding._HoldHelper)
+    helper._probes = probes
+    answers: Any = SimpleNamespace(_request=lambda place: helper._attach(*place))
+    notes: list[str] = []
+    with pytest.raises(OSError, match="Invalid argument"):
+        machine.HoldHelper.add_probe(answers, "path", 0, None, notes.append)
+    assert notes == ["disconnected FUSE 40"]
 
 
 def test_without_another_thread_the_block_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:

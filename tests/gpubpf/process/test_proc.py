@@ -460,7 +460,7 @@ def test_the_hold_helper_holds_no_process_with_a_large_list(large: Path) -> None
         with open(driver, "rb") as file:
             library = elf.LoadedFile(file.fileno())
             entry = library.offset(elf.exports(library)["cuInit"].address)
-            helper.add_probe(f"/proc/{os.getpid()}/fd/{file.fileno()}", entry, None)
+            helper.add_probe(f"/proc/{os.getpid()}/fd/{file.fileno()}", entry, None, lambda text: None)
             for count, is_held in ((1, True), (600, False)):
                 with _running(large, *_maps(large, 15, count), driver) as pid:
                     assert arrived.get(timeout=60) == (pid, is_held, not is_held)

@@ -642,7 +642,7 @@ def test_a_probe_for_which_there_is_no_file_is_placed_later(
         nonlocal failing
         if "place" in message and failing:
             failing -= 1
-            return errno.EMFILE
+            return errno.EMFILE, []
         return request(helper, **message)
 
     joined = Joined(built)
