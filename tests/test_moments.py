@@ -81,7 +81,13 @@ MOMENTS = (
     Moment("initialiser", once=True, cuda_only=True),  # hipcc registers a file's kernels after its objects
     Moment("atexit", once=True),
 )
-BY_NAME = {moment.name: moment for moment in MOMENTS} | {
+# Moments that no seed chooses: threads that launch as they end, that are cancelled while they wait, exceptions through a call.
+UNUSUAL = (
+    Moment("thread_end", lambda n: 2 * n),
+    Moment("cancelled", lambda n: 2 * n),
+    Moment("thrown", cuda_only=True),
+)
+BY_NAME = {moment.name: moment for moment in (*MOMENTS, *UNUSUAL)} | {
     name: Moment(name, once=True) for name in ("early", "static", "at_quick_exit")
 }
 # How the process ends, and which moments that leaves out.
@@ -292,10 +298,22 @@ def test_each_launch_is_measured(of: Callable[[], Device], tmp_path: Path) -> No
     check(of(), seeds(of().few), tmp_path)
 
 
-def with_gate(device: Device, seed: int, tmp_path: Path) -> str:
+def unusual(device: Device) -> Program:
+    return Program(tuple((m.name, 2) for m in UNUSUAL if not (device.hip and m.cuda_only)), "exit")
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("of", [cuda, hip])
+def test_unusual_moments(of: Callable[[], Device], tmp_path: Path) -> None:
+    device = of()
+    assert not differences(device, [unusual(device)], tmp_path)
+    assert not with_gate(device, unusual(device), tmp_path)
+
+
+def with_gate(device: Device, program: Program, tmp_path: Path) -> str:
     """Attach to a program that has used the GPU, and let it launch. Return what is not accounted for: "" if nothing is."""
-    program = generated(seed, device.hip, own_process=True, ends=("", "exit"))
-    out, gate = tmp_path / f"out-{seed}", tmp_path / f"gate-{seed}"
+    out, gate = tmp_path / "out", tmp_path / "gate"
+    gate.unlink(missing_ok=True)
     program_command = [str(device.program), *program.words]
     environment = {**device.environment, "MOMENTS_GATE": str(gate)}
     if not device.hip:
@@ -318,14 +336,20 @@ def with_gate(device: Device, seed: int, tmp_path: Path) -> str:
     summary = json.loads(out.read_text().splitlines()[-1])
     if not status and device.accounted(summary, program.total("launches")):
         return ""
-    return f"seed {seed}: {' '.join(program.words)}: {program.total('launches')} launches, status {status}: {summary} {said}"
+    return (
+        f"{' '.join(program.words)}: {program.total('launches')} launches, status {status}: {summary} {said}"
+    )
 
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("of", [cuda, hip])
 def test_each_launch_after_an_attach_is_accounted_for(of: Callable[[], Device], tmp_path: Path) -> None:
     chosen = {*seeds(1, LONG // 10), 41}  # 41: a graph with bodies, often launched before copies are ready
-    wrong = [line for seed in sorted(chosen) if (line := with_gate(of(), seed, tmp_path))]
+    wrong = []
+    for seed in sorted(chosen):
+        program = generated(seed, of().hip, own_process=True, ends=("", "exit"))
+        if line := with_gate(of(), program, tmp_path):
+            wrong.append(f"seed {seed}: {line}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <spawn.h>
 #include <string>
 #include <sys/wait.h>
@@ -35,6 +36,7 @@
 #define cudaGraph_t hipGraph_t
 #define cudaKernelNodeParams hipKernelNodeParams
 #define cudaMalloc hipMalloc
+#define cudaMallocHost hipHostMalloc
 #define cudaMemcpy hipMemcpy
 #define cudaMemcpyDeviceToHost hipMemcpyDeviceToHost
 #define cudaMemset hipMemset
@@ -57,6 +59,11 @@ __global__ void tick(unsigned *launches) {
 }
 __global__ void tock(unsigned *launches) {
     if (threadIdx.x == 0) atomicAdd(launches, 1);
+}
+__global__ void hold(unsigned *launches, volatile int *until) {
+    while (!*until) {
+    }
+    atomicAdd(launches, 1);
 }
 
 namespace {
@@ -143,6 +150,56 @@ void detached(int n) {
         for (;;) pause();
     }).detach();
     while (!done) usleep(100);
+}
+
+// A thread launches once more from the destructor of a thread-local object.
+void thread_end(int n) {
+    begin();
+    struct Last {
+        bool used = false;
+        ~Last() {
+            launch(1);
+            must(cudaDeviceSynchronize(), "wait");
+        }
+    };
+    for (int i = 0; i < n; ++i)
+        std::thread([] {
+            launch(1);  // first: HIP's own thread-local objects must end after the program's
+            static thread_local Last last;
+            last.used = true;
+        }).join();
+}
+
+// A thread is cancelled while it waits for a kernel. Then this thread launches.
+void cancelled(int n) {
+    begin();
+    cudaStream_t own = stream();
+    volatile int *until;
+    must(cudaMallocHost((void **)&until, sizeof *until), "host memory");
+    for (int i = 0; i < n; ++i) {
+        *until = 0;
+        hold<<<1, 1, 0, own>>>(launches, until);
+        ++expected;
+        static std::atomic<bool> waits;
+        waits = false;
+        pthread_t waiting;
+        if (pthread_create(
+                &waiting, nullptr,
+                [](void *in) -> void * {
+                    waits = true;
+                    cudaStreamSynchronize(static_cast<cudaStream_t>(in));
+                    return nullptr;
+                },
+                own))
+            _exit(3);
+        while (!waits) usleep(1000);
+        usleep(20000);
+        pthread_cancel(waiting);
+        *until = 1;
+        pthread_join(waiting, nullptr);
+        must(cudaStreamSynchronize(own), "wait");
+        launch(1);
+    }
 }
 
 void must_end_well(pid_t pid) {
@@ -361,6 +418,23 @@ void choice(int n) {
     }
 }
 
+struct Thrown {};
+
+// An exception of the program passes through a call, which asks how much shared memory a block needs.
+void thrown(int n) {
+    begin();
+    auto throws = [](int) -> size_t { throw Thrown{}; };
+    for (int i = 0; i < n; ++i) {
+        int grid, block;
+        try {
+            cudaOccupancyMaxPotentialBlockSizeVariableSMem(&grid, &block, tick, throws);
+            _exit(3);
+        } catch (const Thrown &) {
+            launch(1);
+        }
+    }
+}
+
 // Another context, with memory of its own, that is destroyed or stays.
 void context(int n, bool stays) {
     begin();
@@ -409,6 +483,8 @@ void live(const std::string &moment, int n) {
     else if (moment == "threads") threads(n);
     else if (moment == "leaving") leaving(n);
     else if (moment == "detached") detached(n);
+    else if (moment == "thread_end") thread_end(n);
+    else if (moment == "cancelled") cancelled(n);
     else if (moment == "fork") forked(n, false);
     else if (moment == "fork_exit") forked(n, true);
     else if (moment == "exec") executed(n);
@@ -421,6 +497,7 @@ void live(const std::string &moment, int n) {
 #ifndef __HIP__
     else if (moment == "loop") loop(n);
     else if (moment == "choice") choice(n);
+    else if (moment == "thrown") thrown(n);
     else if (moment == "context") context(n, false);
     else if (moment == "contexts") context(n, true);
 #endif
