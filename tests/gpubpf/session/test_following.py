@@ -285,14 +285,17 @@ def test_the_clock_kernel_of_the_tool_is_used_if_it_suits(
 
 
 def test_maps_are_read_in_between(app: Path) -> None:
-    run = Followed([str(app), "slow", "300", "1", "32"], Follow(log_records=1024, pump=8))
+    for launches in (300, 1200, 4800):  # on a busy machine, a reading comes late
+        run = Followed([str(app), "slow", str(launches), "1", "32"], Follow(log_records=8192, pump=8))
+        if len(run.readings) >= 3:
+            break
     ids = np.sort(run.log[run.log["kind"] == operation_log.KERNEL]["id"])
     times = [reading.taken_ns for reading in run.readings]
     assert len(times) >= 3 and times == sorted(times)
     assert run.readings[-1].idle and not run.readings[0].idle
     ends = dict(zip(ids.tolist(), range(len(ids)), strict=True))
     newest = [max(ends[int(n)] for n in r.instances["last"][0].array[:, 0] if n) for r in run.readings]
-    assert newest == sorted(newest) and newest[0] < 299 and newest[-1] == 299
+    assert newest == sorted(newest) and newest[0] < launches - 1 == newest[-1]
 
 
 @pytest.mark.may_come_too_late  # what is kept, which waits for no reading that is under way

@@ -410,7 +410,7 @@ def test_who_is_killed_while_it_is_held_is_dead(built: Path, monkeypatch: pytest
     with watching(joined):
         began = time.monotonic()
         child = subprocess.Popen([built / "comes", "threads"], stdout=subprocess.DEVNULL)
-        assert child.wait(60) == -signal.SIGKILL
+        assert exit_status(child) == -signal.SIGKILL
         assert time.monotonic() - began < holding.LIMIT
 
 
@@ -796,7 +796,7 @@ def test_who_fails_to_join_for_an_unknown_reason_is_missed(built: Path) -> None:
     joined = Failing(built)
     with watching(joined):
         process = subprocess.Popen([built / "comes", "once"], stdout=subprocess.DEVNULL)
-        assert process.wait(60) == 0
+        assert exit_status(process) == 0
         eventually(lambda: process.pid in [pid for pid, _, _ in joined.missed], 20)
     # Programs of others are asked for as well.
     assert [why for pid, _, why in joined.missed if pid == process.pid] == [FORBIDDEN]
@@ -1140,7 +1140,7 @@ def test_closing_does_not_wait_for_the_memory_of_a_held_process(
     watched.close()
     assert not waited
     going_on.set()
-    assert child.wait(60) == 0
+    assert exit_status(child) == 0
 
 
 @pytest.mark.may_come_too_late
@@ -1181,7 +1181,7 @@ def test_another_program_is_executed_while_it_joins(built: Path, monkeypatch: py
 
     with watching(Asked(built, during)):
         child = subprocess.Popen([built / "comes", "execute"], stdout=subprocess.DEVNULL)
-        assert child.wait(60) == 0
+        assert exit_status(child) == 0
         eventually(lambda: asked.count(child.pid) == 2)
 
 
@@ -1273,7 +1273,7 @@ def test_what_comes_to_a_number_that_is_joining_is_another_process(built: Path, 
         process.stdin.write(b"\n")
         process.stdin.flush()
         if how == "ends":
-            assert process.wait(60) == 0
+            assert exit_status(process) == 0
         else:
             eventually(lambda: os.readlink(f"/proc/{process.pid}/exe").endswith("/comes"))
         watched._hold_helper.finish(process.pid)
