@@ -5,7 +5,7 @@
 USAGE: gpuprofile [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
 
 The agent walks the host stack of each launch and gives equal stacks one number. The device programs of launchlate record when the
-kernel starts and ends. The tool adds up GPU time and launches by stack, as a table, folded stacks or a file for speedscope.
+kernel starts and ends. The tool adds up GPU time and launches by stack, as a table, folded stacks, or a file for another program.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ EXAMPLES = """examples:
     gpuprofile -v --top 5 -- ./app               with all frames of five stacks
     gpuprofile --folded -o app.folded -- ./app   for flamegraph.pl and others
     gpuprofile --speedscope app.json -- ./app    for https://www.speedscope.app
+    gpuprofile --svg app.svg -- ./app            a flame graph for a browser
     gpuprofile --weight launches -- ./app        who launches most often
     gpuprofile --kernel 'gemm*' -- ./app         who uses these kernels
     gpuprofile -p 1234 10                        a running program, every 10 s
 """
 WEIGHTS = ("time", "launches")
+FILES = {
+    "svg": "as a flame graph for a browser",
+    "pprof": "for pprof",
+    "speedscope": "for https://www.speedscope.app",
+}
 
 
 def build_parser() -> cli.Parser:
@@ -54,12 +60,13 @@ def build_parser() -> cli.Parser:
     shown.add_argument(
         "--folded", action="store_true", help="print folded stacks instead of the table, with ns or launches"
     )
-    shown.add_argument(
-        "--speedscope",
-        type=cli.parse_file,
-        metavar="FILE",
-        help="write the whole measurement to FILE for https://www.speedscope.app",
-    )
+    for form, reader in FILES.items():
+        shown.add_argument(
+            f"--{form}",
+            type=cli.parse_file,
+            metavar="FILE",
+            help=f"write the whole measurement to FILE {reader}",
+        )
     cli.add_kernels(parser)
     cli.add_patches(parser)
     cli.add_host_filters(parser)
@@ -109,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(session: Session, slots: int, args: argparse.Namespace, results: cli.ResultWriter) -> None:
     """Print profiles until the measurement ends. The imports load NumPy, which would delay the first probe."""
-    from gpubpf.launches import latency, latency_text, profile, profile_text
+    from gpubpf.launches import latency, latency_text, profile, profile_files, profile_text
     from gpubpf.launches.launches import Launches
     from gpubpf.launches.sums import LaunchLosses
     from gpubpf.show.owner_columns import OwnerColumns
@@ -153,9 +160,10 @@ def measure(session: Session, slots: int, args: argparse.Namespace, results: cli
         if results.out.closed:
             break
     rows = whole.rows(args.weight)
-    if args.speedscope:
-        profile.write_speedscope(args.speedscope, rows, args.weight)
-        cli.note(TOOL, f"wrote {args.speedscope}")
+    for form in FILES:
+        if path := getattr(args, form):
+            profile_files.write(path, form, rows, args.weight)
+            cli.note(TOOL, f"wrote {path}")
     if losses.others and not losses.wanted:
         cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
     lost = losses.fields(launches.lost, session.failed(), session.ended_unread())

@@ -15,6 +15,7 @@ import pytest
 
 import gpubpf_cuda
 import gpubpf_examples
+from gpubpf_profiles import boxes_of, samples_of
 
 pytestmark = gpubpf_cuda.needs_cuda
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -150,8 +151,11 @@ def test_the_forms_agree(program: Path, tmp_path: Path) -> None:
             "gpu_ns"
         ]
     scope = tmp_path / "speedscope.json"
-    done = run("--folded", "-o", tmp_path / "folded", "--speedscope", scope, *arguments)
-    assert f"gpuprofile: note: wrote {scope}" in done.stderr
+    pprof, svg = tmp_path / "pb.gz", tmp_path / "svg"
+    files = ("--speedscope", scope, "--pprof", pprof, "--svg", svg)
+    done = run("--folded", "-o", tmp_path / "folded", *files, *arguments)
+    for file in (scope, pprof, svg):
+        assert f"gpuprofile: note: wrote {file}" in done.stderr
     lines = (tmp_path / "folded").read_text().splitlines()
     assert {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in lines} == expected
 
@@ -163,6 +167,13 @@ def test_the_forms_agree(program: Path, tmp_path: Path) -> None:
     for sample, weight in zip(profile["samples"], profile["weights"], strict=True):
         sampled[";".join(frames[number] for number in sample)] += weight
     assert sampled == expected
+
+    sampled = Counter()
+    for frames, (_, weight) in samples_of(pprof):
+        sampled[";".join(frames)] += weight
+    assert sampled == expected
+    boxes = [tip.splitlines() for tip, _, _ in boxes_of(svg)]
+    assert [amount.partition(",")[0] for name, amount, *_ in boxes if name == "captured"] == ["14.0 us"]
 
     run("--csv", "-o", tmp_path / "csv", *arguments)
     rows = list(csv.DictReader((tmp_path / "csv").open()))

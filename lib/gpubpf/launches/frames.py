@@ -4,7 +4,7 @@
     [frame.name for frame in stack.frames]              # outermost first: ["_start", "main", "train", "cudaLaunchKernel"]
     [frame.name for frame in stack.own()]               # the program's own: ["main", "train"]
 
-A frame has a kind. All are native so far. Frames of an interpreter, and ranges that a program names, are other kinds.
+A frame has a kind: native, or Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpubpf.show.kernel_names import shorten
 if TYPE_CHECKING:
     from gpubpf.process.host_frames import HostFrame
 
-NATIVE = "native"
+NATIVE, PYTHON = "native", "python"  # kinds of frames
 INCOMPLETE = "[incomplete]"  # stands for the missing outer frames of a stack
 # What starts a program or a thread, and what is between a program and the driver.
 _STARTS = re.compile(r"_start$|__libc_start|lib(c|pthread|stdc\+\+)\.so|lib(c|pthread)-|ld-linux")

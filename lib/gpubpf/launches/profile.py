@@ -8,14 +8,12 @@ for row in profile.rows("time"):         # by kernel and stack, the largest firs
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from gpubpf.agent.definitions import Vendor
-from gpubpf.errors import Error
 from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.frames import INCOMPLETE, NATIVE, Stack
@@ -24,7 +22,6 @@ from gpubpf.record import MutableRecord, replace
 from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, STAMP
 from gpubpf.session.records import HOST_PROGRAMS, of_every_tool
 from gpubpf.show.fields import Field, Fields, having, many
-from gpubpf.show.new_file import open_new
 from gpubpf.show.table import printable
 
 if TYPE_CHECKING:
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
 
 MOST_ROWS = 1 << 17  # further stacks of a kernel share one row
-TOOL = "gpuprofile"
-_SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
 
 
 class StackRow(MutableRecord):
@@ -197,57 +192,3 @@ def folded_lines(rows: Iterable[StackRow], by: str, several: bool) -> Iterator[s
         text = process + row.folded
         sums[text] = sums.get(text, 0) + row.weight(by)
     yield from (f"{text} {weight}" for text, weight in sums.items() if weight)
-
-
-def write_speedscope(path: str, rows: Iterable[StackRow], by: str) -> None:
-    """Write a file for https://www.speedscope.app: a profile for each process and GPU. Raises Error if it cannot be written.
-
-    by: "time" or "launches".
-    """
-    numbers: dict[tuple[Any, ...], int] = {}
-    frames: list[dict[str, Any]] = []
-
-    def number(name: str, file: str = "", line: int | None = None) -> int:
-        key = name, file, line
-        if key not in numbers:
-            numbers[key] = len(frames)
-            frame: dict[str, Any] = {"name": printable(name)}
-            frame |= {"file": printable(file)} if file else {}
-            frames.append(frame | ({"line": line} if line is not None else {}))
-        return numbers[key]
-
-    profiles: dict[tuple[int, int], dict[str, Any]] = {}
-    for row in rows:
-        made = profiles.setdefault(
-            (row.process, row.gpu),
-            {
-                "type": "sampled",
-                "name": f"{printable(row.comm)} (pid {row.pid}), GPU {row.gpu}",
-                "unit": "nanoseconds" if by == "time" else "none",
-                "startValue": 0,
-                "endValue": 0,
-                "samples": [],
-                "weights": [],
-            },
-        )
-        sample = [] if row.stack.complete else [number(INCOMPLETE)]
-        sample += [number(frame.name, frame.file, frame.line) for frame in row.stack.frames]
-        made["samples"].append([*sample, number(KERNEL.value(row))])
-        made["weights"].append(row.weight(by))
-        made["endValue"] += row.weight(by)
-    whole = {
-        "$schema": _SPEEDSCOPE,
-        "exporter": TOOL,
-        "shared": {"frames": frames},
-        "profiles": [*profiles.values()],
-    }
-    write(path, lambda: json.dumps(whole, separators=(",", ":")))
-
-
-def write(path: str, text: Callable[[], str]) -> None:
-    """Create a file. Raises Error if it cannot be written."""
-    try:
-        with open(open_new(path), "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text())
-    except OSError as error:
-        raise Error(f"cannot write {printable(path)}: {error.strerror}; choose another file") from None

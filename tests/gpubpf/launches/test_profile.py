@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
+from gpubpf.agent.protocol import StackFrame
+from gpubpf.errors import Error
 from gpubpf.images import symbols
-from gpubpf.launches import profile, profile_text
+from gpubpf.launches import profile, profile_files, profile_text
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.frames import Frame, Stack
 from gpubpf.launches.launches import LoggedProcess
 from gpubpf.launches.profile import StackRow
 from gpubpf.process.host_frames import HostFrame
+from gpubpf.records.fields import KERNEL
+from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf_profiles import boxes_of, samples_of
 from gpubpf_properties import generated
 from gpubpf_text import COMMS, KERNELS, PIDS
 
@@ -161,6 +168,45 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path) -> None:
     folded = list(profile.folded_lines(rows, by, True))
     assert sum(int(line.rpartition(" ")[2]) for line in folded) == sum(one.weight(by) for one in rows)
     assert all(line.isprintable() for line in folded)
-    profile.write_speedscope(str(tmp_path / "scope"), rows, by)
-    made = json.loads((tmp_path / "scope").read_text())
-    assert sum(one["endValue"] for one in made["profiles"]) == sum(one.weight(by) for one in rows)
+    for form in profile_files.FORMS:
+        profile_files.write(str(tmp_path / form), form, rows, by)
+    made = json.loads((tmp_path / "speedscope").read_text())
+    total = sum(one.weight(by) for one in rows)
+    assert sum(one["endValue"] for one in made["profiles"]) == total
+    assert sum(value[by == "time"] for _, value in samples_of(tmp_path / "pprof")) == total
+    assert Counter(";".join(names) for names, _ in samples_of(tmp_path / "pprof")) == Counter(
+        ";".join(frames_of(one)) for one in rows
+    )
+    ElementTree.parse(tmp_path / "svg")
+
+
+def frames_of(one: StackRow) -> list[str]:
+    names = [] if one.stack.complete else ["[incomplete]"]
+    names += [frame.name for frame in one.stack.frames]
+    return [table.printable(name) for name in (*names, KERNEL.value(one))]
+
+
+def test_a_flame_graph(tmp_path: Path) -> None:
+    long, evil = "n" * 300, "<script>&]]>\x00\ud800\n\"'"
+    rows = [row(stack("main", long), 600), row(stack("main", evil), 400), row(stack("idle"), 0)]
+    profile_files.write(str(tmp_path / "svg"), "svg", rows, "time")
+    boxes = boxes_of(tmp_path / "svg")
+    tips = {tip.splitlines()[0]: (tip, begin, end) for tip, begin, end in boxes}
+    assert set(tips) == {"main", long, "<script>&]]>\\x00\\ud800\\n\"'", "scale"}
+    assert tips["main"] == ("main\n1.00 us, 100.00 %\n/bin/app", 0, 1200)
+    assert tips[long][0].splitlines()[1] == "600 ns, 60.00 %" and tips[long][1:] == (480, 1200)
+    assert "<script>&" not in (tmp_path / "svg").read_text()
+    # Two processes have a box each, and a box for a stack that is too small to see is left out.
+    rows = [row(stack("main"), 10**9), row(stack("main"), 10**9, process=2, pid=8), row(stack("small"), 1)]
+    profile_files.write(str(tmp_path / "svg"), "svg", rows, "time")
+    named = [tip.splitlines()[0] for tip, _, _ in boxes_of(tmp_path / "svg")]
+    assert named == ["app (pid 7)", "main", "scale", "app (pid 8)", "main", "scale"]
+    profile_files.write(str(tmp_path / "svg"), "svg", [], "launches")
+    assert boxes_of(tmp_path / "svg") == [] and "0 launches" in (tmp_path / "svg").read_text()
+
+
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        Error, match=r"cannot write .*/absent/x: No such file or directory; choose another file"
+    ):
+        profile_files.write(str(tmp_path / "absent/x"), "svg", [], "time")
