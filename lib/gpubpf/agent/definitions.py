@@ -32,7 +32,7 @@ from gpubpf.record import Record
 from gpubpf.record import field as record_field
 
 CLOCK_KERNEL = Path(__file__).with_name("clock.ptx")  # answers with the GPU's time
-PROTOCOL_VERSION = 31  # of all that agent and tool exchange: messages, and files that both map
+PROTOCOL_VERSION = 32  # of all that agent and tool exchange: messages, and files that both map
 FRAME_LIMIT = 64 << 20  # bytes of a message
 IMAGE_LIMIT = 1 << 29  # bytes of a module's image
 MEMORY_LIMIT = 1 << 40  # bytes of a map
@@ -491,12 +491,16 @@ class StackFrame(Packed):
     file: the program or library with this address; "" outside files.
     offset: the address in the file's own address space, as in its symbol table; 0 outside files.
     symbol: the name that the process itself found.
+    line: in the source file; 0: not known.
+    python: a frame of Python. Then the address is that of its code object, `file` the source file, and `symbol` the qualified name.
     """
 
     address: U64
     offset: U64
     file: str
     symbol: str
+    line: U32 = 0
+    python: bool = False
 
 
 class Stack(Packed, message=Message.STACK):

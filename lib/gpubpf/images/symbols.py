@@ -79,7 +79,12 @@ def describe(path: str, address: int, mapped: MappedFile | None) -> str:
 
 
 def frame_of(frame: HostFrame) -> str:
-    """Return a frame of a host stack in the form of `describe`. Outside files, use the process's name for it or the address."""
+    """Return a frame of a host stack in the form of `describe`. Outside files, use the process's name for it or the address.
+
+    A frame of Python has the form `function (file.py:12)`.
+    """
+    if frame.python:
+        return f"{frame.symbol} ({os.path.basename(frame.file)}:{frame.line or '?'})"
     if frame.file:
         return describe(frame.file, frame.offset, frame.mapped)
     return frame.symbol or f"{frame.address:#x}"
@@ -100,6 +105,8 @@ def caller(stack: Sequence[HostFrame], exact: bool = False) -> str:
     for frame in stack:
         if frame.symbol in MISSING and not frame.address:
             continue
+        if frame.python:
+            return frame_of(frame)
         file = os.path.basename(frame.file)
         if _LIBRARIES.match(file):
             continue

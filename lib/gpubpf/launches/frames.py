@@ -26,15 +26,19 @@ INCOMPLETE = "[incomplete]"  # stands for the missing outer frames of a stack
 # What starts a program or a thread, and what is between a program and the driver.
 _STARTS = re.compile(r"_start$|__libc_start|lib(c|pthread|stdc\+\+)\.so|lib(c|pthread)-|ld-linux")
 _RUNTIMES = re.compile(r"lib(cuda|cudart|cudasim|amdhip64|hsa-runtime64)\b")
+# What runs a program in Python, and calls C functions for it.
+_INTERPRETER = re.compile(r"(lib)?python3[.\d]*[a-z]*(\.so[.\d]*)?$|libffi\.so|_ctypes\.")
 _CALLS = re.compile(r"cu[A-Z]|cuda[A-Z]|hip[A-Z]|(__|lib)?cudart|__(cuda|hip)|__device_stub__")
 
 
 class Frame(NamedTuple):
     """A frame of a host stack.
 
-    name: the function, without template arguments and parameters; `libx.so+0x1234` if no symbol covers the address.
+    name: the function, without template arguments and parameters; `libx.so+0x1234` if no symbol covers the address. Of a function in
+    Python, the qualified name.
     file: the source file; without line information, the program or library; "" outside files.
     line: the line in the source file; None without line information.
+    kind: NATIVE or PYTHON.
     """
 
     name: str
@@ -59,24 +63,28 @@ class Stack(NamedTuple):
     def own(self) -> tuple[Frame, ...]:
         """Return the frames without those that start the program or thread, and without those of the GPU's runtime.
 
-        If there are no others, return all.
+        In a stack with Python frames, the interpreter's native frames are left out, too. If there are no others, return all.
         """
-        first, last = 0, len(self.frames)
+        frames = self.frames
+        if any(frame.kind == PYTHON for frame in frames):
+            frames = tuple(frame for frame in frames if not _matches(_INTERPRETER, frame))
+        first, last = 0, len(frames)
         if self.complete:
-            while first < last and _matches(_STARTS, self.frames[first]):
+            while first < last and _matches(_STARTS, frames[first]):
                 first += 1
-        while last > first and (
-            _matches(_RUNTIMES, self.frames[last - 1]) or _CALLS.match(self.frames[last - 1].name)
-        ):
+        while last > first and (_matches(_RUNTIMES, frames[last - 1]) or _matches(_CALLS, frames[last - 1])):
             last -= 1
-        return self.frames[first:last] or self.frames
+        return frames[first:last] or self.frames
 
 
 def _matches(pattern: re.Pattern[str], frame: Frame) -> bool:
-    return bool(pattern.match(frame.name) or pattern.match(os.path.basename(frame.file)))
+    texts = frame.name, os.path.basename(frame.file)
+    return frame.kind == NATIVE and any(pattern.match(text) for text in texts)
 
 
 def _frame(frame: HostFrame) -> Frame:
+    if frame.python:
+        return Frame(frame.symbol, frame.file, frame.line or None, PYTHON)
     found = symbols.lookup(frame.file, frame.offset, frame.mapped) if frame.file else None
     if found is not None:
         name = found.name

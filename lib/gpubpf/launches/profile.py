@@ -16,7 +16,7 @@ import numpy as np
 from gpubpf.agent.definitions import Vendor
 from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
-from gpubpf.launches.frames import INCOMPLETE, NATIVE, Stack
+from gpubpf.launches.frames import INCOMPLETE, NATIVE, PYTHON, Stack
 from gpubpf.launches.launch_records import LOSSES
 from gpubpf.record import MutableRecord, replace
 from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, STAMP
@@ -83,10 +83,14 @@ def one_word(name: str) -> str:
 
 
 _FRAME = having(
-    Field("name", "string", "the function, without template arguments and parameters"),
-    Field("file", "string", "the program or library"),
-    Field("line", "integer?", "null: not known"),
-    Field("kind", "string", f"{NATIVE}: a function of a program or library; later versions may have others"),
+    Field("name", "string", f"the function, without template arguments and parameters; {PYTHON}: the qualified name"),
+    Field("file", "string", f"{NATIVE}: the program or library; {PYTHON}: the source file"),
+    Field("line", "integer?", "in the source file; null: not known"),
+    Field(
+        "kind",
+        "string",
+        f"{NATIVE}: a function of a program or library; {PYTHON}: a function in Python; later versions may have others",
+    ),
 )
 STACK = Fields(
     "stack",

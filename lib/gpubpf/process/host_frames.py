@@ -54,6 +54,8 @@ class HostFrame(Record):
     file: str
     symbol: str
     mapped: MappedFile | None = None
+    line: int = 0
+    python: bool = False
 
 
 class Sent(Protocol):
@@ -71,6 +73,12 @@ class Sent(Protocol):
     @property
     def symbol(self) -> str: ...
 
+    @property
+    def line(self) -> int: ...
+
+    @property
+    def python(self) -> bool: ...
+
 
 class MappedFiles:
     """The files in the host stacks of a process.
@@ -85,13 +93,22 @@ class MappedFiles:
     def frames(self, sent: Iterable[Sent]) -> tuple[HostFrame, ...]:
         """Return the frames that the agent sent, with their files. Call this as soon as they arrive: the process may end."""
         sent = tuple(sent)
-        new = {_key(frame): frame.address for frame in sent if frame.file and _key(frame) not in self._files}
+        native = [frame for frame in sent if frame.file and not frame.python]
+        new = {_key(frame): frame.address for frame in native if _key(frame) not in self._files}
         if new and len(self._files) + len(new) <= limits.NAMED_FILES:
             self._files |= dict.fromkeys(new)
             with contextlib.suppress(OSError):
                 self._files |= within(SHORT_WAIT, self._pid, lambda: self._look(new))
         return tuple(
-            HostFrame(one.address, one.offset, one.file, one.symbol, self._files.get(_key(one)))
+            HostFrame(
+                one.address,
+                one.offset,
+                one.file,
+                one.symbol,
+                None if one.python else self._files.get(_key(one)),
+                one.line,
+                one.python,
+            )
             for one in sent
         )
 

@@ -14,11 +14,11 @@ SOURCES = Path(agent.__file__).parent / "src"
 # thread.cpp). A header may have no source: what it declares is then defined on a higher floor, and its text says where.
 # docs/architecture.md has the same floors.
 FLOORS = {
-    "ground": "heap rows library compiled instruction prologue",
+    "ground": "heap rows library readable compiled instruction prologue",
     "wire": "wire this_agent messages lifetime signals shared_files",
     "jumps": "patch hooks.def hooks_module.def hooks_graph.def hooks_log.def hooks_held.def hooks_all.def hook_table"
     " compilers",
-    "log": "log/log log/other_profilers log/private_copy log/stack",
+    "log": "log/log log/other_profilers log/private_copy log/python log/stack",
     "threads": "thread log/numbers log/allocation log/host_program",
     "state": "driver/driver attachment state driver/stream driver/objects",
     "driver": "log/clock driver/fault driver/waiting_call driver/current driver/gpu_idle",

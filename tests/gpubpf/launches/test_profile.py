@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
-from gpubpf.agent.protocol import StackFrame
 from gpubpf.errors import Error
 from gpubpf.images import symbols
 from gpubpf.launches import profile, profile_files, profile_text

@@ -13,6 +13,7 @@
 
 #include "log/stack.h"
 #include "patch.h"
+#include "readable.h"
 #include "this_agent.h"
 
 namespace gpubpf {
@@ -48,13 +49,6 @@ pthread_key_t key_of_records() {
 
 bool is_there(const Thread &thread) {
     return syscall(SYS_tgkill, getpid(), thread.id.load(std::memory_order_relaxed), 0) == 0 || errno != ESRCH;
-}
-
-// The kernel reads the signal set before it rejects the invalid operation.
-bool is_readable(const uintptr_t *at) {
-    constexpr int kNothing = -1;
-    static_assert(sizeof *at == 8);
-    return syscall(SYS_rt_sigprocmask, kNothing, at, nullptr, sizeof *at) == 0 || errno != EFAULT;
 }
 
 ThreadIn place_of(const Thread &thread) {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <link.h>
@@ -10,8 +11,10 @@
 #include <unistd.h>
 #include <unordered_map>
 #include <unwind.h>
+#include <vector>
 
 #include "log/log.h"
+#include "log/python.h"
 #include "this_agent.h"
 #include "wire.h"
 
@@ -91,9 +94,16 @@ _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
     return _URC_NO_REASON;
 }
 
-uint64_t hash_of(const Frames &f) {
+uint64_t mixed(uint64_t h, uint64_t value) {
+    h = (h ^ value) * 0x9E3779B97F4A7C15ull;
+    return h ^ h >> 29;
+}
+
+uint64_t hash_of(const Frames &f, const PythonFrames &python) {
     uint64_t h = f.count;
-    for (size_t i = 0; i < f.count; ++i) h = (h ^ f.at[i]) * 0x9E3779B97F4A7C15ull, h ^= h >> 29;
+    for (size_t i = 0; i < f.count; ++i) h = mixed(h, f.at[i]);
+    for (size_t i = 0; i < python.count; ++i)
+        h = mixed(mixed(h, python.at[i].code), python.at[i].instruction);
     return h;
 }
 
@@ -104,33 +114,54 @@ size_t tell(const message::Stack &stack) {
     return written.bytes.size();
 }
 
-size_t tell(uint32_t number, const Frames &f) {
-    message::Stack stack{number, {}};
-    for (size_t i = 0; i < f.count; ++i) {
-        Dl_info info{};
-        std::string file, symbol;
-        uint64_t offset = 0;
-        link_map *map = nullptr;
-        if (dladdr1(reinterpret_cast<void *>(f.at[i]), &info, reinterpret_cast<void **>(&map),
-                    RTLD_DL_LINKMAP) &&
-            info.dli_fname) {
-            file = info.dli_fname;
-            if (map && !map->l_name[0]) {  // the program itself is listed by the name it was called with
-                char path[4096];
-                ssize_t n = readlink("/proc/self/exe", path, sizeof path);
-                if (n > 0) file.assign(path, static_cast<size_t>(n));
-            }
-            offset = f.at[i] - (map ? map->l_addr : 0);
-            if (info.dli_sname) {
-                int status = 0;
-                char *plain = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
-                symbol = plain ? plain : info.dli_sname;
-                free(plain);
-            }
+message::StackFrame described(uintptr_t at) {
+    Dl_info info{};
+    std::string file, symbol;
+    uint64_t offset = 0;
+    link_map *map = nullptr;
+    if (dladdr1(reinterpret_cast<void *>(at), &info, reinterpret_cast<void **>(&map), RTLD_DL_LINKMAP) &&
+        info.dli_fname) {
+        file = info.dli_fname;
+        if (map && !map->l_name[0]) {  // the program itself is listed by the name it was called with
+            char path[4096];
+            ssize_t n = readlink("/proc/self/exe", path, sizeof path);
+            if (n > 0) file.assign(path, static_cast<size_t>(n));
         }
-        stack.frames.push_back({f.at[i], offset, file, symbol});
+        offset = at - (map ? map->l_addr : 0);
+        if (info.dli_sname) {
+            int status = 0;
+            char *plain = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+            symbol = plain ? plain : info.dli_sname;
+            free(plain);
+        }
     }
-    if (f.missing) stack.frames.push_back({0, 0, "", f.missing});
+    return {at, offset, file, symbol};
+}
+
+// Sends a stack. A native frame that runs Python frames is replaced by them.
+size_t tell(uint32_t number, const Frames &f, const PythonFrames &python) {
+    message::Stack stack{number, {}};
+    size_t next = 0;
+    const auto take = [&](bool all) {
+        while (next < python.count && stack.frames.size() < kMostFrames) {
+            stack.frames.push_back(described(python.at[next++]));
+            if (python.at[next - 1].is_first && !all) return;
+        }
+    };
+    const char *missing = f.missing;
+    size_t last = 0;  // the outermost frame that runs Python frames
+    std::vector<message::StackFrame> native;
+    for (size_t i = 0; i < f.count; ++i) {
+        native.push_back(described(f.at[i]));
+        if (native.back().symbol == kEvaluates) last = i;
+    }
+    for (size_t i = 0; i < f.count && stack.frames.size() < kMostFrames; ++i) {
+        if (next < python.count && native[i].symbol == kEvaluates) take(i == last);
+        else stack.frames.push_back(native[i]);
+        if (i + 1 < f.count && stack.frames.size() == kMostFrames) missing = kStackTooDeep;
+    }
+    if (next < python.count || python.more) missing = kStackTooDeep;
+    if (missing) stack.frames.push_back({0, 0, "", missing});
     return tell(stack);
 }
 
@@ -173,10 +204,27 @@ uint32_t number_for(uint64_t hash, bool &is_new) {
     return number;
 }
 
+// Whether a stack has frames of an interpreter whose own frames can be read.
+bool runs_python(const Frames &frames) {
+    for (size_t i = 0; i < frames.count; ++i) {
+        Dl_info info{};
+        if (dladdr(reinterpret_cast<void *>(frames.at[i]), &info) && info.dli_sname &&
+            !strcmp(info.dli_sname, kEvaluates))
+            return found_python(frames.at[i]);
+    }
+    return false;
+}
+
 uint32_t number_of(const Frames &frames) {
+    PythonFrames python;
+    python_frames(python);
     bool is_new;
-    const uint32_t number = number_for(hash_of(frames), is_new);
-    if (number && is_new) known->bytes += tell(number, frames);
+    uint32_t number = number_for(hash_of(frames, python), is_new);
+    if (number && is_new && !reads_python() && runs_python(frames)) {  // the first stack with Python frames
+        python_frames(python);
+        if (python.count) number = number_for(hash_of(frames, python), is_new);
+    }
+    if (number && is_new) known->bytes += tell(number, frames, python);
     return number;
 }
 
@@ -242,14 +290,14 @@ __attribute__((noinline)) uint32_t host_stack() noexcept {
     const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
     const auto from = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
     auto &ways = remembered[(here >> 4 ^ here >> 12 ^ from >> 2) % kRemembered];
-    for (Remembered &r : ways) {
-        if (r.taken.test_and_set(std::memory_order_acquire)) continue;  // another thread is using it
-        uint32_t number = still(r, here) ? r.number : 0;
-        r.taken.clear(std::memory_order_release);
-        if (number) return number;
-    }
     uint32_t number = 0;
     quietly([&] {
+        for (Remembered &r : ways) {
+            if (r.taken.test_and_set(std::memory_order_acquire)) continue;  // another thread is using it
+            if (still(r, here)) number = reads_python() ? number_of(r.frames) : r.number;
+            r.taken.clear(std::memory_order_release);
+            if (number) return;
+        }
         Frames frames;
         _Unwind_Backtrace(frame, &frames);
         if (frames.count) number = number_of(frames);
