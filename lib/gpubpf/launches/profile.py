@@ -83,7 +83,11 @@ def one_word(name: str) -> str:
 
 
 _FRAME = having(
-    Field("name", "string", f"the function, without template arguments and parameters; {PYTHON}: the qualified name"),
+    Field(
+        "name",
+        "string",
+        f"the function, without template arguments and parameters; {PYTHON}: the qualified name",
+    ),
     Field("file", "string", f"{NATIVE}: the program or library; {PYTHON}: the source file"),
     Field("line", "integer?", "in the source file; null: not known"),
     Field(

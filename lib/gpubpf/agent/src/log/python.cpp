@@ -67,12 +67,30 @@ struct Interpreter {
 std::atomic<int> state{0};
 Interpreter python;
 
-bool readable(uintptr_t from, size_t size) {
-    const uintptr_t last = from + size - sizeof(uintptr_t);
-    return from >= 4096 && from % 8 == 0 && last > from - 1 && last < uintptr_t(1) << 47 &&
-           is_readable(reinterpret_cast<const uintptr_t *>(from)) &&
-           ((from ^ last) < 4096 || is_readable(reinterpret_cast<const uintptr_t *>(last & ~uintptr_t(7))));
-}
+// Checks memory before it is read. It remembers the last pages: the frames of a thread are close to each other.
+class Readable {
+  public:
+    bool operator()(uintptr_t from, size_t size) {
+        const uintptr_t last = from + size - 1;
+        return from >= kPage && from % 8 == 0 && last >= from && last < uintptr_t(1) << 47 &&
+               has(from / kPage) && (from / kPage == last / kPage || has(last / kPage));
+    }
+
+  private:
+    static constexpr uintptr_t kPage = 4096;
+
+    bool has(uintptr_t page) {
+        if (std::find(std::begin(pages_), std::end(pages_), page) != std::end(pages_)) return true;
+        if (!is_readable(reinterpret_cast<const uintptr_t *>(page * kPage))) return false;
+        pages_[next_++ % 4] = page;
+        return true;
+    }
+
+    uintptr_t pages_[4] = {};
+    size_t next_ = 0;
+};
+
+bool readable(uintptr_t from, size_t size) { return Readable()(from, size); }
 
 template <class T>
 T value_at(uintptr_t from) {
@@ -146,14 +164,18 @@ void walk(uintptr_t frame, PythonFrames &frames, bool checked) {
     const PythonLayout &at = python.at;
     const size_t last = std::max({at.code, at.previous, at.instruction}) + 8;
     bool proven = true;
+    Readable readable;
     // As many frames may stand for calls from C.
     for (size_t steps = 0; frame && steps < 2 * kMostPythonFrames; ++steps) {
         if (checked && !readable(frame, last)) return;
         const uintptr_t code = word(frame + at.code) & ~uintptr_t(7);  // the low bits are tags
         const bool stands_for_c = at.owner != kNone && value_at<uint8_t>(frame + at.owner) >= kOwnedByC;
         if (stands_for_c) {
-            if (frames.count) frames.at[frames.count - 1].is_first = true;
-        } else if (checked && !is_code(code)) {
+            if (frames.count && !frames.at[frames.count - 1].is_first) {
+                frames.at[frames.count - 1].is_first = true;
+                frames.at[frames.count - 1].entry = frame;
+            }
+        } else if (checked && !python.proven.load(std::memory_order_relaxed) && !is_code(code)) {
             proven = false;
         } else {
             if (frames.count == kMostPythonFrames) break;
@@ -163,7 +185,7 @@ void walk(uintptr_t frame, PythonFrames &frames, bool checked) {
                     : static_cast<uintptr_t>(value_at<int32_t>(frame + at.instruction)) * at.instruction_size;
             const bool is_first =
                 at.is_entry != kNone ? value_at<bool>(frame + at.is_entry) : at.owner == kNone;
-            frames.at[frames.count++] = {frame, code, instruction, is_first};
+            frames.at[frames.count++] = {frame, code, instruction, is_first, 0};
         }
         frame = word(frame + at.previous);
     }

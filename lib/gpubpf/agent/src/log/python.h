@@ -19,6 +19,7 @@ constexpr const char kEvaluates[] =
 struct PythonFrame {
     uintptr_t frame = 0, code = 0, instruction = 0;
     bool is_first = false;  // the outermost frame that its call of kEvaluates runs
+    uintptr_t entry = 0;    // of a first frame, from 3.12 on: an address in the native frame of that call
 };
 
 struct PythonFrames {
@@ -27,7 +28,7 @@ struct PythonFrames {
     bool more = false;  // frames outside of these are missing
 };
 
-// Looks for the interpreter, once, given an address in its kEvaluates. Returns whether its frames can be read.
+// Looks for the interpreter, once, given an address in the program or library that has it. Returns whether its frames can be read.
 bool found_python(uintptr_t code) noexcept;
 
 // Whether the program has an interpreter whose frames can be read, as far as found_python has seen.

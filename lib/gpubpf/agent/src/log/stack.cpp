@@ -138,27 +138,45 @@ message::StackFrame described(uintptr_t at) {
     return {at, offset, file, symbol};
 }
 
+// Whether native frame `i` runs Python frames, which have their `entry` in it, where the interpreter keeps one.
+bool evaluates(const Frames &f, size_t i, const std::string &symbol, const PythonFrames &python) {
+    bool known = false;
+    for (size_t p = 0; p < python.count; ++p) {
+        const uintptr_t entry = python.at[p].entry;
+        // A frame is between its own slot, which the function that it calls has, and that of the frame that calls it.
+        if (entry > f.slot[i] && (i + 1 == f.count || entry < f.slot[i + 1])) return true;
+        known = known || entry;
+    }
+    return !known && symbol == kEvaluates;
+}
+
 // Sends a stack. A native frame that runs Python frames is replaced by them.
 size_t tell(uint32_t number, const Frames &f, const PythonFrames &python) {
     message::Stack stack{number, {}};
-    size_t next = 0;
-    const auto take = [&](bool all) {
-        while (next < python.count && stack.frames.size() < kMostFrames) {
-            stack.frames.push_back(described(python.at[next++]));
-            if (python.at[next - 1].is_first && !all) return;
-        }
-    };
-    const char *missing = f.missing;
-    size_t last = 0;  // the outermost frame that runs Python frames
     std::vector<message::StackFrame> native;
+    std::vector<bool> runs;
+    size_t last = 0;  // the outermost frame that runs Python frames
     for (size_t i = 0; i < f.count; ++i) {
         native.push_back(described(f.at[i]));
-        if (native.back().symbol == kEvaluates) last = i;
+        runs.push_back(evaluates(f, i, native[i].symbol, python));
+        if (runs[i]) last = i;
     }
-    for (size_t i = 0; i < f.count && stack.frames.size() < kMostFrames; ++i) {
-        if (next < python.count && native[i].symbol == kEvaluates) take(i == last);
-        else stack.frames.push_back(native[i]);
-        if (i + 1 < f.count && stack.frames.size() == kMostFrames) missing = kStackTooDeep;
+    const char *missing = f.missing;
+    size_t next = 0;
+    for (size_t i = 0; i < f.count; ++i) {
+        if (stack.frames.size() == kMostFrames) {
+            missing = kStackTooDeep;
+            break;
+        }
+        if (!runs[i] || next == python.count) {
+            stack.frames.push_back(native[i]);
+            continue;
+        }
+        bool whole = false;
+        while (next < python.count && stack.frames.size() < kMostFrames && (!whole || i == last)) {
+            whole = python.at[next].is_first;
+            stack.frames.push_back(described(python.at[next++]));
+        }
     }
     if (next < python.count || python.more) missing = kStackTooDeep;
     if (missing) stack.frames.push_back({0, 0, "", missing});
@@ -204,8 +222,10 @@ uint32_t number_for(uint64_t hash, bool &is_new) {
     return number;
 }
 
-// Whether a stack has frames of an interpreter whose own frames can be read.
+// Whether the program has an interpreter whose frames can be read, given a stack. A library that is not global is found by its frames.
 bool runs_python(const Frames &frames) {
+    if (void *global = dlsym(RTLD_DEFAULT, kEvaluates))
+        return found_python(reinterpret_cast<uintptr_t>(global));
     for (size_t i = 0; i < frames.count; ++i) {
         Dl_info info{};
         if (dladdr(reinterpret_cast<void *>(frames.at[i]), &info) && info.dli_sname &&
