@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t kNone = ~size_t(0);
 constexpr size_t kMostCharacters = 1024;  // of a name
+constexpr size_t kMostSteps = 1024;       // from frame to frame
 constexpr uint8_t kOwnedByC = 3;          // from this owner on, a frame only stands for a call from C
 
 // Where CPython's structures have what is needed here: offsets in bytes.
@@ -165,8 +166,7 @@ void walk(uintptr_t frame, PythonFrames &frames, bool checked) {
     const size_t last = std::max({at.code, at.previous, at.instruction}) + 8;
     bool proven = true;
     Readable readable;
-    // As many frames may stand for calls from C.
-    for (size_t steps = 0; frame && steps < 2 * kMostPythonFrames; ++steps) {
+    for (size_t steps = 0; frame && steps < kMostSteps; ++steps) {
         if (checked && !readable(frame, last)) return;
         const uintptr_t code = word(frame + at.code) & ~uintptr_t(7);  // the low bits are tags
         const bool stands_for_c = at.owner != kNone && value_at<uint8_t>(frame + at.owner) >= kOwnedByC;
@@ -175,10 +175,13 @@ void walk(uintptr_t frame, PythonFrames &frames, bool checked) {
                 frames.at[frames.count - 1].is_first = true;
                 frames.at[frames.count - 1].entry = frame;
             }
+            if (frames.more) break;
+        } else if (frames.count == kMostPythonFrames) {  // look for the entry of the last one
+            frames.more = true;
+            if (at.owner == kNone) break;
         } else if (checked && !python.proven.load(std::memory_order_relaxed) && !is_code(code)) {
             proven = false;
         } else {
-            if (frames.count == kMostPythonFrames) break;
             const uintptr_t instruction =
                 at.instruction_size == 8
                     ? word(frame + at.instruction)
@@ -189,7 +192,7 @@ void walk(uintptr_t frame, PythonFrames &frames, bool checked) {
         }
         frame = word(frame + at.previous);
     }
-    frames.more = frame != 0;
+    frames.more = frames.more || frame;
     if (checked && proven && frames.count) python.proven.store(true, std::memory_order_release);
 }
 
