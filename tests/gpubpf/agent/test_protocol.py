@@ -129,10 +129,9 @@ def test_capacities_of_site_arrays() -> None:
 
 def test_stacks() -> None:
     text = struct.pack("<I", 4) + b"a.so" + struct.pack("<I", 1) + b"f"
-    number, frames = protocol.stack(
-        struct.pack("<II", 3, 1) + struct.pack("<QQ", 0x7F0000001010, 0x10) + text
-    )
-    assert (number, frames) == (3, (protocol.StackFrame(0x7F0000001010, 0x10, "a.so", "f"),))
+    place = struct.pack("<QQ", 0x7F0000001010, 0x10) + text + struct.pack("<II", 7, 1)
+    number, frames = protocol.stack(struct.pack("<II", 3, 1) + place)
+    assert (number, frames) == (3, (protocol.StackFrame(0x7F0000001010, 0x10, "a.so", "f", 7, True),))
 
 
 def test_only_files_that_cannot_shrink_may_be_mapped() -> None:
