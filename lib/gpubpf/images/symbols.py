@@ -33,6 +33,8 @@ _spent: defaultdict[int, float] = defaultdict(float)  # seconds by user
 _FUNCTIONS = (elf.STT_FUNC, elf.STT_GNU_IFUNC)
 # Libraries between a program's own code and the driver.
 _LIBRARIES = re.compile(r"lib(cuda|cudart|cudasim|gpubpf|stdc\+\+|c|pthread|dl|gcc_s)\b")
+# What runs a program in Python, and calls C functions for it.
+INTERPRETER = re.compile(r"(lib)?python3[.\d]*[a-z]*(\.so[.\d]*)?$|libffi\.so|_ctypes\.")
 _RUNTIME = re.compile(r"(cu[A-Z]|cuda[A-Z]|cudart|__cuda|libcudart|_?_?cudart)")
 
 
@@ -102,13 +104,14 @@ def caller(stack: Sequence[HostFrame], exact: bool = False) -> str:
 
     exact: with the address of the call, as `frame_of` shows it.
     """
+    interpreted = any(frame.python for frame in stack)
     for frame in stack:
         if frame.symbol in MISSING and not frame.address:
             continue
         if frame.python:
             return frame_of(frame)
         file = os.path.basename(frame.file)
-        if _LIBRARIES.match(file):
+        if _LIBRARIES.match(file) or (interpreted and INTERPRETER.match(file)):
             continue
         found = lookup(frame.file, frame.offset, frame.mapped) if frame.file else None
         name = found.name if found else names.demangle(frame.symbol).short

@@ -26,16 +26,14 @@ INCOMPLETE = "[incomplete]"  # stands for the missing outer frames of a stack
 # What starts a program or a thread, and what is between a program and the driver.
 _STARTS = re.compile(r"_start$|__libc_start|lib(c|pthread|stdc\+\+)\.so|lib(c|pthread)-|ld-linux")
 _RUNTIMES = re.compile(r"lib(cuda|cudart|cudasim|amdhip64|hsa-runtime64)\b")
-# What runs a program in Python, and calls C functions for it.
-_INTERPRETER = re.compile(r"(lib)?python3[.\d]*[a-z]*(\.so[.\d]*)?$|libffi\.so|_ctypes\.")
 _CALLS = re.compile(r"cu[A-Z]|cuda[A-Z]|hip[A-Z]|(__|lib)?cudart|__(cuda|hip)|__device_stub__")
 
 
 class Frame(NamedTuple):
     """A frame of a host stack.
 
-    name: the function, without template arguments and parameters; `libx.so+0x1234` if no symbol covers the address. Of a function in
-    Python, the qualified name.
+    name: the function, without template arguments and parameters; `libx.so+0x1234` if no symbol covers the address. A function
+    in Python has its qualified name.
     file: the source file; without line information, the program or library; "" outside files.
     line: the line in the source file; None without line information.
     kind: NATIVE or PYTHON.
@@ -67,7 +65,7 @@ class Stack(NamedTuple):
         """
         frames = self.frames
         if any(frame.kind == PYTHON for frame in frames):
-            frames = tuple(frame for frame in frames if not _matches(_INTERPRETER, frame))
+            frames = tuple(frame for frame in frames if not _matches(symbols.INTERPRETER, frame))
         first, last = 0, len(frames)
         if self.complete:
             while first < last and _matches(_STARTS, frames[first]):
