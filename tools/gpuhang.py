@@ -211,7 +211,7 @@ int on_leave(struct gpu_barrier_leave *ctx) {
 def build_parser() -> cli.Parser:
     """Return the parser: when a kernel counts as hanging, and the shared options."""
     parser = cli.parser(TOOL, "Find where the warps of a GPU kernel stand that does not end.", EXAMPLES)
-    parser.no_patches = "needs the loops of the PTX"
+    parser.no_patches = "needs the heads of loops, at which Compute Sanitizer has no patches"
     cli.add_targets(parser)
     looking = parser.add_argument_group("what to look for")
     looking.add_argument(

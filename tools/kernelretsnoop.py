@@ -209,7 +209,7 @@ int on_record(struct gpu_exit *ctx) {            /* with -e, --heatmap, and on t
     record->launch = ctx->launch;
     record->thread = gpu_global_thread();
     record->sm = gpu_sm();
-    record->site = ctx->site;
+    record->site = ctx->site < 0xffff ? ctx->site : 0xffff;
     exits.ringbuf_submit(record, 0);
     return 0;
 }

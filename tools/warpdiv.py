@@ -155,6 +155,7 @@ def build_parser() -> cli.Parser:
     parser = cli.parser(
         TOOL, "Find the branches that split the warps of GPU kernels, and what they cost.", EXAMPLES
     )
+    parser.no_patches = "needs branches, at which Compute Sanitizer has no patches"
     cli.add_targets(parser)
     shown = parser.add_argument_group("what to show")
     shown.add_argument(

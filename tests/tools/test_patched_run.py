@@ -337,6 +337,9 @@ def test_points_without_patches_are_refused(spec: str, says: str) -> None:
         ("gputrace", ('barrier:*:leave "%lu", waited',), "does not give waited at point barrier_leave"),
         ("launchlate", ("--cupti",), "--sass and --cupti exclude each other"),
         ("nansnoop", (), "needs results of instructions, which Compute Sanitizer does not give"),
+        ("warpdiv", (), "needs branches, at which Compute Sanitizer has no patches"),
+        ("barrierlate", (), "needs the time of arrival at barriers, which Compute Sanitizer does not give"),
+        ("gpuhang", (), "needs the heads of loops, at which Compute Sanitizer has no patches"),
         ("hipsnoop", (), "has no programs in kernels"),
     ],
 )

@@ -103,7 +103,7 @@ EXIT = Fields(
         Field("warp", "integer", "its number in the block"),
         Field("lane", "integer"),
         Field("sm", "integer", "the multiprocessor"),
-        Field("site", "integer", "number of the exit"),
+        Field("site", "integer", "number of the exit; 65535: a number that is larger, or this one"),
     ),
     csv="ts_ns pid comm gpu kernel launch block thread warp lane sm site",
 )
