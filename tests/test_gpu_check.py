@@ -127,11 +127,21 @@ def test_parts_of_a_stage_have_names_of_their_own_and_fit_into_its_time(name: st
 
 def test_stages_come_in_the_order_of_their_worth_and_risk() -> None:
     """What may leave the GPU in a bad state comes after everything that measures the tools."""
-    order = ["smoke", "answers", "overhead", "facts", "frameworks", "matrices", "sanitizer", "references"]
+    order = [
+        "smoke",
+        "patched",
+        "answers",
+        "overhead",
+        "facts",
+        "frameworks",
+        "matrices",
+        "sanitizer",
+        "references",
+    ]
     assert list(STAGES) == order
     risky = {part.name for part in STAGES["matrices"](here("gpu"))}
     assert risky == {"capture", "capture during a wait", "spinning kernel"}
-    assert not risky & {part.name for name in order[:5] for part in STAGES[name](here("gpu"))}
+    assert not risky & {part.name for name in order[:6] for part in STAGES[name](here("gpu"))}
     assert all(
         "null" in load.modes
         for load in overhead.LOADS

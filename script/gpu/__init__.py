@@ -6,6 +6,7 @@ stage.py       a stage: its parts, each with a time limit, its results as JSON
 pack.py        what the machine with the GPU needs, packed
 smoke.py       the first stage: ten parts in 90 seconds, each the ground of the next
 facts.py       questions about the driver (those of questions/, asked through driver.py, each in its own process)
+patched.py     kernels without PTX under --sass
 answers.py     known answers of every tool (records.py has them)
 cases.py       programs out of the ordinary: other CUDA runtimes, setmaxnreg, printf and limits, two contexts
 overhead.py    the overhead of each tool: ratios

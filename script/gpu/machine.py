@@ -105,7 +105,7 @@ class Machine:
         """Return the variables by which packed programs find the CUDA runtime; other programs (PyTorch) have their own."""
         if self.sim:
             return {"LD_LIBRARY_PATH": str(SIMULATOR)}
-        packed = {PLACE / folder for folder in ("examples", "static", "programs")}
+        packed = {PLACE / folder for folder in ("examples", "static", "programs", "machine")}
         if packed.isdisjoint(Path(word).parent for word in command):
             return {}
         path = (str(PLACE / "lib"), self.environment.get("LD_LIBRARY_PATH", ""))

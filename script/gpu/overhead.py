@@ -49,6 +49,10 @@ MODES = {
     "memtrace": ("memtrace", ""),
     "memtrace, no allocations": ("memtrace", "--no-allocations"),
     "memtrace -e": ("memtrace", "-e --ring-size 1G"),
+    "threadhist --sass": ("threadhist", "--sass --top 1"),
+    "kernelretsnoop --sass": ("kernelretsnoop", "--sass"),
+    "launchlate --sass": ("launchlate", "--sass"),
+    "memtrace --sass": ("memtrace", "--sass"),
 }
 EACH = ("null", "threadhist", "kernelretsnoop", "launchlate", "memtrace")
 GRAPHS = ("threadhist", "launchlate")

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu import probes
+from gpu import patched, probes
 from gpu.machine import AGENT, PACKED, PACKED_CUPTI, PLACE, PYTHON, ROOT, Failure, commit, sources
 from gpubpf.errors import Error
 from gpubpf.images.assemble import device_runtime
@@ -65,6 +65,7 @@ def pack() -> None:
             "".join(f" -gencode arch=compute_{a},code=[sm_{a},compute_{a}]" for a in ARCHITECTURES),
         )
         build_static(top, Path(scratch))
+        build_machine(top)
         for version, package in RUNTIMES.items():
             build_runtime(
                 top, toolkit, Path(scratch), version, wheel_libraries(package, Path(scratch, version))
@@ -140,6 +141,16 @@ def build_static(top: Path, scratch: Path) -> None:
         "-ldl",
     ]
     run(command, "handles.cu cannot be built static")
+
+
+def build_machine(top: Path) -> None:
+    """Build the programs that --sass measures, without PTX, into top/machine."""
+    where = top / "machine"
+    where.mkdir(parents=True, exist_ok=True)
+    codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+    for source in (*(ROOT / f"examples/{name}.cu" for name in patched.EXAMPLES), PROGRAMS / "workloads.cu"):
+        command = ["nvcc", "-std=c++17", "-O2", "-cudart", "shared", *codes, "-o", str(where / source.stem)]
+        run([*command, str(source), "-ldl"], f"{source.name} cannot be built without PTX")
 
 
 def build_runtime(top: Path, toolkit: Path, scratch: Path, version: str, libraries: Path) -> None:

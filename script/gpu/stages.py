@@ -1,9 +1,10 @@
 """The stages, in the order in which they are run."""
 
-from gpu import answers, facts, overhead, references, sanitizer, smoke
+from gpu import answers, facts, overhead, patched, references, sanitizer, smoke
 
 STAGES = {
     "smoke": smoke.parts,
+    "patched": patched.parts,
     "answers": answers.parts,
     "overhead": overhead.parts,
     "facts": facts.parts,
