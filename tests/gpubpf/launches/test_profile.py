@@ -122,15 +122,15 @@ def test_which_frames_are_the_programs_own() -> None:
 
 def test_the_interpreter_is_not_the_programs_own() -> None:
     told = [
-        StackFrame(1, 0, "/lib/libffi.so.8", "ffi_call"),
-        StackFrame(2, 0, "/opt/train.py", "Model.step", 12, True),
-        StackFrame(3, 0, "/bin/python3.11", "Py_RunMain"),
-        StackFrame(4, 0, "/bin/python3.11", "_start"),
+        HostFrame(1, 0, "/lib/libffi.so.8", "ffi_call"),
+        HostFrame(2, 0, "/opt/train.py", "Model.step", line=12, python=True),
+        HostFrame(3, 0, "/bin/python3.11", "Py_RunMain"),
+        HostFrame(4, 0, "/bin/python3.11", "_start"),
     ]
-    made = Stack.of(told, 0)
+    made = Stack.of(told)
     assert made.own() == (Frame("Model.step", "/opt/train.py", 12, "python"),)
     assert symbols.frame_of(told[1]) == symbols.caller(told) == "Model.step (train.py:12)"
-    assert len(Stack.of((told[0], *told[2:]), 0).own()) == 2  # without _start: no frames of Python are known
+    assert len(Stack.of((told[0], *told[2:])).own()) == 2  # without _start: no frames of Python are known
 
 
 def test_a_stack_that_does_not_fit_loses_its_middle() -> None:
