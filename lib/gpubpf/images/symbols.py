@@ -115,7 +115,8 @@ def caller(stack: Sequence[HostFrame], exact: bool = False) -> str:
             continue
         found = lookup(frame.file, frame.offset, frame.mapped) if frame.file else None
         name = found.name if found else names.demangle(frame.symbol).short
-        if name and _RUNTIME.match(name):
+        # A function without a name that Python calls is one of a module that calls the driver.
+        if _RUNTIME.match(name) if name else interpreted:
             continue
         if exact or not name:
             return frame_of(frame)

@@ -27,6 +27,7 @@ INCOMPLETE = "[incomplete]"  # stands for the missing outer frames of a stack
 _STARTS = re.compile(r"_start$|__libc_start|lib(c|pthread|stdc\+\+)\.so|lib(c|pthread)-|ld-linux")
 _RUNTIMES = re.compile(r"lib(cuda|cudart|cudasim|amdhip64|hsa-runtime64)\b")
 _CALLS = re.compile(r"cu[A-Z]|cuda[A-Z]|hip[A-Z]|(__|lib)?cudart|__(cuda|hip)|__device_stub__")
+_NAMELESS = re.compile(r".+\+0x[0-9a-f]+$")  # an address in a file
 
 
 class Frame(NamedTuple):
@@ -61,16 +62,19 @@ class Stack(NamedTuple):
     def own(self) -> tuple[Frame, ...]:
         """Return the frames without those that start the program or thread, and without those of the GPU's runtime.
 
-        In a stack with Python frames, the interpreter's native frames are left out, too. If there are no others, return all.
+        In a stack with Python frames, the interpreter's native frames are left out, too, and so are functions without a name that
+        Python calls, such as those of a module that calls the driver. If there are no others, return all.
         """
         frames = self.frames
-        if any(frame.kind == PYTHON for frame in frames):
+        interpreted = any(frame.kind == PYTHON for frame in frames)
+        if interpreted:
             frames = tuple(frame for frame in frames if not _matches(symbols.INTERPRETER, frame))
         first, last = 0, len(frames)
         if self.complete:
             while first < last and _matches(_STARTS, frames[first]):
                 first += 1
-        while last > first and (_matches(_RUNTIMES, frames[last - 1]) or _matches(_CALLS, frames[last - 1])):
+        ends = (_RUNTIMES, _CALLS, *((_NAMELESS,) if interpreted else ()))
+        while last > first and any(_matches(pattern, frames[last - 1]) for pattern in ends):
             last -= 1
         return frames[first:last] or self.frames
 

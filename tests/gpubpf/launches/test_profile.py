@@ -122,6 +122,7 @@ def test_which_frames_are_the_programs_own() -> None:
 
 def test_the_interpreter_is_not_the_programs_own() -> None:
     told = [
+        HostFrame(5, 0x40, "/lib/driver.cpython-311.so", ""),
         HostFrame(1, 0, "/lib/libffi.so.8", "ffi_call"),
         HostFrame(2, 0, "/opt/train.py", "Model.step", line=12, python=True),
         HostFrame(3, 0, "/bin/python3.11", "Py_RunMain"),
@@ -129,8 +130,8 @@ def test_the_interpreter_is_not_the_programs_own() -> None:
     ]
     made = Stack.of(told)
     assert made.own() == (Frame("Model.step", "/opt/train.py", 12, "python"),)
-    assert symbols.frame_of(told[1]) == symbols.caller(told) == "Model.step (train.py:12)"
-    assert len(Stack.of((told[0], *told[2:])).own()) == 2  # without _start: no frames of Python are known
+    assert symbols.frame_of(told[2]) == symbols.caller(told) == "Model.step (train.py:12)"
+    assert len(Stack.of((*told[:2], *told[3:])).own()) == 3  # without _start: no frames of Python are known
 
 
 def test_a_stack_that_does_not_fit_loses_its_middle() -> None:
