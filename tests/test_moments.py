@@ -376,3 +376,47 @@ def test_each_call_is_seen_from_outside(of: Callable[[], Device], tmp_path: Path
             sum(program.total("graphs") for program in batch),
         ), done.stderr
         assert records[-1]["lost"] == 0
+
+
+def on_the_machine(device: Device, programs: Sequence[Program], tmp_path: Path) -> str:
+    """Run programs while a tool watches every process. Return what is not accounted for: "" if nothing is."""
+    out = tmp_path / "machine"
+    environment = dict(device.environment)
+    if not device.hip:
+        environment["LD_LIBRARY_PATH"] = str(LIBRARIES)
+    words = [sys.executable, str(ROOT / "tools/threadhist.py"), "--json", "-o", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=device.environment) as tool:
+        assert tool.stderr is not None
+        said = ""
+        while "watching every process" not in said:
+            line = tool.stderr.readline()
+            assert line, said
+            said += line
+        done = subprocess.run(
+            ["sh", "-c", script(device, programs)], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        tool.send_signal(signal.SIGINT)
+        said += tool.communicate(timeout=60)[1]
+    summary = json.loads(out.read_text().splitlines()[-1])
+    expected = sum(program.total("launches") for program in programs)
+    if done.returncode or done.stdout:
+        return f"status {done.returncode}: {done.stdout}{said}"
+    matched = summary["launches_matched"]
+    if summary["processes"]["missed"]:  # on a busy machine, a process may have ended before it was held
+        expected = min(expected, matched)
+    if device.accounted(summary, expected):
+        return ""
+    return f"{expected} launches: {summary} {said}"
+
+
+@pytest.mark.own_processes
+@needs_bpf
+@pytest.mark.every(2)
+@pytest.mark.parametrize("of", [cuda, hip])
+def test_each_launch_on_the_machine_is_accounted_for(of: Callable[[], Device], tmp_path: Path) -> None:
+    device = of()
+    numbers = list(seeds(device.few // 2, LONG // 5))
+    batches = [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]
+    for batch in batches:
+        found = on_the_machine(device, [generated(seed, device.hip) for seed in batch], tmp_path)
+        assert not found, f"seeds {batch}: {found}"
