@@ -55,8 +55,8 @@ def compare(a: Sequence[str], b: Sequence[str], floor: float, memory: int | None
         database.execute("SET VARIABLE floor = ?", [floor])
         for _, statement in views.statements(os.path.join(_HERE, "differences.sql")):
             database.execute(statement)
-        if not database.sql("SELECT count(*) FROM differences").fetchall()[0][0]:
+        if not database.sql("SELECT count(*) FROM compared").fetchall()[0][0]:
             raise Error(
-                "the two measurements have no measure in common; measure the same kernels with the same tools"
+                "the two measurements have no measure in common; measure the same kernels with the same tools and options"
             )
         yield database

@@ -24,7 +24,9 @@ the records are wrong; 2 if the command line is wrong.
 """
 MOST = 50  # findings that are shown to people
 RUNS = 3  # so many of each measurement give the noise between runs
-_ONE_SIDED = {"a": "only A has", "b": "only B has"}
+NAME = 40  # columns of a kernel's name or a place in a sentence
+NAMES = 8  # kernels and places that a line of what was not compared names
+_WHY = {"a": "only A has", "b": "only B has", None: "A and B have different sampling:"}
 
 
 def _percent(text: str) -> float:
@@ -108,7 +110,10 @@ def _write_records(
     one_sided: list[dict[str, Any]],
     conditions: Mapping[str, list[dict[str, Any]]],
 ) -> None:
-    out.records({"type": "difference"} | one for one in differences)
+    out.records(
+        {"type": "difference"} | {name: value for name, value in one.items() if name != "by_runs"}
+        for one in differences
+    )
     out.records({"type": "not_compared"} | one for one in one_sided)
     for side, facts in conditions.items():
         out.records({"type": "condition", "side": side} | fact for fact in facts)
@@ -131,9 +136,10 @@ def _lines(
 
     verdicts = [one["verdict"] for one in differences]
     worse, better = verdicts.count("worse"), verdicts.count("better")
-    equal, unknown = verdicts.count("same"), verdicts.count("unknown")
+    equal = verdicts.count("same")
     found = f"{table.count(worse, 'measure')} got worse, {better} got better" if worse or better else ""
-    rest = f"{equal} of {table.count(len(differences), 'measure')} are equal within the noise"
+    verb = "is" if equal == 1 else "are"
+    rest = f"{equal} of {table.count(len(differences), 'measure')} {verb} equal within the noise"
     yield from table.wrap(f"{found or 'no finding'}; {rest}")
     yield ""
     left = MOST
@@ -148,8 +154,7 @@ def _lines(
                 yield f"... {len(shown) - left:,} more; --json prints all"
             yield ""
         left = max(left - len(shown), 1)
-    if unknown:
-        yield from _unknown(differences, unknown)
+    yield from _unknown(differences)
     yield from _runs(differences)
     for line in _uncomparable(one_sided, conditions):
         yield from table.wrap(line)
@@ -177,42 +182,54 @@ def _value(value: float, unit: str) -> str:
     return f"{value:.3g}" if value < 1000 else table.number(value)
 
 
-def _unknown(differences: list[dict[str, Any]], unknown: int) -> Iterator[str]:
+def _unknown(differences: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the measures whose noise is unknown, and what shows the noise."""
     from gpubpf.show import table
 
-    names = ", ".join(
-        sorted({f"{one['tool']}: {one['measure']}" for one in differences if one["verdict"] == "unknown"})
-    )
-    yield from table.wrap(
-        f"unknown: {table.count(unknown, 'measure')} ({names}): one run does not show the noise; "
-        f"measure {RUNS} runs or more of each, or with launchlate -v"
-    )
+    unknown = [one for one in differences if one["verdict"] == "unknown"]
+    if unknown:
+        names = ", ".join(sorted({f"{one['tool']}: {one['measure']}" for one in unknown}))
+        launches = ", or with launchlate -v" if any(one["tool"] == "launchlate" for one in unknown) else ""
+        yield from table.wrap(
+            f"unknown: {table.count(len(unknown), 'measure')} ({names}): so few runs do not show the noise; "
+            f"measure {RUNS} runs or more of each{launches}"
+        )
 
 
 def _runs(differences: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line if times were compared by runs that are too few."""
+    """Yield a line if launch times were compared by runs that are too few."""
     from gpubpf.show import table
 
-    if any(one["noise"] and one["runs_a"] + one["runs_b"] < 4 for one in differences):
+    if any(one["tool"] == "launchlate" and one["noise"] and not one["by_runs"] for one in differences):
         yield from table.wrap(
             f"few runs: how much runs differ is taken from how much launches differ in a run; {RUNS} runs "
             "or more of each show smaller changes"
         )
 
 
+def _not_compared(one_sided: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield which measures of which kernels were not compared, and why."""
+    from gpubpf.show.kernel_names import fitted
+    from gpubpf.show.table import fit
+
+    kernels = fitted({one["kernel"] for one in one_sided}, NAME)
+    measures: dict[tuple[Any, str, str], dict[str, None]] = {}  # of a place; without double names, in order
+    for one in one_sided:
+        where = kernels[one["kernel"]] + (f" {fit(one['place'], NAME)}" if one["place"] else "")
+        measures.setdefault((one["side"], one["tool"], where), {})[one["measure"]] = None
+    places: dict[tuple[Any, str, tuple[str, ...]], list[str]] = {}
+    for (side, tool, where), names in measures.items():
+        places.setdefault((side, tool, tuple(names)), []).append(where)
+    for (side, tool, named), wheres in places.items():
+        more = f" and {len(wheres) - NAMES} more" if len(wheres) > NAMES else ""
+        yield f"not compared: {_WHY[side]} {tool}'s {' and '.join(named)} of {', '.join(wheres[:NAMES])}{more}"
+
+
 def _uncomparable(
     one_sided: list[dict[str, Any]], conditions: Mapping[str, list[dict[str, Any]]]
 ) -> Iterator[str]:
     """Yield what could not be compared, and what makes the comparison doubtful."""
-    by_kernel: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
-    for one in one_sided:
-        places = by_kernel.setdefault((one["side"], one["tool"]), {})
-        where = (one["kernel"], one["place"])
-        places[where] = places.get(where, 0) + 1
-    for (side, tool), places in by_kernel.items():
-        names = [f"{kernel} {place}".strip() for kernel, place in list(places)[:8]]
-        more = f" and {len(places) - len(names)} more" if len(places) > len(names) else ""
-        yield f"not compared: {_ONE_SIDED[side]} {tool}'s measures of {', '.join(names)}{more}"
+    yield from _not_compared(one_sided)
     how: dict[str, dict[str, list[str]]] = {}
     for side, facts in conditions.items():
         for fact in facts:

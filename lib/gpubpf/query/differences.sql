@@ -18,29 +18,41 @@ SELECT * FROM (VALUES
 ) AS listed(freedom, t);
 
 -- each measure of both: its value in A and B, and the noise
-CREATE TABLE differences AS
+CREATE TABLE compared AS
 WITH sides AS (
-    SELECT side, tool, kernel, place, measure, unit, better, count(*) AS runs, avg(value) AS mean,
-           coalesce(stddev_samp(value), 0) AS run_deviation,
-           CASE WHEN count(spread) = count(*) THEN max(spread) * abs(mean) END AS own_deviation, min(samples) AS samples
+    SELECT side, tool, kernel, place, measure, unit, better, basis, count(*) AS runs, avg(value) AS mean,
+           CASE WHEN min(value) < max(value) THEN stddev_samp(value) ELSE 0 END AS run_deviation,
+           CASE WHEN count(spread) = count(*) THEN max(spread) * abs(mean) END AS own_deviation, min(samples) AS samples,
+           max(resolution) AS resolution
     FROM (SELECT 'a' AS side, * FROM a.measures UNION ALL SELECT 'b', * FROM b.measures)
     GROUP BY ALL
+), shapes AS (  -- a kernel whose launches all have one shape is compared once
+    SELECT tool, kernel, measure, count(DISTINCT place) AS shapes, count(DISTINCT side) AS measured
+    FROM sides
+    WHERE tool = 'launchlate' AND place <> ''
+    GROUP BY ALL
 ), pairs AS (
-    SELECT a.* EXCLUDE (side, runs, mean, run_deviation, own_deviation, samples), a.mean AS a, b.mean AS b, a.runs AS runs_a,
+    SELECT a.* EXCLUDE (side, runs, mean, run_deviation, own_deviation, samples, resolution), a.mean AS a, b.mean AS b, a.runs AS runs_a,
            b.runs AS runs_b, a.runs + b.runs - 2 AS run_freedom,
            ((a.runs - 1) * a.run_deviation ** 2 + (b.runs - 1) * b.run_deviation ** 2) AS run_squares,
-           (a.own_deviation ** 2 + b.own_deviation ** 2) / 2 AS own_variance, least(a.samples, b.samples) - 1 AS own_freedom
-    FROM sides AS a JOIN sides AS b USING (tool, kernel, place, measure, unit, better)
-    WHERE a.side = 'a' AND b.side = 'b'
-), counted AS (  -- from the spread of runs if they are enough; else from what one run shows
-    SELECT *, CASE WHEN run_freedom > 1 THEN run_freedom ELSE least(own_freedom, 1000) END AS freedom,
-           CASE WHEN run_freedom > 1 THEN run_squares / run_freedom
+           (a.own_deviation ** 2 + b.own_deviation ** 2) / 2 AS own_variance, least(a.samples, b.samples) - 1 AS own_freedom,
+           greatest(a.resolution, b.resolution) AS resolution
+    FROM sides AS a JOIN sides AS b USING (tool, kernel, place, measure, unit, better, basis)
+    WHERE a.side = 'a' AND b.side = 'b' AND NOT (a.place = '' AND (tool, kernel, measure) IN (
+        SELECT (tool, kernel, measure) FROM shapes WHERE shapes = 1 AND measured = 2
+    ))
+    QUALIFY row_number() OVER (PARTITION BY tool, kernel, place, measure ORDER BY basis = 'kernels', basis) = 1
+), counted AS (  -- from the spread of runs if they are enough; else from what one run shows. Runs with one choice of blocks are equal
+    SELECT *, run_freedom > 1 AND (run_squares > 0 OR unit = 'ns') AS by_runs,
+           CASE WHEN by_runs THEN run_freedom ELSE least(own_freedom, 1000) END AS freedom,
+           CASE WHEN by_runs THEN run_squares / run_freedom
                 WHEN own_variance IS NOT NULL THEN greatest(own_variance, run_squares) END AS variance
     FROM pairs
 ), strict AS (  -- the more comparisons, the stricter is each: at most one in 1,000 pairs of equal measurements has a false finding
     SELECT least(4, 1 + ceil(log10(greatest(count(*), 1))))::INT AS level FROM counted WHERE variance > 0
 ), noisy AS (
-    SELECT counted.*, CASE WHEN variance = 0 THEN 0 ELSE t[level] * sqrt(variance * (1 / runs_a + 1 / runs_b)) END AS noise
+    SELECT counted.*, CASE WHEN variance = 0 THEN 0 ELSE t[level] * sqrt(variance * (1 / runs_a + 1 / runs_b)) END AS random,
+           CASE WHEN random < resolution THEN resolution ELSE random END AS noise  -- null if `random` is
     FROM counted CROSS JOIN strict ASOF LEFT JOIN quantiles ON counted.freedom >= quantiles.freedom
 )
 SELECT tool, kernel, place, measure, unit, a, b, (b - a) / nullif(abs(a), 0) AS change, noise / nullif(abs(a), 0) AS noise,
@@ -48,30 +60,18 @@ SELECT tool, kernel, place, measure, unit, a, b, (b - a) / nullif(abs(a), 0) AS 
             WHEN abs(b - a) <= noise OR abs(b - a) <= getvariable('floor') * abs(a) THEN 'same'
             WHEN (b > a) = better THEN 'better'
             ELSE 'worse' END AS verdict,
-       runs_a, runs_b
+       runs_a, runs_b, by_runs
 FROM noisy
 ORDER BY tool, kernel, place, measure;
 
--- a kernel whose launches all have one shape is compared once
-CREATE VIEW compared AS
-SELECT * FROM differences
-WHERE NOT (tool = 'launchlate' AND place = '' AND (tool, kernel, measure) IN (
-    SELECT (tool, kernel, measure)
-    FROM (SELECT DISTINCT tool, kernel, measure, place FROM a.measures UNION SELECT DISTINCT tool, kernel, measure, place FROM b.measures)
-    WHERE place <> ''
-    GROUP BY tool, kernel, measure
-    HAVING count(*) = 1
-));
-
--- measures that only one has
+-- measures that only one has, or that both have, but sampled differently
 CREATE VIEW not_compared AS
 WITH names AS (
-    SELECT DISTINCT 'a' AS side, tool, kernel, place, measure FROM a.measures
-    UNION ALL SELECT DISTINCT 'b', tool, kernel, place, measure FROM b.measures
+    SELECT DISTINCT 'a' AS side, tool, kernel, place, measure, basis FROM a.measures
+    UNION ALL SELECT DISTINCT 'b', tool, kernel, place, measure, basis FROM b.measures
 )
-SELECT any_value(side) AS side, tool, kernel, place, measure
+SELECT CASE WHEN count(DISTINCT side) = 1 THEN any_value(side) END AS side, tool, kernel, place, measure
 FROM names
 GROUP BY tool, kernel, place, measure
-HAVING count(*) = 1
+HAVING count(DISTINCT basis) = count(*)  -- no basis is on both sides
 ORDER BY side, tool, kernel, place, measure;
-

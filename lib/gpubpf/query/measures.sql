@@ -1,16 +1,38 @@
 -- What `gpubpf diff` compares: one row for each run and measure. A statement whose records are missing is left out.
 --
--- value    mean of a launch, a request or a barrier, in `unit`
--- better   whether more of it is better
--- spread   standard deviation of the value, as a share of it, if another run does the same work; 0: runs give the same value;
---          null: one run cannot show it
--- samples  how many samples the spread is made of
+-- value       mean of a launch, a request or a barrier, in `unit`
+-- better      whether more of it is better
+-- spread      standard deviation of the value, as a share of it, if another run does the same work; 0: runs give the same value;
+--             null: one run cannot show it
+-- samples     how many samples the spread is made of
+-- resolution  the least noise of the value, in `unit`: what a clock can tell apart
+-- basis       what the value was made from, if that matters: values are compared with those that have the same basis
 
 -- one row for each run and measure
 CREATE TABLE measures (
     tool VARCHAR, run VARCHAR, kernel VARCHAR, place VARCHAR, measure VARCHAR, unit VARCHAR, better BOOLEAN, value DOUBLE,
-    spread DOUBLE, samples BIGINT
+    spread DOUBLE, samples BIGINT, resolution DOUBLE DEFAULT 0, basis VARCHAR DEFAULT ''
 );
+
+-- how each run was sampled; '': it was not
+CREATE TABLE samplings (run VARCHAR, sampling VARCHAR);
+
+-- blocks or warps
+INSERT INTO samplings SELECT run, coalesce(format('1 in {} {}s', sampling.one_in, sampling.unit), '') FROM summaries;
+
+-- one in how many launches each run measured, if not all
+CREATE TABLE launch_samplings (run VARCHAR, one_in DOUBLE);
+
+-- sampled launches
+INSERT INTO launch_samplings
+SELECT run, round(launches_matched / (launches_matched - not_instrumented['sampled out']))
+FROM summaries WHERE not_instrumented['sampled out'] BETWEEN 1 AND launches_matched - 1;
+
+-- runs on an embedded device
+CREATE TABLE embedded (run VARCHAR);
+
+-- embedded devices
+INSERT INTO embedded SELECT run FROM summaries WHERE device = 'sim';
 
 -- the shape of a launch, such as "<<<4x2,64>>>"
 CREATE MACRO shape(grid, block_dim) AS
@@ -18,46 +40,72 @@ CREATE MACRO shape(grid, block_dim) AS
     || regexp_replace(array_to_string(block_dim, 'x'), '(x1){1,2}$', '') || '>>>';
 
 -- times of single launches; the slowest and fastest tenth of a run count as the next ones do, so that a pause of the host does not
--- hide everything else
+-- hide everything else. The times are in bins of about 1 %, so that memory does not grow with the launches.
 INSERT INTO measures
-WITH launches AS (
-    SELECT run, kernel, unnest([shape(grid, block_dim), '']) AS place, unnest([exec_ns, exec_ns]) AS exec_ns,
-           unnest([latency_ns, latency_ns]) AS latency_ns
-    FROM launchlate_launch
-), times AS (
-    UNPIVOT launches ON exec_ns AS 'GPU time', latency_ns AS 'launch latency' INTO NAME measure VALUE ns
+WITH bins AS (
+    SELECT run, kernel, grid, block_dim, 'GPU time' AS measure, floor(64 * log2(1 + exec_ns)) AS bin, count(*) AS launches,
+           min(exec_ns) AS low, max(exec_ns) AS high, avg(exec_ns) AS mean, var_pop(exec_ns) AS variance,
+           avg(coalesce(clock_error_ns, 0)) AS resolution
+    FROM launchlate_launch WHERE exec_ns >= 0 GROUP BY ALL
+    UNION ALL
+    SELECT run, kernel, grid, block_dim, 'launch latency', floor(64 * log2(1 + latency_ns)), count(*), min(latency_ns), max(latency_ns),
+           avg(latency_ns), var_pop(latency_ns), avg(coalesce(clock_error_ns, 0))
+    FROM launchlate_launch WHERE latency_ns >= 0 GROUP BY ALL
+), placed AS MATERIALIZED (
+    SELECT * EXCLUDE (grid, block_dim), shape(grid, block_dim) AS place FROM bins
+    UNION ALL SELECT * EXCLUDE (grid, block_dim), '' FROM bins
+), ranked AS (
+    SELECT *, sum(launches) OVER upward AS below, sum(launches) OVER downward AS above
+    FROM placed
+    WINDOW upward AS (PARTITION BY run, kernel, place, measure ORDER BY bin),
+           downward AS (PARTITION BY run, kernel, place, measure ORDER BY bin DESC)
+), bounds AS (
+    SELECT run, kernel, place, measure, sum(launches) AS launches, min(low) FILTER (WHERE below >= all_launches / 10) AS least,
+           max(high) FILTER (WHERE above >= all_launches / 10) AS most
+    FROM ranked JOIN (SELECT run, kernel, place, measure, sum(launches) AS all_launches FROM placed GROUP BY ALL)
+        USING (run, kernel, place, measure)
+    GROUP BY ALL
 ), bounded AS (
-    SELECT run, kernel, place, measure, quantile_disc(ns, 0.1) AS low, quantile_disc(ns, 0.9) AS high FROM times GROUP BY ALL
+    SELECT placed.* EXCLUDE (mean, variance), least, most, greatest(least(mean, most), least) AS mean,
+           CASE WHEN high < least OR low > most THEN 0 ELSE variance END AS variance
+    FROM placed JOIN bounds USING (run, kernel, place, measure)
+), means AS (
+    SELECT run, kernel, place, measure, sum(launches * mean) / sum(launches) AS mean FROM bounded GROUP BY ALL
 )
-SELECT 'launchlate', run, kernel, place, measure, 'ns', false, avg(greatest(least(ns, high), low)) AS mean_ns,
-       CASE WHEN count(*) > 4 AND mean_ns > 0 THEN stddev_samp(greatest(least(ns, high), low)) / mean_ns END, count(*)
-FROM times JOIN bounded USING (run, kernel, place, measure)
-GROUP BY run, kernel, place, measure;
+SELECT 'launchlate', run, kernel, place, measure, 'ns', false, means.mean,
+       CASE WHEN sum(launches) > 4 AND means.mean > 0 THEN
+           CASE WHEN any_value(least) = any_value(most) THEN 0
+                ELSE sqrt(sum(launches * (variance + (bounded.mean - means.mean) ** 2)) / (sum(launches) - 1)) / means.mean END END,
+       sum(launches), sum(launches * resolution) / sum(launches), ''
+FROM bounded JOIN means USING (run, kernel, place, measure)
+GROUP BY run, kernel, place, measure, means.mean;
 
--- times of kernels, where single launches were not kept
+-- times of kernels: they are compared where single launches of a measurement were not kept
 INSERT INTO measures
-SELECT 'launchlate', run, kernel, '', 'GPU time', 'ns', false, sum(count * exec_ns.mean) / sum(count), NULL, sum(count)
-FROM launchlate_kernel AS these
-WHERE exec_ns IS NOT NULL AND count > 0 AND NOT EXISTS (SELECT 1 FROM measures WHERE measures.run = these.run)
+SELECT 'launchlate', run, kernel, '', 'GPU time', 'ns', false, sum(count * exec_ns.mean) / sum(count), NULL, sum(count),
+       max(coalesce(clock_error_ns, 0)), 'kernels'
+FROM launchlate_kernel
+WHERE exec_ns IS NOT NULL AND count > 0
 GROUP BY run, kernel;
 
 -- GPU time by kernel, of all host stacks
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 SELECT 'gpuprofile', run, kernel, '', 'GPU time', 'ns', false, sum(gpu_ns) / sum(launches), NULL, sum(launches)
 FROM gpuprofile_stack
 WHERE launches > 0
 GROUP BY run, kernel;
 
 -- memory traffic of kernels
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 SELECT 'memtrace', run, kernel, '', 'sectors per launch', '', false, sum(sectors) / sum(launches),
-       CASE WHEN bool_or(sampled IS NOT NULL) THEN NULL ELSE 0 END, sum(launches)
+       CASE WHEN NOT bool_or(sampled IS NOT NULL) THEN 0
+            WHEN sum(sectors) > 0 THEN sqrt(sum(standard_error.sectors ** 2)) / sum(sectors) END, sum(launches)
 FROM memtrace_kernel
 WHERE sectors IS NOT NULL AND launches > 0
 GROUP BY run, kernel;
 
 -- memory traffic of lines
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 WITH kernels AS (
     SELECT run, kernel, sum(launches) AS launches, bool_or(sampled IS NOT NULL) AS sampled
     FROM memtrace_kernel
@@ -90,7 +138,7 @@ FROM values
 WHERE ways_each IS NOT NULL;
 
 -- divergence of kernels
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 SELECT 'warpdiv', run, kernel, '', 'lane-instructions per launch', '', false, sum(lane_instructions) / sum(launches), 0, sum(launches)
 FROM warpdiv_kernel
 WHERE launches > 0
@@ -102,7 +150,7 @@ WHERE instructions > 0
 GROUP BY run, kernel;
 
 -- divergence of lines
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 WITH kernels AS (SELECT run, kernel, sum(launches) AS launches FROM warpdiv_kernel GROUP BY run, kernel)
 SELECT 'warpdiv', run, kernel, source, 'lost lane-instructions', '', false, sum(lost) / any_value(launches), 0, any_value(launches)
 FROM warpdiv_branch JOIN kernels USING (run, kernel)
@@ -110,7 +158,7 @@ WHERE lost IS NOT NULL AND launches > 0
 GROUP BY run, kernel, source;
 
 -- work of threads
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 WITH kernels AS (
     SELECT run, kernel, shape(grid, block_dim) AS place, work_kind, sum(launches) AS launches, sum(work) AS work,
            max(imbalance) AS imbalance, bool_or(sampled IS NOT NULL) AS sampled, sqrt(sum(standard_error.work ** 2)) AS error
@@ -128,14 +176,14 @@ FROM kernels
 WHERE imbalance IS NOT NULL;
 
 -- waits at barriers
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 SELECT 'barrierlate', run, kernel, source, 'wait at a barrier', 'ns', false, sum(waits * wait_ns.mean) / sum(waits), NULL, sum(waits)
 FROM barrierlate_barrier
 WHERE wait_ns IS NOT NULL AND waits > 0
 GROUP BY run, kernel, source;
 
 -- exits of threads
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 SELECT 'kernelretsnoop', run, kernel, shape(grid, block_dim), 'spread of exits', 'ns', false,
        sum(launches * grid_spread_ns.mean) / sum(launches), NULL, sum(launches)
 FROM kernelretsnoop_kernel
@@ -143,15 +191,34 @@ WHERE grid_spread_ns IS NOT NULL AND launches > 0
 GROUP BY ALL;
 
 -- calls of CUDA
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 SELECT 'cudasnoop', run, api, '', 'time of a call', 'ns', false, sum(count * lat_ns.mean) / sum(count), NULL, sum(count)
 FROM cudasnoop_api
 WHERE lat_ns IS NOT NULL AND count > 0
 GROUP BY run, api;
 
 -- calls of HIP
-INSERT INTO measures
+INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 SELECT 'hipsnoop', run, api, '', 'time of a call', 'ns', false, sum(count * lat_ns.mean) / sum(count), NULL, sum(count)
 FROM hipsnoop_api
 WHERE lat_ns IS NOT NULL AND count > 0
 GROUP BY run, api;
+
+-- sampled counts without a standard error: one run does not show the noise
+UPDATE measures SET spread = NULL WHERE tool = 'warpdiv' AND run NOT IN (SELECT run FROM samplings WHERE sampling = '');
+
+-- values that depend on the sampling: only equal samplings are compared
+UPDATE measures SET basis = sampling
+FROM samplings
+WHERE measures.run = samplings.run AND (
+    tool = 'warpdiv' AND measure <> 'efficiency of warps' OR tool = 'kernelretsnoop'
+    OR tool = 'threadhist' AND starts_with(measure, 'imbalance')
+);
+
+-- counts of sampled launches
+UPDATE measures SET basis = concat_ws(' of ', nullif(basis, ''), format('1 in {} launches', one_in::BIGINT))
+FROM launch_samplings
+WHERE measures.run = launch_samplings.run AND unit <> 'ns';
+
+-- a clock of a GPU has ticks
+UPDATE measures SET resolution = greatest(resolution, 1) WHERE unit = 'ns' AND run NOT IN (SELECT run FROM embedded);

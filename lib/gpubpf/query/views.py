@@ -142,7 +142,7 @@ def found(directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
 def statements(path: str) -> Iterator[tuple[str, str]]:
     """Yield description and SQL of each statement in a file. The description is the comment above the statement."""
     with open(path, encoding="utf-8") as file:
-        _, *parts = re.split(r"^-- (.*)\n(?=CREATE|INSERT)", file.read(), flags=re.M)
+        _, *parts = re.split(r"^-- (.*)\n(?=CREATE|INSERT|UPDATE)", file.read(), flags=re.M)
     return iter(list(zip(parts[::2], parts[1::2], strict=True)))
 
 

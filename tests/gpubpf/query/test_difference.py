@@ -11,6 +11,7 @@ import numpy
 import pytest
 
 import gpubpf.__main__
+from gpubpf.errors import Error
 from gpubpf.query import difference, views
 from gpubpf_kept import TIMES, keep, some
 from gpubpf_schema import declared
@@ -155,11 +156,110 @@ def test_a_value_that_was_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str
         keep(
             tmp_path / name,
             "warpdiv",
+            some("warpdiv", "summary", tool="warpdiv", device="gpu", sampling=None),
             some("warpdiv", "kernel", kernel="step", launches=1, instructions=0),
             some("warpdiv", "branch", kernel="step", source="step.cu:9", lost=lost),
         )
     status, said = diff(capsys, "--fail-above", "900%", tmp_path / "a", tmp_path / "b")
     assert status == 1 and " new " in said and "step.cu:9" in said
+
+
+def divergence(directory: Path, one_in: int | None, lost: int) -> Path:
+    """Keep the records of warpdiv about one kernel. one_in: the share of blocks that were sampled; None: all."""
+    keep(
+        directory,
+        "warpdiv",
+        some(
+            "warpdiv",
+            "summary",
+            tool="warpdiv",
+            device="sim",
+            sampling=one_in and {"unit": "block", "one_in": one_in, "seed": lost},
+        ),
+        some(
+            "warpdiv", "kernel", kernel="step", launches=1, instructions=100, lane_instructions=lost, wave=32
+        ),
+        some("warpdiv", "branch", kernel="step", source="step.cu:9", lost=lost),
+    )
+    return directory
+
+
+def test_a_sample_of_counts_is_not_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts of sampled blocks depend on which blocks were chosen, and are those of these blocks alone."""
+    a, b = divergence(tmp_path / "a", 8, 1000), divergence(tmp_path / "b", 8, 2000)
+    assert {*compared(a, b).values()} == {"unknown"}
+    for place in (a, b):  # three runs more; those of a measurement choose the same blocks
+        for _ in range(3):
+            divergence(place, 8, 1000 if place == a else 2000)
+    assert {*compared(a, b).values()} == {"unknown"}
+    other = divergence(tmp_path / "other", None, 8000)
+    assert compared(a, other) == {("step", "", "efficiency of warps"): "unknown"}
+    text = " ".join(diff(capsys, a, other)[1].split())
+    assert "different sampling: warpdiv's lane-instructions per launch of step" in text
+
+
+def test_counts_of_sampled_launches_are_compared_with_such(tmp_path: Path) -> None:
+    """Launches of a kernel may differ, so the mean of each third launch is not the mean of all."""
+    for name, sectors, left_out in (("all", 400, 0), ("third", 800, 6), ("third, too", 800, 6)):
+        counts: dict[str, Any] = {"launches_matched": 9, "not_instrumented": {"sampled out": left_out}}
+        summary = some("memtrace", "summary", tool="memtrace", device="sim", sampling=None, **counts)
+        keep(tmp_path / name, "memtrace", *traffic(sectors), summary)
+    with pytest.raises(Error, match="no measure in common"):
+        compared(tmp_path / "all", tmp_path / "third")
+    assert {*compared(tmp_path / "third", tmp_path / "third, too").values()} == {"same"}
+
+
+def launched(directory: Path, *exec_ns: int, device: str = "sim", **more: Any) -> Path:
+    """Keep the records of `launchlate -v` about launches of one kernel."""
+    launch: dict[str, Any] = SHAPE | {"latency_ns": 1000, "clock_error_ns": 0} | more
+    keep(
+        directory,
+        "launchlate",
+        some("launchlate", "summary", tool="launchlate", device=device, sampling=None),
+        *(some("launchlate", "launch", kernel="step", exec_ns=ns, **launch) for ns in exec_ns),
+        kernel_of(*exec_ns),
+    )
+    return directory
+
+
+def kernel_of(*exec_ns: int, **more: Any) -> dict[str, Any]:
+    """Return the kernel record of launchlate about some launches."""
+    times = TIMES | {"mean": sum(exec_ns) / len(exec_ns)}
+    names = {"kernel": "step", "mangled": "_Z4stepv", "demangled": "step()"}
+    return some(
+        "launchlate",
+        "kernel",
+        **names | {"count": len(exec_ns), "exec_ns": times, "clock_error_ns": 0} | more,
+    )
+
+
+def test_launches_are_not_compared_with_the_mean_of_a_kernel(tmp_path: Path) -> None:
+    """A few launches are very slow: the mean of all is not the mean without the slowest and fastest tenth."""
+    times = [100] * 19 + [100_000]
+    a = launched(tmp_path / "a", *times)
+    keep(tmp_path / "b", "launchlate", kernel_of(*times))
+    for pair in ((a, tmp_path / "b"), (tmp_path / "b", a), (tmp_path / "b", tmp_path / "b")):
+        assert compared(*pair) == {("step", "", "GPU time"): "unknown"}
+    assert {*compared(a, a)} == {("step", "<<<4,64>>>", "GPU time"), ("step", "<<<4,64>>>", "launch latency")}
+
+
+def test_all_launches_are_compared_if_shapes_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = launched(tmp_path / "a", *[100] * 20)
+    b = launched(tmp_path / "b", *[200] * 20, grid=[8, 1, 1])
+    assert compared(a, b)["step", "", "GPU time"] == "worse" and len(compared(a, b)) == 2
+    text = " ".join(diff(capsys, a, b)[1].split())
+    assert "only A has launchlate's GPU time and launch latency of step <<<4,64>>>" in text
+
+
+def test_a_tick_of_the_clock_is_noise(tmp_path: Path) -> None:
+    a = launched(tmp_path / "a", *[1024] * 20, device="gpu", clock_error_ns=32)
+    for name, ns, verdict in (("b", 1056, "same"), ("c", 1088, "worse")):
+        other = launched(tmp_path / name, *[ns] * 20, device="gpu", clock_error_ns=32)
+        assert compared(a, other)["step", "<<<4,64>>>", "GPU time"] == verdict
+    times = launched(tmp_path / "d", *[10] * 20), launched(tmp_path / "e", *[11] * 20)
+    assert compared(*times)["step", "<<<4,64>>>", "GPU time"] == "worse"  # virtual time is exact
 
 
 def test_what_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,10 +291,10 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureF
     assert status == 0 and "\x1b" not in said and max(map(len, said.splitlines())) <= 80
     for part in (
         "no finding; 0 of 1 measure are equal",
-        "unknown: 1 measure (launchlate: GPU time): one run does not show the noise",
-        "not compared: only A has launchlate's measures of old",
-        r"not compared: only B has launchlate's measures of <script>\x1b[31m",
-        "not compared: only B has threadhist's measures of",
+        "unknown: 1 measure (launchlate: GPU time): so few runs do not show the noise",
+        "not compared: only A has launchlate's GPU time of old",
+        r"not compared: only B has launchlate's GPU time of <script>\x1b[31m",
+        "not compared: only B has threadhist's",
         "differs: device: a GPU in A, an embedded device in B",
         "incomplete: in B, launchlate lost 3 records",
         "incomplete: in B, launchlate did not measure 2 launches (no PTX)",
