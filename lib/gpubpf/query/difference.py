@@ -15,6 +15,7 @@ from typing import Any
 
 from gpubpf.errors import Error
 from gpubpf.query import views
+from gpubpf.query.limits import time_limit
 from gpubpf.show.table import printable
 
 _HERE = os.path.dirname(__file__)
@@ -26,16 +27,23 @@ _VERSIONS = """
 
 
 @contextmanager
-def compare(a: Sequence[str], b: Sequence[str], floor: float, memory: int | None = None) -> Iterator[Any]:
+def compare(
+    a: Sequence[str],
+    b: Sequence[str],
+    floor: float,
+    memory: int | None = None,
+    timeout: float | None = None,
+) -> Iterator[Any]:
     """Yield a DuckDB connection with the tables of differences.sql, and with the schemas a and b.
 
     a, b: the directories of each measurement.
     floor: changes below this share are not findings, for example 0.01.
     memory: the most that DuckDB may use, in bytes; None: 80 % of the machine's memory.
+    timeout: the most that reading the records may take, in seconds; None: any time.
 
     Raises Error if there is nothing to compare.
     """
-    with views.opened(memory) as database:
+    with views.opened(memory) as database, time_limit(database, timeout):
         for side, directories in zip(SIDES, (a, b), strict=True):
             database.execute(f"CREATE SCHEMA {side}")
             database.execute(f"SET schema = '{side}'")

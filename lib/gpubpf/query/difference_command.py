@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpubpf.query.limits import add_limits, time_limit
+from gpubpf.query.limits import add_limits
 from gpubpf.show import cli
 from gpubpf.show.option_values import parse_results
 
@@ -72,21 +72,19 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
     """Run the command. Return its exit status. Raises Error for records that cannot be read or compared."""
     from gpubpf.query import difference
 
-    out = cli.open_results(args)
-    with (
-        difference.compare([args.a], [args.b], args.ignore_below / 100, args.memory) as database,
-        time_limit(database, args.timeout),
-    ):
+    limit = args.fail_above
+    floor = args.ignore_below if limit is None else min(args.ignore_below, limit)
+    with difference.compare([args.a], [args.b], floor / 100, args.memory, args.timeout) as database:
         differences = _rows(database, "FROM compared")
         one_sided = _rows(database, "FROM not_compared")
         conditions = {
             side: _rows(database, f"FROM {side}.conditions ORDER BY ALL") for side in difference.SIDES
         }
+    out = cli.open_results(args)  # not before: an error leaves an older FILE as it is
     if args.json:
         _write_records(out, differences, one_sided, conditions)
     else:
         out.lines(_lines(args, differences, one_sided, conditions))
-    limit = args.fail_above
     failed = limit is not None and any(
         one["verdict"] == "worse" and _size(one) > limit / 100 for one in differences
     )

@@ -151,6 +151,41 @@ def test_counts_are_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     }  # fmt: skip
 
 
+def test_the_limit_of_failures_also_limits_what_is_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, sectors in (("a", 1000), ("b", 1008)):
+        keep(tmp_path / name, "memtrace", *traffic(sectors))
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert diff(capsys, a, b)[1].startswith("no finding")
+    assert diff(capsys, "--fail-above", "0.5", a, b)[0] == 1
+    assert diff(capsys, "--fail-above", "0.9", a, b)[0] == 0
+
+
+def test_the_time_limit_holds_while_records_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first statement would not end."""
+    keep(tmp_path, "memtrace", *traffic(1))
+    monkeypatch.setattr(
+        views,
+        "statements",
+        lambda path: iter([("", "SELECT count(*) FROM range(1000000000000) AS a, range(1000000) AS b")]),
+    )
+    with pytest.raises(SystemExit) as ended:
+        gpubpf.__main__.main(["diff", "--timeout", "0.2", str(tmp_path), str(tmp_path)])
+    assert ended.value.code == 1 and "longer than --timeout" in capsys.readouterr().err
+
+
+def test_an_error_leaves_an_older_file(tmp_path: Path, measure: Place) -> None:
+    keep(tmp_path / "a", "memtrace", *traffic(1))
+    file = tmp_path / "old.txt"
+    file.write_text("old")
+    with pytest.raises(SystemExit):
+        gpubpf.__main__.main(["diff", "-o", str(file), str(tmp_path / "a"), str(measure(1, 1))])
+    assert file.read_text() == "old"
+
+
 def test_a_value_that_was_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, lost in (("a", 0), ("b", 30)):
         keep(
