@@ -28,3 +28,15 @@ SELECT tool, format('did not measure {} launches ({})', sum(lost.value), lost.ke
 FROM (SELECT tool, unnest(map_entries(not_instrumented)) AS lost FROM summaries)
 WHERE lost.value > 0
 GROUP BY tool, lost.key;
+
+-- launches of kernels with several instances
+INSERT INTO conditions
+SELECT 'launchlate', format('does not say which instance a launch is of ({})', string_agg(kernel, ', ')), true
+FROM (SELECT DISTINCT left(kernel, 40) AS kernel FROM launchlate_launch SEMI JOIN main.several USING (kernel) ORDER BY ALL LIMIT 8)
+HAVING count(*) > 0;
+
+-- lines of kernels with several instances
+INSERT INTO conditions
+SELECT 'memtrace', format('counts the lines of all instances together ({})', string_agg(kernel, ', ')), true
+FROM (SELECT DISTINCT left(kernel, 40) AS kernel FROM memtrace_site SEMI JOIN main.several USING (kernel) ORDER BY ALL LIMIT 8)
+HAVING count(*) > 0;

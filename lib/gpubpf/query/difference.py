@@ -20,6 +20,16 @@ from gpubpf.show.table import printable
 
 _HERE = os.path.dirname(__file__)
 SIDES = ("a", "b")
+_SEVERAL = """
+    CREATE TABLE several AS
+    WITH instances AS (SELECT 'a' AS side, * FROM a.instances UNION ALL SELECT 'b', * FROM b.instances), counted AS (
+        SELECT *, count(DISTINCT mangled) OVER (PARTITION BY side, kernel) AS beside FROM instances
+    )
+    SELECT kernel, mangled, coalesce(any_value(demangled), mangled) AS name
+    FROM counted
+    WHERE kernel IN (SELECT kernel FROM counted WHERE beside > 1)
+    GROUP BY kernel, mangled
+"""  # a kernel with one instance in each measurement is compared, also if the instance changed
 _VERSIONS = """
     INSERT INTO conditions
     SELECT DISTINCT 'gpubpf version', decode(value), false FROM parquet_kv_metadata(?) WHERE decode(key) = 'gpubpf.version'
@@ -44,14 +54,20 @@ def compare(
     Raises Error if there is nothing to compare.
     """
     with views.opened(memory) as database, time_limit(database, timeout):
+        files = {}
         for side, directories in zip(SIDES, (a, b), strict=True):
             database.execute(f"CREATE SCHEMA {side}")
             database.execute(f"SET schema = '{side}'")
-            files = views.add_records(database, directories)
+            files[side] = views.add_records(database, directories)
+            views.run_file(database, os.path.join(_HERE, "instances.sql"))
+        database.execute("SET schema = 'main'")
+        database.execute(_SEVERAL)
+        for side, directories in zip(SIDES, (a, b), strict=True):
+            database.execute(f"SET schema = '{side}'")
             for name in ("measures.sql", "conditions.sql"):
                 views.run_file(database, os.path.join(_HERE, name))
             database.execute("DELETE FROM measures WHERE value IS NULL OR NOT isfinite(value)")
-            database.execute(_VERSIONS, [[path for paths in files.values() for path in paths]])
+            database.execute(_VERSIONS, [[path for paths in files[side].values() for path in paths]])
             if not database.sql("SELECT count(*) FROM measures").fetchall()[0][0]:
                 where = ", ".join(map(printable, directories))
                 raise Error(

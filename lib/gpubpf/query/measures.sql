@@ -34,23 +34,28 @@ CREATE TABLE embedded (run VARCHAR);
 -- embedded devices
 INSERT INTO embedded SELECT run FROM summaries WHERE device = 'sim';
 
+-- the name of a kernel; with its arguments if it has several instances
+CREATE MACRO named(a_kernel, a_mangled) AS
+    coalesce((SELECT any_value(name) FROM main.several AS one WHERE one.kernel = a_kernel AND one.mangled = a_mangled), a_kernel);
+
 -- the shape of a launch, such as "<<<4x2,64>>>"
 CREATE MACRO shape(grid, block_dim) AS
     '<<<' || regexp_replace(array_to_string(grid, 'x'), '(x1){1,2}$', '') || ','
     || regexp_replace(array_to_string(block_dim, 'x'), '(x1){1,2}$', '') || '>>>';
 
 -- times of single launches; the slowest and fastest tenth of a run count as the next ones do, so that a pause of the host does not
--- hide everything else. The times are in bins of about 1 %, so that memory does not grow with the launches.
+-- hide everything else. The times are in bins of about 1 %, so that memory does
+-- not grow with the launches. A launch does not say which instance of a kernel it is of.
 INSERT INTO measures
 WITH bins AS (
     SELECT run, kernel, grid, block_dim, 'GPU time' AS measure, floor(64 * log2(1 + exec_ns)) AS bin, count(*) AS launches,
            min(exec_ns) AS low, max(exec_ns) AS high, avg(exec_ns) AS mean, var_pop(exec_ns) AS variance,
            avg(coalesce(clock_error_ns, 0)) AS resolution
-    FROM launchlate_launch WHERE exec_ns >= 0 GROUP BY ALL
+    FROM launchlate_launch WHERE exec_ns >= 0 AND kernel NOT IN (SELECT kernel FROM main.several) GROUP BY ALL
     UNION ALL
     SELECT run, kernel, grid, block_dim, 'launch latency', floor(64 * log2(1 + latency_ns)), count(*), min(latency_ns), max(latency_ns),
            avg(latency_ns), var_pop(latency_ns), avg(coalesce(clock_error_ns, 0))
-    FROM launchlate_launch WHERE latency_ns >= 0 GROUP BY ALL
+    FROM launchlate_launch WHERE latency_ns >= 0 AND kernel NOT IN (SELECT kernel FROM main.several) GROUP BY ALL
 ), placed AS MATERIALIZED (
     SELECT * EXCLUDE (grid, block_dim), shape(grid, block_dim) AS place FROM bins
     UNION ALL SELECT * EXCLUDE (grid, block_dim), '' FROM bins
@@ -82,27 +87,27 @@ GROUP BY run, kernel, place, measure, means.mean;
 
 -- times of kernels: they are compared where single launches of a measurement were not kept
 INSERT INTO measures
-SELECT 'launchlate', run, kernel, '', 'GPU time', 'ns', false, sum(count * exec_ns.mean) / sum(count), NULL, sum(count),
-       max(coalesce(clock_error_ns, 0)), 'kernels'
+SELECT 'launchlate', run, named(kernel, mangled) AS kernel_name, '', 'GPU time', 'ns', false,
+       sum(count * exec_ns.mean) / sum(count), NULL, sum(count), max(coalesce(clock_error_ns, 0)), 'kernels'
 FROM launchlate_kernel
 WHERE exec_ns IS NOT NULL AND count > 0
-GROUP BY run, kernel;
+GROUP BY run, kernel_name;
 
 -- GPU time by kernel, of all host stacks
 INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
-SELECT 'gpuprofile', run, kernel, '', 'GPU time', 'ns', false, sum(gpu_ns) / sum(launches), NULL, sum(launches)
+SELECT 'gpuprofile', run, named(kernel, mangled) AS kernel_name, '', 'GPU time', 'ns', false, sum(gpu_ns) / sum(launches), NULL, sum(launches)
 FROM gpuprofile_stack
 WHERE launches > 0
-GROUP BY run, kernel;
+GROUP BY run, kernel_name;
 
 -- memory traffic of kernels
 INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
-SELECT 'memtrace', run, kernel, '', 'sectors per launch', '', false, sum(sectors) / sum(launches),
+SELECT 'memtrace', run, named(kernel, mangled) AS kernel_name, '', 'sectors per launch', '', false, sum(sectors) / sum(launches),
        CASE WHEN NOT bool_or(sampled IS NOT NULL) THEN 0
             WHEN sum(sectors) > 0 THEN sqrt(sum(standard_error.sectors ** 2)) / sum(sectors) END, sum(launches)
 FROM memtrace_kernel
 WHERE sectors IS NOT NULL AND launches > 0
-GROUP BY run, kernel;
+GROUP BY run, kernel_name;
 
 -- memory traffic of lines
 INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
@@ -139,28 +144,34 @@ WHERE ways_each IS NOT NULL;
 
 -- divergence of kernels
 INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
-SELECT 'warpdiv', run, kernel, '', 'lane-instructions per launch', '', false, sum(lane_instructions) / sum(launches), 0, sum(launches)
+SELECT 'warpdiv', run, named(kernel, mangled) AS kernel_name, '', 'lane-instructions per launch', '', false,
+       sum(lane_instructions) / sum(launches), 0, sum(launches)
 FROM warpdiv_kernel
 WHERE launches > 0
-GROUP BY run, kernel
+GROUP BY run, kernel_name
 UNION ALL
-SELECT 'warpdiv', run, kernel, '', 'efficiency of warps', '', true, sum(lane_instructions) / nullif(sum(wave * instructions), 0), 0, sum(launches)
+SELECT 'warpdiv', run, named(kernel, mangled) AS kernel_name, '', 'efficiency of warps', '', true,
+       sum(lane_instructions) / nullif(sum(wave * instructions), 0), 0, sum(launches)
 FROM warpdiv_kernel
 WHERE instructions > 0
-GROUP BY run, kernel;
+GROUP BY run, kernel_name;
 
 -- divergence of lines
 INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
-WITH kernels AS (SELECT run, kernel, sum(launches) AS launches FROM warpdiv_kernel GROUP BY run, kernel)
+WITH kernels AS (
+    SELECT run, named(kernel, mangled) AS kernel, sum(launches) AS launches FROM warpdiv_kernel GROUP BY ALL
+), branches AS (
+    SELECT run, named(kernel, mangled) AS kernel, source, lost FROM warpdiv_branch
+)
 SELECT 'warpdiv', run, kernel, source, 'lost lane-instructions', '', false, sum(lost) / any_value(launches), 0, any_value(launches)
-FROM warpdiv_branch JOIN kernels USING (run, kernel)
+FROM branches JOIN kernels USING (run, kernel)
 WHERE lost IS NOT NULL AND launches > 0
 GROUP BY run, kernel, source;
 
 -- work of threads
 INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
 WITH kernels AS (
-    SELECT run, kernel, shape(grid, block_dim) AS place, work_kind, sum(launches) AS launches, sum(work) AS work,
+    SELECT run, named(kernel, mangled) AS kernel, shape(grid, block_dim) AS place, work_kind, sum(launches) AS launches, sum(work) AS work,
            max(imbalance) AS imbalance, bool_or(sampled IS NOT NULL) AS sampled, sqrt(sum(standard_error.work ** 2)) AS error
     FROM threadhist_kernel
     WHERE work IS NOT NULL AND launches > 0
@@ -177,14 +188,14 @@ WHERE imbalance IS NOT NULL;
 
 -- waits at barriers
 INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
-SELECT 'barrierlate', run, kernel, source, 'wait at a barrier', 'ns', false, sum(waits * wait_ns.mean) / sum(waits), NULL, sum(waits)
+SELECT 'barrierlate', run, named(kernel, mangled) AS kernel_name, source, 'wait at a barrier', 'ns', false, sum(waits * wait_ns.mean) / sum(waits), NULL, sum(waits)
 FROM barrierlate_barrier
 WHERE wait_ns IS NOT NULL AND waits > 0
-GROUP BY run, kernel, source;
+GROUP BY run, kernel_name, source;
 
 -- exits of threads
 INSERT INTO measures (tool, run, kernel, place, measure, unit, better, value, spread, samples)
-SELECT 'kernelretsnoop', run, kernel, shape(grid, block_dim), 'spread of exits', 'ns', false,
+SELECT 'kernelretsnoop', run, named(kernel, mangled) AS kernel_name, shape(grid, block_dim), 'spread of exits', 'ns', false,
        sum(launches * grid_spread_ns.mean) / sum(launches), NULL, sum(launches)
 FROM kernelretsnoop_kernel
 WHERE grid_spread_ns IS NOT NULL AND launches > 0

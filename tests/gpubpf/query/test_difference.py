@@ -278,6 +278,37 @@ def test_launches_are_not_compared_with_the_mean_of_a_kernel(tmp_path: Path) -> 
     assert {*compared(a, a)} == {("step", "<<<4,64>>>", "GPU time"), ("step", "<<<4,64>>>", "launch latency")}
 
 
+def test_instances_of_a_template_are_compared_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One instance became slower and the other one faster, so the mean of all launches is the same."""
+    for name, of_float, of_double in (("a", 100, 200), ("b", 200, 100)):
+        for _ in range(2):
+            keep(
+                tmp_path / name,
+                "launchlate",
+                some("launchlate", "summary", tool="launchlate", device="sim", sampling=None),
+                kernel_of(of_float, mangled="_Z4stepIfEvv", demangled="void step<float>()"),
+                kernel_of(of_double, mangled="_Z4stepIdEvv", demangled="void step<double>()"),
+                *(
+                    some("launchlate", "launch", kernel="step", exec_ns=ns, latency_ns=1, **SHAPE)
+                    for ns in (of_float, of_double)
+                ),
+            )
+    assert compared(tmp_path / "a", tmp_path / "b") == {
+        ("void step<float>()", "", "GPU time"): "worse",
+        ("void step<double>()", "", "GPU time"): "better",
+    }
+    text = " ".join(diff(capsys, tmp_path / "a", tmp_path / "b")[1].split())
+    assert "in A, launchlate does not say which instance a launch is of (step)" in text
+
+
+def test_a_kernel_with_other_arguments_is_compared(tmp_path: Path) -> None:
+    for name, mangled in (("a", "_Z4stepi"), ("b", "_Z4stepii")):
+        keep(tmp_path / name, "launchlate", kernel_of(5, mangled=mangled))
+    assert {*compared(tmp_path / "a", tmp_path / "b")} == {("step", "", "GPU time")}
+
+
 def test_all_launches_are_compared_if_shapes_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -344,7 +375,8 @@ def test_every_statement_works(tmp_path: Path) -> None:
         keep(tmp_path, tool, *(some(tool, one.name) for one in declared(tool)))
     with views.opened() as database:
         views.add_records(database, [str(tmp_path)])
-        for name in ("measures.sql", "conditions.sql"):
+        database.execute("CREATE TABLE several (kernel VARCHAR, mangled VARCHAR, name VARCHAR)")
+        for name in ("instances.sql", "measures.sql", "conditions.sql"):
             for _, statement in views.statements(f"{Path(difference.__file__).parent}/{name}"):
                 database.execute(statement)
 
