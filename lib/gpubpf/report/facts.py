@@ -84,7 +84,7 @@ def _rows(database: Any, question: str) -> list[dict[str, Any]]:
 
 def _by_owner(database: Any, name: str, most: int) -> list[dict[str, Any]]:
     """Return the facts of the most important kernels or lines: one row for each, and one more if there are more."""
-    keys = ("kernel",) if name == "kernels" else ("kernel", "source")
+    keys = ("kernel", "mangled", "full_name") if name == "kernels" else ("kernel", "source")
     listed = ", ".join(keys)
     # importance: the largest share of any sum that the kernel or line has
     importance = f"max(value / nullif(total, 0)) FILTER (WHERE fact IN {_WEIGHTS})"

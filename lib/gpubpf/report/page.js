@@ -35,6 +35,11 @@
     if (className) made.className = className;
     return made;
   };
+  const named = (name, full) => {
+    const made = element("span", name);
+    if (full) made.title = full;
+    return made;
+  };
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   // --- tables ---
@@ -86,6 +91,7 @@
         headerFilterPlaceholder: unit ? "at least" : "contains",
         headerFilterFunc: unit ? (least, value) => Number.isNaN(quantity(least)) || (value ?? -Infinity) >= quantity(least) : "like",
         formatter: "plaintext",
+        ...(field === "kernel" && { formatter: (cell) => named(cell.getValue(), cell.getData().full_name) }),
         ...(unit && { formatter: (cell) => { const value = cell.getValue(); return value === undefined || value === null ? "" : UNITS[unit](value); } }),
       })),
     });
@@ -318,6 +324,9 @@
     more.textContent = `Show all ${facts.findings.length} findings`;
     more.onclick = () => { list.classList.add("whole"); more.hidden = true; };
   }
+  const short = facts.kernels.map((row) => row.kernel);
+  const twice = new Set(short.filter((name, at) => short.indexOf(name) !== at)); // instances of a template
+  for (const row of facts.kernels) if (twice.has(row.kernel)) row.kernel = row.full_name ?? row.kernel;
   const total = facts.kernels.reduce((sum, row) => sum + (row.gpu_ns || 0), 0);
   for (const row of facts.kernels) if (row.gpu_ns) row.share = row.gpu_ns / total;
   table("missing", facts.missing, MISSING);

@@ -14,15 +14,15 @@ CREATE MACRO size(bytes) AS
 -- the findings; weight: the share of what the kernel or the run does that the finding is about
 CREATE TABLE findings (weight DOUBLE, tool VARCHAR, kernel VARCHAR, source VARCHAR, finding VARCHAR);
 
--- one row for each fact of a kernel
-CREATE TABLE kernels (kernel VARCHAR, fact VARCHAR, value DOUBLE);
+-- one row for each fact of a kernel; instances of a template have the same kernel and other mangled names
+CREATE TABLE kernel_facts (kernel VARCHAR, mangled VARCHAR, fact VARCHAR, value DOUBLE);
 
 -- one row for each fact of a source line
 CREATE TABLE lines (kernel VARCHAR, source VARCHAR, fact VARCHAR, value DOUBLE);
 
 -- launches with their times
 CREATE VIEW launches AS
-SELECT run, host, kernel, start_ns, end_ns, exec_ns, latency_ns FROM launchlate_launch WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL;
+SELECT run, pid, host, kernel, start_ns, end_ns, exec_ns, latency_ns FROM launchlate_launch WHERE start_ns IS NOT NULL AND end_ns IS NOT NULL;
 
 -- the runs with a timeline: those with most GPU time
 CREATE TABLE timelines AS
@@ -56,47 +56,115 @@ FROM launches JOIN timelines USING (run)
 WHERE latency_ns IS NOT NULL
 GROUP BY ALL;
 
--- launches and times
-INSERT INTO kernels
-SELECT kernel, unnest(['launches', 'gpu_ns', 'mean_ns', 'p99_ns', 'latency_ns']),
-       unnest([count(*), sum(exec_ns), avg(exec_ns), approx_quantile(exec_ns, 0.99), approx_quantile(latency_ns, 0.5)])
-FROM launches
-GROUP BY kernel;
+-- the full names of kernels in each process
+CREATE TABLE names (run VARCHAR, pid BIGINT, kernel VARCHAR, mangled VARCHAR, demangled VARCHAR);
+
+-- full names of launchlate
+INSERT INTO names SELECT DISTINCT run, pid, kernel, mangled, demangled FROM launchlate_kernel WHERE mangled IS NOT NULL;
+
+-- full names of gpuprofile
+INSERT INTO names SELECT DISTINCT run, pid, kernel, mangled, demangled FROM gpuprofile_stack WHERE mangled IS NOT NULL;
+
+-- full names of memtrace
+INSERT INTO names SELECT DISTINCT run, pid, kernel, mangled, demangled FROM memtrace_kernel WHERE mangled IS NOT NULL;
+
+-- full names of threadhist
+INSERT INTO names SELECT DISTINCT run, pid, kernel, mangled, demangled FROM threadhist_kernel WHERE mangled IS NOT NULL;
+
+-- full names of kernelretsnoop
+INSERT INTO names SELECT DISTINCT run, pid, kernel, mangled, demangled FROM kernelretsnoop_kernel WHERE mangled IS NOT NULL;
+
+-- launches with the full names of their kernels; without those of which it is unknown which instance of a template they are
+CREATE VIEW named_launches AS
+WITH own AS (
+    SELECT run, pid, kernel, any_value(mangled) AS mangled, count(DISTINCT mangled) AS instances FROM names GROUP BY run, pid, kernel
+), anywhere AS (
+    SELECT kernel, any_value(mangled) AS only_one FROM names GROUP BY kernel HAVING count(DISTINCT mangled) = 1
+)
+SELECT run, pid, kernel, coalesce(mangled, only_one) AS mangled, exec_ns, latency_ns
+FROM launches LEFT JOIN own USING (run, pid, kernel) LEFT JOIN anywhere USING (kernel)
+WHERE coalesce(instances, 1) = 1;
+
+-- the times of kernels in each process; single: each launch was kept
+CREATE TABLE times (
+    run VARCHAR, pid BIGINT, kernel VARCHAR, mangled VARCHAR, single BOOLEAN, launches BIGINT, gpu_ns DOUBLE, latency_ns DOUBLE
+);
+
+-- times of launches
+INSERT INTO times
+SELECT run, pid, kernel, mangled, true, count(*), sum(exec_ns), approx_quantile(latency_ns, 0.5)
+FROM named_launches
+GROUP BY run, pid, kernel, mangled;
 
 -- times where single launches were not kept
-INSERT INTO kernels
-SELECT kernel, unnest(['launches', 'gpu_ns', 'mean_ns', 'latency_ns']),
-       unnest([sum(count), sum(count * exec_ns.mean), sum(count * exec_ns.mean) / sum(count), avg(latency_ns.p50)])
-FROM launchlate_kernel
-WHERE exec_ns IS NOT NULL AND count > 0 AND kernel NOT IN (SELECT kernel FROM kernels)
-GROUP BY kernel;
+INSERT INTO times
+SELECT run, pid, kernel, mangled, false, sum(count), sum(count * exec_ns.mean), sum(count * latency_ns.p50) / sum(count)
+FROM launchlate_kernel AS these
+WHERE exec_ns IS NOT NULL AND count > 0
+      AND NOT EXISTS (SELECT 1 FROM times WHERE times.run = these.run AND times.pid = these.pid AND times.kernel = these.kernel)
+GROUP BY run, pid, kernel, mangled;
 
 -- GPU time by host stack
-INSERT INTO kernels
-SELECT kernel, unnest(['launches', 'gpu_ns', 'mean_ns']), unnest([sum(launches), sum(gpu_ns), sum(gpu_ns) / sum(launches)])
+INSERT INTO times
+SELECT run, pid, kernel, mangled, false, sum(launches), sum(gpu_ns), NULL
 FROM gpuprofile_stack
-WHERE launches > 0 AND kernel NOT IN (SELECT kernel FROM kernels)
-GROUP BY kernel;
+WHERE launches > 0
+GROUP BY run, pid, kernel, mangled;
+
+-- launches and times
+INSERT INTO kernel_facts
+SELECT kernel, mangled, unnest(['launches', 'gpu_ns', 'mean_ns', 'latency_ns']),
+       unnest([sum(launches), sum(gpu_ns), sum(gpu_ns) / sum(launches),
+               CASE WHEN bool_or(NOT single) THEN
+                   sum(launches * latency_ns) / nullif(sum(launches) FILTER (WHERE latency_ns IS NOT NULL), 0) END])
+FROM times
+GROUP BY kernel, mangled;
+
+-- quantiles, if each launch was kept
+INSERT INTO kernel_facts
+SELECT kernel, mangled, unnest(['p99_ns', 'latency_ns']),
+       unnest([approx_quantile(exec_ns, 0.99), approx_quantile(latency_ns, 0.5)])
+FROM named_launches AS these
+WHERE NOT EXISTS (
+    SELECT 1 FROM times WHERE NOT single AND times.kernel = these.kernel AND times.mangled IS NOT DISTINCT FROM these.mangled
+)
+GROUP BY kernel, mangled;
 
 -- memory traffic
-INSERT INTO kernels
-SELECT kernel, unnest(['memory_ratio', 'wasted_bytes']), unnest([sum(sectors) / nullif(sum(sectors_least), 0), sum(wasted_bytes)])
+INSERT INTO kernel_facts
+SELECT kernel, mangled, unnest(['memory_ratio', 'wasted_bytes']), unnest([sum(sectors) / nullif(sum(sectors_least), 0), sum(wasted_bytes)])
 FROM memtrace_kernel
-GROUP BY kernel;
+GROUP BY kernel, mangled;
 
 -- efficiency of warps
-INSERT INTO kernels
-SELECT kernel, 'efficiency', sum(lane_instructions) / nullif(sum(wave * instructions), 0) FROM warpdiv_kernel WHERE instructions > 0 GROUP BY kernel;
+INSERT INTO kernel_facts
+SELECT kernel, mangled, 'efficiency', sum(lane_instructions) / nullif(sum(wave * instructions), 0)
+FROM warpdiv_kernel
+WHERE instructions > 0
+GROUP BY kernel, mangled;
 
 -- imbalance of threads
-INSERT INTO kernels SELECT kernel, 'imbalance', max(imbalance) FROM threadhist_kernel WHERE imbalance IS NOT NULL GROUP BY kernel;
+INSERT INTO kernel_facts
+SELECT kernel, mangled, 'imbalance', max(imbalance)
+FROM threadhist_kernel
+WHERE imbalance IS NOT NULL
+GROUP BY kernel, mangled;
 
 -- spread of exits
-INSERT INTO kernels
-SELECT kernel, 'exits_ns', sum(launches * grid_spread_ns.mean) / sum(launches)
+INSERT INTO kernel_facts
+SELECT kernel, mangled, 'exits_ns', sum(launches * grid_spread_ns.mean) / sum(launches)
 FROM kernelretsnoop_kernel
 WHERE grid_spread_ns IS NOT NULL AND launches > 0
-GROUP BY kernel;
+GROUP BY kernel, mangled;
+
+-- one row for each fact of a kernel with its full name
+CREATE TABLE kernels AS
+WITH full_names AS (
+    SELECT mangled, any_value(demangled) AS demangled FROM names GROUP BY mangled
+)
+SELECT kernel, mangled, coalesce(demangled, mangled) AS full_name, fact, value
+FROM kernel_facts LEFT JOIN full_names USING (mangled)
+WHERE value IS NOT NULL;
 
 -- memory traffic of lines
 INSERT INTO lines

@@ -146,6 +146,50 @@ def test_the_page_has_everything_inside_and_names_are_no_html(kept: Path, tmp_pa
     assert json.loads(zlib.decompress(base64.b64decode(packed)))["kernels"]
 
 
+def launchlate_run(place: Path, launches: int, *, single: bool, **name: str | None) -> None:
+    """Keep a run of launchlate with some launches of 100 ns. single: with -v."""
+    told: dict[str, Any] = {"kernel": "k", "pid": 1, "exec_ns": 100, "latency_ns": 50, "running": False}
+    times = dict.fromkeys(("mean", "p50", "p99", "max"), 100)
+    keep(
+        place,
+        "launchlate",
+        *(
+            some("launchlate", "launch", **told, launch=at, start_ns=1000 * at, end_ns=1000 * at + 100)
+            for at in range(launches if single else 0)
+        ),
+        some(
+            "launchlate", "kernel", **told | name | {"count": launches, "exec_ns": times, "latency_ns": times}
+        ),
+    )
+
+
+def test_sums_are_over_all_runs(tmp_path: Path) -> None:
+    """Also if launches were kept in one run and not in another, or another tool saw the kernel in its own run."""
+    name = {"mangled": "_Z1kPf", "demangled": "k(float*)"}
+    launchlate_run(tmp_path, 10, single=True, **name)
+    launchlate_run(tmp_path, 20, single=False, **name)
+    launchlate_run(tmp_path, 30, single=True, **name)
+    [kernel] = facts.gather([str(tmp_path)])["kernels"]
+    assert (kernel["launches"], kernel["gpu_ns"], kernel["mean_ns"]) == (60, 6000, 100)
+    assert "p99_ns" not in kernel  # unknown: the launches of one run were not kept
+    stack = some("gpuprofile", "stack", kernel="k", pid=1, launches=40, gpu_ns=40_000, **name)
+    keep(tmp_path, "gpuprofile", stack)
+    [kernel] = facts.gather([str(tmp_path)])["kernels"]
+    assert (kernel["launches"], kernel["gpu_ns"], kernel["mean_ns"]) == (100, 46_000, 460)
+
+
+def test_instances_of_a_template_are_several_kernels(tmp_path: Path) -> None:
+    one, other = ({"mangled": f"_Z1kI{part}E", "demangled": f"k<{part}>()"} for part in "fd")
+    launchlate_run(tmp_path, 3, single=False, **one)
+    launchlate_run(tmp_path, 4, single=False, **other)
+    launchlate_run(tmp_path, 5, single=True, **other)
+    found = facts.gather([str(tmp_path)])["kernels"]
+    assert {(row["kernel"], row["full_name"]): row["launches"] for row in found} == {
+        ("k", "k<f>()"): 3,
+        ("k", "k<d>()"): 9,
+    }
+
+
 def test_many_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "LISTS", facts.LISTS | {"kernels": ("", 5)})
     one = some("memtrace", "kernel", launches=1)
