@@ -20,12 +20,13 @@ LISTS: Mapping[str, tuple[str, int]] = {
     "findings": ("weight DESC, kernel, source, finding", 100),
     "kernels": ("", 500),
     "lines": ("", 2000),
-    "runs": ("day, run", 200),
+    "about": ("runs", 1),
+    "runs": ("day DESC, run DESC", 200),
     "missing": ("launches DESC", 50),
     "timelines": ("gpu_ns DESC, run", 8),
     "moments": ("run, bin, kernel", 30_000),
     "latencies": ("run, bin, half_octave", 60_000),
-    "threads": ("imbalance DESC, kernel, blocks, block_threads, y, x", 6 * 64 * 128),
+    "threads": ("imbalance DESC, kernel, work_kind, blocks, block_threads, y, x", 6 * 64 * 128),
 }
 _WEIGHTS = (
     "gpu_ns",

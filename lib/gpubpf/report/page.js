@@ -230,7 +230,7 @@
     const at = Math.min(STOPS.length - 1.001, Math.max(0, share) * (STOPS.length - 1)), low = Math.floor(at);
     return `rgb(${STOPS[low].map((value, part) => Math.round(value + (STOPS[low + 1][part] - value) * (at - low))).join(",")})`;
   };
-  const shape_of = (row) => `${row.kernel}, grid ${row.blocks}, block ${row.block_threads}`;
+  const shape_of = (row) => `${row.kernel}, grid ${row.blocks}, block ${row.block_threads}, ${row.work_kind}`;
   function threads() {
     const name = $("#shape").value, place = $("#threads .plots");
     const own = facts.threads.filter((row) => shape_of(row) === name);
@@ -239,7 +239,7 @@
     const low = Math.min(...own.map((row) => row.work)), high = Math.max(...own.map((row) => row.work));
     const canvas = element("canvas");
     const size = Math.max(3, Math.min(18, Math.floor((place.clientWidth || 900) / columns)));
-    const tall = Math.max(size, Math.min(28, Math.floor(320 / rows)));
+    const tall = Math.max(3, Math.min(28, Math.floor(320 / rows)));
     canvas.width = columns * size;
     canvas.height = rows * tall;
     canvas.style.maxWidth = "100%";
@@ -276,7 +276,7 @@
     };
     const scale = element("p", "", "scale"), ramp = element("i");
     ramp.style.background = `linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map(shade).join(",")})`;
-    scale.append(element("span", UNITS.count(low)), ramp, element("span", `${UNITS.count(high)} (work of a thread)`));
+    scale.append(element("span", UNITS.count(low)), ramp, element("span", `${UNITS.count(high)} (${own[0].work_kind} of a thread)`));
     place.replaceChildren(canvas, scale, readout);
   }
 
@@ -288,14 +288,14 @@
 
   // --- the page ---
 
-  const hosts = new Set(facts.runs.map((row) => row.host)), tools = new Set(facts.runs.map((row) => row.tool));
-  const days = facts.runs.map((row) => row.day).sort();
   const of = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-  $("#about").textContent = facts.runs.length
-    ? `${of(facts.runs.length, "run")} of ${[...tools].sort().join(", ")} on ${of(hosts.size, "host")}, ${days[0] === days.at(-1) ? days[0] : `${days[0]} to ${days.at(-1)}`}; from ${facts.directories.join(", ")}`
-    : `from ${facts.directories.join(", ")}; the runs had not ended, or were killed`;
-  if (facts.runs.some((row) => row.device === "sim")) {
-    $("#caution").textContent = "Measured on an embedded device: counts are exact, but times say nothing about a GPU.";
+  const [about] = facts.about, from = `from ${facts.directories.join(", ")}`;
+  $("#about").textContent = about
+    ? `${of(about.runs, "run")} of ${about.tools} on ${of(about.hosts, "host")}, ${about.first_day === about.last_day ? about.first_day : `${about.first_day} to ${about.last_day}`}; ${from}`
+    : `${from}; the runs had not ended, or were killed`;
+  if (about?.embedded) {
+    const which = about.embedded === about.runs ? "Measured" : `${about.embedded.toLocaleString("en")} of the ${of(about.runs, "run")} measured`;
+    $("#caution").textContent = `${which} on an embedded device: counts are exact, but times say nothing about a GPU.`;
     $("#caution").hidden = false;
   }
   const list = $("#findings .findings");
@@ -350,8 +350,8 @@
     choice("#shape", [...new Set(facts.threads.map(shape_of))].map((name) => [name, name]), threads);
     threads();
   }
-  const cut = Object.entries(facts.left_out).map(([name, most]) => `${name}: ${most.toLocaleString("en")}`);
-  $("#left_out").textContent = cut.length ? `Only the most important rows are in this report (${cut.join("; ")}). gpubpf query shows the others.` : "";
+  const cut = Object.entries(facts.left_out).map(([name, most]) => `${name === "runs" ? "the newest" : "the most important"} ${most.toLocaleString("en")} ${name}`);
+  $("#left_out").textContent = cut.length ? `Long lists are cut: this report has ${cut.join(", ")}. gpubpf query shows the others.` : "";
   for (const section of document.querySelectorAll("main section:not([hidden])")) {
     const link = element("a", $("h2", section).textContent);
     link.href = `#${section.id}`;

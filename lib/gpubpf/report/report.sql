@@ -273,24 +273,32 @@ SELECT idle * 0.9, 'launchlate', NULL, NULL,
 FROM runs
 WHERE idle > 0.5 AND launches > 9;
 
--- work of threads, by block and thread
+-- work of threads, by block and thread: the sum over all runs that count the same; a record has what its thread did in an interval
 CREATE TABLE threads AS
-WITH worst AS (
-    SELECT kernel, grid, block_dim, max(imbalance) AS imbalance
+WITH kinds AS (
+    SELECT run, pid, kernel, grid, block_dim, any_value(work_kind) AS work_kind, max(imbalance) AS imbalance
     FROM threadhist_kernel
     WHERE imbalance IS NOT NULL
-    GROUP BY kernel, grid, block_dim
-    ORDER BY imbalance DESC, kernel
+    GROUP BY run, pid, kernel, grid, block_dim
+), worst AS (
+    SELECT kernel, grid, block_dim, work_kind, max(imbalance) AS imbalance
+    FROM kinds
+    GROUP BY kernel, grid, block_dim, work_kind
+    ORDER BY imbalance DESC, kernel, work_kind
     LIMIT 6
+), sums AS (
+    SELECT kernel, grid, block_dim, work_kind, block, thread, sum(work) AS work
+    FROM threadhist_thread JOIN kinds USING (run, pid, kernel, grid, block_dim)
+    GROUP BY kernel, grid, block_dim, work_kind, block, thread
 ), located AS (
-    SELECT kernel, grid, block_dim, imbalance, work,
+    SELECT kernel, grid, block_dim, work_kind, imbalance, work,
            block[1] + grid[1] * (block[2] + grid[2] * block[3]) AS of_block,
            thread[1] + block_dim[1] * (thread[2] + block_dim[2] * thread[3]) AS of_thread,
            greatest(1, (list_product(grid)::BIGINT + 63) // 64) AS blocks_each,
            greatest(1, (list_product(block_dim)::BIGINT + 127) // 128) AS threads_each
-    FROM threadhist_thread JOIN worst USING (kernel, grid, block_dim)
+    FROM sums JOIN worst USING (kernel, grid, block_dim, work_kind)
 )
-SELECT imbalance, kernel, array_to_string(grid, 'x') AS blocks, array_to_string(block_dim, 'x') AS block_threads,
+SELECT imbalance, kernel, work_kind, array_to_string(grid, 'x') AS blocks, array_to_string(block_dim, 'x') AS block_threads,
        blocks_each, threads_each, of_block // blocks_each AS y, of_thread // threads_each AS x, avg(work) AS work
 FROM located
 GROUP BY ALL
@@ -298,7 +306,14 @@ ORDER BY ALL;
 
 -- what was measured
 CREATE TABLE runs AS
-SELECT run, tool, host, day::VARCHAR AS day, device, launches_matched, launches_instrumented, lost, duration_ns FROM summaries ORDER BY day, run;
+SELECT run, tool, host, day::VARCHAR AS day, device, launches_matched, launches_instrumented, lost, duration_ns FROM summaries;
+
+-- all that was measured, in one row
+CREATE TABLE about AS
+SELECT count(*) AS runs, string_agg(DISTINCT tool, ', ' ORDER BY tool) AS tools, count(DISTINCT host) AS hosts, min(day) AS first_day,
+       max(day) AS last_day, count(*) FILTER (WHERE device = 'sim') AS embedded
+FROM runs
+HAVING count(*) > 0;
 
 -- what was not measured, and why
 CREATE TABLE missing AS

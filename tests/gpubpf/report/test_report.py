@@ -190,6 +190,48 @@ def test_instances_of_a_template_are_several_kernels(tmp_path: Path) -> None:
     }
 
 
+def test_threads_are_summed_for_each_kind_of_work(tmp_path: Path) -> None:
+    """Runs with another --work are apart. A thread's records of several intervals, and of several runs, add up."""
+    told = SHAPE | {"kernel": "k", "pid": 1}
+    for kind, works in (("instructions", [100, 300]), ("instructions", [1]), ("loads", [5])):
+        keep(
+            tmp_path,
+            "threadhist",
+            *(some("threadhist", "kernel", **told, work_kind=kind, imbalance=1.5) for _ in works),
+            *(
+                some("threadhist", "thread", **told, block=[0, 0, 0], thread=[0, 0, 0], work=work)
+                for work in works
+            ),
+        )
+    found = facts.gather([str(tmp_path)])["threads"]
+    assert [(one["work_kind"], one["work"]) for one in found] == [("instructions", 401), ("loads", 5)]
+
+
+def test_the_head_line_is_about_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also about the runs that the list of the newest leaves out."""
+    monkeypatch.setattr(facts, "LISTS", facts.LISTS | {"runs": ("day DESC, run DESC", 2)})
+    for day, host, device in (("02", "b", "gpu"), ("01", "a", "sim"), ("03", "b", "gpu"), ("04", "b", "gpu")):
+        place = tmp_path / "made"
+        keep(place, "launchlate", some("launchlate", "summary", tool="launchlate", device=device))
+        [made] = place.rglob("*.parquet")
+        kept = tmp_path / f"runs/tool=launchlate/day=2026-01-{day}/host={host}"
+        kept.mkdir(parents=True)
+        made.rename(kept / made.name)
+    found = facts.gather([str(tmp_path / "runs")])
+    assert found["about"] == [
+        {
+            "runs": 4,
+            "tools": "launchlate",
+            "hosts": 2,
+            "first_day": "2026-01-01",
+            "last_day": "2026-01-04",
+            "embedded": 1,
+        }
+    ]
+    assert [one["day"][-2:] for one in found["runs"]] == ["04", "03"]
+    assert found["left_out"] == {"runs": 2}
+
+
 def test_many_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "LISTS", facts.LISTS | {"kernels": ("", 5)})
     one = some("memtrace", "kernel", launches=1)
