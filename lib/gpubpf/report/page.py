@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -51,10 +52,7 @@ def text(facts: Mapping[str, Any], title: str) -> str:
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
         "facts": packed,
     }
-    page = _read("page.html")
-    for name, part in parts.items():
-        page = page.replace(f"@{name}@", part)
-    return page
+    return re.sub(r"@(\w+)@", lambda found: parts[found[1]], _read("page.html"))
 
 
 def _read(name: str) -> str:
