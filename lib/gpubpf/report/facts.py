@@ -120,5 +120,5 @@ def _files(lines: Sequence[Mapping[str, Any]], sources: Sources) -> list[dict[st
                 {key: value for key, value in row.items() if key != "source"}
             )
     for name, file in files.items():
-        file["text"], file["why"] = sources.text(name)
+        file["text"], file["why"] = sources.text(name, list(map(int, file["facts"])))
     return list(files.values())

@@ -118,7 +118,8 @@
     $("#why").textContent = file.why;
     const known = FACTS.filter(([field]) => Object.values(file.facts).some((rows) => rows.some((row) => row[field] !== undefined && row[field] !== null)));
     const body = element("tbody");
-    const numbers = file.text ? file.text.map((_, at) => at + 1) : Object.keys(file.facts).map(Number).sort((a, b) => a - b);
+    const own = Object.keys(file.facts).map(Number); // also of lines that the file does not have
+    const numbers = [...new Set([...(file.text ?? []).map((_, at) => at + 1), ...own])].sort((a, b) => a - b);
     const largest = Object.fromEntries(known.map(([field]) => [field, Math.max(...Object.values(file.facts).flat().map((row) => row[field] ?? 0))]));
     for (const number of numbers) {
       const rows = file.facts[number] || [{}];
@@ -135,7 +136,7 @@
             cell.style.background = `rgba(${color("--cell")}, ${(0.45 * value) / largest[field]})`;
           tr.append(cell);
         }
-        tr.append(element("td", at || !file.text ? "" : file.text[number - 1], "code"));
+        tr.append(element("td", at ? "" : file.text?.[number - 1] ?? "", "code"));
         body.append(tr);
       });
     }

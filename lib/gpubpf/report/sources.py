@@ -28,8 +28,11 @@ class Sources:
                 if looked > MOST_FILES:
                     return
 
-    def text(self, name: str) -> tuple[list[str] | None, str]:
-        """Return the lines of a source file, printable; None if there is no file. Also return what the reader should know."""
+    def text(self, name: str, known: Sequence[int] = ()) -> tuple[list[str] | None, str]:
+        """Return the lines of a source file, printable; None if there is no file. Also return what the reader should know.
+
+        known: the numbers of the lines that the records are about. If the file has no code there, it is another version.
+        """
         if not self._given:
             return None, "the source is not in this report; gpubpf report --source DIR shows it"
         paths = self._paths.get(os.path.basename(name), [])
@@ -47,6 +50,16 @@ class Sources:
         about = []
         if len(exact) > 1:
             about.append(f"{len(exact)} files have this name; this is {printable(exact[0])}")
-        if len(read) > MOST_BYTES or len(lines) > MOST_LINES:
+        cut = len(read) > MOST_BYTES or len(lines) > MOST_LINES
+        if cut:
             about.append("the end of the file is left out")
+        without = [
+            number
+            for number in sorted(known)  # 0: code of no line
+            if number and (not lines[number - 1].strip() if number <= len(lines) else not cut)
+        ]
+        if without:
+            about.append(
+                f"the file is not the version that was measured: line {without[0]} has no code here, but was measured"
+            )
         return lines[:MOST_LINES], "; ".join(about)

@@ -232,6 +232,12 @@ def test_the_head_line_is_about_all_runs(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["left_out"] == {"runs": 2}
 
 
+@pytest.mark.parametrize("title", ["@facts@", "@scripts@", "@title@ @none@"])
+def test_a_title_is_no_template(kept: Path, tmp_path: Path, title: str) -> None:
+    report(kept, "-o", tmp_path / "page.html", "--title", title)
+    assert f"<title>{title}</title>" in (tmp_path / "page.html").read_text()
+
+
 def test_many_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "LISTS", facts.LISTS | {"kernels": ("", 5)})
     one = some("memtrace", "kernel", launches=1)
@@ -265,6 +271,10 @@ def test_sources(source: Path, tmp_path: Path) -> None:
     assert "2 files have this name" in found.text("step.cu")[1]
     assert "the end of the file is left out" in found.text("long.cu")[1]
     assert "--source DIR shows it" in Sources([]).text("step.cu")[1]
+    assert "not the version" in found.text("below/step.cu", [2, 9])[1]
+    assert "line 4 has no code here" in found.text("below/step.cu", [2, 4])[1]
+    assert found.text("below/step.cu", [0, 2, 3])[1] == ""
+    assert "not the version" not in found.text("long.cu", [7000])[1]  # perhaps in the part that is left out
 
 
 def test_refusals(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,6 +298,10 @@ def test_refusals(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_browser_shows_the_page(kept: Path, source: Path, tmp_path: Path) -> None:
     """The script ends, every section has its content, and hostile names are text."""
     page = tmp_path / "page.html"
+    site = {"kernel": "step", "space": "shared", "requests": 7}
+    keep(
+        kept, "memtrace", some("memtrace", "site", **site, source="step.cu:90")
+    )  # beyond the end of the file
     report(kept, "--source", source, "-o", page)
     command = [
         CHROMIUM,
@@ -310,3 +324,4 @@ def test_a_browser_shows_the_page(kept: Path, source: Path, tmp_path: Path) -> N
         assert f'<section id="{section}">' in shown, section  # not hidden
     assert "stride 8" in shown and "tabulator-row" in shown and shown.count("<canvas") == 3
     assert "x[i] = &lt;b&gt;;\\x1b" in shown
+    assert '<td class="number">90</td>' in shown and "not the version that was measured" in shown
