@@ -304,7 +304,7 @@
   if (!facts.findings.length) $("#findings").append(element("p", "No tool found anything that stands out.", "hint"));
   for (const one of facts.findings) {
     const item = element("li"), meter = element("div", undefined, "meter"), fill = element("i"), body = element("div"), where = element("div", undefined, "where");
-    meter.title = `weight: ${UNITS.share(Math.min(1, one.weight))}`;
+    meter.title = one.share_of ? `${UNITS.share(Math.min(1, one.weight))} ${one.share_of}` : "a result that is wrong or missing";
     fill.style.width = `${Math.max(3, Math.min(100, 100 * one.weight))}%`;
     meter.append(fill);
     if (one.kernel) where.append(element("b", one.kernel));

@@ -11,8 +11,9 @@ CREATE MACRO size(bytes) AS
     CASE WHEN bytes >= 1 << 30 THEN format('{:.3g} GB', bytes / (1 << 30)) WHEN bytes >= 1 << 20 THEN format('{:.3g} MB', bytes / (1 << 20))
          WHEN bytes >= 1 << 10 THEN format('{:.3g} KB', bytes / (1 << 10)) ELSE format('{:.0f} B', bytes::DOUBLE) END;
 
--- the findings; weight: the share of what the kernel or the run does that the finding is about
-CREATE TABLE findings (weight DOUBLE, tool VARCHAR, kernel VARCHAR, source VARCHAR, finding VARCHAR);
+-- the findings. weight: a share of what all kernels of all runs did, so that findings of small kernels come last; share_of: of what.
+-- A finding without share_of is about the whole result of a kernel. A weight below 1 in 1,000 is no finding.
+CREATE TABLE findings (weight DOUBLE, share_of VARCHAR, tool VARCHAR, kernel VARCHAR, source VARCHAR, finding VARCHAR);
 
 -- one row for each fact of a kernel; instances of a template have the same kernel and other mangled names
 CREATE TABLE kernel_facts (kernel VARCHAR, mangled VARCHAR, fact VARCHAR, value DOUBLE);
@@ -198,7 +199,7 @@ INSERT INTO lines SELECT kernel, source, 'nans', sum(count) FROM nansnoop_nan WH
 
 -- finding: a launch does not end
 INSERT INTO findings
-SELECT 1, 'gpuhang', kernel, NULL,
+SELECT 1, NULL, 'gpuhang', kernel, NULL,
        format('had run for {} and did not end: {}', duration(max(running_ns)),
               CASE verdict WHEN 'deadlock' THEN 'its warps wait for each other' ELSE 'its loops cannot end by themselves' END)
 FROM gpuhang_hang
@@ -207,7 +208,7 @@ GROUP BY kernel, verdict;
 
 -- finding: NaN and infinity
 INSERT INTO findings
-SELECT 1, 'nansnoop', kernel, source,
+SELECT 1, NULL, 'nansnoop', kernel, source,
        format('computes {} ({:,} in all)', CASE kind WHEN 'nan' THEN 'NaN' WHEN 'inf' THEN 'an infinity' ELSE kind END, sum(count)::BIGINT)
 FROM nansnoop_nan
 WHERE kind <> 'denormal'
@@ -215,27 +216,38 @@ GROUP BY kernel, source, kind;
 
 -- finding: memory moved in vain
 INSERT INTO findings
-WITH totals AS (SELECT sum(wasted_bytes) AS wasted FROM memtrace_site), places AS (
-    SELECT kernel, source, op, space, sum(wasted_bytes) AS wasted, sum(sectors) / nullif(sum(sectors_least), 0) AS ratio,
+WITH places AS (
+    SELECT kernel, source, op, space, sum(wasted_bytes) AS wasted_bytes, sum(sectors) AS sectors,
+           sum(greatest(sectors - sectors_least, 0)) AS wasted, sum(sectors) / nullif(sum(sectors_least), 0) AS ratio,
            any_value(pattern ORDER BY wasted_bytes DESC) AS pattern
     FROM memtrace_site
     WHERE space <> 'shared'
     GROUP BY ALL
+), weighed AS (
+    SELECT *, wasted / sum(sectors) OVER () AS weight, wasted / sum(sectors) OVER (PARTITION BY kernel) AS kernel_share FROM places
 )
-SELECT places.wasted / totals.wasted * (1 - 1 / ratio), 'memtrace', kernel, source,
-       format('its {}s move {} in vain, {:.3g} times what contiguous lanes need ({}); {:.0f} % of all waste', op, size(places.wasted), ratio,
-              coalesce(pattern, 'mixed'), 100 * places.wasted / totals.wasted)
-FROM places, totals
-WHERE ratio >= 1.5 AND places.wasted > 0 AND places.wasted >= 0.02 * totals.wasted;
+SELECT weight, 'of all memory traffic', 'memtrace', kernel, source,
+       format('its {}s move {} in vain, {:.3g} times what contiguous lanes need ({}): {:.1f} % of the kernel''s traffic', op,
+              size(wasted_bytes), ratio, coalesce(pattern, 'mixed'), 100 * kernel_share)
+FROM weighed
+WHERE ratio >= 1.5 AND weight >= 0.001 AND kernel_share >= 0.01;
 
 -- finding: bank conflicts
 INSERT INTO findings
-SELECT (1 - 1 / (sum(requests * bank_ways.mean) / sum(requests))) / 2, 'memtrace', kernel, source,
-       format('its shared-memory {}s take {:.3g} turns instead of one: bank conflicts', op, sum(requests * bank_ways.mean) / sum(requests))
-FROM memtrace_site
-WHERE bank_ways IS NOT NULL AND requests > 0
-GROUP BY kernel, source, op
-HAVING sum(requests * bank_ways.mean) / sum(requests) >= 2;
+WITH places AS (
+    SELECT kernel, source, op, sum(requests) FILTER (WHERE bank_ways IS NOT NULL) AS shared,
+           sum(requests * bank_ways.mean) AS turns, sum(requests * coalesce(bank_ways.mean, 1)) AS all_turns
+    FROM memtrace_site
+    GROUP BY kernel, source, op
+), weighed AS (
+    SELECT *, turns / nullif(shared, 0) AS ways, (turns - shared) / nullif(sum(all_turns) OVER (), 0) AS weight,
+           (turns - shared) / nullif(sum(all_turns) OVER (PARTITION BY kernel), 0) AS kernel_share
+    FROM places
+)
+SELECT weight, 'of the turns of all memory requests', 'memtrace', kernel, source,
+       format('its shared-memory {}s take {:.3g} turns instead of one: bank conflicts', op, ways)
+FROM weighed
+WHERE ways >= 2 AND weight >= 0.001 AND kernel_share >= 0.01;
 
 -- finding: divergence
 INSERT INTO findings
@@ -243,21 +255,37 @@ WITH kernels AS (
     SELECT run, kernel, sum(wave * instructions) AS slots FROM warpdiv_kernel GROUP BY run, kernel
 ), places AS (
     SELECT run, kernel, source, sum(lost) AS lost FROM warpdiv_branch GROUP BY run, kernel, source
+), weighed AS (
+    SELECT kernel, source, sum(lost) / nullif((SELECT sum(slots) FROM kernels), 0) AS weight,
+           sum(lost) / nullif(sum(slots), 0) AS kernel_share
+    FROM places JOIN kernels USING (run, kernel)
+    GROUP BY kernel, source
 )
-SELECT sum(lost) / sum(slots), 'warpdiv', kernel, source,
-       format('warps split here: {:.1f} % of the kernel''s lane-instructions are lost', 100 * sum(lost) / sum(slots))
-FROM places JOIN kernels USING (run, kernel)
-WHERE slots > 0
-GROUP BY kernel, source
-HAVING sum(lost) >= 0.05 * sum(slots);
+SELECT weight, 'of the lane-instructions of all kernels', 'warpdiv', kernel, source,
+       format('warps split here: {:.1f} % of the kernel''s lane-instructions are lost', 100 * kernel_share)
+FROM weighed
+WHERE weight >= 0.001 AND kernel_share >= 0.05;
 
 -- finding: uneven work
 INSERT INTO findings
-SELECT (1 - 1 / max(imbalance)) / 2, 'threadhist', kernel, NULL,
-       format('the work is uneven: the busiest thread does {:.3g} times the mean', max(imbalance))
-FROM threadhist_kernel
-WHERE imbalance >= 1.25
-GROUP BY kernel;
+WITH weighed AS (  -- idle: what the threads could do while the busiest one works
+    SELECT kernel, work_kind, max(imbalance) AS imbalance,
+           sum(work * (imbalance - 1)) FILTER (WHERE imbalance >= 1.25) AS idle, sum(work * imbalance) AS possible
+    FROM threadhist_kernel
+    GROUP BY kernel, work_kind
+), shares AS (
+    SELECT *, idle / nullif(sum(possible) OVER (PARTITION BY work_kind), 0) AS weight FROM weighed
+)
+SELECT weight, 'of the work of all kernels, if each thread did as much as the busiest', 'threadhist', kernel, NULL,
+       format('the work is uneven: the busiest thread does {:.3g} times the mean ({})', imbalance, work_kind)
+FROM shares
+WHERE weight >= 0.001;
+
+-- runs on an embedded device, whose times say nothing about a GPU
+CREATE TABLE embedded (run VARCHAR);
+
+-- these runs, where their ends are known
+INSERT INTO embedded SELECT DISTINCT run FROM summaries WHERE device = 'sim';
 
 -- finding: an idle GPU
 INSERT INTO findings
@@ -268,10 +296,10 @@ WITH busy AS (
     FROM busy JOIN timelines USING (run)
     GROUP BY run
 )
-SELECT idle * 0.9, 'launchlate', NULL, NULL,
+SELECT idle, 'of the time between the first and the last launch of the run', 'launchlate', NULL, NULL,
        format('the GPU ran no kernel of the program for {:.0f} % of the time between its first and last launch (run {})', 100 * idle, run)
 FROM runs
-WHERE idle > 0.5 AND launches > 9;
+WHERE idle > 0.5 AND launches > 9 AND run NOT IN (SELECT run FROM embedded);
 
 -- work of threads, by block and thread: the sum over all runs that count the same; a record has what its thread did in an interval
 CREATE TABLE threads AS

@@ -46,7 +46,7 @@ def kept(tmp_path: Path) -> Path:
             "launchlate",
             "summary",
             tool="launchlate",
-            device="sim",
+            device="gpu",
             lost=0,
             not_instrumented={"no PTX": 3},
         ),
@@ -74,7 +74,7 @@ def kept(tmp_path: Path) -> Path:
     keep(
         runs,
         "threadhist",
-        some("threadhist", "kernel", kernel="uneven", imbalance=2.0, **SHAPE),
+        some("threadhist", "kernel", kernel="uneven", imbalance=2.0, work=96, work_kind="loads", **SHAPE),
         *(
             some(
                 "threadhist",
@@ -107,14 +107,15 @@ def report(*words: object) -> int:
 def test_facts(kept: Path, source: Path) -> None:
     found = facts.gather([str(kept)], [str(source)])
     assert [(one["tool"], one["kernel"], one["source"]) for one in found["findings"]] == [
-        ("memtrace", "step", "step.cu:2"),
         ("launchlate", None, None),
+        ("memtrace", "step", "step.cu:2"),
         ("threadhist", "uneven", None),
     ]
-    assert "no kernel of the program for 90 %" in found["findings"][1]["finding"]
-    assert found["findings"][0]["finding"] == (
-        "its loads move 2.19 KB in vain, 8 times what contiguous lanes need (stride 8); 100 % of all waste"
+    assert "no kernel of the program for 90 %" in found["findings"][0]["finding"]
+    assert found["findings"][1]["finding"] == (
+        "its loads move 2.19 KB in vain, 8 times what contiguous lanes need (stride 8): 87.5 % of the kernel's traffic"
     )
+    assert [one["weight"] for one in found["findings"]] == pytest.approx([0.9, 0.875, 0.5], abs=0.01)
     [kernel] = [one for one in found["kernels"] if one.get("launches") == 20]
     assert (kernel["gpu_ns"], kernel["mean_ns"], kernel["latency_ns"]) == (2000, 100, 50)
     assert kernel["kernel"].endswith(r"\x1b[31m\u202e<img src=x onerror=alert(1)>")
@@ -236,6 +237,49 @@ def test_the_head_line_is_about_all_runs(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_title_is_no_template(kept: Path, tmp_path: Path, title: str) -> None:
     report(kept, "-o", tmp_path / "page.html", "--title", title)
     assert f"<title>{title}</title>" in (tmp_path / "page.html").read_text()
+
+
+def site(kernel: str, sectors: int, least: int, **more: Any) -> dict[str, Any]:
+    told = {"op": "load", "space": "global", "pattern": "unit", "bank_ways": None, "requests": least}
+    told |= {"source": "a.cu:1", "wasted_bytes": 32 * (sectors - least), "sectors_least": least}
+    return some("memtrace", "site", **told | {"kernel": kernel, "sectors": sectors} | more)
+
+
+def test_findings_are_weighed_by_all_that_kernels_do(tmp_path: Path) -> None:
+    """A small kernel comes last however badly it does; what hardly matters is no finding."""
+    shared = {"space": "shared", "wasted_bytes": None, "sectors_least": 0, "requests": 1, "source": "a.cu:3"}
+    keep(
+        tmp_path,
+        "memtrace",
+        site("large", 4000, 2000),
+        site("large", 30, 10, source="a.cu:2"),  # below 1 % of the kernel's traffic
+        site("small", 80, 10),
+        site("tiny", 8, 1),  # below 1 in 1,000 of all traffic
+        site("well", 15_882, 15_882),
+        site("tiny", 0, 0, **shared | {"bank_ways": {"mean": 9.0, "max": 9}}),
+    )
+    found = facts.gather([str(tmp_path)])["findings"]
+    assert [(one["kernel"], one["source"], one["share_of"]) for one in found] == [
+        ("large", "a.cu:1", "of all memory traffic"),
+        ("small", "a.cu:1", "of all memory traffic"),
+    ]
+    assert [one["weight"] for one in found] == pytest.approx([0.1, 0.0035])
+
+
+def test_an_embedded_device_is_no_idle_gpu(tmp_path: Path) -> None:
+    launch: dict[str, Any] = {"kernel": "k", "exec_ns": 1, "running": False}
+    for device in ("gpu", "sim"):
+        keep(
+            tmp_path / device,
+            "launchlate",
+            *(
+                some("launchlate", "launch", **launch, start_ns=99 * at, end_ns=99 * at + 1)
+                for at in range(20)
+            ),
+            some("launchlate", "summary", tool="launchlate", device=device),
+        )
+        found = facts.gather([str(tmp_path / device)])["findings"]
+        assert [one["tool"] for one in found] == (["launchlate"] if device == "gpu" else [])
 
 
 def test_many_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
