@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from gpubpf.elf import STT_FUNC, Elf, NameTable, of_bytes
 from gpubpf.ptx.symbols import FUNCTION
 
-_OURS = rf"(?s)(?:.*\$)?{FUNCTION}\d+"  # the name of the kernel precedes that of the function
+_OURS = rf"(?s)(?:.*\$)?{FUNCTION}\d+(?:_\w+)?"  # the name of the kernel precedes that of the function
 # The encodings are for compute capabilities 8.0 to 12.0; for 7.5, ptxas 13.0 writes no YIELD in our functions. An instruction has 16
 # bytes. _YIELD and _NOP are the first 8, without a predicate.
 _INSTRUCTION = struct.Struct("<QQ")

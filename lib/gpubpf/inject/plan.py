@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -83,7 +84,6 @@ class InjectionPlan:
 
     work      the counted kinds of work, of `bytecode.WORK`, ADDED and SKIPPED
     leaving   functions whose threads may leave the kernel
-    programs  the functions that probes call
     """
 
     def __init__(
@@ -123,11 +123,13 @@ class InjectionPlan:
         self._last_regions: dict[str, int] = {}
         self._probed: dict[tuple[str, int], Mapping[Access, int]] = {}
         self._computations: dict[str, list[tuple[str, Computation]]] = {}
-        self.programs, texts, self._forms = self._programs(reached)
+        self._names, self._forms = self._programs(reached)
+        self._made: dict[tuple[object, ...], str] = {}
+        self._functions: dict[str, Function] = {}
         self._fillers = {
             form: Filler(
                 block,
-                texts.get(form, {}),
+                functools.partial(self._call, form),
                 parameters=any(module.functions[f].mentions("cvta.param") for f in reached),
                 clusters=any(module.functions[f].mentions("mapa.") for f in reached),
                 remarks=ADDED in self.work,
@@ -146,20 +148,41 @@ class InjectionPlan:
         """Return the filler that builds the text of probes in a kernel or function."""
         return self._fillers[self._forms.get(name, CALLED)]
 
-    def _programs(
-        self, reached: Iterable[str]
-    ) -> tuple[tuple[Function, ...], dict[str, dict[int, str]], dict[str, str]]:
+    @property
+    def programs(self) -> tuple[Function, ...]:
+        """The functions that the probes so far call: they hold programs, or parts of programs."""
+        return tuple(self._functions[name] for name in sorted(self._functions))
+
+    def _call(self, form: str, fragment: Fragment, known: Mapping[str, str]) -> str | None:
+        """Return the text to inline for a fragment in this form, and add the functions that it calls to `programs`.
+
+        known: fields of the context that are known numbers, by name
+        """
+        name = self._names.get(id(fragment))
+        if name is None or form == INLINED:
+            return None
+        key = form, id(fragment), *known.items()
+        if key not in self._made:
+            name += "".join(f"_{field}{value}" for field, value in known.items())
+            if form == CALLED:
+                made = called(fragment, f"{name}{WHOLE}" if fragment.seldom else name, known)
+            else:
+                made = shortened(fragment, name, known)
+            self._functions |= {function.name: function for function in made.functions}
+            self._made[key] = made.text
+        return self._made[key]
+
+    def _programs(self, reached: Iterable[str]) -> tuple[dict[int, str], dict[str, str]]:
         """Decide where fragments at FREQUENT points are inlined. Elsewhere, inlining would add too much text. Return:
 
-        - the functions that hold programs or parts of programs
-        - the text to inline, by form (INLINED, SHORTENED, CALLED) and the fragment's `id`
-        - the form of the fragments in each kernel and function, by name
+        - the first part of the names of functions that hold a program or parts of it, by the fragment's `id`
+        - the form of the fragments (INLINED, SHORTENED, CALLED) in each kernel and function, by name
 
         A module with `setmaxnreg` does not get functions: in a kernel with calls, ptxas ignores `setmaxnreg` (advisory C7507), which
         changes how many blocks fit.
         """
         if any(self.module.functions[f].mentions("setmaxnreg") for f in reached):
-            return (), {}, {}
+            return {}, {}
         places: dict[str, Counter[int]] = {}
         fragments: dict[int, Fragment] = {}
         seen: set[tuple[str, int]] = set()
@@ -186,12 +209,8 @@ class InjectionPlan:
                 left -= lines[name]
         outside = {key for name, found in places.items() if forms[name] != INLINED for key in +found}
         used = [fragment for key, fragment in fragments.items() if key in outside]
-        names = [f"{WAITING if fragment.waits else FUNCTION}{n}" for n, fragment in enumerate(used)]
-        short = {id(fragment): shortened(fragment, name) for name, fragment in zip(names, used, strict=True)}
-        whole = {
-            id(fragment): called(fragment, f"{name}{WHOLE}" if fragment.seldom else name)
-            for name, fragment in zip(names, used, strict=True)
-        }
+        names = {id(f): f"{WAITING if f.waits else FUNCTION}{n}" for n, f in enumerate(used)}
+        short = {id(fragment): shortened(fragment, names[id(fragment)]) for fragment in used}
         left = MAX_MODULE
         for name in sorted(
             (name for name in lines if forms[name] != INLINED), key=lambda name: (lines[name], name)
@@ -200,18 +219,7 @@ class InjectionPlan:
             if parts <= min(MAX_SHORT, left):
                 forms[name] = SHORTENED
                 left -= parts
-        needed = {
-            made.function.name: made.function
-            for name, form in forms.items()
-            if form != INLINED
-            for key in +places[name]
-            for made in [(short if form == SHORTENED else whole)[key]]
-        }
-        texts = {
-            form: {key: made.text for key, made in of.items()}
-            for form, of in ((SHORTENED, short), (CALLED, whole))
-        }
-        return tuple(needed[name] for name in sorted(needed)), texts, forms
+        return names, forms
 
     def role(self, name: str, variant: int) -> Role | None:
         """Return the role of a function; None if the function keeps its signature.

@@ -7,7 +7,7 @@ filler.access(probes, access, 7, ["@!%p1 "], [f"mov.b64 {AT}, %rd1;"])
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from .sampling import GROUP, SKIPS
 from .values import PtxProbe
 
 if TYPE_CHECKING:
-    from gpubpf.lower.fragment import Argument
+    from gpubpf.lower.fragment import Argument, Fragment
 
 
 # The points that a thread reaches many times.
@@ -44,6 +44,8 @@ _ACTIVE = {"active": "%gpubpf_0active"}
 _OVER = "$gpubpf_over"
 _ELSEWHERE = "$gpubpf_elsewhere"
 _SKIPPED = "$gpubpf_skipped"
+# Fields of the context with few values. Functions that hold programs, or parts of programs, are made for each of the values.
+_FEW_VALUES = ("width", "effect", "kind", "space")
 
 
 class Filler:
@@ -52,20 +54,21 @@ class Filler:
     def __init__(
         self,
         block: LaunchBlock,
-        texts: Mapping[int, str] | None = None,
+        called: Callable[[Fragment, Mapping[str, str]], str | None] = lambda fragment, known: None,
         parameters: bool = False,
         clusters: bool = False,
         remarks: bool = False,
     ) -> None:
         """Prepare for a module with the launch block `block`.
 
-        texts: the text to inline for fragments that became functions, by `id`
+        called: returns the text to inline for a fragment that became a function, or whose parts did; None for any other fragment. It
+                is given the fields of the context that are known numbers, by name
         parameters: whether generic addresses may point to kernel parameters
         clusters: whether generic addresses may point to shared memory of other blocks
         remarks: whether to mark seldom executed parts for `cost.tallied`
         """
         self.block = block
-        self.texts = texts or {}
+        self._called = called
         self.parameters = parameters
         self.clusters = clusters
         self.remarks = remarks
@@ -90,7 +93,9 @@ class Filler:
                 lines.append(f"mov.b{bits} {register}, {value};")
             else:
                 lines.append(f"cvt.u{bits}.u64 {register}, {value};")
-        ptx = self.texts.get(id(probe.program)) or probe.program.ptx.strip()
+        read = {field for _, field, _ in fields}
+        known = {f: context[f] for f in _FEW_VALUES if f in read and not context[f].startswith("%")}
+        ptx = self._called(probe.program, known) or probe.program.ptx.strip()
         lines.append(remarked(probe.program, ptx) if self.remarks else ptx)
         return "\n".join([*lines, "}"])
 

@@ -1,18 +1,22 @@
-"""Move a fragment, or the part that it seldom executes, into a function.
+"""Move a fragment, or the parts that it seldom executes, into functions.
 
-short = shortened(fragment, "gpubpf_program0")
-short.text, short.function              # the common path, which calls the function at each seldom path
-called(fragment, "gpubpf_program0")     # a call of the function
+short = shortened(fragment, "gpubpf_program0", {"width": "4"})
+short.text, short.functions             # the common path, which calls a function at each seldom path
+called(fragment, "gpubpf_program0")     # a call of a function with the whole fragment
 
-In both cases, the function is the whole fragment. At a label of `Fragment.seldom`, lanes call the function, which executes the
-fragment from its start: what they executed before has no effects. So the only parameters of the function are the fragment's
-arguments. The function does not test again whether to branch to the label, because all lanes that call it do.
+Each label of `Fragment.seldom` has a function. Lanes that come to the label call the function, which executes the fragment from its
+start: what they executed before has no effects. So the only parameters of the function are the fragment's arguments. The function does
+not test again whether to branch to the label, because all lanes that call it do.
+
+Fields of the context that are known numbers at a probe are constants in its functions, so that ptxas leaves out what depends on them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpubpf.ptx.emit import marked, text
@@ -20,18 +24,25 @@ from gpubpf.ptx.module import Function, Variable
 from gpubpf.record import Record, replace
 
 if TYPE_CHECKING:
-    from gpubpf.lower.fragment import Fragment
+    from gpubpf.lower.fragment import Argument, Fragment
 
 _END = "$gpubpf_end"
 _LABEL = re.compile(r"\s*(\$\w+):\s*$")
 _BRANCH = re.compile(r"\s*(@!?%\w+\s+)?bra(?:\.uni)?\s+(\$\w+);")
+# Instructions without an effect besides their result, as far as they may be all that reads the result of one between lanes.
+_COMPUTES = re.compile(
+    r"\s*(?:setp|selp|mov|cvt|and|or|xor|not|add|sub|shl|shr|popc|activemask|match|vote|shfl)\.[\w.]+\s+(%\w+)"
+)
+_DECLARES = re.compile(r"\s*\.reg\s")
+_REGISTER = re.compile(r"%\w+")
+_UNBOUND: Mapping[str, str] = MappingProxyType({})
 
 
 class Shortened(Record):
-    """The text that is inlined for a fragment, and the function that this text calls."""
+    """The text that is inlined for a fragment, and the functions that this text calls."""
 
     text: str
-    function: Function
+    functions: tuple[Function, ...]
 
 
 class Block(Record):
@@ -43,49 +54,97 @@ class Block(Record):
     falls: bool
 
 
-def called(fragment: Fragment, name: str) -> Shortened:
-    """Return a call of the fragment, which becomes the function `name` with the fragment's arguments as parameters."""
-    parameters = tuple(
-        Variable("param", a.type, f"gpubpf_given{n}") for n, a in enumerate(fragment.arguments)
-    )
+def called(fragment: Fragment, name: str, known: Mapping[str, str] = _UNBOUND) -> Shortened:
+    """Return a call of the fragment, which becomes the function `name` with the fragment's arguments as parameters.
+
+    known: fields of the context that are constants in the function, by name
+    """
+    given = [a for a in fragment.arguments if a.kind != "context" or a.field not in known]
+    parameters = {a: Variable("param", a.type, f"gpubpf_given{n}") for n, a in enumerate(given)}
     lines = [f".reg .{a.type} {a.register};" for a in fragment.arguments]
-    lines += [
-        f"ld.param.{a.type} {a.register}, [{p.name}];"
-        for a, p in zip(fragment.arguments, parameters, strict=True)
-    ]
+    for a in fragment.arguments:
+        if a in parameters:
+            lines.append(f"ld.param.{a.type} {a.register}, [{parameters[a].name}];")
+        else:
+            lines.append(f"mov.{a.type} {a.register}, {known[a.field]};")
     body = marked([text("\n".join([*lines, fragment.ptx.strip(), "ret;"]))])
-    return Shortened(_call(fragment, name), Function("func", name, parameters, statements=tuple(body)))
+    function = Function("func", name, tuple(parameters.values()), statements=tuple(body))
+    return Shortened(_call(given, name), (function,))
 
 
-def shortened(fragment: Fragment, name: str) -> Shortened:
-    """Return the fragment without its seldom executed parts: in their place, the fragment calls the function `name` and ends.
+def shortened(fragment: Fragment, name: str, known: Mapping[str, str] = _UNBOUND) -> Shortened:
+    """Return the fragment without its seldom executed parts: in place of each, the fragment calls a function and ends.
 
-    If the fragment does not mark such a part, return a call of the whole fragment.
+    If the fragment does not mark such a part, return a call of the whole fragment. `known`: as in `called`.
     """
     if not fragment.seldom:
-        return called(fragment, name)
+        return called(fragment, name, known)
     blocks = blocks_of(fragment.ptx.strip().splitlines()[1:-1])
     kept = reached(blocks, [0], set(fragment.seldom))
-    decided = [line for block in _decided(blocks, kept, fragment.seldom) for line in block.lines]
-    whole = called(replace(fragment, ptx="\n".join(["{", *decided, "}"])), name)
+    parts: dict[str, Shortened] = {}
+    for n, label in enumerate(fragment.seldom):
+        if not _enters(blocks, kept, label):
+            continue
+        decided = [line for block in _decided(blocks, kept, label) for line in block.lines]
+        ptx = "\n".join(["{", *without_unused(decided), "}"])
+        parts[label] = called(replace(fragment, ptx=ptx), f"{name}_{n}" if n else name, known)
     lines: list[str] = []
     for n, block in enumerate(blocks):
-        if block.label in fragment.seldom:
-            lines += [f"{block.label}:", whole.text, f"bra.uni {_END};"]
+        if block.label in parts:
+            lines += [f"{block.label}:", parts[block.label].text, f"bra.uni {_END};"]
         elif n in kept or (len(block.lines) == 1 and block.label):
             lines += block.lines
     if not any(block.label == _END for block in blocks):
         lines.append(f"{_END}:")
-    return Shortened("\n".join(["{", *lines, "}"]), whole.function)
+    functions = tuple(function for part in parts.values() for function in part.functions)
+    return Shortened("\n".join(["{", *lines, "}"]), functions)
 
 
-def _call(fragment: Fragment, name: str) -> str:
-    """Return the text that calls the function, with the fragment's registers as arguments."""
-    given = [(f"gpubpf_give{n}", a) for n, a in enumerate(fragment.arguments)]
+def _call(arguments: Sequence[Argument], name: str) -> str:
+    """Return the text that calls the function, with the registers of arguments."""
+    given = [(f"gpubpf_give{n}", a) for n, a in enumerate(arguments)]
     lines = [f".param .{a.type} {slot};" for slot, a in given]
     lines += [f"st.param.{a.type} [{slot}], {a.register};" for slot, a in given]
-    arguments = f", ({', '.join(slot for slot, _ in given)})" if given else ""
-    return "\n".join(["{", *lines, f"call {name}{arguments};", "}"])
+    slots = f", ({', '.join(slot for slot, _ in given)})" if given else ""
+    return "\n".join(["{", *lines, f"call {name}{slots};", "}"])
+
+
+def without_unused(lines: Sequence[str]) -> list[str]:
+    """Leave out comparisons of lanes whose result nothing reads, and what only computes such a result.
+
+    ptxas keeps each instruction that lanes execute together (`match`, `vote`, `shfl`), whether something reads the result or not.
+    """
+    groups: list[list[str]] = []  # a scope, or a single line
+    depth = 0
+    for line in lines:
+        if depth:
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+        depth += line.count("{") - line.count("}")
+    results = [_results(group) for group in groups]
+    registers = [set(_REGISTER.findall("\n".join(group))) for group in groups]
+    readers = Counter(register for found in registers for register in found)
+    left = dict.fromkeys(range(len(groups)))
+    while unused := [n for n in left if results[n] and all(readers[one] == 1 for one in results[n])]:
+        for n in unused:
+            del left[n]
+            readers -= Counter(registers[n])
+    return [line for n in left for line in groups[n]]
+
+
+def _results(group: Sequence[str]) -> set[str]:
+    """Return the registers that a line or scope sets, as others see them; none if it may have another effect."""
+    found: set[str] = set()
+    own: set[str] = set()
+    for line in group[1:-1] if len(group) > 1 else group:
+        if _DECLARES.match(line):
+            own.update(_REGISTER.findall(line))
+        elif (computed := _COMPUTES.match(line)) and "|" not in line:
+            found.add(computed[1])
+        else:
+            return set()
+    return found - own
 
 
 def blocks_of(lines: Sequence[str]) -> list[Block]:
@@ -130,12 +189,18 @@ def _numbers(blocks: Sequence[Block]) -> dict[str, int]:
     return {block.label: n for n, block in enumerate(blocks) if block.label}
 
 
-def _decided(blocks: Sequence[Block], first: set[int], seldom: Collection[str]) -> list[Block]:
-    """Return the blocks for lanes that reach one of the labels: branches of the earlier blocks `first` lead nowhere else."""
+def _enters(blocks: Sequence[Block], first: set[int], label: str) -> bool:
+    """Return whether one of the blocks `first` leads to the label."""
+    goal = _numbers(blocks)[label]
+    return any(label in blocks[n].targets or (blocks[n].falls and n + 1 == goal) for n in first)
+
+
+def _decided(blocks: Sequence[Block], first: set[int], label: str) -> list[Block]:
+    """Return the blocks for lanes that reach the label: branches of the earlier blocks `first` lead nowhere else."""
     at = _numbers(blocks)
-    goals = {at[label] for label in seldom}
-    later = reached(blocks, goals)
-    leads = {n: bool(goals & reached(blocks, [n])) for n in range(len(blocks))}
+    goal = at[label]
+    later = reached(blocks, [goal])
+    leads = {n: goal in reached(blocks, [n]) for n in range(len(blocks))}
     found = list(blocks)
     for n in first - later:
         block = blocks[n]

@@ -9,7 +9,7 @@ import pytest
 from gpubpf.ebpf.probe import Probe
 from gpubpf.inject import plan
 from gpubpf.inject.inject import inject
-from gpubpf.inject.seldom import called, shortened
+from gpubpf.inject.seldom import called, shortened, without_unused
 from gpubpf.lower.fragment import Argument, Fragment
 from gpubpf.ptx.parser import parse
 from ptxrun import Memory, Thread
@@ -135,7 +135,71 @@ def test_what_is_never_left_out() -> None:
 
 def test_the_function_does_not_ask_again() -> None:
     """The lanes that call it come to the label: what the others do is not in it, nor the branch there."""
-    function = shortened(FRAGMENT, "f").function
+    function = shortened(FRAGMENT, "f").functions[0]
     body = "\n".join(str(statement) for statement in function.statements or ())
     assert [n for n in (0, 8, 16, 24, 32) if f"%gpubpf_counts{f'+{n}' * bool(n)}]" in body] == [8, 16, 32]
     assert "@%p1" not in body and "@%p2" in body
+
+
+WIDTH = Argument("width", "b32", "context", field="width")
+# Counts accesses by their addresses modulo 8, in three ways, and adds up their widths. Two of the ways are seldom.
+TWICE = """{
+	.reg .pred 	%p<3>;
+	.reg .b64 	%rd<6>;
+	cvt.u64.u32 	%rd3, %gpubpf_width;
+	and.b64 	%rd1, %gpubpf_address, 7;
+	setp.ne.b64 	%p1, %rd1, 0;
+	@%p1 bra 	$L__BB0_2;
+	red.global.add.u64 [%gpubpf_counts], 1;
+	bra.uni 	$gpubpf_end;
+$L__BB0_2:
+	and.b64 	%rd2, %rd1, 1;
+	setp.ne.b64 	%p2, %rd2, 0;
+	@%p2 bra 	$L__BB0_4;
+$gpubpf_seldom0:
+	red.global.add.u64 [%gpubpf_counts+8], 1;
+	bra.uni 	$L__BB0_5;
+$L__BB0_4:
+$gpubpf_seldom1:
+	red.global.add.u64 [%gpubpf_counts+16], 1;
+$L__BB0_5:
+	red.global.add.u64 [%gpubpf_counts+24], %rd3;
+$gpubpf_end:
+}"""
+TWO = Fragment("twice", TWICE, (COUNTS, ADDRESS, WIDTH), seldom=("$gpubpf_seldom0", "$gpubpf_seldom1"))
+
+
+def test_each_seldom_part_has_a_function_for_each_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in {"MAX_INLINE": 0, "MIN_FUNCTION": 0}.items():
+        monkeypatch.setattr(plan, name, number)
+    stores = [(0, 4), (8, 1), (4, 4), (12, 4), (2, 2), (5, 1), (7, 1), (6, 1)]
+    accesses = "\n".join(f"st.global.u{8 * width} [%rd1+{at}], 1;" for at, width in stores)
+    text = inject(parse(KERNEL.format(accesses=accesses)), {"k": [Probe(TWO, "access")]}).text
+    for part in ("", "_1"):
+        assert [text.count(f"call gpubpf_program0_width{width}{part},") for width in (1, 2, 4)] == [4, 1, 3]
+    assert text.count(".func gpubpf_program0") == 2 * 6 and "gpubpf_given2" not in text
+    memory = Memory()
+    data, counts = memory.allocate(32), memory.allocate(32)
+    Thread(parse(text), memory, {}, {}).run("k", struct.pack("<4Q", data, 0, 0, counts))
+    assert memory.words(counts, 4, 8) == [2, 4, 2, 4 + 4 + 2 + 1 + 1 + 1]
+
+
+def test_a_part_holds_nothing_of_another() -> None:
+    bodies = [
+        "\n".join(str(s) for s in function.statements or ()) for function in shortened(TWO, "f").functions
+    ]
+    reached = [[n for n in (8, 16, 24) if f"%gpubpf_counts+{n}]" in body] for body in bodies]
+    assert reached == [[8, 24], [16, 24]]
+    assert not any("@%p" in body or "setp" in body for body in bodies)
+    assert called(TWO, "f", {"width": "4"}).text.count("st.param") == 2
+
+
+def test_what_lanes_compare_is_left_out_where_nothing_reads_it() -> None:
+    compare = ["{", ".reg .b32 %together;", "activemask.b32 %together;"]
+    match = [*compare, "match.all.sync.b64 %r5, %rd1, %together;", "}"]
+    other = [*compare, "match.all.sync.b64 %r6|%p3, %rd1, %together;", "}"]  # with two results
+    adds = [*compare, "red.global.add.u64 [%rd2], 1;", "mov.b32 %r9, 1;", "}"]
+    asks, kept = ["setp.ne.b32 %p1, %r5, -1;", "selp.b32 %r7, 1, 0, %p1;"], ["st.global.u32 [%rd2], %r7;"]
+    assert without_unused([*match, *asks]) == []
+    assert without_unused([*match, *asks, *kept]) == [*match, *asks, *kept]
+    assert without_unused([*other, *adds]) == [*other, *adds]
