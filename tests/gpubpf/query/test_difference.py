@@ -120,6 +120,12 @@ def test_noise_hides_what_it_may_have_made(measure: Place) -> None:
     assert {*compared(a, b).values()} == {"same"}
 
 
+def test_memory_does_not_grow_with_the_launches(measure: Place) -> None:
+    a = measure(1, 1, launches=200_000)
+    with difference.compare([str(a)], [str(a)], 0.01, memory=128 << 20) as database:
+        assert database.sql("SELECT DISTINCT verdict FROM compared").fetchall() == [("same",)]
+
+
 def traffic(sectors: int, **more: Any) -> list[dict[str, Any]]:
     """Return records of memtrace about a kernel with one load."""
     site: dict[str, Any] = {"kernel": "step", "source": "step.cu:7", "op": "load", "space": "global"}
