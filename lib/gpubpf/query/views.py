@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,12 +67,25 @@ def opened(memory: int | None = None) -> Iterator[Any]:
 
 def add_records(database: Any, directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
     """Create a view for each type of record below some directories, in the database's current schema. Return what `found` does."""
+    import duckdb
+
     files = found(directories)
+    try:
+        _create_all(database, files)
+    except (duckdb.InterruptException, duckdb.OutOfMemoryException):
+        raise
+    except duckdb.Error:
+        files = _readable(database, files)
+        _create_all(database, files)
+    return files
+
+
+def _create_all(database: Any, files: Mapping[tuple[str, str], Sequence[str]]) -> None:
+    """Create the views of the records, also of those that exist."""
     for (tool, kind), paths in files.items():
         _create(database, f"{tool}_{kind}", kind, paths)
     if ends := [path for (_, kind), paths in files.items() if kind == "summary" for path in paths]:
         _create(database, "summaries", "summary", ends)
-    return files
 
 
 def run_file(database: Any, path: str) -> None:
@@ -151,6 +164,28 @@ def in_one_line(error: Exception) -> str:
     return " ".join(str(error).split("\n\nLINE")[0].split())
 
 
+def _readable(
+    database: Any, files: Mapping[tuple[str, str], Sequence[str]]
+) -> dict[tuple[str, str], list[str]]:
+    """Return the files whose footer DuckDB can read. Print a notice for each other one. Raises Error if none is left."""
+    import duckdb
+
+    def footer(path: str) -> bool:
+        try:
+            database.execute("SELECT count(*) FROM parquet_schema(?)", [_no_glob(path)]).fetchall()
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error:
+            note("gpubpf", f"{path} is damaged; its records are left out")
+            return False
+        return True
+
+    left = {key: [path for path in paths if footer(path)] for key, paths in files.items()}
+    if not any(left.values()):
+        raise Error("all files with records of tools are damaged; measure again")
+    return {key: paths for key, paths in left.items() if paths}
+
+
 def _is_whole(path: str) -> bool:
     """Return whether a file begins and ends as a Parquet file does. If not, print a notice."""
     try:
@@ -182,7 +217,7 @@ def _create(database: Any, name: str, kind: str, paths: Sequence[str]) -> None:
         for part, its_type in parts.items()
     )
     database.execute(
-        f'CREATE VIEW "{name}" AS SELECT * EXCLUDE (filename), {columns} FROM '
+        f'CREATE OR REPLACE VIEW "{name}" AS SELECT * EXCLUDE (filename), {columns} FROM '
         f"read_parquet([{listed}], hive_partitioning = false, union_by_name = true, filename = true)"
     )
 
