@@ -145,9 +145,11 @@ def _lines(
         shown = sorted((one for one in differences if one["verdict"] == verdict), key=_size, reverse=True)
         if shown:
             rows = [_cells(one) for one in shown[:left]]
-            yield from table.cut_first(
-                rows, ("KERNEL", "WHERE", "MEASURE"), cut=("KERNEL", "WHERE"), drop=("NOISE",)
-            )
+            exact = all(row["NOISE"] == "exact" for row in rows)
+            made = (
+                table.within if exact else table.cut_first
+            )  # `within` leaves out NOISE before it cuts names
+            yield from made(rows, ("KERNEL", "WHERE", "MEASURE"), cut=("KERNEL", "WHERE"), drop=("NOISE",))
             if len(shown) > left:
                 yield f"... {len(shown) - left:,} more; --json prints all"
             yield ""
@@ -210,17 +212,25 @@ def _not_compared(one_sided: list[dict[str, Any]]) -> Iterator[str]:
     from gpubpf.show.kernel_names import fitted
     from gpubpf.show.table import fit
 
-    kernels = fitted({one["kernel"] for one in one_sided}, NAME)
-    measures: dict[tuple[Any, str, str], dict[str, None]] = {}  # of a place; without double names, in order
+    short = fitted({one["kernel"] for one in one_sided}, NAME)
+    whole = {
+        (one["side"], one["tool"], one["kernel"], one["measure"]) for one in one_sided if not one["place"]
+    }
+    measures: dict[tuple[Any, str, str, str], list[str]] = {}
     for one in one_sided:
-        where = kernels[one["kernel"]] + (f" {fit(one['place'], NAME)}" if one["place"] else "")
-        measures.setdefault((one["side"], one["tool"], where), {})[one["measure"]] = None
-    places: dict[tuple[Any, str, tuple[str, ...]], list[str]] = {}
-    for (side, tool, where), names in measures.items():
-        places.setdefault((side, tool, tuple(names)), []).append(where)
-    for (side, tool, named), wheres in places.items():
-        more = f" and {len(wheres) - NAMES} more" if len(wheres) > NAMES else ""
-        yield f"not compared: {_WHY[side]} {tool}'s {' and '.join(named)} of {', '.join(wheres[:NAMES])}{more}"
+        kernel = one["side"], one["tool"], one["kernel"]
+        if not one["place"] or (*kernel, one["measure"]) not in whole:  # else all its places lack it
+            measures.setdefault((*kernel, one["place"]), []).append(one["measure"])
+    groups: dict[tuple[Any, str, tuple[str, ...]], list[tuple[str, str]]] = {}
+    for (side, tool, name, place), listed in measures.items():
+        groups.setdefault((side, tool, tuple(listed)), []).append((name, place))
+    for (side, tool, names), found in groups.items():
+        places: dict[str, list[str]] = {}
+        for name, place in found[:NAMES]:
+            places.setdefault(name, []).extend([fit(place, NAME)] * bool(place))
+        wheres = [short[name] + (f" ({', '.join(some)})" if some else "") for name, some in places.items()]
+        more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
+        yield f"not compared: {_WHY[side]} {tool}'s {' and '.join(names)} of {', '.join(wheres)}{more}"
 
 
 def _uncomparable(

@@ -192,6 +192,24 @@ def test_an_error_leaves_an_older_file(tmp_path: Path, measure: Place) -> None:
     assert file.read_text() == "old"
 
 
+def test_long_names_leave_lines_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NOISE is left out first if all is exact, so that the place stays readable."""
+    long = "void cutlass::device_kernel<" + "cute::tuple<int,int>," * 9
+    for name, ns in (("a", 100), ("b", 200)):
+        more = [{"kernel": f"{long}{name}{number}>"} for number in range(12)]
+        launches = [
+            some("launchlate", "launch", exec_ns=ns, latency_ns=1, clock_error_ns=0, **SHAPE, **one)
+            for one in ({"kernel": f"{long}step>"}, *more)
+            for _ in range(9)
+        ]
+        summary = some("launchlate", "summary", tool="launchlate", device="sim", sampling=None)
+        keep(tmp_path / name, "launchlate", summary, *launches)
+    said = diff(capsys, tmp_path / "a", tmp_path / "b")[1]
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 80 and "<<<4,64>>>" in lines[3]
+    assert said.count("not compared") == 2 and "and 4 more" in " ".join(said.split())
+
+
 def test_a_value_that_was_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, lost in (("a", 0), ("b", 30)):
         keep(
@@ -322,7 +340,7 @@ def test_all_launches_are_compared_if_shapes_differ(
     b = launched(tmp_path / "b", *[200] * 20, grid=[8, 1, 1])
     assert compared(a, b)["step", "", "GPU time"] == "worse" and len(compared(a, b)) == 2
     text = " ".join(diff(capsys, a, b)[1].split())
-    assert "only A has launchlate's GPU time and launch latency of step <<<4,64>>>" in text
+    assert "only A has launchlate's GPU time and launch latency of step (<<<4,64>>>)" in text
 
 
 def test_a_tick_of_the_clock_is_noise(tmp_path: Path) -> None:
