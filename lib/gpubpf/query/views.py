@@ -54,7 +54,14 @@ def opened(memory: int | None = None) -> Iterator[Any]:
         settings["memory_limit"] = f"{memory / (1 << 20)} MiB"
     try:
         with duckdb.connect(":memory:", config=settings) as database:
-            yield database
+            try:
+                yield database
+            except duckdb.Error as error:
+                if type(error) in (duckdb.Error, duckdb.InvalidInputException, duckdb.IOException) and (
+                    path := _damaged(database)
+                ):
+                    raise Error(f"{printable(path)} is damaged; move it away") from None
+                raise
     except duckdb.OutOfMemoryException:
         raise Error(
             "the question needs more memory than DuckDB may use; ask for less, or raise --memory"
@@ -184,6 +191,21 @@ def _readable(
     if not any(left.values()):
         raise Error("all files with records of tools are damaged; measure again")
     return {key: paths for key, paths in left.items() if paths}
+
+
+def _damaged(database: Any) -> str | None:
+    """Return the first file of a database's views whose values DuckDB cannot read."""
+    import duckdb
+
+    views = database.sql("SELECT sql FROM duckdb_views() WHERE NOT internal").fetchall()
+    for path in sorted({path for (sql,) in views for path in re.findall(r"'((?:[^']|'')+\.parquet)'", sql)}):
+        try:
+            duckdb.connect().execute(
+                f"SELECT bit_xor(hash(COLUMNS(*))) FROM read_parquet('{path}')"
+            ).fetchall()
+        except duckdb.Error:
+            return path.replace("''", "'")
+    return None
 
 
 def _is_whole(path: str) -> bool:

@@ -197,6 +197,16 @@ def test_a_damaged_file(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "are damaged; measure again" in refusal(capsys, "FROM hosts", two_hosts, notes=6)[1]
 
 
+def test_damaged_values(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The footer is right. An error names the file."""
+    file = max(two_hosts.rglob("kernel-*.parquet"))
+    whole = file.read_bytes()
+    values = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    file.write_bytes(whole[:4] + b"\xff" * (values - 4) + whole[values:])
+    status, complaint = refusal(capsys, "SELECT sum(exec_ns.mean) FROM launchlate_kernel", two_hosts)
+    assert status == 1 and complaint == f"gpubpf: {file} is damaged; move it away\n"
+
+
 def test_only_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path, "launchlate", some("launchlate", "kernel"))
     for file in tmp_path.rglob("*.parquet"):
