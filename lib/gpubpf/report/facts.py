@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpubpf.errors import Error
+from gpubpf.errors import Error, UsageError
 from gpubpf.query import views
 from gpubpf.query.limits import time_limit
 from gpubpf.report.sources import Sources
@@ -52,28 +53,67 @@ def gather(
 
     Raises Error if there are no records, or none that a report shows.
     """
-    with views.opened(memory) as database, time_limit(database, timeout):
-        views.add_records(database, directories)
-        views.lock(database, directories, configuration=False)
-        views.run_file(database, SQL)
-        made = {name for (name,) in database.sql("SELECT table_name FROM duckdb_tables()").fetchall()}
-        found: dict[str, Any] = {"left_out": {}}
-        for name, (order, most) in LISTS.items():
-            if name not in made:
-                rows: list[dict[str, Any]] = []
-            elif order:
-                rows = _rows(database, f"FROM {name} ORDER BY {order} LIMIT {most + 1}")
-            else:
-                rows = _by_owner(database, name, most)
-            if len(rows) > most:
-                found["left_out"][name] = most
-            found[name] = [{key: _shown(value) for key, value in row.items()} for row in rows[:most]]
+    found = _read(directories, memory, timeout)
     if not any(found[name] for name in ("kernels", "lines", "runs")):
         raise Error(
             "a report shows what launchlate, memtrace, warpdiv, threadhist and others keep; there is nothing of them"
         )
     found["directories"] = [printable(os.path.basename(os.path.realpath(one))) for one in directories]
     found["files"] = _files(found["lines"], Sources(sources))
+    return found
+
+
+def _read(
+    directories: Sequence[str], memory: int | None, timeout: float | None, again: bool = False
+) -> dict[str, Any]:
+    """Return the lists of a report. Read once more if files were replaced meanwhile: DuckDB then finds parts of both in them."""
+    started = time.time()
+    try:
+        with views.opened(memory) as database, time_limit(database, timeout):
+            views.add_records(database, directories)
+            views.lock(database, directories, configuration=False)
+            views.run_file(database, SQL)
+            return _lists(database)
+    except UsageError:
+        raise
+    except Error as error:
+        late = timeout is not None and time.time() - started >= timeout
+        replaced = (
+            [] if late else _changed_since(directories, started - 0.1)
+        )  # file systems have coarse clocks
+        if not replaced:
+            raise
+        if again:
+            raise Error(
+                f"{printable(replaced[0])} was replaced while it was read ({error}); make the report when nothing writes there"
+            ) from None
+    return _read(directories, memory, timeout, again=True)
+
+
+def _changed_since(directories: Sequence[str], moment: float) -> list[str]:
+    """Return the Parquet files below some directories that were written or replaced since a moment."""
+    changed = []
+    for directory in directories:
+        for place, _, names in os.walk(directory):
+            paths = [os.path.join(place, name) for name in names if name.endswith(".parquet")]
+            changed += [path for path in paths if os.path.lexists(path) and os.lstat(path).st_ctime >= moment]
+    return changed
+
+
+def _lists(database: Any) -> dict[str, Any]:
+    """Return the rows of each list, cut to its length."""
+    made = {name for (name,) in database.sql("SELECT table_name FROM duckdb_tables()").fetchall()}
+    found: dict[str, Any] = {"left_out": {}}
+    for name, (order, most) in LISTS.items():
+        if name not in made:
+            rows: list[dict[str, Any]] = []
+        elif order:
+            rows = _rows(database, f"FROM {name} ORDER BY {order} LIMIT {most + 1}")
+        else:
+            rows = _by_owner(database, name, most)
+        if len(rows) > most:
+            found["left_out"][name] = most
+        found[name] = [{key: _shown(value) for key, value in row.items()} for row in rows[:most]]
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import gpubpf.__main__
+from gpubpf.errors import Error
 from gpubpf.query import views
 from gpubpf.report import facts
 from gpubpf.report.sources import Sources
@@ -280,6 +281,30 @@ def test_an_embedded_device_is_no_idle_gpu(tmp_path: Path) -> None:
         )
         found = facts.gather([str(tmp_path / device)])["findings"]
         assert [one["tool"] for one in found] == (["launchlate"] if device == "gpu" else [])
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_file_is_replaced_meanwhile(kept: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """The records are read again; if a file is replaced again, the message names it."""
+    [path] = kept.rglob("site-*.parquet")
+    whole, run_file, calls = path.read_bytes(), views.run_file, []
+
+    def replaced(database: Any, sql: str) -> None:
+        calls.append(sql)
+        if len(calls) <= times:
+            path.write_bytes(b"PAR1" + bytes(len(whole) - 8) + b"PAR1")
+        try:
+            run_file(database, sql)
+        finally:
+            path.write_bytes(whole)
+
+    monkeypatch.setattr(views, "run_file", replaced)
+    if times == 1:
+        assert facts.gather([str(kept)])["lines"]
+    else:
+        with pytest.raises(Error, match=f"{path.name} was replaced while it was read"):
+            facts.gather([str(kept)])
+    assert len(calls) == 2
 
 
 def test_many_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
