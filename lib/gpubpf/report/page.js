@@ -37,7 +37,7 @@
   };
   const named = (name, full) => {
     const made = element("span", name);
-    if (full) made.title = full;
+    made.title = full ?? name;
     return made;
   };
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -301,7 +301,7 @@
   }
   const list = $("#findings .findings");
   $("#findings").hidden = false;
-  if (!facts.findings.length) $("#findings").append(element("p", "No tool found anything that stands out.", "hint"));
+  if (!facts.findings.length) $("#findings .hint").textContent = "No tool found anything that stands out.";
   for (const one of facts.findings) {
     const item = element("li"), meter = element("div", undefined, "meter"), fill = element("i"), body = element("div"), where = element("div", undefined, "where");
     meter.title = one.share_of ? `${UNITS.share(Math.min(1, one.weight))} ${one.share_of}` : "a result that is wrong or missing";

@@ -192,6 +192,13 @@ def test_instances_of_a_template_are_several_kernels(tmp_path: Path) -> None:
     }
 
 
+def test_the_page_says_that_runs_have_no_timeline(tmp_path: Path) -> None:
+    for _ in range(9):
+        launchlate_run(tmp_path, 1, single=True, mangled=None, demangled=None)
+    found = facts.gather([str(tmp_path)])
+    assert (len(found["timelines"]), found["left_out"]) == (8, {"timelines": 8})
+
+
 def test_threads_are_summed_for_each_kind_of_work(tmp_path: Path) -> None:
     """Runs with another --work are apart. A thread's records of several intervals, and of several runs, add up."""
     told = SHAPE | {"kernel": "k", "pid": 1}
