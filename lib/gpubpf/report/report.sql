@@ -123,12 +123,12 @@ GROUP BY kernel, mangled;
 
 -- quantiles, if each launch was kept
 INSERT INTO kernel_facts
+WITH kept AS (
+    SELECT kernel, coalesce(mangled, '') AS name FROM times GROUP BY kernel, name HAVING bool_and(single)
+)
 SELECT kernel, mangled, unnest(['p99_ns', 'latency_ns']),
        unnest([approx_quantile(exec_ns, 0.99), approx_quantile(latency_ns, 0.5)])
-FROM named_launches AS these
-WHERE NOT EXISTS (
-    SELECT 1 FROM times WHERE NOT single AND times.kernel = these.kernel AND times.mangled IS NOT DISTINCT FROM these.mangled
-)
+FROM (SELECT *, coalesce(mangled, '') AS name FROM named_launches) JOIN kept USING (kernel, name)
 GROUP BY kernel, mangled;
 
 -- memory traffic
