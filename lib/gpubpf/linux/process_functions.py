@@ -126,6 +126,9 @@ def _places(pid: int, mapped: MappedCode, file: int, probe: FunctionProbe) -> tu
         addresses += made
     places = []
     for address in addresses:
+        if code.is_misread(address + probe.offset):
+            what = f"instruction +{probe.offset:#x}" if probe.offset else "first instruction"
+            return f"cannot have a probe at {probe.symbol} of {base}: its {what} is a vector instruction that Linux takes for a jump"
         ends = code.returns(address) if probe.returns else Returns(())
         if ends.unseen:
             return f"does not show where function {probe.symbol} in {base} returns ({ends.unseen})"

@@ -88,6 +88,10 @@ class Code:
         own = frozenset(at for at in found if address <= at < end)
         return Returns(tuple(sorted(found)), "" if found else _NO_RETURN, jumps, own)
 
+    def is_misread(self, address: int) -> bool:
+        """Return whether a uprobe at an instruction would make the program do something else, see `x86_code`."""
+        return x86_code.is_misread_by_linux(self._bytes(address, address + 16))
+
     def loaded_functions(self, address: int) -> set[int]:
         """Return the functions whose addresses the function at an address loads."""
         found: set[int] = set()

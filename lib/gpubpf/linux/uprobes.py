@@ -446,6 +446,9 @@ class Uprobes:
             except OSError:
                 refused[name] = "outside of the file"
                 continue
+            if code.is_misread(symbol.address):
+                refused[name] = "it begins with a vector instruction that Linux takes for a jump"
+                continue
             found = code.returns(symbol.address) if group.at_return is not None else Returns(())
             if found.unseen:
                 refused[name] = f"{found.unseen}, so its return cannot be seen"

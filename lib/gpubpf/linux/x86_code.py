@@ -204,6 +204,22 @@ _NOPS = re.compile(b"(?:" + _PREFIXES + _REX + b"(?:\\x90|\\x0f\\x1f" + _ANY + b
 _CALL = re.compile(_PREFIXES + _REX + b"(?:\\xe8|\\xff" + _modrm((2, 3)) + b")", re.DOTALL)
 _LEA = re.compile(b"[\\x48\\x4c]\\x8d" + _modrm(mods=(0,)) + b"\\Z", re.DOTALL)
 _INDIRECT = re.compile(_NOT_66 + b"(" + _REX + b")\\xff(.)(.*)", re.DOTALL)
+# What Linux emulates at a uprobe by the opcode alone: push, jumps, calls, returns, popf. In another map of opcodes, that of vector
+# instructions, these numbers are others, such as vpor and vpbroadcastb.
+_EMULATED = (
+    *range(0x50, 0x58),
+    *range(0x70, 0x80),
+    0x9A,
+    0x9D,
+    0xC2,
+    0xC3,
+    0xCA,
+    0xCB,
+    0xCF,
+    *range(0xE8, 0xEC),
+    0xFF,
+)
+_MISREAD = re.compile(_one_of(_SEGMENTS) + b"*(?:\\xc5.|\\xc4..|\\x62...)" + _one_of(_EMULATED), re.DOTALL)
 _ADD = re.compile(b"([\\x48-\\x4f])([\\x01\\x03])([\\xc0-\\xff])\\Z", re.DOTALL)
 
 
@@ -227,6 +243,13 @@ def instructions(code: bytes, start: int, end: int, base: int = 0) -> Iterator[t
     while start < end and (match := _one().match(code, start)) is not None:
         yield base + start, match[0]
         start = match.end()
+
+
+def is_misread_by_linux(code: bytes) -> bool:
+    """Return whether the kernel, at a uprobe, would take the vector instruction with which the code begins for a jump or the like.
+
+    The program would then compute something else, or crash (kernel/events/uprobes.c, branch_setup_xol_ops; tried with 6.18)."""
+    return _MISREAD.match(code) is not None
 
 
 def is_call(instruction: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpubpf.ebpf import compile
-from gpubpf.linux import process_functions
+from gpubpf.linux import process_functions, x86_code
 from gpubpf.linux.host_programs import Host
 from gpubpf.linux.process_functions import FunctionProbe
 from gpubpf_host import needs_bpf
@@ -108,3 +109,45 @@ def test_an_object_cannot_make_the_tool_open_a_device(tmp_path: Path) -> None:
     for path in ("/dev/null", str(tmp_path / "fifo")):
         said = process_functions.lacking(path, "main", 0)
         assert said == f"{path} cannot be read (not a regular file)"
+
+
+VECTORED = """
+asm(".globl vectored\\n.type vectored, @function\\n"
+    "vectored: vpor %xmm0, %xmm0, %xmm0\\nmov %edi, %eax\\nret\\n.size vectored, . - vectored");
+"""
+
+
+def test_a_vector_instruction_that_linux_takes_for_a_jump_gets_no_probe(tmp_path: Path) -> None:
+    """The kernel would emulate the jump, so the program would go elsewhere."""
+    library = tmp_path / "libvector.so"
+    subprocess.run(["gcc", "-shared", "-x", "c", "-", "-o", library], input=VECTORED, text=True, check=True)
+    loaded = ctypes.CDLL(str(library))  # not called: the processor may have no such instruction
+    with process_functions.found(os.getpid(), FunctionProbe("f", "libvector.so", "vectored")) as places:
+        assert places == (
+            "cannot have a probe at vectored of libvector.so: its first instruction is a vector instruction that Linux takes for a"
+            " jump"
+        )
+    with process_functions.found(
+        os.getpid(), FunctionProbe("f", "libvector.so", "vectored", offset=4)
+    ) as places:
+        assert not isinstance(places, str)
+    del loaded
+
+
+@pytest.mark.parametrize(
+    ("code", "misread"),
+    [
+        ("62 e2 7d 48 7a c6", True),  # vpbroadcastb, jp
+        ("c4 e2 79 78 c0", True),  # vpbroadcastb, js
+        ("c5 f9 eb c0", True),  # vpor, jmp
+        ("c5 f8 c2 c1 00", True),  # vcmpps, ret
+        ("c5 f8 77", True),  # vzeroupper, ja
+        ("c5 f9 ef c0", False),  # vpxor
+        ("f3 0f 1e fa", False),  # endbr64
+        ("0f 70 c0 00", False),  # pshufw: two bytes of opcode
+        ("55", False),
+        ("eb 00", False),  # a jump
+    ],
+)
+def test_which_instructions_linux_misreads(code: str, misread: bool) -> None:
+    assert x86_code.is_misread_by_linux(bytes.fromhex(code)) is misread
