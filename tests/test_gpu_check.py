@@ -77,7 +77,7 @@ def test_it_refuses_without_a_gpu() -> None:
 
 def test_an_unknown_stage_is_a_usage_error() -> None:
     done = run("--stage", "facts,nonsense")
-    assert done.returncode == 2 and "there are smoke, answers, overhead" in done.stderr
+    assert done.returncode == 2 and "there are smoke, patched, answers, overhead" in done.stderr
 
 
 def test_a_glob_that_matches_no_part_is_a_usage_error() -> None:

@@ -303,6 +303,7 @@ def _version() -> str:
         "images/yields.py",
         "lower/fragment.py",
         "lower/launch_block.py",
+        "lower/numbers.py",
         "record.py",
     )
     rooms = (file for room in ("ptx", "inject") for file in sorted((package / room).glob("*.py")))
