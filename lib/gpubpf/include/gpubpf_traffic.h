@@ -304,6 +304,36 @@ static inline int gpubpf_add_two_rows(struct gpu_traffic *cell, struct gpu_share
     return 1;
 }
 
+/*
+ * Adds a request of some lanes side by side, each of which begins where the one before ends, outside local memory. The width is 4 to 32
+ * bytes. For GPUs where GPUBPF_BRANCHES.
+ */
+static inline int gpubpf_add_part(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request,
+                                  gpu_mask active, u32 lowest) {
+    u64 address = request->address;
+    u32 lanes = gpu_popcount(active), asked = lanes * (u32)request->width, bits = 7 - GPUBPF_WORD_BITS(request->width);
+    if (request->follow) {
+        request->row = lanes;
+        request->ahead = GPUBPF_LANE - lowest;
+    }
+    if (!gpu_first(active))
+        return 0;
+    GPUBPF_COUNT(cell->requests[GPU_PART + GPU_UNIT], 1);
+    GPUBPF_COUNT(cell->sectors, ((address + asked - 1) >> GPUBPF_SECTOR_BITS) - (address >> GPUBPF_SECTOR_BITS) + 1);
+    GPUBPF_COUNT(cell->accesses, lanes);
+    GPUBPF_COUNT(cell->least, (asked + GPUBPF_SECTOR - 1) >> GPUBPF_SECTOR_BITS);
+    if (request->updates)
+        GPUBPF_COUNT(cell->addresses, lanes);
+    if (banked) {                                /* the words of a phase are in different banks */
+        u32 phases = ((lowest + lanes - 1) >> (bits & 7)) - (lowest >> (bits & 7)) + 1;
+        gpubpf_raise(&banked->ways_max, 1);
+        GPUBPF_COUNT(banked->phases, phases);
+        GPUBPF_COUNT(banked->ways, phases);
+        GPUBPF_COUNT(cell->bytes, asked);
+    }
+    return 0;
+}
+
 /* Adds a request of any kind. `no_broadcast`: a constant, whether it is known to be no broadcast. */
 static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic *banked, struct gpu_request *request, int no_broadcast) {
     u64 address = request->address, width = request->width;
@@ -349,7 +379,11 @@ static inline int gpubpf_add(struct gpu_traffic *cell, struct gpu_shared_traffic
         gpu_mask others = active & (active - 1);
         u32 lowest = gpu_log2(active & -active);
         u32 apart = gpu_log2(others & -others) - lowest;     /* lanes from the lowest lane to the next */
-        s64 away = address - gpu_shuffle(address, lowest), next = gpu_shuffle(away, lowest + apart);
+        s64 away = address - gpu_shuffle(address, lowest);
+        int plain = GPUBPF_BRANCHES && !varies && !local && width >= 4 && width <= GPUBPF_SECTOR;
+        if (plain && !(active & (active + (active & -active))) && !gpu_any(away != (u32)width * (lane - lowest)))
+            return gpubpf_add_part(cell, banked, request, active, lowest);
+        s64 next = gpu_shuffle(away, lowest + apart);
         step = gpubpf_quotient(next, apart);
         linear = next == (s32)next && !gpu_any(away != step * (s32)(lane - lowest));
     }
