@@ -180,6 +180,25 @@ def test_requests_of_every_kind(program, tmp_path, options, row):
         assert found["patterns"] == model.patterns(width, taken, row), name
 
 
+@pytest.mark.every(4)
+@pytest.mark.parametrize("options", [(), ("--no-allocations",)], ids=["", "no-allocations"])
+def test_some_lanes_side_by_side(program, tmp_path, options):
+    parts = ((0, 2), (3, 17), (5, 31), (1, 32), (30, 32))
+    tables = {
+        name: [
+            [None] * first + [width * (start + n) for n in range(end - first)] + [None] * (32 - end)
+            for first, end in parts
+            for start in (0, 3, 16)
+        ]
+        for name, (_, _, width) in KINDS.items()
+    }
+    for name, found in traced(program, tmp_path, tables, *options).items():
+        kind, space, width = KINDS[name]
+        for field, value in model.site(kind, space, width, tables[name], 32).items():
+            assert found[field] == value or model.near(found[field], value), (name, field)
+        assert found["patterns"] == model.patterns(width, tables[name], 32), name
+
+
 @pytest.mark.every(2)
 def test_one_stride(program, tmp_path):
     strides = dict(zip(KINDS, (2, 3, -3, 5, 7, 31, 33, -1, 9, 2, 3, -8), strict=True))
