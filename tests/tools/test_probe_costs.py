@@ -19,7 +19,7 @@ from gpubpf_sass import assembled, nvdisasm, registers
 
 MOST = (60, 71)  # instructions that a warp executes if all of its lanes exit together; a block's first warp
 # Instructions for a further store of contiguous lanes: without, and with touched bytes.
-MOST_OF_STORES = {"sm_75": (26, 52), "sm_80": (21, 47), "sm_90": (16, 42)}
+MOST_OF_STORES = {"sm_75": (26, 53), "sm_80": (21, 49), "sm_90": (16, 44)}
 
 
 @pytest.mark.every(3)
@@ -63,8 +63,8 @@ def test_accesses_take_few_registers_from_a_kernel_with_many_values(
     for found in probe_costs.probes():
         if found.repeated:
             before, after, spilled = probe_costs.crowded_registers(tmp_path, arch, found, values)
-            least, more, most = (32, 12, 64) if "--no-allocations" in found.label else (40, 19, 40)
-            assert after <= max(least, before + more) and spilled <= most
+            least, more = (32, 12) if "--no-allocations" in found.label else (40, 19)
+            assert after <= max(least, before + more) and spilled <= 64
 
 
 @pytest.mark.every(6)
