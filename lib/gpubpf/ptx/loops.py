@@ -17,8 +17,8 @@ from .module import PtxInstruction
 from .opcodes import facts, is_of_parameters
 
 NEVER = "never"  # no branch leaves the loop
-VALUE = "value"  # it goes on as long as the values that it loads stay the same
-MBARRIER = "mbarrier"  # it goes on as long as an mbarrier is incomplete
+VALUE = "value"  # the loop goes on as long as the values that it loads stay the same
+MBARRIER = "mbarrier"  # the loop goes on as long as an mbarrier is incomplete
 COUNTS = "counts"  # it ends by a register that changes from turn to turn, such as a counter; so do the loops around it
 _CHANGING = ("%clock", "%globaltimer", "%pm", "%smid", "%warpid", "%envreg")
 _BY_OTHERS = frozenset({"activemask", "elect"})  # their results depend on which lanes are together

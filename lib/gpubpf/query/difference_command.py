@@ -23,7 +23,7 @@ exit status: 0; 1 if a measure got worse by more than --fail-above, or if
 the records are wrong; 2 if the command line is wrong.
 """
 MOST = 50  # findings that are shown to people
-RUNS = 3  # so many of each measurement give the noise between runs
+RUNS = 3  # runs of each measurement, from which on they show how much runs differ
 NAME = 40  # columns of a kernel's name or a place in a sentence
 NAMES = 8  # kernels and places that a line of what was not compared names
 _WHY = {"a": "only A has", "b": "only B has", None: "A and B have different sampling:"}
@@ -136,7 +136,7 @@ def _lines(
     worse, better = verdicts.count("worse"), verdicts.count("better")
     equal = verdicts.count("same")
     found = f"{table.count(worse, 'measure')} got worse, {better} got better" if worse or better else ""
-    verb = "is" if equal == 1 else "are"
+    verb = "is" if 1 in (equal, len(differences)) else "are"
     rest = f"{equal} of {table.count(len(differences), 'measure')} {verb} equal within the noise"
     yield from table.wrap(f"{found or 'no finding'}; {rest}")
     yield ""
@@ -208,7 +208,7 @@ def _runs(differences: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _not_compared(one_sided: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield which measures of which kernels were not compared, and why."""
+    """Yield a line for each group of measures that were not compared, with their kernels and the reason."""
     from gpubpf.show.kernel_names import fitted
     from gpubpf.show.table import fit
 

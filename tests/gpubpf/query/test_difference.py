@@ -380,7 +380,7 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureF
     text = " ".join(said.split())
     assert status == 0 and "\x1b" not in said and max(map(len, said.splitlines())) <= 80
     for part in (
-        "no finding; 0 of 1 measure are equal",
+        "no finding; 0 of 1 measure is equal",
         "unknown: 1 measure (launchlate: GPU time): so few runs do not show the noise",
         "not compared: only A has launchlate's GPU time of old",
         r"not compared: only B has launchlate's GPU time of <script>\x1b[31m",
@@ -401,8 +401,8 @@ def test_every_statement_works(tmp_path: Path) -> None:
         views.add_records(database, [str(tmp_path)])
         database.execute("CREATE TABLE several (kernel VARCHAR, mangled VARCHAR, name VARCHAR)")
         for name in ("instances.sql", "measures.sql", "conditions.sql"):
-            for _, statement in views.statements(f"{Path(difference.__file__).parent}/{name}"):
-                database.execute(statement)
+            for view, statement in views.statements(f"{Path(difference.__file__).parent}/{name}"):
+                assert database.execute(statement), view
 
 
 def test_refusals(tmp_path: Path, measure: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -329,8 +329,8 @@ def test_every_statement_works(tmp_path: Path) -> None:
         keep(tmp_path, tool, *(some(tool, one.name) for one in declared(tool)))
     with views.opened() as database:
         views.add_records(database, [str(tmp_path)])
-        for _, statement in views.statements(facts.SQL):
-            database.execute(statement)
+        for view, statement in views.statements(facts.SQL):
+            assert database.execute(statement), view
 
 
 def test_sources(source: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ struct Mapping {
 struct Mappings {
     std::mutex mutex;  // also of the handles and of the multicast objects
     std::map<uint64_t, Mapping> at;
-    // Returns the mapping that contains [address, address + size), and its first address; end() if there is none.
+    // Finds the mapping that contains [address, address + size). Returns at.end() if no mapping does.
     std::map<uint64_t, Mapping>::const_iterator find(uint64_t address, size_t size) const;
 };
 

@@ -27,7 +27,7 @@ struct PythonLayout {
     size_t c_frame;               // of a C frame (3.11, 3.12): the innermost frame
     size_t code, previous;        // of a frame
     size_t instruction;           // of a frame: what it executes
-    size_t instruction_size;      // 8: a pointer; 1, 2: a number, in units of so many bytes
+    size_t instruction_size;      // 8: a pointer; 1 or 2: a number of units of 1 or 2 bytes
     size_t is_entry, owner;       // of a frame
     size_t file, qualified_name;  // of a code object
     size_t instructions;          // of a code object, for pointers to them
@@ -45,7 +45,7 @@ constexpr uint32_t kFirst = 9, kFirstDebug = 13, kLast = 14;  // minor versions
 
 constexpr size_t kType = 8, kLength = 16, kState = 32;  // of objects, and of strings
 
-// _Py_DebugOffsets at the start of _PyRuntime: words, of which these are the first of a part (pycore_runtime.h in 3.13,
+// _PyRuntime begins with _Py_DebugOffsets, an array of words. These are the indices at which its parts begin (pycore_runtime.h in 3.13,
 // pycore_debug_offsets.h in 3.14). The parts have grown since 3.13, but at their ends.
 struct DebugWords {
     size_t thread_state, frame, code, object, string;
