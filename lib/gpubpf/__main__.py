@@ -5,6 +5,7 @@ USAGE: gpubpf check [options]
        gpubpf query [options] SQL DIR...
        gpubpf diff [options] A B
        gpubpf report [options] -o FILE DIR...
+       gpubpf mcp [options] [DIR...]
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sys
 
 from gpubpf.check import command as check
+from gpubpf.mcp import command as mcp
 from gpubpf.query import command as query
 from gpubpf.query import difference_command as diff
 from gpubpf.report import command as report
@@ -28,9 +30,10 @@ EXAMPLES = """examples:
     gpubpf diff before after        what got slower between two measurements
     gpubpf report DIR -o report.html
                                     one page about what --parquet DIR kept
+    gpubpf mcp                      serve the tools to assistants
 """
 # Each has DESCRIPTION, EXAMPLES, add_options(parser) and run(arguments, parser).
-COMMANDS = {"check": check, "query": query, "diff": diff, "report": report}
+COMMANDS = {"check": check, "query": query, "diff": diff, "report": report, "mcp": mcp}
 
 
 def build_parser() -> cli.Parser:

@@ -30,12 +30,14 @@ OPTIONAL = {
     "argcomplete": "argcomplete",
     "duckdb": "duckdb",
     "matplotlib": "matplotlib",
+    "mcp": "mcp",
     "pyarrow": "pyarrow",
 }
 _WITHOUT = {
     "argcomplete": "shells do not complete options",
     "duckdb": "gpubpf query, gpubpf diff and gpubpf report cannot be used",
     "matplotlib": "--heatmap cannot be used",
+    "mcp": "gpubpf mcp cannot be used",
     "pyarrow": "--parquet cannot be used",
 }
 

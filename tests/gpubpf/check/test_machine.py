@@ -129,7 +129,9 @@ def test_packages_that_are_missing(name: str, needed: bool, tmp_path: Path) -> N
     leave_out = "import sys\nsys.path[:] = [place for place in sys.path if 'packages' not in place]\n"
     (tmp_path / "sitecustomize.py").write_text(leave_out)
     found = one(name, library=Path(f"{tmp_path}:{ROOT / 'lib'}"))
-    expect(found, MISSING, "llvmlite" if needed else "no argcomplete, duckdb, matplotlib, pyarrow", needed)
+    expect(
+        found, MISSING, "llvmlite" if needed else "no argcomplete, duckdb, matplotlib, mcp, pyarrow", needed
+    )
 
 
 def test_the_packages_are_those_of_the_project() -> None:
@@ -138,9 +140,10 @@ def test_the_packages_are_those_of_the_project() -> None:
     def names(requirements: list[str]) -> set[str]:
         return {re.split(r"[><=~! ]", one)[0] for one in requirements}
 
-    analysis = project["optional-dependencies"]["analysis"]
-    assert names(project["dependencies"] + analysis) == {*software.NEEDED, *software.OPTIONAL}
-    assert names(analysis) <= set(software.OPTIONAL)
+    extras = project["optional-dependencies"]
+    optional = extras["analysis"] + extras["mcp"]
+    assert names(project["dependencies"] + optional) == {*software.NEEDED, *software.OPTIONAL}
+    assert names(optional) <= set(software.OPTIONAL)
 
 
 @pytest.fixture(scope="module")
