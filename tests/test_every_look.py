@@ -43,7 +43,7 @@ HIP = {
 HIP_GPU = "gfx90a"
 CALLS = ("cudasnoop", "hipsnoop")
 NOT_ON_AMD = ("func:*", "value", "old")  # points and values that probes do not have there
-ONLY_CUDA = ("cudasnoop", "gpuhang")  # gpuhang refuses HIP programs (tests/tools/test_gpuhang_run.py)
+ONLY_CUDA = ("cudasnoop",)
 LOOKS = {
     "threadhist": [
         *("", "-v", "--json", "--csv", "--top 5", "--by lane", "--by warp", "--by block", "-T --by block -v"),
@@ -251,7 +251,8 @@ def test_a_look(case: tuple[str, str, str, str], tmp_path: Path, request: pytest
         assert records[-1]["type"] == "summary"
     elif "--csv" in options:
         rows = list(csv.reader(io.StringIO(made)))
-        assert len({len(row) for row in rows}) == 1, made
+        none = tool == "gpuhang" and not rows  # these programs end
+        assert none or len({len(row) for row in rows}) == 1, made
     else:
         readable(made, done.stderr, numbers=tool != "nansnoop")
         verbose = "-v" in options

@@ -184,7 +184,7 @@ class BPF:
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_entry`, in each thread of matching kernels when it starts.
 
-        may_hang: only in kernels that may not end by themselves: those with a loop, a barrier or a call. Not on AMD GPUs.
+        may_hang: only in kernels that may not end by themselves: those with a loop, a barrier or a call.
         """
         self._attach(Probe(fn_name, "entry", kernels=_patterns(kernel), loops="all" if may_hang else ""))
 
@@ -283,7 +283,7 @@ class BPF:
     ) -> None:
         """Run `fn_name`, whose context is `struct gpu_basic_block`, in each thread when it enters a basic block.
 
-        loops: one of LOOPS: only at heads of these loops, once for each turn. `Site.ends` says what ends a loop. Not on AMD GPUs.
+        loops: one of LOOPS: only at heads of these loops, once for each turn. `Site.ends` says what ends a loop.
         """
         if loops:
             _selected(LOOPS, loops, "a kind of loop")
@@ -305,7 +305,8 @@ class BPF:
         """Run `fn_name`, whose context is `struct gpu_value`, in each thread before a store, after a load, and after an atomic.
 
         kinds, spaces: the accesses to probe, from VALUE_KINDS and SPACES.
-        loops: "waiting": only at loads and atomics in loops that go on as long as their values stay the same.
+        loops: "waiting": only at loads and atomics in loops that go on as long as their values stay the same. AMD GPUs have only
+            these; there, `low` of an atomic is the old value, not the operand.
         """
         if loops:
             _selected(LOOPS[1:2], loops, "a kind of loop with values")
@@ -548,7 +549,6 @@ class BPF:
         return (
             not self.sampling
             and self.budget is None
-            and not any(probe.loops for probe in self.probes)
             and all(program.event != "operation" for program in self.host_programs)
         )
 
@@ -559,7 +559,7 @@ class BPF:
 
         missing: dict[str, list[str]] = {}  # what kernels of AMD GPUs lack → the programs that need it
         for probe in self.probes:
-            if lack := lacking(probe.point, self._fragment(probe).arguments):
+            if lack := lacking(probe, self._fragment(probe).arguments):
                 missing.setdefault(lack, []).append(
                     self.titles.get(probe.program, f"{probe.program} ({probe.point})")
                 )
@@ -659,13 +659,6 @@ class BPF:
                 what = "--sample-blocks and --sample-warps do" if self.sampling else "--budget does"
                 them = "them" if self.sampling else "it"
                 raise UsageError(f"{command[0]} is for AMD GPUs, where {what} not work yet; leave {them} out")
-        if command and any(probe.loops for probe in self.probes):
-            from gpubpf.traced import amd_device
-
-            if amd_device.is_for_hip(command[0]):
-                raise UsageError(
-                    f"{command[0]} is for AMD GPUs, where {options.output.tool} does not work yet; use a CUDA program"
-                )
         if options.kernels.sass:
             self._check_patches()
         if null_probes():

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import itertools
-import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,56 +20,14 @@ from gpubpf.hangs import stands, text
 from gpubpf.inject.values import Site
 from gpubpf.records.launch_shape import Shape
 from gpubpf.show.owner_columns import OwnerColumns
+from gpuhang_runs import PATIENCE, TOOL, gone, hanging, read, until_told
 
 pytestmark = gpubpf_cuda.needs_cuda
-TOOL = Path(__file__).resolve().parents[2] / "tools/gpuhang.py"
-PATIENCE = 90.0  # seconds until a test gives up
 
 
 @pytest.fixture(scope="module")
 def hangs() -> Path:
     return gpubpf_examples.build("hangs") / "hangs"
-
-
-def read(out: Path) -> list[dict[str, Any]]:
-    lines = out.read_text().splitlines(keepends=True) if out.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def gone(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def until_told(out: Path, verdict: str, tool: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Return the records up to the places of a launch with this verdict, which the tool writes while the kernel hangs."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        found = read(out)
-        told = [at for at, one in enumerate(found) if one["type"] == "hang" and one["verdict"] == verdict]
-        if told and found[-1]["type"] != "hang":
-            return found[told[-1] :]
-        assert tool.poll() is None or told, found
-        time.sleep(0.05)
-    raise AssertionError(read(out))
-
-
-@contextlib.contextmanager
-def hanging(tmp_path: Path, *arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A tool that watches a program. At the end, neither is left."""
-    out = tmp_path / "out"
-    command = [sys.executable, TOOL, "--device", "sim", "--after", "0.3", "--json", "-o", out, *arguments]
-    tool = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        yield tool, out
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(tool.pid, signal.SIGKILL)
-        tool.communicate()
 
 
 # What to launch: the verdict, and of each kind of place how many warps are there.
@@ -195,18 +148,6 @@ def test_the_tool_detaches_while_the_kernel_hangs(hangs: Path, tmp_path: Path) -
 def until_told_all(out: Path, tool: subprocess.Popen[str]) -> list[dict[str, Any]]:
     until_told(out, "spinning", tool)
     return read(out)
-
-
-def test_hip_programs_are_refused_by_name(tmp_path: Path) -> None:
-    import hipsim_device
-
-    program = hipsim_device.program("leaves")
-    done = subprocess.run(
-        [sys.executable, TOOL, "--device", "sim", "--", program], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "is for AMD GPUs, where gpuhang does not work yet" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 # --- what cannot be planted: words as a traced process may write them ---

@@ -37,7 +37,7 @@ DEVICE_TOOLS = (
     *("threadhist", "kernelretsnoop", "memtrace", "nansnoop", "warpdiv", "barrierlate", "gpuhang"),
     *("gpucount", "gpudist", "gputrace", "gpurun"),
 )
-NVIDIA_ONLY = ("nansnoop", "gpuhang")  # kernels of AMD GPUs have no probes at their points
+NVIDIA_ONLY = ("nansnoop",)  # kernels of AMD GPUs have no probes at their points
 TIMING_TOOLS = ("launchlate", "gpuprofile")  # they also measure launches without a probe
 _INJECTED = (
     "CUDA_INJECTION64_PATH",

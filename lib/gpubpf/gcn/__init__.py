@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpubpf.ebpf.bytecode import CONTEXTS
+from gpubpf.ebpf.bytecode import ARGUMENTS, CONTEXTS
+from gpubpf.ebpf.probe import Probe
 
 if TYPE_CHECKING:
     from gpubpf.lower.fragment import Argument
@@ -20,19 +21,25 @@ POINTS = (
     "barrier_leave",
     "basic_block",
     "access",
+    "value",
+    "function_entry",
     "branch",
     "instruction",
 )
+_OF_FUNCTIONS = frozenset({"args", *ARGUMENTS})
 _OF_INSTRUCTIONS = frozenset(CONTEXTS["instruction"]) - {"launch", "site", "active"}
 
 
-def lacking(point: str, arguments: Iterable[Argument]) -> str:
+def lacking(probe: Probe[Any], arguments: Iterable[Argument]) -> str:
     """Return the point or argument that kernels of AMD GPUs do not support, as text; "" if they support the program.
 
-    point: the point that the program is attached to
     arguments: the program's arguments
     """
-    if point not in POINTS:
+    point = probe.point
+    if point not in POINTS or (point == "value" and not probe.loops) or probe.functions:
         return point
-    read = [one.field for one in arguments if one.kind == "context" and one.field in _OF_INSTRUCTIONS]
-    return f"{point} with {read[0]}" if point == "instruction" and read else ""
+    without = {"instruction": _OF_INSTRUCTIONS, "value": {"type"}, "function_entry": _OF_FUNCTIONS}.get(
+        point, ()
+    )
+    read = [one.field for one in arguments if one.kind == "context" and one.field in without]
+    return f"{point} with {read[0]}" if read else ""

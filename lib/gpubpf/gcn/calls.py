@@ -18,7 +18,7 @@ CALL, _JUMP = "s_swappc_b64", "s_setpc_b64"
 _NEVER = ("s_call_b64", "s_rfe_b64")
 _RETURN = "s[30:31]"  # the return address, at the end of a function
 BRANCH = re.compile(r"s_branch|s_cbranch_")
-_NO_WAY_ON = ("s_branch", "s_endpgm", _JUMP)
+NO_WAY_ON = ("s_branch", "s_endpgm", _JUMP)
 _SGPRS = re.compile(r"\bs(?:(\d+)\b|\[(\d+):(\d+)\])")
 VCC = 106  # the number of VCC's lower half
 _WITHOUT_RESULT = re.compile(r"s_(?:cmp|bitcmp|setpc|store|buffer_store|scratch_store|atomic|set_)")
@@ -52,7 +52,7 @@ def function_at(code: CodeObject, comgr: Comgr, address: int, most: int) -> list
             if BRANCH.match(instruction.name):
                 at = offset + instruction.address - address
                 furthest = max(furthest, branch_target(instruction, code.data[at : at + 4]))
-            if not named and instruction.name in _NO_WAY_ON and here > furthest:
+            if not named and instruction.name in NO_WAY_ON and here > furthest:
                 break
     except ImageError as error:
         # Anything may follow a call that does not return.
@@ -120,7 +120,7 @@ class _Flow:
         self._next: list[list[int]] = [[] for _ in instructions]
         self._before: list[list[int]] = [[] for _ in instructions]
         for number, instruction in enumerate(instructions):
-            following = [] if instruction.name in _NO_WAY_ON else [number + 1]
+            following = [] if instruction.name in NO_WAY_ON else [number + 1]
             if (target := targets.get(instruction.address)) in self._numbers:
                 following.append(self._numbers[target])
             for other in following:

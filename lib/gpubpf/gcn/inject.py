@@ -21,13 +21,14 @@ from collections.abc import Mapping, Sequence
 
 from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Refusal
-from gpubpf.gcn import arguments
+from gpubpf.gcn import arguments, calls
 from gpubpf.gcn.added import PAGE, Added, append, hide_variables
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
 from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.inner_sites import InnerProbes
-from gpubpf.gcn.kernel_code import read
+from gpubpf.gcn.kernel_code import KernelCode, read
 from gpubpf.gcn.kernel_writer import InjectedGcnKernel, KernelWriter, PlacedProbe, block_offset
+from gpubpf.gcn.loops import GcnLoops
 from gpubpf.gcn.start import KEPT
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import WaveProgram
@@ -36,6 +37,8 @@ from gpubpf.record import Record
 
 # Not gfx101x: its branches over 64 words go wrong (LLVM: FeatureOffset3fBug), and copying changes branch distances.
 _FAMILIES = re.compile(r"gfx(90[0-9ac]|103[0-6])")
+
+_WHOLE = ("entry", "exit")  # points where `Probe.loops` chooses kernels
 
 
 class GcnInjected(Record):
@@ -75,13 +78,25 @@ def inject(
             if kernel.descriptor.preload:
                 raise Refusal("its arguments are preloaded into registers")
             body = read(code, comgr, kernel)
+            probes = [p for p in probes if not (p.loops and p.point in _WHOLE) or _may_hang(body)]
+            if not probes:
+                continue
             kinds = tuple(dict.fromkeys(p.accumulate for p in probes if p.accumulate))
             asked = any(p.program.reads_arguments for p in probes)
             passed = _from_block(kernel, places().get(kernel.name)) if asked else ()
             key = (
                 passed,
                 *(
-                    (p.point, p.program.function, p.program.wave, p.accumulate, p.kinds, p.spaces, p.opcodes)
+                    (
+                        p.point,
+                        p.program.function,
+                        p.program.wave,
+                        p.accumulate,
+                        p.kinds,
+                        p.spaces,
+                        p.opcodes,
+                        p.loops,
+                    )
                     for p in probes
                 ),
             )
@@ -105,6 +120,12 @@ def inject(
         hide_variables(code, image)
         append(code, image, added)
     return GcnInjected(bytes(image), made, refusals)
+
+
+def _may_hang(body: KernelCode) -> bool:
+    """Return whether a kernel may not end by itself: it has a loop, a barrier or a call."""
+    waits = any(one.name in ("s_barrier", calls.CALL) for one in body.instructions)
+    return waits or bool(GcnLoops(body).ends)
 
 
 def _from_block(

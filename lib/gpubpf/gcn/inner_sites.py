@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpubpf.ebpf.bytecode import KINDS
-from gpubpf.ebpf.probe import Probe
+from gpubpf.ebpf.bytecode import KINDS, RETURNS
+from gpubpf.ebpf.probe import LOOPS, Probe
 from gpubpf.errors import Refusal
 from gpubpf.gcn import calls
 from gpubpf.gcn.access import GcnAccess, accesses, is_memory, scalar_loads
@@ -30,6 +30,7 @@ from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.computation import is_chosen, is_computation
 from gpubpf.gcn.kernel_code import KernelCode, Region, entered
+from gpubpf.gcn.loops import GcnLoops, polled_access
 from gpubpf.gcn.renumber import renumbered
 from gpubpf.gcn.start import SAVED, Save
 from gpubpf.lower import amdgcn
@@ -67,37 +68,52 @@ class InnerProbes:
 
     def selects(self, kind: str, space: str) -> bool:
         """Return whether a program selects accesses of this kind to this space."""
-        return bool(self._selecting(kind, space))
+        return bool(self._selecting("access", kind, space))
 
-    def _selecting(self, kind: str, space: str) -> tuple[int, ...]:
+    @property
+    def select_loops(self) -> bool:
+        """Whether a program selects loops."""
+        return any(one.loops for probes in self._at.values() for one in probes)
+
+    def _selecting(self, point: str, kind: str, space: str) -> tuple[int, ...]:
         return tuple(
             number
-            for number, one in enumerate(self._at["access"])
+            for number, one in enumerate(self._at[point])
             if (not one.kinds or kind in one.kinds) and (not one.spaces or space in one.spaces)
         )
 
-    def of_access(self, access: GcnAccess) -> ProbeCode | None:
-        """Return the probe for an access; None if no program selects it. Raises VerifyError if the probe cannot be compiled."""
+    def of_access(self, access: GcnAccess, point: str = "access") -> ProbeCode | None:
+        """Return the probe for an access; None if no program selects it. Raises VerifyError if the probe cannot be compiled.
+
+        point: `access`, or `value` for a probe that receives the loaded value
+        """
         spaces = amdgcn.GENERIC_SPACES if access.space == "generic" else (access.space,)
-        attached = self._at["access"]
-        chosen = {space: self._selecting(access.kind, space) for space in spaces}
+        attached = self._at[point]
+        chosen = {space: self._selecting(point, access.kind, space) for space in spaces}
         if not any(chosen.values()):
             return None
-        key = tuple(chosen.items())
+        key = ((point, ()), *chosen.items())
         if key not in self._made:
             programs = {space: [attached[n].program for n in numbers] for space, numbers in chosen.items()}
-            self._made[key] = amdgcn.compile_access_probe(programs, self._block, self._gpu)
+            self._made[key] = amdgcn.compile_access_probe(programs, self._block, self._gpu, point == "value")
         return self._made[key]
 
-    def of_point(self, point: str, opcode: str = "") -> ProbeCode | None:
+    def of_point(
+        self, point: str, opcode: str = "", in_loop: Callable[[str], bool] = lambda loops: True
+    ) -> ProbeCode | None:
         """Return the probe for another point of `amdgcn.INSIDE`; None if no program selects it.
 
         Raises VerifyError if the probe cannot be compiled.
 
         opcode: at `instruction`, the name of the instruction
+        in_loop: at `basic_block`, whether the block is the head of such a loop (`Probe.loops`)
         """
         attached = self._at[point]
-        chosen = tuple(n for n, one in enumerate(attached) if is_chosen(one.opcodes, opcode))
+        chosen = tuple(
+            n
+            for n, one in enumerate(attached)
+            if is_chosen(one.opcodes, opcode) and (not one.loops or in_loop(one.loops))
+        )
         if not chosen:
             return None
         key = ((point, chosen),)
@@ -151,8 +167,13 @@ class InnerRegisters(Record):
 
 
 class InnerSite(Record):
-    """A probed place: its number and point, the access at an access point, the block's number at a basic_block point, and the branch
-    at a branch point. instructions: the number of instructions in the block at a basic_block point."""
+    """A probed place: its number and point, the access at an access or a value, the block's number at a basic_block point, and the
+    branch at a branch point.
+
+    instructions: the number of instructions in the block at a basic_block point
+    ends: what ends the loop whose head the block is, if a program selects loops
+    end: the address behind the block's last instruction
+    """
 
     number: int
     point: str
@@ -162,6 +183,8 @@ class InnerSite(Record):
     block: int | None = None
     branch: GcnBranch | None = None
     instructions: int = 0
+    ends: str = ""
+    end: int = 0
 
 
 class Insertion(Record):
@@ -246,18 +269,26 @@ class InnerSites:
 
         blocks = _numbers_of_blocks(body)
         scalar = _scalar_loads(kernel, body) if probes.selects("load", "global") else set()
+        loops = GcnLoops(body, gpu.startswith("gfx10") and self._wave == 64) if probes.select_loops else None
+        called = {region.begin for region in body.regions[1:]} if probes.has("function_entry") else set()
         parting: dict[int, GcnBranch | None] = {}
         for each in body.blocks() if probes.has("branch") else ():
             parting.update((one.address, branch) for one, branch in branches(each, self._wave))
         for instruction in body.instructions:
+            if instruction.address in called:
+                add("function_entry", instruction, probes.of_point("function_entry"))
             if (block := blocks.get(instruction.address)) is not None:
-                number, length = block
+                number, length, end = block
+                at = instruction.address
+                chosen = (which for which in LOOPS if loops and at in loops.heads(which))
                 add(
                     "basic_block",
                     instruction,
-                    probes.of_point("basic_block"),
+                    probes.of_point("basic_block", in_loop=set(chosen).__contains__),
                     block=number,
                     instructions=length,
+                    ends=loops.ends.get(at, "") if loops else "",
+                    end=end,
                 )
             if instruction.name == _BARRIER:
                 for point in amdgcn.AT_BARRIER:
@@ -276,6 +307,9 @@ class InnerSites:
                 self.unprobed[instruction.name] = self.unprobed.get(instruction.name, 0) + 1
             for access in found:
                 add("access", instruction, probes.of_access(access), access=access)
+            polled = polled_access(instruction) if loops and instruction.address in loops.polled else None
+            if polled is not None:
+                add("value", instruction, probes.of_access(polled, "value"), access=polled)
         if len(self.sites) > _MOST_SITES:
             raise Refusal(f"it has {len(self.sites)} places to probe")
         self.probes = list(dict.fromkeys(site.probe for site in self.sites))
@@ -317,7 +351,9 @@ class InnerSites:
         texts: list[_Text] = []
         barriers: dict[int, dict[str, InnerSite]] = {}
         for site in self.sites:
-            if site.point not in amdgcn.AT_BARRIER:
+            if site.point == "value":
+                texts += self._around_load(site, at)
+            elif site.point not in amdgcn.AT_BARRIER:
                 lines = [*_saved(at), *self._set(site, at), *_restored(at)]
                 texts.append(_Text(site.instruction.address, False, (_Run(tuple(lines), site.probe),)))
             else:
@@ -340,12 +376,28 @@ class InnerSites:
         yield _Text(address, False, (save, *arrive, time))
         yield _Text(address, True, (called[amdgcn.LEAVE], restore))
 
+    def _around_load(self, site: InnerSite, at: InnerRegisters) -> Iterator[_Text]:
+        """Yield the text before and after a load whose value a probe reads. The load may overwrite the registers of its address."""
+        access, address = site.access, site.instruction.address
+        assert access is not None
+        yield _Text(address, False, (_Run((*_saved(at), *self._address(access, at), *_restored(at))),))
+        first = re.match(r"v\[?(\d+)", site.instruction.operands)
+        assert first is not None
+        high = f"v{int(first[1]) + 1}" if access.width > 4 else "0"
+        value = (f"v_mov_b32 v{at.vgpr + 2}, v{first[1]}", f"v_mov_b32 v{at.vgpr + 3}, {high}")
+        set_ = (*_saved(at), "s_waitcnt vmcnt(0) lgkmcnt(0)", *value, *self._set(site, at), *_restored(at))
+        yield _Text(address, True, (_Run(set_, site.probe),))
+
     def _set(self, site: InnerSite, at: InnerRegisters) -> list[str]:
-        """Return the text that sets the registers of a site's probe and calls it."""
+        """Return the text that sets the registers of a site's probe and calls it. At a value, the address is there already."""
         address, facts = [], []
         if (access := site.access) is not None:
-            known = amdgcn.facts(access.offset, access.width, KINDS.index(access.kind), access.effect)
-            address, facts = self._address(access, at), [f"s_mov_b32 s{at.sgpr + amdgcn.FACTS}, {known:#x}"]
+            returns = RETURNS if site.point == "value" and access.kind == "atomic" else 0
+            known = amdgcn.facts(
+                access.offset, access.width, KINDS.index(access.kind), access.effect | returns
+            )
+            address = self._address(access, at) if site.point == "access" else []
+            facts = [f"s_mov_b32 s{at.sgpr + amdgcn.FACTS}, {known:#x}"]
         if (branch := site.branch) is not None:  # first, because it may read the registers that are set here
             address = [branch.mask(at.sgpr + amdgcn.TIME)]
             facts = [f"s_mov_b32 s{at.sgpr + amdgcn.FACTS}, {branch.facts}"]
@@ -412,14 +464,17 @@ def _scalar_loads(kernel: GcnKernel, body: KernelCode) -> set[int]:
     return scalar_loads(own, body.branches, given) | scalar_loads(called, body.branches, set())
 
 
-def _numbers_of_blocks(body: KernelCode) -> dict[int, tuple[int, int]]:
-    """Return each basic block's number in its function, and its number of instructions, by the address where it is entered."""
-    found: dict[int, tuple[int, int]] = {}
+def _numbers_of_blocks(body: KernelCode) -> dict[int, tuple[int, int, int]]:
+    """Return each basic block's number in its function, its number of instructions, and the address behind the last one.
+
+    The keys are the addresses where the blocks are entered.
+    """
+    found: dict[int, tuple[int, int, int]] = {}
     counts: dict[Region, int] = {}
     for block in body.blocks():
         region = next(one for one in body.regions if one.begin <= block[0].address < one.end)
         counts[region] = counts.get(region, -1) + 1
-        found[entered(block).address] = counts[region], len(block)
+        found[entered(block).address] = counts[region], len(block), block[-1].address + block[-1].size
     return found
 
 

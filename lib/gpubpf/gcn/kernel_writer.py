@@ -47,6 +47,8 @@ class GcnSite(Record):
     offset    its offset in the function, in bytes
     opcode    for a place inside the kernel, other than a basic block: the name of the instruction
     block     for a basic block: its number
+    ends      for the head of a loop, if a program is only there: what ends the loop (loops.py)
+    end       for a basic block: the address behind its last instruction
     """
 
     number: int
@@ -57,6 +59,8 @@ class GcnSite(Record):
     opcode: str = ""
     access: GcnAccess | None = None
     block: int | None = None
+    ends: str = ""
+    end: int = 0
 
 
 class InjectedGcnKernel(Record):
@@ -219,14 +223,18 @@ class KernelWriter:
         opcode: str = "",
         access: GcnAccess | None = None,
         block: int | None = None,
+        ends: str = "",
+        end: int = 0,
     ) -> GcnSite:
         at = next(region for region in self._body.regions if region.begin <= address < region.end)
         function = self._kernel.name if at is self._body.regions[0] else at.name
-        return GcnSite(number, point, address, function, address - at.begin, opcode, access, block)
+        return GcnSite(number, point, address, function, address - at.begin, opcode, access, block, ends, end)
 
     def _inside(self, site: InnerSite) -> GcnSite:
         one, opcode = site.instruction, site.instruction.name if site.block is None else ""
-        return self._at(site.number, site.point, one.address, opcode, site.access, site.block)
+        return self._at(
+            site.number, site.point, one.address, opcode, site.access, site.block, site.ends, site.end
+        )
 
     def _insertions(self) -> list[Insertion]:
         """Return the code to insert around instructions: work counters, reads of the time, and probe calls.

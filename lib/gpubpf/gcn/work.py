@@ -18,7 +18,7 @@ _DS_ATOMIC = (
     r"ds_(?:pk_)?(?:add|sub|rsub|inc|dec|min|max|and|or|xor|mskor|cmpst|wrxchg|wrap|condxchg|append|consume)"
 )
 # The instructions that count as work of each kind, by name. Blocks are counted differently.
-_KINDS: Mapping[str, re.Pattern[str]] = {
+KINDS: Mapping[str, re.Pattern[str]] = {
     "instructions": re.compile(""),
     "loads": re.compile(rf"{_MEMORY}_(?:load|sample|gather)|ds_(?:read|load)"),
     "stores": re.compile(rf"{_MEMORY}_store|ds_(?:write|store)"),
@@ -37,7 +37,7 @@ def counted(code: KernelCode, kind: str) -> dict[int, int]:
             continue
         begin = block[0].address
         for instruction in block:
-            if _KINDS[kind].match(instruction.name):
+            if KINDS[kind].match(instruction.name):
                 found[begin] = found.get(begin, 0) + 1
             if writes_exec(instruction):
                 begin = instruction.address + instruction.size

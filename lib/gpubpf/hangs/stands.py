@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpubpf.agent.definitions import NUMBER_MASK
-from gpubpf.ptx.loops import COUNTS, NEVER, VALUE
+from gpubpf.agent.definitions import NUMBER_MASK, WARP
+from gpubpf.ptx.loop_ends import COUNTS, NEVER, VALUE
 from gpubpf.ptx.symbols import original_name
 from gpubpf.record import MutableRecord, Record
 from gpubpf.records.fields import BLOCK, KERNEL, MANGLED, STAMP, VENDOR, WAVE
 from gpubpf.records.kernel_shapes import site_name
 from gpubpf.records.launch_shape import Index, Shape, index_of
-from gpubpf.session.records import of_every_tool
+from gpubpf.session.records import NOT_PROBED, of_every_tool
 from gpubpf.show.fields import Field, Fields, having, many, maybe
 from gpubpf.show.process_records import PROCESS
 
@@ -34,7 +34,6 @@ CLUSTER = 0xFF  # the number of a cluster's barrier
 LOOK = 1.0  # seconds between two looks, at most
 PATIENCE = 4  # looks that may find no verdict before `unknown` is reported
 LISTED = 32  # warps that a record lists
-WAVE_LANES = 32  # of a warp
 MOST_ADDRESSES = 8  # different words that warps may read at one line before they share a row
 SEVERAL = -1  # GPUs, of a process
 LAUNCH_FAILED = 719  # CUresult: among others, every thread of a block waits (embedded device)
@@ -90,7 +89,10 @@ class Hang(MutableRecord):
     exited: int
     places: tuple[Place, ...] = ()
 
-    wave = None  # no waves of AMD GPUs
+    @property
+    def wave(self) -> int | None:
+        """Lanes of a wave, on an AMD GPU."""
+        return self.shape.wave
 
     @property
     def blocks(self) -> int:
@@ -179,7 +181,7 @@ PLACE = Fields(
     csv="pid comm gpu kernel launch verdict kind site source warps barrier address mangled",
     csv_fields=(Field("verdict", "string", "of the launch"),),
 )
-RECORDS = (HANG, PLACE, *of_every_tool())
+RECORDS = (HANG, PLACE, *of_every_tool(NOT_PROBED))
 
 Words = np.ndarray[Any, Any]  # `struct stand` of the warps of one launch, by warp
 
@@ -234,11 +236,22 @@ class Hangs:
         """Return launches to report: those that have run for `after` seconds, and those with another verdict than before."""
         now = time.monotonic()
         found, running = [], set()
-        faults, gpus, kernels = session.faults(), session.gpus(), session.kernel_names()
+        faults, gpus, kernels, waves = (
+            session.faults(),
+            session.gpus(),
+            session.kernel_names(),
+            session.waves(),
+        )
         failed, ended = session.failed(), session.ended()
         rows = session.shared("launches")
         # The words of all warps are 4 MB, so they are read only if a launch has not ended.
-        running_in = {one.process for one in rows if self._may_run(one.process, one.array)}
+        lanes = {
+            process: {number: waves.get(process, {}).get(name) for number, name in found.items()}
+            for process, found in kernels.items()
+        }
+        running_in = {
+            one.process for one in rows if self._may_run(one.process, one.array, lanes.get(one.process, {}))
+        }
         stands = (
             {one.process: one.array for one in session.shared("stands", running_in)} if running_in else {}
         )
@@ -251,7 +264,7 @@ class Hangs:
                 seen = self._open.setdefault(key, _Open(now))
                 seen.head = head
                 mangled = kernels.get(one.process, {}).get(int(head["kernel"]), "")
-                shape = _shape(head)
+                shape = _shape(head, waves.get(one.process, {}).get(mangled))
                 fault = _fault(faults.get(one.process, ()), mangled) if session.device.kind == "sim" else None
                 age, since_look = now - seen.since, now - seen.looked
                 due = since_look >= self.gap and age >= self.after - self.gap
@@ -292,11 +305,15 @@ class Hangs:
         self.told |= bool(found)
         return found
 
-    def _may_run(self, process: int, rows: Words) -> bool:
-        """Return whether a launch of a process may not have ended: warps of the launch have not exited, or were not seen."""
+    def _may_run(self, process: int, rows: Words, lanes: Mapping[int, int | None]) -> bool:
+        """Return whether a launch of a process may not have ended: warps of the launch have not exited, or were not seen.
+
+        lanes: lanes per wave on an AMD GPU, by the number of the kernel
+        """
         used = rows[rows["launch"] != 0]
         threads = used["block"].astype(float).prod(axis=1)  # the traced process can write any shape
-        warps = used["grid"].astype(float).prod(axis=1) * np.ceil(threads / WAVE_LANES)
+        widths = np.array([lanes.get(number) or WARP for number in used["kernel"].tolist()])
+        warps = used["grid"].astype(float).prod(axis=1) * np.ceil(threads / widths)
         ended = (used["exited"] >= warps) & (used["untracked"] == 0)
         return bool((~ended).any()) or any(of == process for of, _ in self._open)
 
@@ -320,12 +337,15 @@ class Hangs:
         return [one.last for one in self._open.values() if one.told and one.last is not None]
 
 
-def _shape(head: Any) -> Shape | None:
-    """Return the shape of a launch; None if it is none: the traced process can write anything."""
+def _shape(head: Any, wave: int | None = None) -> Shape | None:
+    """Return the shape of a launch; None if it is none: the traced process can write anything.
+
+    wave: lanes per wave, on an AMD GPU
+    """
     grid, block = (tuple(head[name].tolist()) for name in ("grid", "block"))
     if not all(0 < extent < 1 << 31 for extent in (*grid, *block)) or block[0] * block[1] * block[2] > 1024:
         return None
-    return Shape(grid, block)
+    return Shape(grid, block, wave)
 
 
 def _fault(faults: Sequence[KernelFault], mangled: str) -> KernelFault | None:
@@ -390,7 +410,7 @@ class _Reading:
         # A call says nothing: a loop that waits may call a function in each turn.
         moved = known & ~np.isin(self.did, (LOOP, CALL)) & ~there
         moved |= known & (self.did == LOOP) & ~np.isin(did, (LOOP, CALL))
-        counted = loops & (turned > 0) & (self.ends == COUNTS) | looped & ~unchanged
+        counted = loops & ((turned > 0) & (self.ends == COUNTS) | ~unchanged)
         begun = ~known if before is not None else np.zeros(count, dtype=bool)
         self.further = (moved | counted | begun) & ~self.never
 

@@ -52,10 +52,10 @@ def lines(hang: Hang, full: bool, owners: OwnerColumns) -> Iterator[str]:
     """
     label = names.labels((hang.mangled,), full=full)[hang.mangled]
     who = f" of {table.process(hang.comm, hang.pid)}" if owners.see((hang,)).processes else ""
-    yield from table.wrap(
-        f"{label}, launch {hang.launch}{who}, {table.duration(hang.running_ns)}: {VERDICTS[hang.verdict]}"
-    )
-    yield f"  {table.count(hang.blocks, 'block')}, {table.count(hang.warps, 'warp')}; exited: {hang.exited:,}"
+    word = hang.shape.warp_word
+    verdict = VERDICTS[hang.verdict].replace("warp", word)
+    yield from table.wrap(f"{label}, launch {hang.launch}{who}, {table.duration(hang.running_ns)}: {verdict}")
+    yield f"  {table.count(hang.blocks, 'block')}, {table.count(hang.warps, word)}; exited: {hang.exited:,}"
     if not hang.places:
         return
     yield ""
@@ -85,7 +85,7 @@ def _row(one: Place, shown: int | None) -> dict[str, str]:
     return {
         "PLACE": name,
         "SOURCE": one.source or "unknown",
-        "WARPS": f"{one.warps:,}",
+        f"{one.hang.shape.warp_word.upper()}S": f"{one.warps:,}",
         "TURNS": turns,
         "WHERE": _list(one.where, one.warps, shown),
     }

@@ -96,7 +96,7 @@ def _lowered(kernel: GcnKernel, probes: Sequence[Probe[ForWaves]]) -> list[Probe
         if not names.chosen(probe.kernels, kernel.name) or probe.kinds == ("async",):
             continue
         program = probe.program(kernel.descriptor.wave) if probe.point in POINTS else None
-        lack = lacking(probe.point, program.arguments if program else ())
+        lack = lacking(probe, program.arguments if program else ())
         if program is None or lack:
             missing = missing or lack
             continue
@@ -181,8 +181,10 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
 
 
 def _site(site: GcnSite, lines: SourceLines) -> Site:
-    where = (site.number, site.function, 0, *lines.at(site.address))
-    made = Site(*where, site.point, site.opcode, block=site.block, offset=site.offset)
+    # Compilers may give the head of a loop no line.
+    line = lines.within(site.address, site.end) if site.ends else lines.at(site.address)
+    where = (site.number, site.function, 0, *line)
+    made = Site(*where, site.point, site.opcode, block=site.block, ends=site.ends, offset=site.offset)
     if (access := site.access) is None:
         return made
     made = replace(made, kind=access.kind, space=access.space)
@@ -202,6 +204,7 @@ def _version() -> str:
         "lower/launch_block.py",
         "images/code_objects.py",
         "images/sidecar.py",
+        "ptx/loop_ends.py",
     )
     files = [*sorted((package / "gcn").glob("*.py")), *(package / name for name in others)]
     with contextlib.suppress(ImportError, ValueError):

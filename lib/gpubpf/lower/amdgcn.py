@@ -14,8 +14,8 @@ Programs at the exit get the time at which their lanes left the kernel (`TIMES`)
 A probe in the middle of a kernel (`INSIDE`) preserves all the SGPRs that the place sets, up to and including the return address in
 `BACK`. Its registers can be renumbered: it uses only the registers that it receives and those above. The number of its first SGPR must
 be a multiple of 4, that of its first VGPR a multiple of 2. At a memory access, the probe receives the address in VGPRs, and what is
-known about the instruction in `facts`. After a barrier, the two SGPRs from `TIME` on hold the time at which the threads arrived; at a
-branch, they hold a mask of lanes.
+known about the instruction in `facts`. After a load, or an atomic with a result, it also receives the loaded value in VGPRs. After a
+barrier, the two SGPRs from `TIME` on hold the time at which the threads arrived; at a branch, they hold a mask of lanes.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ TIME, TIMES = BACK + 2, ("clock", "globaltimer")
 AT_ENTRY, AT_EXIT = ("block_begin", "entry"), ("exit", "block_end")
 # The points in the middle of a kernel.
 AT_BARRIER = ARRIVE, LEAVE = "barrier_arrive", "barrier_leave"
-INSIDE = ("access", "basic_block", "branch", "instruction", *AT_BARRIER)
+INSIDE = ("access", "value", "basic_block", "branch", "instruction", "function_entry", *AT_BARRIER)
 WITH_PAIR = ("branch", LEAVE)  # points whose places set the two registers from `TIME` on
 # The fields of `facts`: first bit and number of bits. Memory instructions add `offset`, a signed number, to the address.
-_FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 2)}
+_FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 3)}
 # The flags of `facts` at a branch. WHOLE: a mask other than 0 stands for all lanes. OTHERS: the lanes outside the mask take the
 # branch.
 WHOLE, OTHERS = 1, 2
@@ -64,6 +64,7 @@ _OF_BARRIER = {"barrier": "0", "threads": "0"}  # a workgroup has one barrier, a
 # A wave takes all of its ways one after another: there are no regions.
 _OF_REGIONS = {"regions": "0", "region": str(REGIONS)}
 _OF_ACCESS = ("address", "width", "space", "kind", "effect")
+_OF_VALUE = {"low": "%value", "old_low": "%value", "high": "0", "old_high": "0"}
 # The spaces that a generic address can point to. The first two have windows of addresses, here by their LLVM names.
 GENERIC_SPACES = ("shared", "local", "global")
 _WINDOWS = {"shared": "shared", "local": "private"}
@@ -384,15 +385,17 @@ def compile_probe(
 
 
 def compile_access_probe(
-    programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str
+    programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str, has_value: bool = False
 ) -> ProbeCode:
     """Compile the programs of a memory access for a GPU, by memory space (of `bytecode.SPACES`). Raises VerifyError.
 
     With more than one space, the address is generic: each lane runs the programs of the space that its address is in.
+
+    has_value: the probe also receives the loaded value, in two VGPRs after those with the address.
     """
     ordered = {space: programs[space] for space in GENERIC_SPACES if space in programs}
     every = [program for one in ordered.values() for program in one]
-    return _compile(_access_entry(ordered, block, gpu), every, gpu)
+    return _compile(_access_entry(ordered, block, gpu, has_value), every, gpu)
 
 
 def compile_inner_probe(
@@ -526,12 +529,15 @@ def _entry(
     return _module(declared, f"{result} @{_ENTRY}({', '.join(given)})", lines + end)
 
 
-def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str) -> str:
+def _access_entry(
+    programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBlock, gpu: str, has_value: bool
+) -> str:
     """Return a module with the function of a place at a memory access.
 
     programs: by space, in the order of GENERIC_SPACES.
     """
     lines = [
+        *(_joined("value", "value_low", "value_high") if has_value else ()),
         *_joined("written", "address_low", "address_high"),
         *(line for name, (first, bits) in _FACTS.items() for line in _fact(name, first, bits)),
         "  %signed = sext i32 %offset to i64",
@@ -559,7 +565,8 @@ def _access_entry(programs: Mapping[str, Sequence[WaveProgram]], block: LaunchBl
         if space != last:
             lines.append(f"not.{space}:")
     lines.append("done:")
-    return _keeping(["i32 %address_low", "i32 %address_high"], declared, lines)
+    given = ["address_low", "address_high", *(["value_low", "value_high"] if has_value else ())]
+    return _keeping([f"i32 %{name}" for name in given], declared, lines)
 
 
 def _inner_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, point: str) -> str:
@@ -691,6 +698,8 @@ def _call(
             lines += more
         elif argument.kind == "context" and argument.field in _OF_ACCESS:
             value = _of_access(argument, called.space)
+        elif argument.kind == "context" and argument.field in _OF_VALUE and called.space:
+            value = _OF_VALUE[argument.field]
         elif argument.kind == "context" and argument.field == "site" and called.site:
             bits = 64 if argument.type == "b64" else 32
             number_at = _value(argument, block, f"{name}.first")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gpubpf.errors import PtxError
 
+from .loop_ends import cycles
 from .module import (
     Address,
     Directive,
@@ -234,39 +235,7 @@ class Flow:
     @functools.cached_property
     def cycles(self) -> dict[int, int]:
         """A number for each block that is on a cycle. Blocks on a common cycle have the same number."""
-        order: list[int] = []
-        seen: set[int] = set()
-        for root in range(len(self.blocks)):
-            todo = [(root, 0)]
-            while todo:
-                number, at = todo.pop()
-                if at == 0:
-                    if number in seen:
-                        continue
-                    seen.add(number)
-                if at < len(self.blocks[number].successors):
-                    todo.append((number, at + 1))
-                    todo.append((self.blocks[number].successors[at], 0))
-                else:
-                    order.append(number)
-        predecessors: dict[int, list[int]] = {}
-        for number, block in enumerate(self.blocks):
-            for successor in block.successors:
-                predecessors.setdefault(successor, []).append(number)
-        found: dict[int, int] = {}
-        placed: set[int] = set()
-        for root in reversed(order):
-            # Kosaraju's algorithm: follow edges backwards, in reverse order of completion.
-            members, todo_back = [], [root]
-            while todo_back:
-                number = todo_back.pop()
-                if number not in placed:
-                    placed.add(number)
-                    members.append(number)
-                    todo_back += predecessors.get(number, [])
-            if len(members) > 1 or root in self.blocks[root].successors:
-                found.update(dict.fromkeys(members, root))
-        return found
+        return cycles([block.successors for block in self.blocks])
 
     def tail(self, after: int, limit: int) -> tuple[int, ...] | None:
         """Return the indices of the instructions after a statement up to a `ret` or `exit`, if they are few and simple; else None.

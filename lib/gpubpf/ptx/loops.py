@@ -1,10 +1,7 @@
-"""Find the loops of a function body, and what decides whether a loop ends.
+"""Find the loops of a function body in PTX, and what decides whether a loop ends (see loop_ends.py).
 
 loops = Loops(Flow(function.body))
-loops.ends[index]    for the first instruction of each head of a loop: NEVER, VALUE, MBARRIER, COUNTS or ""
-loops.polled         the loads and atomics whose value decides whether a loop ends
-
-Every path that returns to a block passes the head of a loop. A *loop* has the blocks on the ways from its head back to it.
+loops.ends, loops.polled
 """
 
 from __future__ import annotations
@@ -13,13 +10,10 @@ import functools
 from collections.abc import Iterator, Mapping
 
 from .flow import Flow, find_names
+from .loop_ends import COUNTS, MBARRIER, NEVER, VALUE, LoopEnds
 from .module import PtxInstruction
 from .opcodes import facts, is_of_parameters
 
-NEVER = "never"  # no branch leaves the loop
-VALUE = "value"  # the loop goes on as long as the values that it loads stay the same
-MBARRIER = "mbarrier"  # the loop goes on as long as an mbarrier is incomplete
-COUNTS = "counts"  # it ends by a register that changes from turn to turn, such as a counter; so do the loops around it
 _CHANGING = ("%clock", "%globaltimer", "%pm", "%smid", "%warpid", "%envreg")
 _BY_OTHERS = frozenset({"activemask", "elect"})  # their results depend on which lanes are together
 
@@ -28,91 +22,13 @@ class _Unknown(Exception):
     """The analysis cannot follow a value."""
 
 
-class Loops:
-    """The loops of a function body."""
+class Loops(LoopEnds):
+    """The loops of a function body. Instructions are identified by their statements' indices."""
 
     def __init__(self, flow: Flow) -> None:
-        self.flow = flow
-
-    @functools.cached_property
-    def _latches(self) -> Mapping[int, list[int]]:
-        """For the block at the head of each loop, the blocks that lead back to it: those edges of a depth-first search."""
-        found: dict[int, list[int]] = {}
-        state: dict[int, bool] = {}  # block → whether it is on the path
-        for root in range(len(self.flow.blocks)):
-            if root in state:
-                continue
-            state[root] = True
-            path = [(root, iter(self.flow.blocks[root].successors))]
-            while path:
-                block, ways = path[-1]
-                way = next(ways, None)
-                if way is None:
-                    state[block] = False
-                    path.pop()
-                elif state.get(way):
-                    found.setdefault(way, []).append(block)
-                elif way not in state:
-                    state[way] = True
-                    path.append((way, iter(self.flow.blocks[way].successors)))
-        return found
-
-    @functools.cached_property
-    def _before(self) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in self.flow.blocks]
-        for number, block in enumerate(self.flow.blocks):
-            for way in block.successors:
-                found[way].append(number)
-        return found
-
-    def _blocks(self, head: int) -> frozenset[int]:
-        """Return the blocks of the loop with this head."""
-        cycles = self.flow.cycles
-        found, todo = {head}, list(self._latches[head])
-        while todo:
-            block = todo.pop()
-            if block not in found and cycles.get(block) == cycles[head]:
-                found.add(block)
-                todo += self._before[block]
-        return frozenset(found)
-
-    @functools.cached_property
-    def _loops(self) -> Mapping[int, tuple[str, frozenset[int]]]:
-        """For each head: what ends the loop, and the loads and atomics that decide it."""
-        found = {head: _Loop(self.flow, blocks).ends() for head, blocks in self._bodies.items()}
-        for head, (end, polled) in found.items():
-            if end == COUNTS and any(found[other][0] != COUNTS for other in self._around(head)):
-                found[head] = "", polled
-        return found
-
-    @functools.cached_property
-    def _bodies(self) -> Mapping[int, frozenset[int]]:
-        return {head: self._blocks(head) for head in self._latches}
-
-    def _around(self, head: int) -> list[int]:
-        """Return the heads of the loops that the loop with this head is in, and its own."""
-        return [other for other, blocks in self._bodies.items() if head in blocks]
-
-    @functools.cached_property
-    def waiting(self) -> frozenset[int]:
-        """The first instructions of the heads of loops with VALUE, and of the loops around them."""
-        heads = {one for head, (end, _) in self._loops.items() if end == VALUE for one in self._around(head)}
-        return frozenset(self.flow.blocks[head].instructions[0] for head in heads)
-
-    def heads(self, which: str) -> frozenset[int]:
-        """Return the first instructions of the heads of `waiting` loops, of `others`, or of `all`."""
-        every = frozenset(self.ends)
-        return {"all": every, "waiting": self.waiting, "others": every - self.waiting}[which]
-
-    @functools.cached_property
-    def ends(self) -> Mapping[int, str]:
-        """What ends each loop, by the first instruction of its head. "": unknown, since the analysis cannot follow a value."""
-        return {self.flow.blocks[head].instructions[0]: end for head, (end, _) in self._loops.items()}
-
-    @functools.cached_property
-    def polled(self) -> frozenset[int]:
-        """The loads and atomics that decide whether a loop ends that nothing else can end."""
-        return frozenset(index for end, polled in self._loops.values() if end == VALUE for index in polled)
+        blocks = flow.blocks
+        firsts = [block.instructions[0] for block in blocks]
+        super().__init__([block.successors for block in blocks], firsts, lambda of: _Loop(flow, of).ends())
 
 
 class _Loop:

@@ -779,6 +779,10 @@ class Session:
         """Return, by process number, the mangled kernel names by the number that `gpu_kernel()` returns."""
         return {process.number: dict(process.names) for process in self._measurement.all_processes()}
 
+    def waves(self) -> dict[int, dict[str | int, int]]:
+        """Return the lanes per wave on AMD GPUs, by process number: by mangled name of a kernel, and by ordinal of a GPU."""
+        return {process.number: dict(process.waves) for process in self._measurement.all_processes()}
+
     def launches_by_comm(self) -> dict[str, dict[str, int]]:
         """Return launches by process name (comm), then by mangled kernel name."""
         return summary.launches_by_comm(self._measurement)
