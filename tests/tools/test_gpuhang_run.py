@@ -279,7 +279,7 @@ class Shared:
     def faults(self) -> dict[int, Any]:
         return {}
 
-    gpus = faults
+    gpus = waves = faults
 
     def failed(self) -> set[int]:
         return set()
