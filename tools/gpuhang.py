@@ -33,7 +33,9 @@ PROGRAM = r"""
 #define LAUNCHES 1024                            /* launch number N uses row N modulo LAUNCHES; the tool remembers older rows */
 #define WARPS 65536                              /* warps that can stand somewhere at once; GPUs run fewer than 20,000 */
 #define EVERY 64                                 /* a warp counts and writes one in 64 turns of a loop */
+#define LOCKS 4096                               /* words that are remembered at once */
 #define NOWHERE ~0u
+enum { SWAPS = 8, COMPARES = 16 };               /* in the effect of an atomic: it stores low, if memory has high */
 enum { NONE, BEGUN, BARRIER, LEFT, LOOP, CALL, EXITED };
 
 /* In host memory, which the tool can read while the kernel runs, and after it. */
@@ -41,9 +43,11 @@ struct launch { u64 launch, kernel, grid[3], block[3], exited, untracked; };
 GPU_SHARED_ARRAY(launches, struct launch, LAUNCHES);
 struct stand { u64 launch, warp, place, turns, events, polls, changes, address; };  /* turns: at a barrier, arrivals at any */
 GPU_SHARED_ARRAY(stands, struct stand, WARPS);
+struct taken { u64 address, by; };               /* the word that an atomic in a loop that waits changed, and the warp's name */
+GPU_SHARED_ARRAY(locks, struct taken, LOCKS);
 
 /* In GPU memory: the same of a warp, and how many of its threads are in the kernel. name: the launch and the warp; 0: no warp. */
-struct own { u64 name; u32 site, arrivals; u64 inside, turns, events, address; u32 polls, changes; u64 unused; };
+struct own { u64 name; u32 site, arrivals; u64 inside, turns, events, address; u32 polls, changes, poll, unused; };
 GPU_ARRAY(owns, struct own, WARPS);
 struct seen { u64 value[2]; };                   /* what a lane last loaded in a loop that waits; two loads may alternate */
 GPU_ARRAY(loaded, struct seen, WARPS * GPU_LANES);
@@ -94,7 +98,7 @@ int on_entry(struct gpu_entry *ctx) {
     if (other)                                   /* other lanes of this warp were here before */
         return 0;
     own->site = NOWHERE, own->turns = 0, own->events = 0, own->address = 0;
-    own->polls = 0, own->changes = 0, own->arrivals = 0;
+    own->polls = 0, own->changes = 0, own->arrivals = 0, own->poll = NOWHERE;
     stand->warp = warp;
     stand->place = PLACE(BEGUN, 0, ctx->site);
     stand->launch = launch;
@@ -129,14 +133,15 @@ static inline void write(struct own *own, u32 slot, u64 place) {
     stand->place = place;
 }
 
-/* Whether this turn is in a chosen span of 128 cycles: one in EVERY, in no regular order, so that no loop always misses them. */
+/* Whether this turn is in a chosen span of 128 cycles: one in EVERY, in an order that loops seldom have, too. */
 static inline u32 is_chosen(void) {
-    return !((u32)(gpu_clock() >> 7) * 0x9e3779b1u >> 26);
+    u32 clock = gpu_clock();
+    return !((clock ^ clock >> 6) & (EVERY - 1) << 7);
 }
 
-static inline int turn(u32 each, struct gpu_basic_block *ctx) {
+static inline int turn(u32 each, gpu_mask active, struct gpu_basic_block *ctx) {
     u32 slot;
-    struct own *own = mine(ctx->active, ctx->launch, &slot);
+    struct own *own = mine(active, ctx->launch, &slot);
     u64 site = ctx->site;
     if (!own)
         return 0;
@@ -145,12 +150,12 @@ static inline int turn(u32 each, struct gpu_basic_block *ctx) {
     own->events += each;
     if (each == 1 && own->events % EVERY)
         return 0;
-    write(own, slot, PLACE(LOOP, 0, site));
+    write(own, slot, PLACE(LOOP, 0, site) | ((u64)own->poll & 0x1fffff) << 40); /* and where it polled last */
     return 0;
 }
 
-int on_loop(struct gpu_basic_block *ctx) { return is_chosen() ? turn(EVERY, ctx) : 0; }
-int on_wait(struct gpu_basic_block *ctx) { return turn(1, ctx); } /* loops that wait, and those around them: each turn */
+int on_loop(struct gpu_basic_block *ctx) { return is_chosen() ? turn(EVERY, gpu_active(), ctx) : 0; }
+int on_wait(struct gpu_basic_block *ctx) { return turn(1, ctx->active, ctx); } /* loops that wait, and those around them: each turn */
 
 int on_call(struct gpu_function_entry *ctx) {
     u32 slot;
@@ -170,6 +175,11 @@ int on_poll(struct gpu_value *ctx) {
     u64 value = ((returns ? ctx->old_low : ctx->low) + high * 0xff51afd7ed558ccd) * 0x9e3779b97f4a7c15 + ctx->address + 1;
     u64 site = ctx->site, address = ctx->address;
     u32 slot;
+    u32 takes = ctx->effect & COMPARES ? ctx->old_low == ctx->high : ctx->effect & SWAPS && ctx->old_low != ctx->low;
+    u32 index = (u32)(address >> 2) % LOCKS;
+    struct taken *lock = returns && takes ? locks.lookup(&index) : 0;
+    if (lock)
+        lock->by = NAME(ctx->launch, gpu_global_warp()), lock->address = address;
     struct own *own = mine(ctx->active, ctx->launch, &slot);
     u32 cell = slot * GPU_LANES + gpu_lane();
     struct seen *seen = loaded.lookup(&cell);
@@ -182,6 +192,7 @@ int on_poll(struct gpu_value *ctx) {
     own->polls++;
     own->changes += any;
     own->address = address;
+    own->poll = site;
     return 0;
 }
 

@@ -306,7 +306,7 @@ class BPF:
 
         kinds, spaces: the accesses to probe, from VALUE_KINDS and SPACES.
         loops: "waiting": only at loads and atomics in loops that go on as long as their values stay the same. AMD GPUs have only
-            these; there, `low` of an atomic is the old value, not the operand.
+            these.
         """
         if loops:
             _selected(LOOPS[1:2], loops, "a kind of loop with values")

@@ -49,6 +49,9 @@ def test_a_planted_hang_is_named_while_it_hangs(what: str, gpu: str, tmp_path: P
     for one in places:
         assert one["source"].startswith("hangs.hip:")
         assert (one["address"] is not None) == (one["kind"] == "spin")
+    if what == "lock":  # twice by the same wave
+        (spin,) = (one for one in places if one["kind"] == "spin")
+        assert (spin["taken_by"]["block"], spin["taken_by"]["warp"]) == ([0, 0, 0], 0)
     if what == "barrier":
         (waiting,) = (one for one in places if one["kind"] == "barrier")
         assert {(one["block"][0], one["warp"]) for one in waiting["missing"]} == {(0, 1), (1, 1)}

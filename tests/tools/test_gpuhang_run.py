@@ -55,6 +55,10 @@ def test_a_planted_hang_is_named_while_it_hangs(what: str, hangs: Path, tmp_path
         assert (one["address"] is not None) == (one["kind"] == "spin")
     assert counted == warps
     spins = [one for one in places if one["kind"] == "spin"]
+    taken = spins[0]["taken_by"] if spins else None
+    assert (what == "lock") == (taken is not None)
+    if what == "lock":  # twice by the same warp
+        assert (taken["block"], taken["warp"], taken["kind"]) == ([0, 0, 0], 0, "spin")
     if what == "blocks":  # each waits for a word of its own
         assert len({one["address"] for one in spins}) == 2
         assert sorted(one["where"][0]["block"][0] for one in spins) == [0, 1]
@@ -62,6 +66,84 @@ def test_a_planted_hang_is_named_while_it_hangs(what: str, hangs: Path, tmp_path
         (waiting,) = (one for one in places if one["kind"] == "barrier")
         assert [(one["block"][0], one["warp"]) for one in waiting["missing"]] == [(1, 0), (2, 0)]
         assert {one["source"] for one in waiting["missing"]} == {spins[0]["source"]}
+
+
+LOCKS = r"""
+#include <cstring>
+__device__ void take(int *lock, int by) {
+    while (atomicCAS(lock, 0, by) != 0) {
+    }
+}
+__global__ void held(int *lock, volatile int *taken) {  // warp 1 of block 1 takes it, and waits for warp 0 at the barrier
+    if (blockIdx.x == 1 && threadIdx.x == 32) {
+        take(lock, 77);
+        *taken = 1;
+    }
+    if (blockIdx.x == 1 && threadIdx.x == 0) {
+        while (!*taken) {
+        }
+        take(lock, 5);
+    }
+    __syncthreads();
+    atomicExch(lock, 0);
+}
+__global__ void left(int *lock, volatile int *taken) {  // block 0 takes it and leaves
+    if (threadIdx.x) return;
+    if (blockIdx.x == 0) {
+        while (atomicExch(lock, 1) != 0) {
+        }
+        *taken = 1;
+        return;
+    }
+    while (!*taken) {
+    }
+    while (atomicExch(lock, 1) != 0) {
+    }
+}
+__global__ void shared(int *, int *) {  // in each of the blocks, warp 1 takes the lock of the block
+    __shared__ int lock;
+    __shared__ volatile int taken;
+    if (threadIdx.x == 0) lock = taken = 0;
+    __syncthreads();
+    if (threadIdx.x == 32) take(&lock, 1), taken = 1;
+    __syncthreads();
+    if (threadIdx.x == 0) take(&lock, 2);
+}
+__global__ void before(int *lock, int *) {  // another launch has it
+    if (threadIdx.x == 0) take(lock + 1, 1);
+}
+int main(int, char **arguments) {
+    int *x, start[3] = {0, 3, 0};
+    if (cudaMalloc(&x, 12) || cudaMemcpy(x, start, 12, cudaMemcpyHostToDevice)) return 1;
+    if (!strcmp(arguments[1], "held")) held<<<2, 64>>>(x, x + 2);
+    if (!strcmp(arguments[1], "left")) left<<<2, 32>>>(x, x + 2);
+    if (!strcmp(arguments[1], "shared")) shared<<<1, 64>>>(x, x);
+    if (!strcmp(arguments[1], "before")) before<<<1, 32>>>(x, x);
+    return cudaDeviceSynchronize() != cudaSuccess;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "spins", "taken"),
+    [
+        ("held", (1, 0), (1, 1, "barrier")),
+        ("left", (1, 0), (0, 0, "exited")),
+        ("shared", (0, 0), (0, 1, "exited")),
+        ("before", (0, 0), None),
+    ],
+)
+def test_who_took_a_lock(
+    kernel: str, spins: tuple[int, int], taken: tuple[int, int, str] | None, tmp_path: Path
+) -> None:
+    program = gpubpf_cuda.build(LOCKS, tmp_path / "locks")
+    with hanging(tmp_path, "--", program, kernel) as (tool, out):
+        _, *places = until_told(out, "spinning", tool)
+    (spin,) = (one for one in places if one["kind"] == "spin")
+    assert [(one["block"][0], one["warp"]) for one in spin["where"]] == [spins]
+    found = spin["taken_by"]
+    assert (found and (found["block"][0], found["warp"], found["kind"])) == taken
+    assert all(one["taken_by"] is None for one in places if one is not spin)
 
 
 def test_a_barrier_that_a_warp_skips_is_found_at_once(hangs: Path, tmp_path: Path) -> None:
@@ -300,7 +382,7 @@ def test_words_are_read_only_while_a_launch_runs() -> None:
     assert read == ["launches"]
     session.rows["exited"] = 0
     hangs.look(session)  # type: ignore[arg-type]
-    assert read == ["launches", "launches", "stands"]
+    assert read == ["launches", "launches", "stands", "locks"]
 
 
 def test_blocks_alike_are_one_part_and_nothing_that_is_cut_is_lost() -> None:

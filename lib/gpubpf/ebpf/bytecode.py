@@ -87,6 +87,7 @@ UNADDRESSED_SPACES = (
     "tensor",
 )  # follow SPACES in the enum; accesses to these spaces have no address
 READS, WRITES, RETURNS = 1, 2, 4
+SWAPS, COMPARES = 8, 16  # an atomic stores its operand always, or only if the old value is that in `high`
 # The types of values, in the order of enum gpu_type, and the kinds of accesses that have a value.
 TYPES = tuple("b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 bf16 f32 f64 pred".split())
 VALUE_KINDS = ("load", "store", "atomic")

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpubpf.ebpf.bytecode import KINDS, RETURNS
+from gpubpf.ebpf.bytecode import COMPARES, KINDS, RETURNS, SWAPS
 from gpubpf.ebpf.probe import LOOPS, Probe
 from gpubpf.errors import Refusal
 from gpubpf.gcn import calls
@@ -30,7 +30,7 @@ from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.computation import is_chosen, is_computation
 from gpubpf.gcn.kernel_code import KernelCode, Region, entered
-from gpubpf.gcn.loops import GcnLoops, polled_access
+from gpubpf.gcn.loops import GcnLoops, operands_of_atomic, polled_access
 from gpubpf.gcn.renumber import renumbered
 from gpubpf.gcn.start import SAVED, Save
 from gpubpf.lower import amdgcn
@@ -50,6 +50,7 @@ _LOADS_VCC = re.compile(  # scalar memory instructions with VCC as their result
     r"s_(?:(?:buffer_|scratch_)?(?:load|atomic)_\w+|mem(?:real)?time|get_waveid_in_workgroup) vcc"
 )
 _BARRIER = "s_barrier"
+_SWAPS = re.compile(r"_(?:swap|wrxchg)")
 _GIVEN = ("dispatch_pointer", "queue_pointer", "kernarg")  # addresses of memory that is not the program's
 _SKIP = 0xBF880000  # s_cbranch_execz
 
@@ -380,7 +381,12 @@ class InnerSites:
         """Yield the text before and after a load whose value a probe reads. The load may overwrite the registers of its address."""
         access, address = site.access, site.instruction.address
         assert access is not None
-        yield _Text(address, False, (_Run((*_saved(at), *self._address(access, at), *_restored(at))),))
+        operands = operands_of_atomic(site.instruction) if access.kind == "atomic" else ()
+        kept = [
+            f"v_mov_b32 v{at.vgpr + number}, {'0' if register is None else f'v{register}'}"
+            for number, register in enumerate(operands, 4)
+        ]
+        yield _Text(address, False, (_Run((*_saved(at), *self._address(access, at), *kept, *_restored(at))),))
         first = re.match(r"v\[?(\d+)", site.instruction.operands)
         assert first is not None
         high = f"v{int(first[1]) + 1}" if access.width > 4 else "0"
@@ -392,7 +398,10 @@ class InnerSites:
         """Return the text that sets the registers of a site's probe and calls it. At a value, the address is there already."""
         address, facts = [], []
         if (access := site.access) is not None:
-            returns = RETURNS if site.point == "value" and access.kind == "atomic" else 0
+            returns = 0
+            if site.point == "value" and access.kind == "atomic":
+                name = site.instruction.name
+                returns = RETURNS | (COMPARES if "cmp" in name else SWAPS if _SWAPS.search(name) else 0)
             known = amdgcn.facts(
                 access.offset, access.width, KINDS.index(access.kind), access.effect | returns
             )

@@ -57,6 +57,30 @@ def polled_access(instruction: GcnInstruction) -> GcnAccess | None:
     return one if result and has_result and one.width <= 8 and one.space != "local" else None
 
 
+def operands_of_atomic(instruction: GcnInstruction) -> tuple[int | None, ...]:
+    """Return the VGPRs with what an atomic stores, and with what it compares with memory: two each, None where there is none."""
+    (access,) = accesses(instruction, False)
+    words = access.width // 4
+    given = [
+        n for operand in instruction.operands.split(", ")[2:4] if (n := _first_vgpr(operand)) is not None
+    ]
+    stored, compared = given[0], None
+    if "_cmpswap" in instruction.name:  # the value to store, then the value to compare with
+        compared = stored + words
+    elif "_cmpst" in instruction.name:  # in LDS, the other way round
+        compared, stored = given
+    return tuple(
+        None if first is None or word >= words else first + word
+        for first in (stored, compared)
+        for word in range(2)
+    )
+
+
+def _first_vgpr(operand: str) -> int | None:
+    match = re.match(r"v\[?(\d+)", operand)
+    return int(match[1]) if match else None
+
+
 class _Use(NamedTuple):
     """The registers that an instruction writes and reads, by name: v7, s4, a0, vcc, exec, scc, m0."""
 

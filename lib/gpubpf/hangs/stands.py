@@ -6,6 +6,7 @@ hangs.look(session)            # often; returns launches to report
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import numpy as np
 from gpubpf.agent.definitions import NUMBER_MASK, WARP
 from gpubpf.ptx.loop_ends import COUNTS, NEVER, VALUE
 from gpubpf.ptx.symbols import original_name
-from gpubpf.record import MutableRecord, Record
+from gpubpf.record import MutableRecord, Record, replace
 from gpubpf.records.fields import BLOCK, KERNEL, MANGLED, STAMP, VENDOR, WAVE
 from gpubpf.records.kernel_shapes import site_name
 from gpubpf.records.launch_shape import Index, Shape, index_of
@@ -38,15 +39,19 @@ MOST_ADDRESSES = 8  # different words that warps may read at one line before the
 SEVERAL = -1  # GPUs, of a process
 LAUNCH_FAILED = 719  # CUresult: among others, every thread of a block waits (embedded device)
 STUCK = ("deadlock", "spinning")
+_TAKES = re.compile(
+    r"atom.*\.(?:cas|exch)|_atomic_(?:cmp)?swap|_(?:wrxchg|cmpst)"
+)  # opcodes of atomics that can take a lock
 KINDS = ("spin", "loop", "barrier", "block", "exited")  # in the order of the report
 
 
 class Warp(Record):
-    """A warp, by its block and its number in the block; `source`: where it is, None if unknown."""
+    """A warp, by its block and its number in the block; `source` and `kind`: where it is, None if unknown."""
 
     block: Index
     warp: int
     source: str | None = None
+    kind: str | None = None
 
 
 class Place(Record):
@@ -61,6 +66,8 @@ class Place(Record):
     barrier: number of the barrier.
     missing: the first LISTED warps of the same blocks that are not at the barrier.
     address: the address of the word that a spin reads.
+    is_lock: the spin tries to take a lock: by an exchange, or by a compare-and-swap.
+    taken_by: the warp that took the lock last; None if that cannot be told.
     """
 
     hang: Hang
@@ -73,6 +80,8 @@ class Place(Record):
     barrier: int | None
     missing: tuple[Warp, ...]
     address: int | None
+    is_lock: bool = False
+    taken_by: Warp | None = None
 
 
 class Hang(MutableRecord):
@@ -176,6 +185,16 @@ PLACE = Fields(
             "the word that the loop reads; an offset if it is in shared memory; null if unknown",
             get=lambda one: None if one.address is None else f"{one.address:#x}",
         ),
+        Field(
+            "taken_by",
+            maybe(having(*_WARP, Field("source", "string?"), Field("kind", f"{'|'.join(KINDS)}?"))),
+            "the warp whose atomic in such a loop was the last one that changed the word, and where the warp is; null if unknown",
+            get=lambda one: (
+                next(iter(_warps([one.taken_by], "block", "warp", "source", "kind")), None)
+                if one.taken_by
+                else None
+            ),
+        ),
         STAMP,
     ),
     csv="pid comm gpu kernel launch verdict kind site source warps barrier address mangled",
@@ -255,6 +274,7 @@ class Hangs:
         stands = (
             {one.process: one.array for one in session.shared("stands", running_in)} if running_in else {}
         )
+        locks = {one.process: one.array for one in session.shared("locks", running_in)} if stands else {}
         for one in rows:
             if one.process not in stands:
                 continue
@@ -291,7 +311,7 @@ class Hangs:
                     reading.verdict(fault, exited > seen.exited, not self.whole or bool(head["untracked"])),
                     min(exited, shape.blocks * shape.warps),
                 )
-                hang.places = tuple(reading.places(hang))
+                hang.places = tuple(reading.places(hang, locks.get(one.process)))
                 seen.looks += seen.words is not None
                 seen.words, seen.exited, seen.looked, seen.last = words, exited, now, hang
                 if self._is_news(hang, seen, age, fault is not None):
@@ -373,6 +393,7 @@ class _Reading:
         self.did = (place >> np.uint64(61)).astype(np.int64)
         self.barrier = (place >> np.uint64(32)).astype(np.int64) & 0xFF
         self.site = place.astype(np.int64) & 0xFFFFFFFF
+        self.poll = (place >> np.uint64(40)).astype(np.int64) & 0x1FFFFF
         self.block, self.warp = np.divmod(words["warp"].astype(np.int64), shape.warps)
         self.exited = int((self.did == EXITED).sum())
         ends = {number: site.ends for number, site in sites.items()}
@@ -445,13 +466,14 @@ class _Reading:
         waiting = np.bincount(block, live & still & (self.barrier != CLUSTER))
         return bool(((waiting > 0) & (waiting == alive) & (number == self.shape.warps)).any())
 
-    def places(self, hang: Hang) -> Iterator[Place]:
-        """Yield the places where warps are."""
+    def places(self, hang: Hang, locks: Words | None = None) -> Iterator[Place]:
+        """Yield the places where warps are. locks: `struct taken` of the process."""
         kinds = np.full(len(self.words), "block", dtype=object)
         kinds[self.did == LOOP] = "loop"
         kinds[self.spins] = "spin"
         kinds[(self.did == BARRIER) & self._waits] = "barrier"
         kinds[self.did == EXITED] = "exited"
+        self._kinds = kinds.tolist()
         groups: dict[tuple[str, int, int], list[int]] = {}
         for at, kind in enumerate(kinds.tolist()):
             site = int(self.site[at])
@@ -462,6 +484,7 @@ class _Reading:
         for (kind, site, barrier), members in order:
             for address, part in self._by_address(kind, members):
                 turns = self.words["turns"][part]
+                is_lock = address is not None and all(map(self._is_lock, part))
                 yield Place(
                     hang,
                     kind,
@@ -473,7 +496,37 @@ class _Reading:
                     barrier if kind == "barrier" else None,
                     tuple(self._missing(part)) if kind == "barrier" else (),
                     address,
+                    is_lock,
+                    self._taken_by(address, part, hang.launch, locks) if is_lock else None,
                 )
+
+    def _is_lock(self, at: int) -> bool:
+        """Return whether the atomic that a warp waits for is an exchange or a compare-and-swap."""
+        site = self.sites.get(int(self.poll[at]))
+        return site is not None and bool(_TAKES.search(site.opcode))
+
+    def _taken_by(
+        self, address: int | None, members: list[int], launch: int, locks: Words | None
+    ) -> Warp | None:
+        """Return the warp of this launch that took a lock last; None if it is of another launch, or was forgotten."""
+        if address is None or locks is None or not len(locks):
+            return None
+        row = locks[(address >> 2 & 0xFFFFFFFF) % len(locks)]
+        by, number = divmod(int(row["by"]), 1 << 32)
+        if int(row["address"]) != address or by != launch & 0xFFFFFFFF:
+            return None
+        if number >= self.shape.blocks * self.shape.warps:
+            return None
+        block, warp = divmod(number, self.shape.warps)
+        if address < 1 << 32 and set(self.block[members].tolist()) != {
+            block
+        }:  # shared memory, of another block
+            return None
+        found = (self.words["warp"] == number).nonzero()[0]
+        if not len(found):
+            return Warp(index_of(block, self.shape.grid), warp)
+        at = int(found[0])
+        return replace(self._name(at, located=True), kind=self._kinds[at])
 
     def _by_address(self, kind: str, members: list[int]) -> Iterator[tuple[int | None, list[int]]]:
         """Yield warps that spin by the word that they read; all together if there are too many different words."""

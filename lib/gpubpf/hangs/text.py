@@ -22,6 +22,13 @@ VERDICTS = {
     "running": "running: its warps get further, or are in loops that count",
     "unknown": "whether it can end is unknown",
 }
+STATES = {
+    "spin": "in the loop at {} now",
+    "loop": "in the loop at {} now",
+    "barrier": "at the barrier at {} now",
+    "block": "last seen at {}",
+    "exited": "gone: it exited at {}",
+}
 
 
 def report(found: Sequence[Hang], owners: OwnerColumns, full: bool, results: ResultWriter) -> None:
@@ -94,6 +101,8 @@ def _row(one: Place, shown: int | None) -> dict[str, str]:
 def _about(one: Place, shown: int | None) -> Iterator[str]:
     if one.address is not None:
         yield f"{one.source}: the loop ends only if the word at {one.address:#x} changes"
+    if one.is_lock:
+        yield f"{one.source}: {_taken_by(one)}"
     if one.kind == "barrier" and one.missing:
         by_source: dict[str, list[Warp]] = {}
         for warp in one.missing:
@@ -102,6 +111,17 @@ def _about(one: Place, shown: int | None) -> Iterator[str]:
             f"{_list(found, len(found), shown)} last at {source}" for source, found in by_source.items()
         )
         yield f"{one.source}: not at barrier {one.barrier}: {where}"
+
+
+def _taken_by(one: Place) -> str:
+    """Return who took the lock that a spin waits for."""
+    by = one.taken_by
+    if by is None:
+        return "who changed that word last cannot be told"
+    if one.warps == 1 and (by.block, by.warp) == (one.where[0].block, one.where[0].warp):
+        return f"that {one.hang.shape.warp_word} itself changed that word last, in such a loop"
+    who = f"{_named((by,), 1)} changed that word last, in such a loop"
+    return f"{who}; it is {STATES[by.kind].format(by.source or 'an unknown place')}" if by.kind else who
 
 
 def _list(warps: Sequence[Warp], count: int, shown: int | None) -> str:

@@ -8,7 +8,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpubpf.ebpf.bytecode import ARGUMENTS, FLOAT_OPERATIONS, OPERANDS, REGIONS, RETURNS, TYPES, WORK
+from gpubpf.ebpf.bytecode import (
+    ARGUMENTS,
+    COMPARES,
+    FLOAT_OPERATIONS,
+    OPERANDS,
+    REGIONS,
+    RETURNS,
+    SWAPS,
+    TYPES,
+    WORK,
+)
 from gpubpf.ebpf.probe import Probe
 from gpubpf.errors import Refusal
 from gpubpf.lower.numbers import global_warp
@@ -646,9 +656,10 @@ class Body:
         # ptxas turns an atomic whose result is unused into a reduction. Reading the result would prevent that.
         old = [o for o in found.read if access.kind == "atomic" and isinstance(o, Name) and o.name != "_"]
         returns = RETURNS if any(self.mentions[o.name] > 1 for o in old) else 0
+        swaps = SWAPS if "exch" in instruction.modifiers else COMPARES if found.compared else 0
         type_ = self._value_type(found)
-        site = self._access_site("value", index, access, returns, type_)
-        context = {"type": str(TYPES.index(type_)), "effect": str(effect(access) | returns)}
+        site = self._access_site("value", index, access, returns | swaps, type_)
+        context = {"type": str(TYPES.index(type_)), "effect": str(effect(access) | returns | swaps)}
         before: list[str] = []
         inside: list[str] = []  # lines in the scope of the programs
         for registers, elements, lines in (
@@ -660,6 +671,9 @@ class Body:
                 if len(elements) * found.size > 8 * half and self.filler.reads_any(probes, field):
                     context[field] = self._added(register)
                     lines += self._word(index, found, elements, half, register)
+        if found.compared and self.filler.reads_any(probes, "high"):
+            context["high"] = self._added(_VALUE["high"])
+            before += self._word(index, found, found.compared, 0, _VALUE["high"])
         where = self._to_64_bits(index, access.address, AT)
         if access.kind != "store" and (access.space == "generic" or self.filler.reads_any(probes, "address")):
             before += ["{", *self._to_64_bits(index, access.address, self._added(_KEPT)), "}"]

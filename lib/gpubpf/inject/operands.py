@@ -25,12 +25,14 @@ class Operands:
     size   bytes of each operand in memory, at most 16; a packed pair (f16x2) is one operand
     given  the registers and numbers that are stored, or that an atomic combines with memory
     read   the registers that receive what was in memory; `_` receives nothing
+    compared  what a cas of at most 8 bytes compares with memory
     """
 
     type: str
     size: int
     given: tuple[Name | Immediate, ...] = ()
     read: tuple[Name | Immediate, ...] = ()
+    compared: tuple[Name | Immediate, ...] = ()
 
 
 def operands(instruction: PtxInstruction) -> Operands | None:
@@ -45,6 +47,7 @@ def operands(instruction: PtxInstruction) -> Operands | None:
     at = next(i for i, o in enumerate(instruction.operands) if isinstance(o, Address))
     before, after = instruction.operands[:at], instruction.operands[at + 1 :]
     kind = found[0].kind
+    compared = _elements(after[:1]) if "cas" in modifiers else ()
     if kind != "load":
         # A cache policy or an mbarrier may follow the value. A cas compares with its first operand and stores the second.
         after = after[1:2] if "cas" in modifiers else after[:1]
@@ -56,7 +59,8 @@ def operands(instruction: PtxInstruction) -> Operands | None:
     if size == 16 and any(isinstance(o, Immediate) for o in given):
         return None
     element = types[-1].partition("x")[0]
-    return Operands(element if element in TYPES else f"b{_bits(types[-1])}", size, given, read)
+    type_ = element if element in TYPES else f"b{_bits(types[-1])}"
+    return Operands(type_, size, given, read, (compared or ()) if size <= 8 else ())
 
 
 def without_value(instruction: PtxInstruction) -> str | None:

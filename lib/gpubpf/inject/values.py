@@ -45,9 +45,7 @@ class Site(Record):
     kind: str = ""
     space: str = ""
     width: int = 0
-    effect: int = (
-        0  # for accesses: 1 reads, 2 writes, 3 both; for values: plus 4 if an atomic's old value is used
-    )
+    effect: int = 0  # for accesses: 1 reads, 2 writes, 3 both; for values: plus 4 if an atomic's old value is used; bytecode.SWAPS
     like: int | None = (
         None  # for accesses: the number of an earlier site, whose probe also stands for this site (`Probe.alike`)
     )

@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from gpubpf import elf
-from gpubpf.ebpf.bytecode import ARGUMENTS, REGIONS, SPACES, Program
+from gpubpf.ebpf.bytecode import ARGUMENTS, KINDS, REGIONS, SPACES, Program
 from gpubpf.ebpf.helpers import HELPERS, number_of
 from gpubpf.errors import VerifyError
 from gpubpf.lower import ir
@@ -54,7 +54,7 @@ AT_BARRIER = ARRIVE, LEAVE = "barrier_arrive", "barrier_leave"
 INSIDE = ("access", "value", "basic_block", "branch", "instruction", "function_entry", *AT_BARRIER)
 WITH_PAIR = ("branch", LEAVE)  # points whose places set the two registers from `TIME` on
 # The fields of `facts`: first bit and number of bits. Memory instructions add `offset`, a signed number, to the address.
-_FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 3)}
+_FACTS = {"offset": (0, 18), "width": (18, 6), "kind": (24, 2), "effect": (26, 5)}
 # The flags of `facts` at a branch. WHOLE: a mask other than 0 stands for all lanes. OTHERS: the lanes outside the mask take the
 # branch.
 WHOLE, OTHERS = 1, 2
@@ -64,7 +64,13 @@ _OF_BARRIER = {"barrier": "0", "threads": "0"}  # a workgroup has one barrier, a
 # A wave takes all of its ways one after another: there are no regions.
 _OF_REGIONS = {"regions": "0", "region": str(REGIONS)}
 _OF_ACCESS = ("address", "width", "space", "kind", "effect")
-_OF_VALUE = {"low": "%value", "old_low": "%value", "high": "0", "old_high": "0"}
+_OF_VALUE = {"low": "%stored", "old_low": "%value", "high": "%compared", "old_high": "0"}
+_VALUES = (
+    "address",
+    "value",
+    "operand",
+    "other",
+)  # what a place after a load or atomic passes, in two VGPRs each
 # The spaces that a generic address can point to. The first two have windows of addresses, here by their LLVM names.
 GENERIC_SPACES = ("shared", "local", "global")
 _WINDOWS = {"shared": "shared", "local": "private"}
@@ -391,7 +397,7 @@ def compile_access_probe(
 
     With more than one space, the address is generic: each lane runs the programs of the space that its address is in.
 
-    has_value: the probe also receives the loaded value, in two VGPRs after those with the address.
+    has_value: the probe also receives the value, and what an atomic stores and compares with memory: _VALUES.
     """
     ordered = {space: programs[space] for space in GENERIC_SPACES if space in programs}
     every = [program for one in ordered.values() for program in one]
@@ -537,9 +543,14 @@ def _access_entry(
     programs: by space, in the order of GENERIC_SPACES.
     """
     lines = [
-        *(_joined("value", "value_low", "value_high") if has_value else ()),
+        *(
+            line
+            for name in (_VALUES[1:] if has_value else ())
+            for line in _joined(name, f"{name}_low", f"{name}_high")
+        ),
         *_joined("written", "address_low", "address_high"),
         *(line for name, (first, bits) in _FACTS.items() for line in _fact(name, first, bits)),
+        *(_of_atomics() if has_value else ()),
         "  %signed = sext i32 %offset to i64",
         "  %address = add i64 %written, %signed",
         f"  %address.short = and i64 %address, {(1 << 32) - 1}",
@@ -565,8 +576,19 @@ def _access_entry(
         if space != last:
             lines.append(f"not.{space}:")
     lines.append("done:")
-    given = ["address_low", "address_high", *(["value_low", "value_high"] if has_value else ())]
-    return _keeping([f"i32 %{name}" for name in given], declared, lines)
+    given = [
+        f"i32 %{name}_{half}" for name in _VALUES[: None if has_value else 1] for half in ("low", "high")
+    ]
+    return _keeping(given, declared, lines)
+
+
+def _of_atomics() -> list[str]:
+    """Return LLVM IR that computes `low` and `high` of a value: of a load, the value; of an atomic, its operands."""
+    return [
+        f"  %is_atomic = icmp eq i32 %kind, {KINDS.index('atomic')}",
+        "  %stored = select i1 %is_atomic, i64 %operand, i64 %value",
+        "  %compared = select i1 %is_atomic, i64 %other, i64 0",
+    ]
 
 
 def _inner_entry(programs: Sequence[WaveProgram], block: LaunchBlock, gpu: str, point: str) -> str:

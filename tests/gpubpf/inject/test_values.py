@@ -289,7 +289,7 @@ def _expected(address: int, table: int) -> dict[str, tuple[str, dict[int, tuple[
         "address": ("u64", all_(lambda t: (table,))),
         "result": ("u32", all_(lambda t: (0xFFF0 + t, 0, start + t))),
         "operand is overwritten": ("b32", all_(lambda t: (start + t, 0, sums[t]))),
-        "cas": ("b32", all_(lambda t: (77, 0, swapped[t]))),
+        "cas": ("b32", all_(lambda t: (77, 0xFFF0 + t, swapped[t]))),
         "unused": ("u32", all_(lambda t: (1000,))),
         "red": ("u32", all_(lambda t: (t,))),
         "floats added": ("f32", all_(lambda t: (_word(2), 0, _word(t)), few)),
