@@ -52,9 +52,10 @@ PROGRAM = r"""
 /*
  * Of each block and barrier number. open: launch << 32 | round, the round of the barrier that warps can join. Rounds go on in the next
  * launch. Those of even and odd numbers have places of their own: a warp can come to the next round before another has left this one.
- * first: ~time, so that the largest is the earliest.
+ * first: ~time, so that the largest is the earliest. displaced: the largest number of a launch that another one has displaced. Such a
+ * launch does not come back, since some of its warps may have arrived before.
  */
-struct cell { u64 open, first[2], last[2]; };
+struct cell { u64 open, first[2], last[2], displaced; };
 GPU_BLOCK_ARRAY(cells, struct cell, 16);
 GPU_WARP_ARRAY(warps, u64, 16);                  /* when the warp's last lane arrived; 0: it was counted */
 GPU_THREAD_ARRAY(joined, u32, 1);                /* the round in which the thread waits */
@@ -101,7 +102,9 @@ int on_arrive(struct gpu_barrier_arrive *ctx) {
     if (!cell || !warp || !mine || ctx->barrier > 15)
         return 0;
     u64 open = cell->open;
-    if (open >> 32 < launch) {                   /* this block's first arrival */
+    u32 waits = IS_OF(cell->last[open & 1], (u32)open); /* a warp has arrived in the open round, and none has left it */
+    if (open >> 32 != launch && cell->displaced < launch && (open >> 32 < launch || !waits)) { /* this block's first arrival */
+        gpu_max(&cell->displaced, open >> 32);
         u64 next = launch << 32 | (u32)(open + 2);
         u64 was = __sync_val_compare_and_swap(&cell->open, open, next);
         open = was == open ? next : was;
@@ -135,7 +138,7 @@ int on_leave(struct gpu_barrier_leave *ctx) {
         return 0;
     }
     if (open == (launch << 32 | round))
-        gpu_max(&cell->open, open + 1);
+        __sync_val_compare_and_swap(&cell->open, open, open + 1);
     if (!IS_OF(arrived, round) || __sync_val_compare_and_swap(warp, arrived, 0) != arrived)
         return 0;                                /* other lanes have counted the warp */
     u64 last = cell->last[round & 1], first = cell->first[round & 1];

@@ -238,6 +238,42 @@ def test_waits_that_cannot_be_measured_are_counted(tmp_path: Path) -> None:
     assert found[-1]["not_measured"] == {"barrier.cluster.arrive": 1, "barrier.cluster.wait": 1}
 
 
+# The launch that was called first runs last.
+OUT_OF_ORDER = r"""
+#include <atomic>
+#include <thread>
+__global__ void meet(int *out, int turns) {
+#pragma unroll 1
+    for (int i = 0; i < turns; i++) {
+        out[threadIdx.x] += i;
+        __syncthreads();
+    }
+}
+static std::atomic<bool> begins{false};
+int main() {
+    int *out;
+    cudaStream_t streams[2];
+    if (cudaMalloc(&out, 256) || cudaStreamCreate(&streams[0]) || cudaStreamCreate(&streams[1])) return 1;
+    for (int pair = 0; pair < 5; pair++) {
+        begins = false;
+        if (cudaLaunchHostFunc(streams[0], [](void *) { while (!begins) std::this_thread::yield(); }, nullptr)) return 1;
+        meet<<<3, 64, 0, streams[0]>>>(out, 7);
+        meet<<<3, 64, 0, streams[1]>>>(out, 7);
+        if (cudaStreamSynchronize(streams[1])) return 1;
+        begins = true;
+        if (cudaDeviceSynchronize()) return 1;
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_launches_that_run_in_another_order_than_they_were_called(clock: str, tmp_path: Path) -> None:
+    program = gpubpf_cuda.build(OUT_OF_ORDER, tmp_path / "order")
+    (row,) = barriers_in(records(tmp_path, "--clock", clock, "--", program))
+    assert (row["waits"], row["rounds"], row["unknown"]) == (10 * 3 * 7 * 2, 10 * 3 * 7, 0)
+
+
 def test_waves_of_amd_gpus(tmp_path: Path) -> None:
     """Wave n of four sleeps n times before the barrier."""
     found, done = hipsim_device.measured(
