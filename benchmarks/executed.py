@@ -21,6 +21,7 @@ import fnmatch
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -303,6 +304,7 @@ def measure(
     place: Path | None,
     environment: Mapping[str, str],
     tools: Sequence[str] = TOOLS,
+    options: Sequence[str] = (),
 ) -> Iterator[Result]:
     """Run a program alone and under each tool. Yield a result for each tool that counted all of its launches."""
     texts: dict[str, Text] = {}
@@ -323,7 +325,7 @@ def measure(
                 return
             with tempfile.TemporaryDirectory() as counts:
                 os.environ.update(CUDASIM_COUNT=counts, CUDASIM_CLOCK=clock)
-                more = ("--clock", clock) if tool in REAL_CLOCK else ()
+                more = (*options, *(("--clock", clock) if tool in REAL_CLOCK else ()))
                 watched = under(tool, command, 5 * LIMIT, place, more=more)
                 summary = watched.summary if watched.status == 0 else {}
                 if not summary or summary["launches_instrumented"] != summary["launches_matched"]:
@@ -512,6 +514,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--before", type=Path, help="compare with this file of --json, of another version")
     parser.add_argument("--tools", nargs="+", choices=EVERY, default=TOOLS, help="only these tools")
+    parser.add_argument(
+        "--options",
+        type=shlex.split,
+        default=(),
+        help="further options of the tools: --options='--sample-warps 1/8'",
+    )
     parser.add_argument("--only", default="*", metavar="GLOB", help="only programs with such a name")
     args = parser.parse_args(arguments)
     results = known(args.json.read_text()) if args.json and args.json.exists() else []
@@ -520,7 +528,7 @@ def main(arguments: Sequence[str]) -> int:
         if not fnmatch.fnmatch(program[0], args.only):
             continue
         tools = [t for t in EVERY if t in args.tools and (program[0], t) not in done]
-        for result in measure(*program, tools) if tools else ():
+        for result in measure(*program, tools, args.options) if tools else ():
             results.append(result)
             print(f"{result.program} {result.tool}: {result.ratio:.2f}", file=sys.stderr)
             if args.json:

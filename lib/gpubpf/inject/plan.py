@@ -49,6 +49,12 @@ MIN_FUNCTION = 40
 INLINED, SHORTENED, CALLED = "inlined", "shortened", "called"  # the form of fragments at FREQUENT points
 WHOLE = "_whole"  # suffix of the name of a function with a whole program that has rarely executed parts
 _WHOLE = ("entry", "exit")  # points where `Probe.loops` chooses kernels
+_IF_IT_WAITS = (
+    "barrier_arrive",
+    "barrier_leave",
+    "function_entry",
+    "function_exit",
+)  # not in kernels that end by themselves
 _WAITS = frozenset(
     {"call", "griddepcontrol", "setmaxnreg"}
 )  # what can take forever, apart from loops and barriers
@@ -97,10 +103,7 @@ class InjectionPlan:
         self.graph = graph
         self.block = block
         self._loops: dict[str, Loops] = {}
-        self.probes = {
-            name: tuple(p for p in probes if not (p.loops and p.point in _WHOLE) or self._may_hang(name))
-            for name, probes in kernels.items()
-        }
+        self.probes = {name: self._placed(name, probes) for name, probes in kernels.items()}
         every = [p for probes in kernels.values() for p in probes]
         asked = {p.accumulate for p in every if p.point == "exit"}
         if {ADDED, SKIPPED} & asked:
@@ -282,6 +285,12 @@ class InjectionPlan:
                 if (computed.operation or point == "instruction") and is_chosen(probe.opcodes, opcode)
             )
         return contents.places.get("exit" if point in WAYS_OUT else point, 0)
+
+    def _placed(self, kernel: str, probes: Sequence[PtxProbe]) -> tuple[PtxProbe, ...]:
+        """Return the probes without those for kernels that may not end, if this kernel ends by itself."""
+        if not any(p.loops and p.point in _WHOLE for p in probes) or self._may_hang(kernel):
+            return tuple(probes)
+        return tuple(p for p in probes if not p.loops and p.point not in _IF_IT_WAITS)
 
     def _may_hang(self, kernel: str) -> bool:
         """Return whether a kernel has a loop, a barrier, or another instruction that may take forever. Any other kernel ends."""
