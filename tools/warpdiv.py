@@ -52,8 +52,18 @@ GPU_WARP_ARRAY(warps, struct warp, 1);
 /* Of each lane: `issued` when it last executed something, the open regions as bits, and a number that grows with each divergence. */
 struct lane { u32 seen, open, time; };
 GPU_THREAD_ARRAY(lanes, struct lane, 1);
+#if GPU_LANES > 32
+/*
+ * On AMD GPUs the branches that parted the lane and have not ended yet, the innermost last. Then `open` is their number. A branch ends
+ * once all lanes that came to it are together again, or when the lane comes to it again.
+ */
+#define PARTED 8
+struct parted { u64 together; u32 site, unused; };
+#else
+#define PARTED GPU_REGIONS
 struct parted { u32 site, time; };               /* the branch that parted lanes last in a region, and when */
-GPU_THREAD_ARRAY(regions, struct parted, GPU_REGIONS);
+#endif
+GPU_THREAD_ARRAY(regions, struct parted, PARTED);
 
 int on_entry(struct gpu_entry *ctx) {
     gpu_mask active = gpu_active();
@@ -72,6 +82,44 @@ int on_exit(struct gpu_exit *ctx) {
     return 0;
 }
 
+#if GPU_LANES > 32
+static inline void lose(struct lane *lane, u32 waited) {
+    u32 last = lane->open - 1;
+    struct parted *parted = regions.lookup(&last);
+    u64 site = parted ? parted->site : 0;
+    struct branch *branch = branches.lookup(&site);
+    if (branch && parted)
+        __sync_fetch_and_add(&branch->lost, waited);
+}
+
+static inline void join(struct lane *lane, struct gpu_basic_block *ctx) {
+#pragma nounroll
+    for (u32 turn = 0; turn < PARTED; turn++) {
+        u32 last = lane->open - 1;
+        struct parted *parted = regions.lookup(&last);
+        if (parted && lane->open && !(parted->together & ~ctx->active))
+            lane->open--;
+    }
+}
+
+/* Returns whether there was room to remember the branch. */
+static inline u32 part(struct lane *lane, struct gpu_branch *ctx) {
+    u32 open = lane->open, at = open;
+
+#pragma nounroll
+    for (u32 number = 0; number < PARTED; number++) {
+        struct parted *parted = regions.lookup(&number);
+        if (parted && number < open && parted->site == ctx->site)
+            at = number;
+    }
+    struct parted *parted = regions.lookup(&at);
+    if (!parted)
+        return 0;
+    parted->together = ctx->active, parted->site = ctx->site;
+    lane->open = at + 1;
+    return 1;
+}
+#else
 /* What the warp executed without this lane is lost to the branch that parted the lane last, of those whose region it is in. */
 static inline void lose(struct lane *lane, u32 waited) {
     u32 last = 0, found = 0;
@@ -88,6 +136,23 @@ static inline void lose(struct lane *lane, u32 waited) {
         __sync_fetch_and_add(&branch->lost, waited);
 }
 
+static inline void join(struct lane *lane, struct gpu_basic_block *ctx) {
+    if (lane->open & ~ctx->regions)
+        lane->open &= ctx->regions;
+}
+
+static inline u32 part(struct lane *lane, struct gpu_branch *ctx) {
+    u32 region = ctx->region;
+    struct parted *parted = regions.lookup(&region);
+    if (!parted || region >= GPU_REGIONS)
+        return 0;
+    parted->site = ctx->site;
+    parted->time = ++lane->time;
+    lane->open |= 1 << region;
+    return 1;
+}
+#endif
+
 int on_block(struct gpu_basic_block *ctx) {
     u64 site = ctx->site, instructions = ctx->instructions;
     gpu_mask active = ctx->active;
@@ -98,15 +163,14 @@ int on_block(struct gpu_basic_block *ctx) {
 
     if (!block || !lane || !warp)
         return 0;
-    u32 seen = lane->seen, open = lane->open;
+    u32 seen = lane->seen;
     s32 waited = (u32)warp->issued - seen;           /* below 0: the lane that adds for others has not added yet */
     if (waited > 0) {
-        if (open)
+        if (lane->open)
             lose(lane, waited);
         seen += waited;
     }
-    if (open & ~ctx->regions)
-        lane->open = open & ctx->regions;
+    join(lane, ctx);
     if (active != (gpu_mask)~0ull)
         seen += instructions;
     if (lane->seen != seen)
@@ -123,17 +187,13 @@ int on_block(struct gpu_basic_block *ctx) {
 int on_branch(struct gpu_branch *ctx) {
     u64 site = ctx->site;
     gpu_mask active = ctx->active, taken = ctx->taken;
-    u32 region = ctx->region, diverged = taken && taken != active;
+    u32 diverged = taken && taken != active, known = 1;
     int key = 0;
     struct branch *branch = branches.lookup(&site);
     struct lane *lane = lanes.lookup(&key);
-    struct parted *parted = regions.lookup(&region);
 
-    if (diverged && lane && parted && region < GPU_REGIONS) {
-        parted->site = site;
-        parted->time = ++lane->time;
-        lane->open |= 1 << region;
-    }
+    if (diverged && lane)
+        known = part(lane, ctx);
     if (!branch || !gpu_first(active))
         return 0;
     __sync_fetch_and_add(&branch->executed, 1);
@@ -142,7 +202,7 @@ int on_branch(struct gpu_branch *ctx) {
         __sync_fetch_and_add(&branch->taken, gpu_popcount(taken));
     if (diverged)
         __sync_fetch_and_add(&branch->diverged, 1);
-    if (diverged && region >= GPU_REGIONS)
+    if (!known)
         __sync_fetch_and_add(&branch->unknown, 1);
     return 0;
 }

@@ -110,13 +110,40 @@ def test_early_exits_wait_until_the_kernel_ends(turns: int, tmp_path: Path) -> N
     assert branch["lost"] == idle > 3 * 3 * turns
 
 
-def test_waves_of_amd_gpus(tmp_path: Path) -> None:
-    found, done = hipsim_device.measured("warpdiv", tmp_path / "out", "--", hipsim_device.program("leaves"))
+@pytest.mark.parametrize(
+    ("program", "gpu"),
+    [
+        ("leaves", "gfx906"),
+        ("diverges", "gfx906"),
+        pytest.param("diverges", "gfx1030", marks=pytest.mark.long),
+        pytest.param("diverges", "gfx90a", marks=pytest.mark.long),
+    ],
+)
+def test_waves_of_amd_gpus_lose_what_their_idle_lanes_do_not_execute(
+    program: str, gpu: str, tmp_path: Path
+) -> None:
+    built = hipsim_device.program(program, "-gline-tables-only", gpu=gpu)
+    found, done = hipsim_device.measured("warpdiv", tmp_path / "out", "--", built, HIPSIM_GPU=gpu)
     assert done.returncode == 0, done.stderr
-    kernels = [r for r in found if r["type"] == "kernel"]
-    branches = [r for r in found if r["type"] == "branch"]
-    assert kernels and all(0 < r["efficiency"] <= 1 and r["wave"] == 64 for r in kernels)
-    assert any(r["diverged"] for r in branches) and all(r["lost"] is None for r in branches)
+    assert done.stdout == hipsim_device.run([built], HIPSIM_GPU=gpu, HIPSIM_CLOCK="virtual").stdout
+    kernels = {r["kernel"]: r for r in found if r["type"] == "kernel"}
+    lost = dict.fromkeys(kernels, 0)
+    for one in found:
+        if one["type"] == "branch":
+            lost[one["kernel"]] += one["lost"]
+            assert one["diverged"] or not one["lost"]
+    for name, one in kernels.items():
+        assert lost[name] == one["wave"] * one["instructions"] - one["lane_instructions"]
+    if program == "leaves":
+        assert lost["staged"] > 0
+        return
+    assert all(lost.values())
+    # A lane that has made its turns loses the turns of the last lane of its wave. One instruction more counts once in each wave.
+    loops = [r for r in found if r["type"] == "branch" and r["kernel"] == "uneven" and r["loop"]]
+    (loop,) = (r for r in loops if r["lost"])
+    wave = kernels["uneven"]["wave"]
+    waited = sum((t | (wave - 1)) - t for t in range(1, 128))
+    assert loop["lost"] % waited == 0 and loop["source"].startswith("diverges.hip:")
 
 
 def test_losses_of_a_kernel_that_executed_nothing_in_the_interval() -> None:

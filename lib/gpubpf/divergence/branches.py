@@ -56,7 +56,7 @@ class Branch(Record):
     taken     those of them that took the branch
     lost      instructions that the warp executed without a lane that the branch parted from others, added up over such lanes: up to
               where the ways of the branch meet, or to the next branch that parts the lane. None: unknown for all branches of the
-              kernel, since lanes diverged in more than REGIONS regions, its launches overlapped, or it ran on an AMD GPU
+              kernel, since lanes diverged in too many regions at once, or its launches overlapped
     """
 
     place: Place
@@ -245,7 +245,7 @@ class Divergence:
                 sites[kernel] = session.sites(owner[5], owner[1])
             site = sites[kernel].get(number)
             if of == "branches" and any(counts.values()):
-                is_known = owner not in unknown and owner[4] is None  # on AMD GPUs, branches have no regions
+                is_known = owner not in unknown
                 branches.append(_branch(owner, number, site, counts, is_known))
             elif of == "blocks":
                 function = "" if site is None else names.demangle(site.function).short
@@ -304,14 +304,23 @@ def _waiting(session: Session) -> Iterator[tuple[Owner, int, int]]:
         waited = (issued - lanes["seen"]).astype(np.int32)
         late = ((waited > 0) & (lanes["open"] != 0)).nonzero()[0]
         parted = of_regions.array[:, late]
-        number = np.arange(len(parted), dtype=np.uint32)[:, None]
-        times = np.where(lanes["open"][late] >> number & 1, parted["time"], 0)
-        last = times.argmax(axis=0)
+        last = _innermost(lanes["open"][late], parted, owner[4] is not None)
         sites = parted["site"][last, np.arange(len(late))]
         # The traced process can write any number into its maps.
         known, at = np.unique(sites, return_inverse=True)
         for site, lost in zip(known.tolist(), np.bincount(at, weights=waited[late]).tolist(), strict=True):
             yield owner, site, int(lost)
+
+
+def _innermost(
+    open_: np.ndarray[Any, Any], parted: np.ndarray[Any, Any], is_amd: bool
+) -> np.ndarray[Any, Any]:
+    """Return for each lane the index in its `struct parted` of the branch that parted the lane last."""
+    if is_amd:
+        return np.clip(open_.astype(np.int64) - 1, 0, len(parted) - 1)
+    number = np.arange(len(parted), dtype=np.uint32)[:, None]
+    found: np.ndarray[Any, Any] = np.where(open_ >> number & 1, parted["time"], 0).argmax(axis=0)
+    return found
 
 
 def _owner(instance: Any) -> Owner:

@@ -29,7 +29,7 @@ from gpubpf.gcn.branches import GcnBranch, branches
 from gpubpf.gcn.code_object import GcnKernel
 from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.computation import is_chosen, is_computation
-from gpubpf.gcn.kernel_code import KernelCode, Region, entered
+from gpubpf.gcn.kernel_code import KernelCode, Region, entered, writes_exec
 from gpubpf.gcn.loops import GcnLoops, operands_of_atomic, polled_access
 from gpubpf.gcn.renumber import renumbered
 from gpubpf.gcn.start import SAVED, Save
@@ -173,7 +173,8 @@ class InnerSite(Record):
 
     instructions: the number of instructions in the block at a basic_block point
     ends: what ends the loop whose head the block is, if a program selects loops
-    end: the address behind the block's last instruction
+    loop: whether a branch decides which lanes stay in a loop
+    extent: the addresses of the block's first instruction and behind its last one, for the head of a loop and for a branch
     """
 
     number: int
@@ -185,7 +186,8 @@ class InnerSite(Record):
     branch: GcnBranch | None = None
     instructions: int = 0
     ends: str = ""
-    end: int = 0
+    loop: bool = False
+    extent: tuple[int, int] | None = None
 
 
 class Insertion(Record):
@@ -270,16 +272,22 @@ class InnerSites:
 
         blocks = _numbers_of_blocks(body)
         scalar = _scalar_loads(kernel, body) if probes.selects("load", "global") else set()
-        loops = GcnLoops(body, gpu.startswith("gfx10") and self._wave == 64) if probes.select_loops else None
+        graph = GcnLoops(body, gpu.startswith("gfx10") and self._wave == 64)
+        loops = graph if probes.select_loops else None
         called = {region.begin for region in body.regions[1:]} if probes.has("function_entry") else set()
         parting: dict[int, GcnBranch | None] = {}
-        for each in body.blocks() if probes.has("branch") else ():
+        details: dict[int, dict[str, Any]] = {}  # for sites at branches
+        for number, each in enumerate(body.blocks() if probes.has("branch") else ()):
             parting.update((one.address, branch) for one, branch in branches(each, self._wave))
+            deciding = {each[-1].address, *[one.address for one in each if writes_exec(one)][-1:]}
+            leaves = graph.is_left_after(number)
+            for one in each:
+                details[one.address] = {"loop": leaves and one.address in deciding, "extent": _extent(each)}
         for instruction in body.instructions:
             if instruction.address in called:
                 add("function_entry", instruction, probes.of_point("function_entry"))
             if (block := blocks.get(instruction.address)) is not None:
-                number, length, end = block
+                number, length, extent = block
                 at = instruction.address
                 chosen = (which for which in LOOPS if loops and at in loops.heads(which))
                 add(
@@ -289,7 +297,7 @@ class InnerSites:
                     block=number,
                     instructions=length,
                     ends=loops.ends.get(at, "") if loops else "",
-                    end=end,
+                    extent=extent if loops else None,
                 )
             if instruction.name == _BARRIER:
                 for point in amdgcn.AT_BARRIER:
@@ -297,7 +305,13 @@ class InnerSites:
             branch = parting.get(instruction.address)
             unseen = branch is None and instruction.address in parting
             if branch is not None:
-                add("branch", instruction, probes.of_point("branch"), branch=branch)
+                add(
+                    "branch",
+                    instruction,
+                    probes.of_point("branch"),
+                    branch=branch,
+                    **details[instruction.address],
+                )
             found: Sequence[GcnAccess] = ()
             if is_computation(instruction):
                 add("instruction", instruction, probes.of_point("instruction", instruction.name))
@@ -473,18 +487,22 @@ def _scalar_loads(kernel: GcnKernel, body: KernelCode) -> set[int]:
     return scalar_loads(own, body.branches, given) | scalar_loads(called, body.branches, set())
 
 
-def _numbers_of_blocks(body: KernelCode) -> dict[int, tuple[int, int, int]]:
-    """Return each basic block's number in its function, its number of instructions, and the address behind the last one.
+def _numbers_of_blocks(body: KernelCode) -> dict[int, tuple[int, int, tuple[int, int]]]:
+    """Return each basic block's number in its function, its number of instructions, and its extent.
 
     The keys are the addresses where the blocks are entered.
     """
-    found: dict[int, tuple[int, int, int]] = {}
+    found: dict[int, tuple[int, int, tuple[int, int]]] = {}
     counts: dict[Region, int] = {}
     for block in body.blocks():
         region = next(one for one in body.regions if one.begin <= block[0].address < one.end)
         counts[region] = counts.get(region, -1) + 1
-        found[entered(block).address] = counts[region], len(block), block[-1].address + block[-1].size
+        found[entered(block).address] = counts[region], len(block), _extent(block)
     return found
+
+
+def _extent(block: Sequence[GcnInstruction]) -> tuple[int, int]:
+    return block[0].address, block[-1].address + block[-1].size
 
 
 def _saved(at: InnerRegisters) -> list[str]:

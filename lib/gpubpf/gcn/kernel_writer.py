@@ -48,7 +48,8 @@ class GcnSite(Record):
     opcode    for a place inside the kernel, other than a basic block: the name of the instruction
     block     for a basic block: its number
     ends      for the head of a loop, if a program is only there: what ends the loop (loops.py)
-    end       for a basic block: the address behind its last instruction
+    loop      for a branch: some lanes stay in a loop, others leave it
+    extent    for the head of a loop and for a branch: the addresses of the block's first instruction and behind its last one
     """
 
     number: int
@@ -60,7 +61,8 @@ class GcnSite(Record):
     access: GcnAccess | None = None
     block: int | None = None
     ends: str = ""
-    end: int = 0
+    loop: bool = False
+    extent: tuple[int, int] | None = None
 
 
 class InjectedGcnKernel(Record):
@@ -224,16 +226,27 @@ class KernelWriter:
         access: GcnAccess | None = None,
         block: int | None = None,
         ends: str = "",
-        end: int = 0,
+        loop: bool = False,
+        extent: tuple[int, int] | None = None,
     ) -> GcnSite:
         at = next(region for region in self._body.regions if region.begin <= address < region.end)
         function = self._kernel.name if at is self._body.regions[0] else at.name
-        return GcnSite(number, point, address, function, address - at.begin, opcode, access, block, ends, end)
+        return GcnSite(
+            number, point, address, function, address - at.begin, opcode, access, block, ends, loop, extent
+        )
 
     def _inside(self, site: InnerSite) -> GcnSite:
         one, opcode = site.instruction, site.instruction.name if site.block is None else ""
         return self._at(
-            site.number, site.point, one.address, opcode, site.access, site.block, site.ends, site.end
+            site.number,
+            site.point,
+            one.address,
+            opcode,
+            site.access,
+            site.block,
+            site.ends,
+            site.loop,
+            site.extent,
         )
 
     def _insertions(self) -> list[Insertion]:

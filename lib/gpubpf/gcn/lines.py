@@ -31,11 +31,14 @@ class SourceLines:
         self._addresses = [address for address, *_ in rows]
         self._places = [(file, line) for *_, file, line in rows]
 
-    def within(self, begin: int, end: int) -> tuple[str, int]:
-        """Return the file and line of the first instruction in a range of addresses whose line is known; "" and 0 if none is."""
-        first, last = (bisect.bisect_left(self._addresses, at) for at in (begin + 1, end))
-        places = (self.at(at) for at in (begin, *self._addresses[first:last]))
-        return next((place for place in places if place[1]), ("", 0))
+    def near(self, address: int, begin: int, end: int) -> tuple[str, int]:
+        """Return the file and line of an instruction, or else of the nearest one before it, or behind it, in a range of addresses.
+
+        Return "" and 0 if no line in the range is known.
+        """
+        first, here, last = (bisect.bisect_left(self._addresses, at) for at in (begin, address + 1, end))
+        others = (*reversed(self._addresses[first:here]), *self._addresses[here:last])
+        return next((place for place in map(self.at, (address, *others)) if place[1]), ("", 0))
 
     def at(self, address: int) -> tuple[str, int]:
         """Return the file and line of an instruction; "" and 0 if unknown."""

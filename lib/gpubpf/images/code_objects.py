@@ -181,10 +181,12 @@ def _kernel(name: str, kernel: InjectedGcnKernel, lines: SourceLines) -> Sidecar
 
 
 def _site(site: GcnSite, lines: SourceLines) -> Site:
-    # Compilers may give the head of a loop no line.
-    line = lines.within(site.address, site.end) if site.ends else lines.at(site.address)
+    # Compilers may give the head of a loop, or a change of EXEC, no line.
+    line = lines.near(site.address, *site.extent) if site.extent else lines.at(site.address)
     where = (site.number, site.function, 0, *line)
-    made = Site(*where, site.point, site.opcode, block=site.block, ends=site.ends, offset=site.offset)
+    made = Site(
+        *where, site.point, site.opcode, block=site.block, loop=site.loop, ends=site.ends, offset=site.offset
+    )
     if (access := site.access) is None:
         return made
     made = replace(made, kind=access.kind, space=access.space)

@@ -112,6 +112,11 @@ class LoopEnds:
         """What ends each loop, by the first instruction of its head. "": unknown, since the analysis cannot follow a value."""
         return {self._firsts[head]: end for head, (end, _) in self._loops.items()}
 
+    def is_left_after(self, block: int) -> bool:
+        """Return whether the last branch of a block leaves a loop or stays in it."""
+        ways = set(self._successors[block])
+        return any(block in blocks and ways & blocks and ways - blocks for blocks in self._bodies.values())
+
     @functools.cached_property
     def polled(self) -> frozenset[int]:
         """The loads and atomics that decide whether a loop ends that nothing else can end."""
