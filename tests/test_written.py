@@ -29,6 +29,7 @@ PAGES = [
 NOT_RUN = {
     r".* -p \d+": "the process is one that the reader has",
     r".*\./(app|nogpu)\b": "the program is the reader's",
+    r".*\./main\b": "the program is HeCBench's",
     r".* --clock real\b": "shows times of the host",
     r"(cuda|hip)snoop (?!--list)": "shows times of the host",
     r"gpuhang ": "shows times of the host, how far loops and blocks have got by then",
