@@ -257,3 +257,92 @@ def test_csv_has_a_row_for_each_instruction(app: Path, tmp_path: Path) -> None:
 def test_wrong_options_get_one_line(arguments: tuple[str, ...], complaint: str) -> None:
     done = gpubpf_specs.run("nansnoop", *arguments, "--", "true")
     assert done.returncode == 2 and complaint in " ".join(done.stderr.split())
+
+
+# Five kernels, with one kind of arithmetic each. The comments say what is planted where.
+FIVE = r"""
+#include <cstdio>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+__global__ void halves(const float *x, __half *out, int bad) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    __half a = __float2half(i == bad ? x[1] : x[0]);
+    a = __hmul(a, a);                                 // inf: 60000 squared
+    __half b = __hsub(a, a);                          // nan: inf - inf
+    out[i] = b;
+}
+__global__ void bfloats(const float *x, __nv_bfloat16 *out, int bad) {
+    int i = threadIdx.y * blockDim.x + threadIdx.x;
+    __nv_bfloat16 a = __float2bfloat16(i == bad ? x[2] : x[0]), zero = __float2bfloat16(x[3]);
+    a = __hfma(a, a, a);                              // inf: 3e38 squared
+    out[i] = __hmul(a, zero);                         // nan: inf * 0
+}
+__global__ void doubles(const double *x, double *out, int bad) {
+    int i = blockIdx.y * gridDim.x * blockDim.x + blockIdx.x * blockDim.x + threadIdx.x;
+    double a = i >= bad ? x[1] : x[0];
+    out[i] = sqrt(a);                                 // nan: of a negative number
+}
+__global__ void matrices(const unsigned *bits, float *out) {
+    int lane = threadIdx.x, row = lane / 4;
+    unsigned a[4] = {0, 0, 0, 0}, b[2] = {bits[0], bits[0]};
+    if (row == 3) a[0] = bits[1];                     // an infinity in row 3, of A; B is 0
+    float d[4] = {0, 0, 0, 0};
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    for (int i = 0; i < 4; i++) out[4 * lane + i] = d[i];
+}
+__global__ void late(const float *x, float *out) {   // one lane in each turn, the last lane first
+    float value = 1;
+#pragma unroll 1
+    for (int turn = 0; turn < 32; turn++)
+        if (threadIdx.x == 31 - turn)
+            value = __fdiv_rn(x[3], x[3] * turn);     // nan: 0 / 0
+    out[threadIdx.x] = value;
+}
+int main() {
+    float f[4] = {1, 60000, 3e38f, 0};
+    double d[2] = {2, -2};
+    unsigned h[2] = {0, 0x7c00};
+    float *x; double *y; unsigned *z; void *out;
+    cudaMalloc(&x, sizeof f); cudaMalloc(&y, sizeof d); cudaMalloc(&z, sizeof h); cudaMalloc(&out, 1 << 16);
+    cudaMemcpy(x, f, sizeof f, cudaMemcpyHostToDevice);
+    cudaMemcpy(y, d, sizeof d, cudaMemcpyHostToDevice);
+    cudaMemcpy(z, h, sizeof h, cudaMemcpyHostToDevice);
+    halves<<<4, 64>>>(x, (__half *)out, -1);
+    halves<<<4, 64>>>(x, (__half *)out, 3 * 64 + 37);
+    bfloats<<<1, dim3(8, 8)>>>(x, (__nv_bfloat16 *)out, 5 * 8 + 6);
+    doubles<<<dim3(2, 3), 32>>>(y, (double *)out, 2 * 64 + 32 + 9);
+    matrices<<<1, 32>>>(z, (float *)out);
+    late<<<1, 32>>>(x, (float *)out);
+    if (cudaDeviceSynchronize()) return 1;
+    puts("done");
+}
+"""
+# Kernel, kind, what the line begins with: threads; launch, block and thread of the first.
+PLANTED_IN_FIVE = {
+    ("halves", "inf", "a = __hmul"): (1, 2, [3, 0, 0], [37, 0, 0]),
+    ("halves", "nan", "__half b ="): (1, 2, [3, 0, 0], [37, 0, 0]),
+    ("bfloats", "inf", "a = __hfma"): (1, 3, [0, 0, 0], [6, 5, 0]),
+    ("bfloats", "nan", "out[i] = __hmul"): (1, 3, [0, 0, 0], [6, 5, 0]),
+    ("doubles", "nan", "out[i] = sqrt"): (2 * 32 * 3 - 169, 4, [1, 2, 0], [9, 0, 0]),
+    ("matrices", "nan", "asm volatile"): (4, 5, [0, 0, 0], [12, 0, 0]),
+    ("late", "nan", "value = __fdiv_rn"): (32, 6, [0, 0, 0], [31, 0, 0]),
+}
+
+
+def test_five_kinds_of_arithmetic(tmp_path: Path) -> None:
+    program = gpubpf_cuda.build(FIVE, tmp_path / "five", "-lineinfo", "-arch=sm_80")
+    lines = FIVE.splitlines()
+    found = {}
+    for one in records(program, tmp_path / "out"):
+        if one["type"] == "nan":
+            text = lines[int(one["source"].rpartition(":")[2]) - 1].strip()
+            (planted,) = (
+                key
+                for key in PLANTED_IN_FIVE
+                if key[:2] == (one["kernel"], one["kind"]) and text.startswith(key[2])
+            )
+            first = one["first"]
+            found[planted] = one["count"], first["launch"], first["block"], first["thread"]
+    assert found == PLANTED_IN_FIVE
+    assert list(found) == list(PLANTED_IN_FIVE)  # in the order of the first numbers
