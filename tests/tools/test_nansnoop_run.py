@@ -325,7 +325,7 @@ PLANTED_IN_FIVE = {
     ("bfloats", "inf", "a = __hfma"): (1, 3, [0, 0, 0], [6, 5, 0]),
     ("bfloats", "nan", "out[i] = __hmul"): (1, 3, [0, 0, 0], [6, 5, 0]),
     ("doubles", "nan", "out[i] = sqrt"): (2 * 32 * 3 - 169, 4, [1, 2, 0], [9, 0, 0]),
-    ("matrices", "nan", "asm volatile"): (4, 5, [0, 0, 0], [12, 0, 0]),
+    ("matrices", "nan", ': "+f"(d[0])'): (4, 5, [0, 0, 0], [12, 0, 0]),
     ("late", "nan", "value = __fdiv_rn"): (32, 6, [0, 0, 0], [31, 0, 0]),
 }
 
