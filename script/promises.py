@@ -45,7 +45,7 @@ RUNS = (
     "nansnoop --kernel naive -- softmax",
     "nansnoop --stores --kernel naive -- softmax",
     "barrierlate -- barriers",
-    "warpdiv -- branches",
+    "warpdiv --threads -- branches",
     "gpuhang --after 0.5 -- hangs flag 3",
     "warpdiv --by line -- branches",
     "warpdiv --by function -- branches",

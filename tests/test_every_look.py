@@ -61,6 +61,7 @@ LOOKS = {
     ],
     "gpuhang": ["", "-v --after 0.01", "--json", "--csv -T --after 0.01"],
     "warpdiv": [
+        "--threads --json",
         "",
         "-v",
         "--json",

@@ -18,13 +18,6 @@ if __package__ in (None, ""):  # run as tools/warpdiv.py: the library is in ../l
 
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from gpubpf.divergence.branches import Found
-    from gpubpf.show.owner_columns import OwnerColumns
-
 TOOL = "warpdiv"
 EXAMPLES = """examples:
     warpdiv -- ./app                       branches that split warps, by cost
@@ -33,6 +26,7 @@ EXAMPLES = """examples:
     warpdiv --by line -- ./app             how much of each warp works, by line
     warpdiv --sample-blocks 1/16 -- ./app  look at every 16th block
     warpdiv --json -o found.jsonl -- ./app a record for each branch and kernel
+    warpdiv --threads -- ./app             and which threads launch the kernels
     warpdiv -p 1234 10                     a running program, every 10 s
 """
 PROGRAM = r"""
@@ -227,6 +221,9 @@ def build_parser() -> cli.Parser:
     shown.add_argument(
         "--top", type=cli.positive, metavar="N", help="show only the N rows that cost most (default: all)"
     )
+    shown.add_argument(
+        "--threads", action="store_true", help="also show which host threads launch the kernels"
+    )
     cli.add_kernels(parser)
     cli.add_sampling(parser)
     cli.add_budget(parser)
@@ -246,6 +243,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from gpubpf.program import BPF
     from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.traced.measurement import Follow
 
     b = BPF(text=PROGRAM)
     b.sample(args)
@@ -260,39 +258,26 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.images import listing
 
         return listing.show(b, args, out)
-    with b.trace(args) as session:
-        from gpubpf.divergence.branches import Divergence  # imports NumPy, which would delay the first probe
+    with b.trace(args, Follow(log_records=1 << 16 if args.threads else 0)) as session:
+        from gpubpf.divergence import launchers, text  # these import NumPy, which would delay the first probe
+        from gpubpf.divergence.branches import Divergence
 
-        divergence = Divergence()
+        divergence, threads = Divergence(), launchers.Launchers() if args.threads else None
         results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
-        for _ in session.intervals(args.interval, args.count):
-            report(divergence.read(session, bool(args.interval)), owners, args, results)
+        tick = (lambda: threads.read(session)) if threads else None
+        for _ in session.intervals(args.interval, args.count, tick=tick, every=0.25):
+            found = divergence.read(session, bool(args.interval))
+            text.report(found, args.by, args.top, args.verbose, owners, results)
+            if threads:
+                threads.read(session)
+                text.report_launchers(threads.rows(one.place for one in found.kernels), args.verbose, results)
             if out.closed:
                 break
         if divergence.mixed:
             results.note_once("launches of a kernel overlapped, so what its branches cost is unknown")
-        results.end(session.summary() | {"mixed_warps": divergence.mixed})
+        more = {"log_lost": threads.lost} if threads else {}
+        results.end(session.summary() | {"mixed_warps": divergence.mixed} | more)
     return session.status
-
-
-def report(found: Found, owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter) -> None:
-    """Print what was found since the last report."""
-    from gpubpf.divergence import branches, text
-
-    results.begin()
-    if results.form == "text":
-        results.out.lines([*text.lines(found, args.by, args.top, args.verbose, owners), ""])
-        return
-    if results.json and args.by != "kernel":
-        results.records(branches.KERNEL_WORK, found.kernels)
-    if args.by == "branch":
-        results.records(branches.BRANCH, found.branches[: args.top])
-    elif args.by == "line":
-        results.records(branches.LINE_WORK, found.lines[: args.top])
-    elif args.by == "function":
-        results.records(branches.FUNCTION_WORK, found.functions[: args.top])
-    else:
-        results.records(branches.KERNEL_WORK, found.kernels[: args.top])
 
 
 if __name__ == "__main__":

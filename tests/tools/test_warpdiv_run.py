@@ -146,6 +146,46 @@ def test_waves_of_amd_gpus_lose_what_their_idle_lanes_do_not_execute(
     assert loop["lost"] % waited == 0 and loop["source"].startswith("diverges.hip:")
 
 
+def test_host_threads_that_launch(tmp_path: Path) -> None:
+    source = r"""
+    #include <pthread.h>
+    #include <thread>
+    #include <unistd.h>
+    #include <vector>
+    __global__ void split(int *x) { if (threadIdx.x % 2) x[threadIdx.x] += clock(); }
+    __global__ void whole(int *x) { x[threadIdx.x] += 1; }
+    int main() {
+        int *x;
+        if (cudaMalloc(&x, 4096)) return 1;
+        std::vector<std::thread> threads;
+        for (int t = 0; t < 2; t++) threads.emplace_back([=] {
+            pthread_setname_np(pthread_self(), t ? "heavy" : "light");
+            for (int i = 0; i < 3 + 9 * t; i++)
+                if (t || i == 0) split<<<1, 64>>>(x);
+                else whole<<<1, 64>>>(x);
+            cudaDeviceSynchronize();
+            usleep(600000);
+        });
+        for (auto &thread : threads) thread.join();
+    }
+    """
+    program = gpubpf_cuda.build(source, tmp_path / "threads")
+    found = records(tmp_path, "--threads", "--", program)
+    rows = [r for r in found if r["type"] == "launcher"]
+    launches = {(r["kernel"], r["launches"]): r for r in rows}
+    assert set(launches) == {("split", 12), ("split", 1), ("whole", 2)}
+    assert launches["split", 1]["tid"] == launches["whole", 2]["tid"] != launches["split", 12]["tid"]
+    # A busy machine may look only when the threads have ended.
+    assert launches["split", 12]["name"] in ("heavy", None) and launches["whole", 2]["name"] in (
+        "light",
+        None,
+    )
+    assert found[-1]["log_lost"] == 0
+    told = run("--threads", "--by", "kernel", "--", program).stdout
+    assert "split: of 13 launches: thread " in told and "whole: of 2 launches: thread " in told
+    assert not any(r["type"] == "launcher" for r in records(tmp_path, "--", program))
+
+
 def test_losses_of_a_kernel_that_executed_nothing_in_the_interval() -> None:
     place, other = (branches_of.Place(1, 2, "app", 0, None, name) for name in ("_Z1av", "_Z1bv"))
     branch = branches_of.Branch(place, 3, None, 0, 1, 0, 0, 500)

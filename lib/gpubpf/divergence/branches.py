@@ -20,7 +20,7 @@ from gpubpf.record import Record, replace
 from gpubpf.records.fields import KERNEL, MANGLED, OWNER, STAMP
 from gpubpf.records.kernel_shapes import known_site_name
 from gpubpf.records.launch_shape import Warp
-from gpubpf.session.records import BUDGET, NOT_PROBED, of_every_tool
+from gpubpf.session.records import BUDGET, LOG_LOST, NOT_PROBED, of_every_tool
 from gpubpf.show.fields import Field, Fields
 
 if TYPE_CHECKING:
@@ -179,14 +179,27 @@ LINE_WORK = Fields(
     (*_PLACE, _FUNCTION, _SOURCE, *_WORK),
     csv=f"pid comm gpu kernel function source {_SUMS}",
 )
+LAUNCHER = Fields(
+    "launcher",
+    "With --threads: one for each kernel and host thread that launched it.",
+    (
+        *_PLACE,
+        Field("tid", "integer", "number of the host thread"),
+        Field("name", "string?", "of the thread; null if it ended before warpdiv looked"),
+        Field("launches", "integer", "instrumented launches since the start, without those of graphs"),
+        STAMP,
+    ),
+)
 RECORDS = (
     KERNEL_WORK,
     BRANCH,
+    LAUNCHER,
     LINE_WORK,
     FUNCTION_WORK,
     *of_every_tool(
         BUDGET,
         NOT_PROBED,
+        replace(LOG_LOST, when="with --threads"),
         Field(
             "mixed_warps",
             "integer",

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf import names
+from gpubpf.divergence import branches
 from gpubpf.show import table
 
 if TYPE_CHECKING:
     from gpubpf.divergence.branches import Branch, Found, Place, Work
+    from gpubpf.divergence.launchers import Launcher
     from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.show.result_writer import ResultWriter
 
 WORST = 3  # branches to explain
 LEAST = 0.01  # share of the kernel's lane-instructions from which on a branch is explained
@@ -20,6 +23,48 @@ CAUSES = {
     "grid": "the condition depends on the thread's place in the grid",
     "lane": "the condition depends on the thread's place in its block",
 }
+
+
+def report(
+    found: Found, by: str, top: int | None, full: bool, owners: OwnerColumns, results: ResultWriter
+) -> None:
+    """Write what was found since the last report. Parameters: see `lines`."""
+    results.begin()
+    if results.form == "text":
+        results.out.lines([*lines(found, by, top, full, owners), ""])
+        return
+    if results.json and by != "kernel":
+        results.records(branches.KERNEL_WORK, found.kernels)
+    if by == "branch":
+        results.records(branches.BRANCH, found.branches[:top])
+    elif by == "line":
+        results.records(branches.LINE_WORK, found.lines[:top])
+    elif by == "function":
+        results.records(branches.FUNCTION_WORK, found.functions[:top])
+    else:
+        results.records(branches.KERNEL_WORK, found.kernels[:top])
+
+
+def report_launchers(rows: Sequence[Launcher], full: bool, results: ResultWriter) -> None:
+    """Write which host threads launched the kernels."""
+    if results.json:
+        results.records(branches.LAUNCHER, rows)
+    elif results.form == "text" and rows:
+        results.out.lines([*_launchers(rows, full), ""])
+
+
+def _launchers(rows: Sequence[Launcher], full: bool) -> Iterator[str]:
+    """Yield a sentence for each kernel: the threads that launched it most."""
+    labels = names.labels((one.place.mangled for one in rows), full=full)
+    for place in dict.fromkeys(one.place for one in rows):
+        of = [one for one in rows if one.place == place]
+        count = sum(one.launches for one in of)
+        parts = [f"thread {one.tid} ({one.name or 'ended'}) {one.launches:,}" for one in of[:WORST]]
+        if len(of) > WORST:
+            parts.append(f"{table.count(len(of) - WORST, 'other thread')} the rest")
+        yield from table.wrap(
+            f"{labels[place.mangled]}: of {table.count(count, 'launch')}: {', '.join(parts)}"
+        )
 
 
 def lines(found: Found, by: str, top: int | None, full: bool, owners: OwnerColumns) -> Iterator[str]:
