@@ -31,6 +31,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("what", PLANTED)
+@pytest.mark.every(3)
 def test_a_planted_hang_is_named_while_it_hangs(what: str, gpu: str, tmp_path: Path) -> None:
     verdict, waves = PLANTED[what]
     program = hipsim_device.program("hangs", "-gline-tables-only", gpu=gpu)
@@ -66,3 +67,20 @@ def test_kernels_that_end_are_not_reported_and_the_program_is_unchanged(tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("hangs: PASSED\nno launch ran for 10 s\n")
+
+
+@pytest.mark.parametrize("hostile", ["0", "1"])
+@pytest.mark.every(2)
+def test_programs_after_loads_leave_locks_as_they_are(
+    hostile: str, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIPSIM_HOSTILE", hostile)
+    program = hipsim_device.program("locks", gpu=gpu)
+    done = subprocess.run(
+        [sys.executable, gpuhang_runs.TOOL, "--device", "sim", "--kernel", "locks", "--check", "--", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("locks: PASSED\n") and "counted 1 of 1 matching launches" in done.stdout

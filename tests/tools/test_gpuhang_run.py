@@ -133,6 +133,7 @@ int main(int, char **arguments) {
         ("before", (0, 0), None),
     ],
 )
+@pytest.mark.every(2)
 def test_who_took_a_lock(
     kernel: str, spins: tuple[int, int], taken: tuple[int, int, str] | None, tmp_path: Path
 ) -> None:
