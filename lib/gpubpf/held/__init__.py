@@ -1,0 +1,1 @@
+"""gpumem: which host stacks hold GPU memory, what is never freed, and which calls fail."""

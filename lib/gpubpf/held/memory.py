@@ -1,0 +1,249 @@
+"""Sum the GPU memory that is allocated now by the host stack that allocated it, for gpumem.
+
+memory = Memory()
+for log in session.logs():
+    memory.add(log)
+rows = memory.rows()                    # the stack with the most bytes first
+
+The traced process writes the log, so nothing in it is trusted. Memory depends on the number of live allocations and of stacks.
+
+The calls of different threads may be logged in another order than that in which the driver did them. Epochs (docs/memory.md) tell the
+order for each address: a free ends the latest allocation there that existed in its epoch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from gpubpf.launches.frames import Stack
+from gpubpf.memory.allocations import ALLOCATING, BEFORE_ATTACH
+from gpubpf.record import MutableRecord, Record
+from gpubpf.records import operation_log
+from gpubpf.records.launch_shape import wave_of
+
+if TYPE_CHECKING:
+    from gpubpf.records.results import ProcessLog
+
+DEVICE, MANAGED, PINNED, POOL, VIRTUAL = KINDS = ("device", "managed", "pinned", "pool", "virtual")
+_IN_POOLS = ("cuMemAllocAsync", "cuMemAllocFromPoolAsync", "hipMallocAsync", "hipMallocFromPoolAsync")
+_NOT_HELD = ("variable", "cuIpcOpenMemHandle", "cuMemPoolImportPointer")  # of a module, or of another process
+_OF_GROUP = {"device": DEVICE, "managed": MANAGED, "host": PINNED}
+KIND_OF = {call: _OF_GROUP[group] for call, group in ALLOCATING.items() if call not in _NOT_HELD}
+KIND_OF |= dict.fromkeys(_IN_POOLS, POOL) | {"cuMemMap": VIRTUAL}
+_FREEING = {
+    *("cuMemFree", "cuMemFreeAsync", "cuMemFreeHost", "cuMemHostUnregister", "cuMemUnmap", "hipFreeAsync"),
+    *("hsa_amd_memory_pool_free", "hsa_amd_memory_unlock"),
+}
+_CONTEXT_DESTROY = "cuCtxDestroy"
+_CALLS = np.array([name.encode() for name in (*KIND_OF, *_FREEING, _CONTEXT_DESTROY)])
+_ADDRESS_LIMIT = 1 << 62
+LIMIT = 1 << 22  # live allocations to know at a time
+
+
+class Key(NamedTuple):
+    """What sums are kept by. stack: its number in the process; 0: unknown."""
+
+    process: int
+    gpu: int
+    kind: str
+    stack: int
+    before: bool
+
+
+class Sums(MutableRecord):
+    """Live allocations of a key. oldest_ns: when the oldest was allocated, as far as `Memory.rows` found."""
+
+    bytes: int = 0
+    count: int = 0
+    oldest_ns: int = 0
+
+
+class Row(Record):
+    """Live allocations of one host stack, kind and GPU in a process.
+
+    wave: lanes of a wave on an AMD GPU, else None.
+    oldest_ns: how long the oldest of them has been held.
+    before: allocated before the attach and found later, so the stack is not known.
+    """
+
+    pid: int
+    comm: str
+    gpu: int
+    wave: int | None
+    kind: str
+    stack: Stack
+    bytes: int
+    count: int
+    oldest_ns: int
+    before: bool
+
+
+class _Live(NamedTuple):
+    key: Key
+    end: int
+    context: int
+    first: int
+    at: int
+
+
+class _Process(MutableRecord):
+    log: ProcessLog
+    live: dict[int, list[_Live]]  # by address
+    latest_ns: int = 0
+
+
+class Memory:
+    """The memory of all processes.
+
+    allocated, freed, failed: numbers of calls. failed: allocations that the driver refused.
+    frees_failed: frees that the driver refused: of memory that was freed before, or was never allocated.
+    frees_unknown: frees of memory whose allocation was not seen.
+    captured: allocations that a stream capture turned into nodes of a graph; they are in no sum.
+    dropped: allocations that are in no sum because LIMIT were live.
+    """
+
+    def __init__(self) -> None:
+        self._processes: dict[int, _Process] = {}
+        self._sums: dict[Key, Sums] = {}
+        self._live = 0
+        self._lost: dict[int, int] = {}
+        self.allocated = self.freed = self.failed = self.frees_failed = self.frees_unknown = 0
+        self.captured = self.dropped = 0
+        self.gpu_bytes = self.peak_bytes = self.peak_ns = 0
+        self._since_peak: dict[Key, list[int]] = {}  # changes of bytes and count
+
+    @property
+    def lost(self) -> int:
+        """The number of calls that found no room in a log."""
+        return sum(self._lost.values())
+
+    @property
+    def live_bytes(self) -> int:
+        """All memory that is held, pinned host memory included."""
+        return sum(sums.bytes for sums in self._sums.values())
+
+    def add(self, log: ProcessLog) -> None:
+        """Take the new records of a process's log."""
+        process = self._processes.setdefault(log.process, _Process(log, {}))
+        process.log = log
+        self._lost[log.process] = log.lost
+        records = log.records[log.records["kind"] == operation_log.API]
+        records = records[np.isin(records["api"]["name"], _CALLS)]
+        if not len(records):
+            return
+        columns = [records[name].tolist() for name in ("return_ns", "context", "stack", "flags", "result")]
+        columns += [records["api"][name].tolist() for name in ("name", "address", "bytes", "epoch")]
+        for at, context, stack, flags, result, name, address, size, epoch in zip(*columns, strict=True):
+            call = name.decode()
+            process.latest_ns = max(process.latest_ns, at)
+            if kind := KIND_OF.get(call):
+                if result:
+                    self.failed += 1
+                elif flags & operation_log.CAPTURED:
+                    self.captured += 1
+                elif 0 < address < _ADDRESS_LIMIT and 0 < size <= _ADDRESS_LIMIT - address:
+                    kind = PINNED if flags & operation_log.HOST_MEMORY else kind
+                    before = call == BEFORE_ATTACH
+                    key = Key(log.process, log.gpus.get(context, 0), kind, stack, before)
+                    self.allocated += not before
+                    self._begin(process, address, _Live(key, address + size, context, epoch, at))
+            elif call == _CONTEXT_DESTROY:
+                self._end_context(process, context, epoch, at)
+            elif flags & operation_log.CAPTURED:
+                continue  # a node of a graph, which frees nothing now
+            elif result:
+                self.frees_failed += 1
+            elif address:  # a free of the null pointer does nothing
+                self.freed += 1
+                self._free(process, call, address, size, epoch, at)
+
+    def _begin(self, process: _Process, base: int, new: _Live) -> None:
+        if self._live >= LIMIT:
+            self.dropped += 1
+            return
+        process.live.setdefault(base, []).append(new)
+        self._live += 1
+        self._change(new.key, new.end - base, 1, new.at)
+
+    def _free(self, process: _Process, call: str, base: int, size: int, epoch: int, at: int) -> None:
+        bases = [base]
+        if call == "cuMemUnmap" and size:
+            virtual = [one for one, rows in process.live.items() if rows[0].key.kind == VIRTUAL]
+            bases = [one for one in virtual if base <= one < base + size]
+        found = False
+        for one in bases:
+            rows = process.live.get(one, ())
+            ended = next((row for row in reversed(rows) if row.first <= epoch), None)
+            if ended is not None:
+                self._end(process, one, ended, at)
+                found = True
+        self.frees_unknown += not found
+
+    def _end_context(self, process: _Process, context: int, epoch: int, at: int) -> None:
+        for base, rows in [*process.live.items()]:
+            for row in [row for row in rows if row.context == context and row.first <= epoch]:
+                self._end(process, base, row, at)
+
+    def _end(self, process: _Process, base: int, row: _Live, at: int) -> None:
+        rows = process.live[base]
+        rows.remove(row)
+        if not rows:
+            del process.live[base]
+        self._live -= 1
+        self._change(row.key, base - row.end, -1, at)
+
+    def _change(self, key: Key, size: int, count: int, at: int) -> None:
+        sums = self._sums.get(key)
+        if sums is None:
+            sums = self._sums[key] = Sums()
+        sums.bytes += size
+        sums.count += count
+        if key.kind == PINNED:
+            return
+        self.gpu_bytes += size
+        if self.gpu_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_ns = self.gpu_bytes, at
+            self._since_peak.clear()
+        else:
+            change = self._since_peak.setdefault(key, [0, 0])
+            change[0] += size
+            change[1] += count
+
+    def rows(self) -> list[Row]:
+        """Return what is held now, the most bytes first. Stacks with the same functions are one row."""
+        for sums in self._sums.values():
+            sums.oldest_ns = 0
+        for process in self._processes.values():
+            for rows in process.live.values():
+                for row in rows:
+                    sums = self._sums[row.key]
+                    sums.oldest_ns = max(sums.oldest_ns, process.latest_ns - row.at)
+        return self._merged(
+            {key: (sums.bytes, sums.count, sums.oldest_ns) for key, sums in self._sums.items()}
+        )
+
+    def at_peak(self) -> list[Row]:
+        """Return what was held of GPU memory at its peak, as `rows` does, without ages."""
+        found = {}
+        for key, sums in self._sums.items():
+            if key.kind != PINNED:
+                size, count = self._since_peak.get(key, (0, 0))
+                found[key] = sums.bytes - size, sums.count - count, 0
+        return self._merged(found)
+
+    def _merged(self, found: dict[Key, tuple[int, int, int]]) -> list[Row]:
+        merged: dict[tuple[int, int, str, Stack, bool], tuple[int, int, int]] = {}
+        for key, (size, count, oldest) in found.items():
+            if count > 0:
+                stack = Stack.of(self._processes[key.process].log.stacks.get(key.stack, ()))
+                same = key.process, key.gpu, key.kind, stack, key.before
+                other = merged.get(same, (0, 0, 0))
+                merged[same] = other[0] + size, other[1] + count, max(other[2], oldest)
+        rows = []
+        for (process, gpu, kind, stack, before), sums in merged.items():
+            log = self._processes[process].log
+            owner = (log.pid, log.comm, gpu, wave_of(log.waves, gpu))
+            rows.append(Row(*owner, kind, stack, *sums, before))
+        return sorted(rows, key=lambda row: (-row.bytes, -row.count, row.pid, row.gpu, row.kind))
