@@ -82,7 +82,7 @@ def one_word(name: str) -> str:
     return printable(name).replace(";", ":")
 
 
-_FRAME = having(
+FRAME = having(
     Field(
         "name",
         "string",
@@ -109,7 +109,7 @@ STACK = Fields(
         Field("untimed", "integer", "launches whose time is not in gpu_ns, because it is not known"),
         Field(
             "frames",
-            many(_FRAME),
+            many(FRAME),
             "the host stack, outermost frame first; [] if it is not known",
             get=lambda row: [frame._asdict() for frame in row.stack.frames],
         ),

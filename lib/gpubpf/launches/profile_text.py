@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpubpf.show.result_writer import ResultWriter
 
 _KERNEL = 24  # maximum columns of a kernel's name
-_LEAST = 30  # minimum columns of a stack beside the other columns; with fewer, the stack has its own line
+LEAST = 30  # minimum columns of a stack beside the other columns; with fewer, the stack has its own line
 _BETWEEN, _LEFT_OUT = " > ", "..."
 
 
@@ -61,8 +61,8 @@ def report(
     ]
     lines = table.within(cells, left=("COMM", "KERNEL"), cut=("COMM",))
     start = max(map(len, lines)) + 2
-    beside = table.WIDTH - start >= _LEAST
-    stacks_ = ("STACK", *(_line(row.stack, table.WIDTH - (start if beside else 4)) for row in shown))
+    beside = table.WIDTH - start >= LEAST
+    stacks_ = ("STACK", *(own_line(row.stack, table.WIDTH - (start if beside else 4)) for row in shown))
     for line, stack in zip(lines, stacks_, strict=True):
         yield f"{line:<{start}}{stack}" if beside else line
         if not beside:
@@ -85,16 +85,21 @@ def _kernels(rows: Sequence[StackRow]) -> dict[str, str]:
 
 
 def _frames(row: StackRow, kernel: str) -> Iterator[str]:
-    """Yield all frames of a stack, one a line, outermost first. Frames of a recursion are one line."""
+    """Yield a heading, all frames of a stack, and an empty line."""
     yield f"{table.count(row.launches, 'launch')} of {kernel} from"
-    if not row.stack.frames:
+    yield from all_frames(row.stack)
+    yield ""
+
+
+def all_frames(stack: Stack) -> Iterator[str]:
+    """Yield all frames of a stack, one a line, outermost first. Frames of a recursion are one line."""
+    if not stack.frames:
         yield "    unknown stack"
-    elif not row.stack.complete:
+    elif not stack.complete:
         yield f"    {INCOMPLETE}"
-    for text, same in groupby(frame.name + _place(frame) for frame in row.stack.frames):
+    for text, same in groupby(frame.name + _place(frame) for frame in stack.frames):
         times = _times(same)
         yield f"    {table.fit(text, table.WIDTH - 4 - len(times))}{times}"
-    yield ""
 
 
 def _times(same: Iterable[object]) -> str:
@@ -110,7 +115,7 @@ def _place(frame: Frame) -> str:
     return f" ({file}:{frame.line})" if frame.line is not None else f" ({file})"
 
 
-def _line(stack: Stack, width: int) -> str:
+def own_line(stack: Stack, width: int) -> str:
     """Return the program's own frames in at most `width` columns, outermost first: `main > train > ... > launch`."""
     if not stack.frames:
         return "unknown"

@@ -1,0 +1,217 @@
+"""gpumem's records, and its report for people."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpubpf.held.memory import KINDS, Memory, Row
+from gpubpf.launches.profile import FRAME
+from gpubpf.launches.profile_text import LEAST, all_frames, own_line
+from gpubpf.record import Record
+from gpubpf.records.fields import OWNER, STAMP
+from gpubpf.session.records import of_every_tool
+from gpubpf.show import table
+from gpubpf.show.fields import Field, Fields, many
+from gpubpf.show.owner_columns import OwnerColumns
+
+if TYPE_CHECKING:
+    from gpubpf.session.session import Session
+    from gpubpf.show.result_writer import ResultWriter
+
+PYTORCH = "libc10_cuda.so", "libc10_hip.so"  # the libraries with PyTorch's caching allocator
+
+
+def is_pytorch(row: Row) -> bool:
+    """Return whether PyTorch's caching allocator made these allocations, which are its segments."""
+    return any(frame.file.rsplit("/", 1)[-1] in PYTORCH for frame in row.stack.frames)
+
+
+_FRAMES = Field(
+    "frames",
+    many(FRAME),
+    "the host stack, outermost frame first; [] if it is not known",
+    get=lambda row: [frame._asdict() for frame in row.stack.frames],
+)
+_SHARE = (
+    *OWNER,
+    Field("bytes", "bytes"),
+    Field("count", "integer", "allocations"),
+    Field("kind", "|".join(KINDS), "pinned: host memory that the GPU can access"),
+    _FRAMES,
+    Field("complete", "boolean", "false if outer frames are missing", get="stack.complete"),
+    Field("before", "boolean", "allocated before the attach, and found as a parameter of a launch"),
+    Field("pytorch", "boolean", "segments of PyTorch's caching allocator", get=is_pytorch),
+)
+
+
+class Held(Record):
+    """A row with its growth since the last report."""
+
+    row: Row
+    grown: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.row, name)
+
+
+HELD = Fields(
+    "held",
+    "One for each host stack, kind of memory and GPU with live allocations, those with the most bytes first.",
+    (
+        *_SHARE,
+        Field("oldest_ns", "ns", "how long the oldest of these allocations has been held"),
+        Field("grown", "bytes", "since the last interval, or since the start; negative if less is held"),
+        STAMP,
+    ),
+    csv="pid comm gpu kind bytes count grown oldest_ns before pytorch stack",
+    csv_fields=(Field("stack", "string", "the frames, outermost first, separated by semicolons"),),
+)
+_ROW = Fields("row", "A row of a peak.", _SHARE)
+PEAK = Fields(
+    "peak",
+    "At the end: when the measured processes together held the most GPU memory, without pinned host memory.",
+    (
+        Field("peak_ns", "ns", "CLOCK_MONOTONIC, or the virtual time"),
+        Field("bytes", "bytes"),
+        Field("held", "[any]", "what was held then, as in held records, without oldest_ns and grown"),
+        STAMP,
+    ),
+)
+_COUNTS = (
+    Field("live_bytes", "bytes", "held at the end, pinned host memory included"),
+    Field("allocated", "integer", "calls"),
+    Field("freed", "integer", "calls"),
+    Field("failed", "integer", "allocations that the driver refused"),
+    Field("frees_failed", "integer", "frees that the driver refused, as of memory that was freed before"),
+    Field("frees_unknown", "integer", "frees of memory whose allocation was not seen"),
+    Field("graph_nodes", "integer", "allocations that were captured into graphs; no sum has them"),
+    Field("allocations_dropped", "integer", "allocations in no sum, because too many were live"),
+)
+RECORDS = (HELD, PEAK, *of_every_tool(*_COUNTS))
+
+
+class Report:
+    """Shows what is held. top: maximum rows; None: all."""
+
+    def __init__(self, memory: Memory, owners: OwnerColumns, args: argparse.Namespace) -> None:
+        self._memory, self._owners = memory, owners
+        self._top: int | None = args.top
+        self._full: bool = args.verbose
+        self._before: dict[tuple[Any, ...], int] = {}
+
+    def _held(self) -> list[Held]:
+        rows = self._memory.rows()
+        keys = [(row.pid, row.gpu, row.kind, row.stack, row.before) for row in rows]
+        found = [Held(row, row.bytes - self._before.get(key, 0)) for key, row in zip(keys, rows, strict=True)]
+        self._before = {key: row.bytes for key, row in zip(keys, rows, strict=True)}
+        return found
+
+    def show(self, results: ResultWriter, by_interval: bool) -> None:
+        """Print what is held now."""
+        held = self._held()
+        if results.form == "text":
+            results.out.lines(self._lines(held, by_interval))
+        elif results.csv:
+            cells = (
+                (HELD.record(one), ";".join(f.name for f in one.row.stack.frames))
+                for one in held[: self._top]
+            )
+            results.table(HELD.columns, (HELD.row(record, stack=stack) for record, stack in cells))
+        else:
+            results.records(HELD, held[: self._top])
+
+    def _lines(self, held: Sequence[Held], by_interval: bool) -> Iterator[str]:
+        if not held:
+            yield from ("no memory is held whose allocation was seen", "")
+            return
+        self._owners.see([one.row for one in held])
+        whole = sum(one.row.bytes for one in held)
+        live = table.count(sum(one.row.count for one in held), "allocation")
+        yield from table.wrap(
+            f"{table.size(whole)} held in {live} from {table.count(len(held), 'host stack')}"
+        )
+        yield ""
+        shown = held[: self._top]
+        cells = [
+            self._owners.cells(one.row)
+            | {"BYTES": table.size(one.row.bytes), "COUNT": f"{one.row.count:,}"}
+            | ({"GROWN": _signed(one.grown)} if by_interval else {})
+            | {"OLDEST": table.duration(one.row.oldest_ns), "KIND": one.row.kind}
+            for one in shown
+        ]
+        lines = table.within(cells, left=("COMM", "KIND"), cut=("COMM",))
+        start = max(map(len, lines)) + 2
+        beside = table.WIDTH - start >= LEAST
+        width = table.WIDTH - (start if beside else 4)
+        stacks = ("STACK", *(_stack(one.row, width) for one in shown))
+        for line, stack in zip(lines, stacks, strict=True):
+            yield f"{line:<{start}}{stack}" if beside else line
+            if not beside:
+                yield f"    {stack}"
+        yield ""
+        if left := held[len(shown) :]:
+            yield f"and {table.count(len(left), 'row')} with {table.size(sum(one.row.bytes for one in left))}"
+            yield ""
+        if self._full:
+            for one in shown:
+                yield f"{table.size(one.row.bytes)} in {table.count(one.row.count, 'allocation')} from"
+                yield from all_frames(one.row.stack)
+                yield ""
+        if segments := sum(one.row.bytes for one in held if is_pytorch(one.row)):
+            yield from table.wrap(
+                f"{table.size(segments)} in segments of PyTorch's caching allocator; which tensors use them is not seen"
+            )
+
+    def end(self, session: Session, results: ResultWriter) -> None:
+        """Print the peak and the summary."""
+        memory = self._memory
+        summary = session.summary() | {
+            "live_bytes": memory.live_bytes,
+            "allocated": memory.allocated,
+            "freed": memory.freed,
+            "failed": memory.failed,
+            "frees_failed": memory.frees_failed,
+            "frees_unknown": memory.frees_unknown,
+            "graph_nodes": memory.captured,
+            "allocations_dropped": memory.dropped,
+            "lost": memory.lost,
+        }
+        if results.json and memory.peak_bytes:
+            held = [_ROW.record(row) for row in memory.at_peak()]
+            for one in held:
+                del one["type"]
+            peak = {"type": "peak", "peak_ns": memory.peak_ns, "bytes": memory.peak_bytes, "held": held}
+            results.out.records([peak | results.stamp])
+        results.end(summary, self._last_lines(summary))
+
+    def _last_lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        memory = self._memory
+        if memory.peak_bytes:
+            first, *others = memory.at_peak()
+            more = f", and {table.count(len(others), 'other')}" if others else ""
+            said = (
+                f"peak: {table.size(memory.peak_bytes)} of GPU memory; {table.size(first.bytes)} of it from"
+            )
+            yield from table.wrap(f"{said} {_stack(first, 60)}{more}")
+        calls = (("allocation", memory.allocated), ("free", memory.freed))
+        yield " and ".join(table.count(number, noun) for noun, number in calls)
+        for number, noun, what in (
+            (memory.failed, "allocation", "failed"),
+            (memory.frees_failed, "free", "failed: memory that was freed before, or never allocated"),
+            (memory.frees_unknown, "free", "of memory whose allocation was not seen"),
+            (memory.captured, "allocation", "captured into graphs, which no sum has"),
+            (memory.dropped, "allocation", "in no sum, because too many were live"),
+            (memory.lost, "call", "lost, because the log was full: sums may be wrong"),
+        ):
+            if number:
+                yield from table.wrap(f"{table.count(number, noun)} {what}")
+
+
+def _signed(size: int) -> str:
+    return f"{'-' if size < 0 else '+'}{table.size(abs(size))}" if size else "0 B"
+
+
+def _stack(row: Row, width: int) -> str:
+    return "allocated before the attach" if row.before else own_line(row.stack, width)
