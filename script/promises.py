@@ -49,6 +49,7 @@ RUNS = (
     "gpuhang --after 0.5 -- hangs flag 3",
     "warpdiv --by line -- branches",
     "warpdiv --by function -- branches",
+    "gpumem -- training",
     "gpuprofile -- training",
     "gpucount kernel:triangular load:triangular -- imbalance",
     "gpudist -H exit:triangular:loads:u64:work -C load:triangular:u32:width -- imbalance",

@@ -272,6 +272,7 @@ def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
             "nansnoop",
             "warpdiv",
             "barrierlate",
+            "gpumem",
             "gpuprofile",
             "gpuhang",
             "gpucount exit:*",

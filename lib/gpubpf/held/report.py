@@ -13,7 +13,7 @@ from gpubpf.record import Record
 from gpubpf.records.fields import OWNER, STAMP
 from gpubpf.session.records import of_every_tool
 from gpubpf.show import table
-from gpubpf.show.fields import Field, Fields, many
+from gpubpf.show.fields import Field, Fields, having, many
 from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
@@ -75,7 +75,11 @@ PEAK = Fields(
     (
         Field("peak_ns", "ns", "CLOCK_MONOTONIC, or the virtual time"),
         Field("bytes", "bytes"),
-        Field("held", "[any]", "what was held then, as in held records, without oldest_ns and grown"),
+        Field(
+            "held",
+            many(having(*_SHARE)),
+            "what was held then, as in held records, without oldest_ns and grown",
+        ),
         STAMP,
     ),
 )

@@ -126,6 +126,7 @@ class Session:
         self._warm_up = builder.warm_up
         self._duration = duration
         self._only_host = plan.host is not None and all(d.kind == "shared_array" for d in plan.definitions)
+        self._counts_launches = bool(plan.definitions) or not plan.follow.log_records
         self._started = 0.0  # when the command was started, or all processes were attached (time.monotonic)
         self._began_at: float | None = None  # see `_began`
         self._signals = Signals()
@@ -322,7 +323,11 @@ class Session:
             unmatched = self.wanted if self.nothing_matched and launches else self._unmatched()
             if unmatched and (seen or launches):
                 say(no_match(unmatched, seen))
-            elif not launches and not {"graphs_before", "graphs_unknown"} & total.keys():
+            elif (
+                self._counts_launches
+                and not launches
+                and not {"graphs_before", "graphs_unknown"} & total.keys()
+            ):
                 when = " before the interrupt" if self._signals.interrupted else ""
                 if self.targets.pids:
                     when = " after the tool attached; it does not see what was launched before"
