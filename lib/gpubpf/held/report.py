@@ -15,6 +15,7 @@ from gpubpf.session.records import of_every_tool
 from gpubpf.show import table
 from gpubpf.show.fields import Field, Fields, having, many
 from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.process_records import LISTED
 
 if TYPE_CHECKING:
     from gpubpf.session.session import Session
@@ -73,14 +74,13 @@ PEAK = Fields(
     "peak",
     "At the end: when the measured processes together held the most GPU memory, without pinned host memory.",
     (
-        Field("peak_ns", "ns", "CLOCK_MONOTONIC, or the virtual time"),
+        Field("ts_ns", "ns", "CLOCK_MONOTONIC, or the virtual time"),
         Field("bytes", "bytes"),
         Field(
             "held",
             many(having(*_SHARE)),
             "what was held then, as in held records, without oldest_ns and grown",
         ),
-        STAMP,
     ),
 )
 _COUNTS = (
@@ -93,7 +93,8 @@ _COUNTS = (
     Field("graph_nodes", "integer", "allocations that were captured into graphs; no sum has them"),
     Field("allocations_dropped", "integer", "allocations in no sum, because too many were live"),
 )
-RECORDS = (HELD, PEAK, *of_every_tool(*_COUNTS))
+_OTHERS = of_every_tool(*_COUNTS)
+RECORDS = (HELD, PEAK, *(one for one in _OTHERS if one is not LISTED))
 
 
 class Report:
@@ -186,8 +187,8 @@ class Report:
             held = [_ROW.record(row) for row in memory.at_peak()]
             for one in held:
                 del one["type"]
-            peak = {"type": "peak", "peak_ns": memory.peak_ns, "bytes": memory.peak_bytes, "held": held}
-            results.out.records([peak | results.stamp])
+            peak = {"type": "peak", "ts_ns": memory.peak_ns, "bytes": memory.peak_bytes, "held": held}
+            results.out.records([peak])
         results.end(summary, self._last_lines(summary))
 
     def _last_lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
