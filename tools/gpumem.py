@@ -37,7 +37,7 @@ def build_parser() -> cli.Parser:
     shown.add_argument(
         "--top", type=cli.positive, metavar="N", help="show only the N rows with the most bytes"
     )
-    cli.add_device(parser)
+    cli.add_device(parser, times=True)
     cli.add_output(parser, "gpubpf.held.report")
     return parser
 

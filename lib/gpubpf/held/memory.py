@@ -64,7 +64,7 @@ class Row(Record):
     """Live allocations of one host stack, kind and GPU in a process.
 
     wave: lanes of a wave on an AMD GPU, else None.
-    oldest_ns: how long the oldest of them has been held.
+    oldest_ns: how long the oldest of them had been held at the last operation in the log.
     before: allocated before the attach and found later, so the stack is not known.
     """
 
@@ -129,6 +129,7 @@ class Memory:
         process = self._processes.setdefault(log.process, _Process(log, {}))
         process.log = log
         self._lost[log.process] = log.lost
+        process.latest_ns = max(process.latest_ns, int(log.records["return_ns"].max(initial=0)))
         records = log.records[log.records["kind"] == operation_log.API]
         records = records[np.isin(records["api"]["name"], _CALLS)]
         if not len(records):
@@ -137,7 +138,6 @@ class Memory:
         columns += [records["api"][name].tolist() for name in ("name", "address", "bytes", "epoch")]
         for at, context, stack, flags, result, name, address, size, epoch in zip(*columns, strict=True):
             call = name.decode()
-            process.latest_ns = max(process.latest_ns, at)
             if kind := KIND_OF.get(call):
                 if result:
                     self.failed += 1
