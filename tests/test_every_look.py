@@ -71,6 +71,7 @@ LOOKS = {
         "--by function --json --top 2",
     ],
     "barrierlate": ["", "-v", "--json", "--csv -T", "--top 1"],
+    "gpumem": ["", "-v", "--json", "--csv -T", "--top 1"],
     "gpuprofile": [
         "",
         "-v",

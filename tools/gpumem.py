@@ -59,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
 
         memory = Memory()
         results = cli.ResultWriter(args, out, session.now_ns)
+        if session.targets.pids or session.targets.all_processes:
+            cli.note(TOOL, "what a program allocated before the attach is unknown, and in no sum")
         report = Report(memory, OwnerColumns(session.several), args)
 
         def take() -> None:

@@ -274,6 +274,7 @@ ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
     ("nansnoop", "", "softmax", origin),
     ("warpdiv", "", "branches", split),
     ("barrierlate", "", "barriers", late),
+    ("gpumem", "", "training", lambda r: sum(one["bytes"] for one in of(r, "held") if one["kind"] == "device") == 1024),
     ("gpuprofile", "", "training", callers),
     ("gpuhang", "--after 1", "hangs flag 4", stands),
     ("launchlate", "-v", "latency", latency),

@@ -91,6 +91,27 @@ def test_text_and_csv(program: Path) -> None:
     assert head.split(",")[3:6] == ["kind", "bytes", "count"] and len(rows) == 4
 
 
+def test_a_running_program_grows(tmp_path: Path) -> None:
+    text = """
+    #include <cuda_runtime.h>
+    #include <unistd.h>
+    int main() {
+        void *p;
+        for (int i = 0; i < 1200; i++) { cudaMalloc(&p, 256); usleep(50000); }
+    }
+    """
+    growing = gpubpf_cuda.build(text, tmp_path / "growing")
+    with subprocess.Popen(["cudasim", "--", growing]) as running:
+        try:
+            found = records("1", "3", "-p", str(running.pid))
+            done = run("-d", "0.1", "-p", str(running.pid))
+        finally:
+            running.kill()
+    held = [one["bytes"] for one in found if one["type"] == "held"]
+    assert len(held) == 3 and held == sorted(held) and held[0] < held[-1]
+    assert "before the attach is unknown" in done.stderr
+
+
 def test_bad_input_is_one_line_and_status_2() -> None:
     done = run("--top", "0", "--", "/bin/true", status=2)
     assert done.stderr.splitlines()[-1].startswith("gpumem: ")
