@@ -8,7 +8,7 @@
 .DEFAULT_GOAL := all
 EMBEDDED := $(dir $(lastword $(MAKEFILE_LIST)))
 define precompile
-ifneq ($$(filter g++%,$$(notdir $$(firstword $$(CXX)))),)
+ifneq ($$(filter g++% %-g++,$$(notdir $$(firstword $$(CXX)))),)
 $(BUILD)/$(1)/precompiled.h.gch: FLAGS := $$(FLAGS)
 $(BUILD)/$(1)/precompiled.h.gch: PRECOMPILED :=
 $(BUILD)/$(1)/precompiled.h.gch: Makefile $(EMBEDDED)precompiled.mk $(4)

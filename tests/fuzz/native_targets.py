@@ -188,10 +188,11 @@ TARGETS = {
         NativeTarget(
             "agent_answers", "the agent: what the tool sends", AGENT,
             ("wire.cpp", "messages.cpp", "shared_files.cpp", "state.cpp", "copies/sidecar.cpp", "copies/shared.cpp",
-             "log/host_program.cpp", "log/log.cpp"), answer_seeds,
+             "log/host_program.cpp", "log/log.cpp", "machine/x86_64/cpu.cpp"), answer_seeds,
         ),
         NativeTarget(
-            "program_code", "the agent: code that it patches", AGENT, ("instruction.cpp", "prologue.cpp"), code_seeds,
+            "program_code", "the agent: code that it patches", AGENT,
+            ("machine/x86_64/instruction.cpp", "machine/x86_64/code.cpp", "file_code.cpp"), code_seeds,
         ),
         NativeTarget(
             "agent_libraries", "the agent: libraries that it copies or searches", AGENT, ("wire.cpp",), library_seeds,

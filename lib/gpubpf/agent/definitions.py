@@ -24,7 +24,7 @@ from typing import Annotated, TypeAlias
 from gpubpf.agent import packing
 from gpubpf.agent.packing import I32, I64, U32, U64, AtMost, Packed, Seconds
 from gpubpf.ebpf import maps
-from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUB, OPERATION_STUB
+from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, HOST_STUBS, OPERATION_STUB
 from gpubpf.lower import patch_function
 from gpubpf.lower.launch_block import TICK_BITS, LaunchBlock
 from gpubpf.ptx.symbols import GRIDS, TABLE
@@ -1302,7 +1302,8 @@ def cpp() -> str:
         out += [f"constexpr {type_} k{_camel(name)} = {value}{suffix};" for name, value in constants.items()]
     out += [f'constexpr char k{_camel(name)}[] = "{text}";' for name, text in _TEXTS.items()]
     out.append(f'constexpr char kClockKernel[] = R"ptx({CLOCK_KERNEL.read_text()})ptx";')
-    out.append(f"constexpr uint8_t kHostStub[] = {{{', '.join(map(hex, HOST_STUB))}}};")
+    for machine, stub in HOST_STUBS.items():
+        out.append(f"constexpr uint8_t kHostStub_{machine}[] = {{{', '.join(map(hex, stub))}}};")
     points = ", ".join(f"{_camel(point)} = {number}" for number, point in enumerate(HOST_POINTS))
     out += ["", f"enum class HostPoint : uint32_t {{ {points} }};"]
     for point in HOST_POINTS:  # the fields of the programs' contexts

@@ -1,9 +1,11 @@
 // The beginning of a function that the agent hooks: decode its instructions, and move them elsewhere.
 #include <cstdlib>
 
+#include "machine/x86_64/instruction.h"
 #include "patch.cpp"
 
 using namespace gpubpf;
+using namespace gpubpf::machine;
 
 static void check(bool good) {
     if (!good) abort();
@@ -11,7 +13,7 @@ static void check(bool good) {
 
 // An instruction is its own bytes, whatever follows them. 15 readable bytes are enough.
 static void check_decoder(const uint8_t *data, size_t size) {
-    std::vector<uint8_t> code(kLongestInstruction, 0x90);
+    std::vector<uint8_t> code(kMostRead, 0x90);
     std::copy_n(data, std::min(size, code.size()), code.begin());
     const Instruction first = decode(code.data());
     check(first.length <= code.size());

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "../../../lib/gpubpf/agent/src/instruction.h"
+#include "../../../lib/gpubpf/agent/src/machine/x86_64/instruction.h"
 
 int main() {
   static const char *const kinds[] = {"plain", "call", "jump", "branch", "end", "immovable"};
@@ -15,7 +15,7 @@ int main() {
     size_t n = 0;
     unsigned byte;
     for (const char *p = line; n < 16 && sscanf(p, "%2x", &byte) == 1; p += 2) code[n++] = static_cast<uint8_t>(byte);
-    const gpubpf::Instruction found = gpubpf::decode(code);
+    const gpubpf::machine::Instruction found = gpubpf::machine::decode(code);
     // A distance is the last operand.
     if (found.distance_size && found.distance_at + found.distance_size != found.length) return 1;
     const char *operand = found.distance_size ? "relative" : found.displacement_at ? "rip" : "-";

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "../../../lib/gpubpf/agent/src/patch.h"
-#include "../../../lib/gpubpf/agent/src/prologue.h"
+#include "../../../lib/gpubpf/agent/src/machine/code.h"
 
 // Each returns its argument and 1 more.
 asm(R"(
@@ -151,12 +151,12 @@ int main() {
   for (int i = 0; i < 7; ++i) {
     memcpy(before[i], reinterpret_cast<void *>(more[i]), 16);
     others[i] = {"o", reinterpret_cast<void *>(their[i]), nullptr, reinterpret_cast<void *>(more[i])};
-    expect("length", static_cast<long>(gpubpf::prologue_of(before[i]).length), static_cast<long>(lengths[i]));
+    expect("length", static_cast<long>(gpubpf::machine::prologue_of(before[i]).length), static_cast<long>(lengths[i]));
   }
   // mov %rdi, -8(%r12) and xchg %r8, %rax are no store below the stack pointer, and no nop.
   const unsigned char store[16] = {0x49, 0x89, 0x7C, 0x24, 0xF8}, exchange[16] = {0x41, 0x90};
-  expect("store", static_cast<long>(gpubpf::prologue_of(store).length), 0);
-  expect("exchange", static_cast<long>(gpubpf::prologue_of(exchange).length), 0);
+  expect("store", static_cast<long>(gpubpf::machine::prologue_of(store).length), 0);
+  expect("exchange", static_cast<long>(gpubpf::machine::prologue_of(exchange).length), 0);
   failed = gpubpf::install(others, 7, left_out);
   expect(failed.c_str(), static_cast<long>(failed.size()), 0);
   for (int i = 0; i < 7; ++i) {

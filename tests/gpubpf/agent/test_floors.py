@@ -14,7 +14,9 @@ SOURCES = Path(agent.__file__).parent / "src"
 # thread.cpp). A header may have no source: what it declares is then defined on a higher floor, and its text says where.
 # docs/architecture.md has the same floors.
 FLOORS = {
-    "ground": "heap rows library readable compiled instruction prologue",
+    "ground": "heap rows library readable compiled file_code machine/code machine/cpu"
+    " machine/x86_64/instruction machine/x86_64/code machine/x86_64/cpu"
+    " machine/aarch64/instruction machine/aarch64/code machine/aarch64/cpu",
     "wire": "wire this_agent messages lifetime signals shared_files",
     "jumps": "patch hooks.def hooks_module.def hooks_graph.def hooks_log.def hooks_held.def hooks_all.def hook_table"
     " compilers",
@@ -22,7 +24,7 @@ FLOORS = {
     "threads": "thread log/numbers log/allocation log/host_program",
     "state": "driver/driver attachment state driver/stream driver/objects",
     "driver": "log/clock driver/fault driver/waiting_call driver/current driver/gpu_idle",
-    "operations": "log/stamp log/cupti log/operation",
+    "operations": "log/stamp log/cupti machine/x86_64/loads machine/aarch64/loads log/operation",
     "copies": "copies/shared copies/image copies/link copies/original copies/deferred copies/patched copies/launch copies/sidecar"
     " copies/sanitizer_api copies/patches copies/preexisting copies/graph copies/drain",
     "hooks": "driver/leftovers hook_call hooks_log hooks_graph hooks_module hooks",
@@ -51,3 +53,21 @@ def test_a_file_includes_only_what_comes_before_it(path: Path) -> None:
     assert not later, (
         f"{own} is below {', '.join(later)}: move the declarations that it needs to a lower file"
     )
+
+
+OF_A_MACHINE = re.compile(
+    r"__x86_64__|__aarch64__|__builtin_ia32|x86intrin|\basm\b|\bmachine/(?:x86_64|aarch64)/"
+)
+
+
+def test_only_files_of_a_machine_depend_on_it() -> None:
+    other = [path for path in FILES if path.relative_to(SOURCES).parent.parent.name != "machine"]
+    other += sorted((SOURCES.parent / "hsa").iterdir())
+    assert [path.name for path in other if OF_A_MACHINE.search(path.read_text())] == []
+
+
+def test_each_machine_has_the_same_files() -> None:
+    def names(machine: str) -> set[str]:
+        return {path.name for path in (SOURCES / "machine" / machine).iterdir()}
+
+    assert names("x86_64") == names("aarch64")

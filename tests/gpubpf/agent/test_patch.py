@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf_machine import INCLUDES, patching_sources
+
 HERE = Path(__file__).parent
-AGENT = HERE.parent.parent.parent / "lib" / "gpubpf" / "agent"
-SOURCES = AGENT / "src"
 
 
 def built(name: str, place: Path, *libraries: str) -> Path:
@@ -22,14 +22,11 @@ def built(name: str, place: Path, *libraries: str) -> Path:
     subprocess.run(
         [
             *compiler,
-            f"-I{AGENT / 'lib' / 'build'}",  # definitions.h, which make generates
+            *INCLUDES,
             "-o",
             program,
             HERE / f"{name}.cpp",
-            SOURCES / "instruction.cpp",
-            SOURCES / "patch.cpp",
-            SOURCES / "prologue.cpp",
-            SOURCES / "wire.cpp",
+            *patching_sources(),
             *libraries,
         ],
         check=True,

@@ -23,6 +23,7 @@ from gpubpf import agent
 from gpubpf_code import changed
 from gpubpf_drivers import ALL, DRIVERS, RUNTIMES, driver, runtime
 from gpubpf_host import needs_open_checkout, open_directory, without_gpu
+from gpubpf_machine import INCLUDES, patching_sources
 
 HERE = Path(__file__).parent
 AGENT = HERE.parents[2] / "lib" / "gpubpf" / "agent"
@@ -44,10 +45,9 @@ def place() -> Iterator[Path]:
     """Programs for every user, and a folder to put a /dev."""
     warn = ["-O1", "-Wall", "-Wextra", "-Werror"]
     with open_directory() as place:
-        hooks = [AGENT / "src" / f"{name}.cpp" for name in ("instruction", "patch", "prologue", "wire")]
-        include = f"-I{AGENT / 'lib' / 'build'}"  # definitions.h, which make generates
+        hooks = [HERE / "hook_driver.cpp", *patching_sources()]
         for command in (
-            ["g++", "-std=c++17", *warn, include, "-o", place / "hook_driver", HERE / "hook_driver.cpp", *hooks, "-ldl"],
+            ["g++", "-std=c++17", *warn, *INCLUDES, "-o", place / "hook_driver", *hooks, "-ldl"],
             ["gcc", *warn, "-pthread", "-o", place / "driver_calls", HERE / "driver_calls.c", "-ldl"],
         ):  # fmt: skip
             subprocess.run(command, check=True)

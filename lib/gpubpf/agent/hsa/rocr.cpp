@@ -6,7 +6,7 @@
 
 #include "agent.h"
 #include "patch.h"
-#include "prologue.h"
+#include "file_code.h"
 
 namespace gpubpf {
 

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "machine/code.h"
+
 namespace gpubpf {
 
 namespace {
@@ -343,11 +345,8 @@ class Exports {
 
   private:
     static void *behind_jump(void *function) {
-        const auto *code = static_cast<const uint8_t *>(function);
-        if (*code != 0xE9) return function;
-        int32_t distance;
-        memcpy(&distance, code + 1, sizeof distance);
-        return const_cast<uint8_t *>(code + 5 + distance);
+        const machine::Step first = machine::step(static_cast<const uint8_t *>(function));
+        return first.kind == machine::Step::kJump ? const_cast<uint8_t *>(first.destination) : function;
     }
 
     uintptr_t base_;

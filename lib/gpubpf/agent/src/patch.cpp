@@ -12,25 +12,33 @@
 #include <unistd.h>
 #include <vector>
 
-#include "instruction.h"
+#include "file_code.h"
 #include "lifetime.h"
-#include "prologue.h"
+#include "machine/code.h"
 #include "wire.h"
 
 namespace gpubpf {
 
-#ifdef __x86_64__
+using namespace machine;
 
 namespace {
 
-constexpr size_t kJumpSize = 5;          // jmp rel32
 constexpr size_t kTrampolineSize = 128;  // per hook: the jump to the replacement, then the moved instructions
 constexpr size_t kEntrySize = 32;        // the part of a trampoline that leads to the replacement
 constexpr size_t kReadSize = 512;        // bytes of a function to search for jumps
-constexpr size_t kLongestInstruction = 15;
-constexpr int64_t kReach = int64_t(1) << 31;
 
-// Allocates trampolines: executable memory within a 32-bit distance of the hooked functions. The memory is never freed, because
+uintptr_t page_size() {
+    static const auto size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    return size;
+}
+
+// Stores to code are done: processors may now run it.
+void code_changed(const uint8_t *at, size_t size) {
+    auto *const begin = reinterpret_cast<char *>(const_cast<uint8_t *>(at));
+    __builtin___clear_cache(begin, begin + size);
+}
+
+// Allocates trampolines: executable memory within reach of the jumps in hooked functions. The memory is never freed, because
 // a thread may be about to run it. A trampoline's destination can change. It is in the next page, which stays writable.
 class Trampolines {
   public:
@@ -38,7 +46,7 @@ class Trampolines {
     // Return a trampoline near `target`, or null.
     uint8_t *take(const uint8_t *target) {
         for (Page &page : pages_)
-            if (page.used + kTrampolineSize <= kPageSize && near(page.base, target))
+            if (page.used + kTrampolineSize <= page_size() && near(page.base, target))
                 return page.base + (page.used += kTrampolineSize) - kTrampolineSize;
         uint8_t *base = map_near(target);
         if (!base) return nullptr;
@@ -47,20 +55,22 @@ class Trampolines {
     }
     static Destination *destination_of(uint8_t *trampoline) {
         const auto at = reinterpret_cast<uintptr_t>(trampoline);
-        const uintptr_t page = at & ~uintptr_t(kPageSize - 1);
-        return reinterpret_cast<Destination *>(page + kPageSize +
+        const uintptr_t page = at & ~(page_size() - 1);
+        return reinterpret_cast<Destination *>(page + page_size() +
                                                (at - page) / kTrampolineSize * sizeof(Destination));
     }
     // Make the trampolines executable, and no longer writable.
     bool seal() {
         bool ok = true;
-        for (Page &page : pages_) ok = mprotect(page.base, kPageSize, PROT_READ | PROT_EXEC) == 0 && ok;
+        for (Page &page : pages_) {
+            code_changed(page.base, page_size());
+            ok = mprotect(page.base, page_size(), PROT_READ | PROT_EXEC) == 0 && ok;
+        }
         pages_.clear();
         return ok;
     }
 
   private:
-    static constexpr size_t kPageSize = 4096;
     struct Page {
         uint8_t *base;
         size_t used;
@@ -75,60 +85,24 @@ class Trampolines {
              step += step < 0x1000000 ? 0x10000 : 0x400000)
             for (int side = 0; side < 2; ++side) {
                 uintptr_t wanted = side ? at - step : at + step;
-                if ((side && step > at) || wanted >> 47) continue;
-                void *p = mmap(reinterpret_cast<void *>(wanted), 2 * kPageSize, PROT_READ | PROT_WRITE,
+                if ((side && step > at) || wanted >> kAddressBits) continue;
+                void *p = mmap(reinterpret_cast<void *>(wanted), 2 * page_size(), PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
                 if (p == MAP_FAILED) continue;
                 if (near(static_cast<uint8_t *>(p), target)) return static_cast<uint8_t *>(p);
-                munmap(p, 2 * kPageSize);  // older kernels treat the address as a hint
+                munmap(p, 2 * page_size());  // older kernels treat the address as a hint
             }
         return nullptr;
     }
     std::vector<Page> pages_;
 };
 
-bool put_distance(uint8_t *at, size_t after, const uint8_t *to) {
-    int64_t distance = to - (at + after);
-    if (distance >= kReach || distance < -kReach) return false;
-    auto d = static_cast<int32_t>(distance);
-    memcpy(at, &d, sizeof d);
-    return true;
-}
-
-// Return whether all bytes are padding that compilers put between functions.
-bool is_padding(const uint8_t *p, size_t n) {
-    for (size_t i = 0; i < n;) {
-        if (p[i] == 0xCC || p[i] == 0x90 || p[i] == 0x00) {
-            ++i;
-            continue;
-        }
-        const Instruction found = decode(p + i);
-        const bool nop = found.length && !found.rex && p[i] != 0xF3 &&
-                         ((found.map == Instruction::kTwoByte && found.opcode == 0x1F) ||
-                          (found.map == Instruction::kOneByte && found.opcode == 0x90));
-        if (!nop) return false;
-        i += found.length;
-    }
-    return true;
-}
-
-// Return the destination of a relative instruction at `code`.
-const uint8_t *destination_of(const uint8_t *code, const Instruction &instruction) {
-    int32_t distance = 0;
-    if (instruction.distance_size == 4) memcpy(&distance, code + instruction.distance_at, 4);
-    else distance = static_cast<int8_t>(code[instruction.distance_at]);
-    return code + instruction.length + distance;
-}
-
 // Return whether a later instruction, such as the end of a short loop, jumps into the first `span` bytes of the function.
 bool jumps_into(const std::vector<uint8_t> &code, size_t span) {
-    for (size_t at = 0; at + kLongestInstruction < code.size();) {
-        const uint8_t *p = code.data() + at;
-        const Instruction next = decode(p);
+    for (size_t at = 0; at + kMostRead < code.size();) {
+        const Step next = step(code.data() + at);
         if (!next.length) break;
-        if (next.distance_size && destination_of(p, next) > code.data() &&
-            destination_of(p, next) < code.data() + span)
-            return true;
+        if (next.destination > code.data() && next.destination < code.data() + span) return true;
         at += next.length;
     }
     return false;
@@ -141,42 +115,20 @@ const char *move(const uint8_t *from, const std::vector<uint8_t> &code, size_t s
     moved = 0;
     while (moved < span) {
         const uint8_t *source = code.data() + moved;
-        const Instruction next = decode(source);
-        if (!next.length || next.kind == Instruction::kImmovable)
-            return "an instruction that cannot be moved";
-        if (*source == 0xCC) return "a breakpoint: another tool traces this process";
-        if (to + next.length + 16 > end) return "its first instructions are too long";
-        if (next.distance_size) {
-            const uint8_t *destination = from + (destination_of(source, next) - code.data());
-            if (destination == from) return "a jump to its beginning";
-            if (next.kind == Instruction::kBranch) {
-                *to++ = 0x0F;
-                *to++ = static_cast<uint8_t>(0x80 | next.condition);
-            } else {
-                *to++ = next.kind == Instruction::kCall ? 0xE8 : 0xE9;
-            }
-            if (!put_distance(to, 4, destination)) return "too far a jump";
-            to += 4;
-        } else {
-            memcpy(to, source, next.length);
-            if (next.displacement_at) {
-                int32_t displacement;
-                memcpy(&displacement, source + next.displacement_at, 4);
-                if (!put_distance(to + next.displacement_at, next.length - next.displacement_at,
-                                  from + moved + next.length + displacement))
-                    return "too far an operand";
-            }
-            to += next.length;
-        }
+        const Step next = step(source);
+        if (!next.length || next.kind == Step::kImmovable) return "an instruction that cannot be moved";
+        if (next.kind == Step::kBreakpoint) return "a breakpoint: another tool traces this process";
+        if (to + next.length + kMoreMoved + kJumpSize > end) return "its first instructions are too long";
+        if (next.destination == code.data()) return "a jump to its beginning";
+        if (const char *why = move_instruction(source, from + moved, to)) return why;
         moved += next.length;
-        if (next.kind == Instruction::kEnd || next.kind == Instruction::kJump) {
+        if (next.kind == Step::kEnd || next.kind == Step::kJump) {
             if (moved < span && !is_padding(code.data() + moved, span - moved)) return "too short";
             return jumps_into(code, moved) ? "a jump into its first instructions" : nullptr;
         }
     }
-    *to++ = 0xE9;
     if (jumps_into(code, moved)) return "a jump into its first instructions";
-    return put_distance(to, 4, from + moved) ? nullptr : "too far a jump";
+    return put_jump(to, to, from + moved) ? nullptr : "too far a jump";
 }
 
 // Makes code writable, one region at a time, until the object is destroyed.
@@ -187,8 +139,8 @@ class WritableCode {
     WritableCode(const WritableCode &) = delete;
     WritableCode &operator=(const WritableCode &) = delete;
     bool open(const uint8_t *at, size_t size) {
-        const uintptr_t first = reinterpret_cast<uintptr_t>(at) & ~kPage,
-                        end = (reinterpret_cast<uintptr_t>(at) + size + kPage) & ~kPage;
+        const uintptr_t first = reinterpret_cast<uintptr_t>(at) & ~(page_size() - 1),
+                        end = (reinterpret_cast<uintptr_t>(at) + size + page_size() - 1) & ~(page_size() - 1);
         if (first == first_ && end == end_) return true;
         close();
         if (mprotect(reinterpret_cast<void *>(first), end - first, PROT_READ | PROT_WRITE | PROT_EXEC) != 0)
@@ -199,7 +151,6 @@ class WritableCode {
     }
 
   private:
-    static constexpr uintptr_t kPage = 4095;
     void close() {
         if (end_) mprotect(reinterpret_cast<void *>(first_), end_ - first_, PROT_READ | PROT_EXEC);
         first_ = end_ = 0;
@@ -207,45 +158,12 @@ class WritableCode {
     uintptr_t first_ = 0, end_ = 0;
 };
 
-// Change bytes of code from `before` to `after` in one store: a thread that runs there sees either the old bytes or the new ones.
-// Return false if the bytes are not `before`, or if they cross an aligned 16-byte word.
-bool exchange_code(uint8_t *at, const uint8_t *before, const uint8_t *after, size_t size) {
-    const auto address = reinterpret_cast<uintptr_t>(at);
-    if (memcmp(at, before, size) != 0) return false;
-    if (const size_t offset = address & 7; offset + size <= 8) {
-        auto *word = reinterpret_cast<std::atomic<uint64_t> *>(at - offset);
-        uint64_t old = word->load();
-        for (;;) {
-            uint64_t value = old;
-            if (memcmp(reinterpret_cast<uint8_t *>(&old) + offset, before, size) != 0) return false;
-            memcpy(reinterpret_cast<uint8_t *>(&value) + offset, after, size);
-            if (word->compare_exchange_strong(old, value)) return true;
-        }
-    }
-    const size_t offset = address & 15;
-    if (offset + size > 16) return false;
-    uint8_t *word = at - offset;
-    uint64_t old[2];
-    memcpy(old, word, sizeof old);
-    for (;;) {
-        uint64_t value[2] = {old[0], old[1]};
-        bool done;
-        if (memcmp(reinterpret_cast<uint8_t *>(old) + offset, before, size) != 0) return false;
-        memcpy(reinterpret_cast<uint8_t *>(value) + offset, after, size);
-        asm volatile("lock cmpxchg16b %[word]"
-                     : [word] "+m"(*reinterpret_cast<uint64_t (*)[2]>(word)), "+a"(old[0]), "+d"(old[1]),
-                       "=@ccz"(done)
-                     : "b"(value[0]), "c"(value[1])
-                     : "memory");
-        if (done) return true;
-    }
-}
-
 // Write code that no thread is running, through /proc/self/mem if the mapping cannot be made writable.
 bool write_code(WritableCode &writable, const Patch &patch) {
     auto *at = reinterpret_cast<uint8_t *>(patch.at);
     if (writable.open(at, patch.size)) {
         if (!exchange_code(at, patch.before, patch.after, patch.size)) memcpy(at, patch.after, patch.size);
+        code_changed(at, patch.size);
         return true;
     }
     int fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
@@ -255,24 +173,20 @@ bool write_code(WritableCode &writable, const Patch &patch) {
     return ok;
 }
 
-constexpr uint8_t kEndbr64[4] = {0xF3, 0x0F, 0x1E, 0xFA};
-
-// Return where the function's own code begins: after endbr64, which indirect calls need.
+// Return where the function's own code begins: after what indirect calls need.
 uint8_t *entry_of(FileCode &file, void *target) {
     auto *at = static_cast<uint8_t *>(target);
-    const std::vector<uint8_t> code = file.read(at, sizeof kEndbr64);
-    return code.size() == sizeof kEndbr64 && memcmp(code.data(), kEndbr64, sizeof kEndbr64) == 0
-               ? at + sizeof kEndbr64
-               : at;
+    const std::vector<uint8_t> code = file.read(at, kLandingPadSize);
+    return code.size() == kLandingPadSize ? at + landing_pad(code.data()) : at;
 }
 
 // Return whether a thread in a call may still have to return into the jump that is written at `jump`.
 bool returns_into(const std::vector<uint8_t> &code, size_t jump) {
-    for (size_t at = 0; at < jump + kJumpSize && at + kLongestInstruction < code.size();) {
-        const Instruction next = decode(code.data() + at);
+    for (size_t at = 0; at < jump + kJumpSize && at + kMostRead < code.size();) {
+        const Step next = step(code.data() + at);
         if (!next.length) return true;
         at += next.length;
-        if (next.kind == Instruction::kCall && at > jump && at < jump + kJumpSize) return true;
+        if (next.kind == Step::kCall && at > jump && at < jump + kJumpSize) return true;
     }
     return false;
 }
@@ -300,8 +214,10 @@ HookedFunctions *functions = &first_functions.value;
 void take_out(HookedFunction &function, WritableCode &writable) {
     Trampolines::destination_of(function.trampoline)->store(function.original(), std::memory_order_release);
     // If the code cannot be changed back, the jump stays and leads to the original.
-    if (function.is_in() && writable.open(function.at(), function.patch.size))
+    if (function.is_in() && writable.open(function.at(), function.patch.size)) {
         exchange_code(function.at(), function.patch.after, function.patch.before, function.patch.size);
+        code_changed(function.at(), function.patch.size);
+    }
 }
 
 // Direct calls to the code of libraries that are still loaded again, except for functions that are to be kept. The linker's lock is held
@@ -360,18 +276,15 @@ const char *hook_first_time(Hook &h, uint8_t *entry, std::vector<uint8_t> code, 
     uint8_t *const at = entry + prologue.length;
     if (memcmp(at, code.data() + prologue.length, std::max(moved - prologue.length, kJumpSize)) != 0)
         return kAlreadyChanged;
-    // Undo the first instruction, then jmp [rip + distance] to the replacement, or to the original after detaching.
-    uint8_t indirect[6] = {0xFF, 0x25, 0, 0, 0, 0};
+    // Undo the first instruction, then jump to the replacement, or to the original after detaching.
+    static_assert(sizeof prologue.undo + kJumpThroughSize <= kEntrySize);
     memcpy(trampoline, prologue.undo, prologue.undo_size);
-    memcpy(trampoline + prologue.undo_size, indirect, sizeof indirect);
-    put_distance(trampoline + prologue.undo_size + 2, 4,
-                 reinterpret_cast<uint8_t *>(Trampolines::destination_of(trampoline)));
+    put_jump_through(trampoline + prologue.undo_size, Trampolines::destination_of(trampoline));
     Trampolines::destination_of(trampoline)->store(h.replacement, std::memory_order_release);
     h.original = trampoline + kEntrySize;
-    Patch patch{reinterpret_cast<uintptr_t>(at), {}, {0xE9}, kJumpSize};
+    Patch patch{reinterpret_cast<uintptr_t>(at), {}, {}, kJumpSize};
     memcpy(patch.before, at, kJumpSize);
-    auto distance = static_cast<int32_t>(trampoline - (at + kJumpSize));
-    memcpy(patch.after + 1, &distance, sizeof distance);
+    if (!put_jump(patch.after, at, trampoline)) return "too far a jump";
     patches.push_back(patch);
     code.resize(moved);
     functions->by_entry[entry] = {patch, trampoline, std::move(code), h.name, true};
@@ -388,9 +301,9 @@ std::string prepare(Hook *hooks, size_t count, std::string &left_out, bool runni
     auto hook = [&](Hook &h, uint8_t *at) -> const char * {
         std::vector<uint8_t> code = file.read(at, kReadSize);
         if (code.size() < kEntrySize + kJumpSize) return "the end of its library";
-        const Instruction first = decode(code.data());
-        if (first.kind == Instruction::kJump) {
-            uint8_t *destination = entry_of(file, at + (destination_of(code.data(), first) - code.data()));
+        const Step first = step(code.data());
+        if (first.kind == Step::kJump) {
+            uint8_t *destination = entry_of(file, at + (first.destination - code.data()));
             if (by_entry.count(destination)) return nullptr;  // the destination is hooked
         }
         auto known = functions->by_entry.find(at);
@@ -462,18 +375,6 @@ void forget_patching() {
 }  // namespace
 
 const Lifetime patch_lifetime{nullptr, nullptr, nullptr, forget_patching};
-
-#else
-
-std::string install(Hook *, size_t, std::string &) { return "all: hooks are written for x86-64 only\n"; }
-std::string prepare(Hook *, size_t, std::string &, std::vector<Patch> &) {
-    return "all: hooks are written for x86-64 only\n";
-}
-void take_out(bool (*)(const char *)) {}
-void take_out_rest(bool (*)(const char *)) {}
-const Lifetime patch_lifetime{nullptr, nullptr, nullptr, nullptr};
-
-#endif
 
 namespace {
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "log/stack.h"
+#include "machine/cpu.h"
 #include "patch.h"
 #include "readable.h"
 #include "this_agent.h"
@@ -57,16 +58,6 @@ ThreadIn place_of(const Thread &thread) {
 
 // --- time ---
 
-uint64_t now_ticks() {
-#ifdef __x86_64__
-    return __rdtsc();
-#else
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
-#endif
-}
-
 uint64_t monotonic_ns() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -82,10 +73,10 @@ const Rate &rate() {
     static const Rate made = [] {
         uint64_t least = UINT64_MAX;
         for (int i = 0; i < 64; ++i) {
-            const uint64_t before = now_ticks();
-            least = std::min(least, now_ticks() - before);
+            const uint64_t before = machine::ticks();
+            least = std::min(least, machine::ticks() - before);
         }
-        return Rate{now_ticks(), monotonic_ns(), least};
+        return Rate{machine::ticks(), monotonic_ns(), least};
     }();
     return made;
 }
@@ -95,14 +86,14 @@ constexpr uint64_t kLong = 50000;  // ns
 
 uint64_t in_ns(uint64_t ticks) {
     const Rate &r = rate();
-    const uint64_t passed = now_ticks() - r.ticks, ns = monotonic_ns() - r.ns;
+    const uint64_t passed = machine::ticks() - r.ticks, ns = monotonic_ns() - r.ns;
     return passed ? static_cast<uint64_t>(static_cast<double>(ticks) *
                                           (static_cast<double>(ns) / static_cast<double>(passed)))
                   : 0;
 }
 
 void add_ticks(Thread &thread) {
-    const uint64_t passed = now_ticks() - thread.timed_since;
+    const uint64_t passed = machine::ticks() - thread.timed_since;
     thread.ticks += passed - std::min(passed, rate().reading);
 }
 
@@ -111,7 +102,7 @@ void add_ticks(Thread &thread) {
 void begin_timed(Thread &thread) noexcept {
     rate();
     thread.ticks = 0;
-    thread.timed_since = now_ticks() | 1;
+    thread.timed_since = machine::ticks() | 1;
 }
 
 void pause_timed(Thread &thread) noexcept {
@@ -119,7 +110,7 @@ void pause_timed(Thread &thread) noexcept {
     thread.timed_since = 1;
 }
 
-void resume_timed(Thread &thread) noexcept { thread.timed_since = now_ticks() | 1; }
+void resume_timed(Thread &thread) noexcept { thread.timed_since = machine::ticks() | 1; }
 
 void end_timed(Thread &thread) noexcept {
     add_ticks(thread);
@@ -137,12 +128,12 @@ Thread *begin_slow_path() noexcept {
     if (!t || !t->number || t->slow_since) return nullptr;
     if (t->timed_since) pause_timed(*t);
     rate();
-    t->slow_since = now_ticks() | 1;
+    t->slow_since = machine::ticks() | 1;
     return t;
 }
 
 void end_slow_path(Thread &thread) noexcept {
-    const uint64_t passed = now_ticks() - thread.slow_since;
+    const uint64_t passed = machine::ticks() - thread.slow_since;
     thread.slow_since = 0;
     if (!thread.number) return;  // the attachment is over
     control_block().hooks_rare_ns.fetch_add(in_ns(passed), std::memory_order_relaxed);
@@ -190,8 +181,10 @@ __attribute__((no_sanitize("address"))) bool was_left(uintptr_t frame) noexcept 
         // The call comes from the driver, or from a signal handler. Otherwise, later calls have overwritten
         // the other hook's return address, or the stack shows it. A frame far away is on another stack. A
         // nearby frame may also be on another stack that no longer exists.
-        if (is_internal(*return_slot(frame)) || of.frame - frame > kNear) return false;
-        const uintptr_t *slot = return_slot(of.frame);
+        if (is_internal(machine::plain_return_address(*machine::return_slot(frame))) ||
+            of.frame - frame > kNear)
+            return false;
+        const uintptr_t *slot = machine::return_slot(of.frame);
         if (is_readable(slot) && *slot == of.from && !stack_lacks(reinterpret_cast<uintptr_t>(slot)))
             return false;
     } else {

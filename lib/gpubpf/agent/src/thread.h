@@ -12,10 +12,7 @@
 #include <type_traits>
 
 #include "lifetime.h"
-
-#ifdef __x86_64__
-#include <x86intrin.h>
-#endif
+#include "machine/cpu.h"
 
 namespace gpubpf {
 
@@ -60,7 +57,6 @@ inline Thread *&own_record() {
 struct Entry {
     uintptr_t frame, from;
 };
-inline uintptr_t *return_slot(uintptr_t frame) { return reinterpret_cast<uintptr_t *>(frame) + 1; }
 inline Entry &entry() {
     static thread_local Entry value __attribute__((tls_model("initial-exec"))) = {0, 0};
     return value;
@@ -112,7 +108,7 @@ class HookCall {
         depth() = before_ + 1;
         if (before_ != 0) return;
         const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
-        entry() = {frame, *return_slot(frame)};
+        entry() = {frame, *machine::return_slot(frame)};
         const uint64_t number = attachment.load(std::memory_order_relaxed);
         if (!number) return;
         thread_ = own_record();

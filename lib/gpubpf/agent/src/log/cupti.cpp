@@ -405,10 +405,8 @@ void collect_cupti() noexcept {
 
 }  // namespace gpubpf
 
-#ifdef __x86_64__
-
 // Ends recording if a caller other than the driver loads another library than the driver. Returns the original of
-// the hook.
+// the hook. The hooks of dlopen and dlmopen call it (machine/*/loads.cpp).
 extern "C" __attribute__((used)) void *gpubpf_loads(const char *library, const void *caller,
                                                     size_t hook) noexcept {
     using namespace gpubpf;
@@ -419,22 +417,3 @@ extern "C" __attribute__((used)) void *gpubpf_loads(const char *library, const v
         quietly(stop_recording_soon);
     return hooks[hook].original;
 }
-
-// The stack has three registers, then the return address.
-#define GPUBPF_LOADS(symbol, library)                                                            \
-    __attribute__((naked)) void gpubpf::hook_##symbol() {                                        \
-        asm("push %%rdi\n push %%rsi\n push %%rdx\n mov %%" library                              \
-            ", %%rdi\n mov 24(%%rsp), %%rsi\n"                                                   \
-            "mov %0, %%edx\n call gpubpf_loads\n pop %%rdx\n pop %%rsi\n pop %%rdi\n jmp *%%rax" \
-            :                                                                                    \
-            : "i"(gpubpf::kHook_##symbol));                                                      \
-    }
-GPUBPF_LOADS(dlopen, "rdi")
-GPUBPF_LOADS(dlmopen, "rsi")
-
-#else
-
-void gpubpf::hook_dlopen() {}  // nothing is hooked there (patch.cpp)
-void gpubpf::hook_dlmopen() {}
-
-#endif

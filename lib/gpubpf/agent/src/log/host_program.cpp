@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "log/log.h"
+#include "machine/cpu.h"
 #include "shared_files.h"
 #include "this_agent.h"
 #include "thread.h"
@@ -22,7 +23,7 @@ namespace gpubpf {
 
 namespace {
 
-// The kernel optimizes a uprobe on a five-byte nop. So kHostStub starts with the nop, without an endbr64.
+// The kernel optimizes a uprobe on a five-byte nop. On x86-64, the stub therefore starts with the nop, without an endbr64.
 constexpr uint64_t kStubFile = 4096;
 constexpr uint32_t kArguments = 64;
 
@@ -210,26 +211,6 @@ void run(const Point &point, const uint64_t *fields) {
     }
 }
 
-// Calls a stub with values in the six argument registers and in two more caller-saved registers. The tool's
-// programs read them there (lower/context.py).
-void call_stub(const uint8_t *stub, const uint64_t *fields) {
-#ifdef __x86_64__
-    register uint64_t r8 asm("r8") = fields[4];
-    register uint64_t r9 asm("r9") = fields[5];
-    register uint64_t r10 asm("r10") = fields[6];
-    register uint64_t r11 asm("r11") = fields[7];
-    uint64_t di = fields[0], si = fields[1], dx = fields[2], cx = fields[3];
-    // The compiler may keep data below the stack pointer.
-    asm volatile("lea -128(%%rsp), %%rsp\n\tcall *%[stub]\n\tlea 128(%%rsp), %%rsp"
-                 : "+D"(di), "+S"(si), "+d"(dx), "+c"(cx), "+r"(r8), "+r"(r9), "+r"(r10), "+r"(r11)
-                 : [stub] "a"(stub)
-                 : "memory", "cc");
-#else
-    (void)stub;
-    (void)fields;
-#endif
-}
-
 // Runs the programs at a point. `context` is their context, which consists of u64 fields.
 template <typename Context>
 void run_at(HostPoint where, uint64_t stub, const Context &context) {
@@ -237,7 +218,7 @@ void run_at(HostPoint where, uint64_t stub, const Context &context) {
     static_assert(sizeof context <= sizeof fields);
     memcpy(fields, &context, sizeof context);
     const Point &point = at(where);
-    if (point.in_kernel.load(std::memory_order_relaxed)) call_stub(stubs + stub, fields);
+    if (point.in_kernel.load(std::memory_order_relaxed)) machine::call_stub(stubs + stub, fields);
     run(point, fields);
 }
 
@@ -257,8 +238,8 @@ int make_stubs() {
     struct stat st;
     if (fd < 0) return -1;
     // Seals it, so that the tool recognizes it as the agent's.
-    if (write_all(fd, kHostStub, sizeof kHostStub, 0) &&
-        write_all(fd, kHostStub, sizeof kHostStub, kOperationStub) && fstat(fd, &st) == 0 &&
+    if (write_all(fd, machine::kStub, machine::kStubSize, 0) &&
+        write_all(fd, machine::kStub, machine::kStubSize, kOperationStub) && fstat(fd, &st) == 0 &&
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) == 0) {
         // The mapping is private because a probe in a shared mapping is never hit.
         void *at = mmap(nullptr, kStubFile, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);

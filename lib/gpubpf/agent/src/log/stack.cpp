@@ -15,6 +15,7 @@
 
 #include "log/log.h"
 #include "log/python.h"
+#include "machine/cpu.h"
 #include "this_agent.h"
 #include "wire.h"
 
@@ -31,6 +32,7 @@ struct Frames {
     uintptr_t at[kMostFrames];
     // Where the stack holds the return address; 0: the address is not a return address.
     uintptr_t slot[kMostFrames];
+    uintptr_t low[kMostFrames];  // the lowest address that belongs to the frame, on the stack
     size_t count = 0;
     const char *missing = kStackNotUnwound;  // why outer frames are missing; null: none are
 };
@@ -75,8 +77,16 @@ bool is_internal(uintptr_t code) noexcept { return drivers.has(code) || own_exte
 
 namespace {
 
+// A walk through the stack.
+struct Walk {
+    Frames &frames;
+    machine::ReturnSlots slots{};
+};
+
 _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
-    auto *frames = static_cast<Frames *>(to);
+    auto *walk = static_cast<Walk *>(to);
+    Frames *frames = &walk->frames;
+    const uintptr_t slot = walk->slots.next(context);
     int before = 0;  // nonzero: the address is the instruction itself, not the one after a call
     uintptr_t at = _Unwind_GetIPInfo(context, &before);
     if (!at) {  // the outermost frame has no caller
@@ -89,7 +99,8 @@ _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
         frames->missing = kStackTooDeep;
         return _URC_END_OF_STACK;
     }
-    frames->slot[frames->count] = before ? 0 : _Unwind_GetCFA(context) - sizeof(uintptr_t);
+    frames->slot[frames->count] = before ? 0 : slot;
+    frames->low[frames->count] = _Unwind_GetCFA(context);
     frames->at[frames->count++] = at;
     return _URC_NO_REASON;
 }
@@ -143,8 +154,7 @@ bool evaluates(const Frames &f, size_t i, const std::string &symbol, const Pytho
     bool known = false;
     for (size_t p = 0; p < python.count; ++p) {
         const uintptr_t entry = python.at[p].entry;
-        // A frame is between its own slot, which the function that it calls has, and that of the frame that calls it.
-        if (entry > f.slot[i] && (i + 1 == f.count || entry < f.slot[i + 1])) return true;
+        if (entry >= f.low[i] && (i + 1 == f.count || entry < f.low[i + 1])) return true;
         known = known || entry;
     }
     return !known && symbol == kEvaluates;
@@ -204,7 +214,9 @@ bool still(const Remembered &r, uintptr_t here) {
     if (r.here != here || r.generation != generation_of_process() || !r.number) return false;
     // A frame's slot exists as long as the frames inside it are unchanged.
     for (size_t i = 0; i < r.frames.count; ++i)
-        if (*reinterpret_cast<const uintptr_t *>(r.frames.slot[i]) - 1 != r.frames.at[i]) return false;
+        if (machine::plain_return_address(*reinterpret_cast<const uintptr_t *>(r.frames.slot[i])) - 1 !=
+            r.frames.at[i])
+            return false;
     return true;
 }
 
@@ -292,11 +304,12 @@ bool stack_lacks(uintptr_t slot) noexcept {
     struct Sought {
         uintptr_t slot;
         bool lacks;
+        machine::ReturnSlots slots{};
     } sought{slot, false};
     _Unwind_Backtrace(
         [](_Unwind_Context *context, void *to) {
             auto &s = *static_cast<Sought *>(to);
-            const uintptr_t at = _Unwind_GetCFA(context) - sizeof(uintptr_t);
+            const uintptr_t at = s.slots.next(context);
             if (at < s.slot) return _URC_NO_REASON;
             s.lacks = at > s.slot;
             return _URC_END_OF_STACK;
@@ -319,7 +332,8 @@ __attribute__((noinline)) uint32_t host_stack() noexcept {
             if (number) return;
         }
         Frames frames;
-        _Unwind_Backtrace(frame, &frames);
+        Walk walk{frames};
+        _Unwind_Backtrace(frame, &walk);
         if (frames.count) number = number_of(frames);
         for (size_t i = 0; i < frames.count; ++i)
             if (!frames.slot[i]) return;  // the stack goes through a signal handler

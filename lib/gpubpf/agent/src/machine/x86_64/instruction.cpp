@@ -6,9 +6,9 @@
 // instruction instead of 15 ns. In 392 million instructions of 1617 libraries, both found the same lengths, kinds and relative
 // operands wherever both knew the instruction. This decoder also knows newer ones (AVX-IFMA, SHA-512), but not XOP.
 
-#include "instruction.h"
+#include "machine/x86_64/instruction.h"
 
-namespace gpubpf {
+namespace gpubpf::machine {
 
 namespace {
 
@@ -288,4 +288,4 @@ Instruction decode(const uint8_t *code) {
     return found.length <= kLongest ? found : Instruction();
 }
 
-}  // namespace gpubpf
+}  // namespace gpubpf::machine

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace gpubpf {
+namespace gpubpf::machine {
 
 struct Instruction {
     enum Kind {
@@ -33,4 +33,4 @@ struct Instruction {
 // Decode one instruction. Reads 15 bytes at most, and allocates nothing. Returns length 0 for unknown instructions.
 Instruction decode(const uint8_t *code);
 
-}  // namespace gpubpf
+}  // namespace gpubpf::machine
