@@ -133,6 +133,7 @@ class Apt:
     """apt with sources and lists of its own."""
 
     place: Path
+    architecture: str
 
     def __call__(self, program: str, *arguments: object, cwd: Path | None = None) -> str:
         settings = {
@@ -144,7 +145,8 @@ class Apt:
             "Acquire::Retries": 0,
             "Acquire::http::Timeout": 5,
             "Acquire::https::Timeout": 5,
-            "APT::Architecture": "amd64",
+            "APT::Architecture": self.architecture,
+            "APT::Architectures": self.architecture,
             "APT::Sandbox::User": "",  # the user _apt may not see this folder
         }
         options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
@@ -152,10 +154,10 @@ class Apt:
 
 
 @functools.cache
-def _index() -> tuple[Apt, tuple[Package, ...]]:
+def _index(architecture: str) -> tuple[Apt, tuple[Package, ...]]:
     """Return apt and the drivers that it knows, oldest first. Raises Unavailable; `_known` also remembers that."""
-    with _cache("apt") as place:
-        apt = Apt(place)
+    with _cache(f"apt-{architecture}") as place:
+        apt = Apt(place, architecture)
         for folder in ("lists/partial", "cache/archives/partial"):
             (place / folder).mkdir(parents=True, exist_ok=True)
         (place / "drivers.sources").write_text(_sources())
@@ -170,9 +172,9 @@ def _index() -> tuple[Apt, tuple[Package, ...]]:
 
 
 @functools.cache
-def _known() -> tuple[Apt, tuple[Package, ...]] | Unavailable:
+def _known(architecture: str) -> tuple[Apt, tuple[Package, ...]] | Unavailable:
     try:
-        return _index()
+        return _index(architecture)
     except Unavailable as why:
         return why
 
@@ -190,11 +192,11 @@ def _unpack(apt: Apt, package: Package, place: Path) -> None:
 
 
 @functools.cache
-def _driver(wanted: str) -> Path | Unavailable:
+def _driver(wanted: str, architecture: str) -> Path | Unavailable:
     if wanted == "installed":
         return INSTALLED
     newest = wanted == "newest"
-    with _cache("drivers") as place:
+    with _cache("drivers" if architecture == "amd64" else f"drivers-{architecture}") as place:
         cached = sorted(place.glob("[1-9]*"), key=lambda p: _number(p.name))
         if not newest:
             cached = [p for p in cached if p.name.startswith(f"{wanted}.")]
@@ -203,7 +205,7 @@ def _driver(wanted: str) -> Path | Unavailable:
         )  # exists: the archive was asked before, and is asked again only with GPUBPF_DRIVERS=all
         if cached and (not newest or (told.exists() and not ALL)):
             return cached[-1] / "libcuda.so.1"
-        if isinstance(known := _known(), Unavailable):
+        if isinstance(known := _known(architecture), Unavailable):
             return cached[-1] / "libcuda.so.1" if cached else known
         apt, packages = known
         packages = tuple(p for p in packages if newest or p.driver.startswith(f"{wanted}."))
@@ -251,9 +253,9 @@ def _found_or_skip(what: str, found: Path | Unavailable) -> Path:
     pytest.skip(reason)
 
 
-def driver(wanted: str) -> Path:
+def driver(wanted: str, architecture: str = "amd64") -> Path:
     """Return a driver library: of a branch ("535"), "newest", or "installed". Skip or fail where there is none."""
-    return _found_or_skip(f"NVIDIA driver {wanted}", _driver(wanted))
+    return _found_or_skip(f"NVIDIA driver {wanted}", _driver(wanted, architecture))
 
 
 def runtime(wanted: str) -> Path:

@@ -9,9 +9,14 @@
 #include "../../../lib/gpubpf/agent/src/patch.h"
 
 // Functions whose first instructions lie over a word's end in every way that a compiler lets them.
+#ifdef __aarch64__
+#define BODY " mov x9, x0\n add x9, x9, #1\n add x0, x9, x9, lsl #1\n ret\n"
+#else
+#define BODY " mov %rdi, %rax\n add $1, %rax\n imul $3, %rax, %rax\n ret\n"
+#endif
 #define FUNCTION(name, padding)                                                                                                    \
   extern "C" long name(long x);                                                                                                    \
-  asm(".text\n.balign 16\n.skip " #padding ", 0xCC\n.globl " #name "\n" #name ":\n mov %rdi, %rax\n add $1, %rax\n imul $3, %rax, %rax\n ret\n")
+  asm(".text\n.balign 16\n.skip " #padding ", 0xCC\n.globl " #name "\n" #name ":\n" BODY)
 FUNCTION(f0, 16);
 FUNCTION(f4, 4);
 FUNCTION(f8, 8);

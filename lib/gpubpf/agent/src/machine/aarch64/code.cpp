@@ -68,7 +68,8 @@ bool computes(uint32_t code, bool &reads) {
 // Return the bytes by which a store before the stack pointer moves it down; 0 for other instructions.
 uint32_t pushed(uint32_t code) {
     if ((code >> 5 & 31) != 31) return 0;
-    if ((code & 0x3BC00000) == 0x29800000) {  // stp …, [sp, #-N]!
+    const bool tags = (code >> 30 & 1) && !(code >> 26 & 1);  // stgp
+    if ((code & 0x3BC00000) == 0x29800000 && !tags) {         // stp …, [sp, #-N]!
         const uint32_t size = code >> 26 & 1 ? 4u << (code >> 30) : code >> 31 ? 8 : 4;
         const uint32_t back = code >> 15 & 127;
         return back & 64 ? (128 - back) * size : 0;
@@ -163,7 +164,7 @@ const char *move_instruction(const uint8_t *source, const uint8_t *from, uint8_t
         case Instruction::kAddress: return put_address(to, reg, operand) ? nullptr : "too far an operand";
         case Instruction::kLoad: {
             static constexpr uint32_t kLoads[] = {0xB9400000, 0xF9400000, 0xB9800000};  // ldr, ldr, ldrsw
-            if (reg == 31) {  // to no register
+            if (reg == 31) {                                                            // to no register
                 put(to, kNop);
                 return nullptr;
             }
