@@ -54,7 +54,7 @@ def command() -> list[str]:
             return [found]
     if zig := ziglang.find():
         # The target is for any CPU; zig's default is the CPU that it runs on. Without optimization, zig adds a sanitizer.
-        return [zig, "cc", "-target", "x86_64-linux-gnu", "-fno-sanitize=undefined"]
+        return [zig, "cc", "-target", f"{os.uname().machine}-linux-gnu", "-fno-sanitize=undefined"]
     raise CompilerError(
         "the embedded device needs a C compiler and found none; install gcc or clang,"
         f" or for ziglang's compiler {how_to_install('ziglang')}"

@@ -10,6 +10,13 @@
 namespace cudasim {
 namespace {
 
+// GCC 12 has no _Float16 in C++ for aarch64.
+#ifdef __ARM_FP16_FORMAT_IEEE
+using Half = __fp16;
+#else
+using Half = _Float16;
+#endif
+
 constexpr uint32_t kMapBytes = 128, kPart = 64;  // of a tensor map, and its alignment
 
 union MapBytes {
@@ -58,7 +65,7 @@ const char *unsupported(const TensorMap &map) {
 double real(ElementType type, uint64_t bits) {
     switch (type) {
         case ElementType::f16: {
-            _Float16 value;
+            Half value;
             memcpy(&value, &bits, sizeof value);
             return static_cast<double>(value);
         }
@@ -83,7 +90,7 @@ uint64_t bits_of(ElementType type, double value) {
     if (type == ElementType::f64) {
         memcpy(&bits, &value, sizeof value);
     } else if (type == ElementType::f16) {
-        const auto narrow = static_cast<_Float16>(value);
+        const auto narrow = static_cast<Half>(value);
         memcpy(&bits, &narrow, sizeof narrow);
         if (std::isnan(value)) bits = 0x7fff;
     } else {
