@@ -9,6 +9,7 @@ Classic BPF: include/uapi/linux/filter.h; struct seccomp_data: linux/seccomp.h.
 from __future__ import annotations
 
 import mmap
+import os
 import socket
 import struct
 from collections.abc import Iterable
@@ -16,7 +17,8 @@ from functools import lru_cache
 
 from gpubpf.kernel import syscalls
 
-_X86_64 = 0xC000003E  # AUDIT_ARCH_X86_64
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64
+_ARCHITECTURE = _ARCHITECTURES.get(os.uname().machine, 0)  # 0: this machine has no agent
 _ACTION = 0xFFFF0000
 # SECCOMP_RET_KILL_PROCESS, _KILL_THREAD, and _TRAP: few programs handle SIGSYS.
 _FATAL = frozenset({0x80000000, 0x00000000, 0x00030000})
@@ -37,11 +39,12 @@ _CALLS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("prctl", (_SET_NAME,)),
     ("openat", ((1 << 64) - 100, 0, 0o2000000)),
     ("socketpair", (socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, 0)),
+    ("poll" if "poll" in syscalls.NUMBERS else "ppoll", ()),  # what poll(3) calls
     *(
         (name, ())
         for name in (
             "munmap madvise set_robust_list rseq rt_sigprocmask rt_sigaction rt_sigreturn sigaltstack futex exit read pread64 write"
-            " pwrite64 close fstat newfstatat ftruncate memfd_create eventfd2 sendmsg recvmsg sendto sendfile shutdown poll membarrier"
+            " pwrite64 close fstat newfstatat ftruncate memfd_create eventfd2 sendmsg recvmsg sendto sendfile shutdown membarrier"
             " getpid gettid tgkill getcpu sched_yield sched_setscheduler clock_nanosleep"
         ).split()
     ),
@@ -74,7 +77,7 @@ def _fatal_call(code: bytes) -> str | None:
 def run_filter(code: bytes, number: int, arguments: tuple[int, ...] = ()) -> int:
     """Return the result of a filter (an array of struct sock_filter) for a system call. Raises MalformedFilter."""
     padded = [*arguments, *[0] * (6 - len(arguments))]
-    data = struct.unpack("<16I", struct.pack("<IIQ6Q", number, _X86_64, 0, *padded))
+    data = struct.unpack("<16I", struct.pack("<IIQ6Q", number, _ARCHITECTURE, 0, *padded))
     instructions = list(struct.iter_unpack("<HBBI", code))
     memory = [0] * 16
     a = x = at = 0
