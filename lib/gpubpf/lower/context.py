@@ -6,6 +6,7 @@ through context pointers in ways that verifiers reject, such as two fields with 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from gpubpf.ebpf import bytecode as b
@@ -13,9 +14,12 @@ from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, BpfFunction, Instruction
 from gpubpf.ebpf.helpers import TAKE_CONTEXT
 from gpubpf.record import replace
 
-# Offsets in struct pt_regs of x86-64 (arch/x86/include/asm/ptrace.h) of the registers that hold the fields, in order: the first six
-# argument registers (System V ABI), then two caller-saved registers.
-_REGISTERS = (112, 104, 96, 88, 72, 64, 56, 48)  # di, si, dx, cx, r8, r9, r10, r11
+# Offsets in struct pt_regs of the registers that hold the fields, in order. On x86-64 (arch/x86/include/asm/ptrace.h): the first six
+# argument registers (System V ABI), then two caller-saved registers. On aarch64 (arch/arm64/include/uapi/asm/ptrace.h): x0 to x7.
+_REGISTERS = {
+    "x86_64": (112, 104, 96, 88, 72, 64, 56, 48),  # di, si, dx, cx, r8, r9, r10, r11
+    "aarch64": tuple(range(0, 64, 8)),
+}.get(os.uname().machine, ())
 REGISTERS: Mapping[str, tuple[int, ...]] = {
     point: _REGISTERS[: len(CONTEXTS[point])] for point in HOST_POINTS
 }

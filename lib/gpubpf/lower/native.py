@@ -9,6 +9,8 @@ from typing import Any
 from gpubpf.errors import VerifyError
 from gpubpf.record import Record
 
+PREBUILT_FOR = "x86_64"  # the machine of the native forms in prebuilt files
+
 
 class Given(Record):
     """One value that native code receives.
@@ -28,8 +30,8 @@ class Given(Record):
 class Native(Record):
     """A host program in machine code.
 
-    code    the function `void run(const u64 *values)` for x86-64 (System V ABI). It is position-independent and does not refer to
-            other code or data
+    code    the function `void run(const u64 *values)` in the host's machine code and with its C ABI. It is position-independent and
+            does not refer to other code or data
     values  the values that `run` receives, in order
     """
 

@@ -10,6 +10,7 @@ A prebuilt text needs no compiler, no LLVM and no privileges.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from gpubpf.ebpf.bytecode import Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.kernel import privileges
 from gpubpf.lower.fragment import Fragment
-from gpubpf.lower.native import Native
+from gpubpf.lower.native import PREBUILT_FOR, Native
 
 if TYPE_CHECKING:
     from gpubpf.lower.amdgcn import WaveProgram
@@ -115,7 +116,11 @@ class PrebuiltPrograms:
         )
 
     def native(self, name: str) -> Native:
-        return Native.from_prebuilt(self._found["natives"][name])
+        if os.uname().machine == PREBUILT_FOR:
+            return Native.from_prebuilt(self._found["natives"][name])
+        from gpubpf.lower import x86
+
+        return x86.lower(self.program, self.program.functions[name], os.uname().machine)
 
 
 class CompiledPrograms:
@@ -157,7 +162,7 @@ class CompiledPrograms:
     def native(self, name: str) -> Native:
         from gpubpf.lower import x86
 
-        return x86.lower(self.program, self.program.functions[name])
+        return x86.lower(self.program, self.program.functions[name], os.uname().machine)
 
 
 def _wave_program(

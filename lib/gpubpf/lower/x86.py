@@ -1,4 +1,4 @@
-"""LLVM IR → x86-64 machine code → `Native`: a host program that the traced process runs."""
+"""LLVM IR → machine code of the host → `Native`: a host program that the traced process runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from gpubpf.errors import VerifyError
 from gpubpf.lower import context, ir
 from gpubpf.lower.backend import Backend
 from gpubpf.lower.fragment import Argument
-from gpubpf.lower.native import Given, Native
+from gpubpf.lower.native import PREBUILT_FOR, Given, Native
+from gpubpf.record import Record, replace
 from gpubpf.verify.rules import check
 
 X86 = Backend(
@@ -17,16 +18,36 @@ X86 = Backend(
     scope="",
     calls={},
 )
+
+
+class Machine(Record):
+    """LLVM's target triple, processor and features for the host."""
+
+    triple: str
+    cpu: str
+    features: str
+
+
 # Floating-point registers belong to the application. The code must also be self-contained: no jump tables, no calls of memset.
-_FEATURES = "-mmx,-sse,-sse2,-x87,+soft-float"
+MACHINES = {
+    "x86_64": Machine(X86.triple, "x86-64", "-mmx,-sse,-sse2,-x87,+soft-float"),
+    "aarch64": Machine("aarch64-unknown-linux-gnu", "generic", "-fp-armv8,-neon"),
+}
 _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
 _RUN = "run"  # the function that the agent calls; the code begins with it
 
 
-def lower(program: Program, function: BpfFunction) -> Native:
-    """Return a host program as machine code. Raises VerifyError, for example for a helper that only the Linux kernel has."""
+def lower(program: Program, function: BpfFunction, machine: str = PREBUILT_FOR) -> Native:
+    """Return a host program as machine code. Raises VerifyError, for example for a helper that only the Linux kernel has.
+
+    machine: the processor that the code is for, as in MACHINES
+    """
+    if machine not in MACHINES:
+        raise VerifyError(
+            f"host program {function.name}: there is no agent for {machine}; use x86-64 or 64-bit Arm"
+        )
     checked = check(program, context.copied(function, context.FIELDS[function.point]))
-    module = ir.lower(program, checked, X86)
+    module = ir.lower(program, checked, replace(X86, triple=MACHINES[machine].triple))
     values: dict[Given, int] = {}
     loads: list[str] = []
     passed: list[str] = []
@@ -45,7 +66,7 @@ def lower(program: Program, function: BpfFunction) -> Native:
             "",
         ]
     )
-    return Native(function.name, _machine_code(function.name, text), tuple(values))
+    return Native(function.name, _machine_code(function.name, text, MACHINES[machine]), tuple(values))
 
 
 def _loaded(argument: Argument, slot: int) -> tuple[list[str], str]:
@@ -78,16 +99,16 @@ def _given(argument: Argument, point: str) -> Given:
     return Given(argument.kind, 0, argument.map)
 
 
-def _machine_code(name: str, text: str) -> bytes:
+def _machine_code(name: str, text: str, host: Machine) -> bytes:
     import llvmlite.binding as llvm
 
     from gpubpf.lower import nvptx
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    target = llvm.Target.from_triple(X86.triple)
+    target = llvm.Target.from_triple(host.triple)
     machine = target.create_target_machine(
-        cpu="x86-64", features=_FEATURES, opt=2, reloc="pic", codemodel="small"
+        cpu=host.cpu, features=host.features, opt=2, reloc="pic", codemodel="small"
     )
     module = llvm.parse_assembly(text)
     program = module.get_function(ir.ENTRY)
