@@ -12,6 +12,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,28 @@ def test_each_function_of_a_real_driver_can_be_hooked(tmp_path: Path) -> None:
     assert done.returncode == 0 and re.match(r"\d\d\d functions hooked, \d+ answers", done.stdout), (
         done.stdout
     )
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc (script/setup)")
+def test_a_tool_with_the_agent_and_the_device_for_aarch64() -> None:
+    root = HERE.parents[2]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    for command, expected_lines in (
+        (
+            ["threadhist", "--work", "stores"],
+            ["thread 4 did 25 % less", r"0-3 +23 +92 ", r"4 +23 +69 ", "23 of 23 matching"],
+        ),
+        (["gpuprofile"], [r"100.0 % .* 23  vectorAdd  main", "23 of 23 matching"]),
+    ):
+        done = subprocess.run(
+            [root / "script" / "aarch64", *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1500,
+        )
+        assert done.returncode == 0, done.stderr
+        assert all(re.search(line, done.stdout + done.stderr) for line in expected_lines), (
+            done.stdout + done.stderr
+        )
