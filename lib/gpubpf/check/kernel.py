@@ -38,7 +38,7 @@ def version(machine: Machine) -> Finding:
     if numbers < _OLDEST:
         return Finding(MISSING, value, f"{_SNOOP} do not work", "use Linux 5.8 or newer")
     if os.uname().machine != "x86_64":
-        why = f"-p, {_SNOOP} and the embedded devices need x86-64; only COMMAND is measured, on a GPU"
+        why = f"-p, {_SNOOP} and the embedded AMD device need x86-64; only COMMAND is measured"
         return Finding(LIMITED, value, why, "use a machine with an x86-64 CPU")
     if numbers < _COMPLETE and not _has_whole_switches(machine):
         why = "--why and launchlate --slow know less of what a thread waited for"

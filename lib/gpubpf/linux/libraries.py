@@ -31,7 +31,13 @@ from gpubpf.record import Record
 
 _CACHE = Path("/etc/ld.so.cache")
 _DIRECTORIES = (
-    *("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib"),
+    *(
+        f"/usr/lib/{os.uname().machine}-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/lib",
+        "/usr/lib/wsl/lib",
+    ),
     *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib"),
     *("/opt/rocm/lib", "/opt/rocm/lib64"),
 )

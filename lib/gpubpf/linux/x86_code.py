@@ -2,7 +2,7 @@
 
 The lengths of instructions are a regular language, so a regular expression reads them. It skips instructions after which the next
 instruction executes, and stops at the first other instruction. It takes about 0.1 µs per instruction. The agent has a separate decoder
-in C++, for hooks (agent/src/instruction.cpp); a test compares both with binutils.
+in C++, for hooks (agent/src/machine/x86_64/instruction.cpp); a test compares both with binutils.
 """
 
 from __future__ import annotations
