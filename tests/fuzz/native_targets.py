@@ -117,6 +117,13 @@ def code_seeds() -> Iterable[bytes]:
     yield bytes.fromhex("66662e0f1f840000000000b801000000488b0425000000006690ff2500000000")
 
 
+def arm_code_seeds() -> Iterable[bytes]:
+    """Beginnings of functions for aarch64."""
+    yield bytes.fromhex("5f2403d53f2303d5fd7bbea9fd030091e00300aac0035fd6bf2303d5")
+    yield bytes.fromhex("ff8300d1090000b0290140f90a000010400000b4ffffff97000000140b000058c00000541f2003d5")
+    yield bytes.fromhex("4000009c600000362000805201000094010000d4200020d4")
+
+
 def device_image_seeds() -> Iterable[bytes]:
     seeds = list(image_seeds())
     yield from seeds
@@ -193,6 +200,10 @@ TARGETS = {
         NativeTarget(
             "program_code", "the agent: code that it patches", AGENT,
             ("machine/x86_64/instruction.cpp", "machine/x86_64/code.cpp", "file_code.cpp"), code_seeds,
+        ),
+        NativeTarget(
+            "arm_code", "the agent: code for aarch64 that it patches", AGENT,
+            ("machine/aarch64/instruction.cpp", "machine/aarch64/code.cpp", "file_code.cpp"), arm_code_seeds,
         ),
         NativeTarget(
             "agent_libraries", "the agent: libraries that it copies or searches", AGENT, ("wire.cpp",), library_seeds,
