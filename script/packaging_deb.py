@@ -57,6 +57,14 @@ def requirements() -> dict[str, str]:
     return dict(line.split(">=") for line in project["dependencies"])
 
 
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # of wheels → of packages
+
+
+def machine_of(wheel: Path) -> str:
+    """Return the machine that a wheel is for."""
+    return next(machine for machine in ARCHITECTURES if wheel.stem.endswith(machine))
+
+
 def dependencies() -> str:
     """Return the distribution's packages that gpubpf needs, as Depends lists them."""
     needed = {name: version for name, version in requirements().items() if name not in PRIVATE_PACKAGES}
@@ -70,7 +78,9 @@ def add_files(tree: Path, wheel: Path, pip: Path) -> None:
     private = tree / PRIVATE
     wanted = [f"{name}>={requirements()[name]}" for name in PRIVATE_PACKAGES]
     # Of Python 3.11 and of glibc 2.28, whatever is here.
-    platform = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "2014", "_2_17")]
+    platform = [
+        f"--platform=manylinux{tag}_{machine_of(wheel)}" for tag in ("_2_28", "_2_27", "2014", "_2_17")
+    ]
     base: list[str | Path] = [pip, "install", "-q", "--no-deps", "--no-compile", "--only-binary=:all:"]
     for words in (["--python-version=3.11", *platform, *wanted], [str(wheel)]):
         subprocess.run([*base, f"--target={private}", "--upgrade", *words], check=True)
@@ -142,7 +152,7 @@ def build_deb(wheel: Path, directory: Path, pip: Path, glibc: str, compression: 
 
     pip: the command. glibc: the oldest version that the wheel's libraries need. compression: as dpkg-deb knows it.
     """
-    version = wheel.name.split("-")[1]
+    version, architecture = wheel.name.split("-")[1], ARCHITECTURES[machine_of(wheel)]
     # The same commit gives the same package: dpkg-deb sets no file's time later than this.
     when = int(os.environ.get("SOURCE_DATE_EPOCH") or commit("%ct") or time.time())
     maintainer = commit("%an <%ae>") or "gpubpf <gpubpf@localhost>"
@@ -157,14 +167,21 @@ def build_deb(wheel: Path, directory: Path, pip: Path, glibc: str, compression: 
         size = sum(-(-path.stat().st_size // 1024) for path in files)
         text = (TEXTS / "control").read_text()
         (control / "control").write_text(
-            text.format(version=version, size=size, glibc=glibc, python=dependencies(), maintainer=maintainer)
+            text.format(
+                version=version,
+                architecture=architecture,
+                size=size,
+                glibc=glibc,
+                python=dependencies(),
+                maintainer=maintainer,
+            )
         )
         for name in ("postinst", "prerm"):
             shutil.copy(TEXTS / name, control)
         sums = [f"{md5(path.read_bytes()).hexdigest()}  {path.relative_to(tree)}\n" for path in files]
         (control / "md5sums").write_text("".join(sums))
         set_modes(tree)
-        made = directory / f"gpubpf_{version}_amd64.deb"
+        made = directory / f"gpubpf_{version}_{architecture}.deb"
         command: list[str | Path] = [
             "dpkg-deb",
             "--root-owner-group",

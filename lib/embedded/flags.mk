@@ -10,7 +10,7 @@ endif
 
 # The processor that the libraries are for: x86_64 or aarch64. For another one than this machine's, give its compiler, too:
 #
-#   make MACHINE=aarch64 CXX=aarch64-linux-gnu-g++      the results are in lib/aarch64 and build/aarch64
+#   make MACHINE=aarch64 CXX=aarch64-linux-gnu-g++      the results are in build/aarch64 of the checkout
 HOST_MACHINE := $(shell uname -m)
 MACHINE ?= $(HOST_MACHINE)
-FOREIGN := $(if $(filter-out $(HOST_MACHINE),$(MACHINE)),/$(MACHINE))
+FOREIGN := $(if $(filter-out $(HOST_MACHINE),$(MACHINE)),$(abspath $(dir $(lastword $(MAKEFILE_LIST)))/../../build/$(MACHINE)))
