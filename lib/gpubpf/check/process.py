@@ -108,7 +108,14 @@ def findings(pid: int, machine: Machine) -> Iterator[tuple[str, Finding]]:
     for tool in DEVICE_TOOLS:
         yield tool, _device_tool(obstacle, devices, kernels, amd=tool not in NVIDIA_ONLY)
     for tool in TIMING_TOOLS:
-        yield tool, _every_launch(obstacle, devices)
+        yield (
+            tool,
+            _every(obstacle, devices, "launch; those without a probe by timing events, on AMD GPUs by ROCr"),
+        )
+    yield (
+        "gpumem",
+        _every(obstacle, devices, "allocation from now on; what was allocated before is not known"),
+    )
     bpf = kernel.bpf(machine)
     for tool, api in (("cudasnoop", host_api.cuda()), ("hipsnoop", host_api.hip())):
         yield tool, _snoop(bpf, mapped, LibraryNames(*api.libraries))
@@ -307,15 +314,16 @@ def _device_tool(
     return ok(value)
 
 
-def _every_launch(obstacle: Finding | None, devices: Devices | SessionError) -> Finding:
+def _every(obstacle: Finding | None, devices: Devices | SessionError, what: str) -> Finding:
+    """What a tool would measure that needs no probe in a kernel. what: of which everything is measured, and how."""
     if obstacle is not None:
         state = UNKNOWN if obstacle.state == UNKNOWN else MISSING
         return Finding(state, f"nothing: {obstacle.value}", action=obstacle.action)
     if isinstance(devices, SessionError):
-        return Finding(UNKNOWN, "which launches is not known")
+        return Finding(UNKNOWN, "whether it uses a GPU is not known")
     if not devices:
         return Finding(MISSING, "nothing: it has not loaded a GPU's driver")
-    return ok("every launch; those without a probe by timing events, on AMD GPUs by ROCr")
+    return ok(f"every {what}")
 
 
 def _snoop(bpf: Finding, mapped: Sequence[address_space.Mapping], names: LibraryNames) -> Finding:

@@ -10,7 +10,16 @@ from gpubpf.show import cli
 from gpubpf.show.table import printable
 
 TOOLS = (
-    *("launchlate", "gpuprofile", "threadhist", "memtrace", "kernelretsnoop", "cudasnoop", "hipsnoop"),
+    *(
+        "launchlate",
+        "gpuprofile",
+        "gpumem",
+        "threadhist",
+        "memtrace",
+        "kernelretsnoop",
+        "cudasnoop",
+        "hipsnoop",
+    ),
     *("warpdiv", "barrierlate", "nansnoop", "gpuhang", "gpucount", "gpudist", "gputrace"),
 )
 SPEC_TOOLS = ("gpucount", "gpudist", "gputrace")  # their operands are SPECs
