@@ -135,6 +135,9 @@ def ask(database: Any, question: str) -> Any:
             raise UsageError(f"{printable(written[0])} is not part of a question; give one SELECT or FROM")
         return database.execute(asked[0])
     except duckdb.CatalogException as error:
+        for description, statement in statements(READY):
+            if f"name {(view := statement.split()[2])} does" in str(error):
+                raise Error(f"the records lack what the view {view} needs: {description}") from None
         raise Error(f"{in_one_line(error)}; gpubpf query --list DIR lists the views") from None
 
 

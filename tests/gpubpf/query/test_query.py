@@ -125,6 +125,15 @@ def test_the_page_names_every_view_and_its_questions_have_answers(
         ask(capsys, question, tmp_path)
 
 
+def test_a_ready_view_without_its_records_names_the_tool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path, "threadhist", some("threadhist", "kernel", kernel="step"))
+    status, said = refusal(capsys, "FROM stragglers", tmp_path)
+    assert status == 1
+    assert said.endswith("needs: hosts on which a kernel takes longer than elsewhere (launchlate)\n")
+
+
 def test_refusals(two_hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = f"COPY (SELECT 1) TO '{two_hosts}/made'"
     for question, status, said in (
