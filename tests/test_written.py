@@ -49,7 +49,7 @@ RUN = [command for command in COMMANDS if why_not(command.command) is None]
 
 def test_most_commands_run() -> None:
     """A page that shows commands in another way, or a pattern that matches too much, would go unnoticed."""
-    assert len(RUN) >= 55 and len(COMMANDS) - len(RUN) <= 40
+    assert len(RUN) >= 55 and len(RUN) >= len(COMMANDS) * 2 / 3
     assert {command.page for command in RUN} >= {"README.md", "docs/tutorial.md", "docs/sampling.md"}
     for pattern in NOT_RUN:
         assert any(re.match(pattern, command.command) for command in COMMANDS), f"{pattern} matches nothing"

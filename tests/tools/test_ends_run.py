@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ pytestmark = gpubpf_cuda.needs_cuda
 
 # Ten launches, and three more in a destructor that is older than the first call of CUDA.
 PROGRAM = r"""
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -50,6 +52,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 10; i++) tick<<<2, 64>>>(counter);
     cudaDeviceSynchronize();
     if (!strcmp(way, "fault")) *(volatile int *)8 = 1;
+    if (!strcmp(way, "kill")) raise(SIGKILL);
     if (!strcmp(way, "exec")) execl("/bin/echo", "echo", "found 1280", nullptr);
 }
 """
@@ -77,6 +80,26 @@ def test_a_command(tmp_path: Path, app: Path, way: str, status: int, launches: i
     )
     assert (done.returncode, done.stdout) == (status if status >= 0 else 128 - status, output), done.stderr
     check(tmp_path / "out", launches)
+
+
+def test_counts_that_nobody_read_are_not_said_to_be_counted(app: Path) -> None:
+    """After SIGKILL, some of the ten launches were read, or none."""
+    command = [sys.executable, REPOSITORY / "tools" / "threadhist.py", "--device", "sim"]
+    text = subprocess.run([*command, "--", app, "kill"], capture_output=True, text=True, timeout=120)
+    assert text.returncode == 128 + signal.SIGKILL
+    done = subprocess.run(
+        [*command, "--json", "--", app, "kill"], capture_output=True, text=True, timeout=120
+    )
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    read = sum(record["launches"] for record in records if record["type"] == "kernel")
+    assert records[-1]["launches_instrumented"] == 10
+    assert records[-1].get("launches_unread", 0) == 10 - read
+    if found := re.search(
+        r"counted at least (\d+) of 10 .*\n  not counted: up to (\d+) \(the program", text.stdout
+    ):
+        assert int(found[1]) + int(found[2]) == 10
+    else:
+        assert "counted 10 of 10 " in text.stdout and "lost:" not in text.stdout
 
 
 @needs_bpf

@@ -49,6 +49,12 @@ _SUMMARY = (
         Field(name, "integer", when=_ANY)
         for name in ("graphs_before", "graphs_unknown", "launches_by_kernels")
     ),
+    Field(
+        "launches_unread",
+        "integer",
+        "an upper bound of the instrumented launches whose counts are lost",
+        when=_ANY,
+    ),
     Field("patch_calls_lost", having(launches="integer", functions="integer"), when=_ANY),
     Field("device_faults", many(_FAULT), when="if a kernel ended with an error"),
     Field("processes", _PROCESSES, when="if there are several"),

@@ -57,6 +57,8 @@ def summary(measurement: Measurement) -> dict[str, Any]:
         record["graphs_unknown"] = graphs
     if grids := sum(process.grids() for process in measurement.all_processes()):
         record["launches_by_kernels"] = grids
+    if unread := _uncounted(measurement):
+        record["launches_unread"] = unread
     if any(lost := lost_calls(measurement)):
         record["patch_calls_lost"] = {"launches": lost.unknown, "functions": lost.elsewhere}
     if faults := [
@@ -241,6 +243,13 @@ def unread_launches(measurement: Measurement) -> Iterator[tuple[TracedProcess, i
         )
         if instrumented > received:
             yield process, instrumented - received
+
+
+def _uncounted(measurement: Measurement) -> int:
+    """Return an upper bound of the instrumented launches whose counts were not read, because their process ended early."""
+    if measurement.follow.kept is not None or measurement.follow.only_shared or not _has_counts(measurement):
+        return 0
+    return sum(launches for _, launches in unread_launches(measurement))
 
 
 def _instrumented(process: TracedProcess) -> int:

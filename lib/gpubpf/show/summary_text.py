@@ -81,8 +81,10 @@ def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
     timed = summary.get("launches_timed", {})
     events = {what: timed[method] for method, what in WITHOUT_PROBE.items() if method in timed}
     by_others = summary.get("launches_by_others", 0)
-    counted = sum(timed.values()) if events else instrumented - by_others
-    lines = [f"counted {counted:,} of {matched:,} matching launches ({seen:,} in total)"]
+    unread = summary.get("launches_unread", 0)
+    counted = sum(timed.values()) if events else max(instrumented - by_others - unread, 0)
+    least = "at least " if unread else ""
+    lines = [f"counted {least}{counted:,} of {matched:,} matching launches ({seen:,} in total)"]
     reasons = _reasons(summary["not_instrumented"])
     without_probe = reasons.keys() - {"sampled out", "filtered"} if events else ()
     lines += [f"  no probe: {text}" for reason, text in reasons.items() if reason in without_probe]
@@ -90,6 +92,8 @@ def _coverage_lines(summary: Mapping[str, Any]) -> list[str]:
     for reason, text in reasons.items():
         if reason not in without_probe:
             lines += table.wrap(f"not counted: {text}", 2)
+    if unread:
+        lines.append(f"  not counted: up to {unread:,} (the program ended before its counts were read)")
     if by_others:
         lines.append(f"  not counted: {by_others:,} (by threads that -t, --comm or --cgroup leaves out)")
     return lines

@@ -56,6 +56,7 @@ def test_generated_last_lines(rng: random.Random) -> None:
         "launches_unknown": some(),
         "graphs_before": some(),
         "launches_by_kernels": some(),
+        "launches_unread": rng.choice((0, some())),
         "not_probed": {"atom.x": 1, "y": some()},
     }
     summary |= {"launches_timed": rng.choice(({}, {"device": 1, "stamp": some()}, {"cupti": some()}))}
