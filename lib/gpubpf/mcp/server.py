@@ -13,7 +13,8 @@ from pydantic import Field
 
 from gpubpf import __version__
 from gpubpf.errors import UsageError
-from gpubpf.mcp import child, choices, gpu_processes
+from gpubpf.mcp import child, choices
+from gpubpf.process import gpu_processes
 
 INSTRUCTIONS = """gpubpf measures programs that use a GPU (CUDA or HIP) while they run, without changing them.
 Begin with list_processes, then ask launchlate or gpuprofile where the time goes, and the other tools about a kernel.
