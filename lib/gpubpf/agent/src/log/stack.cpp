@@ -19,6 +19,12 @@
 #include "this_agent.h"
 #include "wire.h"
 
+struct dwarf_eh_bases {
+    void *text, *data, *function;
+};
+// Both unwinders, that of gcc and that of LLVM, have this function. Returns a frame description entry (FDE) of .eh_frame, or null.
+extern "C" const void *_Unwind_Find_FDE(void *code, dwarf_eh_bases *bases);
+
 namespace gpubpf {
 
 namespace {
@@ -103,6 +109,22 @@ _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
     frames->low[frames->count] = _Unwind_GetCFA(context);
     frames->at[frames->count++] = at;
     return _URC_NO_REASON;
+}
+
+// Whether code is in a function that nothing calls: its unwind information says that there is no return address (DW_CFA_undefined).
+// The unwinder of LLVM, which zig links, ends there in the same way as at code without unwind information.
+bool is_outermost(uintptr_t at) {
+    constexpr uint8_t kUndefined = 0x07;  // DW_CFA_undefined, followed by the number of a register
+    constexpr size_t kHead = 16;          // length, CIE, and two addresses of 4 bytes
+    dwarf_eh_bases bases{};
+    const auto *fde = static_cast<const uint8_t *>(_Unwind_Find_FDE(reinterpret_cast<void *>(at), &bases));
+    if (!fde) return false;
+    uint32_t length;
+    memcpy(&length, fde, sizeof length);
+    if (length > 4096) return false;  // such a function has many instructions to unwind, and is not a start
+    for (size_t i = kHead; i + 1 < sizeof length + length; ++i)
+        if (fde[i] == kUndefined && fde[i + 1] == machine::kReturnColumn) return true;
+    return false;
 }
 
 uint64_t mixed(uint64_t h, uint64_t value) {
@@ -334,6 +356,8 @@ __attribute__((noinline)) uint32_t host_stack() noexcept {
         Frames frames;
         Walk walk{frames};
         _Unwind_Backtrace(frame, &walk);
+        if (frames.count && frames.missing == kStackNotUnwound && is_outermost(frames.at[frames.count - 1]))
+            frames.missing = nullptr;
         if (frames.count) number = number_of(frames);
         for (size_t i = 0; i < frames.count; ++i)
             if (!frames.slot[i]) return;  // the stack goes through a signal handler

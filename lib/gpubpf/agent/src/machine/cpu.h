@@ -30,5 +30,6 @@ class ReturnSlots {
 void call_stub(const uint8_t *stub, const uint64_t *fields);
 extern const uint8_t *const kStub;  // the code of a stub
 extern const size_t kStubSize;
+extern const uint8_t kReturnColumn;  // the number that DWARF gives to the return address
 
 }  // namespace gpubpf::machine

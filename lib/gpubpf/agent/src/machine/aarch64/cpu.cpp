@@ -31,6 +31,7 @@ uintptr_t ReturnSlots::next(_Unwind_Context *context) {
 
 const uint8_t *const kStub = kHostStub_aarch64;
 const size_t kStubSize = sizeof kHostStub_aarch64;
+const uint8_t kReturnColumn = 30;
 
 // The values are in the eight argument registers.
 void call_stub(const uint8_t *stub, const uint64_t *fields) {

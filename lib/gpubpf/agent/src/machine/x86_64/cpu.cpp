@@ -14,6 +14,7 @@ uintptr_t ReturnSlots::next(_Unwind_Context *context) { return _Unwind_GetCFA(co
 
 const uint8_t *const kStub = kHostStub_x86_64;
 const size_t kStubSize = sizeof kHostStub_x86_64;
+const uint8_t kReturnColumn = 16;
 
 // The values are in the six argument registers and in two more caller-saved registers.
 void call_stub(const uint8_t *stub, const uint64_t *fields) {
