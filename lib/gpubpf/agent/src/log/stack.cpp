@@ -111,20 +111,28 @@ _Unwind_Reason_Code frame(_Unwind_Context *context, void *to) {
     return _URC_NO_REASON;
 }
 
-// Whether code is in a function that nothing calls: its unwind information says that there is no return address (DW_CFA_undefined).
-// The unwinder of LLVM, which zig links, ends there in the same way as at code without unwind information.
-bool is_outermost(uintptr_t at) {
+// Whether an entry of .eh_frame says that there is no return address. The entry's own instructions begin at `head`.
+bool has_no_caller(const uint8_t *entry, size_t head) {
     constexpr uint8_t kUndefined = 0x07;  // DW_CFA_undefined, followed by the number of a register
-    constexpr size_t kHead = 16;          // length, CIE, and two addresses of 4 bytes
+    uint32_t length;
+    memcpy(&length, entry, sizeof length);
+    if (length > 4096) return false;  // such a function has many instructions to unwind, and is not a start
+    for (size_t i = head; i + 1 < sizeof length + length; ++i)
+        if (entry[i] == kUndefined && entry[i + 1] == machine::kReturnColumn) return true;
+    return false;
+}
+
+// Whether code is in a function that nothing calls, such as _start. The unwinder of LLVM, which zig links, ends there in the same way
+// as at code without unwind information.
+bool is_outermost(uintptr_t at) {
+    constexpr size_t kFdeHead = 16,
+                     kCieHead = 9;  // length, CIE, two addresses of 4 bytes; length, 0, version
     dwarf_eh_bases bases{};
     const auto *fde = static_cast<const uint8_t *>(_Unwind_Find_FDE(reinterpret_cast<void *>(at), &bases));
     if (!fde) return false;
-    uint32_t length;
-    memcpy(&length, fde, sizeof length);
-    if (length > 4096) return false;  // such a function has many instructions to unwind, and is not a start
-    for (size_t i = kHead; i + 1 < sizeof length + length; ++i)
-        if (fde[i] == kUndefined && fde[i + 1] == machine::kReturnColumn) return true;
-    return false;
+    uint32_t back;  // from this field to the common information entry (CIE)
+    memcpy(&back, fde + sizeof back, sizeof back);
+    return has_no_caller(fde, kFdeHead) || has_no_caller(fde + sizeof back - back, kCieHead);
 }
 
 uint64_t mixed(uint64_t h, uint64_t value) {
