@@ -87,7 +87,10 @@ def rows() -> Iterator[Row]:
 
 
 def measured(row: Row, arch: str, count: int, folder: Path) -> tuple[int, int, int, int]:
-    """Return registers and instructions, without and with the program, of a kernel with so many places."""
+    """Return what a kernel has: registers and instructions without the program, then both with the program.
+
+    count: the number of places in the kernel.
+    """
     body = "\n".join(row.place.format(at=1024 * n) for n in range(count))
     plain = KERNEL.format(body=body).replace("sm_80", arch)
     bpf = BPF(text=row.text)

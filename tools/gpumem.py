@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         results = cli.ResultWriter(args, out, session.now_ns)
         if session.targets.pids or session.targets.all_processes:
             cli.note(TOOL, "what a program allocated before the attach is unknown, and in no sum")
-        report = Report(memory, OwnerColumns(session.several), args)
+        report = Report(memory, OwnerColumns(session.several), args.top, args.verbose)
 
         def take() -> None:
             for log in session.logs():

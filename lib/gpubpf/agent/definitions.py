@@ -43,6 +43,7 @@ LEAST_CAPACITY = 2 * maps.RING_MARGIN  # records of a ring's shard, at least
 RING_LIMIT = 1 << 36  # bytes of a ring
 LOG_LIMIT = 1 << 28  # records of an operation log
 STACK_LIMIT = 64  # frames of a host stack
+MOST_STACKS = 1 << 16  # different host stacks of a process; their numbers begin with 1
 # Symbols of a last frame that stands for the frames missing from a stack.
 STACK_TOO_DEEP, STACK_NOT_UNWOUND = "[more frames]", "[no unwind information]"
 SLOTS = 16384  # distinct kernel names of a process; all further names share the last slot
@@ -1213,6 +1214,7 @@ _CONSTANTS: Mapping[str, Mapping[str, int]] = {
         "FRAME_LIMIT": FRAME_LIMIT,
         "SITES_LIMIT": SITES_LIMIT,
         "STACK_LIMIT": STACK_LIMIT,
+        "MOST_STACKS": MOST_STACKS,
         "SLOTS": SLOTS,
         "SHARDS": SHARDS,
         "SHARDS_SHIFT": maps.SHARDS_SHIFT,

@@ -315,7 +315,7 @@ def _device_tool(
 
 
 def _every(obstacle: Finding | None, devices: Devices | SessionError, what: str) -> Finding:
-    """What a tool would measure that needs no probe in a kernel. what: of which everything is measured, and how."""
+    """What a tool would measure that needs no probe in kernels. what: what the tool measures every one of."""
     if obstacle is not None:
         state = UNKNOWN if obstacle.state == UNKNOWN else MISSING
         return Finding(state, f"nothing: {obstacle.value}", action=obstacle.action)

@@ -32,13 +32,16 @@ class Launcher(Record):
     launches: int
 
 
+LIMIT = 1 << 17  # pairs of a kernel and a thread; the traced process can write any thread into its log
+
+
 class Launchers:
-    """Reads the operation log. lost: launches that found no room in the log."""
+    """Reads the operation log. lost: launches that found no room in the log, or that are beyond LIMIT."""
 
     def __init__(self) -> None:
         self._launches: Counter[tuple[int, str, int]] = Counter()  # by process, kernel and thread
         self._names: dict[tuple[int, int], str | None] = {}  # by process and thread
-        self.lost = 0
+        self._beyond = self.lost = 0
 
     def read(self, session: Session) -> None:
         """Count the launches in the log since the last call."""
@@ -49,10 +52,14 @@ class Launchers:
             launched = raw[(raw["kind"] == Kind.KERNEL) & (raw["kernel"]["outcome"] == 0)]
             pairs = np.stack([launched["kernel"]["slot"], launched["thread"]], axis=1)
             for (slot, tid), count in zip(*np.unique(pairs, axis=0, return_counts=True), strict=True):
-                self._launches[log.process, log.names.get(int(slot), ""), int(tid)] += int(count)
+                key = log.process, log.names.get(int(slot), ""), int(tid)
+                if len(self._launches) >= LIMIT and key not in self._launches:
+                    self._beyond += int(count)
+                    continue
+                self._launches[key] += int(count)
                 if (log.process, int(tid)) not in self._names:
                     self._names[log.process, int(tid)] = _name(log.pid, int(tid))
-        self.lost = max(self.lost, lost)
+        self.lost = max(self.lost, lost + self._beyond)
 
     def rows(self, kernels: Iterable[Place]) -> list[Launcher]:
         """Return the threads that launched these kernels."""

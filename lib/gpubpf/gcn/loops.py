@@ -58,7 +58,10 @@ def polled_access(instruction: GcnInstruction) -> GcnAccess | None:
 
 
 def operands_of_atomic(instruction: GcnInstruction) -> tuple[int | None, ...]:
-    """Return the VGPRs with what an atomic stores, and with what it compares with memory: two each, None where there is none."""
+    """Return the VGPRs of an atomic's operands: two with what it stores, then two with what it compares with memory.
+
+    None: there is no such VGPR.
+    """
     (access,) = accesses(instruction, False)
     words = access.width // 4
     given = [

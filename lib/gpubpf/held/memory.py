@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gpubpf.agent.definitions import MOST_STACKS
 from gpubpf.launches.frames import Stack
 from gpubpf.memory.allocations import ALLOCATING, BEFORE_ATTACH
 from gpubpf.record import MutableRecord, Record
@@ -66,6 +67,7 @@ class Row(Record):
     wave: lanes of a wave on an AMD GPU, else None.
     oldest_ns: how long the oldest of them had been held at the last operation in the log.
     before: allocated before the attach and found later, so the stack is not known.
+    grown: bytes more than in the previous report; negative if less is held.
     """
 
     pid: int
@@ -78,6 +80,7 @@ class Row(Record):
     count: int
     oldest_ns: int
     before: bool
+    grown: int = 0
 
 
 class _Live(NamedTuple):
@@ -146,7 +149,8 @@ class Memory:
                 elif 0 < address < _ADDRESS_LIMIT and 0 < size <= _ADDRESS_LIMIT - address:
                     kind = PINNED if flags & operation_log.HOST_MEMORY else kind
                     before = call == BEFORE_ATTACH
-                    key = Key(log.process, log.gpus.get(context, 0), kind, stack, before)
+                    known = stack if stack <= MOST_STACKS else 0
+                    key = Key(log.process, log.gpus.get(context, 0), kind, known, before)
                     self.allocated += not before
                     self._begin(process, address, _Live(key, address + size, context, epoch, at))
             elif call == _CONTEXT_DESTROY:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.held.memory import KINDS, Memory, Row
 from gpubpf.launches.profile import FRAME
 from gpubpf.launches.profile_text import LEAST, all_frames, own_line
-from gpubpf.record import Record
+from gpubpf.record import replace
 from gpubpf.records.fields import OWNER, STAMP
 from gpubpf.session.records import of_every_tool
 from gpubpf.show import table
-from gpubpf.show.fields import Field, Fields, having, many
+from gpubpf.show.fields import Field, Fields, having, many, values_of
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.show.process_records import LISTED
 
@@ -47,16 +46,6 @@ _SHARE = (
 )
 
 
-class Held(Record):
-    """A row with its growth since the last report."""
-
-    row: Row
-    grown: int
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.row, name)
-
-
 HELD = Fields(
     "held",
     "One for each host stack, kind of memory and GPU with live allocations, those with the most bytes first.",
@@ -69,7 +58,6 @@ HELD = Fields(
     csv="pid comm gpu kind bytes count grown oldest_ns before pytorch stack",
     csv_fields=(Field("stack", "string", "the frames, outermost first, separated by semicolons"),),
 )
-_ROW = Fields("row", "A row of a peak.", _SHARE)
 PEAK = Fields(
     "peak",
     "At the end: when the measured processes together held the most GPU memory, without pinned host memory.",
@@ -98,20 +86,22 @@ RECORDS = (HELD, PEAK, *(one for one in _OTHERS if one is not LISTED))
 
 
 class Report:
-    """Shows what is held. top: maximum rows; None: all."""
+    """Shows what is held.
 
-    def __init__(self, memory: Memory, owners: OwnerColumns, args: argparse.Namespace) -> None:
-        self._memory, self._owners = memory, owners
-        self._top: int | None = args.top
-        self._full: bool = args.verbose
+    top: maximum rows; None: all.
+    full: also show all frames.
+    """
+
+    def __init__(self, memory: Memory, owners: OwnerColumns, top: int | None, full: bool) -> None:
+        self._memory, self._owners, self._top, self._full = memory, owners, top, full
         self._before: dict[tuple[Any, ...], int] = {}
 
-    def _held(self) -> list[Held]:
-        rows = self._memory.rows()
-        keys = [(row.pid, row.gpu, row.kind, row.stack, row.before) for row in rows]
-        found = [Held(row, row.bytes - self._before.get(key, 0)) for key, row in zip(keys, rows, strict=True)]
-        self._before = {key: row.bytes for key, row in zip(keys, rows, strict=True)}
-        return found
+    def _held(self) -> list[Row]:
+        """Return what is held now, with the growth since the last call."""
+        found = {(row.pid, row.gpu, row.kind, row.stack, row.before): row for row in self._memory.rows()}
+        rows = [replace(row, grown=row.bytes - self._before.get(key, 0)) for key, row in found.items()]
+        self._before = {key: row.bytes for key, row in found.items()}
+        return rows
 
     def show(self, results: ResultWriter, by_interval: bool) -> None:
         """Print what is held now."""
@@ -120,51 +110,50 @@ class Report:
             results.out.lines(self._lines(held, by_interval))
         elif results.csv:
             cells = (
-                (HELD.record(one), ";".join(f.name for f in one.row.stack.frames))
-                for one in held[: self._top]
+                (HELD.record(one), ";".join(f.name for f in one.stack.frames)) for one in held[: self._top]
             )
             results.table(HELD.columns, (HELD.row(record, stack=stack) for record, stack in cells))
         else:
             results.records(HELD, held[: self._top])
 
-    def _lines(self, held: Sequence[Held], by_interval: bool) -> Iterator[str]:
+    def _lines(self, held: Sequence[Row], by_interval: bool) -> Iterator[str]:
         if not held:
             yield from ("no memory is held whose allocation was seen", "")
             return
-        self._owners.see([one.row for one in held])
-        whole = sum(one.row.bytes for one in held)
-        live = table.count(sum(one.row.count for one in held), "allocation")
+        self._owners.see(held)
+        whole = sum(one.bytes for one in held)
+        live = table.count(sum(one.count for one in held), "allocation")
         yield from table.wrap(
             f"{table.size(whole)} held in {live} from {table.count(len(held), 'host stack')}"
         )
         yield ""
         shown = held[: self._top]
         cells = [
-            self._owners.cells(one.row)
-            | {"BYTES": table.size(one.row.bytes), "COUNT": f"{one.row.count:,}"}
+            self._owners.cells(one)
+            | {"BYTES": table.size(one.bytes), "COUNT": f"{one.count:,}"}
             | ({"GROWN": _signed(one.grown)} if by_interval else {})
-            | {"OLDEST": table.duration(one.row.oldest_ns), "KIND": one.row.kind}
+            | {"OLDEST": table.duration(one.oldest_ns), "KIND": one.kind}
             for one in shown
         ]
         lines = table.within(cells, left=("COMM", "KIND"), cut=("COMM",))
         start = max(map(len, lines)) + 2
         beside = table.WIDTH - start >= LEAST
         width = table.WIDTH - (start if beside else 4)
-        stacks = ("STACK", *(_stack(one.row, width) for one in shown))
+        stacks = ("STACK", *(_stack(one, width) for one in shown))
         for line, stack in zip(lines, stacks, strict=True):
             yield f"{line:<{start}}{stack}" if beside else line
             if not beside:
                 yield f"    {stack}"
         yield ""
         if left := held[len(shown) :]:
-            yield f"and {table.count(len(left), 'row')} with {table.size(sum(one.row.bytes for one in left))}"
+            yield f"and {table.count(len(left), 'row')} with {table.size(sum(one.bytes for one in left))}"
             yield ""
         if self._full:
             for one in shown:
-                yield f"{table.size(one.row.bytes)} in {table.count(one.row.count, 'allocation')} from"
-                yield from all_frames(one.row.stack)
+                yield f"{table.size(one.bytes)} in {table.count(one.count, 'allocation')} from"
+                yield from all_frames(one.stack)
                 yield ""
-        if segments := sum(one.row.bytes for one in held if is_pytorch(one.row)):
+        if segments := sum(one.bytes for one in held if is_pytorch(one)):
             yield from table.wrap(
                 f"{table.size(segments)} in segments of PyTorch's caching allocator; which tensors use them is not seen"
             )
@@ -184,9 +173,7 @@ class Report:
             "lost": memory.lost,
         }
         if results.json and memory.peak_bytes:
-            held = [_ROW.record(row) for row in memory.at_peak()]
-            for one in held:
-                del one["type"]
+            held = [values_of(_SHARE, row) for row in memory.at_peak()]
             peak = {"type": "peak", "ts_ns": memory.peak_ns, "bytes": memory.peak_bytes, "held": held}
             results.out.records([peak])
         results.end(summary, self._last_lines(summary))

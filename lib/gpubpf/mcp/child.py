@@ -26,7 +26,7 @@ async def answer(module: str, words: Sequence[str], seconds: float, most: int) -
 
     module: what to run: a module with a function `main`.
     words: the arguments of its command line.
-    seconds: how long the command measures. It is interrupted after PATIENCE more seconds, and is killed if it goes on.
+    seconds: how long the command measures. If the command runs PATIENCE seconds longer, it is interrupted, and then killed.
     most: the number of records to return. The last record of a tool, its summary, is always among them.
     """
     program = f"from {module} import main; sys.exit(main())"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -34,9 +34,6 @@ def build(directories: Sequence[str], longest: float) -> MCPServer:
     """
     server = MCPServer("gpubpf", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
     one_at_a_time = anyio.Semaphore(1)  # measurements would measure each other's probes
-
-    def offer(function: Callable[..., Any]) -> None:
-        server.tool(annotations=_READ_ONLY)(function)
 
     async def list_processes() -> dict[str, Any]:
         """List the processes that have loaded CUDA's or HIP's libraries. Processes of other users are listed for root only."""
@@ -70,7 +67,7 @@ def build(directories: Sequence[str], longest: float) -> MCPServer:
         ] = [],  # noqa: B006
         most: Most = 200,
     ) -> dict[str, Any]:
-        """Run a tool on a running process for some seconds, and return its records. The process goes on unchanged."""
+        """Measure a running process with a tool for some seconds. Return the tool's records. The process runs on, unchanged."""
         if seconds > longest:
             raise ToolError(f"seconds is {seconds:g}; this server measures for at most {longest:g} s")
         try:
@@ -93,5 +90,5 @@ def build(directories: Sequence[str], longest: float) -> MCPServer:
         return await child.answer(_COMMAND, ("query", *words), longest, most)
 
     for function in (list_processes, check_machine, list_kernels, describe_tool, measure, query):
-        offer(function)
+        server.tool(annotations=_READ_ONLY)(function)
     return server

@@ -30,7 +30,7 @@ namespace gpubpf {
 namespace {
 
 // Per process. The tool accepts at most 64 MiB of text.
-constexpr size_t kMostStacks = 65536, kMostBytes = 32 << 20;
+constexpr size_t kMostBytes = 32 << 20;
 
 constexpr size_t kMostFrames = kStackLimit - 1;  // one more says that frames are missing
 

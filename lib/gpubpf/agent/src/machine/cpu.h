@@ -19,7 +19,7 @@ uintptr_t plain_return_address(uintptr_t address);
 // Finds out where the stack keeps return addresses while _Unwind_Backtrace goes through its frames. It must see each frame.
 class ReturnSlots {
   public:
-    // Return the place of the address at which the frame of `context` goes on; 0 if it is not known.
+    // Return where the stack keeps the address at which the function of `context` continues; 0 if that is not known.
     uintptr_t next(_Unwind_Context *context);
 
   private:

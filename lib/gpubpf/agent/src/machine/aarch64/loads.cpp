@@ -1,7 +1,7 @@
 #include "hook_table.h"
 #include "log/cupti.h"
 
-// Each hook asks gpubpf_loads for the original, and goes on there with the program's own arguments and return address.
+// Each hook asks gpubpf_loads for the original function, and jumps there with the program's own arguments and return address.
 // The names are those of gpubpf::hook_dlopen and gpubpf::hook_dlmopen; GCC has no naked functions for this processor.
 #define GPUBPF_LOADS(symbol, library, first)                                                         \
     extern "C" __attribute__((used, visibility("hidden"))) const size_t gpubpf_hook_of_##symbol =    \

@@ -1,7 +1,7 @@
 #include "hook_table.h"
 #include "log/cupti.h"
 
-// Each hook asks gpubpf_loads for the original, and goes on there with the program's own arguments and return address.
+// Each hook asks gpubpf_loads for the original function, and jumps there with the program's own arguments and return address.
 // The stack has three registers, then the return address.
 #define GPUBPF_LOADS(symbol, library)                                                            \
     __attribute__((naked)) void gpubpf::hook_##symbol() {                                        \
