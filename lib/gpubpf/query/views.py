@@ -203,9 +203,9 @@ def _damaged(database: Any) -> str | None:
     views = database.sql("SELECT sql FROM duckdb_views() WHERE NOT internal").fetchall()
     for path in sorted({path for (sql,) in views for path in re.findall(r"'((?:[^']|'')+\.parquet)'", sql)}):
         try:
-            duckdb.connect().execute(
-                f"SELECT bit_xor(hash(COLUMNS(*))) FROM read_parquet('{path}')"
-            ).fetchall()
+            database.execute(f"SELECT bit_xor(hash(COLUMNS(*))) FROM read_parquet('{path}')").fetchall()
+        except (duckdb.InterruptException, duckdb.OutOfMemoryException):
+            raise
         except duckdb.Error:
             return path.replace("''", "'")
     return None

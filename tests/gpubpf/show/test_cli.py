@@ -463,6 +463,10 @@ def test_every_report_ends_with_what_was_not_seen():
         "counted 0 of 25 matching launches (30 in total)",
         "  not counted: 25 (by threads that -t, --comm or --cgroup leaves out)",
     ]
+    assert cli.summary_lines(summary(launches_unread=3)) == [
+        "counted at least 22 of 25 matching launches (30 in total)",
+        "  not counted: up to 3 (the program ended before its counts were read)",
+    ]
     assert cli.summary_lines(summary(not_probed=unseen))[1:] == [
         "not probed: tex (2 instructions), cp.async.bulk.tensor (1 instruction)"
     ]
