@@ -31,7 +31,7 @@ from gpubpf.errors import CompileError, Error, VerifyError
 from gpubpf.kernel import privileges
 from gpubpf.launches import off_cpu
 from gpubpf.linux.host_programs import try_load
-from gpubpf.lower import nvptx, x86
+from gpubpf.lower import host_code, nvptx
 from gpubpf.lower.programs import PREBUILT, is_by_lanes, prebuilt_key
 from gpubpf.memory import access_trace
 from gpubpf.verify import verify
@@ -116,7 +116,7 @@ def natives(program: Program) -> dict[str, Any]:
     for function in program.host_functions:
         if function.point in HOST_POINTS:
             try:
-                found[function.name] = x86.lower(program, function).to_json()
+                found[function.name] = host_code.lower(program, function).to_json()
             except VerifyError as error:
                 found[function.name] = str(error)
     return found

@@ -21,7 +21,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
-from gpubpf.lower import nvptx, x86
+from gpubpf.lower import host_code, nvptx
 from gpubpf.verify.rules import check
 from gpubpf_amd import AmdGpu
 from gpubpf_asm import Code, call_program, jump, leave, lookup, mov, movi, program, store
@@ -115,7 +115,7 @@ def _driver() -> Driver:
 
 def by_x86(given: Case) -> int:
     """Return what the program gives as x86-64 machine code in this process."""
-    native = x86.lower(*made(given)("launch"))
+    native = host_code.lower(*made(given)("launch"))
     if any(value.kind == "helper" for value in native.values):
         raise Unknown("calls a helper, which only the agent has")
     room = _result_at(given)

@@ -23,7 +23,7 @@ import pytest
 from gpubpf.ebpf.bytecode import HOST_STUB, Program
 from gpubpf.kernel import privileges
 from gpubpf.linux import host_programs
-from gpubpf.lower import x86
+from gpubpf.lower import host_code
 from gpubpf.lower.native import Native
 
 # What runs a command as an ordinary user; the second one, so that it cannot gain a capability either.
@@ -119,7 +119,7 @@ class Agent:
 
 
 def native_of(program: Program, name: str = "on_launch") -> Native:
-    made = x86.lower(program, program.functions[name])
+    made = host_code.lower(program, program.functions[name])
     return Native.from_json(made.to_json())
 
 

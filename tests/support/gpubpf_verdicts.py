@@ -18,7 +18,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, BpfFunction, Program
 from gpubpf.ebpf.maps import MapDefinition, initial, record_stride
 from gpubpf.errors import VerifyError
-from gpubpf.lower import amdgcn, nvptx, x86
+from gpubpf.lower import amdgcn, host_code, nvptx
 from gpubpf.record import replace
 from gpubpf.verify import kernel, rules
 from gpubpf.verify.values import Checked, CheckedAccess
@@ -247,7 +247,7 @@ class Batch:
                 self.fragments_apart.append((fragment, cases))
                 self.expected[ALONE].append(replace(expected, left=alone))
         if not made.only_on_gpus:
-            self.jobs.append(Job(x86.lower(*made.program(host=True)), cases))
+            self.jobs.append(Job(host_code.lower(*made.program(host=True)), cases))
             self.expected[HOST].append(expected)
         if (
             made.record or made.on_lanes

@@ -272,15 +272,18 @@ class InnerSites:
 
         blocks = _numbers_of_blocks(body)
         scalar = _scalar_loads(kernel, body) if probes.selects("load", "global") else set()
-        graph = GcnLoops(body, gpu.startswith("gfx10") and self._wave == 64)
+        has_branches = probes.has("branch")
+        graph = None
+        if has_branches or probes.select_loops:
+            graph = GcnLoops(body, gpu.startswith("gfx10") and self._wave == 64)
         loops = graph if probes.select_loops else None
         called = {region.begin for region in body.regions[1:]} if probes.has("function_entry") else set()
         parting: dict[int, GcnBranch | None] = {}
         details: dict[int, dict[str, Any]] = {}  # for sites at branches
-        for number, each in enumerate(body.blocks() if probes.has("branch") else ()):
+        for number, each in enumerate(body.blocks() if has_branches else ()):
             parting.update((one.address, branch) for one, branch in branches(each, self._wave))
             deciding = {each[-1].address, *[one.address for one in each if writes_exec(one)][-1:]}
-            leaves = graph.is_left_after(number)
+            leaves = graph is not None and graph.is_left_after(number)
             for one in each:
                 details[one.address] = {"loop": leaves and one.address in deciding, "extent": _extent(each)}
         for instruction in body.instructions:

@@ -255,18 +255,14 @@ class Hangs:
         """Return launches to report: those that have run for `after` seconds, and those with another verdict than before."""
         now = time.monotonic()
         found, running = [], set()
-        faults, gpus, kernels, waves = (
-            session.faults(),
-            session.gpus(),
-            session.kernel_names(),
-            session.waves(),
-        )
+        faults, gpus = session.faults(), session.gpus()
+        kernels, waves = session.kernel_names(), session.waves()
         failed, ended = session.failed(), session.ended()
         rows = session.shared("launches")
         # The words of all warps are 4 MB, so they are read only if a launch has not ended.
         lanes = {
-            process: {number: waves.get(process, {}).get(name) for number, name in found.items()}
-            for process, found in kernels.items()
+            process: {number: waves.get(process, {}).get(name) for number, name in names.items()}
+            for process, names in kernels.items()
         }
         running_in = {
             one.process for one in rows if self._may_run(one.process, one.array, lanes.get(one.process, {}))
@@ -518,9 +514,8 @@ class _Reading:
         if number >= self.shape.blocks * self.shape.warps:
             return None
         block, warp = divmod(number, self.shape.warps)
-        if address < 1 << 32 and set(self.block[members].tolist()) != {
-            block
-        }:  # shared memory, of another block
+        is_shared = address < 1 << 32  # then each block has a word of its own
+        if is_shared and set(self.block[members].tolist()) != {block}:
             return None
         found = (self.words["warp"] == number).nonzero()[0]
         if not len(found):

@@ -45,7 +45,8 @@ class Site(Record):
     kind: str = ""
     space: str = ""
     width: int = 0
-    effect: int = 0  # for accesses: 1 reads, 2 writes, 3 both; for values: plus 4 if an atomic's old value is used; bytecode.SWAPS
+    # For accesses: 1 reads, 2 writes, 3 both. For values, plus 4 if an atomic's old value is used, and SWAPS, COMPARES (bytecode.py).
+    effect: int = 0
     like: int | None = (
         None  # for accesses: the number of an earlier site, whose probe also stands for this site (`Probe.alike`)
     )

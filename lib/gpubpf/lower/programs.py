@@ -118,9 +118,9 @@ class PrebuiltPrograms:
     def native(self, name: str) -> Native:
         if os.uname().machine == PREBUILT_FOR:
             return Native.from_prebuilt(self._found["natives"][name])
-        from gpubpf.lower import x86
+        from gpubpf.lower import host_code
 
-        return x86.lower(self.program, self.program.functions[name], os.uname().machine)
+        return host_code.lower(self.program, self.program.functions[name], os.uname().machine)
 
 
 class CompiledPrograms:
@@ -160,9 +160,9 @@ class CompiledPrograms:
         )
 
     def native(self, name: str) -> Native:
-        from gpubpf.lower import x86
+        from gpubpf.lower import host_code
 
-        return x86.lower(self.program, self.program.functions[name], os.uname().machine)
+        return host_code.lower(self.program, self.program.functions[name], os.uname().machine)
 
 
 def _wave_program(

@@ -18,7 +18,7 @@ from gpubpf.ebpf import compile, headers, maps
 from gpubpf.errors import CompileError
 from gpubpf.kernel import privileges
 from gpubpf.linux import host_programs
-from gpubpf.lower import nvptx, x86
+from gpubpf.lower import host_code, nvptx
 from gpubpf.verify import verify
 from gpubpf.verify.rules import check
 from gpubpf_asm import Native
@@ -188,7 +188,7 @@ def test_a_program_for_every_point():
         assert fields <= set(b.CONTEXTS[function.point])
     for function in made.host_functions:
         host_programs.try_load(made, function)
-        native = x86.lower(made, function)
+        native = host_code.lower(made, function)
         assert {v.number for v in native.values} == set(range(len(b.CONTEXTS[function.point])))
 
 

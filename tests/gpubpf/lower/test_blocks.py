@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 import pytest
 
 from gpubpf.lower import storage
-from gpubpf.lower.x86 import X86
+from gpubpf.lower.host_code import HOST
 from gpubpf_steps import basic_blocks, steps
 
 SLOTS = 16
@@ -19,7 +19,7 @@ SLOTS = 16
 
 def parsed(last, probes=SLOTS, slots=SLOTS):
     """The basic blocks of the function."""
-    return basic_blocks(storage.block_function("f", last, X86, slots, probes))
+    return basic_blocks(storage.block_function("f", last, HOST, slots, probes))
 
 
 def thread(blocks, memory, base, launch, block, threads):
@@ -143,7 +143,7 @@ def test_threads_of_a_processor(last, tmp_path):
         pytest.skip("no g++")
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    text = storage.block_function("elect", last, X86, 64)
+    text = storage.block_function("elect", last, HOST, 64)
     module = llvm.parse_assembly(text.replace("internal", "zeroext").replace("alwaysinline", ""))
     target = llvm.Target.from_triple(llvm.get_process_triple())
     machine = target.create_target_machine(opt=2, reloc="pic", codemodel="small")

@@ -14,7 +14,7 @@ import pytest
 
 from engine_device import DeviceFault
 from gpubpf.ebpf import bytecode as b
-from gpubpf.lower import amdgcn, nvptx, x86
+from gpubpf.lower import amdgcn, host_code, nvptx
 from gpubpf.record import replace
 from gpubpf.verify.rules import check
 from gpubpf_asm import END, alu, load, lookup, mov, store
@@ -99,8 +99,8 @@ def run_unsound(way: str, code: list[b.Instruction], sound: list[b.Instruction])
                 accepted = given_.instructions[: -len(code)] + tuple(sound)
                 return replace(taught(program_, replace(given_, instructions=accepted)), function=given_)  # type: ignore[arg-type]
 
-            patch.setattr(x86, "check", misled)
-            native = x86.lower(given, function)
+            patch.setattr(host_code, "check", misled)
+            native = host_code.lower(given, function)
         on_host([Job(native, [case])])
 
 

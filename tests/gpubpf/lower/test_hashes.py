@@ -16,7 +16,7 @@ from gpubpf.ebpf import maps
 from gpubpf.ebpf.maps import HEADER, MapDefinition, SlotState
 from gpubpf.ebpf.probe import Probe
 from gpubpf.lower import nvptx, storage
-from gpubpf.lower.x86 import X86
+from gpubpf.lower.host_code import HOST
 from gpubpf.verify.rules import check
 from gpubpf_asm import END, alu, call, load_map, mov, movi, program, store
 from gpubpf_points import HEAD, Run
@@ -26,7 +26,7 @@ TABLE = MapDefinition("table", "hash", 8, 8, 8, "<u8", "<u8")
 KEYS_AT = HEADER + 8 * TABLE.slots
 VALUES_AT = KEYS_AT + 8 * TABLE.slots
 FIND, DELETE, UPDATE, INSERT, REPLACE = (
-    basic_blocks(storage.hash_function("f", name, TABLE, X86)) for name in storage.HASH_OPERATIONS
+    basic_blocks(storage.hash_function("f", name, TABLE, HOST)) for name in storage.HASH_OPERATIONS
 )
 ABSENT, EXISTS, NO_ROOM, BUSY = (-error & (1 << 64) - 1 for error in (2, 17, 7, 16))
 KEY, OTHER = 77, 78
@@ -187,7 +187,7 @@ def test_a_waiting_thread_lets_others_run_on_the_device():
 def test_no_thread_waits_for_ever(monkeypatch):
     monkeypatch.setattr(storage, "WAITS", 20)
     for name in ("update", "insert"):
-        blocks = basic_blocks(storage.hash_function("f", name, TABLE, X86))
+        blocks = basic_blocks(storage.hash_function("f", name, TABLE, HOST))
         memory = claimed(KEY, SlotState.WRITING)
         assert run(operation(memory, blocks, KEY, 5)) == BUSY
         assert lost(memory) == 1

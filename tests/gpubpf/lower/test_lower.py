@@ -13,7 +13,7 @@ from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
 from gpubpf.images.assemble import find_ptxas
-from gpubpf.lower import nvptx, x86
+from gpubpf.lower import host_code, nvptx
 from gpubpf.verify.rules import check
 from gpubpf_asm import (
     END,
@@ -577,7 +577,7 @@ def test_a_large_host_program_is_one_function():
         code += [alu(b.MUL, 3, imm=rng.getrandbits(30) | 1), alu(rng.choice((b.ADD, b.XOR, b.SUB)), 3, 4)]
     out = MapDefinition("out", "shared_array", 4, 64, 1)
     made, function = program([*code, store(9, 0, 3), *END], (out,), "operation")
-    native = x86.lower(made, function)
+    native = host_code.lower(made, function)
     assert len(native.code) > 10_000
 
 

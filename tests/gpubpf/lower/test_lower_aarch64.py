@@ -13,7 +13,7 @@ import pytest
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.errors import VerifyError
-from gpubpf.lower import x86
+from gpubpf.lower import host_code
 from gpubpf_asm import END, alu, load, lookup, mov, program, store
 from gpubpf_host import Agent
 from gpubpf_machine import CROSS, needs_aarch64, run_for_aarch64
@@ -39,9 +39,9 @@ def test_host_programs_compute_the_same(tmp_path: Path) -> None:
         made, function = program([*code, store(9, 0, 3), store(9, 8, 4), *END], (out,), "operation")
         words = (ctypes.c_uint64 * 8)()
         fields = [numbers.getrandbits(64) for _ in range(8)]
-        Agent(x86.lower(made, function), {"out": ctypes.addressof(words)}, {})(*fields)
+        Agent(host_code.lower(made, function), {"out": ctypes.addressof(words)}, {})(*fields)
 
-        native = x86.lower(made, function, "aarch64")
+        native = host_code.lower(made, function, "aarch64")
         (tmp_path / "code").write_bytes(native.code)
         values = [str(fields[v.number]) if v.kind == "context" else "map" for v in native.values]
         done = run_for_aarch64([harness, tmp_path / "code", *values])
@@ -51,4 +51,4 @@ def test_host_programs_compute_the_same(tmp_path: Path) -> None:
 def test_a_machine_without_an_agent_is_refused() -> None:
     made, function = program([*END], (), "operation")
     with pytest.raises(VerifyError, match="there is no agent for riscv64"):
-        x86.lower(made, function, "riscv64")
+        host_code.lower(made, function, "riscv64")

@@ -8,10 +8,10 @@ import pytest
 from gpubpf.ebpf import compile
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.lower import amdgcn, nvptx, storage
+from gpubpf.lower.host_code import HOST
 from gpubpf.lower.nvptx import NVPTX
-from gpubpf.lower.x86 import X86
 
-BACKENDS = {"nvptx": NVPTX, "x86": X86, "wave32": amdgcn.backend(32), "wave64": amdgcn.backend(64)}
+BACKENDS = {"nvptx": NVPTX, "host": HOST, "wave32": amdgcn.backend(32), "wave64": amdgcn.backend(64)}
 SIZES = [(1, 1), (3, 7), (4, 8), (12, 16), (64, 200)]
 
 

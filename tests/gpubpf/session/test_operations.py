@@ -13,7 +13,7 @@ import gpubpf_cuda
 from gpubpf.images.sidecar import Sidecar
 from gpubpf.kernel import bpf_syscall
 from gpubpf.linux.host_programs import Host, HostProbe
-from gpubpf.lower import x86
+from gpubpf.lower import host_code
 from gpubpf.records import operation_log
 from gpubpf.records.results import ProcessLog
 from gpubpf.session.session import Session
@@ -170,7 +170,7 @@ def measure(
     host = Host(
         program,
         [HostProbe(name, point) for name, point in points.items()],
-        native=lambda name: x86.lower(program, program.functions[name]),
+        native=lambda name: host_code.lower(program, program.functions[name]),
     )
     with (
         host,

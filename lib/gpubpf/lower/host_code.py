@@ -12,7 +12,7 @@ from gpubpf.lower.native import PREBUILT_FOR, Given, Native
 from gpubpf.record import Record, replace
 from gpubpf.verify.rules import check
 
-X86 = Backend(
+HOST = Backend(
     triple="x86_64-unknown-linux-gnu",
     pointer="ptr",
     scope="",
@@ -30,7 +30,7 @@ class Machine(Record):
 
 # Floating-point registers belong to the application. The code must also be self-contained: no jump tables, no calls of memset.
 MACHINES = {
-    "x86_64": Machine(X86.triple, "x86-64", "-mmx,-sse,-sse2,-x87,+soft-float"),
+    "x86_64": Machine(HOST.triple, "x86-64", "-mmx,-sse,-sse2,-x87,+soft-float"),
     "aarch64": Machine("aarch64-unknown-linux-gnu", "generic", "-fp-armv8,-neon"),
 }
 _ATTRIBUTES = '"no-jump-tables"="true" "no-builtins" noimplicitfloat nounwind'
@@ -47,7 +47,7 @@ def lower(program: Program, function: BpfFunction, machine: str = PREBUILT_FOR) 
             f"host program {function.name}: there is no agent for {machine}; use x86-64 or 64-bit Arm"
         )
     checked = check(program, context.copied(function, context.FIELDS[function.point]))
-    module = ir.lower(program, checked, replace(X86, triple=MACHINES[machine].triple))
+    module = ir.lower(program, checked, replace(HOST, triple=MACHINES[machine].triple))
     values: dict[Given, int] = {}
     loads: list[str] = []
     passed: list[str] = []
