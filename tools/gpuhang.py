@@ -288,6 +288,8 @@ def main(argv: list[str] | None = None) -> int:
                 text.report(hangs.again(), owners, args.verbose, results)
             if out.closed:
                 break
+        if results.csv:
+            results.header(stands.PLACE.columns)
         if not hangs.told and results.form == "text":
             out.line(f"no launch ran for {args.after:g} s")
         results.end(session.summary())

@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.traced.measurement import Follow
 
     follow = Follow(log_records=LOG_RECORDS, allocation_stacks=True)
-    session = tracing.trace(cli.Options.of(args), list, (), {}, out, follow)
+    session = tracing.trace(cli.Options.of(args), None, (), {}, out, follow)
     with session:
         from gpubpf.held.memory import Memory  # NumPy would delay the first hook
         from gpubpf.held.report import Report

@@ -73,7 +73,9 @@ def written(page: str) -> list[Written]:
                 now = Written(page, number, command[1], prose=prose)
                 if now.words[0] in TOOLS:
                     found.append(now)
-                elif found:
+                elif (
+                    found and now.words[0] != "cd"
+                ):  # in another directory, whose programs take long to build
                     found[-1].then.append(now)
             elif now is not None:
                 now.shown.append(line)

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 DEVICE, MANAGED, PINNED, POOL, VIRTUAL = KINDS = ("device", "managed", "pinned", "pool", "virtual")
 _IN_POOLS = ("cuMemAllocAsync", "cuMemAllocFromPoolAsync", "hipMallocAsync", "hipMallocFromPoolAsync")
-_NOT_HELD = ("variable", "cuIpcOpenMemHandle", "cuMemPoolImportPointer")  # of a module, or of another process
+_NOT_HELD = (
+    *("variable", "cuIpcOpenMemHandle", "cuMemPoolImportPointer"),  # of a module, or of another process
+    BEFORE_ATTACH,  # the agent finds some of these, but only at launches that a tool measures
+)
 _OF_GROUP = {"device": DEVICE, "managed": MANAGED, "host": PINNED}
 KIND_OF = {call: _OF_GROUP[group] for call, group in ALLOCATING.items() if call not in _NOT_HELD}
 KIND_OF |= dict.fromkeys(_IN_POOLS, POOL) | {"cuMemMap": VIRTUAL}
@@ -50,7 +53,6 @@ class Key(NamedTuple):
     gpu: int
     kind: str
     stack: int
-    before: bool
 
 
 class Sums(MutableRecord):
@@ -66,7 +68,6 @@ class Row(Record):
 
     wave: lanes of a wave on an AMD GPU, else None.
     oldest_ns: how long the oldest of them had been held at the last operation in the log.
-    before: allocated before the attach and found later, so the stack is not known.
     grown: bytes more than in the previous report; negative if less is held.
     """
 
@@ -79,7 +80,6 @@ class Row(Record):
     bytes: int
     count: int
     oldest_ns: int
-    before: bool
     grown: int = 0
 
 
@@ -148,10 +148,9 @@ class Memory:
                     self.captured += 1
                 elif 0 < address < _ADDRESS_LIMIT and 0 < size <= _ADDRESS_LIMIT - address:
                     kind = PINNED if flags & operation_log.HOST_MEMORY else kind
-                    before = call == BEFORE_ATTACH
                     known = stack if stack <= MOST_STACKS else 0
-                    key = Key(log.process, log.gpus.get(context, 0), kind, known, before)
-                    self.allocated += not before
+                    key = Key(log.process, log.gpus.get(context, 0), kind, known)
+                    self.allocated += 1
                     self._begin(process, address, _Live(key, address + size, context, epoch, at))
             elif call == _CONTEXT_DESTROY:
                 self._end_context(process, context, epoch, at)
@@ -238,16 +237,16 @@ class Memory:
         return self._merged(found)
 
     def _merged(self, found: dict[Key, tuple[int, int, int]]) -> list[Row]:
-        merged: dict[tuple[int, int, str, Stack, bool], tuple[int, int, int]] = {}
+        merged: dict[tuple[int, int, str, Stack], tuple[int, int, int]] = {}
         for key, (size, count, oldest) in found.items():
             if count > 0:
                 stack = Stack.of(self._processes[key.process].log.stacks.get(key.stack, ()))
-                same = key.process, key.gpu, key.kind, stack, key.before
+                same = key.process, key.gpu, key.kind, stack
                 other = merged.get(same, (0, 0, 0))
                 merged[same] = other[0] + size, other[1] + count, max(other[2], oldest)
         rows = []
-        for (process, gpu, kind, stack, before), sums in merged.items():
+        for (process, gpu, kind, stack), sums in merged.items():
             log = self._processes[process].log
             owner = (log.pid, log.comm, gpu, wave_of(log.waves, gpu))
-            rows.append(Row(*owner, kind, stack, *sums, before))
+            rows.append(Row(*owner, kind, stack, *sums))
         return sorted(rows, key=lambda row: (-row.bytes, -row.count, row.pid, row.gpu, row.kind))

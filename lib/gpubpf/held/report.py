@@ -41,7 +41,6 @@ _SHARE = (
     Field("kind", "|".join(KINDS), "pinned: host memory that the GPU can access"),
     _FRAMES,
     Field("complete", "boolean", "false if outer frames are missing", get="stack.complete"),
-    Field("before", "boolean", "allocated before the attach, and found as a parameter of a launch"),
     Field("pytorch", "boolean", "segments of PyTorch's caching allocator", get=is_pytorch),
 )
 
@@ -55,7 +54,7 @@ HELD = Fields(
         Field("grown", "bytes", "since the last interval, or since the start; negative if less is held"),
         STAMP,
     ),
-    csv="pid comm gpu kind bytes count grown oldest_ns before pytorch stack",
+    csv="pid comm gpu kind bytes count grown oldest_ns pytorch stack",
     csv_fields=(Field("stack", "string", "the frames, outermost first, separated by semicolons"),),
 )
 PEAK = Fields(
@@ -98,7 +97,7 @@ class Report:
 
     def _held(self) -> list[Row]:
         """Return what is held now, with the growth since the last call."""
-        found = {(row.pid, row.gpu, row.kind, row.stack, row.before): row for row in self._memory.rows()}
+        found = {(row.pid, row.gpu, row.kind, row.stack): row for row in self._memory.rows()}
         rows = [replace(row, grown=row.bytes - self._before.get(key, 0)) for key, row in found.items()]
         self._before = {key: row.bytes for key, row in found.items()}
         return rows
@@ -139,7 +138,7 @@ class Report:
         start = max(map(len, lines)) + 2
         beside = table.WIDTH - start >= LEAST
         width = table.WIDTH - (start if beside else 4)
-        stacks = ("STACK", *(_stack(one, width) for one in shown))
+        stacks = ("STACK", *(own_line(one.stack, width) for one in shown))
         for line, stack in zip(lines, stacks, strict=True):
             yield f"{line:<{start}}{stack}" if beside else line
             if not beside:
@@ -186,7 +185,7 @@ class Report:
             said = (
                 f"peak: {table.size(memory.peak_bytes)} of GPU memory; {table.size(first.bytes)} of it from"
             )
-            yield from table.wrap(f"{said} {_stack(first, 60)}{more}")
+            yield from table.wrap(f"{said} {own_line(first.stack, 60)}{more}")
         calls = (("allocation", memory.allocated), ("free", memory.freed))
         yield " and ".join(table.count(number, noun) for noun, number in calls)
         for number, noun, what in (
@@ -203,7 +202,3 @@ class Report:
 
 def _signed(size: int) -> str:
     return f"{'-' if size < 0 else '+'}{table.size(abs(size))}" if size else "0 B"
-
-
-def _stack(row: Row, width: int) -> str:
-    return "allocated before the attach" if row.before else own_line(row.stack, width)

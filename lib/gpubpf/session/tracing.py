@@ -54,7 +54,7 @@ class ForAmd(Record):
 
 def trace(
     options: Options,
-    probes: Callable[[], Sequence[PtxProbe]],
+    probes: Callable[[], Sequence[PtxProbe]] | None,
     definitions: Sequence[MapDefinition],
     params: Mapping[str, bytes],
     out: Output | None = None,
@@ -65,7 +65,8 @@ def trace(
 ) -> Session:
     """Return the session that a tool's command line requests. Raises SessionError.
 
-    probes: return the lowered programs; called once.
+    probes: return the lowered programs; called once. None: there are no programs, so no kernel is measured, and `follow` says what is
+        collected.
     definitions: the maps that they use. params: the bytes of maps of kind "param".
     out: gets "attached" and "watching" records with `--json`.
     follow: what to collect besides maps; `--graphs`, `--ring-size`, `--ring`, `--cupti` and `--no-cupti` override it.
@@ -73,7 +74,9 @@ def trace(
     accesses: see `Plan`.
     amd: the probes and maps for AMD GPUs; None: kernels on AMD GPUs are not measured.
     """
-    lowered = functools.cache(probes)
+    lowered = functools.cache(probes or tuple)
+    if probes is None:
+        amd = ForAmd(tuple, tuple)
 
     @functools.cache
     def for_amd() -> Sequence[Probe[ForWaves]]:
@@ -130,7 +133,7 @@ def trace(
     def matches(name: str) -> bool:
         from gpubpf import names
 
-        return names.matches(wanted, name)
+        return probes is not None and names.matches(wanted, name)
 
     tool = options.output.tool
 
@@ -152,7 +155,7 @@ def trace(
         chosen,
         definitions,
         params,
-        matches if wanted else None,
+        matches if wanted or probes is None else None,
         wanted,
         options.kernels.launches,
         options.kernels.sample,
