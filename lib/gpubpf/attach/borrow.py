@@ -550,6 +550,11 @@ class _Borrowing:
                     return base
                 if time.monotonic() > start + 5 * PATIENCE:
                     break
+            import random  # imported here because the import is slow
+
+            time.sleep(random.uniform(0.001, 0.01))
+            # A cgroup counts as frozen a moment before its threads wait there, where `check_traceable` sees them.
+            traceable.check_not_frozen(self.pid)
             if ptrace.is_dead(self.pid, self.pid):
                 raise ThreadEnded
             over = time.monotonic() - start
@@ -560,9 +565,6 @@ class _Borrowing:
                     f"pid {self.pid} has no thread that can be interrupted safely;"
                     " try again, or start the program with the tool"
                 )
-            import random  # imported here because the import is slow
-
-            time.sleep(random.uniform(0.001, 0.01))
 
     def _candidates(self) -> list[int]:
         """Return the thread IDs. Waiting threads whose call keeps its deadline come first."""

@@ -113,6 +113,12 @@ def _waits_in(pid: int) -> str:
     return ""
 
 
+def check_not_frozen(pid: int) -> None:
+    """Raise Stopped if the main thread waits in a frozen cgroup."""
+    if _waits_in(pid) in _FROZEN:
+        raise frozen(pid)
+
+
 def check_traceable(pid: int) -> None:
     """Raise SessionError if a process is known to be untraceable. This does not touch the process.
 
@@ -143,8 +149,7 @@ def check_traceable(pid: int) -> None:
         raise AlreadyTraced(f"{who} is already traced by {name} (pid {tracer}); stop that first")
     if state == "T":
         raise Stopped(f"{who} is stopped; continue it first: kill -CONT {pid}")
-    if _waits_in(pid) in _FROZEN:
-        raise frozen(pid)
+    check_not_frozen(pid)
     if known.get("Seccomp") == str(_STRICT_SECCOMP):
         raise SessionError(
             f"{who} is in strict seccomp mode, which allows almost no system call; start it without that mode"

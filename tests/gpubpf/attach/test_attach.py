@@ -302,6 +302,20 @@ def test_a_frozen_process_is_left_alone(built: Path, place: str, monkeypatch: py
         assert put(process.pid, built / "library.so") == 3
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("place", [".", "unified", "freezer"])
+def test_a_process_that_is_frozen_after_the_first_look(
+    built: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(borrow, "PATIENCE", 0.5)
+    with running(built / "kinds", "pause") as process, frozen(process.pid, place):
+        with monkeypatch.context() as patch:
+            patch.setattr(traceable, "check_traceable", lambda pid: None)
+            with pytest.raises(traceable.Stopped, match=r"is frozen \(docker pause"):
+                put(process.pid, built / "library.so")
+        assert traceable.status(process.pid)["TracerPid"] == "0"
+
+
 @pytest.mark.parametrize("kind", ["pause", "spin", "malloc", "writes", "vfork", "mutex"])
 def test_a_thread_is_found(built: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(borrow, "PATIENCE", 20.0)  # on a busy machine, a thread rarely stops in time
