@@ -18,7 +18,7 @@ import pytest
 import gpubpf_scenes as scenes
 from gpubpf import agent
 from gpubpf_host import needs_bpf
-from hipsim_device import ROOT, environment, libraries, program, serving
+from hipsim_device import ROOT, environment, libraries, measured, program, serving
 
 TOOL = [sys.executable, str(ROOT / "tools" / "hipsnoop.py")]
 
@@ -51,6 +51,23 @@ def test_launches_in_exit_handlers_and_destructors(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (4, "launched\nfound 8\n"), done.stderr
     assert {r["api"]: r["count"] for r in records(out, "api")}["hipLaunchKernel"] == 9
+
+
+def test_launches_that_the_runtime_rejects(tmp_path: Path) -> None:
+    """hipsnoop counts them as errors. They do not reach ROCr, so threadhist does not see them."""
+    out, app = tmp_path / "out", program("rejected")
+    libraries()
+    command = [*TOOL, "--json", "-o", out, "--", app]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "5 failed, found 320\n"), done.stderr
+    counts = {r["kernel"]: (r["count"], r["errors"]) for r in records(out, "kernel") if r["count"]}
+    assert counts == {"scale": (8, 4), "never": (1, 1)}
+    found, done = measured("threadhist", tmp_path / "threads", "--", app)
+    assert (done.returncode, done.stdout) == (0, "5 failed, found 320\n"), done.stderr
+    assert {r["kernel"]: (r["launches"], r["runs"]) for r in found if r["type"] == "kernel"} == {
+        "scale": (4, 320)
+    }
+    assert (found[-1]["launches_instrumented"], found[-1]["not_instrumented"]) == (4, {})
 
 
 def test_a_program_with_code_for_other_gpus_runs_as_without_the_tool() -> None:

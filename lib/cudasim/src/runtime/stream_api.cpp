@@ -132,19 +132,26 @@ bool pitch_fits(size_t pitch, size_t width, size_t height) {
     return width <= pitch || (pitch == 0 && height == 1);
 }
 
+// Records the result of a launch. Like NVIDIA's runtime, this one leaves it to the driver to reject a configuration, and
+// has an error of its own for that. So the driver sees each launch of a kernel.
+cudaError_t record_launch(CUresult status, dim3 grid, dim3 block) {
+    if (status == CUDA_ERROR_INVALID_VALUE && !valid_configuration(grid, block))
+        return record_error(cudaErrorInvalidConfiguration);
+    return record_error(status);
+}
+
 cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
                    cudaStream_t stream, bool cooperative) {
     ENSURE_CONTEXT();
-    if (!valid_configuration(grid, block)) return record_error(cudaErrorInvalidConfiguration);
     CUkernel kernel = nullptr;
     if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
     auto as_function = reinterpret_cast<CUfunction>(kernel);
     auto bytes = static_cast<unsigned>(std::min<size_t>(shared, 0xffffffff));
-    if (cooperative)
-        return record_error(cu().LaunchCooperativeKernel(as_function, grid.x, grid.y, grid.z, block.x,
-                                                         block.y, block.z, bytes, stream, arguments));
-    return record_error(cu().LaunchKernel(as_function, grid.x, grid.y, grid.z, block.x, block.y, block.z,
-                                          bytes, stream, arguments, nullptr));
+    CUresult status = cooperative ? cu().LaunchCooperativeKernel(as_function, grid.x, grid.y, grid.z, block.x,
+                                                                 block.y, block.z, bytes, stream, arguments)
+                                  : cu().LaunchKernel(as_function, grid.x, grid.y, grid.z, block.x, block.y,
+                                                      block.z, bytes, stream, arguments, nullptr);
+    return record_launch(status, grid, block);
 }
 
 CUlaunchConfig driver_configuration(const cudaLaunchConfig_t &config) {
@@ -198,13 +205,12 @@ cudaError_t cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 bl
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **arguments) {
     ENSURE_CONTEXT();
     if (config == nullptr) return record_error(cudaErrorInvalidValue);
-    if (!valid_configuration(config->gridDim, config->blockDim))
-        return record_error(cudaErrorInvalidConfiguration);
     CUkernel kernel = nullptr;
     if (cudaError_t error = find_kernel(function, kernel)) return record_error(error);
     const CUlaunchConfig converted = driver_configuration(*config);
-    return record_error(
-        cu().LaunchKernelEx(&converted, reinterpret_cast<CUfunction>(kernel), arguments, nullptr));
+    return record_launch(
+        cu().LaunchKernelEx(&converted, reinterpret_cast<CUfunction>(kernel), arguments, nullptr),
+        config->gridDim, config->blockDim);
 }
 
 #ifndef CUDA_API_PER_THREAD_DEFAULT_STREAM
