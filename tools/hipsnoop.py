@@ -70,7 +70,7 @@ PROGRAM = r"""
 def build_parser() -> cli.Parser:
     """Return the parser: the options that all tools share, which calls to trace, and what to show."""
     parser = cli.parser(TOOL, WHAT, EXAMPLES)
-    cli.add_targets(parser)
+    cli.add_targets(parser, in_linux=True)
     cli.add_calls(parser)
     cli.add_call_views(parser)
     cli.add_host_filters(parser, "calls")

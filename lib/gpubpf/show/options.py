@@ -32,13 +32,20 @@ from gpubpf.show.option_values import (
 
 KERNEL_GLOB = "whose demangled name (without template arguments and parameter list) matches GLOB, or whose mangled name equals it"
 
+# What survives the end of a program; docs/attach.md explains it.
+_ALWAYS = "However a program ends, the report has what was measured until then."
+_LAST_READING = f"{_ALWAYS}\nBut SIGKILL, a stack overflow or a failed kernel may lose the last second."
 
-def add_targets(made: Parser, specs: str = "", operand: tuple[str, str] = ("", "")) -> None:
+
+def add_targets(
+    made: Parser, specs: str = "", operand: tuple[str, str] = ("", ""), in_linux: bool = False
+) -> None:
     """Add what to trace and for how long: -p, --user, -d, interval and count. `parse` splits off COMMAND.
 
     specs: help text for SPEC, if the tool takes specifications.
-    operand: name (OBJECT) and help text of the first word, if the tool requires one."""
-    group = made.add_argument_group("what to trace, and for how long")
+    operand: name (OBJECT) and help text of the first word, if the tool requires one.
+    in_linux: the tool counts in the Linux kernel only, where counts survive every end of a program."""
+    group = made.add_argument_group("what to trace, and for how long", _ALWAYS if in_linux else _LAST_READING)
     words, about = "interval [count]", "print every interval seconds, count times"
     if specs:
         made.takes_specs = True
