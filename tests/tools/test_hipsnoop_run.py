@@ -607,6 +607,25 @@ def test_a_library_that_is_in_no_file_system(tmp_path: Path) -> None:
     assert any(one["path"] == "/memfd:libamdhip64.so.6" for one in found["summary"][0]["libraries"])
 
 
+def test_calls_of_other_processes_are_not_missed(tmp_path: Path) -> None:
+    """Another process loads a library during the measurement, and makes calls before it has probes."""
+    built, out = tmp_path / "in_memory", tmp_path / "out"
+    subprocess.run(["gcc", "-o", built, PROGRAMS / "in_memory.c", "-ldl"], check=True)
+    library = gpubpf_hip.standin(tmp_path)
+    with subprocess.Popen(["sleep", "100"]) as traced:
+        command = [*TOOL, "--json", "-o", out, "-p", str(traced.pid)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tool:
+            assert tool.stderr is not None
+            while "has not loaded libamdhip64.so yet; waiting" not in (line := tool.stderr.readline()):
+                assert line
+            subprocess.run([built, library], check=True, stdout=subprocess.DEVNULL)
+            traced.kill()
+            assert tool.wait(60) == 0
+    (summary,) = records(out)["summary"]
+    probed = [one for one in summary["libraries"] if one["path"] == "/memfd:libamdhip64.so.6"]
+    assert summary["calls"] == 0 and probed and not any("late" in one for one in probed)
+
+
 def test_a_32_bit_program_is_named(tmp_path: Path) -> None:
     built = tmp_path / "exit32"
     subprocess.run(["as", "--32", "-o", tmp_path / "exit32.o", PROGRAMS / "exit32.S"], check=True)

@@ -239,6 +239,16 @@ class CallProbes:
         if self._numbers_differ:
             self.forget(pid)
 
+    def may_trace(self, pid: int) -> bool:
+        """Return False only if calls of a process are known not to count. The process may have ended.
+
+        In another PID namespace than the initial one, the children of traced processes have unknown numbers."""
+        if self.options.everybody:
+            return True
+        if self._numbers_differ:
+            return pid in self.seen or not self.seen
+        return self.host.lookup("call_targets", pid.to_bytes(4, "little")) is not None
+
     @property
     def _chosen_pids(self) -> str:
         return "call_wanted" if self._numbers_differ else "call_targets"

@@ -363,14 +363,9 @@ class CallReport:
                 file.path, {"path": file.path, "functions": len(file.functions), "refused": {}}
             )
             library["refused"].update(file.refused)
-            if file.late is not None and self._may_be_traced(file.late):
+            if file.late is not None and self._inputs.calls.may_trace(file.late):
                 library["late"] = {"pid": file.late, "comm": self._processes.comm(file.late)}
         return list(found.values())
-
-    def _may_be_traced(self, pid: int) -> bool:
-        """Return False only if the process is known not to be traced."""
-        inputs = self._inputs
-        return inputs.processes.everyone or pid in inputs.calls.seen or not inputs.calls.seen
 
 
 def _selected_sums(calls: CallProbes, options: SnoopOptions) -> SelectedSums | None:

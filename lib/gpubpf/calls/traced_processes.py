@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from gpubpf import own_files
 from gpubpf.errors import SessionError
 from gpubpf.kernel import privileges
-from gpubpf.process import proc, users
+from gpubpf.process import proc, traceable, users
 from gpubpf.show import garbage
 from gpubpf.traced import joining
 from gpubpf.traced.command import LONGEST_WAIT, Signals, raise_file_limit, run
@@ -107,15 +107,18 @@ class TracedProcesses:
         self._files[self._child.pid] = os.pidfd_open(self._child.pid)
 
     def _find(self, calls: CallProbes) -> None:
-        """Trace the processes of -p. Raise SessionError if none is running."""
+        """Trace the processes of -p. Raise SessionError if none can be traced."""
         missed = []
         for pid in dict.fromkeys(self._targets.pids):
             try:
+                traceable.check_64_bit(pid)
                 self._files[pid] = os.pidfd_open(pid)
+            except SessionError as error:
+                missed.append(error)
             except OSError as error:
                 missed.append(_cannot_open(pid, error))
-                continue
-            calls.trace(pid)
+            else:
+                calls.trace(pid)
         if missed and not self._files:
             raise joining.all_failed(missed)
         for one in missed:

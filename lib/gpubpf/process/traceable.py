@@ -158,10 +158,15 @@ def check_traceable(pid: int) -> None:
         raise SessionError(
             f"{who} uses a shadow stack, cannot attach; start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
         )
+    check_64_bit(pid)
+
+
+def check_64_bit(pid: int) -> None:
+    """Raise SessionError if a process runs a 32-bit program."""
     with contextlib.suppress(OSError):
         if not proc.is_64_bit(pid):
             raise SessionError(
-                f"{who} is not a 64-bit x86 program, which CUDA requires here; name another process"
+                f"pid {pid} ({comm(pid)}) is a 32-bit program, which cannot use CUDA or HIP; name another process"
             )
 
 

@@ -12,7 +12,6 @@ import re
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 
 import pytest
 
+import gpubpf_32_bit
 import gpubpf_fuse
 from gpubpf import agent, elf
 from gpubpf.agent.definitions import ALREADY_CHANGED
@@ -548,26 +548,8 @@ def test_a_static_program(built: Path) -> None:
 
 
 def test_a_32_bit_program(tmp_path: Path) -> None:
-    program = tmp_path / "small"
-    code = bytes.fromhex("b81d000000cd80ebf7")  # for (;;) pause();
-    header = (
-        b"\x7fELF\1\1\1"
-        + bytes(9)
-        + struct.pack("<HHIIIIIHHHHHH", 2, 3, 1, 0x8048054, 52, 0, 0, 52, 32, 1, 0, 0, 0)
-    )
-    size = 84 + len(code)
-    program.write_bytes(header + struct.pack("<8I", 1, 0, 0x8048000, 0x8048000, size, size, 5, 4096) + code)
-    program.chmod(0o755)
-    try:
-        child = subprocess.Popen([program])
-    except OSError:
-        pytest.skip("this kernel runs no 32-bit programs")
-    time.sleep(0.1)
-    try:
-        assert "is not a 64-bit x86 program" in refused(child.pid)
-    finally:
-        child.kill()
-        child.wait()
+    with gpubpf_32_bit.pausing(tmp_path) as pid:
+        assert "is a 32-bit program" in refused(pid)
 
 
 def as_nobody(work: Callable[[], None]) -> str:
