@@ -32,6 +32,15 @@ PROGRAM = r"""
 __global__ void tick(int *x) { atomicAdd(x, 1); }
 static int *counter;
 static const char *way;
+static void crashed(int) { if (write(1, "crashed\n", 8)) {} }
+static void once(void (*handler)(int), int flags) {  // shows the handler that is replaced
+    struct sigaction action {}, before;
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESETHAND | flags;
+    sigaction(SIGSEGV, &action, &before);
+    printf("%d %d\n", before.sa_handler == crashed, (before.sa_flags & (SA_RESETHAND | SA_SIGINFO)) == int(SA_RESETHAND));
+    fflush(stdout);
+}
 struct Last {
     ~Last() {
         int found = 0;
@@ -42,6 +51,7 @@ struct Last {
 } last;
 int main(int argc, char **argv) {
     way = argv[1];
+    if (!strcmp(way, "once")) once(crashed, 0);
     cudaMalloc(&counter, 4096);
     cudaMemset(counter, 0, 4096);
     if (argc > 2) {
@@ -51,12 +61,18 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < 10; i++) tick<<<2, 64>>>(counter);
     cudaDeviceSynchronize();
-    if (!strcmp(way, "fault")) *(volatile int *)8 = 1;
+    if (!strcmp(way, "once")) once(crashed, SA_NODEFER);
+    if (!strcmp(way, "fault") || !strcmp(way, "once")) *(volatile int *)8 = 1;
     if (!strcmp(way, "kill")) raise(SIGKILL);
     if (!strcmp(way, "exec")) execl("/bin/echo", "echo", "found 1280", nullptr);
 }
 """
-WAYS = [("late", 0, 13, "found 1472\n"), ("fault", -signal.SIGSEGV, 10, ""), ("exec", 0, 10, "found 1280\n")]
+WAYS = [
+    ("late", 0, 13, "found 1472\n"),
+    ("fault", -signal.SIGSEGV, 10, ""),
+    ("once", -signal.SIGSEGV, 10, "0 0\n1 1\ncrashed\n"),
+    ("exec", 0, 10, "found 1280\n"),
+]
 
 
 @pytest.fixture(scope="module")
