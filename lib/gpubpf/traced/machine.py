@@ -55,7 +55,7 @@ from gpubpf.process import (
 )
 from gpubpf.process.patience import LOOK_WAIT, Unanswered, lock_holder, within
 from gpubpf.process.scans import ScanBudget
-from gpubpf.record import MutableRecord
+from gpubpf.record import MutableRecord, Record
 from gpubpf.records.reasons import FORBIDDEN, NO_ROCR, REACHED_LATE, TOO_LATE, TRACED
 from gpubpf.traced import device
 from gpubpf.traced.driver_files import DriverFiles, FileId
@@ -102,6 +102,26 @@ class _Schedule(MutableRecord):
         self.due = now + self.pause
 
 
+class _Driver(Record):
+    """A driver file.
+
+    path: a path that works in this process's mount namespace.
+    file: its id in /proc/PID/maps; None: the file was found without a process.
+    pid: a process that maps the file; 0 for a file that was found without a process.
+    """
+
+    path: str
+    file: FileId | None = None
+    pid: int = 0
+
+    @property
+    def name(self) -> str:
+        """The file's name in notices. (Reading the link in map_files would take the lock of the process.)"""
+        if self.pid:
+            return f"a GPU driver that pid {self.pid} ({traceable.comm(self.pid)}) maps"
+        return os.path.basename(self.path)
+
+
 class MachineWatcher:
     """Finds all processes that use a GPU driver, and has the session attach to them.
 
@@ -139,9 +159,12 @@ class MachineWatcher:
         self._delayed: set[int] = set()  # users whose processes had to wait
         self._lost_before = 0, 0  # `HoldHelper.lost` at the last scan
         self._stuck = False  # an attach did not end
-        # Driver files without a probe, because a process holds the lock of its address space: path → id. Until they have a probe,
+        self._unprobed: set[tuple[int, str]] = (
+            set()
+        )  # notices about files without a probe: (user, file and reason)
+        # Driver files without a probe, because a process holds the lock of its address space: by path. Until they have a probe,
         # processes that map them are found by scanning.
-        self._unplaced: dict[str, FileId | None] = {}
+        self._unplaced: dict[str, _Driver] = {}
         self._follows_mappings = False
         self._starting_to_follow = threading.Lock()
         # Processes that have loaded ROCr but do not use it yet: pid → start time. They will be held when they start to use it.
@@ -173,7 +196,7 @@ class MachineWatcher:
 
     def _probe_installed(self) -> None:
         for path in libraries.files(_DRIVER, also=[device.LIBRARIES]):
-            self._probe_driver(path)
+            self._probe_driver(_Driver(path))
 
     def _replace_helper(self) -> None:
         """Start another hold helper if the last one did not answer. It does not hold the processes of the user who made it wait.
@@ -362,12 +385,18 @@ class MachineWatcher:
             untried = files.keys() - self._probed_files.keys()
             stopped = kernel_waits.has_stopped_machine(schedule.user)
             for file in untried:
+                driver = _Driver(files[file], file, pid)
                 if not address_space.is_local(file[0].decode(), pid):
-                    self._probed_files[file] = _NO_PROBE  # the program that serves the file may never answer
-                    continue
-                if stopped:
-                    continue  # it may do so again; the file gets a probe if a process of another user maps it
-                self._budget.spend(schedule.user, self._probe_driver(files[file], file))
+                    self._probed_files[file] = _NO_PROBE
+                    self._leave_without_probe(
+                        driver, "it may be in a FUSE file system, whose program may never answer"
+                    )
+                elif stopped:  # not recorded: the file gets a probe if a process of another user maps it
+                    self._leave_without_probe(
+                        driver, f"processes of user {schedule.user} have stopped the machine"
+                    )
+                else:
+                    self._budget.spend(schedule.user, self._probe_driver(driver))
             # The time of each file's probe.
             probed = [
                 since
@@ -425,37 +454,48 @@ class MachineWatcher:
             )
         return {file: path for file, path in files.items() if file in admitted or file in self._installed}
 
-    def _probe_driver(self, path: str, file: FileId | None = None) -> float:
-        """Put a probe on the first-use function of a driver file. `file`: its id in /proc/PID/maps, if known.
+    def _leave_without_probe(self, driver: _Driver, why: str) -> None:
+        """Record that processes that map a file are not held. Give a notice: one per reason for the files of a user."""
+        self.blind = True
+        key = (scans.user_of(driver.pid), why) if driver.pid else (-1, f"{driver.path}: {why}")
+        if key not in self._unprobed:
+            self._unprobed.add(key)
+            self._note(
+                f"{driver.name} has no probe: {why}; processes that map it may be attached late or missed"
+            )
+
+    def _probe_driver(self, driver: _Driver) -> float:
+        """Put a probe on the first-use function of a driver file.
 
         Return the CPU time that this took, in seconds. Raises OSError if no more files can be opened."""
         failed: list[OSError] = []
         used: list[float] = []
 
         def place() -> None:
-            self._place_probe(path, file, failed)
+            self._place_probe(driver, failed)
             used.append(time.thread_time())
 
         placing = threading.Thread(target=place, name="gpubpf-file", daemon=True)
         placing.start()
         placing.join(FILE_WAIT)
-        if placing.is_alive() and file is not None:
-            # The traced process itself may serve that file system (FUSE).
-            self._probed_files.setdefault(file, _NO_PROBE)
+        if placing.is_alive():  # the traced process itself may serve that file system (FUSE)
+            if driver.file is not None:
+                self._probed_files.setdefault(driver.file, _NO_PROBE)
+            self._leave_without_probe(driver, "reading it and placing the probe takes too long")
         if failed:
             raise failed[0]
         return used[0] if used else FILE_WAIT
 
-    def _place_probe(self, path: str, file: FileId | None, failed: list[OSError]) -> None:
+    def _place_probe(self, driver: _Driver, failed: list[OSError]) -> None:
         """Put a probe on the first-use function of a driver file, and record it. If the file has disappeared, a later scan retries.
 
         A scan also retries if no more files could be opened, here or in the hold helper. That error is added to `failed`."""
-        files: list[FileId] = [] if file is None else [file]
-        placed = _NO_PROBE
+        files: list[FileId] = [] if driver.file is None else [driver.file]
+        placed, why = _NO_PROBE, ""
         try:
-            with open(target_files.open_regular(path), "rb") as opened:
-                driver = elf.LoadedFile(opened.fileno())
-                exports = elf.exports(driver, most=limits.EXPORTS)
+            with open(target_files.open_regular(driver.path), "rb") as opened:
+                loaded = elf.LoadedFile(opened.fileno())
+                exports = elf.exports(loaded, most=limits.EXPORTS)
                 found = next((exports[name] for name in FIRST_USE if name in exports), None)
                 if found is None:
                     placed = _NO_DRIVER
@@ -465,12 +505,14 @@ class MachineWatcher:
                         (b"%02x:%02x" % (os.major(state.st_dev), os.minor(state.st_dev)), state.st_ino)
                     )
                     if holder := kernel_waits.obstacle():
-                        self._report_unplaced(path, file, holder)
+                        self._report_unplaced(driver, holder)
                         raise Unanswered
                     # `path` may already be invalid, because the dynamic linker changes mappings.
                     open_file = f"/proc/{os.getpid()}/fd/{opened.fileno()}"
                     with kernel_waits.guarded(self._note):
-                        self._hold_helper.add_probe(open_file, driver.offset(found.address), file, self._note)
+                        self._hold_helper.add_probe(
+                            open_file, loaded.offset(found.address), driver.file, self._note
+                        )
                     placed = time.clock_gettime(time.CLOCK_BOOTTIME)
         except FileNotFoundError:  # the process has ended, or the dynamic linker has just changed the mapping
             return
@@ -478,13 +520,17 @@ class MachineWatcher:
             if out_of_files(error):
                 failed.append(error)
                 return
+            if not isinstance(error, Unanswered) and not self._hold_helper.exited:  # those give a notice
+                why = in_words(error)
         self._probed_files.update(dict.fromkeys(files, placed))
+        if why:
+            self._leave_without_probe(driver, why)
 
-    def _report_unplaced(self, path: str, file: FileId | None, holder: int) -> None:
-        self._unplaced[path] = file
+    def _report_unplaced(self, driver: _Driver, holder: int) -> None:
+        self._unplaced[driver.path] = driver
         self._note(
             f"pid {holder} ({traceable.comm(holder)}) keeps its address space locked, so a probe could stop the whole machine:"
-            f" {os.path.basename(path)} has none, and new processes will be attached late until pid {holder} ends"
+            f" {driver.name} has none, and new processes will be attached late until pid {holder} ends"
         )
         with self._starting_to_follow:
             if self._follows_mappings:
@@ -492,8 +538,9 @@ class MachineWatcher:
             self._follows_mappings = True
         try:
             mappings = libraries.Mappings()
-        except OSError:
+        except OSError as error:
             self.blind = True
+            self._note(f"new processes may be missed meanwhile: {in_words(error)}")
             return
         threading.Thread(
             target=self._follow_mappings, args=(mappings,), name="gpubpf-mappings", daemon=True
@@ -504,10 +551,10 @@ class MachineWatcher:
         if kernel_waits.obstacle():
             return
         unplaced, self._unplaced = self._unplaced, {}
-        for path, file in unplaced.items():
-            if file is not None:
-                self._probed_files.pop(file, None)
-            self._probe_driver(path, file)
+        for driver in unplaced.values():
+            if driver.file is not None:
+                self._probed_files.pop(driver.file, None)
+            self._probe_driver(driver)
         if not self._unplaced:
             self._follows_mappings = False
             self._note("drivers have probes again: new processes are held when they start to use the GPU")

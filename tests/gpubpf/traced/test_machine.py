@@ -686,8 +686,8 @@ def test_a_user_who_has_stopped_the_machine_keeps_no_file_from_getting_a_probe(
     """Processes of that user are attached late. For those of others that map the same file, it gets a probe."""
     monkeypatch.setattr(machine.kernel_waits, "has_stopped_machine", lambda user: user == 65534)
     monkeypatch.setattr(machine, "MAX_SCAN_INTERVAL", 0.5)
-    joined = Joined(built)
-    with tempfile.TemporaryDirectory() as place, watching(joined) as watched:
+    joined, notes = Joined(built), list[str]()
+    with tempfile.TemporaryDirectory() as place, watching(joined, notes.append) as watched:
         Path(place).chmod(0o755)
         (Path(place) / "driver.c").write_text("int cuInit(int flags) { return 0; }")
         file = Path(place) / "libcuda.so.9"
@@ -698,9 +698,15 @@ def test_a_user_who_has_stopped_the_machine_keeps_no_file_from_getting_a_probe(
             return sum("perf_event" in os.readlink(link) for link in links.iterdir())
 
         before = probes()
+        assert not watched.blind
         with mapping(file, 65534) as process:
             eventually(lambda: process.pid in joined.others)
             assert probes() == before
+            comm = proc.comm(process.pid)
+            assert watched.blind and [note for note in notes if "has no probe" in note] == [
+                f"a GPU driver that pid {process.pid} ({comm}) maps has no probe: processes of user 65534 have stopped the machine;"
+                " processes that map it may be attached late or missed"
+            ]
             with mapping(file, 0):
                 eventually(lambda: probes() == before + 1)
 
@@ -748,17 +754,58 @@ def test_one_process_gets_few_probes(built: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.own_processes
 @pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())
 def test_a_driver_that_a_program_serves_is_not_read(built: Path, tmp_path: Path) -> None:
-    """Not even SIGKILL would end the wait for its pages, and so neither the tool."""
-    joined = Joined(built)
+    """Not even SIGKILL would end the wait for its pages, and so neither the tool. A notice says that the tool does not see all."""
+    joined, notes = Joined(built), list[str]()
     program = gpubpf_hold.build(tmp_path)
     with (
         gpubpf_fuse.unanswered(tmp_path, name="libcuda.so.7") as served,
-        watching(joined) as watched,
+        gpubpf_fuse.unanswered(tmp_path, name="libcuda.so.8") as another,
+        watching(joined, notes.append) as watched,
         gpubpf_hold.holding(program, served) as process,
     ):
         (file,) = machine._drivers(process.pid)
         eventually(lambda: watched._probed_files.get(file) == machine._NO_PROBE)
+        with gpubpf_hold.holding(program, another) as second:
+            (other,) = machine._drivers(second.pid)
+            eventually(lambda: watched._probed_files.get(other) == machine._NO_PROBE)
         assert not [thread for thread in threading.enumerate() if thread.name == "gpubpf-file"]
+        assert watched.blind
+    assert [note for note in notes if "has no probe" in note] == [  # one for all files of a user
+        f"a GPU driver that pid {process.pid} (hold) maps has no probe: it may be in a FUSE file system, whose program may never"
+        " answer; processes that map it may be attached late or missed"
+    ]
+
+
+@pytest.mark.own_processes
+@pytest.mark.parametrize("refused", [errno.EINVAL, None])
+def test_a_driver_without_a_probe_is_reported(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int | None
+) -> None:
+    """The kernel refuses the probe, or does not place it in time. The tool says so, and that it may miss processes."""
+    notes, answering = list[str](), threading.Event()
+    request = machine.HoldHelper._request
+
+    def asked(helper: machine.HoldHelper, **message: Any) -> Any:
+        if "place" not in message:
+            return request(helper, **message)
+        if refused is None:
+            answering.wait(60)
+        return refused or 0, []
+
+    program = gpubpf_hold.build(tmp_path)
+    shutil.copy(device.LIBRARIES / "libcuda.so.1", tmp_path / "libcuda.so.7")
+    with watching(Joined(built), notes.append) as watched:
+        assert not watched.blind
+        if refused is None:
+            monkeypatch.setattr(machine, "FILE_WAIT", 0.2)
+        monkeypatch.setattr(machine.HoldHelper, "_request", asked)
+        with gpubpf_hold.holding(program, tmp_path / "libcuda.so.7") as process:
+            eventually(lambda: watched.blind)
+            answering.set()
+    why = "Invalid argument" if refused else "reading it and placing the probe takes too long"
+    assert [note for note in notes if "has no probe" in note] == [
+        f"a GPU driver that pid {process.pid} (hold) maps has no probe: {why}; processes that map it may be attached late or missed"
+    ]
 
 
 @pytest.mark.own_processes
