@@ -9,13 +9,14 @@ its names.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from gpubpf.errors import out_of_files
 from gpubpf.process import address_space, limits, proc, target_files
-from gpubpf.process.patience import SHORT_WAIT, within
+from gpubpf.process.patience import SHORT_WAIT, NotLooked, within
 from gpubpf.record import Record
 
 _SHORT_LIST = 4 << 20  # bytes of a list of mappings that is read while other processes wait
@@ -96,9 +97,11 @@ class MappedFiles:
         native = [frame for frame in sent if frame.file and not frame.python]
         new = {_key(frame): frame.address for frame in native if _key(frame) not in self._files}
         if new and len(self._files) + len(new) <= limits.NAMED_FILES:
-            self._files |= dict.fromkeys(new)
-            with contextlib.suppress(OSError):
+            try:
                 self._files |= within(SHORT_WAIT, self._pid, lambda: self._look(new))
+            except OSError as error:
+                if not _may_pass(error):
+                    self._files |= dict.fromkeys(new)
         return tuple(
             HostFrame(
                 one.address,
@@ -113,11 +116,20 @@ class MappedFiles:
         )
 
     def _look(self, new: dict[tuple[str, int], int]) -> dict[tuple[str, int], MappedFile | None]:
+        """Return the files that were found, and None where there is none. Leave out what the next look may find."""
         found: dict[tuple[str, int], MappedFile | None] = {}
         for key, address in new.items():
-            with contextlib.suppress(OSError):
+            try:
                 found[key] = mapped_at(self._pid, self._user, address, key[0])
+            except OSError as error:
+                if not _may_pass(error):
+                    found[key] = None
         return found
+
+
+def _may_pass(error: OSError) -> bool:
+    """Return whether the next look costs little and may succeed."""
+    return out_of_files(error) or error.errno == errno.ENOMEM or isinstance(error, NotLooked)
 
 
 def _key(frame: Sent) -> tuple[str, int]:

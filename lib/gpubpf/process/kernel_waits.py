@@ -34,7 +34,9 @@ def obstacle() -> int:
     """Return a process that holds the lock of its address space although no FUSE file system is to blame, so that `guarded` could not
     end that; 0 if there is no such process."""
     harmless: set[int] = set()  # users
-    for pid in lock_holders(SHORT_WAIT):
+    for pid, unseen in lock_holders(SHORT_WAIT):
+        if unseen:  # any number of processes may hold their locks, for whatever reason
+            return pid
         user = scans.user_of(pid)
         if user in harmless:
             continue
@@ -84,7 +86,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_forks.release, after_i
 def _watch(ended: threading.Event, note: Callable[[str], None]) -> None:
     while not ended.wait(GRACE):
         seen: set[int] = set()
-        for pid in lock_holders(SHORT_WAIT):
+        for pid, _ in lock_holders(SHORT_WAIT):
             user = scans.user_of(pid)
             if ended.is_set() or user in seen or not fuse.keeps_lock(pid):
                 continue

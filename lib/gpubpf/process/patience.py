@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpubpf.process import limits, proc, scans
 
@@ -30,13 +30,31 @@ SHORT_WAIT = 0.2  # the same, if other processes wait meanwhile
 
 _lock = threading.Lock()
 _waiting: Counter[int] = Counter()  # user → number of looks that were given up and have not ended
+_stuck: Counter[int] = Counter()  # process → the same
 
 
 class Unanswered(OSError):
-    """A look at a process does not end, or too many looks at processes of its user have not ended."""
+    """A look at a process does not end."""
+
+    def __init__(self, code: int = errno.ETIMEDOUT, why: str = "") -> None:
+        super().__init__(code, why or "its list of mappings or its memory does not arrive")
+
+
+class NotLooked(Unanswered):
+    """There was no look, because too many looks at processes of the same user, or of all users, have not ended."""
 
     def __init__(self) -> None:
-        super().__init__(errno.ETIMEDOUT, "its list of mappings or its memory does not arrive")
+        super().__init__(errno.EUSERS, "too many processes keep the tool waiting (FUSE?)")
+
+
+class Holder(NamedTuple):
+    """A process that holds the lock of its address space.
+
+    unseen: the process was yielded in place of one that was not looked at, because looks at this process and others have not ended.
+    """
+
+    pid: int
+    unseen: bool = False
 
 
 def within(seconds: float, pid: int, look: Callable[[], T], limited: bool = True) -> T:
@@ -45,13 +63,12 @@ def within(seconds: float, pid: int, look: Callable[[], T], limited: bool = True
     seconds: how long the look may take without using CPU time.
 
     Raises Unanswered if it takes longer. The thread then remains until the process lets it go. If limits.UNANSWERED such threads
-    remain, or limits.UNANSWERED_OF_USER for the processes of one user, raise Unanswered without a look. limited: whether these limits
-    apply.
+    remain, or limits.UNANSWERED_OF_USER for the processes of one user, raises NotLooked. limited: whether these limits apply.
     """
     user = scans.user_of(pid) if _waiting else 0
     with _lock:
         if limited and limits.exceeded(_waiting, user, limits.UNANSWERED, limits.UNANSWERED_OF_USER, 1):
-            raise Unanswered
+            raise NotLooked
     return _within(seconds, lambda: pid, look)
 
 
@@ -59,7 +76,7 @@ def _within(seconds: float, pid: Callable[[], int], look: Callable[[], T]) -> T:
     """Do the same as `within`, without limits on the number of threads. `pid`: returns the process that the look is at now."""
     results: list[T] = []
     errors: list[BaseException] = []
-    given_up_for: list[int] = []
+    given_up: list[tuple[int, int]] = []  # user, process
     ended = threading.Event()
 
     def call() -> None:
@@ -69,10 +86,11 @@ def _within(seconds: float, pid: Callable[[], int], look: Callable[[], T]) -> T:
             errors.append(error)
         with _lock:
             ended.set()
-            for owner in given_up_for:
-                _waiting[owner] -= 1
-                if not _waiting[owner]:
-                    del _waiting[owner]
+            for keys in given_up:
+                for counts, key in zip((_waiting, _stuck), keys, strict=True):
+                    counts[key] -= 1
+                    if not counts[key]:
+                        del counts[key]
 
     thread = threading.Thread(target=call, name="gpubpf-look", daemon=True)
     thread.start()
@@ -80,11 +98,13 @@ def _within(seconds: float, pid: Callable[[], int], look: Callable[[], T]) -> T:
     while not ended.wait(seconds / 2):
         before, used = used, _cpu_time(thread)
         if used == before:
-            user = scans.user_of(pid())
+            at = pid()
+            user = scans.user_of(at)
             with _lock:
                 if not ended.is_set():
-                    given_up_for.append(user)
+                    given_up.append((user, at))
                     _waiting[user] += 1
+                    _stuck[at] += 1
                     raise Unanswered
     if errors:
         raise errors[0]
@@ -98,13 +118,13 @@ def lock_holder(seconds: float = LOOK_WAIT) -> int:
     file, and waits without limit. Meanwhile, no process of the machine can fork. Whether the process maps the file cannot be found
     out.
     """
-    return next(lock_holders(seconds), 0)
+    return next((holder.pid for holder in lock_holders(seconds)), 0)
 
 
-def lock_holders(seconds: float) -> Iterator[int]:
+def lock_holders(seconds: float) -> Iterator[Holder]:
     """Yield the processes that hold the lock of their address space for this many seconds.
 
-    If many looks at processes of a user wait, this yields all other processes of the user, too."""
+    If so many looks wait that a process is not looked at, this yields one of those that make the looks wait, see `Holder.unseen`."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
     at = 0  # index
 
@@ -124,19 +144,43 @@ def lock_holders(seconds: float) -> Iterator[int]:
             held = at  # the look may go on any moment
             first = held + 1
         if held < len(pids) and holds_lock(pids[held], seconds):
-            yield pids[held]
-    yield from (pid for pid in pids[first:] if holds_lock(pid, seconds))
+            yield Holder(pids[held])
+    for pid in pids[first:]:
+        try:
+            if _keeps_waiting(pid, seconds):
+                yield Holder(pid)
+        except NotLooked:
+            yield Holder(_one_that_waits(pid), unseen=True)
 
 
 def holds_lock(pid: int, seconds: float = LOOK_WAIT) -> bool:
-    """Return whether a process holds the lock of its address space for this many seconds."""
+    """Return whether a process holds the lock of its address space for this many seconds.
+
+    If there are too many looks for another one, return whether an earlier look at this process has not ended."""
+    try:
+        return _keeps_waiting(pid, seconds)
+    except NotLooked:
+        return pid in _stuck
+
+
+def _keeps_waiting(pid: int, seconds: float) -> bool:
     try:
         within(seconds, pid, partial(proc.take_lock, pid))
+    except NotLooked:
+        raise
     except Unanswered:
         return True
     except OSError:
         pass
     return False
+
+
+def _one_that_waits(pid: int) -> int:
+    """Return a process that makes looks wait, if possible one of the user of `pid`; `pid` if those looks have just ended."""
+    user = scans.user_of(pid)
+    with _lock:
+        stuck = list(_stuck)
+    return next((one for one in stuck if scans.user_of(one) == user), next(iter(stuck), pid))
 
 
 def wait_for_locks() -> None:

@@ -203,6 +203,11 @@ def refusal(pid: int, code: int) -> SessionError:
             f"pid {pid} ({comm(pid)}) cannot be traced: its list of mappings or its memory does not arrive (FUSE?);"
             " name another process"
         )
+    if code == errno.EUSERS:  # only patience.NotLooked has this number
+        return SessionError(
+            f"pid {pid} ({comm(pid)}) was not looked at: too many processes, perhaps of the same user, keep the tool waiting (FUSE?);"
+            " end those first"
+        )
     # EFAULT: the mappings of the process have just changed.
     if not known or code in (errno.ESRCH, errno.EFAULT) or known.get("State", "Z")[0] in "ZX":
         return ProcessEnded(f"pid {pid} ended, or executed another program, while the tool was attaching")

@@ -371,10 +371,10 @@ class MachineWatcher:
                 files = self._admitted(
                     pid, within(LOOK_WAIT, pid, partial(self._drivers, pid, schedule.user))
                 )
-            except Unanswered:
+            except Unanswered as error:
                 schedule.due = now + MAX_SCAN_INTERVAL
                 self._budget.spend(schedule.user, LOOK_WAIT)
-                self._report_unanswered(pid)
+                self._report_unanswered(pid, error)
                 continue
             except proc.TooLarge:
                 schedule.due = now + MAX_SCAN_INTERVAL
@@ -429,13 +429,13 @@ class MachineWatcher:
         with self._budget.scan(user):
             return _drivers(pid)
 
-    def _report_unanswered(self, pid: int) -> None:
+    def _report_unanswered(self, pid: int, error: Unanswered) -> None:
         """Count, once, a process whose files in /proc cannot be read in time. Whether the process uses a GPU is unknown."""
         started = traceable.started(pid)
         if self._unanswered.get(pid) != started:
             self._unanswered[pid] = started
             self._missed(pid, traceable.comm(pid), FORBIDDEN)
-            self._note(str(traceable.refusal(pid, errno.ETIMEDOUT)))
+            self._note(str(traceable.refusal(pid, error.errno or 0)))
 
     def _admitted(self, pid: int, files: dict[FileId, str]) -> dict[FileId, str]:
         """Return those driver files of a process that may have a probe. Report, once, a process that maps more than allowed."""

@@ -18,6 +18,7 @@ from gpubpf.agent.protocol import StackFrame
 from gpubpf.images import symbols
 from gpubpf.process import host_frames, limits
 from gpubpf.process.host_frames import Identity, MappedFile, MappedFiles
+from gpubpf.process.patience import NotLooked
 
 pytestmark = pytest.mark.without_driver
 
@@ -147,6 +148,30 @@ def test_frames_have_the_file_that_is_mapped(library: Path, tmp_path: Path) -> N
     (tmp_path / "new.so").rename(file)
     (late,) = MappedFiles(os.getpid(), 7).frames(sent[:1])
     assert late.mapped is None and symbols.frame_of(late) == f"liby.so+{at:#x}"
+
+
+@pytest.mark.parametrize(
+    "refusal", [OSError(errno.EMFILE, "too many open files"), OSError(errno.ENOMEM, "no memory"), NotLooked()]
+)
+def test_a_file_is_looked_up_again_after_a_failure_that_passes(
+    monkeypatch: pytest.MonkeyPatch, refusal: OSError
+) -> None:
+    """One that does not pass is remembered: the server waits for each of these looks."""
+    answers: list[OSError | MappedFile | None] = []
+
+    def mapped_at(pid: int, user: int, address: int, path: str) -> MappedFile | None:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(host_frames, "mapped_at", mapped_at)
+    files, found = MappedFiles(os.getpid(), 0), mapped(Path(__file__))
+    for address, sent in ((1 << 32, [refusal, refusal, found]), (2 << 32, [OSError(errno.ENOENT, "")])):
+        answers += sent
+        seen = [files.frames([StackFrame(address, 0, "a", "")])[0].mapped for _ in range(5)]
+        assert seen == [None, None, found, found, found] if len(sent) > 1 else seen == [None] * 5
+        assert not answers
 
 
 def test_the_files_of_a_process_are_limited(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from gpubpf.attach import cuinit, holding
 from gpubpf.process import fuse, kernel_waits
+from gpubpf.process.patience import Holder
 from gpubpf.traced import machine
 
 pytestmark = pytest.mark.without_driver
@@ -43,7 +44,8 @@ def test_this_process_does_not_fork_meanwhile() -> None:
 def test_which_process_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that holds its lock for long, and whose user has no file system to disconnect."""
     held, disconnectable = {3}, {1}
-    monkeypatch.setattr(kernel_waits, "lock_holders", lambda seconds: iter((10, 11, 20, 30)))
+    found = [Holder(10), Holder(11), Holder(20), Holder(30)]
+    monkeypatch.setattr(kernel_waits, "lock_holders", lambda seconds: iter(found))
     monkeypatch.setattr(kernel_waits, "holds_lock", lambda pid: pid // 10 in held)
     monkeypatch.setattr(kernel_waits.scans, "user_of", lambda pid: pid // 10)
     monkeypatch.setattr(fuse, "keeps_lock", lambda pid: True)
@@ -51,6 +53,9 @@ def test_which_process_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_waits.obstacle() == 30
     disconnectable.add(3)
     assert kernel_waits.obstacle() == 0
+    # Another process was not looked at, so it may hold its lock because of a file system that stays.
+    found.append(Holder(10, unseen=True))
+    assert kernel_waits.obstacle() == 10
 
 
 READS = "[<0>] request_wait_answer+0x112/0x210\n[<0>] fuse_file_read_iter+0x1/0x2\n[<0>] ksys_read+0x1/0x2\n"
@@ -72,12 +77,12 @@ def test_a_file_system_of_a_process_that_forks_and_reads_stays(
 
     looks = 0
 
-    def holders(seconds: float) -> Iterator[int]:
+    def holders(seconds: float) -> Iterator[Holder]:
         nonlocal looks
         looks += 1
         if looks > 2:
             ended.set()
-        return iter((10,))
+        return iter((Holder(10),))
 
     monkeypatch.setattr(kernel_waits, "GRACE", 0.01)
     monkeypatch.setattr(kernel_waits, "lock_holders", holders)

@@ -14,7 +14,7 @@ import pytest
 import gpubpf_locked
 from gpubpf.errors import SessionError
 from gpubpf.process import address_space, limits, patience, proc
-from gpubpf.process.patience import Unanswered, within
+from gpubpf.process.patience import Holder, NotLooked, Unanswered, within
 from gpubpf.traced import joining
 
 # A process that holds its lock keeps tools from placing probes, so no other test may run then.
@@ -84,6 +84,30 @@ def test_what_it_raises() -> None:
         within(60, os.getpid(), lambda: list(proc.lines(os.getpid(), "maps", 100)))
 
 
+def test_a_process_that_was_not_looked_at_is_not_named(
+    waiting: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many looks wait, so nobody knows whether the others hold their locks. One that makes a look wait is named, not they."""
+    monkeypatch.setattr(limits, "UNANSWERED_OF_USER", 1)
+    monkeypatch.setattr(limits, "UNANSWERED", 2)
+    with subprocess.Popen(["sleep", "100"]) as innocent, subprocess.Popen(["sleep", "100"]) as guilty:
+        try:
+            with pytest.raises(Unanswered):
+                within(0.01, guilty.pid, waiting.wait)
+            assert set(patience.lock_holders(60)) == {Holder(guilty.pid, unseen=True)}
+            assert patience.lock_holder() == guilty.pid
+            assert patience.holds_lock(guilty.pid) and not patience.holds_lock(innocent.pid)
+            with pytest.raises(SessionError, match=rf"pid {innocent.pid} \(sleep\) was not looked at"):
+                joining.devices_of(innocent.pid)
+            waiting.set()
+            while patience._waiting:
+                time.sleep(0.01)
+            assert not patience.holds_lock(guilty.pid) and not patience._stuck
+        finally:
+            innocent.kill()
+            guilty.kill()
+
+
 def test_few_looks_at_processes_of_a_user_wait(waiting: threading.Event) -> None:
     with subprocess.Popen(["sleep", "100"], user=65534 if os.geteuid() == 0 else None) as theirs:
         try:
@@ -91,7 +115,7 @@ def test_few_looks_at_processes_of_a_user_wait(waiting: threading.Event) -> None
                 with pytest.raises(Unanswered):
                     within(0.01, theirs.pid, waiting.wait)
             before = threading.active_count()
-            with pytest.raises(Unanswered):
+            with pytest.raises(NotLooked, match="too many processes keep the tool waiting"):
                 within(60, theirs.pid, lambda: None)
             assert threading.active_count() == before
             if os.geteuid() == 0:
