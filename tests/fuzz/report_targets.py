@@ -20,9 +20,10 @@ from gpubpf.calls.api import cuda, hip
 from gpubpf.ebpf.maps import MapDefinition, storage_size
 from gpubpf.exits import exit_log, exit_records, exits_text
 from gpubpf.inject.values import Site
-from gpubpf.launches import latency, latency_text
+from gpubpf.launches import latency, latency_text, profile_files, profile_text
 from gpubpf.launches.launch_records import KERNEL_RECORD
 from gpubpf.launches.launches import Launches, LoggedProcess
+from gpubpf.launches.profile import STACK, Profile
 from gpubpf.launches.sums import LaunchLosses, LaunchSums, kernel_record
 from gpubpf.lower import programs
 from gpubpf.memory import access_text, access_trace
@@ -101,12 +102,20 @@ def launch_report(data: bytes) -> None:
         [latency_text.launch_line(view, at, owners) for at in chosen.tolist()]
         latency.write_trace(view, trace, new)
         losses.add(view, new)
-        for by in ((), ("queue", "graph", "node")):
-            sums = LaunchSums(by, bool(by))
+        for keys in ((), ("queue", "graph", "node")):
+            sums = LaunchSums(keys, bool(keys))
             sums.add(view, chosen, True)
-            made = [kernel_record(group, bool(by), bool(by)) for group in sums.groups]
+            made = [kernel_record(group, bool(keys), bool(keys)) for group in sums.groups]
             json.dumps([KERNEL_RECORD.row(record) for record in made] + [*made])
-            list(latency_text.report(sums, owners, bool(by), True, True))
+            list(latency_text.report(sums, owners, bool(keys), True, True))
+        profile = Profile()
+        profile.add(view, chosen)
+        for by in ("time", "launches"):
+            rows = profile.rows(by)
+            json.dumps([STACK.record(row) for row in rows])
+            list(profile_text.report(rows, by, owners, None, True))
+            for form in profile_files.FORMS.values():
+                form(rows, by)
         launches.forget()
     json.dumps(losses.fields(launches.lost))
     trace.close()

@@ -44,6 +44,11 @@ def row_numbers(*columns: Integers) -> Integers:
     return numbers.astype(np.int64)
 
 
+def exact_sum(values: Integers) -> int:
+    """Return the sum of values, which may exceed 64 bits: a traced process can log any times."""
+    return (int((values >> 32).sum()) << 32) + int((values & 0xFFFF_FFFF).sum())
+
+
 def equal_runs(values: Integers) -> list[slice]:
     """Return the runs of equal adjacent values."""
     if not len(values):

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     Integers: TypeAlias = NDArray[np.int64]
 
 MOST_ROWS = 1 << 17  # further stacks of a kernel share one row
+# The times come from the traced process, which can log any numbers.
+LONGEST = 1 << 53  # ns, 104 days: a launch that lasts longer counts as one without a known time
+MOST_NS = (1 << 63) - 1  # files have 64-bit numbers
 
 
 class StackRow(MutableRecord):
@@ -57,7 +60,7 @@ class StackRow(MutableRecord):
     untimed: int = 0
 
     def add(self, gpu_ns: int, launches: int, untimed: int) -> None:
-        self.gpu_ns += gpu_ns
+        self.gpu_ns = min(self.gpu_ns + gpu_ns, MOST_NS)
         self.launches += launches
         self.untimed += untimed
 
@@ -141,8 +144,8 @@ class Profile:
         for place in arrays.equal_runs(alike[order]):
             some = chosen[order[place]]
             lasted = view.waits.exec[some]
-            timed = lasted[lasted != NONE]
-            sums = int(timed.sum()), len(some), len(some) - len(timed)
+            timed = lasted[(lasted != NONE) & (lasted >= 0) & (lasted <= LONGEST)]
+            sums = arrays.exact_sum(timed), len(some), len(some) - len(timed)
             self._row(view, int(some[0]), int(numbers[some[0]])).add(*sums)
 
     def _row(self, view: LaunchView, at: int, number: int) -> StackRow:

@@ -134,6 +134,7 @@ def _field(number: int, value: int | bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)

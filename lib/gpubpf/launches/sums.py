@@ -48,7 +48,7 @@ class ValueCounts:
     def add(self, values: Integers) -> None:
         values = values[values != NONE]
         if len(values):
-            total, largest = int(values.sum()), int(values.max())
+            total, largest = arrays.exact_sum(values), int(values.max())
             values = np.sort(values if self._exact else _rounded(values))
             self._merge(values, np.ones(len(values), np.int64), total, largest)
 

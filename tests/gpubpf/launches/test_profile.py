@@ -16,7 +16,7 @@ import pytest
 from gpubpf.agent.definitions import STACK_NOT_UNWOUND, STACK_TOO_DEEP
 from gpubpf.errors import Error
 from gpubpf.images import symbols
-from gpubpf.launches import profile, profile_files, profile_text
+from gpubpf.launches import arrays, profile, profile_files, profile_text
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.frames import Frame, Stack
 from gpubpf.launches.launches import LoggedProcess
@@ -25,7 +25,7 @@ from gpubpf.process.host_frames import HostFrame
 from gpubpf.records.fields import KERNEL
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
-from gpubpf_profiles import boxes_of, samples_of
+from gpubpf_profiles import boxes_of, fields_of, samples_of
 from gpubpf_properties import generated
 from gpubpf_text import COMMS, KERNELS, PIDS
 
@@ -105,6 +105,29 @@ def test_launches_by_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     made = profile.Profile()
     made.add(view([1, 2, 3, 4], [50, 40, 30, 20]), np.arange(4))
     assert sorted(sums(made)) == [([], 50, 2, 0), (["f1"], 50, 1, 0), (["f2"], 40, 1, 0)]
+
+
+@pytest.mark.parametrize("by", ["time", "launches"])
+def test_a_log_with_any_times(tmp_path: Path, by: str) -> None:
+    """The process chooses them. Files have numbers of 64 bits, and sums of NumPy would wrap to negative ones."""
+    made, longest = profile.Profile(), profile.LONGEST
+    times = [*[longest] * 3000, longest + 1, 2**63 - 1, -1, -(2**62), NONE]
+    made.add(view([1] * len(times), times), np.arange(len(times)))
+    assert sums(made) == [(["f1"], profile.MOST_NS, len(times), 5)]
+    made = profile.Profile()
+    made.add(view([1] * 1023, [longest] * 1022 + [7]), np.arange(1023))
+    assert sums(made) == [(["f1"], 1022 * longest + 7, 1023, 0)]
+    made.add(view([2] * 3, [-5, 2**62, 2**62]), np.arange(3))
+    for form in profile_files.FORMS:
+        profile_files.write(str(tmp_path / form), form, made.rows(by), by)
+    assert samples_of(tmp_path / "pprof")[-1][1] == [3, 0]
+    assert [value for _, value in fields_of(profile_files._field(1, -1))] == [2**64 - 1]
+
+
+def test_sums_are_exact() -> None:
+    values = [2**63 - 1, 2**63 - 1, -(2**63), -(2**63) + 1, 5, -7]
+    for count in range(len(values) + 1):
+        assert arrays.exact_sum(np.array(values[:count], np.int64)) == sum(values[:count])
 
 
 def test_which_frames_are_the_programs_own() -> None:
