@@ -56,9 +56,11 @@ def mapped_path(pid: int, start: int, end: int) -> str:
     return f"/proc/{pid}/map_files/{start:x}-{end:x}"
 
 
-def open_regular(path: str) -> int:
-    """Open a file by its path in this process. Raises OSError, also if it is not a regular file."""
-    return _regular(os.open(path, os.O_PATH | os.O_CLOEXEC))
+def open_regular(path: str, links: bool = True) -> int:
+    """Open a file by its path in this process. Raises OSError, also if it is not a regular file.
+
+    links: follow a symbolic link."""
+    return _regular(os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)))
 
 
 def _regular(path_descriptor: int) -> int:

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpubpf.errors import Error, UsageError, missing_package
+from gpubpf.process import target_files
 from gpubpf.show.notices import note
 from gpubpf.show.table import printable
 
 READY = os.path.join(os.path.dirname(__file__), "views.sql")
 _MAGIC = b"PAR1"  # the first and last bytes of a Parquet file
+_MOST_NOTICES = 10  # about files that are left out
 _WRITES = (b"COPY", b"EXPORT", b"ATTACH")  # they can be part of a question, and write files
 _FILE = re.compile(r"/tool=(\w+)/day=[\d-]+/host=[^/]+/(\w+)-[^/]+\.parquet$")
 
@@ -146,6 +148,7 @@ def found(directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
 
     Raises UsageError and Error."""
     files: dict[tuple[str, str], set[str]] = {}
+    left_out = 0
     for directory in map(os.path.realpath, directories):
         if not os.path.isdir(directory):
             raise UsageError(
@@ -154,8 +157,16 @@ def found(directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
         for place, _, names in os.walk(directory):
             for name in names:
                 path = os.path.join(place, name)
-                if (match := _FILE.search(path)) and os.path.isfile(path) and _is_whole(path):
+                if not (match := _FILE.search(path)):
+                    continue
+                if not (why := _defect(path)):
                     files.setdefault((match[1], match[2]), set()).add(path)
+                    continue
+                left_out += 1
+                if left_out <= _MOST_NOTICES:
+                    note("gpubpf", f"{path} {why}; its records are left out")
+    if (more := left_out - _MOST_NOTICES) > 0:
+        note("gpubpf", f"the records of {more:,} further file{'s' * (more > 1)} are left out")
     if not files:
         where = ", ".join(map(printable, directories))
         raise Error(f"there are no records of tools in {where}; a tool writes them with --parquet DIR")
@@ -211,20 +222,20 @@ def _damaged(database: Any) -> str | None:
     return None
 
 
-def _is_whole(path: str) -> bool:
-    """Return whether a file begins and ends as a Parquet file does. If not, print a notice."""
+def _defect(path: str) -> str:
+    """Return why a file is not a Parquet file from beginning to end; "" if it is.
+
+    Whoever owns the directory chooses what is there: a symbolic link could lead to anybody's file, and a pipe never answers."""
     try:
-        with open(path, "rb") as file:
+        with open(target_files.open_regular(path, links=False), "rb") as file:
             begins = file.read(len(_MAGIC))
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - len(_MAGIC), 0))
-            if begins == file.read() == _MAGIC and size > 2 * len(_MAGIC):
-                return True
-            why = "is not a whole Parquet file"
+            if begins == file.read(len(_MAGIC) + 1) == _MAGIC and size > 2 * len(_MAGIC):
+                return ""
+            return "is not a whole Parquet file"
     except OSError as error:
-        why = f"cannot be read ({error.strerror})"
-    note("gpubpf", f"{path} {why}; its records are left out")
-    return False
+        return f"cannot be read ({error.strerror})"
 
 
 def _create(database: Any, name: str, kind: str, paths: Sequence[str]) -> None:

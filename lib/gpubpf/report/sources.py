@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from gpubpf.process import target_files
 from gpubpf.show.table import printable
 
 MOST_FILES = 100_000  # that are looked at
@@ -40,13 +41,12 @@ class Sources:
         if not exact:
             return None, "the source was not found below --source DIR"
         try:
-            if os.path.islink(exact[0]) or not os.path.isfile(exact[0]):
-                return None, "the source is not a regular file"
-            with open(exact[0], encoding="utf-8", errors="replace") as file:
+            with open(target_files.open_regular(exact[0], links=False), "rb") as file:
                 read = file.read(MOST_BYTES + 1)
         except OSError as error:
             return None, f"the source cannot be read: {error.strerror}"
-        lines = [printable(line.expandtabs(4)) for line in read[:MOST_BYTES].split("\n")]
+        text = read[:MOST_BYTES].decode("utf-8", "replace").replace("\r\n", "\n")
+        lines = [printable(line.expandtabs(4)) for line in text.split("\n")]
         about = []
         if len(exact) > 1:
             about.append(f"{len(exact)} files have this name; this is {printable(exact[0])}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import socket
 from pathlib import Path
@@ -204,6 +205,31 @@ def test_a_damaged_file(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> 
     for file in two_hosts.rglob("*.parquet"):
         file.write_bytes(second.read_bytes())
     assert "are damaged; measure again" in refusal(capsys, "FROM hosts", two_hosts, notes=6)[1]
+
+
+def test_only_files_in_the_directory_are_read(
+    two_hosts: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its owner may put a link to the file of another user there, or a pipe, which would never answer; also very many of them."""
+    first = min(two_hosts.rglob("summary-*.parquet"))
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / first.name
+    first.rename(elsewhere)
+    first.symlink_to(elsewhere)
+    pipe = first.with_name("summary-pipe.parquet")
+    os.mkfifo(pipe)
+    capsys.readouterr()
+    assert gpubpf.__main__.main(["query", "--json", "FROM hosts", str(two_hosts)]) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 1
+    assert sorted(said.err.splitlines()) == sorted(
+        f"gpubpf: note: {path} cannot be read (not a regular file); its records are left out"
+        for path in (first, pipe)
+    )
+    for number in range(100):
+        first.with_name(f"summary-{number}.parquet").touch()
+    assert gpubpf.__main__.main(["query", "--json", "FROM hosts", str(two_hosts)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11 and lines[-1] == "gpubpf: note: the records of 92 further files are left out"
 
 
 def test_damaged_values(two_hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:

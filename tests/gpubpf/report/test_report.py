@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -337,10 +338,19 @@ def test_sources(source: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("password")
     (source / "link.cu").symlink_to(secret)
+    os.mkfifo(source / "pipe.cu")
+    (source / "changed.cu").touch()
     (source / "step.cu").write_text("other")
     (source / "long.cu").write_text("\n" * 6000)
     found = Sources([str(source)])
-    assert found.text("link.cu") == (None, "the source is not a regular file")
+    unreadable = None, "the source cannot be read: not a regular file"
+    assert found.text("link.cu") == found.text("pipe.cu") == unreadable
+    (source / "changed.cu").unlink()
+    (source / "changed.cu").symlink_to(secret)  # after the directories were read
+    assert found.text("changed.cu") == unreadable
+    (source / "changed.cu").unlink()
+    (source / "changed.cu").write_bytes(b"a\r\nb\xff\n")
+    assert found.text("changed.cu") == (["a", "b\ufffd", ""], "")
     assert found.text("../secret") == (None, "the source was not found below --source DIR")
     text, about = found.text("below/step.cu")
     assert text is not None and text[0].startswith("__global__") and about == ""
