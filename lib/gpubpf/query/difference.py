@@ -74,7 +74,7 @@ def compare(
                     f"{where} has no records that can be compared; measure with launchlate -v, memtrace, warpdiv, "
                     "threadhist or barrierlate"
                 )
-        views.lock(database, ())
+        views.lock(database, {})
         database.execute("SET schema = 'main'")
         database.execute("SET VARIABLE floor = ?", [floor])
         for _, statement in views.statements(os.path.join(_HERE, "differences.sql")):

@@ -22,7 +22,7 @@ _FILE = re.compile(r"/tool=(\w+)/day=[\d-]+/host=[^/]+/(\w+)-[^/]+\.parquet$")
 
 @contextmanager
 def connect(directories: Sequence[str], memory: int | None = None) -> Iterator[Any]:
-    """Yield a DuckDB connection with the views. It can read the files below these directories, and no others.
+    """Yield a DuckDB connection with the views. It can read the files with the records, and no others.
 
     TOOL_TYPE, such as launchlate_launch: the records of a type. summaries: those of all tools. The others are in views.sql.
 
@@ -32,9 +32,9 @@ def connect(directories: Sequence[str], memory: int | None = None) -> Iterator[A
     Raises Error: a directory cannot be read, or has no records of tools.
     """
     with opened(memory) as database:
-        add_records(database, directories)
+        files = add_records(database, directories)
         run_file(database, READY)
-        lock(database, directories)
+        lock(database, files)
         yield database
 
 
@@ -108,10 +108,16 @@ def run_file(database: Any, path: str) -> None:
             continue
 
 
-def lock(database: Any, directories: Sequence[str], configuration: bool = True) -> None:
-    """Let a database read the files below some directories, and no others, from now on. configuration: keep settings, too."""
-    allowed = [name for one in map(os.path.realpath, directories) for name in (one, _no_glob(one))]
-    database.execute("SET allowed_directories = ?", [allowed])
+def lock(database: Any, files: Mapping[tuple[str, str], Sequence[str]], configuration: bool = True) -> None:
+    """Let a database read some files, and no others, from now on.
+
+    A directory would not do: a question could read through a symbolic link there.
+
+    files: see `found`.
+    configuration: keep settings, too.
+    """
+    allowed = [name for paths in files.values() for path in paths for name in (path, _no_glob(path))]
+    database.execute("SET allowed_paths = ?", [allowed])
     database.execute("SET enable_external_access = false")
     if configuration:
         database.execute("SET lock_configuration = true")

@@ -70,8 +70,8 @@ def _read(
     started = time.time()
     try:
         with views.opened(memory) as database, time_limit(database, timeout):
-            views.add_records(database, directories)
-            views.lock(database, directories, configuration=False)
+            files = views.add_records(database, directories)
+            views.lock(database, files, configuration=False)
             views.run_file(database, SQL)
             return _lists(database)
     except UsageError:

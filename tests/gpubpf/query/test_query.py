@@ -137,6 +137,8 @@ def test_a_ready_view_without_its_records_names_the_tool(
 
 def test_refusals(two_hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = f"COPY (SELECT 1) TO '{two_hosts}/made'"
+    (two_hosts / "link").symlink_to("/etc/passwd")
+    (two_hosts / "beside").write_text("no record")
     for question, status, said in (
         ("SELEC 1", 1, "syntax error"),
         ("FROM nothing", 1, "gpubpf query --list DIR lists the views"),
@@ -148,6 +150,13 @@ def test_refusals(two_hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         (f"EXPLAIN ANALYZE {copy}", 2, "COPY is not part of a question"),
         ("SELECT 1 AS a, 2 AS a", 2, "two columns of the answer are called a"),
         ("FROM read_text('/etc/passwd')", 1, "Permission Error"),
+        # Names in records may ask for this, and an assistant may obey.
+        (f"FROM read_text('{two_hosts}/link')", 1, "Permission Error"),
+        (f"FROM read_text('{two_hosts}/beside')", 1, "Permission Error"),
+        (f"FROM glob('{two_hosts}/*')", 1, "Permission Error"),
+        (f"FROM query('{copy.replace(chr(39), chr(39) * 2)}')", 1, "single SELECT"),
+        ("FROM enable_logging(storage = 'file')", 1, "locked"),
+        ("FROM enable_profiling(save_location = 'x')", 1, "locked"),
         ("SELECT 1 / (kernel)::INT FROM launchlate_launch", 1, "Conversion Error"),
     ):
         assert refusal(capsys, question, two_hosts)[0] == status, question
