@@ -82,7 +82,7 @@ def build(directories: Sequence[str], longest: float) -> MCPServer:
         sql: Annotated[str, Field(description="A question in DuckDB's SQL; without it: list the views")] = "",
         most: Most = 200,
     ) -> dict[str, Any]:
-        """Answer a question about the records that tools kept with --parquet DIR. Only records in the server's directories can be read."""
+        """Answer a question about the records that tools kept (--parquet DIR) for this server. It can read nothing else."""
         if not directories:
             raise ToolError("this server has no records; start it with directories: gpubpf mcp DIR")
         # The space: a question that begins with "-" would be taken for an option.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
+_MOST_LINKS = 40  # as in Linux, path_resolution(7)
 ABANDONED = 600  # seconds: a file that is being written is younger
 
 
@@ -19,15 +20,28 @@ def open_new(path: str, empty: bool = True) -> int:
 
     In a directory where other users can create files, such as /tmp and, for root, the directories of users, this refuses symbolic
     links, and files, pipes and devices of users other than this one and the directory's owner. Otherwise they could choose what root
-    overwrites. Linux does the same with fs.protected_symlinks and the like, but only in directories like /tmp.
+    overwrites. Linux does the same with fs.protected_symlinks and the like, but only in directories like /tmp. `_walk` says what
+    applies to the directories above.
     """
-    owners = _owners(os.stat(os.path.dirname(path) or "."))
+    above, name = os.path.split(path)
+    if not name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    directory = _walk(above)
+    try:
+        return _open_new(directory, name, empty)
+    finally:
+        os.close(directory)
+
+
+def _open_new(directory: int, name: str, empty: bool) -> int:
+    owners = _owners(os.fstat(directory))
     if not owners:
         how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if empty else 0)
-        return os.open(path, how, 0o666)
+        return os.open(name, how, 0o666, dir_fd=directory)
     with contextlib.suppress(FileNotFoundError):
-        _check(os.lstat(path), owners)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        _check(os.lstat(name, dir_fd=directory), owners)
+    how = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    file = os.open(name, how, 0o666, dir_fd=directory)
     try:
         state = os.fstat(file)
         _check(state, owners)
@@ -52,12 +66,19 @@ class Directory:
     @classmethod
     def make(cls, path: str, *parts: str) -> Directory:
         """Create PATH/PART/… where it does not exist, and open it. Raises OSError, as `open_new` does for a symbolic link."""
-        os.makedirs(path, exist_ok=True)
-        path = os.path.abspath(path)
-        owners = _owners(os.stat(os.path.dirname(path)))
-        if owners:
-            _check(os.lstat(path), owners)
-        file = os.open(path, os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if owners else 0))
+        above, name = os.path.split(os.path.abspath(path))
+        directory = _walk(above, create=True)
+        try:
+            if name:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=directory)
+            owners = _owners(os.fstat(directory))
+            if owners:
+                _check(os.lstat(name or ".", dir_fd=directory), owners)
+            links = os.O_NOFOLLOW if owners else 0
+            file = os.open(name or ".", os.O_DIRECTORY | os.O_CLOEXEC | links, dir_fd=directory)
+        finally:
+            os.close(directory)
         for part in parts:
             try:
                 with contextlib.suppress(FileExistsError):
@@ -109,6 +130,53 @@ class Directory:
     def close(self) -> None:
         """Close the directory."""
         os.close(self._file)
+
+
+def _walk(path: str, create: bool = False, start: int | None = None, links: int = 0) -> int:
+    """Open a directory with O_PATH, part by part. Raises OSError.
+
+    In a directory where other users can create files, a symbolic link may only lead to a directory of the link's owner: it then is as
+    if the owner had made that directory there.
+
+    create: make directories that do not exist, but never behind a symbolic link.
+    start: the directory from which a relative path begins; None: the working directory.
+    links: number of symbolic links that led to this path.
+    """
+    if links > _MOST_LINKS:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    begin = "/" if path.startswith("/") else "."
+    at = os.open(begin, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=start)
+    try:
+        for part in path.split("/"):
+            if part not in ("", "."):
+                below = _step(at, part, create, links)
+                os.close(at)
+                at = below
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
+def _step(at: int, part: str, create: bool, links: int) -> int:
+    """Open a part of a path, in the open directory `at`."""
+    if create:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(part, dir_fd=at)
+    with contextlib.suppress(NotADirectoryError):
+        return os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    state = os.lstat(part, dir_fd=at)
+    if not stat.S_ISLNK(state.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    below = _walk(os.readlink(part, dir_fd=at), False, at, links + 1)
+    here = os.fstat(at)
+    own = state.st_uid == os.geteuid() and here.st_mode & stat.S_ISVTX  # nobody else can move it
+    if _owners(here) and not own and os.fstat(below).st_uid != state.st_uid:
+        os.close(below)
+        raise OSError(
+            errno.ELOOP, "a symbolic link, in a directory that others can write to, leads to another user's"
+        )
+    return below
 
 
 def _owners(directory: os.stat_result) -> tuple[int, ...]:

@@ -102,6 +102,68 @@ def test_links_in_a_directory_of_others_are_refused(tmp_path: Path, owner: int, 
         os.close(open_new(str(place / name)))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(("owner", "mode"), [(0, 0o1777), (0, 0o777), (12345, 0o755)])
+@pytest.mark.parametrize("how", ["absolute", "relative"])
+def test_a_link_higher_up_leads_to_its_owner_only(
+    tmp_path: Path, owner: int, mode: int, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write to a directory above the file chooses no place where that user could not have made the file."""
+    place, victim, own = tmp_path / "place", tmp_path / "victim", tmp_path / "own"
+    for directory, user in ((place, owner), (victim, 0), (victim / "below", 0), (own, 12345), (own / "x", 0)):
+        directory.mkdir()
+        os.chown(directory, user, user)
+    place.chmod(mode)
+    (victim / "below" / "out").write_text("kept")
+    for name, target in (
+        ("link", victim),
+        ("up", "../victim"),
+        ("twice", "link"),
+        ("through", own / "y" / "below"),
+        ("loop", "loop"),
+        ("dangling", victim / "new"),
+        ("theirs", own),
+    ):
+        (place / name).symlink_to(target)
+        os.chown(place / name, 12345, 12345, follow_symlinks=False)
+    (own / "y").symlink_to(victim)
+    os.chown(own / "y", 12345, 12345, follow_symlinks=False)
+    monkeypatch.chdir(place)
+    before = "" if how == "relative" else f"{place}/"
+    for path in ("link/below", "up/below", "twice/below", "through", "loop", "./link/../victim/below"):
+        with pytest.raises(OSError):
+            open_new(f"{before}{path}/out")
+        if ".." not in path:  # os.path.abspath takes "link/.." for nothing
+            with pytest.raises(OSError):
+                Directory.make(f"{before}{path}/out", "part")
+    with pytest.raises(OSError):
+        Directory.make(f"{before}dangling/more/dir", "part")
+    assert [*victim.rglob("*")] == [victim / "below", victim / "below" / "out"]
+    assert (victim / "below" / "out").read_text() == "kept"
+    # What the owner of the link could have made there, and links of root.
+    os.close(open_new(f"{before}theirs/out"))
+    Directory.make(f"{before}theirs/records", "part").close()
+    assert (own / "out").exists() and (own / "records" / "part").is_dir()
+    (tmp_path / "trusted").symlink_to("victim")
+    os.close(open_new(f"{tmp_path}/trusted/./below//out"))
+    assert (victim / "below" / "out").read_text() == ""
+    Directory.make(f"{tmp_path}/trusted/new/../more/dir", "part").close()
+    assert (victim / "more" / "dir" / "part").is_dir()
+
+
+def test_names_that_are_not_those_of_files(tmp_path: Path) -> None:
+    for path in (f"{tmp_path}/", "/", f"{tmp_path}/none/out", f"{__file__}/out", ""):
+        with pytest.raises(OSError):
+            open_new(path)
+    os.close(open_new("/dev/null"))
+    read, write = os.pipe()
+    with open(open_new(f"/dev/fd/{write}"), "wb") as file:
+        file.write(b"x")
+    assert os.read(read, 9) == b"x"
+    os.close(read)
+    os.close(write)
+
+
 def test_all_else_is_written(shared: Path, tmp_path: Path) -> None:
     (shared / "own").write_text("old text")
     (tmp_path / "link").symlink_to(tmp_path / "target")  # only its user can make it
