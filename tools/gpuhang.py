@@ -280,8 +280,8 @@ def main(argv: list[str] | None = None) -> int:
 
         def look() -> None:
             text.report(hangs.look(session), owners, args.verbose, results)
-            for hang in hangs.take_ended():
-                results.note_once(text.ended(hang))
+            for notice in text.notices(hangs):
+                results.note_once(notice)
 
         for _ in session.intervals(args.interval, args.count, tick=look, every=0.25):
             if args.interval and not session.stopped:

@@ -18,6 +18,7 @@ import gpubpf_cuda
 import gpubpf_examples
 from gpubpf.hangs import stands, text
 from gpubpf.inject.values import Site
+from gpubpf.process import limits
 from gpubpf.records.launch_shape import Shape
 from gpubpf.show.owner_columns import OwnerColumns
 from gpuhang_runs import PATIENCE, TOOL, gone, hanging, read, until_told
@@ -336,10 +337,56 @@ def test_places_that_the_kernel_does_not_have_are_one_place() -> None:
     assert (place.kind, place.site, place.warps, place.missing) == ("barrier", None, 4000, ())
 
 
+def test_places_have_a_limit() -> None:
+    """A process can write any place. The largest are reported, and the others share one row; the text stays short."""
+    count = 20_000
+    sites = {
+        number: Site(number, "k", number, point="barrier_arrive", opcode="bar.sync") for number in range(100)
+    }
+    words = np.zeros(count, WORDS)
+    words["warp"] = np.arange(count)
+    at = np.arange(count) % (256 * len(sites) // 2)
+    words["place"] = [word(stands.BARRIER, one // 256, one % 256) for one in at.tolist()]
+    words["place"][:100] = word(stands.BARRIER, 99, 7)
+    words["place"][100:200] = word(stands.BEGUN, 1000)  # an unknown place of its own
+    reading = stands._Reading(words, words, Shape((count, 1, 1), (32, 1, 1)), sites)
+    hang = stands.Hang(1, "app", 0, "k", 1, reading.shape, 0, "unknown", 0)
+    hang.places = tuple(reading.places(hang))
+    numbers = [one.warps for one in hang.places]
+    assert len(numbers) == stands.MOST_PLACES - 1 and sum(numbers) == count  # one is both unknown and large
+    assert [(one.site, one.barrier) for one in hang.places if one.warps == 100] == [(99, 7)]
+    [rest] = [one for one in hang.places if one.kind == "block"]
+    assert rest.site is None and rest.barrier is None and rest.warps > count // 2
+    assert len(list(text.lines(hang, False, OwnerColumns()))) < 10 * stands.MOST_PLACES
+
+
+def test_launches_of_a_user_cannot_take_all_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launches of others are looked at as ever, and a notice names the user."""
+    now = itertools.count()
+    monkeypatch.setattr(stands.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(limits, "SCAN_SHARE", 0.0)
+    session, hangs = Shared(), stands.Hangs(2)
+    for user in (7, 8):
+        session.user = user
+        hangs.look(session)  # type: ignore[arg-type]
+    hangs._budget.spend(7, limits.SCAN_BURST)
+    looks = []
+    launches = hangs._launches
+    monkeypatch.setattr(hangs, "_launches", lambda *some: looks.append(session.user) or launches(*some))  # type: ignore[func-returns-value]
+    for user in (7, 8, 7):
+        session.user = user
+        hangs.look(session)  # type: ignore[arg-type]
+    assert looks == [8] and hangs._budget._left[8][0] < limits.SCAN_BURST
+    assert [*text.notices(hangs)] == [
+        "launches of user 7 are looked at less often: what its processes write takes too long to read"
+    ]
+
+
 class Shared:
     """A session in which a process has one launch of one warp, which spins until `place` changes."""
 
     device = SimpleNamespace(kind="gpu")
+    user = 7
 
     def __init__(self) -> None:
         numbers = [(name, "<u8") for name in ("launch", "kernel", "exited", "untracked")]
@@ -350,7 +397,9 @@ class Shared:
 
     def shared(self, name: str, processes: Any = None) -> list[Any]:
         array = (self.words if name == "stands" else self.rows).copy()
-        return [SimpleNamespace(process=1, pid=5, comm="app", array=array)] if self.known else []
+        return (
+            [SimpleNamespace(process=1, pid=5, comm="app", array=array, user=self.user)] if self.known else []
+        )
 
     def turn(self) -> None:
         for name in ("turns", "events", "polls"):

@@ -6,6 +6,7 @@ hangs.look(session)            # often; returns launches to report
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpubpf.agent.definitions import NUMBER_MASK, WARP
+from gpubpf.process.scans import ScanBudget
 from gpubpf.ptx.loop_ends import COUNTS, NEVER, VALUE
 from gpubpf.ptx.symbols import original_name
 from gpubpf.record import MutableRecord, Record, replace
@@ -35,6 +37,7 @@ CLUSTER = 0xFF  # the number of a cluster's barrier
 LOOK = 1.0  # seconds between two looks, at most
 PATIENCE = 4  # looks that may find no verdict before `unknown` is reported
 LISTED = 32  # warps that a record lists
+MOST_PLACES = 64  # of a launch; warps at further places share one row. A process can write any places
 MOST_ADDRESSES = 8  # different words that warps may read at one line before they share a row
 SEVERAL = -1  # GPUs, of a process
 LAUNCH_FAILED = 719  # CUresult: among others, every thread of a block waits (embedded device)
@@ -231,6 +234,7 @@ class Hangs:
     after: seconds from which on a launch is looked at.
     whole: programs run in all blocks and warps; otherwise they are sampled.
     told: whether any launch was reported.
+    delayed: users whose launches are looked at less often, because they take too long.
     """
 
     def __init__(self, after: float, whole: bool = True) -> None:
@@ -240,6 +244,8 @@ class Hangs:
         self.told = False
         self._open: dict[tuple[int, int], _Open] = {}  # by process and number of the launch
         self._ended: list[Hang] = []
+        self.delayed: set[int] = set()
+        self._budget = ScanBudget()
 
     @property
     def stuck(self) -> bool:
@@ -258,7 +264,7 @@ class Hangs:
         faults, gpus = session.faults(), session.gpus()
         kernels, waves = session.kernel_names(), session.waves()
         failed, ended = session.failed(), session.ended()
-        rows = session.shared("launches")
+        rows = [one for one in session.shared("launches") if not self._must_wait(one.user)]
         # The words of all warps are 4 MB, so they are read only if a launch has not ended.
         lanes = {
             process: {number: waves.get(process, {}).get(name) for number, name in names.items()}
@@ -274,45 +280,54 @@ class Hangs:
         for one in rows:
             if one.process not in stands:
                 continue
-            for launch, head in self._launches(one.process, one.array, stands[one.process]):
-                key = one.process, launch
-                running.add(key)
-                seen = self._open.setdefault(key, _Open(now))
-                seen.head = head
-                mangled = kernels.get(one.process, {}).get(int(head["kernel"]), "")
-                shape = _shape(head, waves.get(one.process, {}).get(mangled))
-                fault = _fault(faults.get(one.process, ()), mangled) if session.device.kind == "sim" else None
-                age, since_look = now - seen.since, now - seen.looked
-                due = since_look >= self.gap and age >= self.after - self.gap
-                if shape is None or not mangled:
-                    continue
-                if fault is None and (one.process in failed or one.process in ended):
-                    if not seen.told and seen.last is not None and seen.last.running_ns >= 1e9 * self.after:
-                        seen.told = seen.last.verdict  # the process was killed while this was unknown
-                        found.append(seen.last)
-                    continue
-                if not due and (fault is None or seen.told):
-                    continue
-                words = _of_launch(stands[one.process], int(head["launch"]), shape)
-                reading = _Reading(words, seen.words, shape, session.sites(mangled, one.pid))
-                exited = max(int(head["exited"]), reading.exited)
-                hang = Hang(
-                    one.pid,
-                    one.comm,
-                    SEVERAL if (gpu := gpus.get(one.process)) is None else gpu,
-                    mangled,
-                    launch & NUMBER_MASK,
-                    shape,
-                    int(1e9 * age),
-                    reading.verdict(fault, exited > seen.exited, not self.whole or bool(head["untracked"])),
-                    min(exited, shape.blocks * shape.warps),
-                )
-                hang.places = tuple(reading.places(hang, locks.get(one.process)))
-                seen.looks += seen.words is not None
-                seen.words, seen.exited, seen.looked, seen.last = words, exited, now, hang
-                if self._is_news(hang, seen, age, fault is not None):
-                    seen.told = hang.verdict
-                    found.append(hang)
+            with self._budget.scan(one.user):
+                for launch, head in self._launches(one.process, one.array, stands[one.process]):
+                    key = one.process, launch
+                    running.add(key)
+                    seen = self._open.setdefault(key, _Open(now))
+                    seen.head = head
+                    mangled = kernels.get(one.process, {}).get(int(head["kernel"]), "")
+                    shape = _shape(head, waves.get(one.process, {}).get(mangled))
+                    fault = (
+                        _fault(faults.get(one.process, ()), mangled) if session.device.kind == "sim" else None
+                    )
+                    age, since_look = now - seen.since, now - seen.looked
+                    due = since_look >= self.gap and age >= self.after - self.gap
+                    if shape is None or not mangled:
+                        continue
+                    if fault is None and (one.process in failed or one.process in ended):
+                        if (
+                            not seen.told
+                            and seen.last is not None
+                            and seen.last.running_ns >= 1e9 * self.after
+                        ):
+                            seen.told = seen.last.verdict  # the process was killed while this was unknown
+                            found.append(seen.last)
+                        continue
+                    if not due and (fault is None or seen.told):
+                        continue
+                    words = _of_launch(stands[one.process], int(head["launch"]), shape)
+                    reading = _Reading(words, seen.words, shape, session.sites(mangled, one.pid))
+                    exited = max(int(head["exited"]), reading.exited)
+                    hang = Hang(
+                        one.pid,
+                        one.comm,
+                        SEVERAL if (gpu := gpus.get(one.process)) is None else gpu,
+                        mangled,
+                        launch & NUMBER_MASK,
+                        shape,
+                        int(1e9 * age),
+                        reading.verdict(
+                            fault, exited > seen.exited, not self.whole or bool(head["untracked"])
+                        ),
+                        min(exited, shape.blocks * shape.warps),
+                    )
+                    hang.places = tuple(reading.places(hang, locks.get(one.process)))
+                    seen.looks += seen.words is not None
+                    seen.words, seen.exited, seen.looked, seen.last = words, exited, now, hang
+                    if self._is_news(hang, seen, age, fault is not None):
+                        seen.told = hang.verdict
+                        found.append(hang)
         # What a process wrote stays after its end: a launch that never ends stays, too.
         for key in [key for key in self._open.keys() - running if key[0] in stands]:
             gone = self._open.pop(key)
@@ -320,6 +335,12 @@ class Hangs:
                 self._ended.append(gone.last)
         self.told |= bool(found)
         return found
+
+    def _must_wait(self, user: int) -> bool:
+        """Return whether the launches of a user's processes have taken too much time."""
+        if exhausted := self._budget.exhausted(user):
+            self.delayed.add(user)
+        return exhausted
 
     def _may_run(self, process: int, rows: Words, lanes: Mapping[int, int | None]) -> bool:
         """Return whether a launch of a process may not have ended: warps of the launch have not exited, or were not seen.
@@ -476,6 +497,10 @@ class _Reading:
             # The traced process can write any number: what the kernel does not have is one place.
             key = kind, site if site in self.sites else -1, int(self.barrier[at]) if kind == "barrier" else -1
             groups.setdefault(key, []).append(at)
+        if len(groups) > MOST_PLACES:
+            largest = sorted(groups, key=lambda one: -len(groups[one]))
+            rest = [groups.pop(key) for key in largest[MOST_PLACES - 1 :]]
+            groups["block", -1, -1] = [*groups.get(("block", -1, -1), ()), *itertools.chain(*rest)]
         order = sorted(groups.items(), key=lambda one: (KINDS.index(one[0][0]), -len(one[1]), one[0]))
         for (kind, site, barrier), members in order:
             for address, part in self._by_address(kind, members):

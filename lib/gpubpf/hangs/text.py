@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf import names
-from gpubpf.hangs.stands import HANG, PLACE, Hang, Place, Warp
+from gpubpf.hangs.stands import HANG, PLACE, Hang, Hangs, Place, Warp
 from gpubpf.show import table
 
 if TYPE_CHECKING:
@@ -44,6 +44,13 @@ def report(found: Sequence[Hang], owners: OwnerColumns, full: bool, results: Res
         else:
             rows = (PLACE.row(PLACE.record(one), verdict=hang.verdict) for one in hang.places)
             results.table(PLACE.columns, rows)
+
+
+def notices(hangs: Hangs) -> Iterator[str]:
+    """Yield what the user should know now beside the launches."""
+    yield from map(ended, hangs.take_ended())
+    for user in hangs.delayed:
+        yield f"launches of user {user} are looked at less often: what its processes write takes too long to read"
 
 
 def ended(hang: Hang) -> str:

@@ -156,6 +156,7 @@ class SharedArray(Record):
     comm: str
     array: np.ndarray[Any, Any]
     process: int = 0  # its number in the session
+    user: int = -1  # who answers for the process, see `scans.user_of`
 
 
 class Reading(Record):

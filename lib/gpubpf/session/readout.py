@@ -305,7 +305,7 @@ def shared(
         for process in measurement.all_processes()
         if processes is None or process.number in processes
     ]
-    return [SharedArray(p.pid, p.comm, array, p.number) for p, array in arrays if array is not None]
+    return [SharedArray(p.pid, p.comm, array, p.number, p.user) for p, array in arrays if array is not None]
 
 
 def sites(
