@@ -56,7 +56,7 @@ def install(release: str) -> Path:
     if RELEASES[release] == UBUNTU:
         if not os.path.exists(UBUNTU_KEYS):
             raise CheckError(
-                f"{release} needs Ubuntu's keys in {UBUNTU_KEYS} (package ubuntu-archive-keyring)"
+                f"{release} needs Ubuntu's keys in {UBUNTU_KEYS}; install the package ubuntu-keyring (Debian 12: that of Debian 13)"
             )
         options, script = [f"--keyring={UBUNTU_KEYS}", "--components=main,universe"], f"{DEBOOTSTRAP}/gutsy"
     say(f"installing {release}")

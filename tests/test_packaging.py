@@ -149,7 +149,8 @@ def test_a_release_that_cannot_be_installed_says_why(tmp_path: Path, monkeypatch
     monkeypatch.setattr(packaging_roots, "UBUNTU_KEYS", str(tmp_path / "no.gpg"))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/sbin/{name}")
     with pytest.raises(
-        packaging_checks.CheckError, match=r"noble needs Ubuntu's keys in .*no\.gpg \(package"
+        packaging_checks.CheckError,
+        match=r"noble needs Ubuntu's keys in .*no\.gpg; install the package ubuntu-keyring",
     ):
         packaging_roots.install("noble")
     monkeypatch.setattr(shutil, "which", lambda name: None)
