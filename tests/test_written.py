@@ -5,18 +5,24 @@ The embedded device runs them, not in its hostile mode. `gpubpf_written.py` says
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import gpubpf_examples
+import gpubpf_hip
 import gpubpf_written
+import hipsim_device
 from gpubpf.ebpf import clang, compile
+from gpubpf.kernel import privileges
 from gpubpf_written import ROOT, TOOLS, Written
 from test_contract import read_command_line
 
@@ -27,14 +33,17 @@ PAGES = [
 ]
 # Commands that do not run here, and why. The first pattern that a command matches counts.
 NOT_RUN = {
-    r".* -p \d+": "the process is one that the reader has",
-    r".*\./(app|nogpu)\b": "the program is the reader's",
+    r"(?!hipsnoop).* -p \d+|\w+ -p \d+": "the process is one that the reader has",
+    r"(?!hipsnoop).*\./(app|nogpu)\b": "the program is the reader's",
     r".*\./main\b": "the program is HeCBench's",
-    r".* --clock real\b": "shows times of the host",
-    r"(cuda|hip)snoop (?!--list)": "shows times of the host",
-    r"gpuhang ": "shows times of the host, how far loops and blocks have got by then",
+    r"launchlate .* --slow|gpuhang .*\./hangs slow": "a fast or a busy machine prints nothing",
     r"(?!.*--(list|ebpf|ptx) )(?!.* -- )": "measures every process of the machine",
 }
+# Commands that print times of the host, or how far loops and blocks have got: only columns and JSON fields are compared.
+OF_THE_HOST = r"cudasnoop (?!--list)|hipsnoop |gpuhang "
+# What tools/hipsnoop_example.txt says of its program.
+STANDIN = "hipMalloc=busy:90 hipMemcpy=busy:45 hipLaunchKernel=busy:5 hipLaunchKernel=device:600"
+FAILING = "hipMemcpy=result:1"
 COMPILES = {"gpucount", "gpudist", "gputrace"}
 COMMANDS = [command for page in PAGES for command in gpubpf_written.written(page)]
 
@@ -44,12 +53,16 @@ def why_not(command: str) -> str | None:
     return next((reason for pattern, reason in NOT_RUN.items() if re.match(pattern, command)), None)
 
 
-RUN = [command for command in COMMANDS if why_not(command.command) is None]
+STARTED = [command for command in COMMANDS if why_not(command.command) is None]
+RUN = [command for command in STARTED if not re.match(OF_THE_HOST, command.command)]
+OF_THE_HOST_RUN = [command for command in STARTED if command not in RUN]
 
 
 def test_most_commands_run() -> None:
     """A page that shows commands in another way, or a pattern that matches too much, would go unnoticed."""
-    assert len(RUN) >= 55 and len(RUN) >= len(COMMANDS) * 2 / 3
+    assert len(RUN) >= 90 and len(RUN) >= len(COMMANDS) * 2 / 3
+    assert len(STARTED) >= len(COMMANDS) * 4 / 5
+    assert len([command for command in OF_THE_HOST_RUN if gpubpf_written.headings(command.shown)]) >= 14
     assert {command.page for command in RUN} >= {"README.md", "docs/tutorial.md", "docs/sampling.md"}
     for pattern in NOT_RUN:
         assert any(re.match(pattern, command.command) for command in COMMANDS), f"{pattern} matches nothing"
@@ -69,19 +82,64 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def put(command: str, where: Path) -> None:
-    """Build the examples that a command names, and link them in a directory."""
-    names = [name for name in re.findall(r"\./(\w+)", command) if name in gpubpf_examples.NAMES]
-    objects = re.findall(r"\w+\.bpf\.o", command)
+def put(command: Written, where: Path) -> None:
+    """Build the programs that a command names, and link them in a directory."""
+    text = command.command
+    names = [name for name in re.findall(r"\./(\w+)", text) if name in gpubpf_examples.NAMES]
+    objects = re.findall(r"\w+\.bpf\.o", text)
     built = gpubpf_examples.build(*names, *(["threads.bpf.o"] if objects else []))
     for name in (*names, *objects):
         (where / name).symlink_to(built / name)
     if "bad.bpf.o" in objects:  # as tools/gpurun_example.txt says
-        text = (built / "threads.bpf.c").read_text()
-        bad = text.replace("zero = 0", "zero = loud").replace("if (mine) ", "")
+        source = (built / "threads.bpf.c").read_text()
+        bad = source.replace("zero = 0", "zero = loud").replace("if (mine) ", "")
         (where / "bad.bpf.c").write_text(bad)
         (where / "bad.bpf.o").unlink()
         subprocess.run(["make", "-s", "-f", built / "Makefile", "bad.bpf.o"], cwd=where, check=True)
+    if command.folder == "cccl":
+        (where / "primitives").symlink_to(gpubpf_examples.build("primitives", folder="cccl") / "primitives")
+    if command.words[0] == "hipsnoop":
+        put_hip(text, where)
+
+
+def put_hip(command: str, where: Path) -> None:
+    """Build the HIP program that a command names, as examples/hip/Makefile does, or skip the test."""
+    if "hip/saxpy" in command:
+        (where / "hip").mkdir()
+        hipsim_device.libraries()
+        saxpy = hipsim_device.program("saxpy", "-O2", folder=ROOT / "examples" / "hip")
+        (where / "hip" / "saxpy").symlink_to(saxpy)
+    elif "./app" in command:
+        made = gpubpf_hip.program(where, gpubpf_hip.standin(where), name="app")
+        assert made == where / "app"
+    else:
+        gpubpf_hip.program(where, gpubpf_hip.real(), name="nogpu")
+
+
+def printed(step: Written, where: Path, commands: Path) -> str:
+    """Run a command; return all that it prints. A program that hangs after the end of a report (-d) is ended."""
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
+    environment.pop("CUDASIM_HOSTILE", None)
+    if step.page == "tools/hipsnoop_example.txt":
+        environment |= {"HIPSIM_DEVICES": "0", "STANDIN": FAILING if "--errors" in step.command else STANDIN}
+    with open(where / "printed", "w+") as output:
+        words = ["bash", "-c", step.command]
+        process = subprocess.Popen(
+            words, cwd=where, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        deadline = time.monotonic() + 300
+        try:
+            while process.poll() is None:
+                text = (where / "printed").read_text()
+                assert time.monotonic() < deadline, text
+                if "-d" in step.words and "\noverhead: " in text:
+                    break
+                time.sleep(0.05)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return (where / "printed").read_text()
 
 
 @pytest.mark.every(8)
@@ -90,20 +148,23 @@ def test_a_command_prints_what_is_written(command: Written, commands: Path, tmp_
     tool = command.words[0]
     if tool in COMPILES | {"gpurun"} and clang.find() is None and not compile.usable():
         pytest.skip("compiling needs clang, or root and bcc")
-    put(command.command, tmp_path)
-    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
-    environment.pop("CUDASIM_HOSTILE", None)
+    put(command, tmp_path)
     for step in command.steps:
-        done = subprocess.run(
-            ["bash", "-c", step.command],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-        )
-        assert not (wrong := gpubpf_written.difference(step, done.stdout)), wrong
+        assert not (wrong := gpubpf_written.difference(step, printed(step, tmp_path, commands))), wrong
+
+
+@pytest.mark.every(6)
+@pytest.mark.whole_machine
+@pytest.mark.parametrize("command", OF_THE_HOST_RUN, ids=str)
+def test_a_command_prints_the_columns_that_are_written(
+    command: Written, commands: Path, tmp_path: Path
+) -> None:
+    if command.words[0] != "gpuhang" and "--list" not in command.words and not privileges.capable():
+        pytest.skip("needs CAP_BPF")
+    put(command, tmp_path)
+    text = printed(command, tmp_path, commands)
+    assert not (wrong := gpubpf_written.absent(command, text)), f"{wrong} is not in\n{text}"
+    assert "Traceback" not in text and f"{command.words[0]}: error" not in text
 
 
 @pytest.mark.parametrize("page", PAGES)

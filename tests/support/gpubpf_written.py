@@ -13,10 +13,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = {path.stem for path in (ROOT / "tools").glob("*.py")} | {"cudasim", "hipsim"}
-_COMMAND = re.compile(r"[#$] (\S.*)")
+_COMMAND = re.compile(r"[#$] (?:cd (\w+); )?(\S.*)")
 # Lines that pages leave out: what the program prints, notices, and the overhead with the lines that continue it.
 _LEFT_OUT = re.compile(
-    r"^(?:\w+: PASSED|thread 7 of block 0 says hello .*|\w+: note: .*|embedded device, real clock: .*|overhead: .*(?:\n  .*)*)\n",
+    r"^(?:\w+: PASSED|(?:pow|rake|sort): \d+|thread 7 of block 0 says hello .*|\w+: note: .*|embedded device, real clock: .*|"
+    r"overhead: .*(?:\n  .*)*)\n",
     re.MULTILINE,
 )
 _VOLATILE = {"pid": 0, "ts_ns": 0, "duration_ns": 0, "hooks": 0, "hooks_ns": 0, "stood_ns": 0}
@@ -36,7 +37,8 @@ class Written:
     """A command that a page shows.
 
     page, line   where
-    command      as it is written
+    command      as it is written, without `cd`
+    folder       the directory of examples/ that it runs in, if not examples/ itself
     shown        the lines below it, as far as the next command
     prose        whether text follows the output in `shown`, after an empty line
     then         commands that come right after it and are not of a tool, such as tail
@@ -48,6 +50,7 @@ class Written:
     shown: list[str] = field(default_factory=list)
     prose: bool = False
     then: list[Written] = field(default_factory=list)
+    folder: str = ""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line} {self.command}"
@@ -70,12 +73,10 @@ def written(page: str) -> list[Written]:
         now: Written | None = None
         for number, line in enumerate(block, first):
             if command := _COMMAND.fullmatch(line):
-                now = Written(page, number, command[1], prose=prose)
+                now = Written(page, number, command[2], prose=prose, folder=command[1] or "")
                 if now.words[0] in TOOLS:
                     found.append(now)
-                elif (
-                    found and now.words[0] != "cd"
-                ):  # in another directory, whose programs take long to build
+                elif found and now.words[0] != "cd":
                     found[-1].then.append(now)
             elif now is not None:
                 now.shown.append(line)
@@ -130,6 +131,37 @@ def difference(written: Written, printed: str) -> str:
     return f"{written}\nline {written.line + 1 + reached} is not what is printed:\n" + "\n".join(
         [*(f"  {line}" for line in written.shown[reached : reached + 3]), "printed:", printed]
     )
+
+
+_HEADING = re.compile(r" *[A-Z][A-Z-]+(?: +(?:[A-Z][A-Z0-9-]*|s|ms|us))+")
+
+
+def headings(lines: list[str]) -> list[str]:
+    """Return the lines that name the columns of tables, whatever the columns' widths are."""
+    return [" ".join(line.split()) for line in lines if _HEADING.fullmatch(line)]
+
+
+def fields(lines: list[str]) -> dict[str, set[str]]:
+    """Return the names that are in the JSON records of each type. A page may leave out some (`...`)."""
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        if match := re.match(r'\{"type":"(\w+)"', line):
+            found.setdefault(match[1], set()).update(re.findall(r'"(\w+)":', line))
+    return found
+
+
+def absent(written: Written, printed: str) -> list[str]:
+    """Return the columns and JSON fields that a page shows, but that a command did not print."""
+    lines = printed.splitlines()
+    real, names = headings(lines), fields(lines)
+    return [
+        *(heading for heading in headings(written.shown) if heading not in real),
+        *(
+            f"{kind}: {name}"
+            for kind, shown in fields(written.shown).items()
+            for name in sorted(shown - names.get(kind, set()))
+        ),
+    ]
 
 
 def essential(printed: str) -> list[str]:
