@@ -140,7 +140,7 @@ def _roff(text: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or (sys.argv[1].startswith("-") and sys.argv[1] != "--fields"):
         sys.exit("usage: script/manpages.py DIRECTORY | --fields")
     if sys.argv[1] == "--fields":
         for name, text in fields().items():
