@@ -159,11 +159,12 @@ def read_command_line(tool, words):
     from gpubpf.show import cli
 
     args = cli.parse(tool_module(tool).build_parser(), words)
+    looks = cli.Options.of(args).looks
     kinds = {"gpucount": specs.count, "gputrace": specs.trace}
     if tool == "gpudist":
-        assert tool_module(tool).distributions_of(args)
+        assert tool_module(tool).distributions_of(args.kinds, args.specs, args.width, looks)
     elif tool in kinds:
-        assert specs.read(args, kinds[tool])
+        assert specs.read(args.specs, looks, kinds[tool])
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -20,8 +20,6 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.barriers.waits import Barrier
     from gpubpf.show.owner_columns import OwnerColumns
 
@@ -187,7 +185,8 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     args = cli.parse(build_parser(), argv)
-    out = cli.open_results(args)
+    options = cli.Options.of(args)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
@@ -195,22 +194,22 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.show.owner_columns import OwnerColumns
 
     b = BPF(text=PROGRAM)
-    b.sample(args)
-    b.limit(args)
+    b.sample(options.sampling)
+    b.limit(options.kernels)
     b.attach_gpu_barrier_arrive(kernel=args.kernel, fn_name="on_arrive")
     b.attach_gpu_barrier_leave(kernel=args.kernel, fn_name="on_leave")
     b.titles["on_arrive"] = b.titles["on_leave"] = TOOL
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
-    with b.trace(args) as session:
+        return listing.show(b, options, out)
+    with b.trace(options, out) as session:
         from gpubpf.barriers.waits import Waits  # imports NumPy, which would delay the first probe
 
         waits = Waits()
-        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
         for _ in session.intervals(args.interval, args.count):
-            report(waits.read(session, bool(args.interval)), owners, args, results)
+            report(waits.read(session, bool(args.interval)), owners, args.top, results)
             if out.closed:
                 break
         summary = waits.summary(session)
@@ -218,19 +217,17 @@ def main(argv: list[str] | None = None) -> int:
     return session.status
 
 
-def report(
-    found: list[Barrier], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
-) -> None:
+def report(found: list[Barrier], owners: OwnerColumns, top: int | None, results: cli.ResultWriter) -> None:
     """Print what was found since the last report."""
     from gpubpf.barriers import text, waits
 
     results.begin()
     if results.form == "text":
-        results.out.lines([*text.lines(found, args.top, args.verbose, owners), ""])
+        results.out.lines([*text.lines(found, top, results.options.verbose, owners), ""])
     elif results.json:
-        results.records(waits.BARRIER, found[: args.top])
+        results.records(waits.BARRIER, found[:top])
     else:
-        results.table(waits.BARRIER.columns, map(waits.row, found[: args.top]))
+        results.table(waits.BARRIER.columns, map(waits.row, found[:top]))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ TYPE_CHECKING = False
 import shlex  # noqa: E402
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Sequence
+
+    from gpubpf.calls.snoop_options import SnoopOptions
 
 TOOL = "cudasnoop"
 WHAT = "Trace CUDA calls and kernels: why a call, or a gap between launches, was long."
@@ -78,21 +80,19 @@ def build_parser() -> cli.Parser:
     return parser
 
 
-def measure(args: argparse.Namespace, out: cli.Output) -> int:
+def measure(options: SnoopOptions, out: cli.Output) -> int:
     """Attach the programs, trace the processes, and print. Return the exit status."""
     from gpubpf.calls import api, snoop
-    from gpubpf.calls.snoop_options import SnoopOptions
     from gpubpf.calls.traced_processes import check_privileges
 
-    options = SnoopOptions.of(args)
     check_privileges(options.shared.targets)
     status = snoop.trace(api.cuda(), PROGRAM, options, out)
-    if args.command and status:
-        say_if_no_gpu(args.command)
+    if (command := options.shared.targets.command) and status:
+        say_if_no_gpu(command)
     return status
 
 
-def say_if_no_gpu(command: list[str]) -> None:
+def say_if_no_gpu(command: Sequence[str]) -> None:
     """Say how to run a command that has failed on the embedded device, if there is no GPU."""
     from gpubpf.traced import device
 
@@ -105,7 +105,10 @@ def say_if_no_gpu(command: list[str]) -> None:
 @cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     args = cli.parse(build_parser(), argv)
-    out = cli.open_results(args)
+    from gpubpf.calls.snoop_options import SnoopOptions
+
+    options = SnoopOptions.of(args)
+    out = cli.open_results(options.shared.output)
     if args.ebpf:
         from gpubpf.ebpf import headers
 
@@ -113,10 +116,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args.list:
         from gpubpf.calls import api, listing
-        from gpubpf.calls.snoop_options import SnoopOptions
 
-        return listing.show(api.cuda(), PROGRAM, SnoopOptions.of(args), out)
-    return measure(args, out)
+        return listing.show(api.cuda(), PROGRAM, options, out)
+    return measure(options, out)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.expressions.counts import Count
     from gpubpf.show.owner_columns import OwnerColumns
 
@@ -74,13 +72,14 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     args = cli.parse(build_parser(), argv)
+    options = cli.Options.of(args)
     from gpubpf.expressions import programs, specs
 
-    wanted = specs.read(args, specs.count)
+    wanted = specs.read(args.specs, options.looks, specs.count)
     kernels = specs.choose_kernels(args.kernel, wanted)
-    args.kernel = specs.union(kernels)
-    text = programs.counting(PROGRAM, wanted, cli.chooses_threads(args))
-    out = cli.open_results(args)
+    options = options.with_kernels(specs.union(kernels))
+    text = programs.counting(PROGRAM, wanted, options.threads.filtered)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(text)
         return 0
@@ -90,20 +89,20 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=text, any_user=True)
     b.say_verdict(args.tool)
-    b.limit(args)
+    b.limit(options.kernels)
     programs.attach(b, wanted, kernels, args.tool)
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
+        return listing.show(b, options, out)
     follow = Follow(log_records=1 << 17 if specs.any_launches(wanted) else 0)
-    with b.trace(args, follow) as session:
+    with b.trace(options, out, follow) as session:
         from gpubpf.expressions.counts import Counts  # imports NumPy, which would delay the first probe
 
         counts = Counts(wanted, kernels)
-        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
         for _ in session.intervals(args.interval, args.count, tick=lambda: counts.take(session)):
-            report(counts.read(session, bool(args.interval)), owners, args, results)
+            report(counts.read(session, bool(args.interval)), owners, results)
             if out.closed:
                 break
         counts.launches.say_lost(args.tool)
@@ -111,15 +110,13 @@ def main(argv: list[str] | None = None) -> int:
     return session.status
 
 
-def report(
-    found: list[Count], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
-) -> None:
+def report(found: list[Count], owners: OwnerColumns, results: cli.ResultWriter) -> None:
     """Print what was counted since the last report."""
     from gpubpf.expressions import counts
 
     results.begin()
     if results.form == "text":
-        results.out.lines([*counts.lines(found, owners, args.verbose), ""])
+        results.out.lines([*counts.lines(found, owners, results.options.verbose), ""])
     else:
         results.records(counts.COUNT, found)
 

@@ -20,11 +20,10 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.expressions.distributions import Found
     from gpubpf.expressions.specs import Distribution
     from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.show.parsed import LookOptions
 
 TOOL = "gpudist"
 EXAMPLES = """examples:
@@ -131,6 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     parser = build_parser()
     args = cli.parse(parser, argv)
+    options = cli.Options.of(args)
     if args.width and args.width >> 63:
         parser.error("--width must be below 2^63")
     kinds = {kind for kind, _ in args.kinds}
@@ -142,12 +142,12 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("with several of -H, -L and -C, put each SPEC behind its own: -H SPEC... -C SPEC...")
     from gpubpf.expressions import programs, specs
 
-    wanted = distributions_of(args)
+    wanted = distributions_of(args.kinds, args.specs, args.width, options.looks)
     kernels = specs.choose_kernels(args.kernel, [one.spec for one in wanted])
-    args.kernel = specs.union(kernels)
-    args.measures_times = any(specs.tells_times(one.value, one.spec.filter) for one in wanted)
-    text = programs.distributing(PROGRAM, wanted, ENTRIES, cli.chooses_threads(args))
-    out = cli.open_results(args)
+    times = any(specs.tells_times(one.value, one.spec.filter) for one in wanted)
+    options = options.with_kernels(specs.union(kernels)).with_times(times)
+    text = programs.distributing(PROGRAM, wanted, ENTRIES, options.threads.filtered)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(text)
         return 0
@@ -157,24 +157,24 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=text, any_user=True)
     b.say_verdict(args.tool)
-    b.limit(args)
+    b.limit(options.kernels)
     programs.attach(b, [one.spec for one in wanted], kernels, args.tool)
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
+        return listing.show(b, options, out)
     launches = specs.any_launches(one.spec for one in wanted)
-    with b.trace(args, Follow(log_records=1 << 17 if launches else 0)) as session:
+    with b.trace(options, out, Follow(log_records=1 << 17 if launches else 0)) as session:
         from gpubpf.expressions.distributions import (
             Distributions,
         )  # imports NumPy, which would delay the first probe
 
         found = Distributions(wanted, kernels)
-        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
-        if args.measures_times:
+        results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
+        if times:
             results.head(session.device.clock_notice)
         for _ in session.intervals(args.interval, args.count, tick=lambda: found.take(session)):
-            report(found.read(session, bool(args.interval)), owners, args, results)
+            report(found.read(session, bool(args.interval)), owners, results)
             if out.closed:
                 break
         found.launches.say_lost(args.tool)
@@ -182,25 +182,25 @@ def main(argv: list[str] | None = None) -> int:
     return session.status
 
 
-def distributions_of(args: argparse.Namespace) -> list[Distribution]:
-    """Return what the command line asks for: the SPECs behind each of -H, -L and -C. Raises UsageError."""
+def distributions_of(
+    behind: list[tuple[str, list[str]]], others: list[str], width: int | None, looks: LookOptions
+) -> list[Distribution]:
+    """Return what the command line asks for. Raises UsageError.
+
+    behind: each of -H, -L and -C, with the SPECs behind it.
+    others: the other SPECs, since other options may be between -H and its SPECs.
+    """
     from gpubpf.expressions import specs
     from gpubpf.record import replace
 
-    # Other options may be between -H and its SPECs.
-    chosen = [(args.kinds[0][0] if args.kinds else "log2", args.specs), *args.kinds]
-    args.specs = [spec for _, own in chosen for spec in own]
+    chosen = [(behind[0][0] if behind else "log2", others), *behind]
+    texts = [spec for _, own in chosen for spec in own]
     kinds = [kind for kind, own in chosen for _ in own] or ["log2"]
-    read = specs.read(args, specs.distribution, listed="entry:*:u32:lane")
-    return [replace(one, kind=kind, width=args.width or 1) for one, kind in zip(read, kinds, strict=False)]
+    read = specs.read(texts, looks, specs.distribution, listed="entry:*:u32:lane")
+    return [replace(one, kind=kind, width=width or 1) for one, kind in zip(read, kinds, strict=False)]
 
 
-def report(
-    found: list[Found],
-    owners: OwnerColumns,
-    args: argparse.Namespace,
-    results: cli.ResultWriter,
-) -> None:
+def report(found: list[Found], owners: OwnerColumns, results: cli.ResultWriter) -> None:
     """Print what was added up since the last report."""
     from gpubpf.expressions import distributions
 
@@ -210,7 +210,7 @@ def report(
     elif results.csv:
         results.table(distributions.DIST.columns, distributions.rows(found))
     else:
-        results.out.lines(distributions.lines(found, owners, args.verbose))
+        results.out.lines(distributions.lines(found, owners, results.options.verbose))
 
 
 if __name__ == "__main__":

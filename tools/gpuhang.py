@@ -249,7 +249,8 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     args = cli.parse(build_parser(), argv)
-    out = cli.open_results(args)
+    options = cli.Options.of(args)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
@@ -258,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.traced.measurement import Follow
 
     b = BPF(text=PROGRAM)
-    b.sample(args)
+    b.sample(options.sampling)
     b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry", may_hang=True)
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit", may_hang=True)
     b.attach_gpu_function_entry(kernel=args.kernel, fn_name="on_call")
@@ -271,12 +272,12 @@ def main(argv: list[str] | None = None) -> int:
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
-    with b.trace(args, Follow(only_shared=True)) as session:
+        return listing.show(b, options, out)
+    with b.trace(options, out, Follow(only_shared=True)) as session:
         from gpubpf.hangs import stands, text  # these import NumPy, which would delay the first probe
 
         hangs = stands.Hangs(args.after, whole=b.sampling is None)
-        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
 
         def look() -> None:
             text.report(hangs.look(session), owners, args.verbose, results)

@@ -46,19 +46,20 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     args = cli.parse(build_parser(), argv)
-    out = cli.open_results(args)
+    options = cli.Options.of(args)
+    out = cli.open_results(options.output)
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow
 
     follow = Follow(log_records=LOG_RECORDS, allocation_stacks=True)
-    session = tracing.trace(cli.Options.of(args), None, (), {}, out, follow)
+    session = tracing.trace(options, None, (), {}, out, follow)
     with session:
         from gpubpf.held.memory import Memory  # NumPy would delay the first hook
         from gpubpf.held.report import Report
         from gpubpf.show.owner_columns import OwnerColumns
 
         memory = Memory()
-        results = cli.ResultWriter(args, out, session.now_ns)
+        results = cli.ResultWriter(options.output, out, session.now_ns)
         if session.targets.pids or session.targets.all_processes:
             cli.note(TOOL, "what a program allocated before the attach is unknown, and in no sum")
         report = Report(memory, OwnerColumns(session.several), args.top, args.verbose)

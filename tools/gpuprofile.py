@@ -20,8 +20,7 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
+    from gpubpf.launches.profile import ProfileViews
     from gpubpf.session.session import Session
 
 TOOL = "gpuprofile"
@@ -81,9 +80,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     parser = build_parser()
     args = cli.parse(parser, argv)
+    options = cli.Options.of(args)
     if args.folded and (args.json or args.csv):
         parser.error("--folded is another form than --json and --csv; choose one")
-    out = cli.open_results(args)
+    out = cli.open_results(options.output)
     from gpubpf.tools.launchlate import PROGRAM, SLOTS
 
     if args.ebpf:
@@ -92,36 +92,40 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.program import BPF
 
     b = BPF(text=PROGRAM)
-    if args.cgroup or args.comm or args.tid:
+    if options.threads.host_filters:
         b.attach_launch(fn_name="on_launch")
     b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
+        return listing.show(b, options, out)
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow, Kept
 
-    b["every_lane"].set(int(tracing.device_of(cli.Options.of(args)).kind == "sim").to_bytes(8, "little"))
+    b["every_lane"].set(int(tracing.device_of(options).kind == "sim").to_bytes(8, "little"))
     kept = Kept("ends", "launches", offset=16, slots=SLOTS)
     follow = Follow(log_records=1 << 18, stamps=True, stacks=True, pump=SLOTS // 4, kept=kept)
-    with b.trace(args, follow) as session:
-        results = cli.ResultWriter(args, out, session.now_ns)
+    with b.trace(options, out, follow) as session:
+        results = cli.ResultWriter(options.output, out, session.now_ns)
         if not args.folded:
             results.head(session.device.clock_notice)
-        measure(session, SLOTS, args, results)
+        from gpubpf.launches.profile import ProfileViews  # NumPy would delay the first probe
+
+        measure(session, SLOTS, cli.group(ProfileViews, args), options, results)
     return session.status
 
 
-def measure(session: Session, slots: int, args: argparse.Namespace, results: cli.ResultWriter) -> None:
+def measure(
+    session: Session, slots: int, views: ProfileViews, options: cli.Options, results: cli.ResultWriter
+) -> None:
     """Print profiles until the measurement ends. The imports load NumPy, which would delay the first probe."""
     from gpubpf.launches import latency, latency_text, profile, profile_files, profile_text
     from gpubpf.launches.launches import Launches
     from gpubpf.launches.sums import LaunchLosses
     from gpubpf.show.owner_columns import OwnerColumns
 
-    launches = Launches(slots, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
+    launches = Launches(slots, options.kernels.wanted, filtered=bool(options.threads.host_filters))
     current, whole, losses = profile.Profile(), profile.Profile(), LaunchLosses()
     owners = OwnerColumns(session.several)
 
@@ -139,35 +143,40 @@ def measure(session: Session, slots: int, args: argparse.Namespace, results: cli
             launches.take_shared(session)
             look(last=False)
 
-    for _ in session.intervals(args.interval, args.count, tick=take):
+    for _ in session.intervals(options.output.interval, options.output.count, tick=take):
         launches.take_shared(session)
         results.begin()
         look(last=session.stopped)
-        rows = current.rows(args.weight)
-        if args.folded:
-            results.out.lines(profile.folded_lines(rows[: args.top], args.weight, owners.see(rows).processes))
+        rows = current.rows(views.weight)
+        if views.folded:
+            results.out.lines(
+                profile.folded_lines(rows[: views.top], views.weight, owners.see(rows).processes)
+            )
         elif results.form == "text":
-            results.out.lines(profile_text.report(rows, args.weight, owners, args.top, args.verbose))
+            results.out.lines(
+                profile_text.report(rows, views.weight, owners, views.top, results.options.verbose)
+            )
         elif results.csv:
-            cells = ((profile.STACK.record(row), row.folded) for row in rows[: args.top])
+            cells = ((profile.STACK.record(row), row.folded) for row in rows[: views.top])
             results.table(
                 profile.STACK.columns, (profile.STACK.row(record, stack=stack) for record, stack in cells)
             )
         else:
-            results.records(profile.STACK, rows[: args.top])
+            results.records(profile.STACK, rows[: views.top])
         whole.take(current)
         current = profile.Profile()
         if results.out.closed:
             break
-    rows = whole.rows(args.weight)
-    for form in FILES:
-        if path := getattr(args, form):
-            profile_files.write(path, form, rows, args.weight)
+    rows = whole.rows(views.weight)
+    for form, path in views.files.items():
+        if path:
+            profile_files.write(path, form, rows, views.weight)
             cli.note(TOOL, f"wrote {path}")
     if losses.others and not losses.wanted:
-        cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
+        cli.note(TOOL, latency_text.none_chosen(options.threads.host_filters, losses.others))
     lost = losses.fields(launches.lost, session.failed(), session.ended_unread())
-    profile_text.show_summary(session, rows, lost, args, results)
+    if not views.folded:
+        profile_text.show_summary(session, rows, lost, results)
 
 
 if __name__ == "__main__":

@@ -78,14 +78,18 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     parser = build_parser()
     args = cli.parse(parser, argv)
+    options = cli.Options.of(args)
     if args.run and (args.command or args.pid or args.list or args.ptx):
         parser.error("--run excludes -p, COMMAND, --list and --ptx")
     if not args.run and (args.grid or args.block):
         parser.error("--grid and --block are those of --run")
     from gpubpf.objects import launch, loading, settings
 
-    for option, most in (("grid", launch.LARGEST_GRID), ("block", launch.LARGEST_BLOCK)):
-        extents = getattr(args, option) or (1, 1, 1)
+    for option, given, most in (
+        ("grid", args.grid, launch.LARGEST_GRID),
+        ("block", args.block, launch.LARGEST_BLOCK),
+    ):
+        extents = given or (1, 1, 1)
         if any(extent > one for extent, one in zip(extents, most, strict=True)):
             parser.error(f"--{option} may be at most {','.join(map(str, most))}")
     if math.prod(args.block or (1,)) > launch.MOST_THREADS:
@@ -93,8 +97,8 @@ def main(argv: list[str] | None = None) -> int:
     moved = settings.sections(args.attach)
     loaded = loading.load(args.operand, settings.Settings(moved, args.set, args.run))
     globs = tuple(args.kernel)  # for programs that name no kernel
-    args.kernel = [launch.KERNEL] if args.run else loaded.kernels(globs)
-    out = cli.open_results(args)
+    options = options.with_kernels([launch.KERNEL] if args.run else loaded.kernels(globs))
+    out = cli.open_results(options.output)
     if args.ebpf:
         from gpubpf.objects import listing
 
@@ -104,20 +108,20 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(source=loaded.programs)
     if args.run:
-        args.command = loaded.attach_alone(b, args.grid, args.block)
+        options = options.with_command(loaded.attach_alone(b, args.grid, args.block))
     else:
         loaded.attach(b, globs, own_files=bool(args.command))
     loading.check_room(args.operand, b, args.map_memory)
     if args.list or args.ptx:
         from gpubpf.images import listing as images
 
-        return images.show(b, args, out)
+        return images.show(b, options, out)
     b.say_verdict(args.tool)
-    args.measures_times = not (b.host_programs or b.process_functions)  # these read the real clock
-    with b.trace(args) as session:
+    times = not (b.host_programs or b.process_functions)  # these read the real clock
+    with b.trace(options.with_times(times), out) as session:
         from gpubpf.objects.report import Printer, Reader  # imports NumPy, which would delay the first probe
 
-        results = cli.ResultWriter(args, out, session.now_ns)
+        results = cli.ResultWriter(options.output, out, session.now_ns)
         reader = Reader(b, loaded.places if args.run else loaded.attached)
         printer = Printer(reader, out, results)
         for _ in session.intervals(args.interval, args.count, tick=lambda: printer.stream(session)):

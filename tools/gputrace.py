@@ -71,16 +71,15 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     args = cli.parse(build_parser(), argv)
+    options = cli.Options.of(args)
     from gpubpf.expressions import programs, specs
 
-    wanted = specs.read(args, specs.trace)
+    wanted = specs.read(args.specs, options.looks, specs.trace)
     kernels = specs.choose_kernels(args.kernel, [one.spec for one in wanted])
-    args.kernel = specs.union(kernels)
-    args.measures_times = args.timestamps or any(
-        specs.tells_times(*one.numbers, one.spec.filter) for one in wanted
-    )
-    text = programs.tracing(PROGRAM, wanted, PAGES, cli.chooses_threads(args))
-    out = cli.open_results(args)
+    times = args.timestamps or any(specs.tells_times(*one.numbers, one.spec.filter) for one in wanted)
+    options = options.with_kernels(specs.union(kernels)).with_times(times)
+    text = programs.tracing(PROGRAM, wanted, PAGES, options.threads.filtered)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(text)
         return 0
@@ -91,23 +90,21 @@ def main(argv: list[str] | None = None) -> int:
 
     b = BPF(text=text, any_user=True)
     b.say_verdict(args.tool)
-    b.limit(args)
+    b.limit(options.kernels)
     programs.attach(b, [one.spec for one in wanted], kernels, args.tool)
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
-    follow = Follow(
-        log_records=1 << 17, ring_size=(1 << 28) if tracing.virtual(cli.Options.of(args)) else None
-    )
-    with b.trace(args, follow) as session:
+        return listing.show(b, options, out)
+    follow = Follow(log_records=1 << 17, ring_size=(1 << 28) if tracing.virtual(options) else None)
+    with b.trace(options, out, follow) as session:
         from gpubpf.expressions.events import (  # imports NumPy, which would delay the first probe
             Events,
             Printer,
         )
 
-        results = cli.ResultWriter(args, out, session.now_ns)
-        if args.measures_times:
+        results = cli.ResultWriter(options.output, out, session.now_ns)
+        if times:
             results.head(session.device.clock_notice)
         events = Events(wanted, kernels)
         printer = Printer(out, results, OwnerColumns(session.several), args.timestamps)

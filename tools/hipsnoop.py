@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 from contextlib import ExitStack, closing  # noqa: E402
 
 if TYPE_CHECKING:
-    import argparse
+    from gpubpf.calls.snoop_options import SnoopOptions
 
 TOOL = "hipsnoop"
 WHAT = "Trace HIP calls and kernels: why a call, or a gap between launches, was long."
@@ -80,24 +80,23 @@ def build_parser() -> cli.Parser:
     return parser
 
 
-def measure(args: argparse.Namespace, out: cli.Output) -> int:
+def measure(options: SnoopOptions, out: cli.Output) -> int:
     """Attach the programs, trace the processes, and print. Return the exit status."""
     from gpubpf.calls import api, kfd, snoop
     from gpubpf.calls.hip_devices import HipDevices
     from gpubpf.calls.kernel_times import kernel_times_of_command
     from gpubpf.calls.report import VendorInterfaces
-    from gpubpf.calls.snoop_options import SnoopOptions
     from gpubpf.calls.traced_processes import check_privileges
     from gpubpf.traced import amd_device
 
-    options = SnoopOptions.of(args)
     check_privileges(options.shared.targets)
     with ExitStack() as stack:
         simulated, notice = amd_device.of_command(options.shared)
         # AMD's own interfaces: when kernels ran on the GPU, which GPUs there are, and what the driver does to processes.
         kernel_times = stack.enter_context(closing(kernel_times_of_command(api.hip(), options, simulated)))
         devices = stack.enter_context(closing(HipDevices()))
-        driver = kfd.open_devices(lambda text: cli.note(TOOL, text)) if args.why or args.slow else None
+        asks_driver = options.calls.why or options.calls.slow
+        driver = kfd.open_devices(lambda text: cli.note(TOOL, text)) if asks_driver else None
         if driver is not None:
             stack.enter_context(closing(driver))
         vendor = VendorInterfaces(kernel_times, driver, devices, notice)
@@ -108,7 +107,10 @@ def measure(args: argparse.Namespace, out: cli.Output) -> int:
 @cli.command(TOOL)
 def main(argv: list[str] | None = None) -> int:
     args = cli.parse(build_parser(), argv)
-    out = cli.open_results(args)
+    from gpubpf.calls.snoop_options import SnoopOptions
+
+    options = SnoopOptions.of(args)
+    out = cli.open_results(options.shared.output)
     if args.ebpf:
         from gpubpf.ebpf import headers
 
@@ -116,15 +118,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args.list:
         from gpubpf.calls import api, listing
-        from gpubpf.calls.snoop_options import SnoopOptions
         from gpubpf.traced import amd_device
 
-        options = SnoopOptions.of(args)
         simulated, notice = amd_device.of_command(options.shared)
         if notice:
             cli.note(TOOL, notice)
         return listing.show(api.hip(), PROGRAM, options, out, simulated)
-    return measure(args, out)
+    return measure(options, out)
 
 
 if __name__ == "__main__":

@@ -246,7 +246,8 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     args = cli.parse(build_parser(), argv)
-    out = cli.open_results(args)
+    options = cli.Options.of(args)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
@@ -259,24 +260,24 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.show import picture
 
         picture.check(args.heatmap)  # now, not at the end
-    virtual = tracing.virtual(cli.Options.of(args))
+    virtual = tracing.virtual(options)
     recorded = bool(args.each or args.heatmap or virtual)
     b = BPF(text=PROGRAM)
-    sampling = b.sample(args)
-    b.limit(args)
-    added = "on_sampled_exit" if sampling else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
+    sampling = b.sample(options.sampling)
+    b.limit(options.kernels)
+    added = "on_sampled_exit" if sampling else "on_chosen_exit" if options.threads.filtered else "on_exit"
     on_exit = "on_record" if recorded else added
     b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit)
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
+        return listing.show(b, options, out)
     pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
     follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"exits": 1})
-    with b.trace(args, follow) as session:
+    with b.trace(options, out, follow) as session:
         from gpubpf.exits import exit_log, exit_report  # they import NumPy, which would delay the first probe
 
-        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
         results.head(session.device.clock_notice)
         printer = exit_log.ExitPrinter(out, results.form, owners) if args.each else None
         log = exit_log.ExitLog(
@@ -284,7 +285,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         for _ in session.intervals(args.interval, args.count, tick=lambda: log.take(session)):
             if not args.each:
-                exit_report.show(session, log, owners, args, results)
+                exit_report.show(session, log, owners, options.threads, results)
             if out.closed:
                 break
         if args.heatmap:

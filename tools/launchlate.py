@@ -21,8 +21,7 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
+    from gpubpf.launches.launch_report import LaunchViews
     from gpubpf.launches.off_cpu import OffCpu
     from gpubpf.session.session import Session
     from gpubpf.show.perfetto import Trace
@@ -152,26 +151,27 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     args = cli.parse(build_parser(), argv)
-    out = cli.open_results(args)
+    options = cli.Options.of(args)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
     from gpubpf.program import BPF
 
     b = BPF(text=PROGRAM)
-    if args.cgroup or args.comm or args.tid:
+    if options.threads.host_filters:
         b.attach_launch(fn_name="on_launch")
     b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
+        return listing.show(b, options, out)
     from gpubpf.session import tracing
     from gpubpf.show import perfetto
     from gpubpf.traced.measurement import Follow, Kept
 
-    b["every_lane"].set(int(tracing.device_of(cli.Options.of(args)).kind == "sim").to_bytes(8, "little"))
+    b["every_lane"].set(int(tracing.device_of(options).kind == "sim").to_bytes(8, "little"))
     off_cpu = None
     if args.slow:
         from gpubpf.launches.off_cpu import OffCpu
@@ -180,10 +180,12 @@ def main(argv: list[str] | None = None) -> int:
     trace = perfetto.Trace(args.trace) if args.trace else None
     kept = Kept("ends", "launches", offset=16, slots=SLOTS)
     follow = Follow(log_records=1 << 18, stamps=True, stacks=args.stacks, pump=SLOTS // 4, kept=kept)
-    with b.trace(args, follow) as session:
-        results = cli.ResultWriter(args, out, session.now_ns)
+    with b.trace(options, out, follow) as session:
+        from gpubpf.launches.launch_report import LaunchViews  # NumPy would delay the first probe
+
+        results = cli.ResultWriter(options.output, out, session.now_ns)
         results.head(session.device.clock_notice)
-        measure(session, off_cpu, trace, args, results)
+        measure(session, off_cpu, trace, options, cli.group(LaunchViews, args), results)
     return session.status
 
 
@@ -191,7 +193,8 @@ def measure(
     session: Session,
     off_cpu: OffCpu | None,
     trace: Trace | None,
-    args: argparse.Namespace,
+    options: cli.Options,
+    views: LaunchViews,
     results: cli.ResultWriter,
 ) -> None:
     """Print launches until the measurement ends. The imports load NumPy, which would delay the first probe."""
@@ -201,9 +204,9 @@ def measure(
     from gpubpf.launches.sums import LaunchLosses, LaunchSums
     from gpubpf.show.owner_columns import OwnerColumns
 
-    launches = Launches(SLOTS, args.kernel, filtered=bool(args.cgroup or args.comm or args.tid))
-    by = (("queue",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
-    sums, losses, overlap = LaunchSums(by, bool(args.graphs)), LaunchLosses(), Overlap()
+    launches = Launches(SLOTS, options.kernels.wanted, filtered=bool(options.threads.host_filters))
+    by = (("queue",) if views.streams else ()) + (("graph", "node") if views.graphs else ())
+    sums, losses, overlap = LaunchSums(by, bool(views.graphs)), LaunchLosses(), Overlap()
     owners = OwnerColumns(session.several)
 
     def look(last: bool) -> None:
@@ -213,12 +216,12 @@ def measure(
         new = launches.fresh(columns, last)
         launched = new[columns.wanted[new]]
         owners.see(view.owners(launched))
-        chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
+        chosen = latency.slower(view, launched, 1000 * views.slow) if views.slow else launched
         listed = view.listed(new)
-        launch_report.show_each(view, listed, chosen, launched, owners, args, results)
+        launch_report.show_each(view, listed, chosen, launched, owners, views, results)
         if trace:
             latency.write_trace(view, trace, listed)
-        sums.add(view, chosen, bool(args.stacks))
+        sums.add(view, chosen, bool(views.stacks))
         losses.add(view, new)
         overlap.add(view, new)
         if off_cpu:
@@ -231,23 +234,23 @@ def measure(
             launches.take_shared(session)
             look(last=False)
 
-    for _ in session.intervals(args.interval, args.count, tick=take):
+    for _ in session.intervals(options.output.interval, options.output.count, tick=take):
         launches.take_shared(session)
         results.begin()
         look(last=session.stopped)
-        launch_report.show_sums(sums, owners, args, results)
-        sums = LaunchSums(by, bool(args.graphs))
+        launch_report.show_sums(sums, owners, views, results)
+        sums = LaunchSums(by, bool(views.graphs))
         if results.out.closed:
             break
     if trace:
         trace.close()
-        cli.note(TOOL, f"wrote {args.trace}")
+        cli.note(TOOL, f"wrote {views.trace}")
     if off_cpu and (missing := off_cpu.activity().lost):
         cli.note(TOOL, f"unknown times off the CPU of launching threads: {missing:,}")
     if losses.others and not losses.wanted:
-        cli.note(TOOL, latency_text.none_chosen(cli.given_filters(args, calls=False), losses.others))
+        cli.note(TOOL, latency_text.none_chosen(options.threads.host_filters, losses.others))
     lost = losses.fields(launches.lost, session.failed(), session.ended_unread())
-    launch_report.show_summary(session, lost, overlap.records(), args, results)
+    launch_report.show_summary(session, lost, overlap.records(), results)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
+    from gpubpf.memory.memory_options import MemoryOptions
     from gpubpf.program import BPF
 
 TOOL = "memtrace"
@@ -210,19 +209,19 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     parser = build_parser()
     args = cli.parse(parser, argv)
-    args.measures_times = bool(args.heatmap)
-    args.allocations &= not cli.samples(args, "--footprint" if args.footprint else "")
-    recording = cli.records_accesses(args)
-    if args.sass and (recording or args.footprint):
+    from gpubpf.memory.memory_options import MemoryOptions
+
+    chosen = MemoryOptions.of(args)
+    options, views = chosen.shared, chosen.coverage
+    if args.sass and (chosen.accesses.given or views.footprint):
         parser.error(
             "--sass adds up accesses by instruction; leave out -e, --parquet, --heatmap and --footprint"
         )
-    args.allocations &= not args.sass
-    out = cli.open_results(args)
-    if recording:
+    out = cli.open_results(options.output)
+    if chosen.accesses.given:
         from gpubpf.memory import access_trace
 
-        return access_trace.trace(args, out)
+        return access_trace.trace(chosen, out)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
@@ -230,69 +229,69 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.show.owner_columns import OwnerColumns
 
     b = BPF(text=PROGRAM)
-    sampling = b.sample(args)
-    b.limit(args)
-    attach(b, args)
+    sampling = b.sample(options.sampling)
+    b.limit(options.kernels)
+    attach(b, chosen)
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
+        return listing.show(b, options, out)
     grain = None  # how finely to track touched bytes
-    if args.allocations or args.footprint:
+    if views.given:
         from gpubpf.memory.granularity import Grain
 
-        grain = Grain(args.granule, args.footprint)
+        grain = Grain(views.granule, views.footprint)
         b["grain"].set(grain.parameter)
-    with b.trace(args, grain.follow if grain else None) as session:
+    with b.trace(options, out, grain.follow if grain else None) as session:
         from gpubpf.memory import coverage, traffic, traffic_report  # NumPy would delay the first probe
 
         counted = traffic.Traffic(sampling)
-        covered = coverage.Coverage(grain, cli.chooses_threads(args)) if grain else None
+        covered = coverage.Coverage(grain, options.threads.filtered) if grain else None
         tick = (lambda: covered.take(session)) if covered else None
-        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
         for _ in session.intervals(args.interval, args.count, tick=tick):
-            traffic_report.show(counted.read(session, bool(args.interval)), owners, args, results)
+            traffic_report.show(counted.read(session, bool(args.interval)), owners, chosen, results)
             if covered:
-                traffic_report.show_coverage(covered, session, owners, args, results)
+                traffic_report.show_coverage(covered, session, owners, views, results)
             if out.closed:
                 break
         results.end(session.summary())
     return session.status
 
 
-def attach(b: BPF, args: argparse.Namespace) -> None:
+def attach(b: BPF, options: MemoryOptions) -> None:
     """Attach the programs that add up: one for each memory space, so that none carries code that it does not need."""
     from gpubpf.ebpf.bytecode import UNADDRESSED_SPACES
 
-    which = "chosen_" if cli.chooses_threads(args) else ""
-    covers = "owned_" if args.footprint else "covered_" if args.allocations else ""
+    shared, views = options.shared, options.coverage
+    kernels, sass = shared.kernels.wanted, shared.kernels.sass
+    which = "chosen_" if shared.threads.filtered else ""
+    covers = "owned_" if views.footprint else "covered_" if views.allocations else ""
     moves = ("load", "store")
     alike = 32  # so many bytes further on, a request begins at the same place in a sector, and its lanes meet in banks alike
     b.attach_gpu_access(
-        args.kernel, f"on_{which}global", moves, ("const",) if covers else ("global", "const"), alike
+        kernels, f"on_{which}global", moves, ("const",) if covers else ("global", "const"), alike
     )
     if covers:  # no bytes are tracked in constant memory
-        moved = "coarse" if args.granule > 1 else "global"
-        b.attach_gpu_access(args.kernel, f"on_{which}{covers}{moved}", moves, ("global",), alike)
+        moved = "coarse" if views.granule > 1 else "global"
+        b.attach_gpu_access(kernels, f"on_{which}{covers}{moved}", moves, ("global",), alike)
         repeated = f"on_{which}{covers}repeated_{moved}"
-        b.attach_gpu_access(args.kernel, repeated, moves, ("global",), alike, repeats=True)
-    for name, kind in (("updated", "atomic"), *(() if args.sass else (("copied", "async"),))):
+        b.attach_gpu_access(kernels, repeated, moves, ("global",), alike, repeats=True)
+    for name, kind in (("updated", "atomic"), *(() if sass else (("copied", "async"),))):
         b.attach_gpu_access(
-            args.kernel, f"on_{which}{covers}{name}", (kind,), ("global",), 0 if covers else alike
+            kernels, f"on_{which}{covers}{name}", (kind,), ("global",), 0 if covers else alike
         )
     if covers:
-        b.attach_gpu_access(args.kernel, "on_bulk", kinds=("async",), spaces=("global",))
+        b.attach_gpu_access(kernels, "on_bulk", kinds=("async",), spaces=("global",))
+    b.attach_gpu_access(kernels, f"on_{which}local", kinds=(*moves, "atomic"), spaces=("local",), alike=alike)
     b.attach_gpu_access(
-        args.kernel, f"on_{which}local", kinds=(*moves, "atomic"), spaces=("local",), alike=alike
+        kernels, f"on_{which}shared", kinds=(*moves, "async"), spaces=("shared",), alike=alike
     )
-    b.attach_gpu_access(
-        args.kernel, f"on_{which}shared", kinds=(*moves, "async"), spaces=("shared",), alike=alike
-    )
-    b.attach_gpu_access(args.kernel, f"on_{which}shared_updated", kinds=("atomic",), spaces=("shared",))
-    if args.sass:
-        b.attach_gpu_access(args.kernel, "on_seen", (*moves, "atomic"), ("global", "shared", "local"))
+    b.attach_gpu_access(kernels, f"on_{which}shared_updated", kinds=("atomic",), spaces=("shared",))
+    if sass:
+        b.attach_gpu_access(kernels, "on_seen", (*moves, "atomic"), ("global", "shared", "local"))
     else:
-        b.attach_gpu_access(args.kernel, f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
+        b.attach_gpu_access(kernels, f"on_{which}unaddressed", spaces=UNADDRESSED_SPACES)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Sequence
 
     from gpubpf.floats.findings import Finding, Findings
     from gpubpf.show.owner_columns import OwnerColumns
@@ -205,9 +205,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     parser = build_parser()
     args = cli.parse(parser, argv)
+    options = cli.Options.of(args)
     if args.stores and "overflow" in args.kinds:
         parser.error("--stores does not see how a number was computed; leave out --stores, or overflow")
-    out = cli.open_results(args)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
@@ -215,8 +216,8 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.show.owner_columns import OwnerColumns
 
     b = BPF(text=PROGRAM)
-    b.sample(args)
-    b.limit(args)
+    b.sample(options.sampling)
+    b.limit(options.kernels)
     which = "_unusual" if "denormal" in args.kinds else ""
     name = f"on{which}_{'store' if args.stores else 'float'}"
     if args.stores:
@@ -228,14 +229,14 @@ def main(argv: list[str] | None = None) -> int:
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
-    with b.trace(args) as session:
+        return listing.show(b, options, out)
+    with b.trace(options, out) as session:
         from gpubpf.floats.findings import Findings  # imports NumPy, which would delay the first probe
 
         findings = Findings(KINDS, args.stores)
-        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
         for _ in session.intervals(args.interval, args.count):
-            report(findings.read(session, bool(args.interval)), findings, owners, args, results)
+            report(findings.read(session, bool(args.interval)), findings, owners, args.kinds, results)
             if out.closed:
                 break
         summary = findings.summary(session)
@@ -247,7 +248,7 @@ def report(
     found: list[Finding],
     findings: Findings,
     owners: OwnerColumns,
-    args: argparse.Namespace,
+    kinds: Sequence[str],
     results: cli.ResultWriter,
 ) -> None:
     """Print what was found since the last report."""
@@ -255,7 +256,8 @@ def report(
 
     results.begin()
     if results.form == "text":
-        results.out.lines([*shown.lines(found, args.kinds, owners, args.verbose, findings.measured), ""])
+        verbose = results.options.verbose
+        results.out.lines([*shown.lines(found, kinds, owners, verbose, findings.measured), ""])
     else:
         results.records(shown.NAN, found)
 

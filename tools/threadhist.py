@@ -20,10 +20,9 @@ from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.show.owner_columns import OwnerColumns
     from gpubpf.threads.thread_counts import ThreadCounts
+    from gpubpf.threads.thread_records import ThreadViews
 
 TOOL = "threadhist"
 EXAMPLES = """examples:
@@ -129,16 +128,16 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     parser = build_parser()
     args = cli.parse(parser, argv)
+    options = cli.Options.of(args)
     if args.sass and args.work in KINDS[1:]:
         parser.error(f"--sass counts no {args.work}, which need PTX; leave out --work")
-    if args.sass:
-        args.work = RUNS
-    if args.work == RUNS and (args.sample_blocks or args.sample_warps):
+    work = RUNS if args.sass else args.work
+    if work == RUNS and options.sampling.given:
         option = "--sass" if args.sass else "--work runs"
         parser.error(
             f"{option} counts how often threads run, which a sample does not show; leave out the sampling"
         )
-    out = cli.open_results(args)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
@@ -146,30 +145,28 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.show.owner_columns import OwnerColumns
 
     b = BPF(text=PROGRAM)
-    sampling = b.sample(args)
-    b.limit(args)
-    on_exit = "on_sampled_exit" if sampling else "on_chosen_exit" if cli.chooses_threads(args) else "on_exit"
-    b.attach_gpu_exit(
-        kernel=args.kernel, fn_name=on_exit, accumulate=args.work if args.work in KINDS else None
-    )
+    sampling = b.sample(options.sampling)
+    b.limit(options.kernels)
+    on_exit = "on_sampled_exit" if sampling else "on_chosen_exit" if options.threads.filtered else "on_exit"
+    b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=work if work in KINDS else None)
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
-    with b.trace(args) as session:
-        from gpubpf.threads.thread_counts import (
-            Account,  # imports NumPy, which would delay the first probe
-            Reader,
-        )
+        return listing.show(b, options, out)
+    with b.trace(options, out) as session:
+        # These import NumPy, which would delay the first probe.
+        from gpubpf.threads.thread_counts import Account, Reader
+        from gpubpf.threads.thread_records import ThreadViews
 
         since_last, by_warp = bool(args.interval), on_exit == "on_exit"
-        reader = Reader(args.block, args.thread, since_last, sampling, by_warp, args.work == RUNS)
-        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        reader = Reader(args.block, args.thread, since_last, sampling, by_warp, work == RUNS)
+        results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
+        views = ThreadViews(work, args.by, args.top, args.all_threads)
         account = Account()
         for _ in session.intervals(args.interval, args.count):
             counts = reader.read(session)
             account.add(counts)
-            report(counts, owners, args, results)
+            report(counts, owners, views, results)
             if out.closed:
                 break
         for notice in account.notices() if args.sass else ():
@@ -179,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(
-    counts: list[ThreadCounts], owners: OwnerColumns, args: argparse.Namespace, results: cli.ResultWriter
+    counts: list[ThreadCounts], owners: OwnerColumns, views: ThreadViews, results: cli.ResultWriter
 ) -> None:
     """Print what was counted since the last report."""
     from gpubpf.threads import thread_counts, thread_records
@@ -191,12 +188,12 @@ def report(
                 extents = (kernel.shape.grid, kernel.shape.block_dim)
                 grid, block = (" x ".join(map(str, extent)) for extent in extents)
                 cli.note(TOOL, f"{kernel.instance.kernel}, grid {grid}, block {block}: {kernel.nothing}")
-        thread_records.write(counts, args, results)
+        thread_records.write(counts, views, results)
     else:
-        what = (
-            "basic blocks" if args.work == "blocks" else args.work
-        )  # a report is also about blocks of threads
-        results.out.lines(thread_counts.lines(counts, what, args.by, args.top, owners, args.verbose))
+        # A report is also about blocks of threads.
+        what = "basic blocks" if views.work == "blocks" else views.work
+        verbose = results.options.verbose
+        results.out.lines(thread_counts.lines(counts, what, views.by, views.top, owners, verbose))
 
 
 if __name__ == "__main__":

@@ -237,7 +237,8 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     args = cli.parse(build_parser(), argv)
-    out = cli.open_results(args)
+    options = cli.Options.of(args)
+    out = cli.open_results(options.output)
     if args.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
@@ -246,8 +247,8 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.traced.measurement import Follow
 
     b = BPF(text=PROGRAM)
-    b.sample(args)
-    b.limit(args)
+    b.sample(options.sampling)
+    b.limit(options.kernels)
     b.attach_gpu_branch(kernel=args.kernel, fn_name="on_branch")
     b.attach_gpu_basic_block(kernel=args.kernel, fn_name="on_block")
     b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
@@ -257,13 +258,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.list or args.ptx:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
-    with b.trace(args, Follow(log_records=1 << 16 if args.threads else 0)) as session:
+        return listing.show(b, options, out)
+    with b.trace(options, out, Follow(log_records=1 << 16 if args.threads else 0)) as session:
         from gpubpf.divergence import launchers, text  # these import NumPy, which would delay the first probe
         from gpubpf.divergence.branches import Divergence
 
         divergence, threads = Divergence(), launchers.Launchers() if args.threads else None
-        results, owners = cli.ResultWriter(args, out, session.now_ns), OwnerColumns(session.several)
+        results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
         tick = (lambda: threads.read(session)) if threads else None
         for _ in session.intervals(args.interval, args.count, tick=tick, every=0.25):
             found = divergence.read(session, bool(args.interval))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import os
@@ -28,7 +27,7 @@ from gpubpf.lower import programs
 from gpubpf.lower.fragment import Fragment
 from gpubpf.record import replace
 from gpubpf.show import notices, progress
-from gpubpf.show.parsed import Options, ThreadOptions
+from gpubpf.show.parsed import ThreadOptions
 
 if TYPE_CHECKING:
     from gpubpf.ebpf.sampling import Sampling
@@ -47,6 +46,8 @@ if TYPE_CHECKING:
     from gpubpf.records.results import Instance
     from gpubpf.session.session import Session
     from gpubpf.session.tracing import ForAmd
+    from gpubpf.show.output import Output
+    from gpubpf.show.parsed import KernelOptions, Options, SamplingOptions
     from gpubpf.traced.measurement import Follow
 
 # Null probes: kernels are replaced by copies whose probes are empty. The slowdown of a program is then the cost of the copies alone,
@@ -108,7 +109,7 @@ class BPF:
 
         b = BPF(text=PROGRAM)
         b.attach_gpu_exit(kernel=["vec*"], fn_name="on_exit", accumulate="instructions")
-        with b.trace(args) as session:
+        with b.trace(options) as session:
             …
 
     any_user: let users without bcc and CAP_BPF compile programs, with clang. Then only gpubpf's own verifier judges the programs
@@ -167,17 +168,17 @@ class BPF:
             raise UsageError(f"the program has no map {name}; use one of: {', '.join(self.maps) or 'none'}")
         return Map(self, self.maps[name])
 
-    def sample(self, args: argparse.Namespace) -> Sampling | None:
+    def sample(self, options: SamplingOptions) -> Sampling | None:
         """Let device programs run only in the blocks or warps that --sample-blocks or --sample-warps choose, and return the choice.
 
         Return None without either option.
         """
-        self.sampling = sampling.of_options(Options.of(args).sampling)
+        self.sampling = sampling.of_options(options)
         return self.sampling
 
-    def limit(self, args: argparse.Namespace) -> None:
+    def limit(self, options: KernelOptions) -> None:
         """If the command line has --budget, measure only as many launches of each kernel as keep the overhead below it."""
-        self.budget = args.budget
+        self.budget = options.budget
 
     def attach_gpu_entry(
         self, kernel: str | Iterable[str] = (), fn_name: str = "", may_hang: bool = False
@@ -634,14 +635,15 @@ class BPF:
                 result[name] = bytes(definition.value_size)
         return result
 
-    def trace(self, args: argparse.Namespace, follow: Follow | None = None) -> Session:
+    def trace(self, options: Options, out: Output | None = None, follow: Follow | None = None) -> Session:
         """Return the measurement that the command line asks for, a context manager.
 
-        args: the parsed options (see `show.cli`). follow: what to collect besides maps, such as the operation log.
+        options: the command line.
+        out: gets the records about attached processes; None: they are not written.
+        follow: what to collect besides maps, such as the operation log.
         """
         from gpubpf.session import tracing
 
-        options = Options.of(args)
         command = options.targets.command
 
         def host(note: Callable[[str], None], virtual: bool) -> Host | None:
@@ -670,7 +672,7 @@ class BPF:
             self.lowered_probes,
             self.definitions(),
             self.params(options),
-            getattr(args, "out", None),
+            out,
             follow,
             host,
             any(
@@ -692,11 +694,11 @@ class BPF:
 
     # For --list and --ptx (listing.Pipeline)
 
-    def target(self, args: argparse.Namespace) -> Target:
+    def target(self, options: Options) -> Target:
         """Return the device that a measurement would use."""
         from gpubpf.session import tracing
 
-        return tracing.target(Options.of(args))
+        return tracing.target(options)
 
     def checked_code_object(self, data: bytes) -> Sidecar:
         """Return the sidecar of a code object for AMD GPUs with these programs in every kernel."""
@@ -709,11 +711,11 @@ class BPF:
         with_sampling += " with --budget" if self.budget is not None else ""
         return code_objects.refused(data, f"this tool does not measure AMD GPUs{with_sampling} yet")
 
-    def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
+    def observe(self, options: Options) -> tuple[list[ImageFile], int]:
         """Run COMMAND to its end. Return the modules that it loaded, with what it launched, and its exit status."""
         from gpubpf.session import tracing
 
-        return tracing.observe(Options.of(args))
+        return tracing.observe(options)
 
     def refusals(self, parsed: Module, kernels: Sequence[str]) -> Mapping[str, str]:
         """Return the kernels of a module that cannot be instrumented with these programs, each with the reason."""

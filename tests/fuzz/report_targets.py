@@ -37,12 +37,14 @@ from gpubpf.records.results import Instance, ProcessLog, RingRecords
 from gpubpf.show import cli
 from gpubpf.show.output import Output
 from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.parsed import OutputOptions
 from gpubpf.show.perfetto import Trace
 from gpubpf.show.result_writer import ResultWriter
 from gpubpf.threads import thread_counts
+from gpubpf.threads.thread_records import ThreadViews
 from gpubpf.tools import kernelretsnoop, threadhist
 
-AS_JSON: Any = SimpleNamespace(json=True, csv=False, timestamps=False, tool="kernelretsnoop")
+AS_JSON = OutputOptions("kernelretsnoop", json=True)
 SLOTS = 16
 MOST_RECORDS, LAUNCHES = 128, 3
 EVERY = ((0, (1 << 32) - 1),) * 3
@@ -246,7 +248,8 @@ def thread_report(data: bytes) -> None:
     look = (["--json"], ["--csv"], ["-v"], ["--top", "3"])[options >> 3 & 3]
     by = ("thread", "lane", "warp", "block")[options >> 5 & 3]
     args = cli.parse(threadhist.build_parser(), ["--by", by, *look, "--", "true"])
-    results = cli.ResultWriter(args, Output("/dev/null"), lambda: 1)
+    results = cli.ResultWriter(cli.Options.of(args).output, Output("/dev/null"), lambda: 1)
+    views = cli.group(ThreadViews, args)
     units = {"tallies": shape.threads, "together": shape.blocks * shape.warps}
     rest = data[2:]
     for launches in (1, 2):
@@ -259,7 +262,7 @@ def thread_report(data: bytes) -> None:
         session = SimpleNamespace(
             instances=lambda name, now=instances: now.get(name, ()), stopped=launches == 2
         )
-        threadhist.report(reader.read(session), OwnerColumns(), args, results)
+        threadhist.report(reader.read(session), OwnerColumns(), views, results)
 
 
 # --- calls of the driver or runtime, whose arguments and names the program chooses -----------------------------

@@ -184,7 +184,7 @@ for call, options in json.loads(sys.argv[2]):
     getattr(b, call)(**options)
 rings = [d.name for d in b.definitions() if d.kind == "ringbuf"]
 found = {name: [] for name in rings}
-with b.trace(args) as session:
+with b.trace(cli.Options.of(args)) as session:
     for _ in session.intervals(args.interval, args.count):
         for name in rings:
             for part in session.rings(name):

@@ -155,7 +155,7 @@ b = BPF(text=open(sys.argv[1]).read())
 b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
 b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
 found = {"prints": [], "events": []}
-with b.trace(args) as session:
+with b.trace(cli.Options.of(args)) as session:
     for _ in session.intervals(args.interval, args.count):
         for part in session.rings(maps.PRINTS):
             found["prints"] += maps.prints(b.formats(), part.records)

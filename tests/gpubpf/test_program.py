@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -97,7 +96,7 @@ def test_what_cannot_be_attached():
         ),
         (lambda: b["missing"], "no map missing"),
         (lambda: b["cells"].set(b""), "is not a parameter"),
-        (lambda: b.trace(argparse.Namespace()), "nothing is attached"),
+        (lambda: b.trace(Options()), "nothing is attached"),
     ]:
         with pytest.raises(UsageError, match=match):
             attach()

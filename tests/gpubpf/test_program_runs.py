@@ -106,7 +106,7 @@ b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
 b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit", accumulate="stores")
 found = {"prints": [], "events": []}
 rings = [d.name for d in b.definitions() if d.kind == "ringbuf"]
-with b.trace(args) as session:
+with b.trace(cli.Options.of(args)) as session:
     for _ in session.intervals(args.interval, args.count):
         for name in rings:
             for part in session.rings(name):

@@ -138,7 +138,7 @@ b.attach_gpu_entry(fn_name="on_entry")
 b.attach_gpu_exit(fn_name="on_exit")
 b.attach_gpu_block_begin(fn_name="on_begin")
 b.attach_gpu_block_end(fn_name="on_end")
-with b.trace(args) as session:
+with b.trace(cli.Options.of(args)) as session:
     for _ in session.intervals(None, None):
         pass
 found = {}

@@ -72,7 +72,7 @@ args = cli.parse(parser, sys.argv[3:])
 b = BPF(text=open(sys.argv[1]).read())
 for point in json.loads(sys.argv[2]):
     getattr(b, "attach_gpu_" + point)(kernel=args.kernel, fn_name="on_" + point.split("_")[-1])
-with b.trace(args) as session:
+with b.trace(cli.Options.of(args)) as session:
     for _ in session.intervals(None, None):
         pass
 summary = session.summary()

@@ -29,14 +29,15 @@ def main(argv=None):
     for add in (cli.add_targets, cli.add_kernels, cli.add_device, cli.add_looks, cli.add_output):
         add(parser)
     args = cli.parse(parser, argv)
-    out = cli.open_results(args)
+    options = cli.Options.of(args)
+    out = cli.open_results(options.output)
     b = BPF(text="#include <gpubpf.h>\\nint on_begin(struct gpu_function_entry *ctx) { return 0; }\\n")
     b.attach_gpu_function_entry(fn_name="on_begin")
     if args.list:
         from gpubpf.images import listing
 
-        return listing.show(b, args, out)
-    with b.trace(args) as session:
+        return listing.show(b, options, out)
+    with b.trace(options, out) as session:
         for _ in session.intervals(args.interval, args.count):
             pass
     return session.status

@@ -78,7 +78,7 @@ def opened(tool: str, *options: str) -> tuple[Any, argparse.Namespace, Page, cli
     module = importlib.import_module(f"gpubpf.tools.{tool}")
     args = cli.parse(module.build_parser(), [*options, "--", "true"])
     page = Page()
-    return module, args, page, cli.ResultWriter(args, page, lambda: 1)
+    return module, args, page, cli.ResultWriter(cli.Options.of(args).output, page, lambda: 1)
 
 
 @functools.cache

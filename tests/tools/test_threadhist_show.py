@@ -21,6 +21,7 @@ from gpubpf.show import cli  # noqa: E402
 from gpubpf.show.option_values import EVERYTHING  # noqa: E402
 from gpubpf.show.owner_columns import OwnerColumns  # noqa: E402
 from gpubpf.threads.thread_counts import Reader  # noqa: E402
+from gpubpf.threads.thread_records import ThreadViews  # noqa: E402
 
 FIELDS = manpages.page("threadhist").split(".SH FIELDS")[1].split(".SH EXAMPLES")[0]
 SUMMARY = {
@@ -78,8 +79,8 @@ def show(tmp_path):
         )
         out = cli.Output(str(tmp_path / "out"))
         found = (before or Reader(args.block, args.thread, bool(args.interval))).read(session)
-        results = cli.ResultWriter(args, out)
-        threadhist.report(found, OwnerColumns(several), args, results)
+        results = cli.ResultWriter(cli.Options.of(args).output, out)
+        threadhist.report(found, OwnerColumns(several), cli.group(ThreadViews, args), results)
         results.end(session.summary())
         text = (tmp_path / "out").read_text()
         return [json.loads(line) for line in text.splitlines()] if args.json else text

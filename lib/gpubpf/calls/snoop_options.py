@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpubpf.record import Record
-from gpubpf.show import cli
+from gpubpf.show.parsed import Options, as_given, group
 
 if TYPE_CHECKING:
     import argparse
@@ -43,18 +43,21 @@ class SnoopOptions(Record):
 
     shared: the options that all tools share.
     calls: the options of calls.
-    filters: the options that select calls, as the user wrote them.
     """
 
-    shared: cli.Options
+    shared: Options
     calls: CallViews
-    filters: str = ""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> SnoopOptions:
         """Return the options of a parsed command line."""
-        views = CallViews(**{name: getattr(args, name) for name in CallViews.__match_args__})
-        return cls(cli.Options.of(args), views, cli.given_filters(args, calls=True))
+        return cls(Options.of(args), group(CallViews, args))
+
+    @property
+    def filters(self) -> str:
+        """The given options that select calls, for a message."""
+        calls = {"--api": self.calls.api, "--errors": self.calls.errors, "--slow": self.calls.slow}
+        return " ".join(filter(None, (self.shared.threads.host_filters, as_given(calls))))
 
     @property
     def everyone(self) -> bool:

@@ -62,7 +62,8 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
         about = {"pid": args.pid} if args.pid else {}
         _print(json.dumps(finding.record(name) | about) for name, _, finding in found)
     else:
-        _print(_text([(title, finding) for _, title, finding in found], args))
+        rows = [(title, finding) for _, title, finding in found]
+        _print(_text_of_process(rows) if args.pid else _text_of_machine(rows, args.report))
     return int(any(finding.fails for _, _, finding in found))
 
 
@@ -82,13 +83,17 @@ def _of_process(pid: int, machine: Machine) -> list[tuple[str, str, Finding]]:
     return found
 
 
-def _text(rows: Sequence[tuple[str, Finding]], args: argparse.Namespace) -> Iterator[str]:
+def _text_of_process(rows: Sequence[tuple[str, Finding]]) -> Iterator[str]:
     from gpubpf.check import text
 
-    if args.pid:
-        return text.lines(rows, merge=True)
+    return text.lines(rows, merge=True)
+
+
+def _text_of_machine(rows: Sequence[tuple[str, Finding]], report: bool) -> Iterator[str]:
+    from gpubpf.check import text
+
     first = []
-    if args.report:
+    if report:
         first = [f"gpubpf check, as {'root' if os.geteuid() == 0 else 'an ordinary user'}"]
         rows = [(title, text.without_names(finding)) for title, finding in rows]
     return iter([*first, *text.lines(rows), *text.conclusion(rows)])

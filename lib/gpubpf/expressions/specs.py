@@ -9,7 +9,6 @@ Two colons in a row belong to a name, such as that of the kernel ns::scale.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -20,6 +19,7 @@ from gpubpf.expressions.formats import Format
 from gpubpf.expressions.points import Attachment, Point
 from gpubpf.expressions.syntax import U64, Name, Names, Node, names_of, parse, parse_list
 from gpubpf.record import Record, field, replace
+from gpubpf.show.parsed import LookOptions
 
 MOST = 32  # maximum specifications of a command line, and maximum EXPRs of a FORMAT
 TYPES = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
@@ -218,23 +218,27 @@ def _has_filter(part: str, point: Point, is_detail: bool) -> bool:
 Read = TypeVar("Read")
 
 
-def read(args: argparse.Namespace, one: Callable[[str], Read], listed: str = "entry:*") -> list[Read]:
+def read(
+    texts: Sequence[str], looks: LookOptions, one: Callable[[str], Read], listed: str = "entry:*"
+) -> list[Read]:
     """Return the specifications of a command line. Raises UsageError, whose message begins with the wrong specification.
 
-    A command line needs no specification with --ebpf, which then prints the tool's own part, and with --list, which then tries
-    `listed`."""
-    if not args.specs and args.list:
+    texts: SPEC…
+    looks: without SPEC, --ebpf prints the tool's own part, and --list tries `listed`.
+    one: reads one specification.
+    """
+    if not texts and looks.list:
         return [one(listed)]
-    if not args.specs and args.ebpf:
+    if not texts and looks.ebpf:
         return []
-    if not args.specs:
+    if not texts:
         raise UsageError(
             f"no SPEC is given; write POINT:KERNEL, with POINT one of: {', '.join(points.POINTS)}"
         )
-    if len(args.specs) > MOST:
-        raise UsageError(f"{len(args.specs)} SPECs are given; a run takes at most {MOST}")
+    if len(texts) > MOST:
+        raise UsageError(f"{len(texts)} SPECs are given; a run takes at most {MOST}")
     found = []
-    for text in args.specs:
+    for text in texts:
         try:
             found.append(one(text))
         except UsageError as error:

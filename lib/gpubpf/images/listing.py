@@ -35,7 +35,7 @@ from gpubpf.show.process_records import LISTED
 from gpubpf.show.remedies import remedy
 
 if TYPE_CHECKING:
-    import argparse
+    from gpubpf.show.parsed import Options
 
 MOST_NAMES = 12  # kernels that a message names
 _ENTRY = re.compile(r"^[^\n/]*\.entry\s+([\w$%]+)", re.MULTILINE)
@@ -279,7 +279,7 @@ def sources_of_process(pid: int) -> list[ImageFile]:
 class Pipeline(Protocol):
     """The functions that ``--list`` and ``--ptx`` need from a tool's device programs (program.py, `BPF`)."""
 
-    def target(self, args: argparse.Namespace) -> Target:
+    def target(self, options: Options) -> Target:
         """Return the device that would be used."""
 
     def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
@@ -296,37 +296,37 @@ class Pipeline(Protocol):
     def checked_code_object(self, data: bytes) -> Sidecar:
         """Return the sidecar of a code object with these programs in every kernel, as a `CheckAmd` does."""
 
-    def observe(self, args: argparse.Namespace) -> tuple[list[ImageFile], int]:
+    def observe(self, options: Options) -> tuple[list[ImageFile], int]:
         """Run COMMAND to its end. Return the modules that it loaded, with their kernels' launches, and its exit status."""
 
 
-def show(b: Pipeline, args: argparse.Namespace, out: cli.Output) -> int:
+def show(b: Pipeline, options: Options, out: cli.Output) -> int:
     """Print the result of ``--list`` or ``--ptx`` as text, JSON or CSV. Return the exit status. Raises Error."""
-    status = 0
-    if args.files:
-        sources = sources_of_files(args.files)
-    elif args.pid:
-        sources = [source for pid in args.pid for source in sources_of_process(pid)]
+    status, targets, wanted = 0, options.targets, options.kernels.wanted
+    if targets.files:
+        sources = sources_of_files(targets.files)
+    elif targets.pids:
+        sources = [source for pid in targets.pids for source in sources_of_process(pid)]
     else:
-        sources, status = b.observe(args)
+        sources, status = b.observe(options)
     try:
-        if args.ptx:
-            for file, image, text in instrumented(sources, b.target(args), args.kernel, b.instrumented_ptx):
+        if options.looks.ptx:
+            for file, image, text in instrumented(sources, b.target(options), wanted, b.instrumented_ptx):
                 out.line(f"// {file}: from the PTX for {image.arch}")
                 out.write(text if text.endswith("\n") else text + "\n")
             return status
-        check = b.late_refusals if args.pid else b.refusals
-        kernels = listed(sources, b.target(args), check, b.checked_code_object, args.kernel)
+        check = b.late_refusals if targets.pids else b.refusals
+        kernels = listed(sources, b.target(options), check, b.checked_code_object, wanted)
     except Error:
         if status:  # COMMAND failed, so return its status
             return status
         raise
-    if args.json:
+    if options.output.json:
         out.records(kernel.record() for kernel in kernels)
-    elif args.csv:
+    elif options.output.csv:
         out.write("".join(csv_rows(kernels)))
     elif kernels:
-        for line in (*rows(kernels, args.verbose), *advice(kernels)):
+        for line in (*rows(kernels, options.output.verbose), *advice(kernels)):
             out.line(line)
     else:
         out.line("no kernels")

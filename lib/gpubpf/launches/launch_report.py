@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.launches import latency_text, overlap
 from gpubpf.launches.launch_records import KERNEL_RECORD
 from gpubpf.launches.sums import kernel_record
+from gpubpf.record import Record
 from gpubpf.show import cli
 
 if TYPE_CHECKING:
@@ -18,13 +18,32 @@ if TYPE_CHECKING:
     from gpubpf.show.result_writer import ResultWriter
 
 
+class LaunchViews(Record):
+    """How launches are shown.
+
+    slow: only launches slower than so many microseconds, with their stories; None: all.
+    stacks: with the host stacks that launched them.
+    streams: sums for each stream.
+    graphs: sums for each node of CUDA graphs.
+    timeline: what each stream did.
+    trace: FILE of --trace; None: no trace.
+    """
+
+    slow: int | None = None
+    stacks: bool = False
+    streams: bool = False
+    graphs: bool | None = None
+    timeline: bool = False
+    trace: str | None = None
+
+
 def show_each(
     view: LaunchView,
     new: Any,
     chosen: Any,
     launched: Any,
     owners: OwnerColumns,
-    args: argparse.Namespace,
+    views: LaunchViews,
     results: ResultWriter,
 ) -> None:
     """Print single launches and operations.
@@ -34,38 +53,36 @@ def show_each(
     if owners.processes:
         chosen = view.by_call(chosen)
     if results.json:
-        if args.timeline:
+        if views.timeline:
             results.out.records(view.operation(at) for at in new.tolist())
-        if args.verbose or args.slow:
-            results.out.records(view.launch(at, args.stacks) for at in chosen.tolist())
+        if results.options.verbose or views.slow:
+            results.out.records(view.launch(at, views.stacks) for at in chosen.tolist())
     elif not results.csv:
-        if args.timeline:
+        if views.timeline:
             results.out.lines(latency_text.timeline_lines(view, new))
-        if args.slow:
-            results.out.lines(latency_text.slow_stories(view, chosen, launched, args.slow, owners))
-        elif args.verbose:
+        if views.slow:
+            results.out.lines(latency_text.slow_stories(view, chosen, launched, views.slow, owners))
+        elif results.options.verbose:
             lines = (latency_text.launch_line(view, at, owners) for at in chosen.tolist())
             results.out.lines((latency_text.launch_header(owners), *lines, ""))
 
 
-def show_sums(
-    sums: LaunchSums, owners: OwnerColumns, args: argparse.Namespace, results: ResultWriter
-) -> None:
+def show_sums(sums: LaunchSums, owners: OwnerColumns, views: LaunchViews, results: ResultWriter) -> None:
     """Print the sums of the interval."""
-    records = (kernel_record(group, args.streams, bool(args.graphs)) for group in sums.groups)
+    records = (kernel_record(group, views.streams, bool(views.graphs)) for group in sums.groups)
     if results.json:
         results.out.records(record | results.stamp for record in records)
     elif results.csv:
         results.table(KERNEL_RECORD.columns, map(KERNEL_RECORD.row, records))
     elif sums.groups:
-        results.out.lines(latency_text.report(sums, owners, args.streams, args.stacks, args.verbose))
+        verbose = results.options.verbose
+        results.out.lines(latency_text.report(sums, owners, views.streams, views.stacks, verbose))
 
 
 def show_summary(
     session: Session,
     losses: dict[str, Any],
     copy_overlap: list[dict[str, Any]],
-    args: argparse.Namespace,
     results: ResultWriter,
 ) -> None:
     """Print the summary. `losses` counts each lost launch; the session only knows an upper bound."""
@@ -73,5 +90,5 @@ def show_summary(
     summary["lost"] = losses["launches_lost"] + losses["operations_lost"]
     lines = [*overlap.lines(copy_overlap), *cli.summary_lines(summary | losses | {"lost": 0})]
     lines += latency_text.loss_lines(losses)
-    lines += cli.host_program_lines(summary) if args.verbose else []
+    lines += cli.host_program_lines(summary) if results.options.verbose else []
     results.end(summary | losses | {"copy_overlap": copy_overlap}, lines)

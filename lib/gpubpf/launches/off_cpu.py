@@ -2,7 +2,7 @@
 
     b = BPF(text=PROGRAM)
     off_cpu = OffCpu(b, least_ns=5000)
-    with b.trace(args) as session:
+    with b.trace(options) as session:
         …
     for what, ns in off_cpu.activity().explain(thread, call_ns, start_ns): …
     off_cpu.forget(before_ns)

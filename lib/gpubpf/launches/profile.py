@@ -18,7 +18,7 @@ from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NONE
 from gpubpf.launches.frames import INCOMPLETE, NATIVE, PYTHON, Stack
 from gpubpf.launches.launch_records import LOSSES
-from gpubpf.record import MutableRecord, replace
+from gpubpf.record import MutableRecord, Record, replace
 from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, STAMP
 from gpubpf.session.records import HOST_PROGRAMS, of_every_tool
 from gpubpf.show.fields import Field, Fields, having, many
@@ -123,6 +123,28 @@ STACK = Fields(
     csv_fields=(Field("stack", "string", "as with --folded"),),
 )
 RECORDS = (STACK, *of_every_tool(HOST_PROGRAMS, *LOSSES, Field("launches_incomplete", "integer")))
+
+
+class ProfileViews(Record):
+    """How a profile is shown.
+
+    weight: what counts: "time" or "launches".
+    top: only so many rows, with the largest weight; None: all.
+    folded: folded stacks in place of the table.
+    svg, pprof, speedscope: a file of this form; None: no such file.
+    """
+
+    weight: str = "time"
+    top: int | None = None
+    folded: bool = False
+    svg: str | None = None
+    pprof: str | None = None
+    speedscope: str | None = None
+
+    @property
+    def files(self) -> dict[str, str | None]:
+        """The file of each form."""
+        return {"svg": self.svg, "pprof": self.pprof, "speedscope": self.speedscope}
 
 
 class Profile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -152,16 +151,13 @@ def show_summary(
     session: Session,
     rows: Sequence[StackRow],
     losses: dict[str, Any],
-    args: argparse.Namespace,
     results: ResultWriter,
 ) -> None:
-    """Print the summary of the whole measurement. Folded stacks have none.
+    """Print the summary of the whole measurement.
 
     rows: all rows of the measurement.
     losses: see `LaunchLosses.fields`. The session knows only an upper bound of the lost launches.
     """
-    if args.folded:
-        return
     incomplete = sum(row.launches for row in rows if not row.stack.complete)
     summary = session.summary()
     summary["lost"] = losses["launches_lost"] + losses["operations_lost"]
@@ -169,7 +165,7 @@ def show_summary(
     lines = summary_text.summary_lines(summary | {"lost": 0})
     lines += latency_text.loss_lines(losses | {"launches_behind_unseen": 0})
     lines += _incomplete_lines(incomplete)
-    lines += summary_text.host_program_lines(summary) if args.verbose else []
+    lines += summary_text.host_program_lines(summary) if results.options.verbose else []
     results.end(summary, lines)
 
 

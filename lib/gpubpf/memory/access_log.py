@@ -24,16 +24,13 @@ from gpubpf.record import Record
 from gpubpf.records.kernel_shapes import KernelShape, KernelShapes, site_names
 from gpubpf.show import table
 from gpubpf.show.owner_columns import OwnerColumns
-from gpubpf.show.result_writer import ResultWriter
 from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.records.launch_shape import Index
     from gpubpf.records.results import ProcessLog
     from gpubpf.session.session import Session
-    from gpubpf.show.output import Output
+    from gpubpf.show.result_writer import ResultWriter
 
     Array = np.ndarray[Any, Any]
 
@@ -282,7 +279,7 @@ class AccessLog:
 
     # --- losses ---
 
-    def show_end(self, session: Session, args: argparse.Namespace, out: Output) -> None:
+    def show_end(self, session: Session, results: ResultWriter) -> None:
         """Print the last lines, or write the summary record."""
         summary, more = session.summary(), self.losses(session)
         other = summary["lost"] - sum(more["records_lost"].values()) - more["records_incomplete"]
@@ -291,7 +288,7 @@ class AccessLog:
             *summary_lines(summary | {"lost": max(0, other)}),
             *(part for line in self.loss_lines(more) for part in table.wrap(line)),
         ]
-        ResultWriter(args, out).end(summary | more, lines)
+        results.end(summary | more, lines)
 
     def losses(self, session: Session) -> dict[str, Any]:
         """Return the summary record's fields about accesses and losses."""

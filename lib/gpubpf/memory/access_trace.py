@@ -17,9 +17,8 @@ from gpubpf.show.option_values import SITE_RANGES
 from gpubpf.show.owner_columns import OwnerColumns
 
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.memory.access_log import Accesses, AccessSink, SiteLabels
+    from gpubpf.memory.memory_options import MemoryOptions
     from gpubpf.program import BPF
     from gpubpf.show.picture import Source
 
@@ -105,9 +104,10 @@ HEATMAP_SPACES = ("global", "const")  # in these spaces, an address identifies a
 MOST_HEATMAPS = 16  # maximum pairs of process and GPU that get a heatmap
 
 
-def trace(args: argparse.Namespace, out: cli.Output) -> int:
+def trace(options: MemoryOptions, out: cli.Output) -> int:
     """Attach the programs, measure and write the results. Return the exit status. Raises Error."""
-    if args.ebpf:
+    shared, views, output = options.shared, options.accesses, options.shared.output
+    if shared.looks.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
     from gpubpf.images import listing
@@ -115,70 +115,72 @@ def trace(args: argparse.Namespace, out: cli.Output) -> int:
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow
 
-    virtual = tracing.virtual(cli.Options.of(args))
-    timed = bool(args.timestamps or args.heatmap or virtual)
-    b = attach(args, timed)
-    if args.list or args.ptx:
-        return listing.show(b, args, out)
-    if args.heatmap:
-        picture.check(args.heatmap)  # fail now rather than after the measurement
-    if args.parquet:
-        parquet.check(args.parquet)
+    virtual = tracing.virtual(shared)
+    timed = bool(output.timestamps or views.heatmap or virtual)
+    b = attach(options, timed)
+    if shared.looks.list or shared.looks.ptx:
+        return listing.show(b, shared, out)
+    if views.heatmap:
+        picture.check(views.heatmap)  # fail now rather than after the measurement
+    if views.parquet:
+        parquet.check(views.parquet)
     sinks: list[AccessSink] = []
     owners = OwnerColumns()
     heatmaps = AddressHeatmaps()
-    if args.heatmap:
+    if views.heatmap:
         sinks.append(heatmaps)
-    log = AccessLog(timed, virtual, sinks, host_times=args.timestamps, owners=owners)
+    log = AccessLog(timed, virtual, sinks, host_times=output.timestamps, owners=owners)
     follow = Follow(
         log_records=1 << 17,
         ring_size=(1 << 28) if virtual else None,
-        allocation_stacks=bool(args.heatmap),
+        allocation_stacks=bool(views.heatmap),
     )
-    with b.trace(args, follow) as session, contextlib.ExitStack() as stack:
+    with b.trace(shared, out, follow) as session, contextlib.ExitStack() as stack:
         owners.asked = session.several
-        if args.each:
-            form = "json" if args.json else "csv" if args.csv else "text"
-            sinks.append(access_text.AccessPrinter(out, form, args.timestamps, owners, out.width))
-        if args.parquet:
-            sinks.append(stack.enter_context(parquet.Writer(args.parquet, args.timestamps)))
+        results = cli.ResultWriter(output, out)
+        if views.each:
+            printer = access_text.AccessPrinter(out, results.form, output.timestamps, owners, out.width)
+            sinks.append(printer)
+        if views.parquet:
+            sinks.append(stack.enter_context(parquet.Writer(views.parquet, output.timestamps)))
 
         def tick() -> None:
             logs = session.logs()
-            if args.heatmap:
+            if views.heatmap:
                 heatmaps.add_allocations(logs)
             log.take(session, logs)
 
-        for _ in session.intervals(args.interval, args.count, tick=tick):
+        for _ in session.intervals(output.interval, output.count, tick=tick):
             if out.closed:
                 break
         stack.close()  # complete the file now: the command may continue to run
-        if args.heatmap:
-            picture.write(args.heatmap, heatmaps.sources())
-        for file in filter(None, (args.parquet, args.heatmap)):
-            cli.note(args.tool, f"wrote {file}")
-        log.show_end(session, args, out)
+        if views.heatmap:
+            picture.write(views.heatmap, heatmaps.sources())
+        for file in filter(None, (views.parquet, views.heatmap)):
+            cli.note(output.tool, f"wrote {file}")
+        log.show_end(session, results)
     return session.status
 
 
-def attach(args: argparse.Namespace, timed: bool) -> BPF:
+def attach(options: MemoryOptions, timed: bool) -> BPF:
     """Attach the program that records what the command line requests. `timed`: records have times."""
+    shared, views, kernels = options.shared, options.accesses, options.shared.kernels.wanted
     from gpubpf.program import BPF
 
     b = BPF(text=PROGRAM)
-    b.sample(args)
-    b.limit(args)
-    b["wanted"].set(filter_fields(args.site, args.address, args.warps))
-    chosen = cli.chooses_threads(args) or args.site or args.address or args.warps > 1
+    b.sample(shared.sampling)
+    b.limit(shared.kernels)
+    b["wanted"].set(filter_fields(views.site, views.address, views.warps))
+    chosen = shared.threads.filtered or views.filtered
     # Only probed sites get numbers. Unless all spaces are probed, the numbers differ from those in memtrace's tables.
-    only_heatmap = args.heatmap and not (args.each or args.parquet or args.site)
+    only_heatmap = views.heatmap and not (views.each or views.parquet or views.site)
     b.attach_gpu_access(
-        kernel=args.kernel,
+        kernel=kernels,
         fn_name=f"on{'_chosen' if chosen else ''}{'_timed' if timed else ''}_record",
         spaces=HEATMAP_SPACES if only_heatmap else SPACES,
     )
     if not only_heatmap:
-        b.attach_gpu_access(kernel=args.kernel, fn_name="on_unaddressed", spaces=UNADDRESSED_SPACES)
+        b.attach_gpu_access(kernel=kernels, fn_name="on_unaddressed", spaces=UNADDRESSED_SPACES)
     return b
 
 

@@ -11,6 +11,7 @@ from gpubpf.errors import UsageError
 from gpubpf.query.limits import add_limits, time_limit
 from gpubpf.show import cli
 from gpubpf.show.option_values import parse_results
+from gpubpf.show.parsed import OutputOptions
 from gpubpf.show.table import printable
 
 DESCRIPTION = "Ask questions in SQL about the records that tools kept with --parquet DIR."
@@ -58,16 +59,17 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
     question, directories = ("", args.words) if args.list else (args.words[0], args.words[1:])
     if not directories:
         made.error("a DIR is missing; give the DIR of a tool's --parquet DIR")
-    out = cli.open_results(args)
+    options = cli.Options.of(args).output
+    out = cli.open_results(options)
     with views.connect(directories, args.memory) as database, time_limit(database, args.timeout):
         if args.list:
-            _list(database, args, out)
+            _list(database, options, out)
             return 0
-        _write(views.ask(database, question), args, out)
+        _write(views.ask(database, question), options, out)
     return 0
 
 
-def _list(database: Any, args: argparse.Namespace, out: cli.Output) -> None:
+def _list(database: Any, options: OutputOptions, out: cli.Output) -> None:
     """Print the views, the ready ones first: what each is about, and its columns."""
     from textwrap import wrap
 
@@ -88,8 +90,8 @@ def _list(database: Any, args: argparse.Namespace, out: cli.Output) -> None:
         ORDER BY any_value(ready.about) IS NULL, view
         """,
     )
-    if args.json or args.csv:
-        _write(answer, args, out)
+    if options.json or options.csv:
+        _write(answer, options, out)
         return
     for view, description, columns in answer.fetchall():
         out.lines(
@@ -100,16 +102,16 @@ def _list(database: Any, args: argparse.Namespace, out: cli.Output) -> None:
         )
 
 
-def _write(answer: Any, args: argparse.Namespace, out: cli.Output) -> None:
+def _write(answer: Any, options: OutputOptions, out: cli.Output) -> None:
     """Write the rows of an answer as JSON, CSV or a table."""
     names = [column[0] for column in answer.description]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"two columns of the answer are called {printable(twice[0])}; rename one with AS")
-    if args.json:
+    if options.json:
         while rows := answer.fetchmany(10_000):
             out.records(dict(zip(names, map(_plain, row), strict=True)) for row in rows)
         return
-    if args.csv:
+    if options.csv:
         out.write(cli.csv_cells(names) + "\n")
         while rows := answer.fetchmany(10_000):
             cells = (

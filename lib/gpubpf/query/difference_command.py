@@ -80,11 +80,11 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
         conditions = {
             side: _rows(database, f"FROM {side}.conditions ORDER BY ALL") for side in difference.SIDES
         }
-    out = cli.open_results(args)  # not before: an error leaves an older FILE as it is
+    out = cli.open_results(cli.Options.of(args).output)  # not before: an error leaves an older FILE as it is
     if args.json:
         _write_records(out, differences, one_sided, conditions)
     else:
-        out.lines(_lines(args, differences, one_sided, conditions))
+        out.lines(_lines(differences, one_sided, conditions))
     failed = limit is not None and any(
         one["verdict"] == "worse" and _size(one) > limit / 100 for one in differences
     )
@@ -124,7 +124,6 @@ def _write_records(
 
 
 def _lines(
-    args: argparse.Namespace,
     differences: list[dict[str, Any]],
     one_sided: list[dict[str, Any]],
     conditions: Mapping[str, list[dict[str, Any]]],

@@ -51,6 +51,6 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
     if missing := [one for one in args.source if not os.path.isdir(one)]:
         made.error(f"--source {printable(missing[0])} is not a directory")
     text = page.text(facts.gather(args.directories, args.source, args.memory, args.timeout), args.title)
-    cli.open_results(args).write(text)
+    cli.open_results(cli.Options.of(args).output).write(text)
     cli.note("gpubpf", f"wrote {printable(args.output)} ({size(len(text))})")
     return 0

@@ -3,7 +3,8 @@
     @cli.command(TOOL)
     def main(argv=None):
         args = cli.parse(build_parser(), argv)
-        out = cli.open_results(args)
+        options = cli.Options.of(args)
+        out = cli.open_results(options.output)
 
 The library imports the modules below directly. `TOOL --help` takes no time: NumPy, bcc and tabulate are imported where they are used.
 """
@@ -53,13 +54,9 @@ from gpubpf.show.options import (
     add_sampling,
     add_targets,
     add_threads,
-    chooses_threads,
-    given_filters,
-    records_accesses,
-    samples,
 )
 from gpubpf.show.output import Output, csv_cells, drop_stdout
-from gpubpf.show.parsed import Options
+from gpubpf.show.parsed import Options, group
 from gpubpf.show.result_writer import ResultWriter
 from gpubpf.show.summary_text import host_program_lines, summary_lines
 from gpubpf.show.table import printable
@@ -87,13 +84,12 @@ __all__ = [
     "add_sampling",
     "add_targets",
     "add_threads",
-    "chooses_threads",
     "command",
     "complain",
     "csv_cells",
     "errors",
     "extents",
-    "given_filters",
+    "group",
     "host_program_lines",
     "note",
     "open_results",
@@ -105,8 +101,6 @@ __all__ = [
     "parser",
     "positive",
     "printable",
-    "records_accesses",
-    "samples",
     "seconds",
     "spec_usage",
     "split_command",

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpubpf.show.command_line import declared
 from gpubpf.show.output import Output
+from gpubpf.show.parsed import OutputOptions
 
 _opened: list[Output] = []  # by `open_results`; not complete yet
 
 
-def open_results(args: argparse.Namespace) -> Output:
-    """Open the output before anything else starts. It is also kept as `args.out`, for code that writes records beside the tool.
-
-    `complete_results` completes it."""
-    if args.dataset:
+def open_results(options: OutputOptions) -> Output:
+    """Open the output before anything else starts. `complete_results` completes it."""
+    if options.dataset:
         from gpubpf.show.dataset import Dataset  # imported here because it is seldom needed
 
-        args.out = Dataset(args.dataset, args.tool, declared(args.records))
+        out: Output = Dataset(options.dataset, options.tool, declared(options.records))
     else:
-        args.out = Output(args.output)
-    _opened.append(args.out)
-    return args.out
+        out = Output(options.path)
+    _opened.append(out)
+    return out
 
 
 @contextmanager

@@ -6,10 +6,8 @@ import argparse
 import os
 from typing import Any
 
-from gpubpf.errors import UsageError
 from gpubpf.show.command_line import Parser, PrintSchemas
 from gpubpf.show.option_values import (
-    EVERYTHING,
     parse_addresses,
     parse_cgroup,
     parse_comm,
@@ -114,23 +112,6 @@ def _add_launches(group: argparse._ArgumentGroup, sample: str) -> None:
     group.add_argument("--sample", type=positive, metavar="N", help=sample)
 
 
-def given_filters(args: argparse.Namespace, calls: bool) -> str:
-    """Return the given filters of host threads for a message: ``-t 1 --comm helper``. calls: also return filters of calls."""
-    options = {"tid": "-t", "comm": "--comm", "cgroup": "--cgroup"}
-    options |= {"api": "--api", "errors": "--errors", "slow": "--slow"} if calls else {}
-    given = []
-    for name, option in options.items():
-        value = getattr(args, name, None)
-        for one in value if isinstance(value, list) else [value]:
-            given += [option if one is True else f"{option} {one}"] if one else []
-    return " ".join(given)
-
-
-def chooses_threads(args: argparse.Namespace) -> bool:
-    """Return whether --block or --thread leave any thread out."""
-    return any(extent != EVERYTHING for extent in (*args.block, *args.thread))
-
-
 def add_threads(made: Parser) -> None:
     """Add which GPU threads to measure: --block, --thread. The device programs filter."""
     group = made.add_argument_group("which threads (each index is a number, A:B or *; default *)")
@@ -169,18 +150,6 @@ def add_budget(made: Parser) -> None:
         metavar="PERCENT",
         help="measure so few launches of each kernel that probes add less than PERCENT to its instructions",
     )
-
-
-def samples(args: argparse.Namespace, exact: str = "") -> bool:
-    """Return whether only some blocks, warps or launches are measured.
-
-    exact: a given option that needs all of them; then raise UsageError instead of returning True."""
-    sampled = bool(args.sample_blocks or args.sample_warps)
-    limited = args.budget is not None
-    if exact and (sampled or limited):
-        other = "--budget" if limited else "--sample-blocks or --sample-warps"
-        raise UsageError(f"{exact} cannot be combined with {other}; it needs every access")
-    return sampled or limited
 
 
 def add_host_filters(made: Parser, what: str = "launches") -> None:
@@ -323,20 +292,6 @@ def add_accesses(made: Parser) -> None:
         help="only accesses to these addresses (shared and local memory: offsets)",
     )
     group.add_argument("--warps", type=parse_sampling, default=1, metavar="N", help="one warp in N")
-
-
-def records_accesses(args: argparse.Namespace) -> bool:
-    """Return whether the user asked for a record of every access. Raises UsageError for options that exclude each other."""
-    asked = bool(args.each or args.parquet or args.heatmap)
-    if asked and args.footprint:
-        raise UsageError(
-            "--footprint cannot be combined with -e, --parquet or --heatmap; run the tool once for each"
-        )
-    if not asked and (args.site or args.address or args.warps > 1):
-        raise UsageError(
-            "--site, --address and --warps filter single accesses; add -e, --parquet or --heatmap"
-        )
-    return asked
 
 
 def add_coverage(made: Parser) -> None:

@@ -2,12 +2,12 @@
 
     options = Options.of(args)      # the parsed command line, with the names that command_line.py lists
 
-The options of one tool stay in `args`.
+The options of one tool stay in `args`. A stage in the library that needs them takes a group of its own, which `group` makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from gpubpf.record import Record, replace
@@ -70,6 +70,16 @@ class ThreadOptions(Record):
     comm: str | None = None
     tid: int | None = None
 
+    @property
+    def filtered(self) -> bool:
+        """Whether --block or --thread leaves any thread out."""
+        return any(extent != EVERYTHING for extent in (*self.block, *self.thread))
+
+    @property
+    def host_filters(self) -> str:
+        """The given filters of host threads, for a message: ``-t 1 --comm helper``."""
+        return as_given({"-t": self.tid, "--comm": self.comm, "--cgroup": self.cgroup})
+
 
 class SamplingOptions(Record):
     """In which blocks or warps the programs run: --sample-blocks 1/N, --sample-warps 1/N, --seed."""
@@ -77,6 +87,11 @@ class SamplingOptions(Record):
     blocks: int | None = None
     warps: int | None = None
     seed: int | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether only some blocks or warps are measured."""
+        return bool(self.blocks or self.warps)
 
 
 class DeviceOptions(Record):
@@ -103,10 +118,20 @@ class RingOptions(Record):
     place: str | None = None
 
 
+class LookOptions(Record):
+    """What to print instead of measuring: --list, --ptx, --ebpf."""
+
+    list: bool = False
+    ptx: bool = False
+    ebpf: bool = False
+
+
 class OutputOptions(Record):
     """Where results go, how often, and in which form.
 
     path: None: standard output.
+    dataset: DIR of --parquet DIR; None: no Parquet files.
+    records: where the records that the tool writes are declared; see `command_line.Parser`.
     interval: seconds between two reports; None: one report at the end.
     count: number of reports; None: no limit.
     """
@@ -119,6 +144,8 @@ class OutputOptions(Record):
     verbose: bool = False
     interval: float | None = None
     count: int | None = None
+    dataset: str | None = None
+    records: str = ""
 
 
 class Options(Record):
@@ -131,23 +158,54 @@ class Options(Record):
     device: DeviceOptions = DeviceOptions()
     rings: RingOptions = RingOptions()
     output: OutputOptions = OutputOptions()
+    looks: LookOptions = LookOptions()
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Options:
         """Return the options of a parsed command line. An option that is None, or that the tool does not have, gets its default."""
-        given = vars(args)
-
-        def group(of: type[Group], **renamed: str) -> Group:
-            names = {name: renamed.get(name, name) for name in of.__match_args__}
-            return of(**{name: given[its] for name, its in names.items() if given.get(its) is not None})
-
-        device = group(DeviceOptions, kind="device")
+        device = group(DeviceOptions, args, kind="device")
         return cls(
-            group(TargetOptions, pids="pid"),
-            group(KernelOptions, wanted="kernel", launches="launch"),
-            group(ThreadOptions),
-            group(SamplingOptions, blocks="sample_blocks", warps="sample_warps"),
-            replace(device, cupti=given.get("cupti", False)),  # None: neither --cupti nor --no-cupti
-            group(RingOptions, size="ring_size", place="ring"),
-            group(OutputOptions, path="output"),
+            group(TargetOptions, args, pids="pid"),
+            group(KernelOptions, args, wanted="kernel", launches="launch"),
+            group(ThreadOptions, args),
+            group(SamplingOptions, args, blocks="sample_blocks", warps="sample_warps"),
+            replace(device, cupti=vars(args).get("cupti", False)),  # None: neither --cupti nor --no-cupti
+            group(RingOptions, args, size="ring_size", place="ring"),
+            group(OutputOptions, args, path="output"),
+            group(LookOptions, args),
         )
+
+    def with_kernels(self, wanted: Sequence[str]) -> Options:
+        """Return these options for other kernels. wanted: see `KernelOptions`."""
+        return replace(self, kernels=replace(self.kernels, wanted=wanted))
+
+    def with_command(self, command: Sequence[str] | None) -> Options:
+        """Return these options for another command. command: see `TargetOptions`."""
+        return replace(self, targets=replace(self.targets, command=command))
+
+    def with_times(self, measures_times: bool) -> Options:
+        """Return these options for a tool that measures times, or does not: see `DeviceOptions`."""
+        return replace(self, device=replace(self.device, measures_times=measures_times))
+
+
+def group(of: type[Group], args: argparse.Namespace, **renamed: str) -> Group:
+    """Return a group of options. An option that is None, or that the tool does not have, gets the group's default.
+
+    of: the class of the group.
+    renamed: for fields whose names are not those of the parsed command line: that name.
+    """
+    given = vars(args)
+    names = {name: renamed.get(name, name) for name in of.__match_args__}
+    return of(**{name: given[its] for name, its in names.items() if given.get(its) is not None})
+
+
+def as_given(options: Mapping[str, object]) -> str:
+    """Return the given options, for a message: ``-t 1 --errors``.
+
+    options: the value of each option: True or something false for an option without a value, a list for a repeatable option.
+    """
+    given = []
+    for option, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            given += [option if one is True else f"{option} {one}"] if one else []
+    return " ".join(given)

@@ -1,6 +1,6 @@
 """Write the results of a measurement in the form that the user chose: text, JSON Lines (``--json``) or CSV (``--csv``).
 
-results = ResultWriter(args, out)
+results = ResultWriter(options.output, out)
 for _ in session.intervals(…):
     results.begin()                                     # -T
     if results.form == "text":
@@ -12,7 +12,6 @@ results.end(session.summary())
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,11 +22,13 @@ from gpubpf.show.summary_text import summary_lines
 
 if TYPE_CHECKING:
     from gpubpf.show.fields import Fields
+    from gpubpf.show.parsed import OutputOptions
 
 
 class ResultWriter:
     """Writes the parts of the output that all tools share: timestamps, the header of CSV, the summary.
 
+    options     what the user chose
     json, csv   whether this form was chosen; neither: text
     form        "json", "csv" or "text"
     out         where everything goes
@@ -35,13 +36,12 @@ class ResultWriter:
     """
 
     def __init__(
-        self, args: argparse.Namespace, out: Output, now: Callable[[], int] = time.monotonic_ns
+        self, options: OutputOptions, out: Output, now: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self.out = out
-        self.json: bool = args.json
-        self.csv: bool = args.csv
-        self.form = "json" if args.json else "csv" if args.csv else "text"
-        self._tool, self._timestamps, self._read_time = args.tool, args.timestamps, now
+        self.options, self.out = options, out
+        self.json, self.csv = options.json, options.csv
+        self.form = "json" if options.json else "csv" if options.csv else "text"
+        self._tool, self._timestamps, self._read_time = options.tool, options.timestamps, now
         self._now = 0
         self._headed = False
         self._noted: set[str] = set()

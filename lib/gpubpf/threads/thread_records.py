@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpubpf.record import replace
+from gpubpf.record import Record, replace
 from gpubpf.records import fields
 from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, REGISTERS, SAMPLED, SHAPE, STAMP
 from gpubpf.records.launch_shape import By
@@ -17,8 +17,6 @@ from gpubpf.show.fields import Field, Fields, having, maybe, values_of
 from gpubpf.threads import imbalance
 
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.show.result_writer import ResultWriter
     from gpubpf.threads.imbalance import Groups
     from gpubpf.threads.thread_counts import ThreadCounts
@@ -108,37 +106,52 @@ KERNEL_RECORD = Fields(
 RECORDS = (*RECORD_OF.values(), KERNEL_RECORD, *of_every_tool(BUDGET))
 
 
-def write(found: Iterable[ThreadCounts], args: argparse.Namespace, results: ResultWriter) -> None:
+class ThreadViews(Record):
+    """What to count, and which records to write.
+
+    work: the value of --work.
+    by: the value of --by.
+    top: only so many, with the most work; None: all.
+    all_threads: also those of very large grids.
+    """
+
+    work: str
+    by: By = "thread"
+    top: int | None = None
+    all_threads: bool = False
+
+
+def write(found: Iterable[ThreadCounts], views: ThreadViews, results: ResultWriter) -> None:
     """Write the CSV rows of --by, or the JSON records: of threads, of --by, and of each kernel and launch shape."""
     if results.csv:
-        results.header(RECORD_OF[args.by].columns)
+        results.header(RECORD_OF[views.by].columns)
     for counts in found:
         if results.csv:
-            _write_groups(counts, counts.grouped(args.by), args, results)
+            _write_groups(counts, counts.grouped(views.by), views, results)
         else:
-            _write_json(counts, args, results)
+            _write_json(counts, views, results)
 
 
-def _write_json(counts: ThreadCounts, args: argparse.Namespace, results: ResultWriter) -> None:
+def _write_json(counts: ThreadCounts, views: ThreadViews, results: ResultWriter) -> None:
     threads = counts.grouped("thread")
-    written = _write_groups(counts, threads, args, results) if args.by == "thread" or args.top is None else 0
-    if args.by != "thread":
-        _write_groups(counts, counts.grouped(args.by), args, results)
+    written = (
+        _write_groups(counts, threads, views, results) if views.by == "thread" or views.top is None else 0
+    )
+    if views.by != "thread":
+        _write_groups(counts, counts.grouped(views.by), views, results)
     unknown = counts.sampled is not None and counts.no_thread
     record = KERNEL_RECORD.record(
         counts,
         thread_records=written,
         work=None if unknown else counts.total_work,
         imbalance=None if unknown else round(threads.imbalance, 6),
-        work_kind=args.work,
+        work_kind=views.work,
         **counts.sample_fields(),
     )
     results.out.records([record | results.stamp])
 
 
-def _write_groups(
-    counts: ThreadCounts, groups: Groups, args: argparse.Namespace, results: ResultWriter
-) -> int:
+def _write_groups(counts: ThreadCounts, groups: Groups, views: ThreadViews, results: ResultWriter) -> int:
     """Write the threads, lanes, warps or blocks that --top and --all-threads choose. Return how many these are."""
     record = RECORD_OF[groups.by]
     known = values_of((*_COMMON, MANGLED), counts)
@@ -147,7 +160,7 @@ def _write_groups(
         texts[0] = results.time_cell + texts[0]
     else:
         texts = record.json_texts(known)
-    places = _chosen(counts, groups, args, results)
+    places = _chosen(counts, groups, views, results)
     for begin in range(0, len(places), CHUNK):
         some = places[begin : begin + CHUNK]
         threads = () if groups.by == "thread" else (groups.threads[some],)
@@ -156,15 +169,13 @@ def _write_groups(
     return len(places)
 
 
-def _chosen(
-    counts: ThreadCounts, groups: Groups, args: argparse.Namespace, results: ResultWriter
-) -> np.ndarray:
+def _chosen(counts: ThreadCounts, groups: Groups, views: ThreadViews, results: ResultWriter) -> np.ndarray:
     """Return the places of the groups to write: all, the N of --top, or the MOST_RECORDS threads with the most work."""
-    few = groups.by != "thread" or args.all_threads or len(groups) <= MOST_RECORDS
-    if args.top or few:
-        return groups.largest(args.top)
+    few = groups.by != "thread" or views.all_threads or len(groups) <= MOST_RECORDS
+    if views.top or few:
+        return groups.largest(views.top)
     name, many = counts.instance.kernel, f"{len(groups):,} threads"
-    if args.by != "thread":
+    if views.by != "thread":
         results.note_once(f"{name}: no records of its {many}; --all-threads writes them")
         return np.empty(0, np.int64)
     results.note_once(

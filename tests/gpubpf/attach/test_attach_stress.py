@@ -164,7 +164,7 @@ def measure(
     args = cli.parse(made, ["-p", str(pid), "--map-memory", "1M"])
     b = BPF(text=TEXT)
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
-    with b.trace(args) as session:
+    with b.trace(cli.Options.of(args)) as session:
         first()
         for turn in session.intervals(seconds / 2, 2):
             if turn == 1:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
 
 from gpubpf.calls import delay_text, delays, statistics_text, summary_text
+from gpubpf.calls.snoop_options import CallViews, SnoopOptions
 from gpubpf.calls.statistics import CallStatistics, Durations
 from gpubpf.names import demangle
-from gpubpf.show import cli
 from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.parsed import Options, ThreadOptions
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -86,18 +86,13 @@ def test_what_was_counted_and_lost(changed: dict[str, Any], expected: list[str])
 
 
 def test_filters_that_no_call_matched_are_named() -> None:
-    options = {
-        "tid": 1,
-        "comm": "app",
-        "cgroup": None,
-        "api": ["cuM*", "*Free"],
-        "errors": True,
-        "slow": None,
-    }
-    given = cli.given_filters(argparse.Namespace(**options), calls=True)
+    threads = ThreadOptions(tid=1, comm="app")
+    calls = CallViews(api=["cuM*", "*Free"], errors=True)
+    given = SnoopOptions(Options(threads=threads), calls).filters
     (line,) = summary_text.coverage_lines(summary(), given)
     assert line == "counted nothing: no call matched -t 1 --comm app --api cuM* --api *Free --errors"
-    assert cli.given_filters(argparse.Namespace(**options), calls=False) == "-t 1 --comm app"
+    assert threads.host_filters == "-t 1 --comm app"
+    assert ThreadOptions().host_filters == ""
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gpubpf.inject.values import Site
 from gpubpf.records import operation_log
 from gpubpf.records.results import ProcessLog, RingRecords
 from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.parsed import ThreadOptions
 from gpubpf_properties import generated, lanes, seldom
 from gpubpf_text import COMMS, FILES, KERNELS, PIDS, check, opened
 
@@ -81,7 +82,7 @@ def test_a_generated_report(parts: Any, files: tuple[str | None, ...], asked: bo
         )
         log.take(session)
         if not args.each:
-            exit_report.show(session, log, owners, args, results)
+            exit_report.show(session, log, owners, ThreadOptions(), results)
         results.end(*log.summary(session))
         lines = check(page, args, negative=args.each)  # of a process that came later, but exited earlier
         assert lines or args.csv

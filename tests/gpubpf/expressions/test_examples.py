@@ -15,6 +15,7 @@ import pytest
 
 from gpubpf.expressions import specs
 from gpubpf.show import cli
+from gpubpf.show.parsed import LookOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 READERS = {"gpucount": specs.count, "gpudist": None, "gputrace": specs.trace}
@@ -41,6 +42,7 @@ def test_every_example_is_taken(tool: str) -> None:
         if "lanes ==" in command or '"%s", lane' in command:  # examples of mistakes
             continue
         if (reader := READERS[tool]) is None:
-            assert importlib.import_module(tool).distributions_of(args), command
+            of = importlib.import_module(tool).distributions_of
+            assert of(args.kinds, args.specs, args.width, LookOptions()), command
         else:
-            assert specs.read(args, reader), command
+            assert specs.read(args.specs, LookOptions(), reader), command

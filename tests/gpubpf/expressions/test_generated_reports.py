@@ -25,6 +25,7 @@ from gpubpf.records import operation_log
 from gpubpf.records.results import Instance, ProcessLog, RingCounts, RingRecords
 from gpubpf.records.rings import ShardCount
 from gpubpf.show.owner_columns import OwnerColumns
+from gpubpf.show.parsed import LookOptions
 from gpubpf.show.table import printable
 from gpubpf_properties import LARGEST, generated, numbers, seldom
 from gpubpf_text import COMMS, FILES, KERNELS, PIDS, check, opened
@@ -146,7 +147,7 @@ def test_a_generated_report_of_gpucount(parts: Any, asked: bool, interval: bool)
         tool, args, page, results = opened("gpucount", *look, *COUNTED)
         owners = OwnerColumns(asked)
         for some in ([first] if interval else []) + [found]:
-            tool.report(some, owners, args, results)
+            tool.report(some, owners, results)
         results.end(SUMMARY | {"log_lost": counts.launches.lost, "verified_by": ["gpubpf"]})
         lines = check(page, args, verbose=120, names=COUNTED)  # all columns in full
         if args.csv:
@@ -252,7 +253,7 @@ def test_a_generated_report_of_gpudist(shown: Any, files: Any, asked: bool, inte
     session = session_of(parts, files)
     for look in LOOKS:
         tool, args, page, results = opened("gpudist", *options, *look, *texts)
-        wanted = tool.distributions_of(args)
+        wanted = tool.distributions_of(args.kinds, args.specs, args.width, LookOptions())
         found = Distributions(wanted, [()] * len(wanted))
         owners = OwnerColumns(asked)
         reports = [session_of(parts[:1], files)] * interval + [session]
@@ -266,7 +267,7 @@ def test_a_generated_report_of_gpudist(shown: Any, files: Any, asked: bool, inte
                 least, most = (-(2**63), 2**63 - 1) if part.wanted.signed else (0, 2**64 - 1)
                 assert all(least <= low <= high <= most for low, high, _ in part.ranges())
             rows += sum(len(part.ranges()) for part in read)
-            tool.report(read, owners, args, results)
+            tool.report(read, owners, results)
         results.end(SUMMARY | {"log_lost": found.launches.lost, "verified_by": ["gpubpf"]})
         labels = [printable(one.label) for one in wanted]
         lines = check(page, args, shares=False, negative=True, names=labels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from gpubpf.errors import UsageError
 from gpubpf.expressions import specs
 from gpubpf.expressions.formats import Format
+from gpubpf.show.parsed import LookOptions
 
 
 def test_points_kernels_and_details() -> None:
@@ -209,14 +209,14 @@ def test_kernels_of_the_command_line() -> None:
         chosen("entry:a", wanted=("x",))
 
 
-def arguments(*texts: str) -> argparse.Namespace:
-    return argparse.Namespace(specs=list(texts), list=False, ebpf=False)
+def read(*texts: str) -> list[specs.Spec]:
+    return specs.read(texts, LookOptions(), specs.count)
 
 
 def test_a_message_names_the_specification() -> None:
     with pytest.raises(UsageError, match=r"^'load:x \(y\)': load has no 'y'"):
-        specs.read(arguments("entry:*", "load:x\n(y)"), specs.count)
+        read("entry:*", "load:x\n(y)")
     with pytest.raises(UsageError, match="no SPEC is given; write POINT:KERNEL"):
-        specs.read(arguments(), specs.count)
+        read()
     with pytest.raises(UsageError, match="33 SPECs are given; a run takes at most 32"):
-        specs.read(arguments(*["entry:*"] * 33), specs.count)
+        read(*["entry:*"] * 33)

@@ -23,6 +23,7 @@ from gpubpf.inject import inject
 from gpubpf.ptx import module, parser
 from gpubpf.record import replace
 from gpubpf.show import cli
+from gpubpf.show.parsed import Options
 
 NVCC = shutil.which("nvcc")
 GPU, SIM = Target("gpu", (9, 0)), Target("sim", (9, 0))
@@ -176,7 +177,7 @@ class Pipeline:
     def __init__(self, observed: list[listing.ImageFile] | None = None, status: int = 0) -> None:
         self.observed, self.status = observed or [], status
 
-    def target(self, args: argparse.Namespace) -> Target:
+    def target(self, options: Options) -> Target:
         return GPU
 
     def refusals(self, parsed: module.Module, kernels: Sequence[str]) -> Mapping[str, str]:
@@ -192,22 +193,13 @@ class Pipeline:
         done = inject.inject(parser.parse(image.text), dict.fromkeys(kernels, probes))
         return done.text, done.refusals
 
-    def observe(self, args: argparse.Namespace) -> tuple[list[listing.ImageFile], int]:
+    def observe(self, options: Options) -> tuple[list[listing.ImageFile], int]:
         return self.observed, self.status
 
 
-def run(tmp_path: Path, pipeline: Pipeline, **options) -> tuple[int, str]:
-    defaults = {
-        "files": [],
-        "pid": [],
-        "command": None,
-        "kernel": [],
-        "ptx": False,
-        "json": False,
-        "csv": False,
-    }
-    args = argparse.Namespace(**{**defaults, "verbose": False, **options})
-    status = listing.show(pipeline, args, cli.Output(str(tmp_path / "out")))
+def run(tmp_path: Path, pipeline: Pipeline, **given: object) -> tuple[int, str]:
+    options = Options.of(argparse.Namespace(**given))
+    status = listing.show(pipeline, options, cli.Output(str(tmp_path / "out")))
     return status, (tmp_path / "out").read_text()
 
 

@@ -19,7 +19,7 @@ from gpubpf.launches.overlap import Overlap
 from gpubpf.launches.sums import LaunchLosses, LaunchSums
 from gpubpf.process.host_frames import HostFrame
 from gpubpf.records import operation_log
-from gpubpf.show import perfetto
+from gpubpf.show import cli, perfetto
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf_properties import generated, number, rare
 from gpubpf_text import COMMS, FILES, KERNELS, PIDS, check, opened
@@ -138,6 +138,7 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path) -> None:
     columns, asked = launches.columns(), rare(rng)
     for look in LOOKS:
         _, args, page, results = opened("launchlate", *look)
+        views = cli.group(launch_report.LaunchViews, args)
         view = latency.LaunchView(columns, Activity() if args.slow else None)  # type: ignore[arg-type]
         by = (("queue",) if args.streams else ()) + (("graph", "node") if args.graphs else ())
         sums, losses = LaunchSums(by, bool(args.graphs)), LaunchLosses()
@@ -145,14 +146,14 @@ def test_a_generated_report(rng: random.Random, tmp_path: Path) -> None:
         launched = new[columns.wanted[new]]
         owners = OwnerColumns(asked).see(view.owners(launched))
         chosen = latency.slower(view, launched, 1000 * args.slow) if args.slow else launched
-        launch_report.show_each(view, new, chosen, launched, owners, args, results)
+        launch_report.show_each(view, new, chosen, launched, owners, views, results)
         sums.add(view, chosen, bool(args.stacks))
         losses.add(view, new)
-        launch_report.show_sums(sums, owners, args, results)
+        launch_report.show_sums(sums, owners, views, results)
         session = SimpleNamespace(summary=lambda: {"not_instrumented": {}, **SUMMARY})
         overlap = Overlap()
         overlap.add(view, new)
-        launch_report.show_summary(session, losses.fields(number(rng)), overlap.records(), args, results)
+        launch_report.show_summary(session, losses.fields(number(rng)), overlap.records(), results)
         # On the real clock, times have errors.
         lines = check(page, args, negative=True)
         assert lines or args.csv

@@ -74,12 +74,12 @@ def main():
         add(made)
     args = cli.parse(made)
     with cli.errors("both"):
-        out = cli.open_results(args)
+        out = cli.open_results(cli.Options.of(args).output)
         b = BPF(text=PROGRAM)
         b.attach_launch("on_launch")
         b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
         meanwhile = OffCpu(b) if "MEANWHILE" in os.environ else None
-        with b.trace(args) as session:
+        with b.trace(cli.Options.of(args)) as session:
             for _ in session.intervals():
                 for found in session.shared("slots"):
                     used = found.array[(found.array["call_ns"] > 0) | (found.array["lanes"] > 0)]

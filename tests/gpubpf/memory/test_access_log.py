@@ -22,6 +22,7 @@ from gpubpf.inject.values import Site
 from gpubpf.memory import access_log, access_trace, parquet
 from gpubpf.memory.access_log import Accesses, AccessLog, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
+from gpubpf.memory.memory_options import MemoryOptions
 from gpubpf.record import replace
 from gpubpf.records import operation_log
 from gpubpf.records.kernel_shapes import KernelShape
@@ -445,9 +446,9 @@ def test_only_what_is_asked_for_is_on_the_device(words: str, name: str) -> None:
     parser = cli.parser("memtrace", "", "")
     for add in (cli.add_kernels, cli.add_threads, cli.add_accesses, cli.add_output):
         add(parser)
-    args = parser.parse_args(words.split())
+    args = cli.parse(parser, words.split())
     timed = bool(args.timestamps or args.heatmap)
-    probe, *numbered = access_trace.attach(args, timed).probes
+    probe, *numbered = access_trace.attach(MemoryOptions.of(args), timed).probes
     assert probe.program == name
     assert [p.spaces for p in numbered] == [] if args.heatmap else [("texture", "surface")]
     assert ("shared" in probe.spaces) == (not args.heatmap)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from gpubpf.process.host_frames import HostFrame
 from gpubpf.record import replace
 from gpubpf.records import operation_log
 from gpubpf.records.results import ProcessLog
+from gpubpf.show.parsed import Options
 
 STACKS = {7: (HostFrame(0x1000, 0x10, "app", "main"),), 8: (HostFrame(0, 0, "", "_ZN1a5tableE"),)}
 
@@ -347,7 +347,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gpubpf_cuda.build(APP, tmp_path_factory.mktemp("memory") / "app")
 
 
-def arguments(command: list[str]) -> Namespace:
+def options(command: list[str]) -> Options:
     from gpubpf.show import cli
 
     parser = cli.parser("probe", "", "")
@@ -360,7 +360,7 @@ def arguments(command: list[str]) -> Namespace:
         cli.add_output,
     ):
         add(parser)
-    return cli.parse(parser, ["--device", "sim", "--", *command])
+    return cli.Options.of(cli.parse(parser, ["--device", "sim", "--", *command]))
 
 
 @pytest.mark.every(2)
@@ -376,8 +376,9 @@ def test_a_program_and_its_memory(
     monkeypatch.setenv("CUDASIM_HOSTILE", hostile)
     b = BPF(text=TEXT)
     b.attach_gpu_access(fn_name="on_store", kinds="store", spaces="global")
+    follow = Follow(log_records=1 << 13, allocation_stacks=True)
     found, seen = Allocations(), []
-    with b.trace(arguments([str(app), "4"]), Follow(log_records=1 << 13, allocation_stacks=True)) as session:
+    with b.trace(options([str(app), "4"]), follow=follow) as session:
         for _ in session.intervals(0.1):
             seen += [part.records for part in session.rings("stores")]
             for log in session.logs():

@@ -15,6 +15,7 @@ from gpubpf.memory.access_log import Accesses, SiteLabels
 from gpubpf.memory.access_text import AccessPrinter
 from gpubpf.memory.allocations import ALLOCATING, Allocation
 from gpubpf.memory.coverage import AllocationCoverage, CoverageReport, Footprint, Outside
+from gpubpf.memory.memory_options import MemoryOptions
 from gpubpf.memory.traffic import PART, KernelTraffic
 from gpubpf.process.host_frames import HostFrame
 from gpubpf.records.kernel_shapes import KernelShape
@@ -130,11 +131,11 @@ def test_a_generated_report(rng: random.Random) -> None:
     asked = rare(rng)
     for look in LOOKS:
         _, args, page, results = opened("memtrace", *look)
-        owners = OwnerColumns(asked)
-        traffic_report.show(kernels, owners, args, results)
+        owners, options = OwnerColumns(asked), MemoryOptions.of(args)
+        traffic_report.show(kernels, owners, options, results)
         if not args.csv:
             covered = SimpleNamespace(report=lambda _: found)
-            traffic_report.show_coverage(covered, session, owners, args, results)
+            traffic_report.show_coverage(covered, session, owners, options.coverage, results)
         lines = check(page, args, verbose=114)  # all columns, with impossible numbers
         if not args.json and not args.csv:
             assert sum(line.endswith(": memory traffic") for line in lines) >= min(len(kernels), 8)

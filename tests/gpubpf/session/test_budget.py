@@ -16,6 +16,7 @@ from gpubpf.inject.cost import COST
 from gpubpf.program import BPF
 from gpubpf.session import budget, readout
 from gpubpf.session.budget import NEVER, SAMPLED_OUT, Budget, one_in
+from gpubpf.show.parsed import KernelOptions
 from gpubpf.show.summary_text import _budget_lines
 from gpubpf.tools import threadhist
 
@@ -267,7 +268,7 @@ def test_added_instructions_are_those_of_an_average_choice(
 def test_the_counting_is_attached_once_for_all_kernels() -> None:
     def attached(*patterns: tuple[str, ...]) -> BPF:
         b = BPF(text=threadhist.PROGRAM)
-        b.limit(SimpleNamespace(budget=5.0))  # type: ignore[arg-type]
+        b.limit(KernelOptions(budget=5.0))
         for kernel in patterns:
             b.attach_gpu_exit(kernel, "on_exit", "loads")
         return b

@@ -18,6 +18,7 @@ from gpubpf.program import BPF
 from gpubpf.records import operation_log
 from gpubpf.records.results import Reading
 from gpubpf.session.session import Session
+from gpubpf.show.parsed import Options
 from gpubpf.traced import workers
 from gpubpf.traced.measurement import Follow, Kept
 from gpubpf_bcc import compiled
@@ -160,7 +161,6 @@ class Followed:
         every = [(0, 2**32 - 1)] * 3
         defaults = {
             "tool": "followed",
-            "out": None,
             "pid": [],
             "files": [],
             "kernel": ["work"],
@@ -186,7 +186,7 @@ class Followed:
         self.logs: list[np.ndarray[Any, Any]] = []
         self.readings: list[Reading] = []
         self.received = self.during = 0  # records, those that came before the end
-        self.session: Session = program.trace(args, follow)
+        self.session: Session = program.trace(Options.of(args), follow=follow)
         with self.session as session:
             for _ in session.intervals(tick=self.look, every=0.02):
                 pass

@@ -120,7 +120,7 @@ def look():
             zip(r["id"].tolist(), r["kernel"]["grid"][:, 0].tolist(), r["kernel"]["block"][:, 0].tolist(),
                 r["kernel"]["outcome"].tolist(), r["kernel"]["exec"].tolist(), r["kernel"]["replay"].tolist(),
                 r["kernel"]["node"].tolist()))
-with b.trace(args, Follow(log_records=1 << 14, graphs=True)) as session:
+with b.trace(cli.Options.of(args), follow=Follow(log_records=1 << 14, graphs=True)) as session:
     for _ in session.intervals(args.interval, args.count):
         look()
     look()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpubpf.show import cli
+from gpubpf.show.parsed import OutputOptions
 
 SUMMARY = {
     "launches_seen": 3,
@@ -23,8 +22,7 @@ SUMMARY = {
 
 
 def results(path: Path, **options: bool) -> cli.ResultWriter:
-    chosen: dict[str, Any] = {"json": False, "csv": False, "timestamps": False} | options
-    return cli.ResultWriter(argparse.Namespace(tool="tool", **chosen), cli.Output(str(path)))
+    return cli.ResultWriter(OutputOptions("tool", **options), cli.Output(str(path)))
 
 
 def shown(path: Path, **options: bool) -> str:
