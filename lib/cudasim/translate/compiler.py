@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpubpf import ziglang
+from gpubpf import processor, ziglang
 from gpubpf.errors import Error, how_to_install
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
@@ -54,7 +54,7 @@ def command() -> list[str]:
             return [found]
     if zig := ziglang.find():
         # The target is for any CPU; zig's default is the CPU that it runs on. Without optimization, zig adds a sanitizer.
-        return [zig, "cc", "-target", f"{os.uname().machine}-linux-gnu", "-fno-sanitize=undefined"]
+        return [zig, "cc", "-target", f"{processor.NAME}-linux-gnu", "-fno-sanitize=undefined"]
     raise CompilerError(
         "the embedded device needs a C compiler and found none; install gcc or clang,"
         f" or for ziglang's compiler {how_to_install('ziglang')}"

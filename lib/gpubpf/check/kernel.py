@@ -11,7 +11,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from gpubpf import ziglang
+from gpubpf import processor, ziglang
 from gpubpf.check import isolation
 from gpubpf.check.finding import LIMITED, MISSING, UNKNOWN, Finding, of_error, ok
 from gpubpf.check.machine import Machine
@@ -32,12 +32,12 @@ _NOTHING = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0
 def version(machine: Machine) -> Finding:
     """The kernel's version and architecture."""
     release = machine.text(machine.proc / "sys/kernel/osrelease")
-    value = f"Linux {release} on {os.uname().machine}"
+    value = f"Linux {release} on {processor.NAME}"
     match = re.match(r"(\d+)\.(\d+)", release)
     numbers = (int(match[1]), int(match[2])) if match else _COMPLETE
     if numbers < _OLDEST:
         return Finding(MISSING, value, f"{_SNOOP} do not work", "use Linux 5.8 or newer")
-    if os.uname().machine != "x86_64":
+    if not processor.IS_X86_64:
         why = f"-p, {_SNOOP} and the embedded AMD device need x86-64; only COMMAND is measured"
         return Finding(LIMITED, value, why, "use a machine with an x86-64 CPU")
     if numbers < _COMPLETE and not _has_whole_switches(machine):

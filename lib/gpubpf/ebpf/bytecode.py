@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Iterable, Mapping
 
+from gpubpf import processor
 from gpubpf.ebpf.maps import MapDefinition
 from gpubpf.record import Record
 
@@ -80,7 +80,7 @@ HOST_STUBS = {
     "x86_64": bytes.fromhex("0f1f440000c3"),  # nop5; ret: the kernel can replace this nop by a call
     "aarch64": bytes.fromhex("1f2003d5c0035fd6"),  # nop; ret
 }
-HOST_STUB = HOST_STUBS.get(os.uname().machine, b"\0")  # \0: this machine has no agent
+HOST_STUB = HOST_STUBS.get(processor.NAME, b"\0")  # \0: this machine has no agent
 OPERATION_STUB = 64
 DEVICE_POINTS = tuple(point for point in CONTEXTS if point not in HOST_POINTS)  # these run on the GPU
 # Memory accesses: in the order of enum gpu_kind and gpu_space in gpubpf.h, and the bits of enum gpu_effect.

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gpubpf import cache
+from gpubpf import cache, processor
 from gpubpf.ebpf import headers, maps
 from gpubpf.ebpf.bytecode import (
     CALL,
@@ -598,7 +598,7 @@ def _headers(stack: contextlib.ExitStack) -> Path | None:
             pass
         case _:
             return None
-    arch = "arm64" if os.uname().machine == "aarch64" else "x86"
+    arch = "arm64" if processor.NAME == processor.AARCH64 else "x86"
     parts = ("include", f"arch/{arch}/include")
     if (directory := cache.default().directory) is not None:
         with contextlib.suppress(OSError):  # the cache is full or damaged

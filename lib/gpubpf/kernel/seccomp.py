@@ -9,16 +9,16 @@ Classic BPF: include/uapi/linux/filter.h; struct seccomp_data: linux/seccomp.h.
 from __future__ import annotations
 
 import mmap
-import os
 import socket
 import struct
 from collections.abc import Iterable
 from functools import lru_cache
 
+from gpubpf import processor
 from gpubpf.kernel import syscalls
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_X86_64, AUDIT_ARCH_AARCH64
-_ARCHITECTURE = _ARCHITECTURES.get(os.uname().machine, 0)  # 0: this machine has no agent
+_ARCHITECTURE = _ARCHITECTURES.get(processor.NAME, 0)  # 0: this machine has no agent
 _ACTION = 0xFFFF0000
 # SECCOMP_RET_KILL_PROCESS, _KILL_THREAD, and _TRAP: few programs handle SIGSYS.
 _FATAL = frozenset({0x80000000, 0x00000000, 0x00030000})

@@ -6,7 +6,7 @@ machines have the same numbers.
 
 from __future__ import annotations
 
-import os
+from gpubpf import processor
 
 _X86_64_FROM_0 = """
 read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
@@ -86,7 +86,7 @@ TABLES: dict[str, dict[int, str]] = {
     | _SAME,
 }
 # Other machines have no agent. Most of them use the generic numbers, as aarch64 does.
-NAMES = TABLES.get(os.uname().machine, TABLES["aarch64"])
+NAMES = TABLES.get(processor.NAME, TABLES[processor.AARCH64])
 
 NUMBERS = {name: number for number, name in NAMES.items()}
 

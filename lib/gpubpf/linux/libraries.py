@@ -22,6 +22,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 
+from gpubpf import processor
 from gpubpf.errors import UsageError, out_of_files
 from gpubpf.kernel import bpf_syscall, libc
 from gpubpf.process import address_space, proc, scans, target_files
@@ -31,13 +32,7 @@ from gpubpf.record import Record
 
 _CACHE = Path("/etc/ld.so.cache")
 _DIRECTORIES = (
-    *(
-        f"/usr/lib/{os.uname().machine}-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib",
-        "/usr/local/lib",
-        "/usr/lib/wsl/lib",
-    ),
+    *(processor.LIBRARIES, "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib"),
     *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib"),
     *("/opt/rocm/lib", "/opt/rocm/lib64"),
 )

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from gpubpf import elf
+from gpubpf import elf, processor
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import BpfFunction, Instruction, Program
 from gpubpf.ebpf.helpers import number_of
@@ -235,7 +235,7 @@ class Uprobes:
         method: str | None = None,
         hold: bool = False,
     ) -> None:
-        if os.uname().machine != "x86_64":
+        if not processor.IS_X86_64:
             raise Error("uprobes at library functions require x86-64; attach to something else")
         self._program, self._load, self._note = program, load, note
         self._groups = _groups(tables)

@@ -6,9 +6,9 @@ through context pointers in ways that verifiers reject, such as two fields with 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
+from gpubpf import processor
 from gpubpf.ebpf import bytecode as b
 from gpubpf.ebpf.bytecode import CONTEXTS, HOST_POINTS, BpfFunction, Instruction
 from gpubpf.ebpf.helpers import TAKE_CONTEXT
@@ -19,7 +19,7 @@ from gpubpf.record import replace
 _REGISTERS = {
     "x86_64": (112, 104, 96, 88, 72, 64, 56, 48),  # di, si, dx, cx, r8, r9, r10, r11
     "aarch64": tuple(range(0, 64, 8)),
-}.get(os.uname().machine, ())
+}.get(processor.NAME, ())
 REGISTERS: Mapping[str, tuple[int, ...]] = {
     point: _REGISTERS[: len(CONTEXTS[point])] for point in HOST_POINTS
 }

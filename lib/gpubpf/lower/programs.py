@@ -10,13 +10,12 @@ A prebuilt text needs no compiler, no LLVM and no privileges.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpubpf import cache
+from gpubpf import cache, processor
 from gpubpf.ebpf import headers
 from gpubpf.ebpf.bytecode import Program
 from gpubpf.ebpf.maps import MapDefinition
@@ -116,11 +115,11 @@ class PrebuiltPrograms:
         )
 
     def native(self, name: str) -> Native:
-        if os.uname().machine == PREBUILT_FOR:
+        if processor.NAME == PREBUILT_FOR:
             return Native.from_prebuilt(self._found["natives"][name])
         from gpubpf.lower import host_code
 
-        return host_code.lower(self.program, self.program.functions[name], os.uname().machine)
+        return host_code.lower(self.program, self.program.functions[name], processor.NAME)
 
 
 class CompiledPrograms:
@@ -162,7 +161,7 @@ class CompiledPrograms:
     def native(self, name: str) -> Native:
         from gpubpf.lower import host_code
 
-        return host_code.lower(self.program, self.program.functions[name], os.uname().machine)
+        return host_code.lower(self.program, self.program.functions[name], processor.NAME)
 
 
 def _wave_program(

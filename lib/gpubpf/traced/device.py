@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpubpf import processor
 from gpubpf.agent.definitions import SANITIZER_VARIABLE
 from gpubpf.errors import SessionError, UsageError
 from gpubpf.record import Record, field
@@ -154,7 +155,7 @@ def cupti_libraries() -> list[str]:
             found += [
                 str(file) for file in sorted(Path(toolkit).glob("extras/CUPTI/lib64/libcupti.so.[0-9]*"))
             ]
-    for system in ("/usr/lib64", f"/usr/lib/{os.uname().machine}-linux-gnu"):
+    for system in ("/usr/lib64", processor.LIBRARIES):
         found += [str(file) for file in sorted(Path(system).glob("libcupti.so.[0-9]*"))]
     return [*(file for file in found if ":" not in file), "libcupti.so.13", "libcupti.so.12", "libcupti.so"]
 

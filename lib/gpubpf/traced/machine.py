@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpubpf import agent, elf
+from gpubpf import agent, elf, processor
 from gpubpf.attach import holding
 from gpubpf.attach.loading import Held
 from gpubpf.errors import SessionError, in_words, out_of_files
@@ -175,7 +175,7 @@ class MachineWatcher:
 
     def start(self) -> None:
         """Attach to running processes, and begin to hold new ones. Raises SessionError."""
-        if os.uname().machine != "x86_64":
+        if not processor.IS_X86_64:
             raise SessionError("attaching to running processes requires x86-64; use TOOL -- COMMAND")
         self._joins = DaemonThreadPool(JOINS, each=JOINS_OF_USER)
         self._scanner = threading.Thread(target=self._scan_loop, name="gpubpf-scan", daemon=True)
