@@ -247,13 +247,15 @@ class CuInitProbes:
     """The programs, loaded into the kernel.
 
     tool: ID of a process that is never reported.
+    note: called with notices for the user, on other threads.
     cpu: the CPU on which the reader of the events runs, at a higher priority than ordinary threads; -1: none. A thread that calls
         cuInit on this CPU need not wait, because it cannot continue before the reader has run.
 
     Raises OSError if the kernel refuses, or if this process lacks a privilege.
     """
 
-    def __init__(self, tool: int, cpu: int) -> None:
+    def __init__(self, tool: int, cpu: int, note: Callable[[str], None] = lambda text: None) -> None:
+        self._note = note
         self._files = contextlib.ExitStack()
         self._uprobes: dict[str, list[int]] = {}
         program = _prebuilt_program()
@@ -286,7 +288,7 @@ class CuInitProbes:
 
     def close(self) -> None:
         """Detach and unload all programs. Waiting threads continue."""
-        with kernel_waits.guarded():
+        with kernel_waits.guarded(self._note):
             bpf_syscall.close_all([file for files in self._uprobes.values() for file in files])
         self._files.close()
 
@@ -310,7 +312,7 @@ class CuInitProbes:
     def remove(self, name: str) -> None:
         """Remove the probes that were attached with this name, on another thread: now, or when no process holds its lock."""
         if files := self._uprobes.pop(name, []):
-            threading.Thread(target=kernel_waits.close_later, args=(files,), daemon=True).start()
+            threading.Thread(target=kernel_waits.close_later, args=(files, self._note), daemon=True).start()
 
     def events(self) -> list[Event]:
         """Return the unread events, in order."""

@@ -452,6 +452,12 @@ class _HoldHelper:
             return True
 
 
+def _send_note(connection: socket.socket, text: str) -> None:
+    """Send a notice for the user, from any thread. It is lost if the tool has exited, or does not read."""
+    with contextlib.suppress(OSError):
+        connection.send(json.dumps({"note": text}).encode(), socket.MSG_DONTWAIT)
+
+
 @contextlib.contextmanager
 def _ordinary_priority() -> Iterator[None]:
     """Drop real-time priority for the block, which reads data that a process may make large: others need this CPU meanwhile."""
@@ -489,7 +495,7 @@ def main(file: int, tool: int, touched: int) -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     connection = socket.socket(fileno=file)
     try:
-        probes = CuInitProbes(tool, _set_realtime_priority())
+        probes = CuInitProbes(tool, _set_realtime_priority(), lambda text: _send_note(connection, text))
     except OSError as error:
         instead = "free some memory" if error.errno == errno.ENOMEM else "use sudo on the host"
         text = f"cannot watch all processes ({error.strerror}); {instead}, or name processes with -p"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import math
 import os
@@ -34,7 +35,7 @@ from gpubpf.linux.libraries import LibraryNames, MappedCode, Mappings
 from gpubpf.linux.library_limits import LibraryLimits
 from gpubpf.linux.returns import Code, Returns
 from gpubpf.process import address_space, kernel_waits, limits, scans
-from gpubpf.process.patience import Unanswered, within
+from gpubpf.process.patience import NotLooked, Unanswered, within
 from gpubpf.process.scans import ScanBudget
 from gpubpf.record import Record, replace
 
@@ -52,6 +53,8 @@ _ATTACH_WAIT = 10.0  # seconds for the kernel to place probes
 _TRY_AGAIN = 0.25  # seconds until a library of a user without time is tried again
 _MOST_ATTEMPTS = 256  # to find the functions of a library that the kernel refuses
 _MOST_NAMED = 8  # functions in one notice
+_PLACE_AGAIN = 5.0  # seconds until libraries without probes are tried again, if a process held its lock
+_MOST_BLOCKED = 64  # such libraries that are kept open
 _MOST_MAPPERS = 64  # processes to ask for their user, of those that map a file
 
 
@@ -124,6 +127,22 @@ class _Group(Record):
     at_return: str | None
     optional: bool
     mark: int = 0
+
+
+class _Blocked(Record):
+    """A library without probes, because a process holds the lock of its address space.
+
+    file: a descriptor of the library.
+    user: who pays for the probes, see `_payer`; None: nobody.
+    placed: the entry in `Uprobes.placed`.
+    """
+
+    group: _Group
+    file: int
+    path: str
+    mapped: tuple[MappedCode, ...]
+    user: int | None
+    placed: ProbedFile
 
 
 class _Target(Record):
@@ -253,7 +272,13 @@ class Uprobes:
         self._delayed: dict[tuple[str, int], MappedCode] = {}  # files that get probes later: (device, inode)
         self._notices: set[str] = set()
         self._held: dict[str, list[str]] | None = {} if hold else None  # held notices by path
+        self._blocked: list[_Blocked] = []
+        self._again = 0.0  # time.monotonic: when to try them again
         self._stopped = False
+        self._closing = (
+            threading.Lock()
+        )  # guards what `stop` takes away: an attach may end late, on another thread
+        self._closed = False
         self._looked = -math.inf  # time.monotonic of the latest check that found no lock holder
         self._mappings: Mappings | None = None
         self._thread: threading.Thread | None = None
@@ -309,10 +334,14 @@ class Uprobes:
                 if self._mappings is not None:
                     self._mappings.close()
                 os.close(self._wake)
+                for blocked in self._blocked:
+                    os.close(blocked.file)
             self._wake = -1
-        files = [*reversed(self._events), *(file for _, file in self.programs)]
-        self._events, self.programs = [], []
-        self._loaded.clear()
+        with self._closing:
+            self._closed = True
+            files = [*reversed(self._events), *(file for _, file in self.programs)]
+            self._events, self.programs = [], []
+            self._loaded.clear()
         return files
 
     def detach(self) -> None:
@@ -330,7 +359,8 @@ class Uprobes:
         names = [group.names for group in self._groups]
         stopped = False
         while not stopped:
-            ready = poll.poll(1000 * _TRY_AGAIN if self._delayed else None)
+            pause = _TRY_AGAIN if self._delayed else _PLACE_AGAIN if self._blocked else None
+            ready = poll.poll(None if pause is None else 1000 * pause)
             stopped = self._stopped  # mappings up to now still count, because a process may be short-lived
             if any(file == self._wake for file, _ in ready):
                 os.eventfd_read(self._wake)
@@ -343,8 +373,27 @@ class Uprobes:
                 self._probe_running()
             for (device, inode), m in list(self._delayed.items()):
                 self._probe_mapped(device, inode, [m])
+            if self._blocked and not stopped:
+                self._try_blocked()
             if not found and not stopped:
                 time.sleep(_PAUSE)
+
+    def _try_blocked(self) -> None:
+        """Probe the libraries that got no probes, if no process is in the way any longer."""
+        if time.monotonic() < self._again:
+            return
+        if not kernel_waits.obstacle():
+            blocked, self._blocked = self._blocked, []
+            for one in blocked:
+                try:
+                    self._keys.discard((self._groups.index(one.group), libraries.key(one.file)))
+                    self.placed.remove(one.placed)
+                    self._probe_in_turn([one.group], one.file, one.path, one.mapped, one.user, again=True)
+                finally:
+                    os.close(one.file)
+            if not self._blocked:
+                self._notice("libraries that had no probes have them now; calls until now are not traced")
+        self._again = time.monotonic() + _PLACE_AGAIN
 
     def _probe_running(self) -> None:
         """Probe the matching libraries of all running processes."""
@@ -390,14 +439,31 @@ class Uprobes:
             )
             return
         try:
-            with self._limits.probing(user) as took:
-                files, probes, placing = len(self.placed), len(self._events), self._placing
-                for group in self._groups:
-                    if group.names.match(first.path):
-                        self._probe_file(group, file, first.path, mapped)
-                took(len(self.placed) > files, len(self._events) - probes, self._placing - placing)
+            groups = [group for group in self._groups if group.names.match(first.path)]
+            self._probe_in_turn(groups, file, first.path, mapped, user)
         finally:
             os.close(file)
+
+    def _probe_in_turn(
+        self,
+        groups: Sequence[_Group],
+        file: int,
+        path: str,
+        mapped: Sequence[MappedCode],
+        user: int | None,
+        again: bool = False,
+    ) -> None:
+        """Do the same as `_probe_file`, and count what it takes for a user. again: the file has been counted."""
+        with contextlib.nullcontext() if user is None else self._limits.probing(user) as took:
+            files, probes, placing = len(self.placed), len(self._events), self._placing
+            for group in groups:
+                self._probe_file(group, file, path, mapped, user)
+            if took is not None:
+                took(
+                    not again and len(self.placed) > files,
+                    len(self._events) - probes,
+                    self._placing - placing,
+                )
 
     def _payer(self, device: str, inode: int, mapped: Sequence[MappedCode]) -> int | None:
         """Return a user whose processes map a file, and may map another file with probes. None: there is no such user.
@@ -423,7 +489,14 @@ class Uprobes:
             self._notice(f"some libraries of user {min(users)} are not traced: there are too many")
         return None
 
-    def _probe_file(self, group: _Group, file: int, path: str, mapped: Sequence[MappedCode]) -> None:
+    def _probe_file(
+        self,
+        group: _Group,
+        file: int,
+        path: str,
+        mapped: Sequence[MappedCode],
+        user: int | None = None,
+    ) -> None:
         """Attach a group's programs to an open file, unless that has already been done."""
         number = self._groups.index(group)
         mark = number, libraries.key(file)
@@ -465,17 +538,22 @@ class Uprobes:
         aliases = _aliases(targets)
         refused |= {name: f"it is an alias of {other}" for name, other in aliases.items()}
         targets = [t for t in targets if t.name not in aliases]
-        if targets and (holder := self._lock_holder()):
+        holder = self._lock_holder() if targets else 0
+        if holder:
             self.incomplete = True
             why = f"process {holder} keeps its address space locked, so a probe could stop the whole machine; end it"
             refused |= {t.name: why for t in targets}
             targets = []
         for part in [targets] if self.method != "event" else [[t] for t in targets]:
             if part:
-                self._attach_in_time(group, f"/proc/self/fd/{file}", part, refused)
+                self._attach_in_time(group, file, part, refused)
         probed = tuple(t.name for t in targets if t.name not in refused)
         late = mapped[0].pid if mapped and self._thread is not None else None
-        self.placed.append(ProbedFile(_printable(path), probed, tuple(missing), refused, late))
+        placed = ProbedFile(_printable(path), probed, tuple(missing), refused, late)
+        self.placed.append(placed)
+        if holder and len(self._blocked) < _MOST_BLOCKED:
+            kept = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 0)
+            self._blocked.append(_Blocked(group, kept, path, tuple(mapped), user, placed))
         base = os.path.basename(_printable(path))
         if late is not None and probed:
             self._notice(
@@ -501,21 +579,27 @@ class Uprobes:
         return holder
 
     def _attach_in_time(
-        self, group: _Group, path: str, targets: Sequence[_Target], refused: dict[str, str]
+        self, group: _Group, file: int, targets: Sequence[_Target], refused: dict[str, str]
     ) -> None:
         """Do the same as `_attach`. If a process makes the kernel wait nevertheless, leave the wait to another thread."""
         found: dict[str, str] = {}
         attempts = itertools.count(1)
+        own = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 0)  # that thread may need it for longer
 
         def attach() -> None:
-            with kernel_waits.guarded(self._note):
-                self._attach(group, path, targets, found, attempts)
+            try:
+                with kernel_waits.guarded(self._note):
+                    self._attach(group, f"/proc/self/fd/{own}", targets, found, attempts)
+            finally:
+                os.close(own)
 
         began = time.monotonic()
         try:
             within(_ATTACH_WAIT, os.getpid(), attach)
             refused |= found
-        except Unanswered:
+        except Unanswered as error:
+            if isinstance(error, NotLooked):
+                os.close(own)  # no thread has it
             self.incomplete = True
             refused |= {t.name: "the kernel does not finish placing the probe" for t in targets}
         self._placing += time.monotonic() - began
@@ -555,7 +639,11 @@ class Uprobes:
                 refused |= {t.name: why for t in targets}
                 return
         else:
-            self._events += made
+            with self._closing:
+                if not self._closed:
+                    self._events += made
+                    return
+            bpf_syscall.close_all(made)  # the kernel placed them too late
             return
         half = len(targets) // 2
         self._attach(group, path, targets[:half], refused, attempts)
@@ -577,10 +665,13 @@ class Uprobes:
     def _loaded_program(self, function: BpfFunction, cookie: int | None = None) -> int:
         """Return the file descriptor of a program in the kernel. `cookie`: for the method `event`, the program's only cookie."""
         key = function.name, cookie
-        if key not in self._loaded:
-            self._loaded[key] = self._load(plain_program(function, cookie), _ATTACH[self.method])
-            self.programs.append((function.name, self._loaded[key]))
-        return self._loaded[key]
+        with self._closing:
+            if self._closed:
+                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+            if key not in self._loaded:
+                self._loaded[key] = self._load(plain_program(function, cookie), _ATTACH[self.method])
+                self.programs.append((function.name, self._loaded[key]))
+            return self._loaded[key]
 
     def _notice(self, text: str, path: str | None = None) -> None:
         """Pass on a notice, once. A notice about a file may be held, see `told_of`."""

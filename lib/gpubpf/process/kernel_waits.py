@@ -136,8 +136,8 @@ def close(files: Sequence[int], note: Callable[[str], None] = lambda text: None)
         bpf_syscall.close_all(files)
 
 
-def close_later(files: Sequence[int]) -> None:
+def close_later(files: Sequence[int], note: Callable[[str], None] = lambda text: None) -> None:
     """Close events and programs when no process holds the lock of its address space."""
     wait_for_locks()
-    with guarded():
+    with guarded(note):
         bpf_syscall.close_all(files)

@@ -179,7 +179,9 @@ class MachineWatcher:
             raise SessionError("attaching to running processes requires x86-64; use TOOL -- COMMAND")
         self._joins = DaemonThreadPool(JOINS, each=JOINS_OF_USER)
         self._scanner = threading.Thread(target=self._scan_loop, name="gpubpf-scan", daemon=True)
-        self._hold_helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
+        self._hold_helper = HoldHelper(
+            self._on_arrival, self._on_exec_or_exit, self._on_helper_exit, self._note
+        )
         try:
             self._probe_installed()
             self._installed = frozenset(self._probed_files)
@@ -212,7 +214,7 @@ class MachineWatcher:
             whose = f"; processes of user {user} are not held, and attached late"
         before.close()
         try:
-            helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit)
+            helper = HoldHelper(self._on_arrival, self._on_exec_or_exit, self._on_helper_exit, self._note)
         except SessionError:
             return
         helper.leave_unheld(self._unheld)
@@ -613,6 +615,7 @@ class HoldHelper:
     threads, may already have continued.
     on_exec_or_exit(pid): a process executed another program, or ended.
     on_helper_exit(why): the helper exited, or was killed because it did not answer, so new processes are no longer held.
+    note: gets notices for the user, also after `close`, as long as the helper removes its probes.
 
     This class's thread receives messages, calls these functions and releases threads whose hold has timed out. Any thread may call the
     methods. `_request_lock` lets one request at a time wait for its answer.
@@ -624,12 +627,16 @@ class HoldHelper:
         on_arrival: Callable[[int, str, Held | None, bool], None],
         on_exec_or_exit: Callable[[int], None],
         on_helper_exit: Callable[[str], None],
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._on_arrival, self._on_exec_or_exit, self._on_helper_exit = (
             on_arrival,
             on_exec_or_exit,
             on_helper_exit,
         )
+        self._note = note
+        self._closing = False
+        self._handles = threading.Lock()  # held while the thread handles messages
         self._request_lock = threading.Lock()
         self.exited = False  # new processes are no longer held
         self.unanswered = False  # the tool killed the helper, because it did not answer
@@ -684,11 +691,12 @@ class HoldHelper:
         closing = threading.Thread(target=self._close_held, name="gpubpf-holder", daemon=True)
         closing.start()
         closing.join(LEAVE)
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        if self._thread.ident is not None:
-            self._thread.join(LEAVE)
-        if not self._thread.is_alive():  # otherwise the thread still reads from the connection
+        self._closing = True
+        with contextlib.suppress(OSError):  # the helper then ends; it may still send notices
+            self._connection.shutdown(socket.SHUT_WR)
+        if self._handles.acquire(timeout=LEAVE):  # from now on, the thread only passes on notices
+            self._handles.release()
+        if not self._thread.is_alive():  # otherwise the thread closes it
             self._connection.close()
         # The kernel removes the helper's probes one by one, which takes a while. Do not wait for that.
         threading.Thread(target=self._end_helper, name="gpubpf-holder", daemon=True).start()
@@ -827,12 +835,17 @@ class HoldHelper:
             if data == b"":
                 break
             # Do not check at each message: when many processes start, many threads are held.
-            if time.monotonic() >= next_check:
+            if time.monotonic() >= next_check and not self._closing:
                 self._expire_late()
                 next_check = time.monotonic() + TICK
-            if data:
-                self._handle(json.loads(data))
+            with self._handles:
+                if data and "note" in (message := json.loads(data)):
+                    self._note(message["note"])
+                elif data and not self._closing:
+                    self._handle(message)
         self._lose("exited")
+        if self._closing:
+            self._connection.close()
 
     def _lose(self, why: str) -> None:
         """Record, once, that the helper is lost."""

@@ -601,6 +601,75 @@ def test_none_while_a_process_holds_its_lock_that_cannot_be_disconnected(
     assert any(note.endswith(why) for note in notes)
 
 
+def test_libraries_get_their_probes_when_no_process_holds_its_lock_any_more(
+    built: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holders = [os.getpid()]
+    monkeypatch.setattr(uprobes.kernel_waits, "obstacle", lambda: holders[0])
+    monkeypatch.setattr(uprobes, "_PLACE_AGAIN", 0.05)
+    monkeypatch.setattr(uprobes, "_LOOK_AGAIN", 0.0)
+    before = open_files()
+    with Calls(built, built / "libsnoop.so.2.1") as calls, attached(notes) as host:
+        assert host.uprobes is not None and not any(one.functions for one in host.uprobes.placed)
+        time.sleep(0.2)  # tried again in vain
+        assert not any(one.functions for one in host.uprobes.placed)
+        holders[0] = 0
+        assert within(60, lambda: any(one.functions for one in host.uprobes.placed))  # type: ignore[union-attr]
+        (placed,) = host.uprobes.placed
+        assert placed.functions == FUNCTIONS[:6]
+        assert within(
+            60, lambda: "libraries that had no probes have them now; calls until now are not traced" in notes
+        )
+        assert host.uprobes.incomplete
+        watch(host, calls)
+        calls.go()
+        assert counts(host)[0] == 100
+    holders[0] = os.getpid()
+    with Calls(built, built / "libsnoop.so.2.1"), attached(notes) as host:
+        assert host.uprobes is not None and host.uprobes._blocked
+    assert within(60, lambda: open_files() <= before)
+
+
+def open_files() -> int:
+    fuse.connections()  # stays open
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_probes_that_the_kernel_places_after_the_end_are_removed(
+    built: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch, way: str, again: bool
+) -> None:
+    """The kernel waits for a process while it places them. The tool ends meanwhile."""
+    entered, leave, paths = threading.Event(), threading.Event(), list[str]()
+    name = "link_uprobes" if way == "multi" else "attach_uprobe"
+    place = getattr(bpf_syscall, name)
+
+    def late(*some: object) -> int:
+        made: int = place(*some)
+        paths.append(os.readlink(some[1]))  # type: ignore[call-overload]
+        entered.set()
+        leave.wait(60)
+        if again and len(paths) == 1:
+            os.close(made)
+            raise OSError(errno.EINVAL, "refused")
+        return made
+
+    monkeypatch.setattr(uprobes, "_ATTACH_WAIT", 0.01)
+    before = open_files()
+    with Calls(built, built / "libsnoop.so.2.1"), monkeypatch.context() as changed:
+        changed.setattr(bpf_syscall, name, late)
+        with attached(notes) as host:
+            assert host.uprobes is not None and entered.wait(60)
+            if again:  # it is tried in parts, and the tool has closed its own descriptor of the library
+                leave.set()
+                assert within(60, lambda: len(paths) > 2)
+        leave.set()
+        assert within(60, lambda: not any(t.name == "gpubpf-look" for t in threading.enumerate()))
+    assert within(60, lambda: open_files() <= before)  # what earlier tests left may be gone
+    assert set(paths) == {str(built / "libsnoop.so.2.1")}
+    assert not host.uprobes._events and not host.uprobes.programs
+
+
 @pytest.mark.whole_machine
 def test_they_stay_while_a_process_that_maps_the_file_holds_its_lock(
     everybodys: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -111,15 +114,61 @@ def test_the_user_hears_what_the_hold_helper_disconnected(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(cuinit.kernel_waits, "guarded", guarded)
     monkeypatch.setattr(cuinit.bpf_syscall, "attach_uprobe", attach)
+    notes: list[str] = []
     probes = cuinit.CuInitProbes.__new__(cuinit.CuInitProbes)
-    probes._cuinit_program, probes._uprobes = 0, {}
+    probes._cuinit_program, probes._uprobes, probes._note = 0, {"a": [1], "b": [2]}, notes.append
     helper = holding._HoldHelper.__new__(holding._HoldHelper)
     helper._probes = probes
     answers: Any = SimpleNamespace(_request=lambda place: helper._attach(*place))
-    notes: list[str] = []
     with pytest.raises(OSError, match="Invalid argument"):
         machine.HoldHelper.add_probe(answers, "path", 0, None, notes.append)
     assert notes == ["disconnected FUSE 40"]
+    # Removing probes can take as long.
+    closed: list[int] = []
+    monkeypatch.setattr(cuinit.kernel_waits, "wait_for_locks", lambda: None)
+    monkeypatch.setattr(cuinit.bpf_syscall, "close_all", closed.extend)
+    probes._files = contextlib.ExitStack()
+    probes.remove("a")
+    while not closed:
+        time.sleep(0.01)
+    probes.close()
+    assert closed == [1, 2] and notes == ["disconnected FUSE 40"] * 3
+
+
+def test_a_notice_of_the_hold_helper_may_come_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper removes its probes when the tool has released everything. Nothing else that it sends counts then."""
+    ends: list[socket.socket] = []
+
+    class Helper:
+        pid = 0
+
+        def __init__(self, *some: object, pass_fds: tuple[int, ...], **more: object) -> None:
+            ends.append(socket.socket(fileno=os.dup(pass_fds[0])))
+            ends[0].send(b'{"ready": true}')
+
+        def wait(self, seconds: float | None = None) -> None:
+            pass
+
+    notes, arrivals, exits = list[str](), list[int](), list[str]()
+    monkeypatch.setattr(machine.subprocess, "Popen", Helper)
+    helper = machine.HoldHelper(
+        lambda pid, *more: arrivals.append(pid), lambda pid: None, exits.append, notes.append
+    )
+    with ends[0] as end:
+        holding._send_note(end, "early")
+        end.send(b'{"late": 7, "comm": "app"}')
+        while not arrivals:
+            time.sleep(0.01)
+        helper.close()
+        assert end.recv(100) == b""  # the end of the tool
+        end.send(b'{"late": 8, "comm": "app"}')
+        holding._send_note(end, "late")
+        while len(notes) < 2:
+            time.sleep(0.01)
+    helper._thread.join(60)
+    assert notes == ["early", "late"] and arrivals == [7] and exits == ["exited"]
+    assert helper._connection.fileno() == -1
+    holding._send_note(end, "nobody reads this")
 
 
 def test_without_another_thread_the_block_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
