@@ -19,6 +19,8 @@ from gpubpf.calls import records as call_records
 from gpubpf.calls.api import cuda, hip
 from gpubpf.ebpf.maps import MapDefinition, storage_size
 from gpubpf.exits import exit_log, exit_records, exits_text
+from gpubpf.held.memory import Memory
+from gpubpf.held.report import HELD, Report
 from gpubpf.inject.values import Site
 from gpubpf.launches import latency, latency_text, profile_files, profile_text
 from gpubpf.launches.launch_records import KERNEL_RECORD
@@ -30,6 +32,7 @@ from gpubpf.memory import access_text, access_trace
 from gpubpf.memory.access_log import AccessLog
 from gpubpf.memory.allocations import ALLOCATING, FREEING, Allocations
 from gpubpf.process.host_frames import HostFrame
+from gpubpf.record import replace
 from gpubpf.records import operation_log
 from gpubpf.records.kernel_shapes import KernelShapes
 from gpubpf.records.launch_shape import Shape
@@ -125,12 +128,18 @@ def launch_report(data: bytes) -> None:
 
 @target(seeds=record_seeds)
 def allocation_log(data: bytes) -> None:
-    """Follow the allocations, the shapes of kernels and the clocks in a log."""
+    """Follow the allocations, the shapes of kernels and the clocks in a log, also as gpumem does."""
     records = _records(data[1:])
+    memory = Memory()
     allocations, shapes = Allocations(), KernelShapes(numbered=True)
     for part, over in ((records[: len(records) // 2], False), (records[len(records) // 2 :], True)):
         log = ProcessLog(7, "app", part, 0, False, NAMES, GPUS, STACKS, over, 1)
         allocations.add(log)
+        memory.add(log)
+        assert sum(row.bytes for row in memory.rows()) == memory.live_bytes
+        json.dumps([HELD.record(replace(row, grown=0)) for row in memory.rows()])
+        list(Report(memory, OwnerColumns(), None, True)._lines(memory.rows(), True))
+        assert sum(row.bytes for row in memory.at_peak()) == memory.peak_bytes
         shapes.take(log)
         for allocation in allocations.all():
             assert allocation.bytes > 0 and isinstance(allocation.name, str)

@@ -13,6 +13,8 @@ order for each address: a free ends the latest allocation there that existed in 
 
 from __future__ import annotations
 
+import bisect
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,7 +22,8 @@ import numpy as np
 from gpubpf.agent.definitions import MOST_STACKS
 from gpubpf.launches.frames import Stack
 from gpubpf.memory.allocations import ALLOCATING, BEFORE_ATTACH
-from gpubpf.record import MutableRecord, Record
+from gpubpf.process import limits
+from gpubpf.record import MutableRecord, Record, field
 from gpubpf.records import operation_log
 from gpubpf.records.launch_shape import wave_of
 
@@ -43,7 +46,12 @@ _FREEING = {
 _CONTEXT_DESTROY = "cuCtxDestroy"
 _CALLS = np.array([name.encode() for name in (*KIND_OF, *_FREEING, _CONTEXT_DESTROY)])
 _ADDRESS_LIMIT = 1 << 62
-LIMIT = 1 << 22  # live allocations to know at a time
+# A process can log any calls. What exceeds a limit is in no sum, and is counted.
+LIMIT, LIMIT_OF_USER = 1 << 22, 1 << 20  # live allocations to know at a time
+MOST_AT_ADDRESS = 64  # of them at one address: real ones are few, if frees are logged late
+MOST_MAPPED = 1 << 17  # of them in a process by cuMemMap, with 2 MiB or more each
+MOST_KEYS = 1 << 16  # sums of a process; further stacks have one sum for each GPU and kind
+MOST_FUTILE = 1 << 20  # live allocations of a process to look at in vain, when contexts end
 
 
 class Key(NamedTuple):
@@ -92,9 +100,22 @@ class _Live(NamedTuple):
 
 
 class _Process(MutableRecord):
+    """A process.
+
+    live: by address.
+    mapped: the addresses of kind VIRTUAL in `live`, sorted.
+    contexts: by context, the addresses where memory of the context may be live.
+    keys: number of its sums.
+    futile: see MOST_FUTILE.
+    """
+
     log: ProcessLog
-    live: dict[int, list[_Live]]  # by address
+    live: dict[int, list[_Live]] = field(default_factory=dict)
+    mapped: list[int] = field(default_factory=list)
+    contexts: dict[int, set[int]] = field(default_factory=dict)
     latest_ns: int = 0
+    keys: int = 0
+    futile: int = 0
 
 
 class Memory:
@@ -104,13 +125,14 @@ class Memory:
     frees_failed: frees that the driver refused: of memory that was freed before, or was never allocated.
     frees_unknown: frees of memory whose allocation was not seen.
     captured: allocations that a stream capture turned into nodes of a graph; they are in no sum.
-    dropped: allocations that are in no sum because LIMIT were live.
+    dropped: allocations that are in no sum because too many were live.
     """
 
     def __init__(self) -> None:
         self._processes: dict[int, _Process] = {}
         self._sums: dict[Key, Sums] = {}
-        self._live = 0
+        self._live: Counter[int] = Counter()  # number of live allocations by user
+        self._total = 0  # the sum of them
         self._lost: dict[int, int] = {}
         self.allocated = self.freed = self.failed = self.frees_failed = self.frees_unknown = 0
         self.captured = self.dropped = 0
@@ -129,7 +151,7 @@ class Memory:
 
     def add(self, log: ProcessLog) -> None:
         """Take the new records of a process's log."""
-        process = self._processes.setdefault(log.process, _Process(log, {}))
+        process = self._processes.setdefault(log.process, _Process(log))
         process.log = log
         self._lost[log.process] = log.lost
         process.latest_ns = max(process.latest_ns, int(log.records["return_ns"].max(initial=0)))
@@ -163,18 +185,34 @@ class Memory:
                 self._free(process, call, address, size, epoch, at)
 
     def _begin(self, process: _Process, base: int, new: _Live) -> None:
-        if self._live >= LIMIT:
+        user, rows = process.log.user, process.live.get(base, ())
+        if (
+            (self._total >= LIMIT_OF_USER and limits.exceeded(self._live, user, LIMIT, LIMIT_OF_USER, 1))
+            or len(rows) >= MOST_AT_ADDRESS
+            or (new.key.kind == VIRTUAL and len(process.mapped) >= MOST_MAPPED)
+        ):
             self.dropped += 1
             return
+        if new.key not in self._sums:
+            if process.keys >= MOST_KEYS:
+                new = new._replace(key=new.key._replace(stack=0))
+            process.keys += new.key not in self._sums
+        if new.key.kind == VIRTUAL and not rows:
+            bisect.insort(process.mapped, base)
         process.live.setdefault(base, []).append(new)
-        self._live += 1
+        process.contexts.setdefault(new.context, set()).add(base)
+        self._live[user] += 1
+        self._total += 1
         self._change(new.key, new.end - base, 1, new.at)
 
     def _free(self, process: _Process, call: str, base: int, size: int, epoch: int, at: int) -> None:
         bases = [base]
         if call == "cuMemUnmap" and size:
-            virtual = [one for one, rows in process.live.items() if rows[0].key.kind == VIRTUAL]
-            bases = [one for one in virtual if base <= one < base + size]
+            if process.futile > MOST_FUTILE:
+                self.frees_unknown += 1
+                return
+            first, last = (bisect.bisect_left(process.mapped, at) for at in (base, base + size))
+            bases = process.mapped[first:last]
         found = False
         for one in bases:
             rows = process.live.get(one, ())
@@ -182,19 +220,38 @@ class Memory:
             if ended is not None:
                 self._end(process, one, ended, at)
                 found = True
+            else:
+                process.futile += 1
         self.frees_unknown += not found
 
     def _end_context(self, process: _Process, context: int, epoch: int, at: int) -> None:
-        for base, rows in [*process.live.items()]:
-            for row in [row for row in rows if row.context == context and row.first <= epoch]:
+        if process.futile > MOST_FUTILE:
+            self.frees_unknown += 1
+            return
+        for base in [*process.contexts.get(context, ())]:
+            of_context = [row for row in process.live.get(base, ()) if row.context == context]
+            ended = [row for row in of_context if row.first <= epoch]
+            process.futile += len(of_context) - len(ended)
+            for row in ended:
                 self._end(process, base, row, at)
 
     def _end(self, process: _Process, base: int, row: _Live, at: int) -> None:
         rows = process.live[base]
+        was_mapped = rows[0].key.kind == VIRTUAL
         rows.remove(row)
+        if not any(other.context == row.context for other in rows):
+            of_context = process.contexts[row.context]
+            of_context.discard(base)
+            if not of_context:
+                del process.contexts[row.context]
         if not rows:
             del process.live[base]
-        self._live -= 1
+        if was_mapped and (not rows or rows[0].key.kind != VIRTUAL):
+            del process.mapped[bisect.bisect_left(process.mapped, base)]
+        elif not was_mapped and rows and rows[0].key.kind == VIRTUAL:
+            bisect.insort(process.mapped, base)
+        self._live[process.log.user] -= 1
+        self._total -= 1
         self._change(row.key, base - row.end, -1, at)
 
     def _change(self, key: Key, size: int, count: int, at: int) -> None:

@@ -108,6 +108,7 @@ class ProcessLog(Record):
     process   number in the session; the pid is not unique, because it survives exec
     waves     lanes per wave on AMD GPUs: by mangled name of a kernel, and by ordinal of a GPU
     vendor    the vendor of its GPUs
+    user      who answers for the process, see `scans.user_of`
     """
 
     pid: int
@@ -123,6 +124,7 @@ class ProcessLog(Record):
     waves: Mapping[str | int, int] = field(default_factory=dict, repr=False)
     vendor: Vendor = Vendor.NVIDIA
     final: bool = False
+    user: int = -1
 
 
 class RingRecords(Record):

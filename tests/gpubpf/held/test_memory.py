@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpubpf.held import memory as held_memory
 from gpubpf.held.memory import Memory
 from gpubpf.process.host_frames import HostFrame
 from gpubpf.records import operation_log
@@ -19,7 +20,14 @@ STACKS = {
 }
 
 
-def after(*rows: tuple[str, dict[str, Any]], lost: int = 0, parts: int = 1) -> Memory:
+def after(
+    *rows: tuple[str, dict[str, Any]],
+    lost: int = 0,
+    parts: int = 1,
+    into: Memory | None = None,
+    process: int = 1,
+    user: int = 7,
+) -> Memory:
     records = np.zeros(len(rows), operation_log.DTYPE)
     records["kind"] = operation_log.API
     for at, (call, row) in enumerate(rows):
@@ -29,9 +37,14 @@ def after(*rows: tuple[str, dict[str, Any]], lost: int = 0, parts: int = 1) -> M
         records["api"]["name"][at] = call
         for name in ("address", "bytes", "epoch"):
             records["api"][name][at] = row.get(name, 0)
-    memory = Memory()
+    memory = Memory() if into is None else into
     for part in np.array_split(records, parts):
-        memory.add(ProcessLog(101, "app", part, lost, False, {}, {0: 0, 1: 3}, STACKS, False, 1))
+        memory.add(
+            ProcessLog(
+                *(100 + process, "app", part, lost, False, {}, {0: 0, 1: 3}, STACKS, False, process),
+                user=user,
+            )
+        )
     return memory
 
 
@@ -120,6 +133,102 @@ def test_the_peak_and_who_was_there() -> None:
         (100, 1, "keep"),
         (60, 1, "spend"),
     ]
+
+
+# --- logs as a hostile process may write them ---
+
+
+def test_one_address_holds_few_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A free looks through all of them."""
+    monkeypatch.setattr(held_memory, "MOST_AT_ADDRESS", 3)
+    rows = [made(0x1000, 16, epoch=9) for _ in range(5)] + [gone(0x1000, epoch=0)] * 4
+    memory = after(*rows, made(0x1000, 8), made(0x2000, 4))
+    assert (memory.dropped, memory.frees_unknown) == (3, 4)
+    assert held(memory) == [("device", 52, 4)]
+
+
+def test_mappings_have_a_limit_and_are_found_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_memory, "MOST_MAPPED", 4)
+    maps = [made(0x1000 * at, at, call="cuMemMap") for at in (4, 1, 3, 2, 6)]
+    memory = after(*maps, made(0x2800, 7), gone(0x2000, "cuMemUnmap", bytes=0x2000))
+    assert memory.dropped == 1 and memory.frees_unknown == 0
+    assert held(memory) == [("device", 7, 1), ("virtual", 5, 2)]
+    # Its place is taken by memory of another kind, and then by a mapping again.
+    after(gone(0x1000), made(0x1000, 9), made(0x1000, 6, call="cuMemMap", epoch=3), into=memory)
+    after(gone(0x1000, epoch=2), gone(0x1000, "cuMemUnmap", bytes=1, epoch=3), into=memory)
+    assert held(memory) == [("device", 7, 1), ("virtual", 4, 1)]
+
+
+@pytest.mark.parametrize(
+    "ending", [("cuCtxDestroy", {"context": 1}), gone(0x1000, "cuMemUnmap", bytes=1 << 30)]
+)
+def test_looks_in_vain_have_a_limit(
+    ending: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log says that memory ends, again and again, but that all of it came later."""
+    monkeypatch.setattr(held_memory, "MOST_FUTILE", 100)
+    later = [made(0x1000 * at, 1, call="cuMemMap", context=1, epoch=7) for at in range(1, 41)]
+    looks: list[int] = []
+    end = Memory._end
+    monkeypatch.setattr(Memory, "_end", lambda *some: looks.append(some[2]) or end(*some))  # type: ignore[func-returns-value]
+    memory = after(*later, *[ending] * 50)
+    [process] = memory._processes.values()
+    assert 100 < process.futile <= 140 and not looks
+    assert memory.frees_unknown >= 47 and held(memory) == [("virtual", 40, 40)]
+
+
+def test_a_user_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_memory, "LIMIT", 8)
+    monkeypatch.setattr(held_memory, "LIMIT_OF_USER", 2)
+    memory = Memory()
+    for process, user in ((1, 7), (2, 7), (3, 8), (1, 7)):
+        after(*(made(0x1000 * at, 16) for at in range(1, 4)), into=memory, process=process, user=user)
+    assert memory.dropped == 12 - 4
+    assert [(row.pid, row.count) for row in memory.rows()] == [(101, 2), (103, 2)]
+    after(gone(0x1000), made(0x9000, 1), into=memory, process=1, user=7)
+    assert memory.dropped == 8
+
+
+def test_further_stacks_share_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums stay when nothing is held any more, because the peak may have it."""
+    monkeypatch.setattr(held_memory, "MOST_KEYS", 3)
+    rows = []
+    for stack in range(1, 100):
+        rows += [made(0x1000, 16, stack), gone(0x1000)]
+    memory = after(*rows, made(0x2000, 5, 99), made(0x3000, 6, 98, call="cuMemMap"))
+    assert len(memory._sums) == 5 and memory.dropped == 0
+    assert held(memory) == [("virtual", 6, 1), ("device", 5, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_log_keeps_the_indexes_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in (("MOST_AT_ADDRESS", 3), ("MOST_MAPPED", 20), ("MOST_KEYS", 9), ("MOST_FUTILE", 400)):
+        monkeypatch.setattr(held_memory, name, most)
+    random = np.random.default_rng(seed)
+    calls = (*held_memory.KIND_OF, *held_memory._FREEING, "cuCtxDestroy", "cuMemMap", "cuMemUnmap")
+    rows = []
+    for _ in range(1500):
+        small = {
+            name: int(random.integers(0, most))
+            for name, most in (("context", 3), ("stack", 20), ("epoch", 5))
+        }
+        where = {
+            "address": 0x1000 * int(random.integers(0, 40)),
+            "bytes": 0x800 << int(random.integers(0, 7)),
+        }
+        rows.append((calls[random.integers(0, len(calls))], small | where))
+    memory = after(*rows, parts=5)
+    [process] = memory._processes.values()
+    live = {base: kept for base, kept in process.live.items() if kept}
+    assert live == process.live and process.mapped == sorted(
+        base for base, kept in live.items() if kept[0].key.kind == "virtual"
+    )
+    contexts = {context: {base for base, kept in live.items() if any(one.context == context for one in kept)}
+                for context in range(3)}  # fmt: skip
+    assert process.contexts == {context: bases for context, bases in contexts.items() if bases}
+    assert memory._total == sum(memory._live.values()) == sum(map(len, live.values()))
+    assert memory.live_bytes == sum(one.end - base for base, kept in live.items() for one in kept)
+    assert sum(row.bytes for row in memory.at_peak()) == memory.peak_bytes
 
 
 def test_random_schedules_leave_what_a_model_holds() -> None:
