@@ -28,9 +28,10 @@ def cannot_mount() -> str:
 
 @contextlib.contextmanager
 def unanswered(
-    directory: Path, closes: bool = True, user: int = 0, name: str = "unanswered"
+    directory: Path, closes: bool = True, user: int = 0, name: str = "unanswered", opens: bool = True
 ) -> Iterator[Path]:
-    """Yield a file of SIZE bytes that can be opened and mapped. Reads wait until the block ends; without `closes`, so does closing.
+    """Yield a file of SIZE bytes that can be opened and mapped. Reads wait until the block ends; without `closes`, so does closing,
+    and without `opens`, opening.
 
     user: who has mounted it, as fusermount3 says it to the kernel."""
     place = directory / name
@@ -40,7 +41,7 @@ def unanswered(
     if _libc.mount(b"unanswered", os.fsencode(place), b"fuse", 0, options) != 0:
         os.close(device)
         raise OSError(ctypes.get_errno(), "cannot mount a FUSE file system")
-    server = threading.Thread(target=_serve, args=(device, closes), daemon=True)
+    server = threading.Thread(target=_serve, args=(device, closes, opens), daemon=True)
     server.start()
     try:
         os.stat(place)  # asks for the size
@@ -53,7 +54,7 @@ def unanswered(
         os.close(device)
 
 
-def _serve(device: int, closes: bool) -> None:
+def _serve(device: int, closes: bool, opens: bool) -> None:
     while True:
         try:
             request = os.read(device, 1 << 20)
@@ -66,9 +67,9 @@ def _serve(device: int, closes: bool) -> None:
             answer = struct.pack("<IIIIHHIIHH8I", 7, 31, 4096, 0, 8, 8, 4096, 1, 0, 0, *[0] * 8)
         elif kind == _GETATTR:
             answer = _ATTRIBUTES
-        elif kind == _OPEN:
+        elif kind == _OPEN and opens:
             answer = struct.pack("<QII", 1, 0, 0)
-        elif kind in (_READ, _FORGET, _INTERRUPT) or (kind == _FLUSH and not closes):
+        elif kind in (_OPEN, _READ, _FORGET, _INTERRUPT) or (kind == _FLUSH and not closes):
             continue
         else:
             os.write(device, _OUT.pack(_OUT.size, -errno.ENOSYS, unique))

@@ -36,7 +36,7 @@ from gpubpf.images.assemble import Target
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.instrument import choose
 from gpubpf.images.triton import TritonCache
-from gpubpf.process import address_space, target_files
+from gpubpf.process import address_space, mounts, scans, target_files, user_waits
 from gpubpf.record import MutableRecord, Record, field, replace
 
 if TYPE_CHECKING:
@@ -89,28 +89,30 @@ class MappedImages:
         Files stay open as long as images refer to them, because the process may end meanwhile. Raises OSError if the process cannot be
         read.
         """
-        with self._lock:
-            self._budget.left = READ_LIMIT
-            modules: dict[str, int] = {}
-            for file in self._refresh():
-                for images in file.modules:
-                    number = modules[file.path] = modules.get(file.path, -1) + 1
-                    with contextlib.suppress(ImageError):  # the file has changed meanwhile
-                        held = [replace(i, module=number, stored=file.source.held(i)) for i in images]
-                        yield from ((file.path, image) for image in held)
-            self._files.clear()
+        yield from self._with_timeout(lambda: [*self._images()])
+
+    def _images(self) -> Iterator[tuple[str, FatbinImage]]:
+        modules: dict[str, int] = {}
+        for file in self._refresh():
+            for images in file.modules:
+                number = modules[file.path] = modules.get(file.path, -1) + 1
+                with contextlib.suppress(ImageError):  # the file has changed meanwhile
+                    held = [replace(i, module=number, stored=file.source.held(i)) for i in images]
+                    yield from ((file.path, image) for image in held)
+        self._files.clear()
 
     def code_objects(self) -> Iterator[tuple[str, tuple[bytes, ...]]]:
         """Yield the files with code objects for AMD GPUs, with the process's names for them. Raises OSError."""
+        yield from self._with_timeout(lambda: [*self._code_objects()])
+
+    def _code_objects(self) -> Iterator[tuple[str, tuple[bytes, ...]]]:
         from gpubpf.images import offload_bundle  # imported here: only listings need it
 
-        with self._lock:
-            self._budget.left = READ_LIMIT
-            for (_, path), mappings in self._mapped().items():
-                source = _MappedFile(self._pid, mappings, self._budget)
-                with contextlib.closing(source), contextlib.suppress(ImageError):
-                    if found := offload_bundle.code_objects_of(source):
-                        yield path, tuple(found)
+        for (_, path), mappings in self._mapped().items():
+            source = _MappedFile(self._pid, mappings, self._budget)
+            with contextlib.closing(source), contextlib.suppress(ImageError):
+                if found := offload_bundle.code_objects_of(source):
+                    yield path, tuple(found)
 
     def with_ptx(self, data: bytes) -> bytes:
         """Return an image that the process loads. For a cubin whose PTX Triton has cached, return that PTX as a fatbin instead.
@@ -172,12 +174,14 @@ class MappedImages:
     def _with_timeout(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call `function` on another thread, and wait at most TIMEOUT seconds: the process itself may serve a file system (FUSE).
 
+        Files in such a file system are not opened, but the process may mount another one over the path of a file meanwhile.
         Raises TimeoutError. After the first timeout, every call raises it at once.
         """
         future: Future[T] = Future()
+        user = scans.user_of(self._pid)
 
         def run() -> None:
-            with self._lock:
+            with self._lock, user_waits.waiting(user, self._pid, lambda: mounts.served(self._pid)):
                 self._budget.left = READ_LIMIT
                 try:
                     result = function(*arguments)
@@ -436,6 +440,10 @@ class _MappedFile:
 
     def _opened(self) -> int:
         first = self.mappings[0]
+        if not address_space.is_local(first.file[0], self._pid):
+            raise ImageError(
+                "a program serves its file (FUSE), and may never answer; copy the file elsewhere"
+            )
         with contextlib.suppress(OSError):
             return target_files.open_mapped(self._pid, first.start, first.end)
         if not first.path.endswith(_DELETED):

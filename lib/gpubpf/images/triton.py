@@ -14,14 +14,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from gpubpf.errors import ImageError
 from gpubpf.images import fatbin
 from gpubpf.images.fatbin import FatbinImage
-from gpubpf.process import address_space, started_with, target_files, traceable
+from gpubpf.process import address_space, mounts, started_with, target_files, traceable
 from gpubpf.record import Record
 
+T = TypeVar("T")
 MOST_DIRECTORIES = 1 << 17
 MOST_FILES = 256  # in one directory
 LARGEST = 64 << 20  # bytes of a cubin or PTX
@@ -68,8 +70,12 @@ class TritonCache:
 
     def _entries(self) -> list[_Entry]:
         with contextlib.suppress(OSError, ValueError):
-            return target_files.as_user(traceable.user(self._pid), self._entries_of_user)
+            return self._as_user(self._entries_of_user)
         return []
+
+    def _as_user(self, function: Callable[[], T]) -> T:
+        pid = self._pid
+        return target_files.as_user(traceable.user(pid), function, pid, lambda: mounts.served(pid))
 
     def _entries_of_user(self) -> list[_Entry]:
         found: list[_Entry] = []
@@ -121,9 +127,7 @@ class TritonCache:
         """Return the content of a file; b"" if it is too large or cannot be read."""
         try:
             path = os.path.join(entry.directory, entry.name + suffix)
-            file = target_files.as_user(
-                traceable.user(self._pid), lambda: target_files.open_path(self._pid, path)
-            )
+            file = self._as_user(lambda: target_files.open_path(self._pid, path))
             with open(file, "rb") as opened:
                 data = opened.read(LARGEST + 1)
         except (OSError, ValueError):

@@ -20,7 +20,7 @@ from functools import partial
 
 from gpubpf import elf
 from gpubpf.errors import SessionError, out_of_files
-from gpubpf.process import fuse, limits, proc, scans, target_files, user_waits
+from gpubpf.process import fuse, limits, mounts, proc, scans, target_files, user_waits
 from gpubpf.process.patience import SHORT_WAIT, within
 from gpubpf.record import Record
 
@@ -275,7 +275,6 @@ class Identity(Record):
 
 _SETTLED_NS = 2 * 10**9
 _REREAD = 1.0  # seconds; a device's number can be used again for another file system
-_SERVED = ("fuse", "devtmpfs")  # file systems whose pages come from a program or a driver
 _own_mounts: tuple[float, dict[str, bool]] = (-math.inf, {})
 
 
@@ -288,11 +287,11 @@ def is_local(device: str, pid: int) -> bool:
     global _own_mounts
     if time.monotonic() > _own_mounts[0] + _REREAD:
         root = _name(os.stat("/").st_dev)
-        own = {name: not kind.startswith(_SERVED) for name, kind in _mounts(os.getpid()).items()}
+        own = {name: not kind.startswith(mounts.SERVED) for name, kind in mounts.types(os.getpid()).items()}
         _own_mounts = time.monotonic(), {root: True} | own | {_memory_files(): True}
     if (local := _own_mounts[1].get(device)) is not None:
         return local
-    return _is_local_kind(_mounts(pid).get(device, _SERVED[0]))
+    return _is_local_kind(mounts.types(pid).get(device, mounts.SERVED[0]))
 
 
 def _is_local_kind(kind: str) -> bool:
@@ -302,7 +301,7 @@ def _is_local_kind(kind: str) -> bool:
             return not fuse.foreign()  # after the overlay was seen: a layer must be mounted before
         except OSError:
             return False
-    return not kind.startswith(_SERVED)
+    return not kind.startswith(mounts.SERVED)
 
 
 def on_local_mount(descriptor: int, pid: int) -> bool:
@@ -316,25 +315,8 @@ def on_local_mount(descriptor: int, pid: int) -> bool:
             before, _, after = line.partition(b" - ")
             if mount and before.split(b" ", 1)[0] == mount[1]:
                 kind = after.decode("utf-8", "replace").partition(" ")[0]
-                return not kind.startswith(_SERVED) if process == os.getpid() else _is_local_kind(kind)
+                return not kind.startswith(mounts.SERVED) if process == os.getpid() else _is_local_kind(kind)
     return False
-
-
-def _mounts(pid: int) -> dict[str, str]:
-    """Return the types of the file systems that a process has mounted, by device."""
-    found: dict[str, str] = {}
-    try:
-        lines = proc.read(pid, "mountinfo").decode("utf-8", "replace").split("\n")
-    except OSError as error:
-        if out_of_files(error):
-            raise
-        return found
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        if ":" in (number := "".join(before.split(" ")[2:3])):
-            major, _, minor = number.partition(":")
-            found[f"{int(major):02x}:{int(minor):02x}"] = after.partition(" ")[0]
-    return found
 
 
 @functools.cache

@@ -13,11 +13,11 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from gpubpf.kernel import fresh_thread, libc
-from gpubpf.process import scans, user_waits
+from gpubpf.process import mounts, scans, user_waits
 from gpubpf.process.users import User
 
 T = TypeVar("T")
@@ -28,7 +28,13 @@ _NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10  # RESOLVE_*, include/uapi/linux/openat2.
 def open_path(pid: int, path: str, flags: int = os.O_RDONLY) -> int:
     """Open a file for reading, and return its descriptor. Raises OSError.
 
-    With O_DIRECTORY in `flags`, open a directory. With O_PATH, open anything, but not for reading."""
+    With O_DIRECTORY in `flags`, open a directory. With O_PATH, open anything, but not for reading. This may wait for a program that
+    serves a part of the path (FUSE): the process can mount such a file system where it likes, see `user_waits`."""
+    with user_waits.waiting(scans.user_of(pid), pid, lambda: mounts.served(pid)):
+        return _open_path(pid, path, flags)
+
+
+def _open_path(pid: int, path: str, flags: int) -> int:
     directory = bool(flags & os.O_DIRECTORY)
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -73,11 +79,15 @@ def _regular(path_descriptor: int) -> int:
         os.close(path_descriptor)
 
 
-def as_user(user: User, function: Callable[[], T]) -> T:
+def as_user(
+    user: User, function: Callable[[], T], pid: int = 0, devices: Callable[[], Iterable[str]] = tuple
+) -> T:
     """Call `function`, which opens files, with the permissions of `user` and no others. Return its result, or raise its exception.
 
     A tool that runs as root then cannot open files that the user may not read. The permissions include those of the user's groups.
     `function` runs on a separate thread, unless this process belongs to the user. Raises OSError if no thread can act as this user.
+
+    pid, devices: the process that names the files, and file systems for which it can make the thread wait, see `user_waits.waiting`.
     """
     if os.geteuid() == user.uid:
         return function()
@@ -91,7 +101,7 @@ def as_user(user: User, function: Callable[[], T]) -> T:
         libc.library.setfsuid(user.uid)
         if libc.library.setfsuid(-1) != user.uid or libc.library.setfsgid(-1) != user.gid:
             raise OSError(errno.EPERM, f"cannot act as user {user.uid}")
-        with user_waits.waiting(scans.responsible(user.uid)):
+        with user_waits.waiting(scans.responsible(user.uid), pid, devices):
             return function()
 
     return fresh_thread.run(call, "gpubpf-user")

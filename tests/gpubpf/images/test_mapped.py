@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+import gpubpf_fuse
 import gpubpf_hold
 from gpubpf import cache
 from gpubpf.agent.definitions import FoundKernel
 from gpubpf.agent.protocol import Found
-from gpubpf.images import fatbin, mapped
+from gpubpf.images import fatbin, listing, mapped
 from gpubpf.images.assemble import Target
 from gpubpf.images.mapped import AMBIGUOUS, NOT_FOUND, MappedImages
 from gpubpf.inject.injected import parameter_layout
@@ -453,6 +454,23 @@ def test_files_without_end(at: Path, build: Callable[..., Path], monkeypatch: py
         start = time.monotonic()
         assert found_in(process, told, GPU) == (None, {NOT_FOUND})
         assert time.monotonic() - start < 60
+
+
+@pytest.mark.skipif(bool(gpubpf_fuse.cannot_mount()), reason=gpubpf_fuse.cannot_mount())
+def test_files_that_a_program_serves_are_not_opened(
+    at: Path, build: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Not even SIGKILL would end the wait for that program, and so neither the tool."""
+    told = loaded(clash(build), SIM, "update")
+    with gpubpf_fuse.unanswered(tmp_path) as file, holding(at / "hold", file) as process:
+        seen = MappedImages(process.pid)
+        assert not [*seen.images()] and not [*seen.code_objects()]
+        assert listing.sources_of_process(process.pid) == []
+        assert seen.find(told, SIM) == (None, {"update": NOT_FOUND})
+        for thread in threading.enumerate():
+            if thread.name == "gpubpf-files":
+                thread.join(60)
+                assert not thread.is_alive()
 
 
 def test_files_that_do_not_answer(

@@ -8,13 +8,15 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import gpubpf_fuse
-from gpubpf.process import fuse, scans, user_waits
+from gpubpf.process import fuse, mounts, scans, target_files, user_waits
 from gpubpf.process.address_space import Memory
+from gpubpf.process.users import User
 
 OTHER = 65534
 pytestmark = [
@@ -59,6 +61,47 @@ def exchanging(directory: Path, file: Path) -> Iterator[tuple[subprocess.Popen[s
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("as_its_user", [True, False])
+def test_a_file_that_a_process_names_keeps_nothing_waiting(tmp_path: Path, as_its_user: bool) -> None:
+    """Triton's cache is where the process says, perhaps in a file system of its user, and so may be the agent's library."""
+    place = tmp_path / "fuse"
+    place.mkdir()
+    for part in (place, *place.parents):
+        if part.stat().st_uid == os.geteuid() and not part.stat().st_mode & 1:
+            part.chmod(part.stat().st_mode | 0o011)
+    with (
+        gpubpf_fuse.unanswered(place, user=OTHER, opens=as_its_user) as file,
+        subprocess.Popen(["sleep", "100"], user=OTHER) as process,
+    ):
+        errors: list[OSError] = []
+
+        def read() -> None:
+            try:
+                with open(target_files.open_path(process.pid, str(file)), "rb") as opened:
+                    if as_its_user:
+                        opened.read()
+            except OSError as error:
+                errors.append(error)
+
+        user = User("", OTHER, OTHER, (), "/", "")
+        devices = partial(mounts.served, process.pid)
+        reading = threading.Thread(
+            target=target_files.as_user if as_its_user else read,
+            args=(user, read, process.pid, devices) if as_its_user else (),
+            daemon=True,
+        )
+        reading.start()
+        while not user_waits._waiting:
+            pass
+        reading.join(0.2)
+        assert reading.is_alive()
+        (text,) = user_waits.end(0.2)
+        assert "disconnected the file system of this user that did not answer (FUSE " in text
+        reading.join(10)
+        assert not reading.is_alive() and errors
+        process.kill()
 
 
 @pytest.mark.parametrize("mounted_by", [OTHER, OTHER - 1])
