@@ -50,6 +50,7 @@ MEASUREMENTS = (
     ("branches", "warpdiv", "", "branches.cu:27  mixed         16      "),
     ("barriers", "barrierlate", "", "barriers.cu:28: warp 0 arrives last 16 of 16 times"),
     ("training", "gpumem", "", "1.00 KB held in 2 allocations from 1 host stack"),
+    ("training", "gputop", "", "        10  check"),
     ("training", "gpuprofile", "", "20  layer   main > step > forward > run"),
     ("imbalance", "gpucount kernel:triangular", "", "kernel:triangular +triangular +1 +256"),
     ("imbalance", "gpudist -H exit:triangular:loads:u64:work", "", "256 values, mean 128.5"),

@@ -51,6 +51,7 @@ RUNS = (
     "warpdiv --by function -- branches",
     "gpumem -- training",
     "gpuprofile -- training",
+    "gputop -- training",
     "gpucount kernel:triangular load:triangular -- imbalance",
     "gpudist -H exit:triangular:loads:u64:work -C load:triangular:u32:width -- imbalance",
     "gputrace 'exit:triangular (gthread == 7) \"%lu\", gthread' -- imbalance",

@@ -277,6 +277,7 @@ def test_bad_command_lines_are_one_line_and_status_two(tool, arguments):
             "barrierlate",
             "gpumem",
             "gpuprofile",
+            "gputop",
             "gpuhang",
             "gpucount exit:*",
             "gpudist -C exit:*:u64:launch",

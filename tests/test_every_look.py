@@ -72,6 +72,7 @@ LOOKS = {
     ],
     "barrierlate": ["", "-v", "--json", "--csv -T", "--top 1"],
     "gpumem": ["", "-v", "--json", "--csv -T", "--top 1"],
+    "gputop": ["", "--once", "-v", "--json", "--csv -T", "--sort memory --top 1"],
     "gpuprofile": [
         "",
         "-v",

@@ -276,6 +276,7 @@ ANSWERS: list[tuple[str, str, str, Callable[[Records], bool]]] = [
     ("barrierlate", "", "barriers", late),
     ("gpumem", "", "training", lambda r: sum(one["bytes"] for one in of(r, "held") if one["kind"] == "device") == 1024),
     ("gpuprofile", "", "training", callers),
+    ("gputop", "", "training", lambda r: of(r, "process")[0]["launches"] == 50 and of(r, "process")[0]["memory_bytes"] == 1024),
     ("gpuhang", "--after 1", "hangs flag 4", stands),
     ("launchlate", "-v", "latency", latency),
     ("launchlate", "-v --graphs --kernel step", "latency 200", replays),

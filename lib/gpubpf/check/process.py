@@ -38,7 +38,7 @@ DEVICE_TOOLS = (
     *("gpucount", "gpudist", "gputrace", "gpurun"),
 )
 NVIDIA_ONLY = ("nansnoop",)  # kernels of AMD GPUs have no probes at their points
-TIMING_TOOLS = ("launchlate", "gpuprofile")  # they also measure launches without a probe
+TIMING_TOOLS = ("launchlate", "gpuprofile", "gputop")  # they also measure launches without a probe
 _INJECTED = (
     "CUDA_INJECTION64_PATH",
     "NVTX_INJECTION64_PATH",

@@ -271,6 +271,26 @@ class Memory:
             change[0] += size
             change[1] += count
 
+    def on_gpus(self) -> dict[tuple[int, int], int]:
+        """Return the bytes of GPU memory that are held now, by number of the process and GPU. Pinned host memory is not GPU memory."""
+        found: dict[tuple[int, int], int] = {}
+        for key, sums in self._sums.items():
+            if key.kind != PINNED:
+                found[key.process, key.gpu] = found.get((key.process, key.gpu), 0) + sums.bytes
+        return found
+
+    def forget(self, number: int) -> None:
+        """Drop what a process held, given by its number: it has ended, and the driver has freed its memory."""
+        process = self._processes.get(number)
+        if process is None:
+            return
+        for base, rows in [*process.live.items()]:
+            for row in [*rows]:
+                self._end(process, base, row, process.latest_ns)
+        for key in [key for key in self._sums if key.process == number]:
+            del self._sums[key]
+            self._since_peak.pop(key, None)
+
     def rows(self) -> list[Row]:
         """Return what is held now, the most bytes first. Stacks with the same functions are one row."""
         for sums in self._sums.values():

@@ -36,6 +36,7 @@ from gpubpf.records.clock import UNKNOWN, Bracket, GpuClock
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from gpubpf.records.results import ProcessLog
     from gpubpf.session.session import Session
 
     Integers: TypeAlias = NDArray[np.int64]
@@ -238,12 +239,23 @@ class Launches:
     ) -> None:
         """Take new logs and readings. The logs come first, so that they have the launches in the readings."""
         for log in session.logs():
-            process = self._processes.setdefault(log.process, LoggedProcess(log.pid, number=log.process))
-            process.comm, process.virtual = log.comm, log.virtual
-            process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
-            process.vendor, process.waves, process.ended = log.vendor, log.waves, log.over
-            self._lost_of[log.process] = log.lost
-            self.log(process, log.records)
+            self.take_log(log)
+        self.take_readings(session, starts, ends, shared)
+
+    def take_log(self, log: ProcessLog) -> LoggedProcess:
+        """Take the new records of a process's log. Return the process."""
+        process = self._processes.setdefault(log.process, LoggedProcess(log.pid, number=log.process))
+        process.comm, process.virtual = log.comm, log.virtual
+        process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
+        process.vendor, process.waves, process.ended = log.vendor, log.waves, log.over
+        self._lost_of[log.process] = log.lost
+        self.log(process, log.records)
+        return process
+
+    def take_readings(
+        self, session: Session, starts: str = "starts", ends: str = "ends", shared: str = "launches"
+    ) -> None:
+        """Take new readings. Take the logs before, so that they have the launches in the readings."""
         for number in session.failed() & self._processes.keys():
             self._processes[number].failed = True
         for reading in session.readings(starts, ends):

@@ -14,6 +14,7 @@ TOOLS = (
         "launchlate",
         "gpuprofile",
         "gpumem",
+        "gputop",
         "threadhist",
         "memtrace",
         "kernelretsnoop",
@@ -28,7 +29,7 @@ OPTIONS = frozenset(
     (
         *("--kernel", "--launch", "--sample", "--sample-blocks", "--sample-warps", "--budget", "--seed"),
         *("--block", "--thread", "--graphs", "--no-graphs", "--comm", "--cgroup", "-t"),
-        *("--by", "--work", "--top", "--weight", "--kinds", "--stores", "--after", "--width"),
+        *("--by", "--work", "--top", "--weight", "--kinds", "--stores", "--after", "--width", "--sort"),
         *("--slow", "--timeline", "--stacks", "-s", "--errors", "--api", "--why", "-e", "--snoop", "-v"),
         *("--footprint", "--granule", "--no-allocations", "--site", "--address", "--warps"),
         *("-H", "-L", "-C"),

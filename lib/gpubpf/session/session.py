@@ -414,6 +414,12 @@ class Session:
             return time.monotonic_ns()
         return max((max(p.virtual_times()) for p in self._measurement.all_processes()), default=0)
 
+    def end_ns(self) -> int:
+        """Return the time until which results are complete: `now_ns`, or when the measurement ended, without the last readings."""
+        if self.device.virtual or not self._measurement.ended_ns:
+            return self.now_ns()
+        return self._measurement.ended_ns
+
     @property
     def nothing_matched(self) -> bool:
         """Whether the user named kernels, and no kernel that was seen matches."""

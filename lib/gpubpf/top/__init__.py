@@ -1,0 +1,1 @@
+"""gputop: what runs on the GPUs of this machine, by process and interval."""

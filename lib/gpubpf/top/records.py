@@ -1,0 +1,96 @@
+"""gputop's JSON records and CSV columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpubpf import names
+from gpubpf.agent.definitions import Vendor
+from gpubpf.launches.launch_records import LOSSES
+from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, STAMP
+from gpubpf.session.records import of_every_tool
+from gpubpf.show.fields import Field, Fields, having, many
+from gpubpf.top.usage import GRAPH, KernelUse
+
+GRAPHS = "[graphs]"  # what graphs are called whose kernels were not timed one by one
+
+
+def kernel_name(one: KernelUse) -> str:
+    """Return the short name of a kernel."""
+    return GRAPHS if one.mangled == GRAPH else names.demangle(one.mangled).short or "?"
+
+
+_KERNEL = having(
+    Field("kernel", "string", f"{KERNEL.meaning}; {GRAPHS}: graphs whose kernels were not timed one by one"),
+    Field("demangled", "string", DEMANGLED.meaning),
+    Field("mangled", "string", MANGLED.meaning),
+    Field("gpu_ns", "ns", "time in which launches ran in the interval, summed over launches"),
+    Field("launches", "integer"),
+)
+
+
+def _kernels(use: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "kernel": kernel_name(one),
+            "demangled": GRAPHS if one.mangled == GRAPH else names.demangle(one.mangled).full,
+            "mangled": one.mangled,
+            "gpu_ns": one.gpu_ns,
+            "launches": one.launches,
+        }
+        for one in use.kernels
+    ]
+
+
+_INTERVAL = Field("interval_ns", "ns", "length of the interval")
+_SHARE = "share of the interval in which at least one kernel ran, from 0 to 1; null if no time is known"
+PROCESS = Fields(
+    "process",
+    "One for each process and GPU in each interval, those with the most GPU time first (with --sort: the most of that).",
+    (
+        *OWNER,
+        Field("gpu_share", "number?", _SHARE, get="share"),
+        Field("busy_ns", "ns?", "the same as a time"),
+        _INTERVAL,
+        Field("launches", "integer", "kernels"),
+        Field("running", "integer", "kernels that ran when the interval ended"),
+        Field("copies", "integer", "copies from or to GPU memory"),
+        Field("copies_bytes", "bytes", "of these copies"),
+        Field(
+            "memory_bytes",
+            "bytes",
+            "GPU memory that was held when the interval ended, of allocations that were seen",
+        ),
+        Field("waits", "integer", "calls that waited for the GPU and returned in the interval"),
+        Field("wait_ns", "ns", "time of these calls, summed over threads"),
+        Field("ended", "boolean", "whether the process has ended"),
+        Field("kernels", many(_KERNEL), "the kernel with the most GPU time first", get=_kernels),
+        STAMP,
+    ),
+    csv="pid comm gpu vendor gpu_share busy_ns interval_ns launches running copies copies_bytes memory_bytes "
+    "waits wait_ns ended kernel",
+    csv_fields=(Field("kernel", "string", "the kernel with the most GPU time"),),
+)
+GPU = Fields(
+    "gpu",
+    "One for each GPU in each interval.",
+    (
+        Field("gpu", "integer", "ordinal"),
+        Field("vendor", f"{Vendor.NVIDIA.word}|{Vendor.AMD.word}", get="vendor.word"),
+        Field("gpu_share", "number?", f"{_SHARE}; of all measured processes", get="share"),
+        Field("busy_ns", "ns?", "the same as a time"),
+        _INTERVAL,
+        Field("processes", "integer", "measured processes that use the GPU"),
+        STAMP,
+    ),
+)
+RECORDS = (
+    PROCESS,
+    GPU,
+    *of_every_tool(
+        *LOSSES,
+        Field(
+            "late_ns", "ns", "GPU time that became known after the report of its interval; no record has it"
+        ),
+    ),
+)

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
+"""gputop   Show what runs on the GPUs of this machine now, by process and kernel.
+
+USAGE: gputop [options] [interval [count]] [-p PID[,PID...] | -- COMMAND [ARG...]]
+
+The agent logs each call that gives the GPU work, allocates memory, or waits. The device programs of launchlate record when each
+kernel starts and ends. The tool sums both by process, in each interval.
+"""
+
+from __future__ import annotations
+
+import os.path
+import sys
+
+if __package__ in (None, ""):  # run as tools/gputop.py: the library is in ../lib
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
+
+from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from gpubpf.session.session import Session
+
+TOOL = "gputop"
+EXAMPLES = """examples:
+    gputop                           every process, until Ctrl-C (root)
+    gputop 5                         the same, a report every 5 s
+    gputop --once                    one report of one second
+    gputop 1 10 -p 1234              a running process, ten reports
+    gputop -- ./app                  one report of a whole program
+    gputop --once --sort memory      who holds the most memory
+    gputop --json -o top.jsonl 10    records for another program
+"""
+INTERVAL = 1.0  # seconds
+
+
+def build_parser() -> cli.Parser:
+    """Return the parser: the shared options, and what to show."""
+    parser = cli.parser(TOOL, "Show what runs on the GPUs of this machine, by process and kernel.", EXAMPLES)
+    cli.add_targets(parser)
+    shown = parser.add_argument_group("what to show")
+    shown.add_argument("--once", action="store_true", help="print one report and exit")
+    shown.add_argument(
+        "--sort",
+        choices=("time", "launches", "copies", "memory", "waits", "pid"),
+        default="time",
+        help="what the rows of processes are sorted by (default time: GPU time)",
+    )
+    shown.add_argument("--top", type=cli.positive, metavar="N", help="show only N rows of each table")
+    cli.add_kernels(parser)
+    cli.add_patches(parser)
+    cli.add_device(parser, times=True)
+    cli.add_looks(parser)
+    cli.add_output(parser, "gpubpf.top.records")
+    return parser
+
+
+@cli.command(TOOL)
+def main(argv: list[str] | None = None) -> int:
+    """Run the tool; return its exit status."""
+    parser = build_parser()
+    args = cli.parse(parser, argv)
+    if args.once:
+        if args.count:
+            parser.error("--once prints one report; leave out count")
+        args.count = 1
+    if not args.interval and (args.once or not args.command):
+        args.interval = INTERVAL
+    out = cli.open_results(args)
+    from gpubpf.tools.launchlate import PROGRAM, SLOTS
+
+    if args.ebpf:
+        out.write(PROGRAM.lstrip())
+        return 0
+    from gpubpf.program import BPF
+
+    b = BPF(text=PROGRAM)
+    b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+    b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
+    if args.list or args.ptx:
+        from gpubpf.images import listing
+
+        return listing.show(b, args, out)
+    from gpubpf.session import tracing
+    from gpubpf.traced.measurement import Follow, Kept
+
+    b["every_lane"].set(int(tracing.device_of(cli.Options.of(args)).kind == "sim").to_bytes(8, "little"))
+    kept = Kept("ends", "launches", offset=16, slots=SLOTS)
+    follow = Follow(
+        log_records=1 << 18, stamps=True, allocation_stacks=True, pump=SLOTS // 4, kept=kept
+    )  # on AMD GPUs, allocations are logged only with their stacks
+    with b.trace(args, follow) as session:
+        results = cli.ResultWriter(args, out, session.now_ns)
+        results.head(session.device.clock_notice)
+        measure(session, SLOTS, args, results)
+    return session.status
+
+
+def measure(session: Session, slots: int, args: argparse.Namespace, results: cli.ResultWriter) -> None:
+    """Print reports until the measurement ends. The imports load NumPy, which would delay the first probe."""
+    from gpubpf.held.memory import Memory
+    from gpubpf.launches import latency, latency_text
+    from gpubpf.launches.launches import Launches
+    from gpubpf.launches.sums import LaunchLosses
+    from gpubpf.show.owner_columns import OwnerColumns
+    from gpubpf.top import report
+    from gpubpf.top.usage import Usage
+
+    launches, memory, losses = Launches(slots, args.kernel), Memory(), LaunchLosses()
+    usage = Usage(None if args.command else session.now_ns())
+    owners, late_ns = OwnerColumns(asked=True), 0
+
+    def look(last: bool) -> None:
+        columns = launches.columns()
+        view = latency.LaunchView(columns)
+        usage.add(view, session.end_ns())
+        losses.add(view, launches.fresh(columns, last))
+        launches.forget()
+
+    def take() -> None:
+        for log in session.logs():
+            usage.know(launches.take_log(log))
+            memory.add(log)
+        launches.take_readings(session)
+        if launches.full:
+            launches.take_shared(session)
+            look(last=False)
+
+    for _ in session.intervals(args.interval, args.count, tick=take):
+        launches.take_shared(session)
+        results.begin()
+        look(last=session.stopped)
+        interval = usage.close(session.end_ns(), memory.on_gpus())
+        late_ns += interval.late_ns
+        report.show(interval, args.sort, owners, args.top, args.verbose, results)
+        for use in interval.processes:
+            if use.ended:
+                memory.forget(use.process)
+        if results.out.closed:
+            break
+    lost = losses.fields(launches.lost, session.failed(), session.ended_unread())
+    summary = session.summary() | {"lost": lost["launches_lost"] + lost["operations_lost"]} | lost
+    report.end(
+        summary | {"late_ns": late_ns}, latency_text.loss_lines(lost | {"launches_behind_unseen": 0}), results
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
