@@ -10,7 +10,7 @@ kernel starts and ends. The tool sums both by process, in each interval.
 
 from __future__ import annotations
 
-import os.path
+import os
 import sys
 
 if __package__ in (None, ""):  # run as tools/gputop.py: the library is in ../lib
@@ -84,6 +84,11 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.images import listing
 
         return listing.show(b, args, out)
+    if os.geteuid() and not args.pid and not args.command:
+        from gpubpf.top import own_processes
+
+        args.pid = own_processes.found(TOOL)
+        cli.note(TOOL, "measuring your processes that use a GPU now; every process, now and later, requires root")
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow, Kept
 
@@ -110,10 +115,15 @@ def measure(session: Session, slots: int, args: argparse.Namespace, results: cli
     from gpubpf.top.usage import Usage
 
     launches, memory, losses = Launches(slots, args.kernel), Memory(), LaunchLosses()
-    usage = Usage(None if args.command else session.now_ns())
-    owners, late_ns = OwnerColumns(asked=True), 0
+    usage, owners, late_ns = Usage(), OwnerColumns(asked=True), 0
+    attached_ns = session.now_ns()
+    begun = bool(args.command)
 
     def look(last: bool) -> None:
+        nonlocal begun
+        if not begun:
+            usage.begin(session.began_ns() or attached_ns)
+            begun = True
         columns = launches.columns()
         view = latency.LaunchView(columns)
         usage.add(view, session.end_ns())

@@ -5,8 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +224,7 @@ def test_a_kernel_that_runs_counts_in_each_interval(
                 assert tool.stdout and tool.stderr and running.stdin and running.stdout
                 seen = []
 
-                def until(busy: bool) -> None:
+                def wait_until(busy: bool) -> None:
                     """Read records until the process was busy, or idle, for a whole interval."""
                     for line in tool.stdout:
                         seen.append(json.loads(line))
@@ -235,11 +240,11 @@ def test_a_kernel_that_runs_counts_in_each_interval(
                 while not seen or seen[-1]["type"] != "process":
                     seen.append(json.loads(tool.stdout.readline()))
                 do(b"l", b"launched\n")
-                until(busy=True)
+                wait_until(busy=True)
                 assert (seen[-1]["running"], seen[-1]["launches"], seen[-1]["waits"]) == (1, 0, 0)
                 assert seen[-1]["busy_ns"] == seen[-1]["interval_ns"]
                 do(b"s", b"ended\n")
-                until(busy=False)
+                wait_until(busy=False)
                 tool.terminate()
                 seen += map(json.loads, tool.communicate(timeout=60)[0].splitlines())
                 assert tool.returncode == 0
@@ -251,6 +256,98 @@ def test_a_kernel_that_runs_counts_in_each_interval(
     kernel = sum(kernel["gpu_ns"] for one in rows for kernel in one["kernels"])
     assert kernel == sum(one["busy_ns"] for one in rows)
     assert seen[-1]["type"] == "summary"
+
+
+ROOT = os.geteuid() == 0
+USER = 65534  # nobody
+
+
+@pytest.fixture
+def theirs(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    """A program of an ordinary user that launches until it is killed, and what a tool needs to run as that user."""
+    if not ROOT:
+        pytest.skip("needs root, to start programs of another user")
+    app = gpubpf_cuda.build(
+        WAIT_FOR
+        + "int main() { for (;;) { wait_for<<<1, 32>>>(1000); cudaDeviceSynchronize(); usleep(1000); } }",
+        tmp_path_factory.mktemp("theirs") / "theirs",
+    )
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        shutil.copy(app, place)
+        home = Path(place, "home")
+        home.mkdir()
+        os.chown(home, USER, USER)
+        environment = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home)}
+        who: dict[str, Any] = {"user": USER, "group": USER, "extra_groups": [], "env": environment}
+        if subprocess.run(
+            [sys.executable, TOOLS / "gputop.py", "--version"], capture_output=True, **who
+        ).returncode:
+            pytest.skip("another user cannot read this checkout")
+        with subprocess.Popen(["cudasim", "--", Path(place, "theirs")], **who) as running:
+            try:
+                until(lambda: "libcuda.so" in Path(f"/proc/{running.pid}/maps").read_text())
+                yield running, who
+            finally:
+                running.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("this never became true")
+
+
+def test_without_root_ones_own_processes(theirs: tuple[subprocess.Popen[bytes], dict[str, Any]]) -> None:
+    running, who = theirs
+    done = run("--once", **who)
+    assert "measuring your processes that use a GPU now" in done.stderr
+    assert re.search(rf"^ *{running.pid}  theirs ", done.stdout, re.MULTILINE), done.stdout
+    running.kill()
+    running.wait()
+    done = run("--once", status=1, **who)
+    assert done.stderr.startswith("gputop: none of your processes uses a GPU now; ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_every_process_of_the_machine(
+    theirs: tuple[subprocess.Popen[bytes], dict[str, Any]], tmp_path: Path
+) -> None:
+    running, _ = theirs
+    found = records(tmp_path, "0.5", "2")
+    mine = [one for one in of_type(found, "process") if one["pid"] == running.pid]
+    assert len(mine) == 2 and all(one["comm"] == "theirs" and not one["ended"] for one in mine)
+    assert all(one["launches"] == sum(kernel["launches"] for kernel in one["kernels"]) for one in mine)
+    assert all(0 <= one["gpu_share"] <= 1 for one in mine)
+
+
+def test_once_is_one_report(program: Path) -> None:
+    done = run("--once", "--", program)
+    assert done.stdout.count("LAUNCH/s") == 1
+
+
+def test_hostile_names_are_harmless(tmp_path_factory: pytest.TempPathFactory) -> None:
+    name = "\x1b[31m\n" + "k" * 9
+    place = tmp_path_factory.mktemp("hostile")
+    source = (
+        WAIT_FOR.replace("touch", "a_name_that_is_longer_than_a_terminal_is_wide_" + "x" * 290)
+        + SOURCE[len(WAIT_FOR) :]
+    )
+    app = gpubpf_cuda.build(
+        source.replace("touch<<<", "a_name_that_is_longer_than_a_terminal_is_wide_" + "x" * 290 + "<<<"),
+        place / "app",
+    )
+    app = app.rename(place / name)
+    done = run("-o", place / "out", "--", app)
+    text = (place / "out").read_text()
+    assert done.returncode == 0 and "\x1b" not in text
+    assert "\\x1b[31m\\n" in text and "a_name_that_is" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_text_and_csv(program: Path) -> None:

@@ -414,6 +414,11 @@ class Session:
             return time.monotonic_ns()
         return max((max(p.virtual_times()) for p in self._measurement.all_processes()), default=0)
 
+    def began_ns(self) -> int | None:
+        """Return when the time of -d and of intervals began, on CLOCK_MONOTONIC; None: not yet, or the clock is virtual."""
+        began = None if self.device.virtual else self._began()
+        return None if began is None else int(1e9 * began)
+
     def end_ns(self) -> int:
         """Return the time until which results are complete: `now_ns`, or when the measurement ended, without the last readings."""
         if self.device.virtual or not self._measurement.ended_ns:

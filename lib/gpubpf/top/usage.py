@@ -1,6 +1,7 @@
 """Sum what each process did on each GPU in an interval, for gputop. Memory depends on the number of rows, not of launches.
 
-usage = Usage(first_ns)
+usage = Usage()
+usage.begin(session.began_ns())          # or not, for a command
 usage.know(process)                      # each traced process, whenever its log was read
 usage.add(view, session.end_ns())        # any number of times
 interval = usage.close(session.end_ns(), memory.on_gpus())
@@ -20,6 +21,7 @@ from gpubpf.agent.definitions import Kind, Vendor
 from gpubpf.launches import arrays
 from gpubpf.launches.dependencies import NEVER, NONE
 from gpubpf.launches.overlap import COPIES, MOST, clipped, length, merged
+from gpubpf.process import proc
 from gpubpf.record import MutableRecord, Record, field
 from gpubpf.records.launch_shape import wave_of
 
@@ -150,13 +152,11 @@ class _Open(MutableRecord):
 
 
 class Usage:
-    """The current interval, and what later ones need of earlier ones.
+    """The current interval, and what later ones need of earlier ones."""
 
-    begin_ns: when the first interval began; None: with the first call that was logged.
-    """
-
-    def __init__(self, begin_ns: int | None = None) -> None:
-        self._begin = begin_ns
+    def __init__(self) -> None:
+        self._begin: int | None = None
+        self._first = NONE  # when the first interval began
         self._known: dict[int, LoggedProcess] = {}
         self._open: dict[_Key, _Open] = {}
         self._seen = np.zeros(0, np.int64)  # sorted ids of the operations that were counted
@@ -165,6 +165,10 @@ class Usage:
         self._late_ns = 0
         self._latest = 0
         self._view: LaunchView | None = None  # the last one
+
+    def begin(self, begin_ns: int) -> None:
+        """Begin the first interval. What was before does not count. Without this call, it begins with the first call in a log."""
+        self._begin = self._first = begin_ns
 
     def know(self, process: LoggedProcess) -> None:
         """Record a traced process, so that it has a row even while it does nothing."""
@@ -181,7 +185,7 @@ class Usage:
         if self._begin is None and columns.origin != NEVER:
             self._begin = columns.origin
         new = ~arrays.among(ops.id, self._seen) & (ops.ret <= end)
-        self._count(view, np.flatnonzero(new))
+        self._count(view, np.flatnonzero(new & (ops.ret >= self._first)))
         self._seen = arrays.distinct(
             np.append(self._seen[arrays.among(self._seen, arrays.distinct(ops.id))], ops.id[new])
         )
@@ -219,10 +223,10 @@ class Usage:
             one = self._of(view, key, int(some[0]))
             starts = np.minimum(ops.start[some], end)
             ends = np.clip(ops.end[some], starts, end)
-            counted = starts.copy()
+            counted = np.maximum(starts, self._first)
             if self._until:
                 before = np.array([self._until.pop(number, NONE) for number in ops.id[some].tolist()])
-                counted = np.maximum(starts, before)
+                counted = np.maximum(counted, before)
             self._late_ns += int(np.maximum(np.minimum(ends, begin) - counted, 0).sum())
             inside = np.stack([np.maximum(starts, begin), ends], axis=1)
             one.timed += len(some)
@@ -263,7 +267,10 @@ class Usage:
                 one.kernels.values(), key=lambda one: (-one.gpu_ns, -one.launches, one.mangled)
             )
             if number in self._known:
-                use.comm, use.ended = self._known[number].comm, self._known[number].ended
+                process = self._known[number]
+                use.comm = process.comm
+                # The log of a process is also over when the measurement is.
+                use.ended = process.ended and not proc.exists(process.pid)
             uses.append(use)
             summed, before = spans.get(of, (0, np.zeros((0, 2), np.int64)))
             spans[of] = max(summed, one.summed_ns), merged(before, clipped(one.spans, begin, end))
