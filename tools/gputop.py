@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TOOL = "gputop"
 EXAMPLES = """examples:
-    gputop                           every process, until Ctrl-C (root)
+    gputop                           every process, until q is pressed (root)
     gputop 5                         the same, a report every 5 s
     gputop --once                    one report of one second
     gputop 1 10 -p 1234              a running process, ten reports
@@ -88,7 +88,9 @@ def main(argv: list[str] | None = None) -> int:
         from gpubpf.top import own_processes
 
         args.pid = own_processes.found(TOOL)
-        cli.note(TOOL, "measuring your processes that use a GPU now; every process, now and later, requires root")
+        cli.note(
+            TOOL, "measuring your processes that use a GPU now; every process, now and later, requires root"
+        )
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow, Kept
 
@@ -99,25 +101,24 @@ def main(argv: list[str] | None = None) -> int:
     )  # on AMD GPUs, allocations are logged only with their stacks
     with b.trace(args, follow) as session:
         results = cli.ResultWriter(args, out, session.now_ns)
-        results.head(session.device.clock_notice)
         measure(session, SLOTS, args, results)
     return session.status
 
 
 def measure(session: Session, slots: int, args: argparse.Namespace, results: cli.ResultWriter) -> None:
-    """Print reports until the measurement ends. The imports load NumPy, which would delay the first probe."""
+    """Show reports until the measurement ends. The imports load NumPy, which would delay the first probe."""
     from gpubpf.held.memory import Memory
     from gpubpf.launches import latency, latency_text
     from gpubpf.launches.launches import Launches
     from gpubpf.launches.sums import LaunchLosses
-    from gpubpf.show.owner_columns import OwnerColumns
-    from gpubpf.top import report
+    from gpubpf.top import report, screen
     from gpubpf.top.usage import Usage
 
     launches, memory, losses = Launches(slots, args.kernel), Memory(), LaunchLosses()
-    usage, owners, late_ns = Usage(), OwnerColumns(asked=True), 0
-    attached_ns = session.now_ns()
-    begun = bool(args.command)
+    usage, late_ns = Usage(), 0
+    attached_ns, begun = session.now_ns(), bool(args.command)
+    shown = report.Report(args.sort, args.top, args.verbose, session.device.clock_notice or "")
+    view = screen.view(shown, results, session.end, not args.once and not args.command and not args.output)
 
     def look(last: bool) -> None:
         nonlocal begun
@@ -125,9 +126,9 @@ def measure(session: Session, slots: int, args: argparse.Namespace, results: cli
             usage.begin(session.began_ns() or attached_ns)
             begun = True
         columns = launches.columns()
-        view = latency.LaunchView(columns)
-        usage.add(view, session.end_ns())
-        losses.add(view, launches.fresh(columns, last))
+        known = latency.LaunchView(columns)
+        usage.add(known, session.end_ns())
+        losses.add(known, launches.fresh(columns, last))
         launches.forget()
 
     def take() -> None:
@@ -138,24 +139,25 @@ def measure(session: Session, slots: int, args: argparse.Namespace, results: cli
         if launches.full:
             launches.take_shared(session)
             look(last=False)
+        view.tick()
 
-    for _ in session.intervals(args.interval, args.count, tick=take):
-        launches.take_shared(session)
-        results.begin()
-        look(last=session.stopped)
-        interval = usage.close(session.end_ns(), memory.on_gpus())
-        late_ns += interval.late_ns
-        report.show(interval, args.sort, owners, args.top, args.verbose, results)
-        for use in interval.processes:
-            if use.ended:
-                memory.forget(use.process)
-        if results.out.closed:
-            break
+    with view:
+        for _ in session.intervals(args.interval, args.count, tick=take):
+            launches.take_shared(session)
+            look(last=session.stopped)
+            interval = usage.close(session.end_ns(), memory.on_gpus())
+            late_ns += interval.late_ns
+            view.show(interval)
+            for use in interval.processes:
+                if use.ended:
+                    memory.forget(use.process)
+            if results.out.closed:
+                break
+    view.last()
     lost = losses.fields(launches.lost, session.failed(), session.ended_unread())
     summary = session.summary() | {"lost": lost["launches_lost"] + lost["operations_lost"]} | lost
-    report.end(
-        summary | {"late_ns": late_ns}, latency_text.loss_lines(lost | {"launches_behind_unseen": 0}), results
-    )
+    said = latency_text.loss_lines(lost | {"launches_behind_unseen": 0})
+    report.end(summary | {"late_ns": late_ns}, said, results)
 
 
 if __name__ == "__main__":

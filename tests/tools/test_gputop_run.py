@@ -155,6 +155,7 @@ def test_known_answers_on_the_virtual_clock(program: Path, tmp_path: Path) -> No
     (one,) = of_type(found, "process")
     counts = ("launches", "copies", "copies_bytes", "memory_bytes", "waits", "running", "ended")
     assert [one[name] for name in counts] == [5, 2, 5700, 5000, 4, 0, True]
+    assert one["memory_complete"] is True
     kernels = {kernel["kernel"]: (kernel["launches"], kernel["gpu_ns"]) for kernel in one["kernels"]}
     assert kernels["wait_for"][0] == 4 and 27_000 <= kernels["wait_for"][1] < 27_100
     assert kernels["touch"][0] == 1 and 0 < kernels["touch"][1] < 20
@@ -322,6 +323,7 @@ def test_every_process_of_the_machine(
     found = records(tmp_path, "0.5", "2")
     mine = [one for one in of_type(found, "process") if one["pid"] == running.pid]
     assert len(mine) == 2 and all(one["comm"] == "theirs" and not one["ended"] for one in mine)
+    assert not any(one["memory_complete"] for one in mine), "it used the GPU before"
     assert all(one["launches"] == sum(kernel["launches"] for kernel in one["kernels"]) for one in mine)
     assert all(0 <= one["gpu_share"] <= 1 for one in mine)
 
@@ -348,6 +350,24 @@ def test_hostile_names_are_harmless(tmp_path_factory: pytest.TempPathFactory) ->
     assert done.returncode == 0 and "\x1b" not in text
     assert "\\x1b[31m\\n" in text and "a_name_that_is" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_kernels_of_one_stream_never_overlap(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No call waits for these kernels, so that a reading mostly finds some of which more threads could end."""
+    source = WAIT_FOR + "int main() { for (;;) { wait_for<<<1, 32>>>(20000); usleep(500); } }"
+    app = built(source, tmp_path_factory, "endless")
+    with subprocess.Popen(["cudasim", "--", app]) as running:
+        try:
+            found = records(tmp_path, "0.4", "4", "-p", str(running.pid))
+        finally:
+            running.kill()
+    rows = of_type(found, "process")
+    assert len(rows) == 4 and sum(one["launches"] for one in rows) > 10
+    for one in rows:
+        (kernel,) = one["kernels"]
+        assert one["busy_ns"] <= kernel["gpu_ns"] <= 1.02 * one["busy_ns"] + 1000, one
 
 
 def test_text_and_csv(program: Path) -> None:

@@ -75,6 +75,7 @@ class LoggedProcess(MutableRecord):
     waves     see `ProcessLog`
     ended     it has ended, and its log was read
     failed    one of its contexts failed
+    from_before   it may have used the GPU before the tool attached to it
     """
 
     pid: int
@@ -88,6 +89,7 @@ class LoggedProcess(MutableRecord):
     waves: Mapping[str | int, int] = field(default_factory=dict)
     ended: bool = False
     failed: bool = False
+    from_before: bool = False
 
 
 class Numbering:
@@ -116,6 +118,8 @@ class OperationColumns(Record):
     method      how its times were measured: NO_METHOD, DEVICE, STAMP, CUPTI or ROCR
     start_error, end_error   ns; UNKNOWN without a time
     exec_error  error of end - start, ns
+    likely_end  of launches without an end, because the reading may lack the last threads: the end that it shows, ns; NONE if no
+                later kernel of the stream has started
     running     not complete, or not even started, at the last reading
     lost        instrumented, but its times never arrived
     bytes       of copies and memsets
@@ -146,6 +150,7 @@ class OperationColumns(Record):
     start_error: Integers
     end_error: Integers
     exec_error: Integers
+    likely_end: Integers
     running: NDArray[np.bool_]
     lost: NDArray[np.bool_]
     bytes: Integers
@@ -248,6 +253,7 @@ class Launches:
         process.comm, process.virtual = log.comm, log.virtual
         process.names, process.gpus, process.stacks = log.names, log.gpus, log.stacks
         process.vendor, process.waves, process.ended = log.vendor, log.waves, log.over
+        process.from_before = log.from_before
         self._lost_of[log.process] = log.lost
         self.log(process, log.records)
         return process
@@ -697,11 +703,13 @@ class _ColumnsBuilder:
         over = dependencies.ended_by(ops)
         virtual = np.array([process.virtual for process in self.processes], bool)[self.owner]
         in_time = (over != NEVER) & (cells["taken"] >= over) & ~virtual  # a reading has no virtual time
-        sure = cells["idle"] | in_time | (cells["last"] > self._overtaken(ops, read, cells))
+        overtaken = self._overtaken(ops, read, cells)
+        sure = cells["idle"] | in_time | (cells["last"] > overtaken)
         settled = read & (lasted != NONE) & sure
         ops.end[settled] = end[settled]
         open_ = read & ~settled
         end_error[open_] = exec_error[open_] = UNKNOWN
+        likely_end = np.where(open_ & (lasted != NONE) & (overtaken != NEVER), end, NONE)
         lasted[~settled] = NONE
         past = cells["past"] | np.array([process.ended for process in self.processes], bool)[self.owner]
         unread = probed & ~read & (method == NO_METHOD)
@@ -709,7 +717,7 @@ class _ColumnsBuilder:
         lost = open_ & past | unread & ~queued
         return {
             "method": method, "start_error": start_error, "end_error": end_error, "exec_error": exec_error, "exec": lasted,
-            "running": open_ & ~past | queued, "lost": lost, "clock_steps": steps,
+            "likely_end": likely_end, "running": open_ & ~past | queued, "lost": lost, "clock_steps": steps,
         }  # fmt: skip
 
     def _kept(self, ops: Operations, over: Integers) -> NDArray[np.bool_]:

@@ -109,6 +109,7 @@ class ProcessLog(Record):
     waves     lanes per wave on AMD GPUs: by mangled name of a kernel, and by ordinal of a GPU
     vendor    the vendor of its GPUs
     user      who answers for the process, see `scans.user_of`
+    from_before   it may have used the GPU before the tool attached to it
     """
 
     pid: int
@@ -125,6 +126,7 @@ class ProcessLog(Record):
     vendor: Vendor = Vendor.NVIDIA
     final: bool = False
     user: int = -1
+    from_before: bool = False
 
 
 class RingRecords(Record):

@@ -398,6 +398,11 @@ class Session:
         command = code if code >= 0 else 128 - code
         return command or (1 if self.nothing_matched else 0)
 
+    def end(self) -> None:
+        """End the measurement, as Ctrl-C does. From any thread."""
+        self._signals.interrupted = True
+        self._signals.wake()
+
     @property
     def stopped(self) -> bool:
         """Whether the measurement has ended, so that results no longer change."""

@@ -44,6 +44,7 @@ def within(
     drop: Sequence[str] = (),
     cut: Sequence[str] = ("KERNEL", "COMM"),
     gap: int = 2,
+    width: int = WIDTH,
 ) -> list[str]:
     """Return rows (by column name) as `lines` does, if possible no wider than a terminal.
 
@@ -51,6 +52,7 @@ def within(
     Different names in the column KERNEL stay different.
 
     gap: spaces between columns.
+    width: columns of the terminal.
     """
     if not rows:
         return []
@@ -58,7 +60,7 @@ def within(
     widths = {name: max(len(name), *(len(row[name]) for row in cells)) for name in cells[0]}
 
     def surplus() -> int:
-        return sum(widths.values()) + gap * (len(widths) - 1) - WIDTH
+        return sum(widths.values()) + gap * (len(widths) - 1) - width
 
     for name in (*drop, *cut):
         if surplus() <= 0:

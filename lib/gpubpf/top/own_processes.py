@@ -8,7 +8,8 @@ import re
 from gpubpf.errors import SessionError
 from gpubpf.process import gpu_processes
 
-_DRIVER = re.compile(r"lib(?:cuda|hsa-runtime64)[-.]")  # a process that has only loaded a runtime does not use the GPU yet
+# A process that has only loaded a runtime does not use the GPU yet.
+_DRIVER = re.compile(r"lib(?:cuda|hsa-runtime64)[-.]")
 
 
 def found(tool: str) -> list[int]:

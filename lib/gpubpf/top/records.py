@@ -61,6 +61,9 @@ PROCESS = Fields(
             "bytes",
             "GPU memory that was held when the interval ended, of allocations that were seen",
         ),
+        Field(
+            "memory_complete", "boolean", "false if the process may have allocated memory before the attach"
+        ),
         Field("waits", "integer", "calls that waited for the GPU and returned in the interval"),
         Field("wait_ns", "ns", "time of these calls, summed over threads"),
         Field("ended", "boolean", "whether the process has ended"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubpf import names
 from gpubpf.show import summary_text, table
@@ -14,7 +15,7 @@ from gpubpf.top.usage import GRAPH, GpuUse, Interval, KernelUse, Use
 if TYPE_CHECKING:
     from gpubpf.show.result_writer import ResultWriter
 
-# What rows are sorted by: the word of --sort, which begins with the key on the screen.
+# What rows are sorted by: the words of --sort. The first letter of each is its key on the screen.
 SORTS: dict[str, Callable[[Use], float]] = {
     "time": lambda use: use.busy_ns or 0,
     "launches": lambda use: use.launches,
@@ -25,65 +26,155 @@ SORTS: dict[str, Callable[[Use], float]] = {
 }
 PROCESSES, KERNELS = 20, 10  # maximum rows of the tables, without --top
 _LEFT = ("COMM", "KERNEL")
+NOTHING = "no process used a GPU"
 
 
-def by(interval: Interval, sort: str) -> list[Use]:
-    """Return the rows of the processes, sorted. sort: a key of SORTS."""
-    return sorted(interval.processes, key=SORTS[sort], reverse=True)
+class Line(NamedTuple):
+    """A line of the screen. style: "title", "header" or ""."""
+
+    text: str
+    style: str = ""
 
 
-def share(value: float | None) -> str:
-    """Return a share for a table."""
+class Report:
+    """What to show of intervals, and how.
+
+    sort: a key of SORTS.
+    top: maximum rows of each table; None: as many as fit, or PROCESSES and KERNELS.
+    full: add the full names of kernels.
+    notice: a line about the whole measurement; "": none.
+    """
+
+    def __init__(self, sort: str, top: int | None, full: bool, notice: str = "") -> None:
+        self.sort, self._top, self._full, self.notice = sort, top, full, notice
+        self._owners = OwnerColumns(asked=True)
+
+    def write(self, interval: Interval, results: ResultWriter) -> None:
+        """Write the report of an interval in the form that the user chose."""
+        if results.form == "text":
+            results.out.lines(self.lines(interval))
+            return
+        uses = self._sorted(interval)[: self._top]
+        if results.json:
+            results.records(GPU, interval.gpus)
+            results.records(PROCESS, uses)
+        else:
+            cells = (
+                (PROCESS.record(use), kernel_name(use.kernels[0]) if use.kernels else "") for use in uses
+            )
+            results.table(PROCESS.columns, (PROCESS.row(record, kernel=kernel) for record, kernel in cells))
+
+    def lines(self, interval: Interval) -> Iterator[str]:
+        """Yield the report of an interval as text."""
+        if not interval.processes:
+            yield from (NOTHING, "")
+            return
+        self._owners.see(interval.processes)
+        uses = self._sorted(interval)
+        yield from (_measured(interval), *self._gpus(interval), "")
+        yield from (*self._processes(uses, self._top or PROCESSES, table.WIDTH), "")
+        if made := self._kernels(uses, self._top or KERNELS, table.WIDTH):
+            yield from made
+            yield from _full_names(uses) if self._full else ()
+            yield ""
+        if interval.late_ns:
+            yield from (*table.wrap(late(interval.late_ns)), "")
+
+    def screen(self, interval: Interval | None, width: int, height: int) -> list[Line]:
+        """Return the report of an interval as at most `height` lines for a screen; None: nothing is measured yet."""
+        title = f"gputop {time.strftime('%H:%M:%S')}"
+        notice = [Line(self.notice)] if self.notice else []
+        if interval is None or not interval.processes:
+            said = f"{NOTHING} in {table.duration(interval.length_ns)}" if interval else "measuring ..."
+            return [Line(title, "title"), *notice, Line(""), Line(said)][:height]
+        self._owners.see(interval.processes)
+        uses = self._sorted(interval)
+        title += f": {_measured(interval)}; sorted by {self.sort}"
+        above = [Line(title, "title"), *notice, *map(Line, self._gpus(interval)), Line("")]
+        room = height - len(above) - 3  # an empty line, and the headers of both tables
+        kernels = sum(len(use.kernels) for use in uses)
+        half = min(kernels, max(room // 2, room - len(uses)))
+        first = self._processes(uses, self._fitting(len(uses), room - half), width)
+        second = self._kernels(uses, self._fitting(kernels, room + 1 - len(first)), width)
+        lines = [*above, *self._table(first), Line(""), *self._table(second)]
+        return lines[:height]
+
+    def _fitting(self, rows: int, room: int) -> int:
+        """Return how many rows to show in so many lines. If that is not all, another line says how many rows there are besides."""
+        most = min(rows, self._top or rows)
+        return most if most + (most < rows) <= room else max(room - 1, 1)
+
+    def _table(self, lines: Sequence[str]) -> list[Line]:
+        return [Line(line, "" if number else "header") for number, line in enumerate(lines)]
+
+    def _sorted(self, interval: Interval) -> list[Use]:
+        return sorted(interval.processes, key=SORTS[self.sort], reverse=True)
+
+    def _gpus(self, interval: Interval) -> Iterator[str]:
+        """Yield a line for each GPU."""
+        for one in interval.gpus:
+            yield f"{self._gpu_name(one)}: kernels ran for {_share(one.share)} of the time"
+
+    def _gpu_name(self, one: GpuUse) -> str:
+        return self._owners.gpu_name(Use(0, 0, "", one.gpu, one.vendor, None))
+
+    def _processes(self, uses: Sequence[Use], most: int, width: int) -> list[str]:
+        """Return the table of processes: a header, and a line for each row. most: maximum rows."""
+        cells = [
+            self._owners.cells(use)
+            | {
+                "SHARE": _share(use.share),
+                "LAUNCH/s": _per_second(use.launches, use.interval_ns, table.number),
+                "COPIED/s": _per_second(use.copies_bytes, use.interval_ns, table.size),
+                "MEMORY": _memory(use),
+                "WAITED": table.duration(use.wait_ns) if use.waits else "-",
+            }
+            for use in uses[:most]
+        ]
+        made = table.within(cells, left=_LEFT, drop=("WAITED", "COPIED/s"), width=width)
+        return [*made, *_others(len(uses) - most, "row")]
+
+    def _kernels(self, uses: Iterable[Use], most: int, width: int) -> list[str]:
+        """Return the table of kernels, those with the most GPU time first; [] without a kernel. most: maximum rows."""
+        rows = [(use, one) for use in uses for one in use.kernels]
+        rows.sort(key=lambda row: (-row[1].gpu_ns, -row[1].launches, row[0].pid, row[0].gpu, row[1].mangled))
+        labels = names.labels(dict.fromkeys(one.mangled for _, one in rows if one.mangled != GRAPH))
+        cells = [self._kernel_cells(use, one, labels) for use, one in rows[:most]]
+        return [*table.within(cells, left=_LEFT, width=width), *_others(len(rows) - most, "kernel")]
+
+    def _kernel_cells(self, use: Use, one: KernelUse, labels: Mapping[str, str]) -> dict[str, str]:
+        cells = {name: cell for name, cell in self._owners.cells(use).items() if name != "COMM"}
+        return cells | {
+            "GPU TIME": table.duration(one.gpu_ns),
+            "LAUNCHES": f"{one.launches:,}",
+            "KERNEL": GRAPHS if one.mangled == GRAPH else labels[one.mangled] or "?",
+        }
+
+
+def _others(number: int, noun: str) -> list[str]:
+    return [f"and {table.count(number, f'other {noun}')}"] if number > 0 else []
+
+
+def _measured(interval: Interval) -> str:
+    processes = table.count(len({use.process for use in interval.processes}), "process")
+    return f"{processes} on {table.count(len(interval.gpus), 'GPU')}, {table.duration(interval.length_ns)}"
+
+
+def _share(value: float | None) -> str:
     return "unknown" if value is None else f"{100 * value:.1f} %"
 
 
-def per_second(number: float, interval_ns: int, form: Callable[[float], str]) -> str:
-    """Return a rate for a table."""
+def _memory(use: Use) -> str:
+    if use.memory_complete:
+        return table.size(use.memory_bytes)
+    return f">= {table.size(use.memory_bytes)}" if use.memory_bytes else "unknown"
+
+
+def _per_second(number: float, interval_ns: int, form: Callable[[float], str]) -> str:
     return form(number * 1e9 / interval_ns if interval_ns else 0)
 
 
-def head(interval: Interval, owners: OwnerColumns) -> Iterator[str]:
-    """Yield what the report is about, and a line for each GPU."""
-    processes = table.count(len({use.process for use in interval.processes}), "process")
-    yield f"{processes} on {table.count(len(interval.gpus), 'GPU')}, {table.duration(interval.length_ns)}"
-    for one in interval.gpus:
-        yield f"{gpu_name(one, owners)}: kernels ran for {share(one.share)} of the time"
-
-
-def gpu_name(one: GpuUse, owners: OwnerColumns) -> str:
-    """Return the name of a GPU for a line: ``GPU 1``, or ``AMD GPU 1`` among GPUs of both vendors."""
-    return owners.gpu_name(Use(0, 0, "", one.gpu, one.vendor, None))
-
-
-def process_lines(uses: Sequence[Use], owners: OwnerColumns) -> list[str]:
-    """Return the table of processes: a header, and a line for each row."""
-    cells = [
-        owners.cells(use)
-        | {
-            "SHARE": share(use.share),
-            "LAUNCH/s": per_second(use.launches, use.interval_ns, table.number),
-            "COPIED/s": per_second(use.copies_bytes, use.interval_ns, table.size),
-            "MEMORY": table.size(use.memory_bytes),
-            "WAITED": table.duration(use.wait_ns) if use.waits else "-",
-        }
-        for use in uses
-    ]
-    return table.within(cells, left=_LEFT, drop=("WAITED",))
-
-
-def kernel_lines(uses: Iterable[Use], owners: OwnerColumns, most: int) -> list[str]:
-    """Return the table of kernels, those with the most GPU time first; [] without a kernel. most: maximum rows."""
-    rows = [(use, one) for use in uses for one in use.kernels]
-    rows.sort(key=lambda row: (-row[1].gpu_ns, -row[1].launches, row[0].pid, row[0].gpu, row[1].mangled))
-    labels = names.labels(dict.fromkeys(one.mangled for _, one in rows if one.mangled != GRAPH))
-    cells = [_kernel_cells(use, one, labels, owners) for use, one in rows[:most]]
-    made = table.within(cells, left=_LEFT)
-    if len(rows) > most:
-        made.append(f"and {table.count(len(rows) - most, 'other kernel')}")
-    return made
-
-
-def full_names(uses: Iterable[Use]) -> Iterator[str]:
+def _full_names(uses: Iterable[Use]) -> Iterator[str]:
     """Yield the full names of kernels whose short names say less."""
     for mangled in sorted({one.mangled for use in uses for one in use.kernels} - {GRAPH}):
         name = names.demangle(mangled)
@@ -91,64 +182,9 @@ def full_names(uses: Iterable[Use]) -> Iterator[str]:
             yield from table.wrap(f"{name.short}: {name.full}", indent=2)
 
 
-def _kernel_cells(
-    use: Use, one: KernelUse, labels: Mapping[str, str], owners: OwnerColumns
-) -> dict[str, str]:
-    cells = {name: cell for name, cell in owners.cells(use).items() if name != "COMM"}
-    return cells | {
-        "GPU TIME": table.duration(one.gpu_ns),
-        "LAUNCHES": f"{one.launches:,}",
-        "KERNEL": GRAPHS if one.mangled == GRAPH else labels[one.mangled] or "?",
-    }
-
-
-def lines(
-    interval: Interval, sort: str, owners: OwnerColumns, top: int | None, full: bool = False
-) -> Iterator[str]:
-    """Yield the report of an interval.
-
-    top: maximum rows of each table; None: PROCESSES and KERNELS.
-    full: add the full names of kernels.
-    """
-    if not interval.processes:
-        yield from ("no process used a GPU", "")
-        return
-    owners.see(interval.processes)
-    uses = by(interval, sort)
-    yield from head(interval, owners)
-    yield ""
-    shown = uses[: top or PROCESSES]
-    yield from process_lines(shown, owners)
-    if len(uses) > len(shown):
-        yield f"and {table.count(len(uses) - len(shown), 'other row')}"
-    yield ""
-    if made := kernel_lines(uses, owners, top or KERNELS):
-        yield from made
-        yield from full_names(uses) if full else ()
-        yield ""
-    if interval.late_ns:
-        yield from (*table.wrap(late(interval.late_ns)), "")
-
-
 def late(ns: int) -> str:
     """Return a sentence about GPU time that no report has."""
     return f"{table.duration(ns)} of GPU time became known only after the report of its interval"
-
-
-def show(
-    interval: Interval, sort: str, owners: OwnerColumns, top: int | None, full: bool, results: ResultWriter
-) -> None:
-    """Write the report of an interval in the form that the user chose."""
-    if results.form == "text":
-        results.out.lines(lines(interval, sort, owners, top, full))
-        return
-    uses = by(interval, sort)[:top]
-    if results.json:
-        results.records(GPU, interval.gpus)
-        results.records(PROCESS, uses)
-    else:
-        cells = ((PROCESS.record(use), kernel_name(use.kernels[0]) if use.kernels else "") for use in uses)
-        results.table(PROCESS.columns, (PROCESS.row(record, kernel=kernel) for record, kernel in cells))
 
 
 def end(summary: Mapping[str, Any], loss_lines: Sequence[str], results: ResultWriter) -> None:

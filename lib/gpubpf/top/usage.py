@@ -60,6 +60,7 @@ class Use(MutableRecord):
     running: kernels that ran at the end of the interval.
     waits, wait_ns: calls that waited for the GPU and returned in the interval; their time, summed over threads.
     memory_bytes: GPU memory that was held at the end of the interval, as far as the allocations were seen.
+    memory_complete: all were seen; False if the process may have allocated memory before the attach.
     ended: the process has ended.
     kernels: the kernel with the most GPU time first.
     """
@@ -79,6 +80,7 @@ class Use(MutableRecord):
     waits: int = 0
     wait_ns: int = 0
     memory_bytes: int = 0
+    memory_complete: bool = True
     ended: bool = False
     kernels: list[KernelUse] = field(default_factory=list)
 
@@ -125,7 +127,7 @@ def share_of(busy_ns: int | None, interval_ns: int) -> float | None:
 
 
 class _Open(MutableRecord):
-    """What is known of a process on a GPU in the current interval.
+    """A process on a GPU in the current interval.
 
     spans: when kernels ran, int64 [n, 2], disjoint and in order.
     summed_ns: time of earlier spans, which were too many to keep.
@@ -161,7 +163,9 @@ class Usage:
         self._open: dict[_Key, _Open] = {}
         self._seen = np.zeros(0, np.int64)  # sorted ids of the operations that were counted
         self._timed = np.zeros(0, np.int64)  # sorted ids of the launches whose whole time was counted
-        self._until: dict[int, int] = {}  # by id of a launch that ran at the end of an interval: that end
+        self._until: dict[
+            int, int
+        ] = {}  # by id of a launch whose end was not certain: until when it was counted
         self._late_ns = 0
         self._latest = 0
         self._view: LaunchView | None = None  # the last one
@@ -268,7 +272,7 @@ class Usage:
             )
             if number in self._known:
                 process = self._known[number]
-                use.comm = process.comm
+                use.comm, use.memory_complete = process.comm, not process.from_before
                 # The log of a process is also over when the measurement is.
                 use.ended = process.ended and not proc.exists(process.pid)
             uses.append(use)
@@ -292,24 +296,24 @@ class Usage:
         return Interval(begin, end, tuple(ordered), tuple(gpus), late)
 
     def _run_on(self, view: LaunchView, begin: int, end: int) -> None:
-        """Count launches that run now until the end of the interval."""
+        """Count launches whose end is not certain: until the end that they are likely to have, or else until that of the interval."""
         columns, ops = view.columns, view.ops
         chosen = self._launches(view)
         chosen = chosen[columns.running[chosen]]
-        running = chosen[(ops.start[chosen] != NONE) & (ops.end[chosen] == NONE)]
+        begun = chosen[(ops.start[chosen] != NONE) & (ops.end[chosen] == NONE)]
         for key, some in self._by_owner(view, chosen[ops.start[chosen] == NONE]):
             self._of(view, key, int(some[0])).queued += len(some)
-        ids = ops.id[running].tolist()
-        for key, some in self._by_owner(view, running):
+        ended = columns.likely_end != NONE
+        stops = np.where(ended, np.clip(columns.likely_end, ops.start, end), end)
+        for key, some in self._by_owner(view, begun):
             one = self._of(view, key, int(some[0]))
-            inside = clipped(np.stack([ops.start[some], np.full(len(some), end)], axis=1), begin)
             one.timed += len(some)
-            one.use.running += len(some)
-            one.ran(inside)
+            one.use.running += int((~ended[some]).sum())
+            one.ran(clipped(np.stack([ops.start[some], stops[some]], axis=1), begin))
             for mangled, mine in self._by_name(view, some):
                 starts = np.maximum(ops.start[mine], begin)
-                one.kernel(mangled).gpu_ns += int(np.maximum(end - starts, 0).sum())
-        self._until = dict.fromkeys(ids, end)
+                one.kernel(mangled).gpu_ns += int(np.maximum(stops[mine] - starts, 0).sum())
+        self._until = dict(zip(ops.id[begun].tolist(), stops[begun].tolist(), strict=True))
 
     def _launches(self, view: LaunchView) -> Integers:
         """Return the launches that may have times: kernels that the user asked for, and graphs that were timed as a whole."""

@@ -225,6 +225,7 @@ class Joining:
         process = self._server.adopt(injection.socket, pid, os.dup(ended))
         if process is None:
             raise Missed(TOO_LATE, f"pid {pid} appeared after the measurement had ended; run the tool again")
+        process.from_before = starting is None
         code = -1
         try:
             code = injection.wait(ATTACH_WAIT)

@@ -196,6 +196,7 @@ class TracedProcess(MutableRecord):
     # tool does not know yet which kernels these are.
     preparing: dict[int, frozenset[str]] = field(default_factory=dict)
     attached: bool = False  # it was running before the tool attached to it
+    from_before: bool = False  # the same, and it had used the GPU: `attached` is also true of a process that is held in cuInit
     pidfd: int | None = None  # only if `attached`
     hook_failure: str = ""  # if attaching failed: the reason, and what to do
     stood_ns: int = 0  # time that its threads were stopped
