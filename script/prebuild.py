@@ -28,6 +28,7 @@ from gpubpf.ebpf import compile
 from gpubpf.ebpf.bytecode import HOST_POINTS, WIDE, Program, points, register_functions
 from gpubpf.ebpf.headers import INCLUDE
 from gpubpf.errors import CompileError, Error, VerifyError
+from gpubpf.exporter import gpu_time
 from gpubpf.kernel import privileges
 from gpubpf.launches import off_cpu
 from gpubpf.linux.host_programs import try_load
@@ -43,6 +44,7 @@ SOURCES = (
     Path(off_cpu.__file__),
     Path(access_trace.__file__),
     Path(cuinit.__file__),
+    Path(gpu_time.__file__),
 )
 
 

@@ -5,6 +5,7 @@ USAGE: gpubpf check [options]
        gpubpf query [options] SQL DIR...
        gpubpf diff [options] A B
        gpubpf report [options] -o FILE DIR...
+       gpubpf exporter [options]
        gpubpf mcp [options] [DIR...]
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import sys
 
 from gpubpf.check import command as check
+from gpubpf.exporter import command as exporter
 from gpubpf.mcp import command as mcp
 from gpubpf.query import command as query
 from gpubpf.query import difference_command as diff
@@ -30,10 +32,18 @@ EXAMPLES = """examples:
     gpubpf diff before after        what got slower between two measurements
     gpubpf report DIR -o report.html
                                     one page about what --parquet DIR kept
+    sudo gpubpf exporter            serve metrics to Prometheus
     gpubpf mcp                      serve the tools to assistants
 """
 # Each has DESCRIPTION, EXAMPLES, add_options(parser) and run(arguments, parser).
-COMMANDS = {"check": check, "query": query, "diff": diff, "report": report, "mcp": mcp}
+COMMANDS = {
+    "check": check,
+    "query": query,
+    "diff": diff,
+    "report": report,
+    "exporter": exporter,
+    "mcp": mcp,
+}
 
 
 def build_parser() -> cli.Parser:
@@ -63,6 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run a subcommand, and return the exit status."""
     made = build_parser()
     args = cli.parse_subcommand(made, sys.argv[1:] if argv is None else argv)
+    args.alone = argv is None
     return COMMANDS[args.subcommand].run(args, args.parser)
 
 

@@ -31,6 +31,7 @@ OPTIONAL = {
     "duckdb": "duckdb",
     "matplotlib": "matplotlib",
     "mcp": "mcp",
+    "prometheus_client": "prometheus_client",
     "pyarrow": "pyarrow",
 }
 _WITHOUT = {
@@ -38,6 +39,7 @@ _WITHOUT = {
     "duckdb": "gpubpf query, gpubpf diff and gpubpf report cannot be used",
     "matplotlib": "--heatmap cannot be used",
     "mcp": "gpubpf mcp cannot be used",
+    "prometheus_client": "gpubpf exporter cannot be used",
     "pyarrow": "--parquet cannot be used",
 }
 

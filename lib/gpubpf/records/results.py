@@ -93,6 +93,33 @@ class KernelCount(Record):
     instrumented: int
     not_instrumented: Mapping[str, int]
 
+    def plus(self, other: KernelCount) -> KernelCount:
+        """Return the sum of the launches of two kernels with the same name."""
+        reasons = dict(self.not_instrumented)
+        for reason, n in other.not_instrumented.items():
+            reasons[reason] = reasons.get(reason, 0) + n
+        launches, instrumented = self.launches + other.launches, self.instrumented + other.instrumented
+        return KernelCount(self.mangled, launches, self.matched or other.matched, instrumented, reasons)
+
+
+class ProcessCounts(Record):
+    """What was counted in one process. No number decreases.
+
+    number: of the process in the session; a process gets another number when it executes another program.
+    over: the process has ended, and everything was read: the counts are final.
+    kernels: the launches by kernel name; those of kernels whose name is unknown have the name "".
+    lost: instrumented launches whose results were not read before the process ended (upper bound). 0 before that.
+    hooks_ns: time that the agent's code took in the process's calls.
+    """
+
+    number: int
+    pid: int
+    comm: str
+    over: bool
+    kernels: list[KernelCount]
+    lost: int
+    hooks_ns: int
+
 
 class ProcessLog(Record):
     """The new records of a process's operation log.

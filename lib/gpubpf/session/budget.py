@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpubpf import names
@@ -98,7 +98,7 @@ class Budget:
             return
         if new or waiting or measured != self._measured_before:
             self._measured_before, self._awaited = measured, self._awaited | waiting
-            self._read(read)
+            self.read(read)
         elif NEVER not in self._rates.values():
             return  # without new counts, only the rate NEVER can change: host time becomes a smaller share
         self._pause = min(2 * (SHORTEST_PAUSE if new else self._pause), LONGEST_PAUSE)
@@ -123,7 +123,7 @@ class Budget:
         begin, end = self._latest
         return self._reading_ns + max(0, (at if end is None else min(at, end)) - begin)
 
-    def _read(self, read: Callable[[], object]) -> None:
+    def read(self, read: Callable[[], object]) -> None:
         """Read the maps, and delay the next reading so that readings take at most READING_SHARE of the budget."""
         start = time.monotonic_ns()
         self._reading_ns = self._read_until(start)
@@ -152,6 +152,14 @@ class Budget:
             if not cost.one_in:
                 where = f"{labels[cost.mangled]} in {cost.process.label}"
                 measurement.note(f"budget of {self.percent:g} %: {_choice(rate)} of {where}")
+
+    def forget(self, processes: Collection[int]) -> None:
+        """Forget processes that have ended, by their numbers."""
+        self._rates = {key: rate for key, rate in self._rates.items() if key[0] not in processes}
+        self._awaited = {key for key in self._awaited if key[0] not in processes}
+        for number in processes:
+            self._since.pop(number, None)
+            self._read_in_all.pop(number, None)
 
     def host(self, process: TracedProcess, until: int = 0) -> float | None:
         """Return the time in hooks and readings in per cent of a process's lifetime; None on the virtual clock.

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from gpubpf.records.results import (
         Instance,
         KernelCount,
+        ProcessCounts,
         ProcessLog,
         Reading,
         RingCounts,
@@ -795,6 +796,42 @@ class Session:
     def kernels(self) -> list[KernelCount]:
         """Return the launch counts of every kernel that a process looked up, most launches first."""
         return summary.kernels(self._measurement)
+
+    def processes(self) -> dict[int, tuple[int, str]]:
+        """Return pid and comm of the processes that are or were measured, by number, except those that `forget` has removed."""
+        processes = self._measurement.all_processes()
+        return {process.number: (process.pid, process.comm) for process in processes if process.hooked}
+
+    def by_process(self) -> list[ProcessCounts]:
+        """Return the launch counts of every process, except those that `forget` has removed. They change during the measurement."""
+        return summary.by_process(self._measurement)
+
+    def read(self) -> None:
+        """Read the maps of every live process now, for `instances`. Call it in the tick of `intervals`, which runs meanwhile, too."""
+        if self._budget is not None:
+            self._budget.read(self._drain)
+        else:
+            self._drain()
+
+    def overhead(self) -> dict[str, Any] | None:
+        """Return the field `budget` of the summary; None without a budget."""
+        return None if self._budget is None else self._budget.record(self._measurement)
+
+    def missed(self) -> dict[str, int]:
+        """Return how many processes could not be measured, by reason."""
+        with self._measurement.lock:
+            return {reason: found.count for reason, found in self._measurement.missed.items()}
+
+    def forget(self, processes: Collection[int]) -> None:
+        """Remove processes that are over (`ProcessCounts`), so that a measurement of weeks needs no more memory than one of minutes.
+
+        processes: their numbers. The summary and all other results no longer have them.
+        """
+        for process in self._measurement.all_processes():
+            if process.number in processes and process.fully_read:
+                self._server.forget(process)
+        if self._budget is not None:
+            self._budget.forget(processes)
 
     def kernel_names(self) -> dict[int, dict[int, str]]:
         """Return, by process number, the mangled kernel names by the number that `gpu_kernel()` returns."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpubpf.agent import protocol
@@ -15,7 +15,7 @@ from gpubpf.agent.definitions import SLOTS
 from gpubpf.ebpf import maps, sampling
 from gpubpf.record import asdict
 from gpubpf.records.reasons import BEFORE_READY, LOADED_BEFORE, REFUSED, fault_record
-from gpubpf.records.results import KernelCount
+from gpubpf.records.results import KernelCount, ProcessCounts
 from gpubpf.show import table
 from gpubpf.traced.measurement import SHARED, is_ring
 
@@ -186,6 +186,34 @@ def kernels(measurement: Measurement) -> list[KernelCount]:
     return sorted(made, key=lambda k: (-k.launches, k.mangled))
 
 
+def by_process(measurement: Measurement) -> list[ProcessCounts]:
+    """See `Session.by_process`."""
+    unread = {process.number: launches for process, launches in unread_launches(measurement)}
+    made = []
+    for process in measurement.all_processes():
+        over = process.fully_read
+        kernels: dict[str, KernelCount] = {}
+        for _, name, counters in _counted(measurement, [process]):
+            matched = name in process.matched or measurement.matches(name)
+            reasons = _reasons(process, name, counters) if matched else {}
+            kernel = KernelCount(name, counters.seen, matched, counters.instrumented, reasons)
+            kernels[name] = kernels[name].plus(kernel) if name in kernels else kernel
+        if unnamed := process.counters()[1]:
+            kernels[""] = KernelCount("", unnamed, True, 0, {LOADED_BEFORE: unnamed})
+        made.append(
+            ProcessCounts(
+                process.number,
+                process.pid,
+                process.comm,
+                over,
+                list(kernels.values()),
+                unread.get(process.number, 0) if over else 0,
+                process.hook_calls().ns or 0,
+            )
+        )
+    return made
+
+
 def _reasons(process: TracedProcess, name: str, counters: protocol.Counters) -> dict[str, int]:
     """Return why launches of a matched kernel ran the original: reason → launches.
 
@@ -221,9 +249,11 @@ def launches_by_comm(measurement: Measurement) -> dict[str, dict[str, int]]:
     return counted
 
 
-def _counted(measurement: Measurement) -> Iterator[tuple[TracedProcess, str, protocol.Counters]]:
-    """Yield (process, kernel name, that kernel's counters in the process)."""
-    for process in measurement.all_processes():
+def _counted(
+    measurement: Measurement, processes: Iterable[TracedProcess] | None = None
+) -> Iterator[tuple[TracedProcess, str, protocol.Counters]]:
+    """Yield (process, kernel name, that kernel's counters in the process). processes: only these; None: all."""
+    for process in measurement.all_processes() if processes is None else processes:
         slots, _ = process.counters()
         for slot, counters in enumerate(slots):
             name = process.names.get(slot, "" if slot < SLOTS - 1 else "(others)")

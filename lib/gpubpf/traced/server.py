@@ -283,6 +283,13 @@ class Server:
         self._measurement.remove(process)
         process.socket.shutdown()  # `_serve` notices that and closes its files
 
+    def forget(self, process: TracedProcess) -> None:
+        """Forget a process that has ended and was read. What it took from the limits on names and modules is free again."""
+        self._measurement.remove(process)
+        with self._measurement.lock:
+            self._texts.take(process.user, -process.text)
+            self._measurement.modules.take(process.user, -process.module_bytes)
+
     def _admit(
         self, connection: TargetSocket, pid: int, uid: int, pidfd: int | None = None
     ) -> TracedProcess | None:
@@ -467,8 +474,10 @@ class Server:
 
     def _count_text(self, process: TracedProcess, size: int) -> None:
         """Count bytes of text that the tool keeps. Raises SessionError if a process, its user, or all together exceed the limit."""
-        process.count_text(size)
-        self._texts.take(process.user, size)
+        try:
+            process.count_text(size)
+        finally:  # so that `forget` takes back what was taken
+            self._texts.take(process.user, size)
 
     def _discard(self, process: TracedProcess, files: Sequence[int]) -> None:
         """Close files without waiting. Files that may never close count for their user."""

@@ -204,6 +204,7 @@ class TracedProcess(MutableRecord):
     images: int = 0  # images that it loaded and the agent sent
     image_bytes: int = 0
     sent_patches: bool = False  # PATCHES has arrived
+    module_bytes: int = 0  # about how many bytes the names and sites of its modules take, for limits.MODULES
     text: int = 0  # bytes of names, reasons and stacks, for limits.TEXT
     _resource_lock: threading.Lock = field(default_factory=threading.Lock)
     _log_lock: threading.Lock = field(default_factory=threading.Lock)

@@ -502,7 +502,9 @@ class BackgroundWork:
             sidecar = make(target)
             large = LargeModule(sidecar.later) if sidecar.later is not None else None
             with self._measurement.lock:
-                self._measurement.modules.take(process.user, process.bytes_to_keep(sidecar))
+                needed = process.bytes_to_keep(sidecar)
+                process.module_bytes += needed
+                self._measurement.modules.take(process.user, needed)
                 process.refusals.update(sidecar.refusals)
                 process.matched.update(sidecar.refusals)
                 process.matched.update(kernel.name for kernel in sidecar.kernels)

@@ -130,7 +130,10 @@ def test_packages_that_are_missing(name: str, needed: bool, tmp_path: Path) -> N
     (tmp_path / "sitecustomize.py").write_text(leave_out)
     found = one(name, library=Path(f"{tmp_path}:{ROOT / 'lib'}"))
     expect(
-        found, MISSING, "llvmlite" if needed else "no argcomplete, duckdb, matplotlib, mcp, pyarrow", needed
+        found,
+        MISSING,
+        "llvmlite" if needed else "no argcomplete, duckdb, matplotlib, mcp, prometheus_client, pyarrow",
+        needed,
     )
 
 
@@ -141,7 +144,7 @@ def test_the_packages_are_those_of_the_project() -> None:
         return {re.split(r"[><=~! ]", one)[0] for one in requirements}
 
     extras = project["optional-dependencies"]
-    optional = extras["analysis"] + extras["mcp"]
+    optional = extras["analysis"] + extras["exporter"] + extras["mcp"]
     assert names(project["dependencies"] + optional) == {*software.NEEDED, *software.OPTIONAL}
     assert names(optional) <= set(software.OPTIONAL)
 

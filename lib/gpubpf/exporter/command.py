@@ -1,0 +1,169 @@
+"""The command `gpubpf exporter`: its options, and its loop."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from gpubpf.show import cli
+from gpubpf.show.option_values import parse_percent, parse_pids
+
+if TYPE_CHECKING:
+    from gpubpf.exporter.watch import Watch
+    from gpubpf.session.session import Session
+
+DESCRIPTION = "Serve metrics of all GPU programs on this machine to Prometheus, as long as it runs."
+EXAMPLES = """examples:
+    sudo gpubpf exporter            watch every process; metrics are at
+                                    http://127.0.0.1:9696/metrics
+    sudo gpubpf exporter --listen 0.0.0.0:9696
+                                    let other machines read them, too
+    sudo gpubpf exporter --budget 0.5 --top 20
+                                    less overhead, and fewer series
+    gpubpf exporter -p 1234         watch one process, without root
+
+exit status: 0 after SIGTERM, or when the last process of -p has ended; 1 if
+the address cannot be used or nothing can be measured; 2 if the command line
+is wrong.
+"""
+TOOL = "gpubpf exporter"
+LISTEN = "127.0.0.1:9696"
+BUDGET = 1.0  # per cent
+LOOK = 0.25  # seconds between looks for new processes
+
+
+def add_options(made: cli.Parser) -> None:
+    """Add the options of the command to its parser."""
+    made.add_argument(
+        "--listen",
+        type=parse_address,
+        default=parse_address(LISTEN),
+        metavar="ADDRESS:PORT",
+        help=f"serve /metrics there (default: {LISTEN}); port 0: any free port",
+    )
+    made.add_argument(
+        "--every",
+        type=cli.seconds,
+        default=5.0,
+        metavar="S",
+        help="read the counts every S seconds (default: 5)",
+    )
+    made.add_argument(
+        "--top",
+        type=cli.positive,
+        default=50,
+        metavar="N",
+        help="series for the N kernels with the most launches; the rest is 'other' (default: 50)",
+    )
+    made.add_argument(
+        "--budget",
+        type=parse_percent,
+        default=None,
+        metavar="PERCENT",
+        help="measure so few launches that programs run at most PERCENT more instructions, and let the exporter"
+        f" use at most PERCENT of a core for reading counts (default: {BUDGET:g})",
+    )
+    made.add_argument(
+        "--sample",
+        type=cli.positive,
+        default=1,
+        metavar="N",
+        help="instead of --budget: measure one launch in N (1: every launch)",
+    )
+    made.add_argument(
+        "--kernel",
+        action="append",
+        metavar="GLOB",
+        help="measure only kernels whose name matches; repeatable",
+    )
+    made.add_argument(
+        "-p",
+        dest="pid",
+        action="extend",
+        type=parse_pids,
+        metavar="PID[,PID...]",
+        help="watch these running processes (default: every process; requires root)",
+    )
+    made.set_defaults(sample=None)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse ADDRESS:PORT; an IPv6 address is in brackets."""
+    address, colon, port = text.rpartition(":")
+    bare = address.removeprefix("[").removesuffix("]")
+    if not (colon and bare and port.isascii() and port.isdigit() and int(port) < 1 << 16) or (
+        ":" in bare and bare == address
+    ):
+        raise argparse.ArgumentTypeError(
+            f"must be ADDRESS:PORT, such as {LISTEN} or [::1]:9696, not {text!r}"
+        )
+    return bare, int(port)
+
+
+def run(args: argparse.Namespace, made: cli.Parser) -> int:
+    """Serve metrics until the measurement ends. Return the exit status. Raises ImportError without the Python packages."""
+    if args.budget is not None and args.sample is not None:
+        made.error("--budget and --sample exclude each other: --budget chooses the launches")
+    if args.budget is None and args.sample is None:
+        args.budget = BUDGET
+    args.sample = args.sample or 1
+    args.kernel = args.kernel or []
+    args.tool = TOOL
+    from gpubpf.exporter.prometheus import Server
+    from gpubpf.exporter.watch import Watch
+
+    watch = Watch(args.top, args.budget)
+    address, port = args.listen
+    with Server(address, port, watch.latest) as server:
+        return _measure(args, watch, server.url)
+
+
+def _measure(args: argparse.Namespace, watch: Watch, url: str) -> int:
+    from gpubpf.exporter.gpu_time import PROGRAM
+    from gpubpf.program import BPF
+    from gpubpf.session import tracing
+
+    b = BPF(text=PROGRAM)
+    b.limit(args)
+    b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
+    b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
+    b["every_lane"].set(int(tracing.device_of(cli.Options.of(args)).kind == "sim").to_bytes(8, "little"))
+    with b.trace(args) as session:
+        cli.note(TOOL, f"serving {url}")
+        _Loop(session, watch, args.every, args.budget).run()
+    return session.status
+
+
+class _Loop:
+    """Updates the metrics until the session ends.
+
+    every: seconds between updates. percent: the most CPU time that updates may take, of a core; None: no limit.
+    """
+
+    def __init__(self, session: Session, watch: Watch, every: float, percent: float | None) -> None:
+        self._session, self._watch, self._every, self._percent = session, watch, every, percent
+        self._next = self._last = time.monotonic()
+        self._updating = False
+
+    def run(self) -> None:
+        for _ in self._session.intervals(tick=self._tick, every=LOOK):
+            self._watch.update(self._session)
+
+    def _tick(self) -> None:
+        if self._updating:  # `Session.read` ticks, too
+            return
+        self._watch.see(self._session)
+        now = time.monotonic()
+        if now < self._next or self._session.stopped:
+            return
+        began = time.thread_time()
+        self._updating = True
+        try:
+            self._session.read()
+            self._watch.update(self._session)
+        finally:
+            self._updating = False
+        self._watch.interval, self._last = now - self._last, now
+        took = time.thread_time() - began
+        self._next = now + max(self._every, 100 * took / self._percent if self._percent else 0.0)
