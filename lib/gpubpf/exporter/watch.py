@@ -18,6 +18,7 @@ from gpubpf import __version__, names
 from gpubpf.exporter import gpu_time
 from gpubpf.exporter.gpu_time import Measured
 from gpubpf.exporter.metrics import OTHER, Family, label
+from gpubpf.exporter.pods import Place, Pods
 from gpubpf.exporter.top import TopCounters
 from gpubpf.process import proc
 from gpubpf.record import MutableRecord, Record, field
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 MOST_REASONS = 30
 ENOUGH = 16  # measured launches that show the steps of a clock
-OWNER_LABELS = ("process",)
+OWNER_LABELS = ("process", "namespace", "pod", "container")
 KERNEL_LABELS = ("kernel", *OWNER_LABELS)
 UNKNOWN = "(unknown)"  # a kernel whose name is not known
 
@@ -37,13 +38,15 @@ class Owner(Record):
     """Whose launches are counted together. Many processes may have the same owner.
 
     process: the name of the process (comm).
+    place: where it runs.
     """
 
     process: str
+    place: Place
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return (label(self.process),)
+        return tuple(map(label, (self.process, self.place.namespace, self.place.pod, self.place.container)))
 
 
 class Known(MutableRecord):
@@ -69,11 +72,13 @@ class Watch:
 
     top: the number of kernels, and of owners, that have series of their own.
     budget: the most overhead, in per cent; None: no limit.
-    cpu: return the CPU time of this process so far, in seconds.
+    place: return where a process runs, by its pid.
     """
 
-    def __init__(self, top: int, budget: float | None, cpu: Callable[[], float] = time.process_time) -> None:
-        self._budget, self._cpu = budget, cpu
+    def __init__(
+        self, top: int, budget: float | None = None, place: Callable[[int], Place] | None = None
+    ) -> None:
+        self._budget, self._place = budget, place or Pods().place
         self._kernels: TopCounters[tuple[str, Owner]] = TopCounters(top, 3)
         self._owners: TopCounters[Owner] = TopCounters(top, 1)
         self._reasons: TopCounters[str] = TopCounters(MOST_REASONS, 1)
@@ -92,9 +97,9 @@ class Watch:
 
     def see(self, session: Session) -> None:
         """Find out whose the new processes are, while they run."""
-        for number, (_, comm) in session.processes().items():
+        for number, (pid, comm) in session.processes().items():
             if number not in self._known:
-                self._known[number] = Known(Owner(comm))
+                self._known[number] = Known(Owner(comm, self._place(pid)))
 
     def update(self, session: Session) -> None:
         """Add what was counted since the last update, and forget processes that have ended."""
@@ -105,7 +110,7 @@ class Watch:
         mangled = {kernel.mangled for process in processes for kernel in process.kernels}
         short = {name.mangled: name.short for name in names.demangle_all(mangled)}
         for process in processes:
-            self._known.setdefault(process.number, Known(Owner(process.comm)))
+            self._known.setdefault(process.number, Known(Owner(process.comm, Place())))
             self._add(process, times, short)
             if process.over:
                 over.add(process.number)
@@ -189,7 +194,7 @@ class Watch:
         yield Family(
             "gpubpf_process_launches",
             "counter",
-            "Launches of all kernels by processes of this name.",
+            "Launches of all kernels by processes of this name, in this container.",
             OWNER_LABELS,
             [(_labels(key, OWNER_LABELS), values[0]) for key, values in self._owners.series()],
         )
@@ -204,7 +209,9 @@ class Watch:
     def _own(self) -> Iterator[Family]:
         """Yield the metrics about the exporter's process."""
         memory = int(proc.text(os.getpid(), "statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        yield _single("gpubpf_exporter_cpu_seconds", "counter", "CPU time of the exporter.", self._cpu())
+        yield _single(
+            "gpubpf_exporter_cpu_seconds", "counter", "CPU time of the exporter.", time.process_time()
+        )
         yield _single("gpubpf_exporter_memory_bytes", "gauge", "Resident memory of the exporter.", memory)
 
     def _measurement(self) -> Iterator[Family]:
