@@ -31,6 +31,7 @@ OPTIONAL = {
     "duckdb": "duckdb",
     "matplotlib": "matplotlib",
     "mcp": "mcp",
+    "opentelemetry-exporter-otlp-proto-grpc": "grpc",  # a part that only this package needs
     "prometheus_client": "prometheus_client",
     "pyarrow": "pyarrow",
 }
@@ -39,6 +40,7 @@ _WITHOUT = {
     "duckdb": "gpubpf query, gpubpf diff and gpubpf report cannot be used",
     "matplotlib": "--heatmap cannot be used",
     "mcp": "gpubpf mcp cannot be used",
+    "opentelemetry-exporter-otlp-proto-grpc": "gpubpf exporter --otlp cannot be used",
     "prometheus_client": "gpubpf exporter cannot be used",
     "pyarrow": "--parquet cannot be used",
 }

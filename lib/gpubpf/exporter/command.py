@@ -10,6 +10,10 @@ from gpubpf.show import cli
 from gpubpf.show.option_values import parse_percent, parse_pids
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpubpf.exporter.metrics import Family
+    from gpubpf.exporter.otlp import Push
     from gpubpf.exporter.watch import Watch
     from gpubpf.session.session import Session
 
@@ -21,6 +25,8 @@ EXAMPLES = """examples:
                                     let other machines read them, too
     sudo gpubpf exporter --budget 0.5 --top 20
                                     less overhead, and fewer series
+    sudo gpubpf exporter --otlp http://collector:4317
+                                    also push them to OpenTelemetry
     gpubpf exporter -p 1234         watch one process, without root
 
 exit status: 0 after SIGTERM, or when the last process of -p has ended; 1 if
@@ -30,6 +36,7 @@ is wrong.
 TOOL = "gpubpf exporter"
 LISTEN = "127.0.0.1:9696"
 BUDGET = 1.0  # per cent
+LEAST_PUSH = 1.0  # seconds between pushes
 LOOK = 0.25  # seconds between looks for new processes
 
 
@@ -41,6 +48,13 @@ def add_options(made: cli.Parser) -> None:
         default=parse_address(LISTEN),
         metavar="ADDRESS:PORT",
         help=f"serve /metrics there (default: {LISTEN}); port 0: any free port",
+    )
+    made.add_argument(
+        "--otlp",
+        type=parse_endpoint,
+        metavar="URL",
+        help="also push metrics to the OpenTelemetry collector at URL (gRPC), such as http://localhost:4317;"
+        f" every S seconds of --every, but at most every {LEAST_PUSH:g}",
     )
     made.add_argument(
         "--every",
@@ -101,6 +115,20 @@ def parse_address(text: str) -> tuple[str, int]:
     return bare, int(port)
 
 
+def parse_endpoint(text: str) -> str:
+    """Parse the URL of a collector."""
+    from urllib.parse import urlsplit
+
+    try:
+        url = urlsplit(text)
+        usable = url.scheme in ("http", "https") and url.hostname and (url.port or 1)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(f"must be a URL such as http://localhost:4317, not {text!r}")
+    return text
+
+
 def run(args: argparse.Namespace, made: cli.Parser) -> int:
     """Serve metrics until the measurement ends. Return the exit status. Raises ImportError without the Python packages."""
     if args.budget is not None and args.sample is not None:
@@ -114,12 +142,34 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
     from gpubpf.exporter.watch import Watch
 
     watch = Watch(args.top, args.budget)
+    push = _push(args, watch)
+
+    def families() -> Iterator[Family]:
+        yield from watch.latest()
+        if push is not None:
+            yield from push.families()
+
     address, port = args.listen
-    with Server(address, port, watch.latest) as server:
-        return _measure(args, watch, server.url)
+    with Server(address, port, families) as server:
+        try:
+            return _measure(args, watch, push, server.url)
+        finally:
+            if push is not None:
+                push.close()
 
 
-def _measure(args: argparse.Namespace, watch: Watch, url: str) -> int:
+def _push(args: argparse.Namespace, watch: Watch) -> Push | None:
+    if not args.otlp:
+        return None
+    from gpubpf.exporter.otlp import Push
+
+    def note(text: str) -> None:
+        cli.note(TOOL, text)
+
+    return Push(args.otlp, max(LEAST_PUSH, args.every), watch.latest, note)
+
+
+def _measure(args: argparse.Namespace, watch: Watch, push: Push | None, url: str) -> int:
     from gpubpf.exporter.gpu_time import PROGRAM
     from gpubpf.program import BPF
     from gpubpf.session import tracing
@@ -131,6 +181,8 @@ def _measure(args: argparse.Namespace, watch: Watch, url: str) -> int:
     b["every_lane"].set(int(tracing.device_of(cli.Options.of(args)).kind == "sim").to_bytes(8, "little"))
     with b.trace(args) as session:
         cli.note(TOOL, f"serving {url}")
+        if push is not None:
+            push.start()
         _Loop(session, watch, args.every, args.budget).run()
     return session.status
 

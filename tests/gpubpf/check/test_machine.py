@@ -132,7 +132,9 @@ def test_packages_that_are_missing(name: str, needed: bool, tmp_path: Path) -> N
     expect(
         found,
         MISSING,
-        "llvmlite" if needed else "no argcomplete, duckdb, matplotlib, mcp, prometheus_client, pyarrow",
+        "llvmlite"
+        if needed
+        else "no argcomplete, duckdb, matplotlib, mcp, opentelemetry-exporter-otlp-proto-grpc, prometheus_client, pyarrow",
         needed,
     )
 
@@ -144,7 +146,7 @@ def test_the_packages_are_those_of_the_project() -> None:
         return {re.split(r"[><=~! ]", one)[0] for one in requirements}
 
     extras = project["optional-dependencies"]
-    optional = extras["analysis"] + extras["exporter"] + extras["mcp"]
+    optional = [*extras["analysis"], *extras["exporter"], *extras["mcp"], *extras["otlp"]]
     assert names(project["dependencies"] + optional) == {*software.NEEDED, *software.OPTIONAL}
     assert names(optional) <= set(software.OPTIONAL)
 
