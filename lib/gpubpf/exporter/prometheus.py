@@ -6,17 +6,21 @@ with Server("127.0.0.1", 9696, families) as server:
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gpubpf.errors import Error
 from gpubpf.exporter.metrics import Family
 
 _MADE = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+PATIENCE = 10.0  # seconds for a client to send its request, or to take the answer
 
 
 class _Collector:
@@ -33,6 +37,20 @@ class _Collector:
             yield made
 
 
+class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing about a client that went away."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = PATIENCE
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print no line for each scrape."""
+
+
 class Server:
     """A server of metrics over HTTP, as a context manager. Raises Error if it cannot listen.
 
@@ -45,14 +63,19 @@ class Server:
         registry = CollectorRegistry()
         registry.register(_Collector(families))
         try:
-            started = start_http_server(port, address, registry)
+            family, _, _, _, bound = socket.getaddrinfo(
+                address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            made = type("Server", (_ThreadingServer,), {"address_family": family})
+            self._server: WSGIServer = made(bound[:2], _Handler)
         except OSError as error:
             raise Error(
                 f"cannot listen on {_shown(address, port)}: {error.strerror or error};"
                 " choose another address or port with --listen"
             ) from None
-        self._server: Any = started[0]
-        self._thread: threading.Thread = started[1]
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="gpubpf-http", daemon=True)
+        self._thread.start()
         self.url = f"http://{_shown(address, self._server.server_address[1])}/metrics"
 
     def __enter__(self) -> Server:

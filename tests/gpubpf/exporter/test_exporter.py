@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from gpubpf_cuda import build
 from gpubpf_exporter import PROGRAM, ROOT, Program, Samples, exporting, get, until
 
 pytest.importorskip("prometheus_client")
+from gpubpf.exporter.metrics import Family
+from gpubpf.exporter.prometheus import Server
+
 MEASURED = "gpubpf_kernel_measured_launches_total"
 
 
@@ -143,3 +147,30 @@ def test_addresses() -> None:
     assert parse_address("127.0.0.1:9696") == ("127.0.0.1", 9696)
     assert parse_address("[::1]:0") == ("::1", 0)
     assert parse_address("localhost:80") == ("localhost", 80)
+
+
+def served(address: str) -> str:
+    """What a scrape of a server at an address gets."""
+    family = Family("calls", "counter", 'a "quoted" text', ("kernel",), [(('a"\\\n{}',), 3)])
+    with Server(address, 0, lambda: [family]) as server, urllib.request.urlopen(server.url) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def test_names_cannot_break_the_format() -> None:
+    assert 'calls_total{kernel="a\\"\\\\\\n{}"} 3.0\n' in served("127.0.0.1")
+
+
+def test_an_ipv6_address() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    assert "calls_total" in served("::1")
+
+
+def test_a_client_that_says_nothing_delays_no_other() -> None:
+    with Server("127.0.0.1", 0, list) as server:
+        port = int(server.url.rpartition(":")[2].split("/")[0])
+        with socket.create_connection(("127.0.0.1", port)), urllib.request.urlopen(server.url) as answer:
+            assert answer.status == 200
