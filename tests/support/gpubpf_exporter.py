@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,10 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Program:
-    """The running PROGRAM, on the virtual clock."""
+    """The running PROGRAM. clock: "virtual" or "real"; tools that watch the whole machine leave out the former."""
 
-    def __init__(self, path: Path) -> None:
-        environment = os.environ | {"LD_LIBRARY_PATH": str(LIBRARIES), "CUDASIM_CLOCK": "virtual"}
+    def __init__(self, path: Path, clock: str = "virtual") -> None:
+        environment = os.environ | {"LD_LIBRARY_PATH": str(LIBRARIES), "CUDASIM_CLOCK": clock}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen([path], stdin=pipe, stdout=pipe, env=environment, text=True)
         assert self._line() == "ready"
@@ -73,11 +73,11 @@ class Program:
 class Exporter:
     """A running exporter, which listens on a free port."""
 
-    def __init__(self, *words: str | Path) -> None:
+    def __init__(self, *words: str | Path, under: Sequence[str] = ()) -> None:
         command = [sys.executable, "-m", "gpubpf", "exporter", "--listen", "127.0.0.1:0", "--every", "0.3"]
         environment = os.environ | {"PYTHONPATH": str(ROOT / "lib")}
         self.process = subprocess.Popen(
-            [*command, *map(str, words)], stderr=subprocess.PIPE, env=environment, text=True
+            [*under, *command, *map(str, words)], stderr=subprocess.PIPE, env=environment, text=True
         )
         self.notices: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -142,9 +142,9 @@ def get(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 @contextlib.contextmanager
-def exporting(*words: str | Path) -> Iterator[Exporter]:
-    """Run an exporter in a block."""
-    made = Exporter(*words)
+def exporting(*words: str | Path, under: Sequence[str] = ()) -> Iterator[Exporter]:
+    """Run an exporter in a block. under: a command that runs it."""
+    made = Exporter(*words, under=under)
     try:
         yield made
     finally:

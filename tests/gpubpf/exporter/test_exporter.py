@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from gpubpf.exporter.metrics import Family
 from gpubpf.exporter.prometheus import Server
 
 MEASURED = "gpubpf_kernel_measured_launches_total"
+NOT_MEASURED = "gpubpf_launches_not_measured_total"
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +177,45 @@ def test_a_client_that_says_nothing_delays_no_other() -> None:
         port = int(server.url.rpartition(":")[2].split("/")[0])
         with socket.create_connection(("127.0.0.1", port)), urllib.request.urlopen(server.url) as answer:
             assert answer.status == 200
+
+
+def capabilities() -> str:
+    """The capabilities of the systemd unit, for setpriv."""
+    text = (ROOT / "deploy/systemd/gpubpf-exporter.service").read_text()
+    names = " ".join(re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.MULTILINE)).split()
+    return ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in names)])
+
+
+@pytest.mark.own_processes
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv")
+def test_every_process_as_programs_come_and_go(path: Path) -> None:
+    """With the capabilities of the systemd unit. Some programs end, and one is killed: no counter goes backwards."""
+    there = Program(path, "real")
+    under = ("setpriv", f"--bounding-set={capabilities()}", "--no-new-privs")
+    with exporting("--sample", "1", under=under) as exporter:
+        exporter.noticed(f"attached to {there.pid} (napping)\n")
+        there.launch(10)
+        total = 11
+        for turn in range(3):
+            comes = Program(path, "real")
+            exporter.noticed(f"attached to {comes.pid} (napping)\n")
+            comes.launch(20)
+            total += 22  # `one` also runs at the beginning
+            if turn == 1:  # once its launches were read
+                exporter.wait_for(total, "gpubpf_process_launches_total", process="napping")
+                comes.end(signal.SIGKILL)
+            else:
+                comes.end()
+            found = exporter.wait_for(total, "gpubpf_process_launches_total", process="napping")
+        found = exporter.wait_for(1, "gpubpf_processes")
+        assert get(found, "gpubpf_kernel_launches_total", kernel="nap") == 70
+        measured = sum(value for (name, _), value in found.items() if name == MEASURED)
+        reasons = sum(value for (name, _), value in found.items() if name == NOT_MEASURED)
+        lost = get(found, "gpubpf_launches_lost_total")
+        assert lost is not None and measured + reasons + lost >= total >= measured + reasons
+        there.launch(5)
+        exporter.wait_for(75, "gpubpf_kernel_launches_total", kernel="nap")
+        assert exporter.end() == 0
+    there.launch(5)
+    there.end()
