@@ -37,7 +37,7 @@ TOOL = "gpubpf exporter"
 LISTEN = "127.0.0.1:9696"
 BUDGET = 1.0  # per cent
 LEAST_PUSH = 1.0  # seconds between pushes
-LOOK = 0.25  # seconds between looks for new processes
+LOOK = 0.5  # seconds between looks for new processes
 
 
 def add_options(made: cli.Parser) -> None:

@@ -69,6 +69,12 @@ class Connections:
             if not self._of_user[user]:
                 del self._of_user[user]
 
+    def forget(self, uid: int) -> None:
+        """Let the user have one more connection: a process that has ended was forgotten. uid: as in `add`."""
+        self._admitted[uid] -= 1
+        if not self._admitted[uid]:
+            del self._admitted[uid]
+
     def _forget_ended(self) -> None:
         """Forget processes that have ended. This next runs when the number of processes has doubled, so each process costs little."""
         for pid, started in list(self._of_process):

@@ -284,9 +284,10 @@ class Server:
         process.socket.shutdown()  # `_serve` notices that and closes its files
 
     def forget(self, process: TracedProcess) -> None:
-        """Forget a process that has ended and was read. What it took from the limits on names and modules is free again."""
+        """Forget a process that has ended and was read. What it took from the limits on entries, names and modules is free again."""
         self._measurement.remove(process)
         with self._measurement.lock:
+            self._connections.forget(process.user)
             self._texts.take(process.user, -process.text)
             self._measurement.modules.take(process.user, -process.module_bytes)
 

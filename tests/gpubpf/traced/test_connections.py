@@ -89,3 +89,16 @@ def test_each_process_beyond_a_limit_is_reported_once(monkeypatch: pytest.Monkey
             counted.remove(number)
         assert [counted.report(pid, 1.0), counted.report(pid, 1.0)] == [True, False]
     assert len(counted._reported) <= 2048
+
+
+def test_a_forgotten_process_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement of weeks forgets processes that it has counted, so any number may come and end."""
+    monkeypatch.setattr(limits, "ENTRIES_OF_USER", 3)
+    monkeypatch.setattr(limits, "ENTRIES", 12)
+    counted = Connections()
+    for pid in range(100):
+        assert counted.add(pid, pid, 1.0, 1000) == ""
+        counted.remove(pid)
+        if pid >= 2:
+            counted.forget(1000)
+    assert not counted.add(100, 100, 1.0, 1000) and counted.add(101, 101, 1.0, 1000) == "its user"
