@@ -258,6 +258,9 @@ def check_tools(user: User, examples: Sequence[str], programs: Path, advice: str
     for option, package in (("--heatmap=a.svg", "matplotlib"), ("--parquet=a.parquet", "pyarrow")):
         done = user.run("memtrace", option, "--", "/bin/true", status=1)
         expect(done, rf"^memtrace: {option[:9]}: .* {package} is missing in .*; {advice} {package}")
+    for command, package in (("mcp", "mcp"), ("query SQL .", "duckdb"), ("report . -o a.html", "duckdb")):
+        done = user.run("gpubpf", *command.split(), status=1)
+        expect(done, rf"^gpubpf: .* {package} is missing in .*; {advice} {package}\S*\n$")
     check_what_check_says(user, examples, compiler=True)
     expect(user.run("gpurun", "no.bpf.o", "--", "/bin/true", status=1), "no.bpf.o: cannot be read")
     if (programs / OBJECT).exists() and "vectoradd" in examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 
 from gpubpf.show import cli
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
     """Serve until standard input ends. Return the exit status. Raises ImportError without the Python package mcp."""
     if missing := [one for one in args.directories if not os.path.isdir(one)]:
         made.error(f"{printable(missing[0])} is not a directory")
+    importlib.import_module("mcp")  # first: an error names this package, not one that pip installs with it
     from gpubpf.mcp import server
 
     server.build(args.directories, args.longest).run("stdio")

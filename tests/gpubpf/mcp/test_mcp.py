@@ -210,3 +210,11 @@ def test_a_command_that_takes_too_long_is_ended(
     assert answer["status"] == (7 if ends else -9)
     assert answer["records"] == [{"type": "a"}, {"type": "summary"}] and answer["left_out"] > 0
     assert answer["notices"] == ["interrupted, because it took more than 2.5 s"]
+
+
+def test_without_its_package_the_command_names_that_package() -> None:
+    """pip installs anyio with mcp. Who installed anyio alone would be told next that mcp is missing."""
+    code = "import sys; sys.modules |= {'mcp': None, 'anyio': None}; from gpubpf.__main__ import main; sys.exit(main(['mcp']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("gpubpf: the Python package mcp is missing in ")
