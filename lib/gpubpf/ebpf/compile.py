@@ -192,9 +192,13 @@ def _import_bcc() -> Any:
     try:
         import bcc  # python3-bpfcc, from the distribution
     except ImportError:
+        # A virtual environment usually hides the distribution's modules.
+        where = (
+            "" if sys.prefix == sys.base_prefix else " and make this environment with --system-site-packages"
+        )
         raise CompileError(
-            "this C text is not one of the prebuilt programs and bcc's Python module is missing;"
-            f" {INSTALL_BCC}"
+            f"this C text is not one of the prebuilt programs and bcc's Python module is missing; {INSTALL_BCC}{where}, "
+            "or compile with clang: BPF(text=..., any_user=True)"
         ) from None
     if not hasattr(bcc, "lib"):  # PyPI has an unrelated package of that name
         raise CompileError(

@@ -146,6 +146,18 @@ def test_errors_are_one_line(old: str, new: str, message: str | None) -> None:
     assert message in str(found.value) and "\n" not in str(found.value)
 
 
+def test_without_bcc_the_error_names_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bcc", None)
+    monkeypatch.setattr(sys, "prefix", "/somewhere/venv")
+    with pytest.raises(
+        CompileError, match=r"python3-bpfcc and make .* --system-site-packages, or .*any_user=True"
+    ):
+        compile._import_bcc()
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    with pytest.raises(CompileError, match=r"python3-bpfcc, or compile with clang: BPF\(text"):
+        compile._import_bcc()
+
+
 def test_it_is_only_used_where_it_is_asked_for(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(privileges, "capable", lambda: False)
