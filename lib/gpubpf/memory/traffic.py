@@ -125,8 +125,8 @@ class SiteTraffic(Record):
 
     @property
     def ratio(self) -> float:
-        """Sectors divided by the fewest possible sectors."""
-        return self.sectors / self.least if self.least else 0.0
+        """See `ratio_of`."""
+        return ratio_of((self,))
 
     @property
     def width(self) -> int:
@@ -311,7 +311,7 @@ class KernelTraffic(Record):
             "bytes": self.estimated(sum(site.bytes for site in device)),
             "sectors": self.estimated(sectors),
             "sectors_least": self.estimated(least),
-            "ratio": round(sectors / least, 6) if least else None,
+            "ratio": round(ratio_of(device), 6) if least else None,
         }
         sampled: dict[str, Any] = {}
         if self.sample is not None:
@@ -332,6 +332,16 @@ class KernelTraffic(Record):
             **sampled,
             "registers": registers(*self.registers, self.spilled),
         }
+
+
+def ratio_of(sites: Iterable[SiteTraffic]) -> float:
+    """Return the sectors that sites moved, divided by the fewest sectors that could hold the bytes; 0 if they moved no sectors.
+
+    All tables and records have this ratio.
+    """
+    found = list(sites)
+    least = sum(site.least for site in found)
+    return sum(site.sectors for site in found) / least if least else 0.0
 
 
 class Traffic:

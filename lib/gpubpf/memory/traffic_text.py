@@ -14,7 +14,7 @@ from typing import Any
 
 from gpubpf import names
 from gpubpf.memory.sampled_part import SampledPart
-from gpubpf.memory.traffic import BANKS, GATHER, SHIFTED, UNIT, KernelTraffic, SiteTraffic
+from gpubpf.memory.traffic import BANKS, GATHER, SHIFTED, UNIT, KernelTraffic, SiteTraffic, ratio_of
 from gpubpf.memory.updates import Updates
 from gpubpf.record import Record
 from gpubpf.records.kernel_shapes import file_names
@@ -83,7 +83,8 @@ class SiteGroup(Record):
 
     @property
     def ratio(self) -> float:
-        return self.sum("sectors") / max(self.sum("least"), 1)
+        """See `traffic.ratio_of`."""
+        return ratio_of(self.sites)
 
     @property
     def shares_addresses(self) -> bool:
