@@ -19,7 +19,6 @@ from gpubpf.calls import delay_text, hip_devices, statistics_text, summary_text
 from gpubpf.calls.attached_processes import AttachedProcesses
 from gpubpf.calls.call_fields import FUNCTION
 from gpubpf.calls.call_output import CallOutput, SlowCalls
-from gpubpf.calls.delay_report import DelayReport
 from gpubpf.calls.driver_log import DriverLog
 from gpubpf.calls.kernel_times import with_gpu_times
 from gpubpf.calls.selection import KernelSelection, LaunchSelection
@@ -120,7 +119,7 @@ class CallReport:
             DriverLog(inputs.vendor.driver, views.why) if inputs.vendor.driver is not None else None
         )
         self._slow = SlowCalls(self._output, self._driver) if views.slow else None
-        self._delays = DelayReport(inputs.api, self._processes.comm) if views.why else None
+        self._delays = delay_text.DelayReport(inputs.api, self._processes.comm) if views.why else None
         self._timeline = PendingTimeline(self._note) if views.timeline else None
         self._trace = TraceFile(views.trace, self._complain) if views.trace else None
         self._listed_devices = False

@@ -4,7 +4,7 @@
     sites = InnerSites(kernel, body, gpu, probes, first=3)
     insertions = sites.insertions(comgr, registers)     # code inserted before and after instructions
 
-In the middle of a kernel, all of its registers may be in use, so a probe uses registers above them (renumber.py). A site's code sets
+In the middle of a kernel, all of its registers may be in use, so a probe uses registers above them (registers.py). A site's code sets
 the probe's registers and calls the probe. At an access, the active lanes first copy the address into the probe's VGPRs. All sites of
 a kernel share the probe's code, which preserves VCC, EXEC and SCC. If there are too few SGPRs, the probe uses the highest ones, and
 the kernel's SGPRs among them are saved in VGPR lanes.
@@ -31,7 +31,7 @@ from gpubpf.gcn.comgr import Comgr, GcnInstruction
 from gpubpf.gcn.computation import is_chosen, is_computation
 from gpubpf.gcn.kernel_code import KernelCode, Region, entered, writes_exec
 from gpubpf.gcn.loops import GcnLoops, operands_of_atomic, polled_access
-from gpubpf.gcn.renumber import renumbered
+from gpubpf.gcn.registers import renumbered
 from gpubpf.gcn.start import SAVED, Save
 from gpubpf.lower import amdgcn
 from gpubpf.lower.amdgcn import ProbeCode, WaveProgram

@@ -1,17 +1,20 @@
-"""Compute a kernel's registers, with and without probes, and its changed descriptor."""
+"""Compute a kernel's registers, with and without probes, and its changed descriptor; renumber registers in a probe's code."""
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TypeAlias
 
 from gpubpf.errors import Refusal
 from gpubpf.gcn.code_object import CodeObject, GcnKernel
+from gpubpf.gcn.comgr import Comgr
 from gpubpf.gcn.start import Start
 from gpubpf.lower.launch_block import align
 from gpubpf.record import Record
 
 _WGP_MODE = 29  # a bit of COMPUTE_PGM_RSRC1
+_REGISTERS = re.compile(r"\b([sv])(?:(\d+)\b|\[(\d+):(\d+)\])")
 Change: TypeAlias = tuple[int, bytes]  # a file offset, and the bytes to write there
 
 
@@ -92,3 +95,28 @@ def _waves(gpu: str, wave: int, vgprs: int, sgprs: int) -> int:
         return min(16, 1024 // align(vgprs, 16) if wave == 32 else 512 // align(vgprs, 8))
     total, most = (512, 8) if gpu == "gfx90a" else (256, 10)
     return min(most, total // vgprs, 800 // align(sgprs, 16))
+
+
+def renumbered(comgr: Comgr, code: bytes, sgpr: int, vgpr: int) -> bytes:
+    """Return a probe's code with other registers: above the kernel's own, which may all be in use in the middle of a kernel.
+
+    sgpr, vgpr: numbers to add to those of SGPRs and VGPRs. Register pairs require an even offset; loads of several scalars require a
+        multiple of 4.
+
+    Raises Refusal if the new code does not assemble.
+    """
+
+    def moved(match: re.Match[str]) -> str:
+        kind, one, first, last = match.groups()
+        by = sgpr if kind == "s" else vgpr
+        return f"{kind}{int(one) + by}" if one else f"{kind}[{int(first) + by}:{int(last) + by}]"
+
+    instructions = comgr.probe(code)
+    text = "\n".join(f"{one.name} {_REGISTERS.sub(moved, one.operands)}" for one in instructions)
+    made = bytearray(comgr.assemble(text))
+    if len(made) != len(code):
+        raise Refusal("AMD's assembler does not know an instruction of its probe")
+    for one in instructions:
+        if one.name.startswith("v_cmpx_") and one.size == 8:
+            made[one.address] = code[one.address]  # a result in EXEC has two encodings: keep the original's
+    return bytes(made)

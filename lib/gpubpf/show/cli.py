@@ -35,7 +35,6 @@ from gpubpf.show.command_line import (
     split_command,
 )
 from gpubpf.show.notices import complain, note
-from gpubpf.show.opened import complete_results, open_results
 from gpubpf.show.option_values import extents, parse_file, parse_picture, positive, seconds
 from gpubpf.show.options import (
     add_accesses,
@@ -57,7 +56,7 @@ from gpubpf.show.options import (
 )
 from gpubpf.show.output import Output, csv_cells, drop_stdout
 from gpubpf.show.parsed import Options, group
-from gpubpf.show.result_writer import ResultWriter
+from gpubpf.show.result_writer import ResultWriter, complete_results, open_results
 from gpubpf.show.summary_text import host_program_lines, summary_lines
 from gpubpf.show.table import printable
 

@@ -1,5 +1,6 @@
-"""Write the results of a measurement in the form that the user chose: text, JSON Lines (``--json``) or CSV (``--csv``).
+"""Open a tool's results, and write them in the form that the user chose: text, JSON Lines (``--json``) or CSV (``--csv``).
 
+out = open_results(options.output)
 results = ResultWriter(options.output, out)
 for _ in session.intervals(…):
     results.begin()                                     # -T
@@ -13,9 +14,11 @@ results.end(session.summary())
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from gpubpf.show.command_line import declared
 from gpubpf.show.notices import note
 from gpubpf.show.output import Output, csv_cells
 from gpubpf.show.summary_text import summary_lines
@@ -23,6 +26,34 @@ from gpubpf.show.summary_text import summary_lines
 if TYPE_CHECKING:
     from gpubpf.show.fields import Fields
     from gpubpf.show.parsed import OutputOptions
+
+
+_opened: list[Output] = []  # by `open_results`; not complete yet
+
+
+def open_results(options: OutputOptions) -> Output:
+    """Open the output before anything else starts. `complete_results` completes it."""
+    if options.dataset:
+        from gpubpf.show.dataset import Dataset  # imported here because it is seldom needed
+
+        out: Output = Dataset(options.dataset, options.tool, declared(options.records))
+    else:
+        out = Output(options.path)
+    _opened.append(out)
+    return out
+
+
+@contextmanager
+def complete_results() -> Iterator[None]:
+    """When the block ends, however it ends, complete what was opened in it."""
+    before = len(_opened)
+    try:
+        yield
+    finally:
+        opened = _opened[before:]
+        del _opened[before:]
+        for out in opened:
+            out.close()
 
 
 class ResultWriter:
