@@ -96,7 +96,7 @@ def measured(row: Row, arch: str, count: int, folder: Path) -> tuple[int, int, i
     bpf = BPF(text=row.text)
     row.attach(bpf)
     found = []
-    for text in (plain, inject(parse(plain), bpf.probes_of(["k"])).text):
+    for text in (plain, inject(parse(plain), bpf.attached.probes_of(["k"])).text):
         cubin, said = assembled(text, arch, folder)
         found += [registers(said)["k"], sum(not line.startswith(".L") for line in sass(cubin)["k"])]
     return found[0], found[1], found[2], found[3]

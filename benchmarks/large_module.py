@@ -24,6 +24,7 @@ from gpubpf.images import fatbin  # noqa: E402
 from gpubpf.images.assemble import Target  # noqa: E402
 from gpubpf.images.instrument import instrument_kernels, instrument_module  # noqa: E402
 from gpubpf.images.sidecar import Sidecar  # noqa: E402
+from gpubpf.memory.memory_options import MemoryOptions  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
 from gpubpf.traced.large_modules import ALL_ABOVE  # noqa: E402
@@ -68,7 +69,7 @@ def program(directory: Path) -> Path:
 def tools() -> dict[str, BPF]:
     counting, tracing = BPF(text=threadhist.PROGRAM), BPF(text=memtrace.PROGRAM)
     counting.attach_gpu_exit(kernel=[], fn_name="on_exit", accumulate="instructions")
-    memtrace.attach(tracing, cli.parse(memtrace.build_parser(), ["--", "true"]))
+    memtrace.attach(tracing, MemoryOptions.of(cli.parse(memtrace.build_parser(), ["--", "true"])))
     return {"threadhist": counting, "memtrace": tracing}
 
 
@@ -86,7 +87,7 @@ def timed(make: Callable[[], object]) -> str:
 
 def rows(tool: BPF, image: Path) -> dict[str, str]:
     """Return the cells of each row for one tool, in an order in which earlier rows fill the caches that later ones use."""
-    images, attachments = fatbin.images_of_file(image), tool.lowered_probes()
+    images, attachments = fatbin.images_of_file(image), tool.attached.lowered_probes()
 
     def load() -> Sidecar:
         return instrument_module(images, attachments, TARGET, later=True)

@@ -26,6 +26,7 @@ from gpubpf.images.occupancy import limit_of_copy  # noqa: E402
 from gpubpf.inject.inject import inject  # noqa: E402
 from gpubpf.inject.injected import Injected  # noqa: E402
 from gpubpf.inject.probe_text import FREQUENT  # noqa: E402
+from gpubpf.memory.memory_options import MemoryOptions  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
 from gpubpf.ptx.parser import parse  # noqa: E402
 from gpubpf.show import cli  # noqa: E402
@@ -129,7 +130,9 @@ def probes() -> list[Probes]:
     made += [sampled("block"), sampled("warp")]
     for option in ("--no-allocations", ""):
         b = BPF(text=memtrace.PROGRAM)
-        memtrace.attach(b, cli.parse(memtrace.build_parser(), [*option.split(), "--", "true"]))
+        memtrace.attach(
+            b, MemoryOptions.of(cli.parse(memtrace.build_parser(), [*option.split(), "--", "true"]))
+        )
         (path,) = [name for name in access_paths.paths(not option, False) if "first" not in name]
         unit = (*access_paths.PATHS[path], *OWN)
         label = f"memtrace {option}".strip()
@@ -140,8 +143,10 @@ def probes() -> list[Probes]:
 def sampled(unit: Unit) -> Probes:
     """Return memtrace's probes with sampling."""
     b = BPF(text=memtrace.PROGRAM)
-    b.sampling = Sampling(unit, 16, 1)
-    memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--no-allocations", "--", "true"]))
+    b.attached.sampling = Sampling(unit, 16, 1)
+    memtrace.attach(
+        b, MemoryOptions.of(cli.parse(memtrace.build_parser(), ["--no-allocations", "--", "true"]))
+    )
     return Probes(f"memtrace --sample-{unit}s 1/16", b, {NOT_CHOSEN.replace("block", unit): OWN})
 
 
@@ -204,7 +209,7 @@ def crowded_registers(place: Path, arch: str, found: Probes, values: int) -> tup
 
 def limited_copy(plain: str, found: Probes, before: int) -> Injected:
     """Return the copy of a kernel that has `before` registers, with the limit that images/copies.py sets."""
-    probes = found.bpf.probes_of(["k"])
+    probes = found.bpf.attached.probes_of(["k"])
     made = inject(parse(plain), probes)
     lines = max((p.program.ptx.count("\n") + 1 for p in probes["k"] if p.point in FREQUENT), default=0)
     return made.within({"k": limit_of_copy(before, 0 if made.kernels["k"].split else lines)})

@@ -26,6 +26,7 @@ from gpubpf.images import fatbin  # noqa: E402
 from gpubpf.images.assemble import Target, with_lines  # noqa: E402
 from gpubpf.images.compiled_sums import operations_by_line  # noqa: E402
 from gpubpf.images.instrument import choose, instrument_module  # noqa: E402
+from gpubpf.memory.memory_options import MemoryOptions  # noqa: E402
 from gpubpf.program import BPF  # noqa: E402
 from gpubpf.ptx.module import PtxInstruction, Statement  # noqa: E402
 from gpubpf.ptx.parser import parse  # noqa: E402
@@ -61,13 +62,15 @@ def compare(path: str, target: Target) -> tuple[Counter[str], list[str]]:
     except (OSError, ImageError):
         return counts, lines
     program = BPF(text=memtrace.PROGRAM)
-    memtrace.attach(program, cli.parse(memtrace.build_parser(), ["--no-allocations", "--", "true"]))
+    memtrace.attach(
+        program, MemoryOptions.of(cli.parse(memtrace.build_parser(), ["--no-allocations", "--", "true"]))
+    )
     for images in modules:
         chosen = choose(images, target)
         if isinstance(chosen, str):
             counts["modules without PTX for this GPU"] += 1
             continue
-        sidecar = instrument_module(images, program.lowered_probes(), target)
+        sidecar = instrument_module(images, program.attached.lowered_probes(), target)
         kernels = {kernel.name for kernel in sidecar.kernels}
         counts["kernels refused"] += len(sidecar.refusals)
         if kernels:

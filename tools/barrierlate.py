@@ -198,11 +198,9 @@ def main(argv: list[str] | None = None) -> int:
     b.limit(options.kernels)
     b.attach_gpu_barrier_arrive(kernel=args.kernel, fn_name="on_arrive")
     b.attach_gpu_barrier_leave(kernel=args.kernel, fn_name="on_leave")
-    b.titles["on_arrive"] = b.titles["on_leave"] = TOOL
+    b.attached.titles["on_arrive"] = b.attached.titles["on_leave"] = TOOL
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     with b.trace(options, out) as session:
         from gpubpf.barriers.waits import Waits  # imports NumPy, which would delay the first probe
 

@@ -92,9 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     b.limit(options.kernels)
     programs.attach(b, wanted, kernels, args.tool)
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     follow = Follow(log_records=1 << 17 if specs.any_launches(wanted) else 0)
     with b.trace(options, out, follow) as session:
         from gpubpf.expressions.counts import Counts  # imports NumPy, which would delay the first probe

@@ -160,9 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     b.limit(options.kernels)
     programs.attach(b, [one.spec for one in wanted], kernels, args.tool)
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     launches = specs.any_launches(one.spec for one in wanted)
     with b.trace(options, out, Follow(log_records=1 << 17 if launches else 0)) as session:
         from gpubpf.expressions.distributions import (

@@ -259,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     from gpubpf.traced.measurement import Follow
 
     b = BPF(text=PROGRAM)
-    b.sample(options.sampling)
+    sampling = b.sample(options.sampling)
     b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry", may_hang=True)
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit", may_hang=True)
     b.attach_gpu_function_entry(kernel=args.kernel, fn_name="on_call")
@@ -268,15 +268,13 @@ def main(argv: list[str] | None = None) -> int:
     b.attach_gpu_value(kernel=args.kernel, fn_name="on_poll", kinds=("load", "atomic"), loops="waiting")
     b.attach_gpu_barrier_arrive(kernel=args.kernel, fn_name="on_arrive")
     b.attach_gpu_barrier_leave(kernel=args.kernel, fn_name="on_leave")
-    b.titles |= dict.fromkeys((probe.program for probe in b.probes), TOOL)
+    b.attached.titles |= dict.fromkeys((probe.program for probe in b.attached.probes), TOOL)
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     with b.trace(options, out, Follow(only_shared=True)) as session:
         from gpubpf.hangs import stands, text  # these import NumPy, which would delay the first probe
 
-        hangs = stands.Hangs(args.after, whole=b.sampling is None)
+        hangs = stands.Hangs(args.after, whole=sampling is None)
         results, owners = cli.ResultWriter(options.output, out, session.now_ns), OwnerColumns(session.several)
 
         def look() -> None:

@@ -113,11 +113,9 @@ def main(argv: list[str] | None = None) -> int:
         loaded.attach(b, globs, own_files=bool(args.command))
     loading.check_room(args.operand, b, args.map_memory)
     if args.list or args.ptx:
-        from gpubpf.images import listing as images
-
-        return images.show(b, options, out)
+        return b.show_kernels(options, out)
     b.say_verdict(args.tool)
-    times = not (b.host_programs or b.process_functions)  # these read the real clock
+    times = not (b.attached.host_programs or b.attached.process_functions)  # these read the real clock
     with b.trace(options.with_times(times), out) as session:
         from gpubpf.objects.report import Printer, Reader  # imports NumPy, which would delay the first probe
 
@@ -129,7 +127,7 @@ def main(argv: list[str] | None = None) -> int:
             if out.closed:
                 break
         reader.say_stopped(args.tool)
-        launches = None if b.probes else ()  # without device programs, no launch is counted
+        launches = None if b.attached.probes else ()  # without device programs, no launch is counted
         results.end(session.summary() | {"verified_by": b.verified_by}, launches)
     return session.status
 

@@ -93,9 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     b.limit(options.kernels)
     programs.attach(b, [one.spec for one in wanted], kernels, args.tool)
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     follow = Follow(log_records=1 << 17, ring_size=(1 << 28) if tracing.virtual(options) else None)
     with b.trace(options, out, follow) as session:
         from gpubpf.expressions.events import (  # imports NumPy, which would delay the first probe

@@ -269,9 +269,7 @@ def main(argv: list[str] | None = None) -> int:
     on_exit = "on_record" if recorded else added
     b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit)
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     pump, size = 0 if recorded else 256, (1 << 28) if virtual else None
     follow = Follow(log_records=1 << 17, pump=pump, ring_size=size, per_thread={"exits": 1})
     with b.trace(options, out, follow) as session:

@@ -164,9 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     from gpubpf.session import tracing
     from gpubpf.show import perfetto
     from gpubpf.traced.measurement import Follow, Kept

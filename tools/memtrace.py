@@ -233,9 +233,7 @@ def main(argv: list[str] | None = None) -> int:
     b.limit(options.kernels)
     attach(b, chosen)
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     grain = None  # how finely to track touched bytes
     if views.given:
         from gpubpf.memory.granularity import Grain

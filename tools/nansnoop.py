@@ -224,12 +224,10 @@ def main(argv: list[str] | None = None) -> int:
         b.attach_gpu_value(kernel=args.kernel, fn_name=name, kinds=("store", "atomic"))
     else:
         b.attach_gpu_float(kernel=args.kernel, fn_name=name)
-    b.titles[name] = TOOL
+    b.attached.titles[name] = TOOL
     b["wanted"].set({"kinds": sum(1 << KINDS.index(kind) for kind in args.kinds)})
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     with b.trace(options, out) as session:
         from gpubpf.floats.findings import Findings  # imports NumPy, which would delay the first probe
 

@@ -150,9 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     on_exit = "on_sampled_exit" if sampling else "on_chosen_exit" if options.threads.filtered else "on_exit"
     b.attach_gpu_exit(kernel=args.kernel, fn_name=on_exit, accumulate=work if work in KINDS else None)
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     with b.trace(options, out) as session:
         # These import NumPy, which would delay the first probe.
         from gpubpf.threads.thread_counts import Account, Reader

@@ -254,11 +254,9 @@ def main(argv: list[str] | None = None) -> int:
     b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
     for name in ("on_branch", "on_block", "on_entry", "on_exit"):
-        b.titles[name] = TOOL
+        b.attached.titles[name] = TOOL
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     with b.trace(options, out, Follow(log_records=1 << 16 if args.threads else 0)) as session:
         from gpubpf.divergence import launchers, text  # these import NumPy, which would delay the first probe
         from gpubpf.divergence.branches import Divergence

@@ -182,14 +182,14 @@ args = cli.parse(parser, sys.argv[3:])
 b = BPF(text=open(sys.argv[1]).read())
 for call, options in json.loads(sys.argv[2]):
     getattr(b, call)(**options)
-rings = [d.name for d in b.definitions() if d.kind == "ringbuf"]
+rings = [d.name for d in b.attached.definitions() if d.kind == "ringbuf"]
 found = {name: [] for name in rings}
 with b.trace(cli.Options.of(args)) as session:
     for _ in session.intervals(args.interval, args.count):
         for name in rings:
             for part in session.rings(name):
                 found[name] += part.records.tolist()
-for d in b.definitions():
+for d in b.attached.definitions():
     for i in session.instances(d.name) if d.kind not in ("param", "ringbuf", "shared_array") else ():
         found[d.name] = maps.decode(d, i.raw, i.capacity).tolist()
     for shared in session.shared(d.name) if d.kind == "shared_array" else ():

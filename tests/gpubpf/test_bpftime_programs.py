@@ -158,10 +158,10 @@ found = {"prints": [], "events": []}
 with b.trace(cli.Options.of(args)) as session:
     for _ in session.intervals(args.interval, args.count):
         for part in session.rings(maps.PRINTS):
-            found["prints"] += maps.prints(b.formats(), part.records)
+            found["prints"] += maps.prints(b.attached.formats(), part.records)
         for part in session.rings("events"):
             found["events"] += [one.tobytes() for one in part.records]
-for d in b.definitions():
+for d in b.attached.definitions():
     if d.kind == "shared_array":
         (one,) = session.shared(d.name)
         found[d.name] = one.array.tolist()

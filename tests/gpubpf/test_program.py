@@ -53,14 +53,14 @@ def test_probes_are_collected():
     b.attach_gpu_entry(kernel="vec*", fn_name="begins")
     b.attach_gpu_exit(kernel=["a", "b"], fn_name="leaves", accumulate="loads")
     b.attach_gpu_exit(fn_name="leaves")
-    assert b.probes == [
+    assert b.attached.probes == [
         Probe("begins", "entry", kernels=("vec*",)),
         Probe("leaves", "exit", "loads", kernels=("a", "b")),
         Probe("leaves", "exit"),
     ]
-    assert [d.name for d in b.definitions()] == ["cells", "limits", maps.PRINTS]
-    assert list(b.formats().values()) == ["work %llu\n"]
-    probes = b.lowered_probes()
+    assert [d.name for d in b.attached.definitions()] == ["cells", "limits", maps.PRINTS]
+    assert list(b.attached.formats().values()) == ["work %llu\n"]
+    probes = b.attached.lowered_probes()
     assert [(a.point, a.kernels, a.accumulate) for a in probes] == [
         ("entry", ("vec*",), None),
         ("exit", ("a", "b"), "loads"),
@@ -102,17 +102,17 @@ def test_what_cannot_be_attached():
             attach()
     with pytest.raises(VerifyError, match="C line 15 `ctx->site = 1;`: writes to its context"):
         b.attach_gpu_exit(fn_name="bad")
-    assert b.probes == []
+    assert b.attached.probes == []
 
 
 def test_parameters():
     b = made()
-    assert b.params() == {"limits": bytes(16)}
+    assert b.attached.params() == {"limits": bytes(16)}
     b["limits"].set({"least": 7, "most": [1, 2]})
     expected = b"".join(n.to_bytes(s, "little") for n, s in ((7, 8), (1, 4), (2, 4)))
-    assert b.params() == {"limits": expected}
+    assert b.attached.params() == {"limits": expected}
     b["limits"].set(bytes(16))
-    assert b.params() == {"limits": bytes(16)}
+    assert b.attached.params() == {"limits": bytes(16)}
     with pytest.raises(UsageError, match="16 bytes, not 3"):
         b["limits"].set(b"abc")
 
@@ -121,9 +121,9 @@ def test_filters_come_from_the_command_line():
     b = BPF(text=THREADHIST)
     every = (0, 2**32 - 1)
     threads = ThreadOptions(block=((1, 3), every, every), thread=((5, 5), (0, 9), every))
-    words = memoryview(b.params(Options(threads=threads))["filter"]).cast("I").tolist()
+    words = memoryview(b.attached.params(Options(threads=threads))["filter"]).cast("I").tolist()
     assert words == [1, 2, 0, every[1], 0, every[1], 5, 0, 0, 9, 0, every[1]]
-    assert memoryview(b.params()["filter"]).cast("I").tolist() == [0, every[1]] * 6
+    assert memoryview(b.attached.params()["filter"]).cast("I").tolist() == [0, every[1]] * 6
     assert b["filter"].definition.value_size == 48
 
 
@@ -161,7 +161,7 @@ from gpubpf.program import BPF
 b = BPF(text={THREADHIST!r})
 b.attach_gpu_exit(kernel="vec*", fn_name="on_exit", accumulate="instructions")
 assert not {{"gpubpf.verify", "gpubpf.lower.ir", "gpubpf.ebpf.compile"}} & set(sys.modules)
-assert "tallies" in [d.name for d in b.definitions()]
+assert "tallies" in [d.name for d in b.attached.definitions()]
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -217,4 +217,4 @@ def test_fragments_are_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(programs, "verified", lambda *_: pytest.fail("lowered again"))
     again = BPF(text=TEXT)
     again.attach_gpu_entry(fn_name="begins")
-    assert again.lowered_probes()[0].program == first.lowered_probes()[0].program
+    assert again.attached.lowered_probes()[0].program == first.attached.lowered_probes()[0].program

@@ -105,16 +105,16 @@ b = BPF(text=open(sys.argv[1]).read())
 b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
 b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit", accumulate="stores")
 found = {"prints": [], "events": []}
-rings = [d.name for d in b.definitions() if d.kind == "ringbuf"]
+rings = [d.name for d in b.attached.definitions() if d.kind == "ringbuf"]
 with b.trace(cli.Options.of(args)) as session:
     for _ in session.intervals(args.interval, args.count):
         for name in rings:
             for part in session.rings(name):
                 if name == maps.PRINTS:
-                    found["prints"] += maps.prints(b.formats(), part.records)
+                    found["prints"] += maps.prints(b.attached.formats(), part.records)
                 else:
                     found[name] += part.records.tolist()
-for d in b.definitions():
+for d in b.attached.definitions():
     for i in session.instances(d.name) if d.kind not in ("param", "ringbuf") else ():
         found[d.name] = maps.decode(d, i.raw, i.capacity).tolist()
         found["lost " + d.name] = maps.lost(d, i.raw, i.capacity)

@@ -142,7 +142,7 @@ with b.trace(cli.Options.of(args)) as session:
     for _ in session.intervals(None, None):
         pass
 found = {}
-for d in b.definitions():
+for d in b.attached.definitions():
     for i in session.instances(d.name):
         found.setdefault(d.name, []).append((i.mangled, i.grid, i.array.tolist(), maps.lost(d, i.raw, i.capacity)))
 sites = {k.mangled: len(session.sites(k.mangled)) for k in session.kernels()}

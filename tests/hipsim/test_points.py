@@ -77,8 +77,8 @@ with b.trace(cli.Options.of(args)) as session:
         pass
 summary = session.summary()
 sites = {k.mangled: [[s.point, s.block] for _, s in sorted(session.sites(k.mangled).items())] for k in session.kernels()}
-used = {d.name for d in b.definitions()}
-found = {name: [i.array.tolist() for i in b[name].instances()] for name in b.maps if name in used}
+used = {d.name for d in b.attached.definitions()}
+found = {name: [i.array.tolist() for i in b[name].instances()] for name in b.attached.programs.maps if name in used}
 json.dump({"summary": summary, "sites": sites, **found}, open("found.json", "w"))
 """
 POINTS = ("block_end", "block_begin", "exit", "barrier_arrive", "barrier_leave")

@@ -34,9 +34,7 @@ def main(argv=None):
     b = BPF(text="#include <gpubpf.h>\\nint on_begin(struct gpu_function_entry *ctx) { return 0; }\\n")
     b.attach_gpu_function_entry(fn_name="on_begin")
     if args.list:
-        from gpubpf.images import listing
-
-        return listing.show(b, options, out)
+        return b.show_kernels(options, out)
     with b.trace(options, out) as session:
         for _ in session.intervals(args.interval, args.count):
             pass

@@ -45,7 +45,7 @@ def test_probes_are_small_and_read_the_clock_first(function: str, arch: str, tmp
     b = program()
     b.attach_gpu_exit(fn_name=function)
     plain = KERNEL.replace("{arch}", arch)
-    made = inject(parse(plain), b.probes_of(["scale"]))
+    made = inject(parse(plain), b.attached.probes_of(["scale"]))
     ways = len(made.kernels["scale"].sites)
     before, _ = assembled(plain, arch, tmp_path)
     length = len(sass(before)["scale"])

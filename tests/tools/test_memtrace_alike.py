@@ -135,14 +135,15 @@ st.global.u32 [%rd1], %r1; ret; }}
 def test_loads_from_constant_memory_share_a_probe(options: str) -> None:
     """Their bytes are not tracked, whatever memtrace tracks elsewhere: a polynomial has a probe, not one for each coefficient."""
     from gpubpf.inject.inject import inject
+    from gpubpf.memory.memory_options import MemoryOptions
     from gpubpf.program import BPF
     from gpubpf.ptx.parser import parse
     from gpubpf.show import cli
     from gpubpf.tools import memtrace
 
     b = BPF(text=memtrace.PROGRAM)
-    memtrace.attach(b, cli.parse(memtrace.build_parser(), [*options.split(), "--", "true"]))
+    memtrace.attach(b, MemoryOptions.of(cli.parse(memtrace.build_parser(), [*options.split(), "--", "true"])))
     loads = "\n".join(f"ld.const.u32 %r2, [table+{4 * n}]; add.u32 %r1, %r1, %r2;" for n in range(64))
-    injected = inject(parse(CONSTANTS.format(loads=loads)), b.probes_of(["k"]))
+    injected = inject(parse(CONSTANTS.format(loads=loads)), b.attached.probes_of(["k"]))
     sites = [site for site in injected.kernels["k"].sites if site.space == "const"]
     assert [site.like for site in sites] == [None] + [sites[0].number] * 63

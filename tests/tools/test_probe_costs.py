@@ -29,7 +29,7 @@ def test_a_warp_that_exits_whole_costs_little(arch: str, tmp_path: Path) -> None
     b = BPF(text=kernelretsnoop.PROGRAM)
     b.attach_gpu_exit(fn_name="on_exit")
     plain = probe_costs.kernel(arch)
-    made = inject(parse(plain), b.probes_of(["k"]))
+    made = inject(parse(plain), b.attached.probes_of(["k"]))
     before, _ = assembled(plain, arch, tmp_path)
     alone = len(access_paths.executed(before.read_bytes(), "k", probe_costs.OWN, probe_costs.OPERATIONS))
     after, said = assembled(made.text, arch, tmp_path)
@@ -95,7 +95,7 @@ def test_blocks_that_are_not_chosen_cost_the_same_for_any_number_of_accesses(
     for stores in (2, 5):
         more = "".join(store.replace("]", f"+{4096 * n}]") for n in range(stores))
         plain = probe_costs.kernel(arch).replace(store, more)
-        made = inject(parse(plain), probes.bpf.probes_of(["k"]))
+        made = inject(parse(plain), probes.bpf.attached.probes_of(["k"]))
         path = probe_costs.OWN * stores
         lengths = [
             len(

@@ -74,7 +74,7 @@ class DelayProbes:
         self._find_bits()
         # Insert before the program that forgets the thread: the kernel runs programs in the order of attachment.
         for event in _ENDS:
-            calls.bpf.host_programs.insert(0, HostProbe("delay_exit", event))
+            calls.bpf.attached.host_programs.insert(0, HostProbe("delay_exit", event))
         self._optional("time spent on memory pressure", self._reclaim)
         self._optional("page faults", self._fault)
         self._optional("TCP retransmits", self._retransmit)
@@ -101,7 +101,7 @@ class DelayProbes:
 
     def _is_old(self) -> str:
         """Return the suffix of the programs to load: "_old" if the kernel lacks bpf_task_pt_regs."""
-        program = self._calls.bpf.program
+        program = self._calls.bpf.attached.programs.program
         try:
             try_load(program, program.functions["delay_switch"], raw=True)
         except VerifyError:
@@ -198,7 +198,9 @@ class DelayProbes:
         self.tick()
         parts, self._spans = self._spans, []
         return (
-            np.concatenate(parts) if parts else np.empty(0, self._calls.bpf.maps["delay_spans"].value_dtype)
+            np.concatenate(parts)
+            if parts
+            else np.empty(0, self._calls.bpf.attached.programs.maps["delay_spans"].value_dtype)
         )
 
     def delays(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -144,11 +144,13 @@ class CallProbes:
             "over": False,
         }
         self.bpf = BPF(text=text)
-        self.bpf.statistics = options.statistics
-        self.bpf.hold_notices = not options.everybody
-        self.bpf.entries["call_events"] = RING if options.events else 4096
+        self.bpf.attached.statistics = options.statistics
+        self.bpf.attached.hold_notices = not options.everybody
+        self.bpf.attached.entries["call_events"] = RING if options.events else 4096
         self.bpf["call_settings"].set(self._settings)
-        self.bpf["call_layouts"].set(arrays.layouts(self.chosen, self.bpf.maps["call_layouts"].value_size))
+        self.bpf["call_layouts"].set(
+            arrays.layouts(self.chosen, self.bpf.attached.programs.maps["call_layouts"].value_size)
+        )
         self.bpf["call_filter"].set(host_filter_bytes(options.cgroup, options.comm, options.tid))
         self._attach()
 
@@ -178,7 +180,9 @@ class CallProbes:
         """Load and attach the programs. Give a notice if no library is found yet."""
         if uprobes.best_method() == "event":  # needs several open files for each function
             raise_file_limit()
-        room = self.bpf.entries.get("call_threads", self.bpf.maps["call_threads"].max_entries)
+        room = self.bpf.attached.entries.get(
+            "call_threads", self.bpf.attached.programs.maps["call_threads"].max_entries
+        )
         self._settings["many"] = room // 4  # the kernel evicts entries before the map is full
         self.bpf["call_settings"].set(self._settings)
         self._host = self.bpf.host(None, self._note)
@@ -198,7 +202,7 @@ class CallProbes:
         """Change settings while the programs run."""
         self._settings |= changed
         self.bpf["call_settings"].set(self._settings)
-        self.host.update("call_settings", bytes(4), self.bpf.values["call_settings"])
+        self.host.update("call_settings", bytes(4), self.bpf.attached.values["call_settings"])
 
     def stop(self) -> None:
         """Detach the programs. What they counted can still be read."""

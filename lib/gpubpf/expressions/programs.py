@@ -51,8 +51,8 @@ def attach(b: BPF, specs: Sequence[Spec], kernels: Sequence[tuple[str, ...]], to
     for number, (spec, globs) in enumerate(zip(specs, kernels, strict=True)):
         one, name = spec.attachment, function_name(number)
         getattr(b, f"attach_gpu_{one.method}")(kernel=globs, fn_name=name, **one.arguments)
-        b.titles[name] = repr(spec.text)
-        if spec.filter is not None and not spec.point.of_launch and not b.uses_maps(name):
+        b.attached.titles[name] = repr(spec.text)
+        if spec.filter is not None and not spec.point.of_launch and not b.attached.uses_maps(name):
             # The compiler assumes NVIDIA's warps. Waves of AMD GPUs may have 64 lanes.
             of_lanes = not _OF_LANES.isdisjoint(names_of(spec.filter))
             where = " in warps of 32 lanes" if of_lanes else ""

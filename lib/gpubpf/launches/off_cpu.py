@@ -357,7 +357,7 @@ class OffCpu:
         self._bpf.attach_launch("offcpu_launch")
         for name, function in _PROGRAMS.items():
             self._bpf.attach_raw_tracepoint(name, function)
-        owner.companions.append(self)
+        owner.attached.companions.append(self)
 
     def host(
         self, options: Options | None, note: Callable[[str], None], virtual: bool = False
@@ -423,7 +423,7 @@ class OffCpu:
             self._lost = int(host.items("lost")["value"][0])
             now = time.monotonic_ns()
             state = host.items("threads")["value"]
-            dtype = self._bpf.maps["records"].value_dtype
+            dtype = self._bpf.attached.programs.maps["records"].value_dtype
             for start in ("left_ns", "entered_ns"):
                 still = state[state[start] > 0]
                 open_ = np.zeros(len(still), dtype)

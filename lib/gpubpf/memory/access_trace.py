@@ -110,7 +110,6 @@ def trace(options: MemoryOptions, out: cli.Output) -> int:
     if shared.looks.ebpf:
         out.write(PROGRAM.lstrip())
         return 0
-    from gpubpf.images import listing
     from gpubpf.memory import parquet
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow
@@ -119,7 +118,7 @@ def trace(options: MemoryOptions, out: cli.Output) -> int:
     timed = bool(output.timestamps or views.heatmap or virtual)
     b = attach(options, timed)
     if shared.looks.list or shared.looks.ptx:
-        return listing.show(b, shared, out)
+        return b.show_kernels(shared, out)
     if views.heatmap:
         picture.check(views.heatmap)  # fail now rather than after the measurement
     if views.parquet:

@@ -219,7 +219,7 @@ def check_room(path: str, bpf: BPF, memory: int) -> None:
 
     path: path of the object, for the message."""
     left = memory
-    for one in bpf.definitions():
+    for one in bpf.attached.definitions():
         size = maps.storage_size(one, 1)
         if one.kind not in ("ringbuf", "shared_array"):
             left -= size

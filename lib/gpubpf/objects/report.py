@@ -183,16 +183,21 @@ class Reader:
 
     def __init__(self, bpf: BPF, programs: Iterable[str]) -> None:
         self._bpf = bpf
-        self._used = {name: {i.map for i in bpf.program.functions[name].instructions} for name in programs}
+        self._used = {
+            name: {i.map for i in bpf.attached.programs.program.functions[name].instructions}
+            for name in programs
+        }
         used = set().union(*self._used.values())
-        self._definitions = [one for one in bpf.maps.values() if one.name in used and not one.constant]
-        self._printing = bpf.printing()
+        self._definitions = [
+            one for one in bpf.attached.programs.maps.values() if one.name in used and not one.constant
+        ]
+        self._printing = bpf.attached.printing()
         self._stopped: Counter[str] = Counter()  # by program: threads whose loop was stopped
 
     def prints(self, session: Session) -> list[dict[str, Any]]:
         """Return the records of what was printed on GPUs since the last call."""
         found = []
-        formats = self._bpf.formats()
+        formats = self._bpf.attached.formats()
         rings = [name for name in (maps.PRINTS, maps.LONG_PRINTS) if session.has_map(name)]
         for part in (part for name in rings for part in session.rings(name)):
             for record in part.records:
@@ -247,7 +252,9 @@ class Reader:
 
     def _uses(self, definition: MapDefinition, kernel: str) -> bool:
         """Return whether a program in this kernel uses the map. A kernel whose programs do not use it has an instance, too."""
-        probes = [probe for probe in self._bpf.probes if definition.name in self._used[probe.program]]
+        probes = [
+            probe for probe in self._bpf.attached.probes if definition.name in self._used[probe.program]
+        ]
         return not kernel or any(names.chosen(probe.kernels, kernel) for probe in probes)
 
 

@@ -50,7 +50,7 @@ def counting(
 ) -> Iterator[CallProbes]:
     api = Api("test", (str(library or built.with_name("libgpucalls.so.1")),), FUNCTIONS, {})
     calls = CallProbes(api, chosen or api.choose(), CallOptions(**options), lambda text: None)
-    calls.bpf.entries.update(entries or {})
+    calls.bpf.attached.entries.update(entries or {})
     calls.start()
     try:
         yield calls
@@ -345,7 +345,7 @@ def test_records_are_exact_or_lost_is(built: Path) -> None:
 def test_a_full_ring(built: Path) -> None:
     with counting(built, {"call_events": 1 << 16}, events=True) as calls:
         run(calls, built, "quick", 1, 5000)
-        size = calls.bpf.maps["call_events"].value_size
+        size = calls.bpf.attached.programs.maps["call_events"].value_size
         room = 16 * 4096 // (8 + size)
         assert (len(calls.events()), calls.lost) == (room, 5000 - room)
         assert by_function(calls.sums()) == {"quick": 5000}

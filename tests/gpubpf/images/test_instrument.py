@@ -18,6 +18,7 @@ from gpubpf.images.assemble import Assembled, KernelResources, Target, assemble
 from gpubpf.images.fatbin import FatbinImage
 from gpubpf.images.occupancy import limit_of_copy, most_registers
 from gpubpf.images.sidecar import Sidecar
+from gpubpf.memory.memory_options import MemoryOptions
 from gpubpf.program import BPF
 from gpubpf.ptx.parser import parse
 from gpubpf.record import replace
@@ -389,10 +390,10 @@ def test_a_copy_that_cannot_be_limited_is_assembled_without(monkeypatch: pytest.
 def test_memtrace_keeps_most_warps_of_a_small_kernel() -> None:
     """Without a limit, this copy needs more than 40 registers."""
     b = BPF(text=memtrace.PROGRAM)
-    memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--", "true"]))
+    memtrace.attach(b, MemoryOptions.of(cli.parse(memtrace.build_parser(), ["--", "true"])))
     load = "add.s64 %rd, %rd, 4096; ld.global.u32 %r, [%rd]; st.shared.u32 [there], %r; "
     text = ACCESSES.replace("st.global.u32 [%rd], 1; ", ".reg .b32 %r; .shared .b32 there; " + load * 3)
-    made = copies.make_copies(text.replace("LIMIT", ".maxnreg 64"), "", b.lowered_probes(), HOPPER)
+    made = copies.make_copies(text.replace("LIMIT", ".maxnreg 64"), "", b.attached.lowered_probes(), HOPPER)
     used = instrument.register_use(made, HOPPER, ["free", "bound"])
     assert used["free"].before <= 16 and used["free"].after <= 40 < used["bound"].after
     assert used["free"].spilled <= 32 and not used["bound"].spilled

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpubpf.attached import AttachedPipeline
 from gpubpf.ebpf.probe import Probe
 from gpubpf.images import fatbin
 from gpubpf.images.assemble import Target
@@ -15,6 +16,7 @@ from gpubpf.images.instrument import instrument_image
 from gpubpf.inject import body
 from gpubpf.inject.contraction import functions_with_sums, products_before, with_roundings
 from gpubpf.inject.inject import inject
+from gpubpf.memory.memory_options import MemoryOptions
 from gpubpf.program import BPF
 from gpubpf.ptx.carry import live_carry
 from gpubpf.ptx.flow import Flow
@@ -219,9 +221,9 @@ def test_a_copy_contracts_as_the_original_beside_a_kernel_that_calls_a_missing_f
 
 def test_the_ptx_that_a_tool_prints_has_the_rounding_modes_of_its_copy() -> None:
     b = BPF(text=memtrace.PROGRAM)
-    memtrace.attach(b, cli.parse(memtrace.build_parser(), ["--", "true"]))
+    memtrace.attach(b, MemoryOptions.of(cli.parse(memtrace.build_parser(), ["--", "true"])))
     image = fatbin.ptx_image(typed("division between", "f32", "sm_80").encode())
     assert image is not None
     for target, rounded in (Target("gpu", (8, 0)), True), (Target("sim"), False):
-        text, refusals = b.instrumented_ptx(image, ["k"], target)
+        text, refusals = AttachedPipeline(b.attached).instrumented_ptx(image, ["k"], target)
         assert ("sub.rn.f32 %f5, %f4, %f3;" in text) == rounded and not refusals

@@ -448,7 +448,7 @@ def test_only_what_is_asked_for_is_on_the_device(words: str, name: str) -> None:
         add(parser)
     args = cli.parse(parser, words.split())
     timed = bool(args.timestamps or args.heatmap)
-    probe, *numbered = access_trace.attach(MemoryOptions.of(args), timed).probes
+    probe, *numbered = access_trace.attach(MemoryOptions.of(args), timed).attached.probes
     assert probe.program == name
     assert [p.spaces for p in numbered] == [] if args.heatmap else [("texture", "surface")]
     assert ("shared" in probe.spaces) == (not args.heatmap)

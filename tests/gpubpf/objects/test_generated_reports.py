@@ -163,12 +163,14 @@ def measured(draw: st.DrawFn) -> tuple[Any, Any, dict[str, tuple[bytes, bytes]]]
     items = {one.name: draw(in_kernel(one)) for one in found if host and one.kind != "ringbuf"}
     rings = {one.name: draw(array(one, 2)) for one in found if host and one.kind == "ringbuf"}
     side: Any = SimpleNamespace(_program=program, _files={name: name for name in items})
-    bpf = SimpleNamespace(
-        program=program,
-        maps=program.maps,
+    attached = SimpleNamespace(
+        programs=SimpleNamespace(program=program, maps=program.maps),
         probes=[SimpleNamespace(program="on_exit", kernels=())] if not host else [],
         formats=lambda: dict(enumerate(FORMATS)),
         printing=lambda: dict.fromkeys(range(len(FORMATS)), ("on_exit", "on_entry")),
+    )
+    bpf = SimpleNamespace(
+        attached=attached,
         host_side=SimpleNamespace(items=lambda name: Host.items(side, name), records=lambda name: rings[name])
         if host
         else None,
@@ -193,7 +195,7 @@ def test_a_generated_report(made: Any) -> None:
             printer = Printer(reader, page, results)
             printer.stream(session)
             printer.maps(session)
-            results.end(SUMMARY | {"verified_by": ["gpubpf"]}, None if bpf.probes else ())
+            results.end(SUMMARY | {"verified_by": ["gpubpf"]}, None if bpf.attached.probes else ())
             # Keys and values, and what programs print, are as wide as they are.
             lines = check(page, args, shares=False, negative=True, wide=": ", values=True)
             found = reader.contents(session)

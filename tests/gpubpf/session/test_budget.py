@@ -274,11 +274,14 @@ def test_the_counting_is_attached_once_for_all_kernels() -> None:
         return b
 
     def costs(b: BPF) -> list[tuple[str, ...]]:
-        return [one.kernels for one in b.lowered_probes() if one.program is COST]
+        return [one.kernels for one in b.attached.lowered_probes() if one.program is COST]
 
     both = attached(("a*",), ("b", "a*"))
     assert costs(both) == [("a*", "b")] and costs(attached(("a*",), ())) == [()]
-    assert SPENT in {definition.name for definition in both.definitions()} and not both.runs_on_amd()
+    assert (
+        SPENT in {definition.name for definition in both.attached.definitions()}
+        and not both.attached.runs_on_amd()
+    )
     assert costs(attached()) == []
 
 
