@@ -16,12 +16,11 @@ import sys
 if __package__ in (None, ""):  # run as tools/gputop.py: the library is in ../lib
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
 
+from gpubpf.record import Record
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
     from gpubpf.session.session import Session
 
 TOOL = "gputop"
@@ -35,6 +34,19 @@ EXAMPLES = """examples:
     gputop --json -o top.jsonl 10    records for another program
 """
 INTERVAL = 1.0  # seconds
+
+
+class Rows(Record):
+    """Which rows to show.
+
+    once: --once.
+    sort: --sort.
+    top: rows of each table; None: all.
+    """
+
+    once: bool = False
+    sort: str = "time"
+    top: int | None = None
 
 
 def build_parser() -> cli.Parser:
@@ -63,13 +75,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the tool; return its exit status."""
     parser = build_parser()
     args = cli.parse(parser, argv)
-    if args.once:
-        if args.count:
-            parser.error("--once prints one report; leave out count")
-        args.count = 1
-    if not args.interval and (args.once or not args.command):
-        args.interval = INTERVAL
-    out = cli.open_results(args)
+    if args.once and args.count:
+        parser.error("--once prints one report; leave out count")
+    interval = args.interval or (INTERVAL if args.once or not args.command else None)
+    options = cli.Options.of(args).with_reports(interval, 1 if args.once else args.count)
+    out = cli.open_results(options.output)
     from gpubpf.tools.launchlate import PROGRAM, SLOTS
 
     if args.ebpf:
@@ -81,31 +91,31 @@ def main(argv: list[str] | None = None) -> int:
     b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
     b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
     if args.list or args.ptx:
-        from gpubpf.images import listing
-
-        return listing.show(b, args, out)
+        return b.show_kernels(options, out)
     if os.geteuid() and not args.pid and not args.command:
         from gpubpf.top import own_processes
 
-        args.pid = own_processes.found(TOOL)
+        options = options.with_pids(own_processes.found(TOOL))
         cli.note(
             TOOL, "measuring your processes that use a GPU now; every process, now and later, requires root"
         )
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow, Kept
 
-    b["every_lane"].set(int(tracing.device_of(cli.Options.of(args)).kind == "sim").to_bytes(8, "little"))
+    b["every_lane"].set(int(tracing.device_of(options).kind == "sim").to_bytes(8, "little"))
     kept = Kept("ends", "launches", offset=16, slots=SLOTS)
     follow = Follow(
         log_records=1 << 18, stamps=True, allocation_stacks=True, pump=SLOTS // 4, kept=kept
     )  # on AMD GPUs, allocations are logged only with their stacks
-    with b.trace(args, follow) as session:
-        results = cli.ResultWriter(args, out, session.now_ns)
-        measure(session, SLOTS, args, results)
+    with b.trace(options, out, follow) as session:
+        results = cli.ResultWriter(options.output, out, session.now_ns)
+        measure(session, SLOTS, options, cli.group(Rows, args), results)
     return session.status
 
 
-def measure(session: Session, slots: int, args: argparse.Namespace, results: cli.ResultWriter) -> None:
+def measure(
+    session: Session, slots: int, options: cli.Options, rows: Rows, results: cli.ResultWriter
+) -> None:
     """Show reports until the measurement ends. The imports load NumPy, which would delay the first probe."""
     from gpubpf.held.memory import Memory
     from gpubpf.launches import latency, latency_text
@@ -114,11 +124,12 @@ def measure(session: Session, slots: int, args: argparse.Namespace, results: cli
     from gpubpf.top import report, screen
     from gpubpf.top.usage import Usage
 
-    launches, memory, losses = Launches(slots, args.kernel), Memory(), LaunchLosses()
+    launches, memory, losses = Launches(slots, options.kernels.wanted), Memory(), LaunchLosses()
     usage, late_ns = Usage(), 0
-    attached_ns, begun = session.now_ns(), bool(args.command)
-    shown = report.Report(args.sort, args.top, args.verbose, session.device.clock_notice or "")
-    view = screen.view(shown, results, session.end, not args.once and not args.command and not args.output)
+    attached_ns, begun = session.now_ns(), bool(options.targets.command)
+    shown = report.Report(rows.sort, rows.top, options.output.verbose, session.device.clock_notice or "")
+    on_screen = not rows.once and not options.targets.command and not options.output.path
+    view = screen.view(shown, results, session.end, on_screen)
 
     def look(last: bool) -> None:
         nonlocal begun
@@ -142,7 +153,7 @@ def measure(session: Session, slots: int, args: argparse.Namespace, results: cli
         view.tick()
 
     with view:
-        for _ in session.intervals(args.interval, args.count, tick=take):
+        for _ in session.intervals(options.output.interval, options.output.count, tick=take):
             launches.take_shared(session)
             look(last=session.stopped)
             interval = usage.close(session.end_ns(), memory.on_gpus())

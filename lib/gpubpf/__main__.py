@@ -72,8 +72,7 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run a subcommand, and return the exit status."""
     made = build_parser()
-    args = cli.parse_subcommand(made, sys.argv[1:] if argv is None else argv)
-    args.alone = argv is None
+    args = cli.parse_subcommand(made, argv)
     return COMMANDS[args.subcommand].run(args, args.parser)
 
 

@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
+from gpubpf.record import replace
 from gpubpf.show import cli
 from gpubpf.show.option_values import parse_percent, parse_pids
 
@@ -99,7 +100,7 @@ def add_options(made: cli.Parser) -> None:
         metavar="PID[,PID...]",
         help="watch these running processes (default: every process; requires root)",
     )
-    made.set_defaults(sample=None)
+    made.set_defaults(sample=None, tool=TOOL)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -133,15 +134,13 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
     """Serve metrics until the measurement ends. Return the exit status. Raises ImportError without the Python packages."""
     if args.budget is not None and args.sample is not None:
         made.error("--budget and --sample exclude each other: --budget chooses the launches")
-    if args.budget is None and args.sample is None:
-        args.budget = BUDGET
-    args.sample = args.sample or 1
-    args.kernel = args.kernel or []
-    args.tool = TOOL
+    budget = BUDGET if args.budget is None and args.sample is None else args.budget
+    options = cli.Options.of(args)
+    options = replace(options, kernels=replace(options.kernels, budget=budget))
     from gpubpf.exporter.prometheus import Server
     from gpubpf.exporter.watch import Watch
 
-    watch = Watch(args.top, args.budget)
+    watch = Watch(args.top, budget)
     push = _push(args, watch)
 
     def families() -> Iterator[Family]:
@@ -152,7 +151,7 @@ def run(args: argparse.Namespace, made: cli.Parser) -> int:
     address, port = args.listen
     with Server(address, port, families) as server:
         try:
-            return _measure(args, watch, push, server.url)
+            return _measure(options, args.every, watch, push, server.url)
         finally:
             if push is not None:
                 push.close()
@@ -169,21 +168,21 @@ def _push(args: argparse.Namespace, watch: Watch) -> Push | None:
     return Push(args.otlp, max(LEAST_PUSH, args.every), watch.latest, note)
 
 
-def _measure(args: argparse.Namespace, watch: Watch, push: Push | None, url: str) -> int:
+def _measure(options: cli.Options, every: float, watch: Watch, push: Push | None, url: str) -> int:
     from gpubpf.exporter.gpu_time import PROGRAM
     from gpubpf.program import BPF
     from gpubpf.session import tracing
 
     b = BPF(text=PROGRAM)
-    b.limit(args)
-    b.attach_gpu_entry(kernel=args.kernel, fn_name="on_entry")
-    b.attach_gpu_exit(kernel=args.kernel, fn_name="on_exit")
-    b["every_lane"].set(int(tracing.device_of(cli.Options.of(args)).kind == "sim").to_bytes(8, "little"))
-    with b.trace(args) as session:
+    b.limit(options.kernels)
+    b.attach_gpu_entry(kernel=options.kernels.wanted, fn_name="on_entry")
+    b.attach_gpu_exit(kernel=options.kernels.wanted, fn_name="on_exit")
+    b["every_lane"].set(int(tracing.device_of(options).kind == "sim").to_bytes(8, "little"))
+    with b.trace(options) as session:
         cli.note(TOOL, f"serving {url}")
         if push is not None:
             push.start()
-        _Loop(session, watch, args.every, args.budget).run()
+        _Loop(session, watch, every, options.kernels.budget).run()
     return session.status
 
 

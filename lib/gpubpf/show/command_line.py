@@ -309,10 +309,12 @@ def parse_own(made: Parser, own: Sequence[str]) -> argparse.Namespace:
     return made.parse_intermixed_args([word + "=" * (word in optional) for word in own])
 
 
-def parse_subcommand(made: Parser, words: Sequence[str]) -> argparse.Namespace:
+def parse_subcommand(made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line of a command with subcommands, or complete it when a shell asks for that."""
     _begin(made)
-    return made.parse_args(words)
+    args = made.parse_args(sys.argv[1:] if argv is None else argv)
+    args.alone = argv is None
+    return args
 
 
 def _begin(made: Parser) -> None:

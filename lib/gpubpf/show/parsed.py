@@ -179,6 +179,14 @@ class Options(Record):
         """Return these options for other kernels. wanted: see `KernelOptions`."""
         return replace(self, kernels=replace(self.kernels, wanted=wanted))
 
+    def with_pids(self, pids: Sequence[int]) -> Options:
+        """Return these options for other processes. pids: of -p."""
+        return replace(self, targets=replace(self.targets, pids=pids))
+
+    def with_reports(self, interval: float | None, count: int | None) -> Options:
+        """Return these options for other reports: see `OutputOptions`."""
+        return replace(self, output=replace(self.output, interval=interval, count=count))
+
     def with_command(self, command: Sequence[str] | None) -> Options:
         """Return these options for another command. command: see `TargetOptions`."""
         return replace(self, targets=replace(self.targets, command=command))

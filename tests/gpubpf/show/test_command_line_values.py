@@ -12,6 +12,7 @@ LIBRARY = ROOT / "lib" / "gpubpf"
 COMMAND_LINE = {
     "calls/snoop_options.py",
     "check/command.py",
+    "exporter/command.py",
     "mcp/command.py",
     "memory/memory_options.py",
     "query/command.py",
