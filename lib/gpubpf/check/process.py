@@ -48,7 +48,8 @@ _INJECTED = (
 )
 _NAMESPACES = ("mnt", "pid", "user", "net")
 _RUNTIME, _CUPTI = LibraryNames("libcudart.so"), LibraryNames("libcupti.so")
-_MOST_REASONS = 3
+_MOST_REASONS, _LONGEST_REASON = 3, 256
+_MOST_NAMES, _LONGEST_NAME = 8, 64
 SHARE = 0.5  # share of the time limit that may be used for trying to instrument kernels
 
 
@@ -196,7 +197,7 @@ def _runtime(devices: Devices | SessionError, names: Sequence[str]) -> Finding:
     """The CUDA runtime of the process. A static runtime is part of the program, so its calls cannot be traced."""
     found = [name for name in names if _RUNTIME.match(name)]
     if found:
-        return ok(", ".join(found))
+        return ok(_few(found))
     if isinstance(devices, SessionError) or Vendor.NVIDIA not in devices:
         return ok("none")
     why = "cudasnoop sees calls of the driver, and none of the runtime"
@@ -243,7 +244,7 @@ def _counted(kernels: _Kernels | SessionError | None) -> Finding:
             ok(value) if kernels.total or kernels.amd else ok("none in its files; perhaps made at run time")
         )
     reasons = kernels.refused.most_common(_MOST_REASONS)
-    shown = ", ".join(f"{reason} ({count:,})" for reason, count in reasons)
+    shown = ", ".join(f"{reason[:_LONGEST_REASON]} ({count:,})" for reason, count in reasons)
     return Finding(LIMITED, value, f"the rest runs unchanged: {shown}", "threadhist --list -p PID lists them")
 
 
@@ -281,7 +282,7 @@ def _profilers(pid: int, names: Sequence[str], ask: Ask[dict[str, str]]) -> Find
     why = "another profiler may be in the process: its times include both"
     if "CUDA_INJECTION64_PATH" in variables:
         why = "it was started with a tool, which measures it; without COMMAND and -p, it is left to that tool"
-    return Finding(LIMITED, ", ".join(found), why, needed=False)
+    return Finding(LIMITED, _few(found), why, needed=False)
 
 
 def _device_tool(
@@ -334,4 +335,11 @@ def _snoop(bpf: Finding, mapped: Sequence[address_space.Mapping], names: Library
         return Finding(MISSING, f"nothing yet: it has not loaded {names}", needed=False)
     if bpf.state != OK:
         return Finding(bpf.state, f"nothing: {bpf.value}", action=bpf.action)
-    return ok(f"calls of {', '.join(found)}")
+    return ok(f"calls of {_few(found)}")
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return names in a sentence. A process can map any number of files, with long names."""
+    shown = [name[:_LONGEST_NAME] for name in names[:_MOST_NAMES]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")

@@ -18,7 +18,11 @@ MOST_BYTES = 1 << 20  # of the records in an answer
 LONGEST_LINE = 1 << 20
 MOST_NOTICES = 20
 PATIENCE = 60.0  # seconds for attaching and reporting, beside the time of the measurement itself
+LONGEST_NOTICE = 4096  # characters
 _INTERRUPT_WAIT = 10.0  # seconds after SIGINT until SIGKILL
+_KILL_WAIT = (
+    5.0  # seconds after SIGKILL: a command that waits in the kernel for a process (FUSE) does not end
+)
 
 
 async def answer(module: str, words: Sequence[str], seconds: float, most: int) -> dict[str, Any]:
@@ -48,8 +52,12 @@ async def answer(module: str, words: Sequence[str], seconds: float, most: int) -
         await _end(process)
     if late:
         notices.append(f"interrupted, because it took more than {seconds + PATIENCE:g} s")
+    if process.returncode is None:
+        notices.append(
+            "it does not end, because it waits for a process (FUSE?); its records may be incomplete"
+        )
     return {
-        "records": records.found,
+        "records": [*records.found, *records.summary],
         "left_out": records.left_out,
         "notices": notices,
         "status": process.returncode,
@@ -61,6 +69,9 @@ class _Records:
 
     def __init__(self, most: int) -> None:
         self.found: list[dict[str, Any]] = []
+        self.summary: list[
+            dict[str, Any]
+        ] = []  # the last one that found no room; the answer to a question may have any number
         self.left_out = 0
         self._most, self._room = most, MOST_BYTES
 
@@ -75,13 +86,17 @@ class _Records:
         except ValueError:  # a line that was cut off
             self.left_out += 1
             return
-        self.found.append(record)
-        self._room -= len(line)
+        if has_room:
+            self.found.append(record)
+            self._room -= len(line)
+        else:
+            self.left_out += len(self.summary)
+            self.summary = [record]
 
 
 def _note(notices: list[str], line: bytes) -> None:
     if len(notices) < MOST_NOTICES:
-        notices.append(line.decode("utf-8", "replace"))
+        notices.append(line[:LONGEST_NOTICE].decode("utf-8", "replace"))
 
 
 async def _read(stream: ByteReceiveStream | None, take: Any) -> None:
@@ -99,7 +114,7 @@ async def _read(stream: ByteReceiveStream | None, take: Any) -> None:
 
 
 async def _end(process: Process) -> None:
-    """End a command that still runs: as Ctrl-C does, so that it detaches from its targets; else with SIGKILL."""
+    """End a command that still runs as Ctrl-C does, so that it detaches from its targets; else with SIGKILL. Wait for seconds."""
     with anyio.CancelScope(shield=True):
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
@@ -107,4 +122,7 @@ async def _end(process: Process) -> None:
                 await process.wait()
         if process.returncode is None:
             process.kill()
-        await process.aclose()
+            with anyio.move_on_after(_KILL_WAIT):
+                await process.wait()
+        if process.returncode is not None:
+            await process.aclose()  # this waits for the end

@@ -34,6 +34,7 @@ def build(directories: Sequence[str], longest: float) -> MCPServer:
     """
     server = MCPServer("gpubpf", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
     one_at_a_time = anyio.Semaphore(1)  # measurements would measure each other's probes
+    few_at_a_time = anyio.Semaphore(4)  # other commands: a client may ask for any number
 
     async def list_processes() -> dict[str, Any]:
         """List the processes that have loaded CUDA's or HIP's libraries. Processes of other users are listed for root only."""
@@ -42,11 +43,14 @@ def build(directories: Sequence[str], longest: float) -> MCPServer:
     async def check_machine(pid: Pid | None = None) -> dict[str, Any]:
         """Say what the tools can do on this machine or, with a pid, what each tool would measure in a process, and what to do."""
         words = ("check", "--json", *(("-p", str(pid)) if pid else ()))
-        return await child.answer(_COMMAND, words, 30, 1000)
+        async with few_at_a_time:
+            return await child.answer(_COMMAND, words, 30, 1000)
 
     async def list_kernels(pid: Pid, most: Most = 200) -> dict[str, Any]:
         """List the kernels in the files that a process has mapped, and for each kernel that cannot be instrumented, why."""
-        return await child.answer("gpubpf.tools.threadhist", ("--list", "--json", "-p", str(pid)), 60, most)
+        words = ("--list", "--json", "-p", str(pid))
+        async with few_at_a_time:
+            return await child.answer("gpubpf.tools.threadhist", words, 60, most)
 
     def describe_tool(tool: Literal[choices.TOOLS]) -> str:  # type: ignore[valid-type]
         """Return the help of a tool: what it measures, and its options."""
@@ -87,7 +91,8 @@ def build(directories: Sequence[str], longest: float) -> MCPServer:
             raise ToolError("this server has no records; start it with directories: gpubpf mcp DIR")
         # The space: a question that begins with "-" would be taken for an option.
         words = ("--json", "--timeout", str(longest), *((" " + sql,) if sql else ("--list",)), *directories)
-        return await child.answer(_COMMAND, ("query", *words), longest, most)
+        async with few_at_a_time:
+            return await child.answer(_COMMAND, ("query", *words), longest, most)
 
     for function in (list_processes, check_machine, list_kernels, describe_tool, measure, query):
         server.tool(annotations=_READ_ONLY)(function)

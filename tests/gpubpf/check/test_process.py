@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import gpubpf_hold
 from gpubpf.agent.definitions import Vendor
 from gpubpf.check import process
 from gpubpf.check.finding import LIMITED, MISSING, OK, UNKNOWN, Finding
@@ -243,6 +245,18 @@ def test_a_name_with_control_characters_is_one_line(start: Start) -> None:
     )
     assert done.stdout.splitlines()[0].startswith("ok       process          a\\x1b[2J\\nb (pid ")
     assert "\x1b" not in done.stdout
+
+
+@needs_driver
+def test_any_number_of_libraries_is_a_short_sentence(tmp_path: Path) -> None:
+    names = [f"libcudart.so.{number}." + "9" * 200 for number in range(50)]
+    for name in names:
+        shutil.copy(DRIVER, tmp_path / name)
+    with gpubpf_hold.holding(gpubpf_hold.build(tmp_path), *(tmp_path / name for name in names)) as process:
+        findings = found(process.pid)
+    for finding in findings.values():
+        assert len(finding.value) < 1000, finding
+    assert findings["cuda-runtime"].value.endswith(" and 42 more")
 
 
 def test_records_have_the_pid(start: Start) -> None:

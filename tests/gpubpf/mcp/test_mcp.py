@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,8 +15,10 @@ from typing import Any
 
 import pytest
 
+import gpubpf_hold
 from gpubpf.errors import UsageError
 from gpubpf.mcp import choices
+from gpubpf.process import gpu_processes
 from gpubpf.traced import device
 from gpubpf_cuda import build
 from gpubpf_kept import keep, some
@@ -190,6 +194,64 @@ def test_a_client_can_neither_write_nor_read_files_nor_start_programs(tool: str)
 
 def test_every_tool_that_measures_running_processes_is_offered() -> None:
     assert {*choices.TOOLS} == {*TOOLS} - {"gpurun"}
+
+
+def test_an_answer_has_a_limit_whatever_its_rows_say() -> None:
+    """A question may return any number of rows that look like the summary of a tool."""
+    records = child._Records(2)
+    for number in range(100):
+        records.add(b'{"type":"summary","n":%d,"x":"%s"}' % (number, b"x" * 1000))
+    assert [one["n"] for one in (*records.found, *records.summary)] == [0, 1, 99]
+    assert records.left_out == 97
+    notices: list[str] = []
+    child._note(notices, b"n" * 100_000)
+    assert len(notices[0]) == child.LONGEST_NOTICE
+
+
+def test_a_command_that_never_ends_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even SIGKILL ends it, if a process keeps it waiting in the kernel."""
+    monkeypatch.setattr(child, "_INTERRUPT_WAIT", 0.05)
+    monkeypatch.setattr(child, "_KILL_WAIT", 0.05)
+    sent: list[int] = []
+
+    class Unkillable:
+        returncode = None
+
+        def send_signal(self, number: int) -> None:
+            sent.append(number)
+
+        def kill(self) -> None:
+            self.send_signal(signal.SIGKILL)
+
+        async def wait(self) -> None:
+            await asyncio.sleep(1000)
+
+        aclose = wait
+
+    asyncio.run(asyncio.wait_for(child._end(Unkillable()), 100))  # type: ignore[arg-type]
+    assert sent == [signal.SIGINT, signal.SIGKILL]
+
+
+def test_a_process_cannot_make_the_list_of_processes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / f"libcuda.so.{number}" for number in range(40)]
+    for file in files:
+        shutil.copy(device.LIBRARIES / "libcuda.so.1", file)
+    with gpubpf_hold.holding(gpubpf_hold.build(tmp_path), *files) as process:
+        (seen,) = (one for one in gpu_processes.found()["processes"] if one["pid"] == process.pid)
+        assert len(seen["libraries"]) == gpu_processes.MOST_LIBRARIES and seen["comm"] == "hold"
+        monkeypatch.setattr(gpu_processes.scans.ScanBudget, "exhausted", lambda budget, user: True)
+        without = gpu_processes.found()
+    assert without["processes"] == [] and without["unknown"] > 0
+
+
+def test_a_process_may_end_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(pid: int) -> str:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(gpu_processes.proc, "comm", ended)
+    assert gpu_processes.found()["processes"] == []
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "ignores"])
