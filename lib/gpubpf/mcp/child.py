@@ -83,7 +83,7 @@ class _Records:
             return
         try:
             record = json.loads(line)
-        except ValueError:  # a line that was cut off
+        except (ValueError, RecursionError):  # a line that was cut off, or lists in lists in lists
             self.left_out += 1
             return
         if has_room:

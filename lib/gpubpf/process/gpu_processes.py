@@ -27,7 +27,7 @@ def found() -> dict[str, Any]:
             unknown += 1
             continue
 
-        def look(pid: int = pid, owner: int = owner) -> list[address_space.Mapping]:
+        def look(pid: int = pid, owner: int = owner) -> tuple[address_space.Mapping, ...]:
             with budget.scan(owner):
                 return address_space.mappings(pid, _LIBRARY)
 

@@ -203,6 +203,9 @@ def test_an_answer_has_a_limit_whatever_its_rows_say() -> None:
         records.add(b'{"type":"summary","n":%d,"x":"%s"}' % (number, b"x" * 1000))
     assert [one["n"] for one in (*records.found, *records.summary)] == [0, 1, 99]
     assert records.left_out == 97
+    deep = child._Records(2)
+    deep.add(b"[" * 100_000 + b"]" * 100_000)
+    assert deep.left_out == 1
     notices: list[str] = []
     child._note(notices, b"n" * 100_000)
     assert len(notices[0]) == child.LONGEST_NOTICE
