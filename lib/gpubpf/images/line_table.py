@@ -15,7 +15,11 @@ from gpubpf.elf import Elf, Section, of_bytes
 from gpubpf.errors import ImageError
 
 OF_SOURCE, OF_PTX = ".debug_line", ".nv_debug_line_sass"
-LARGEST = 1 << 22  # bytes of a table; a row takes at least one, and 100 in memory
+LARGEST = 1 << 22  # bytes of a table
+MOST_ROWS = 1 << 20  # in it; a row takes one byte or more there, and 200 in memory
+MOST_PATHS = (
+    1 << 24
+)  # bytes of the paths of a table's files: any number of files may be in one folder with a long name
 _HEADER = struct.Struct("<IHIBBbBB")  # a line table, up to the number of its first special opcode
 # Elf64_Rela, and Elf64_Rel for compute capabilities before 9.0: place, symbol.
 _RELOCATIONS = {".rela": struct.Struct("<QQ8x"), ".rel": struct.Struct("<QQ")}
@@ -60,16 +64,19 @@ def sequences(file: Elf, name: str) -> Iterator[tuple[Section, list[Row]]]:
                 file.sections[symbol.section],
                 [(symbol.value + address, line, of) for address, line, of in rows],
             )
-    except (struct.error, IndexError, ValueError, OverflowError) as error:
+    except (struct.error, IndexError, ValueError, ArithmeticError) as error:
         raise ImageError(f"its table {name} is damaged: {error}") from None
 
 
 def _rows(data: bytes) -> Iterator[list[Row]]:
     """Yield the sequences of all tables in a section."""
     at = 0
+    left = MOST_ROWS
     while at < len(data):
         size = 4 + int.from_bytes(data[at : at + 4], "little")
-        yield from _rows_of_table(data[at : at + size])
+        for rows in _rows_of_table(data[at : at + size], left):
+            left -= len(rows)
+            yield rows
         at += size
 
 
@@ -77,6 +84,7 @@ def _files(data: bytes, at: int) -> dict[int, str]:
     """Return the files of a table by number, from 1. at: where the names of its folders begin."""
     folders = [""]
     files: dict[int, str] = {}
+    size = 0
 
     def text() -> str:
         nonlocal at
@@ -93,6 +101,9 @@ def _files(data: bytes, at: int) -> dict[int, str]:
         folders.append(folder)
     while name := text():
         folder, _, _ = folders[number()], number(), number()  # folder, time, size
+        size += len(folder) + len(name)
+        if size > MOST_PATHS:
+            raise ValueError("the paths of its files are too long")
         files[len(files) + 1] = f"{folder}/{name}" if folder else name
     return files
 
@@ -111,7 +122,8 @@ def _number(data: bytes, at: int, signed: bool = False) -> tuple[int, int]:
             return (value - (1 << shift) if signed and byte & 0x40 else value), at
 
 
-def _rows_of_table(data: bytes) -> Iterator[list[Row]]:
+def _rows_of_table(data: bytes, most: int) -> Iterator[list[Row]]:
+    """Yield the sequences of a table, with at most so many rows in all. Raises ValueError if there are more."""
     _, _, header, smallest, _, base, span, first = _HEADER.unpack_from(data)
     lengths = data[_HEADER.size : _HEADER.size + first - 1]  # operands of each standard opcode
     files = _files(data, _HEADER.size + first - 1)
@@ -125,6 +137,10 @@ def _rows_of_table(data: bytes) -> Iterator[list[Row]]:
         return value
 
     def row() -> Row:
+        nonlocal most
+        most -= 1
+        if most < 0:
+            raise ValueError("it has too many rows")
         return address, line, files.get(file, "")
 
     while at < len(data):

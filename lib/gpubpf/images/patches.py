@@ -6,6 +6,8 @@ patches = patches_at(table, probes, target)                              # once 
 
 from __future__ import annotations
 
+import bisect
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,8 +45,12 @@ class Instructions(dict[int, Site]):
 
     def get(self, number: int, otherwise: Any = None) -> Any:
         """Return the site of an instruction, with its source line. There is always an item at the first instruction."""
-        begin = max(begin for begin in self if begin <= number)
+        begin = self._begins[bisect.bisect_right(self._begins, number) - 1]
         return replace(self[begin], number=number, offset=number * INSTRUCTION_SIZE)
+
+    @functools.cached_property
+    def _begins(self) -> list[int]:
+        return sorted(self)
 
 
 def sites_of(tables: Sequence[Sequence[Site]]) -> Instructions | None:

@@ -22,6 +22,8 @@ STAGE = "launched"  # in the cache: digest of a module's PTX → names of launch
 # If a larger share of a module's kernels than one in this many is launched, all kernels get their copies at once: assembling copies
 # one by one takes two to four times as much CPU time (benchmarks/results/large_module.md).
 ALL_ABOVE = 4
+# What the cache remembers of a module. The list is written anew for each kernel.
+MOST_NAMES, MOST_BYTES = 1024, 1 << 18
 
 
 class Step(Enum):
@@ -58,9 +60,10 @@ class LargeModule:
             if name not in self._launched:
                 self._launched.append(name)
                 self._changed |= name not in self.first
-                if self._changed:
-                    names = list(dict.fromkeys((*self._launched, *self._remembered())))
-                    cache.default().put(STAGE, self.source.digest, json.dumps(names).encode())
+                if self._changed and len(self._launched) <= MOST_NAMES:
+                    names = list(dict.fromkeys((*self._launched, *self._remembered())))[:MOST_NAMES]
+                    if len(text := json.dumps(names).encode()) <= MOST_BYTES:
+                        cache.default().put(STAGE, self.source.digest, text)
             self._all_asked = len(self._launched) * ALL_ABOVE > len(self._later.kernels)
             return Step.ALL if self._all_asked else Step.ONE
 
@@ -68,6 +71,6 @@ class LargeModule:
         """Return the kernels that earlier runs launched, from the cache."""
 
         def read(names: Any) -> list[str]:
-            return [str(name) for name in names]
+            return [str(name) for name in names][:MOST_NAMES]
 
         return cache.from_json(cache.default().get(STAGE, self.source.digest), read) or []

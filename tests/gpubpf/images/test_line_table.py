@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import random
 import re
+import struct
 import subprocess
 from pathlib import Path
 
@@ -103,6 +104,29 @@ def test_lines_are_those_of_nvdisasm(arch: str, tmp_path: Path) -> None:
     }
 
 
+def test_a_small_table_does_not_become_large() -> None:
+    """Each file costs five bytes, and its path repeats the name of its folder. A row costs one byte."""
+
+    def table(files: int, rows: int, folder: bytes = b"f") -> bytes:
+        names = folder + b"\0\0" + b"n\0\1\0\0" * files + b"\0"
+        header = struct.pack("<BBbBB", 1, 1, 0, 1, 10) + bytes(9) + names
+        program = b"\n" * rows + b"\0\1\1"  # special opcodes, then the end of the sequence
+        content = struct.pack("<HI", 2, len(header)) + header + program
+        return struct.pack("<I", len(content)) + content
+
+    most = line_table.MOST_ROWS
+    assert [len(rows) for rows in line_table._rows(table(3, 7))] == [8]
+    assert [len(rows) for rows in line_table._rows(table(3, 5) + table(1, most - 7))] == [6, most - 6]
+    for wrong, why in (
+        (table(3, most), "too many rows"),
+        (table(3, most // 2) * 2, "too many rows"),
+        (table(100_000, 1, b"f" * 1_000_000), "too long"),
+    ):
+        assert len(wrong) < line_table.LARGEST
+        with pytest.raises(ValueError, match=why):
+            list(line_table._rows(wrong))
+
+
 def test_without_lines_or_when_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = re.sub(r"\.(loc|file) .*", "", PTX.replace("ARCH", "sm_80"))
     assert source_lines(assembled(text, "sm_80", tmp_path)[0].read_bytes()) == {}
@@ -119,6 +143,14 @@ def test_without_lines_or_when_damaged(tmp_path: Path, monkeypatch: pytest.Monke
         except ImageError:
             refused += 1
     assert refused
+    without_span = bytearray(whole)
+    without_span[table.offset + 13] = 0  # special opcodes divide by it
+    with pytest.raises(ImageError, match="damaged"):
+        source_lines(bytes(without_span))
+    monkeypatch.setattr(line_table, "MOST_ROWS", 5)
+    with pytest.raises(ImageError, match="too many rows"):
+        source_lines(whole)
+    monkeypatch.undo()
     monkeypatch.setattr(line_table, "LARGEST", 16)
     with pytest.raises(ImageError, match="too large"):
         source_lines(whole)

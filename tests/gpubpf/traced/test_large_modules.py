@@ -8,6 +8,7 @@ import pytest
 
 from gpubpf import cache
 from gpubpf.images.sidecar import Later, Source
+from gpubpf.traced import large_modules
 from gpubpf.traced.large_modules import ALL_ABOVE, STAGE, LargeModule, Step
 
 NAMES = tuple(f"k{k}" for k in range(10 * ALL_ABOVE))
@@ -51,6 +52,27 @@ def test_what_the_latest_run_launched_comes_first() -> None:
     assert set(loaded().first) == set(NAMES[6:16])
     launch(*NAMES[20:30])
     assert set(loaded().first) == set(NAMES[20:30])
+
+
+def test_what_the_cache_remembers_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may launch any number of kernels with names of any length, and the list is written for each."""
+    monkeypatch.setattr(large_modules, "MOST_NAMES", 3)
+    written: list[bytes] = []
+    put = cache.Cache.put
+
+    def putting(store: cache.Cache, stage: str, key: str, data: bytes) -> Path | None:
+        written.append(data)
+        return put(store, stage, key, data)
+
+    monkeypatch.setattr(cache.Cache, "put", putting)
+    launch(*NAMES[:8])
+    assert len(written) == 3 and loaded().first == NAMES[:3]
+    launch(NAMES[9])
+    assert loaded().first == (NAMES[9], *NAMES[:2])
+    monkeypatch.setattr(large_modules, "MOST_BYTES", 10)
+    written.clear()
+    launch(*NAMES[4:6])
+    assert written == []
 
 
 @pytest.mark.parametrize("kept", [b"", b"{", b"7", b'{"k1": 1, "no": 2}', b"[[], null]"])
