@@ -628,6 +628,24 @@ def message_seeds() -> Iterable[bytes]:
     return [*frames, b"".join(frames)]
 
 
+def line_table_seeds() -> Iterable[bytes]:
+    lengths = bytes((0, 1, 1, 1, 1, 0, 0, 0, 1))
+    header = struct.pack("<BBbBB", 16, 1, -5, 14, 10) + lengths + b"/src\0\0a.cu\0\1\0\0b.h\0\0\7\7\0"
+    program = b"\0\11\2" + bytes(8) + b"\1\3\x7f\2\x80\1\4\2\x20\xff\10\11\7\0\1\0\1\1"
+    content = struct.pack("<HI", 2, len(header)) + header + program
+    yield (struct.pack("<I", len(content)) + content) * 2
+
+
+@target(
+    *(struct.error, IndexError, ValueError, ArithmeticError),  # `line_table.sequences` makes one of them
+    seeds=line_table_seeds,
+)
+def lines_of_cubin(data: bytes) -> None:
+    """Read the rows of a line table."""
+    for rows in line_table._rows(data):
+        assert all(isinstance(path, str) for _, _, path in rows)
+
+
 @target(protocol.Malformed, seeds=message_seeds)
 def messages(data: bytes) -> None:
     """Split a stream into frames, in two pieces, and decode each."""
