@@ -10,6 +10,7 @@ from typing import Any
 
 from gpubpf.errors import Error, UsageError, missing_package
 from gpubpf.process import target_files
+from gpubpf.show.files_below import files_below
 from gpubpf.show.notices import note
 from gpubpf.show.table import printable
 
@@ -160,7 +161,7 @@ def found(directories: Sequence[str]) -> dict[tuple[str, str], list[str]]:
             raise UsageError(
                 f"{printable(directory)} is not a directory; give the DIR of a tool's --parquet DIR"
             )
-        for place, _, names in os.walk(directory):
+        for place, names in files_below(directory):
             for name in names:
                 path = os.path.join(place, name)
                 if not (match := _FILE.search(path)):

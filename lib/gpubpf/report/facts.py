@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -12,6 +13,7 @@ from gpubpf.errors import Error, UsageError
 from gpubpf.query import views
 from gpubpf.query.limits import time_limit
 from gpubpf.report.sources import Sources
+from gpubpf.show.files_below import files_below
 from gpubpf.show.table import printable
 
 SQL = os.path.join(os.path.dirname(__file__), "report.sql")
@@ -94,9 +96,11 @@ def _changed_since(directories: Sequence[str], moment: float) -> list[str]:
     """Return the Parquet files below some directories that were written or replaced since a moment."""
     changed = []
     for directory in directories:
-        for place, _, names in os.walk(directory):
-            paths = [os.path.join(place, name) for name in names if name.endswith(".parquet")]
-            changed += [path for path in paths if os.path.lexists(path) and os.lstat(path).st_ctime >= moment]
+        for place, names in files_below(directory):
+            for path in (os.path.join(place, name) for name in names if name.endswith(".parquet")):
+                with contextlib.suppress(OSError):  # it has been removed
+                    if os.lstat(path).st_ctime >= moment:
+                        changed.append(path)
     return changed
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from gpubpf.process import target_files
+from gpubpf.show.files_below import files_below
 from gpubpf.show.table import printable
 
 MOST_FILES = 100_000  # that are looked at
@@ -21,8 +22,7 @@ class Sources:
         self._paths: dict[str, list[str]] = {}
         looked = 0
         for directory in directories:
-            for place, below, names in os.walk(directory):
-                below[:] = sorted(name for name in below if not name.startswith("."))
+            for place, names in files_below(directory, hidden=False):
                 for name in names:
                     self._paths.setdefault(name, []).append(os.path.join(place, name))
                 looked += len(names)
