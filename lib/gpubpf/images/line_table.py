@@ -123,7 +123,7 @@ def _number(data: bytes, at: int, signed: bool = False) -> tuple[int, int]:
 
 
 def _rows_of_table(data: bytes, most: int) -> Iterator[list[Row]]:
-    """Yield the sequences of a table, with at most so many rows in all. Raises ValueError if there are more."""
+    """Yield the sequences of a table. most: the number of rows in all. Raises ValueError if there are more."""
     _, _, header, smallest, _, base, span, first = _HEADER.unpack_from(data)
     lengths = data[_HEADER.size : _HEADER.size + first - 1]  # operands of each standard opcode
     files = _files(data, _HEADER.size + first - 1)
