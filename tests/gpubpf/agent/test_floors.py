@@ -17,7 +17,7 @@ FLOORS = {
     "ground": "heap rows library readable compiled file_code machine/code machine/cpu"
     " machine/x86_64/instruction machine/x86_64/code machine/x86_64/cpu"
     " machine/aarch64/instruction machine/aarch64/code machine/aarch64/cpu",
-    "wire": "wire this_agent messages lifetime signals shared_files",
+    "wire": "peer wire this_agent messages lifetime signals shared_files",
     "jumps": "patch hooks.def hooks_module.def hooks_graph.def hooks_log.def hooks_held.def hooks_all.def hook_table"
     " compilers",
     "log": "log/log log/other_profilers log/private_copy log/python log/stack",

@@ -16,6 +16,7 @@ import pytest
 
 from gpubpf import agent
 from gpubpf.agent.definitions import SOCKET_VARIABLE
+from gpubpf.calls import device_times
 from gpubpf.traced import device
 
 NOBODY, SOMEBODY, ANOTHER = 65534, 12345, 23456
@@ -72,7 +73,27 @@ def place() -> Iterator[Path]:
             ["gcc", at / "program.c", "-o", at / "program", f"-L{at}", "-l:libcuda.so.1", f"-Wl,-rpath,{at}"],
             check=True,
         )
+        (at / "rocm.c").write_text(ROCM)
+        sources = Path(device_times.__file__).parent
+        parts = [
+            f"-I{sources}",
+            "-iquote",
+            Path(agent.__file__).parent / "hsa",
+            sources / "ring.c",
+            "-pthread",
+        ]
+        subprocess.run(["gcc", at / "rocm.c", *parts, "-o", at / "rocm"], check=True)
         yield at
+
+
+# What libgpubpf-hsa.so and libgpubpf-rocprofiler.so do first.
+ROCM = """
+#include "ring.h"
+int main(int argc, char **argv) {
+    hello.state = AGENT_STARTED;
+    return argc != 2 || !ring_create() || !ring_tell(argv[1]);
+}
+"""
 
 
 @contextlib.contextmanager
@@ -87,8 +108,8 @@ def listening(user: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             process.kill()
 
 
-def greets(place: Path, listener: int, user: int, before: Sequence[str] = ()) -> bool:
-    """Return whether the agent in a program of `user` talks to a listener of another user."""
+def greets(place: Path, listener: int, user: int, before: Sequence[str] = (), rocm: bool = False) -> bool:
+    """Return whether the agent in a program of `user` talks to a listener of another user. rocm: the one in ROCm's programs."""
     environment = {
         "PATH": os.environ["PATH"],
         "CUDA_INJECTION64_PATH": str(place / agent.LIBRARY.name),
@@ -96,8 +117,9 @@ def greets(place: Path, listener: int, user: int, before: Sequence[str] = ()) ->
     }
     with listening(listener) as (name, process):
         environment[SOCKET_VARIABLE] = f"@{name}"
+        command = [place / "rocm", name] if rocm else [place / "program"]
         with subprocess.Popen(
-            [*before, place / "program"], user=user, env=environment, stderr=subprocess.DEVNULL
+            [*before, *command], user=user, env=environment, stderr=subprocess.DEVNULL
         ) as program:
             assert process.stdout is not None
             answer = process.stdout.readline()
@@ -118,8 +140,11 @@ def greets(place: Path, listener: int, user: int, before: Sequence[str] = ()) ->
         (SOMEBODY, 0, False),
     ],
 )
-def test_only_root_and_the_programs_own_user(place: Path, listener: int, user: int, expected: bool) -> None:
-    assert greets(place, listener, user) is expected
+@pytest.mark.parametrize("rocm", [False, True])
+def test_only_root_and_the_programs_own_user(
+    place: Path, listener: int, user: int, expected: bool, rocm: bool
+) -> None:
+    assert greets(place, listener, user, rocm=rocm) is expected
 
 
 def test_root_outside_of_a_user_namespace(place: Path) -> None:

@@ -1,11 +1,9 @@
 #include "wire.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
-#include <memory>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -14,6 +12,8 @@
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include "peer.h"
 
 namespace gpubpf {
 
@@ -169,24 +169,6 @@ OwnedFile::OwnedFile(int descriptor) : number(descriptor), inode(inode_of(descri
 
 bool OwnedFile::is_ours() const { return inode && inode_of(number) == inode; }
 
-namespace {
-
-// User IDs that a user namespace does not have look like this one. Elsewhere, it is the user nobody.
-constexpr uid_t kOverflow = 65534;
-
-// Whether kOverflow stands for no user of this user namespace, so that it may be root outside of the namespace.
-bool is_outside(uid_t user) {
-    if (user != kOverflow) return false;
-    std::unique_ptr<FILE, int (*)(FILE *)> map(fopen("/proc/self/uid_map", "re"), fclose);
-    if (!map) return false;
-    unsigned first, outside, count;
-    while (fscanf(map.get(), "%u %u %u", &first, &outside, &count) == 3)
-        if (first <= kOverflow && kOverflow - first < count) return false;
-    return feof(map.get());
-}
-
-}  // namespace
-
 int connect_to_tool(const char *name) {
     timeval bound{5, 0};
     if (const char *number = number_of_file(name)) {
@@ -204,11 +186,7 @@ int connect_to_tool(const char *name) {
     if (fd < 0) return -1;
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);  // also limits connect()
     auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length + (name[0] != '@'));
-    ucred peer{};
-    socklen_t peer_size = sizeof peer;
-    if (connect(fd, reinterpret_cast<sockaddr *>(&address), size) != 0 ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0 ||
-        (peer.uid != geteuid() && peer.uid != 0 && !is_outside(peer.uid))) {
+    if (connect(fd, reinterpret_cast<sockaddr *>(&address), size) != 0 || !is_own_user_or_root(fd)) {
         close(fd);
         return -1;
     }

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../src/peer.h"
 #include "ring.h"
 
 struct hello hello = {.magic = RING_MAGIC};
@@ -57,8 +58,11 @@ void ring_stop(void) {
 }
 
 void ring_add_gpu(uint64_t gpu) {
-    if (header->gpus < RING_GPUS)
-        header->gpu[header->gpus++] = gpu;
+    uint32_t at = __atomic_load_n(&header->gpus, __ATOMIC_RELAXED); /* once: the tool's user can write to the memory */
+    if (at < RING_GPUS) {
+        header->gpu[at] = gpu;
+        __atomic_store_n(&header->gpus, at + 1, __ATOMIC_RELAXED);
+    }
 }
 
 void ring_forget_gpus(void) {
@@ -66,7 +70,8 @@ void ring_forget_gpus(void) {
 }
 
 uint32_t ring_gpu(uint64_t gpu) {
-    for (uint32_t at = 0; at < header->gpus; at++)
+    uint32_t gpus = __atomic_load_n(&header->gpus, __ATOMIC_RELAXED);
+    for (uint32_t at = 0; at < gpus && at < RING_GPUS; at++)
         if (header->gpu[at] == gpu)
             return at;
     return UINT32_MAX;
@@ -76,7 +81,7 @@ void ring_name(uint64_t kernel, const char *text) {
     size_t length = strnlen(text, UINT16_MAX), size = sizeof(struct ring_name) + ((length + 7) & ~(size_t)7);
     uint64_t at = __atomic_load_n(&header->names, __ATOMIC_RELAXED);
     do {
-        if (at + size > RING_NAMES) {
+        if (at > RING_NAMES - size) {
             __atomic_fetch_add(&header->names_lost, 1, __ATOMIC_RELAXED);
             return;
         }
@@ -132,7 +137,7 @@ static bool send_hello(const char *name) {
         memcpy(CMSG_DATA(rights), &memory_file, sizeof(int));
     }
     bool sent = !connect(file, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) &&
-                sendmsg(file, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof hello;
+                is_own_user_or_root(file) && sendmsg(file, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof hello;
     close(file);
     return sent;
 }
