@@ -32,7 +32,13 @@ MEMORY = ("/mem", "process_vm_readv", "process_vm_writev")
 LOOKS = {"mappings", "mapping_at", "mapped_at"}
 # Modules that look at a process through `patience.within`, or on a thread that works for this process alone.
 LOOKING = {
-    *("process/address_space.py", "process/host_frames.py", "traced/joining.py", "traced/machine.py"),
+    *(
+        "process/address_space.py",
+        "process/gpu_processes.py",
+        "process/host_frames.py",
+        "traced/joining.py",
+        "traced/machine.py",
+    ),
     "linux/libraries.py",
     *("attach/borrow.py", "attach/holding.py", "attach/loading.py", "attach/patching.py"),
     *("images/mapped.py", "images/triton.py", "linux/indirect_functions.py"),
