@@ -16,7 +16,7 @@ import sys
 if __package__ in (None, ""):  # run as tools/gputop.py: the library is in ../lib
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "lib"))
 
-from gpubpf.record import Record
+from gpubpf.record import Record, replace
 from gpubpf.show import cli  # early: Ctrl-C is answered quietly from here on
 
 TYPE_CHECKING = False
@@ -95,10 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     if os.geteuid() and not args.pid and not args.command:
         from gpubpf.top import own_processes
 
-        options = options.with_pids(own_processes.found(TOOL))
-        cli.note(
-            TOOL, "measuring your processes that use a GPU now; every process, now and later, requires root"
-        )
+        options = options.with_pids(own_processes.found(TOOL, lambda text: cli.note(TOOL, text)))
     from gpubpf.session import tracing
     from gpubpf.traced.measurement import Follow, Kept
 
@@ -122,6 +119,7 @@ def measure(
     from gpubpf.launches.launches import Launches
     from gpubpf.launches.sums import LaunchLosses
     from gpubpf.top import report, screen
+    from gpubpf.top.devices import Devices
     from gpubpf.top.usage import Usage
 
     launches, memory, losses = Launches(slots, options.kernels.wanted), Memory(), LaunchLosses()
@@ -152,13 +150,16 @@ def measure(
             look(last=False)
         view.tick()
 
-    with view:
+    with Devices() as devices, view:
         for _ in session.intervals(options.output.interval, options.output.count, tick=take):
             launches.take_shared(session)
             look(last=session.stopped)
             interval = usage.close(session.end_ns(), memory.on_gpus())
             late_ns += interval.late_ns
-            view.show(interval)
+            found = devices.read()
+            for unknown in devices.unknown(found):
+                results.note_once(unknown)
+            view.show(replace(interval, devices=tuple(found)))
             for use in interval.processes:
                 if use.ended:
                     memory.forget(use.process)

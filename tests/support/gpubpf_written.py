@@ -25,6 +25,8 @@ _VOLATILE |= {"image_bytes": 0, "drained_bytes": 0, "tid": 0}
 # What differs between two runs, and between machines: process and thread numbers, addresses of the host.
 _NORMAL = (
     (re.compile(r"\bpid \d+"), "pid N"),
+    # gputop's rows: a process with its share, a kernel with its time.
+    (re.compile(r"^[ \d]{7}(?=  [a-z]\w*  +\d+\.\d %|  +\d+(\.\d+)? [mnu]?s  )"), "PID"),
     (re.compile(r"^( +\d+\.\d) +\d+ (?=\w)"), r"\1 TID "),
     (re.compile(r"\b0x5[0-9a-f]{11}\b"), "0xHOST"),
     (re.compile(r"\+0x[0-9a-f]+ \("), "+0xN ("),

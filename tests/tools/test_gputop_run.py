@@ -260,7 +260,7 @@ def test_a_kernel_that_runs_counts_in_each_interval(
 
 
 ROOT = os.geteuid() == 0
-USER = 65534  # nobody
+USER = 64321  # nobody else has processes of this user
 
 
 @pytest.fixture
@@ -307,6 +307,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_without_root_ones_own_processes(theirs: tuple[subprocess.Popen[bytes], dict[str, Any]]) -> None:
     running, who = theirs
     done = run("--once", **who)
+    assert "left out" not in done.stderr
     assert "measuring your processes that use a GPU now" in done.stderr
     assert re.search(rf"^ *{running.pid}  theirs ", done.stdout, re.MULTILINE), done.stdout
     running.kill()
@@ -314,6 +315,20 @@ def test_without_root_ones_own_processes(theirs: tuple[subprocess.Popen[bytes], 
     done = run("--once", status=1, **who)
     assert done.stderr.startswith("gputop: none of your processes uses a GPU now; ")
     assert done.stderr.count("\n") == 1
+
+
+def test_without_root_processes_that_share_a_device(
+    theirs: tuple[subprocess.Popen[bytes], dict[str, Any]],
+) -> None:
+    running, who = theirs
+    other = {**who, "env": who["env"] | {"CUDASIM_CLOCK": "virtual"}}
+    with subprocess.Popen(running.args, **other) as another:
+        try:
+            until(lambda: "libcuda.so" in Path(f"/proc/{another.pid}/maps").read_text())
+            done = run("--once", **who)
+        finally:
+            another.kill()
+    assert "1 process left out: on another device than " in done.stderr
 
 
 def test_every_process_of_the_machine(
@@ -368,6 +383,19 @@ def test_kernels_of_one_stream_never_overlap(
     for one in rows:
         (kernel,) = one["kernels"]
         assert one["busy_ns"] <= kernel["gpu_ns"] <= 1.02 * one["busy_ns"] + 1000, one
+
+
+def test_what_drivers_say_of_their_gpus(program: Path, tmp_path: Path) -> None:
+    """With a stand-in for NVML; tests/gpubpf/top/test_devices.py has the values."""
+    pytest.importorskip("cuda.bindings.nvml", reason="no cuda-bindings here; script/setup --dev installs it")
+    source = Path(__file__).parents[1] / "gpubpf/top/nvml_stand_in.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    found = records(tmp_path, "--", program, env=environment)
+    assert [one["name"] for one in of_type(found, "device")] == ["NVIDIA Test 0", "NVIDIA Test 1"]
+    done = run("0.2", "3", "--", "sh", "-c", f"{program}; sleep 2", env=environment)
+    assert done.stdout.count("NVML 0 (NVIDIA Test 0): util 95 %") == 3
+    assert done.stderr.count("NVML 1: utilization, power unknown: Not Supported") == 1
 
 
 def test_text_and_csv(program: Path) -> None:

@@ -87,9 +87,45 @@ GPU = Fields(
         STAMP,
     ),
 )
+_UNKNOWN = "null if not known"
+_MEMORY = (
+    Field("memory_used_bytes", "bytes?", _UNKNOWN),
+    Field("memory_total_bytes", "bytes?", _UNKNOWN),
+)
+DEVICE = Fields(
+    "device",
+    "One in each interval for each GPU that NVML or AMD's driver knows.",
+    (
+        Field("vendor", f"{Vendor.NVIDIA.word}|{Vendor.AMD.word}", get="vendor.word"),
+        Field("index", "integer", "the driver's number; a process may number its GPUs otherwise"),
+        Field("name", "string?", _UNKNOWN),
+        Field("id", "string?", "UUID of an NVIDIA GPU, PCI address of an AMD GPU"),
+        Field("utilization", "number?", f"as the driver measures it, from 0 to 1; {_UNKNOWN}"),
+        *_MEMORY,
+        Field("clock_mhz", "integer?", f"of the multiprocessors; {_UNKNOWN}"),
+        Field("power_mw", "integer?", f"in mW; {_UNKNOWN}"),
+        Field("temperature_c", "integer?", f"in degrees Celsius; {_UNKNOWN}"),
+        Field("mig", "boolean?", f"whether MIG is on; {_UNKNOWN}"),
+        Field(
+            "instances",
+            many(having(name="string", id="string", memory_used_bytes="bytes", memory_total_bytes="bytes")),
+            "of MIG",
+            get=lambda one: list(one.instances),
+        ),
+        Field(
+            "processes",
+            many(having(pid="integer", memory_bytes="bytes?")),
+            "all that use the GPU, as NVML knows them, measured or not",
+            get=lambda one: list(one.processes),
+        ),
+        Field("unknown", "{string}", "by field: why it is not known", get=lambda one: dict(one.unknown)),
+        STAMP,
+    ),
+)
 RECORDS = (
     PROCESS,
     GPU,
+    DEVICE,
     *of_every_tool(
         *LOSSES,
         Field(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpubpf import names
 from gpubpf.show import summary_text, table
 from gpubpf.show.owner_columns import OwnerColumns
-from gpubpf.top.records import GPU, GRAPHS, PROCESS, kernel_name
+from gpubpf.top import devices
+from gpubpf.top.records import DEVICE, GPU, GRAPHS, PROCESS, kernel_name
 from gpubpf.top.usage import GRAPH, GpuUse, Interval, KernelUse, Use
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ SORTS: dict[str, Callable[[Use], float]] = {
 }
 PROCESSES, KERNELS = 20, 10  # maximum rows of the tables, without --top
 _LEFT = ("COMM", "KERNEL")
+PID = 7  # columns, so that reports of other processes look alike
 NOTHING = "no process used a GPU"
 
 
@@ -56,6 +58,7 @@ class Report:
             return
         uses = self._sorted(interval)[: self._top]
         if results.json:
+            results.records(DEVICE, interval.devices)
             results.records(GPU, interval.gpus)
             results.records(PROCESS, uses)
         else:
@@ -66,12 +69,13 @@ class Report:
 
     def lines(self, interval: Interval) -> Iterator[str]:
         """Yield the report of an interval as text."""
+        said = [part for one in interval.devices for part in table.wrap(devices.line(one))]
         if not interval.processes:
-            yield from (NOTHING, "")
+            yield from (NOTHING, *said, "")
             return
         self._owners.see(interval.processes)
         uses = self._sorted(interval)
-        yield from (_measured(interval), *self._gpus(interval), "")
+        yield from (_measured(interval), *self._gpus(interval), *said, "")
         yield from (*self._processes(uses, self._top or PROCESSES, table.WIDTH), "")
         if made := self._kernels(uses, self._top or KERNELS, table.WIDTH):
             yield from made
@@ -86,11 +90,12 @@ class Report:
         notice = [Line(self.notice)] if self.notice else []
         if interval is None or not interval.processes:
             said = f"{NOTHING} in {table.duration(interval.length_ns)}" if interval else "measuring ..."
-            return [Line(title, "title"), *notice, Line(""), Line(said)][:height]
+            return [Line(title, "title"), *notice, *_devices(interval, width), Line(""), Line(said)][:height]
         self._owners.see(interval.processes)
         uses = self._sorted(interval)
         title += f": {_measured(interval)}; sorted by {self.sort}"
-        above = [Line(title, "title"), *notice, *map(Line, self._gpus(interval)), Line("")]
+        above = [Line(title, "title"), *notice, *map(Line, self._gpus(interval))]
+        above += [*_devices(interval, width), Line("")]
         room = height - len(above) - 3  # an empty line, and the headers of both tables
         kernels = sum(len(use.kernels) for use in uses)
         half = min(kernels, max(room // 2, room - len(uses)))
@@ -121,7 +126,7 @@ class Report:
     def _processes(self, uses: Sequence[Use], most: int, width: int) -> list[str]:
         """Return the table of processes: a header, and a line for each row. most: maximum rows."""
         cells = [
-            self._owners.cells(use)
+            self._owner(use)
             | {
                 "SHARE": _share(use.share),
                 "LAUNCH/s": _per_second(use.launches, use.interval_ns, table.number),
@@ -134,6 +139,10 @@ class Report:
         made = table.within(cells, left=_LEFT, drop=("WAITED", "COPIED/s"), width=width)
         return [*made, *_others(len(uses) - most, "row")]
 
+    def _owner(self, use: Use) -> dict[str, str]:
+        cells = self._owners.cells(use)
+        return cells | {"PID": cells["PID"].rjust(PID)}
+
     def _kernels(self, uses: Iterable[Use], most: int, width: int) -> list[str]:
         """Return the table of kernels, those with the most GPU time first; [] without a kernel. most: maximum rows."""
         rows = [(use, one) for use in uses for one in use.kernels]
@@ -143,12 +152,16 @@ class Report:
         return [*table.within(cells, left=_LEFT, width=width), *_others(len(rows) - most, "kernel")]
 
     def _kernel_cells(self, use: Use, one: KernelUse, labels: Mapping[str, str]) -> dict[str, str]:
-        cells = {name: cell for name, cell in self._owners.cells(use).items() if name != "COMM"}
+        cells = {name: cell for name, cell in self._owner(use).items() if name != "COMM"}
         return cells | {
             "GPU TIME": table.duration(one.gpu_ns),
             "LAUNCHES": f"{one.launches:,}",
             "KERNEL": GRAPHS if one.mangled == GRAPH else labels[one.mangled] or "?",
         }
+
+
+def _devices(interval: Interval | None, width: int) -> list[Line]:
+    return [Line(table.fit(devices.line(one), max(width, 8))) for one in interval.devices] if interval else []
 
 
 def _others(number: int, noun: str) -> list[str]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from gpubpf.launches.latency import LaunchView
     from gpubpf.launches.launches import LoggedProcess
+    from gpubpf.top.devices import GpuDevice
 
     Integers: TypeAlias = NDArray[np.int64]
 
@@ -106,13 +107,18 @@ class GpuUse(Record):
 
 
 class Interval(Record):
-    """An interval. late_ns: GPU time in earlier intervals that became known only now, and is in none of them."""
+    """An interval.
+
+    late_ns: GPU time in earlier intervals that became known only now, and is in none of them.
+    devices: the GPUs, as their drivers describe them.
+    """
 
     begin_ns: int
     end_ns: int
     processes: tuple[Use, ...]
     gpus: tuple[GpuUse, ...]
     late_ns: int
+    devices: tuple[GpuDevice, ...] = ()
 
     @property
     def length_ns(self) -> int:
