@@ -115,7 +115,7 @@ def measure(
 ) -> None:
     """Show reports until the measurement ends. The imports load NumPy, which would delay the first probe."""
     from gpubpf.held.memory import Memory
-    from gpubpf.launches import latency, latency_text
+    from gpubpf.launches import latency
     from gpubpf.launches.launches import Launches
     from gpubpf.launches.sums import LaunchLosses
     from gpubpf.top import report, screen
@@ -123,22 +123,25 @@ def measure(
     from gpubpf.top.usage import Usage
 
     launches, memory, losses = Launches(slots, options.kernels.wanted), Memory(), LaunchLosses()
-    usage, late_ns = Usage(), 0
+    usage, late_ns = Usage(graphs=not options.kernels.wanted), 0
     attached_ns, begun = session.now_ns(), bool(options.targets.command)
     shown = report.Report(rows.sort, rows.top, options.output.verbose, session.device.clock_notice or "")
     on_screen = not rows.once and not options.targets.command and not options.output.path
     view = screen.view(shown, results, session.end, on_screen)
 
-    def look(last: bool) -> None:
+    def look(last: bool = False) -> int:
+        """Add what is known now. Return the time until which it is."""
         nonlocal begun
         if not begun:
             usage.begin(session.began_ns() or attached_ns)
             begun = True
         columns = launches.columns()
         known = latency.LaunchView(columns)
-        usage.add(known, session.end_ns())
+        end_ns = session.end_ns() if session.stopped else usage.known_until(session.now_ns())
+        usage.add(known, end_ns)
         losses.add(known, launches.fresh(columns, last))
         launches.forget()
+        return end_ns
 
     def take() -> None:
         for log in session.logs():
@@ -147,14 +150,13 @@ def measure(
         launches.take_readings(session)
         if launches.full:
             launches.take_shared(session)
-            look(last=False)
+            look()
         view.tick()
 
     with Devices() as devices, view:
         for _ in session.intervals(options.output.interval, options.output.count, tick=take):
             launches.take_shared(session)
-            look(last=session.stopped)
-            interval = usage.close(session.end_ns(), memory.on_gpus())
+            interval = usage.close(look(session.stopped), memory.on_gpus())
             late_ns += interval.late_ns
             found = devices.read()
             for unknown in devices.unknown(found):
@@ -167,9 +169,7 @@ def measure(
                 break
     view.last()
     lost = losses.fields(launches.lost, session.failed(), session.ended_unread())
-    summary = session.summary() | {"lost": lost["launches_lost"] + lost["operations_lost"]} | lost
-    said = latency_text.loss_lines(lost | {"launches_behind_unseen": 0})
-    report.end(summary | {"late_ns": late_ns}, said, results)
+    report.end(session, lost, late_ns, results)
 
 
 if __name__ == "__main__":

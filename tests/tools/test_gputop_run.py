@@ -331,6 +331,7 @@ def test_without_root_processes_that_share_a_device(
     assert "1 process left out: on another device than " in done.stderr
 
 
+@pytest.mark.whole_machine
 def test_every_process_of_the_machine(
     theirs: tuple[subprocess.Popen[bytes], dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -383,6 +384,55 @@ def test_kernels_of_one_stream_never_overlap(
     for one in rows:
         (kernel,) = one["kernels"]
         assert one["busy_ns"] <= kernel["gpu_ns"] <= 1.02 * one["busy_ns"] + 1000, one
+
+
+GRAPHS = (
+    WAIT_FOR
+    + r"""
+__global__ void fails(int *at) { *at = 1; }
+int main(int count, char **) {
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaStreamCreate(&stream);
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    wait_for<<<1, 32, 0, stream>>>(7000);
+    wait_for<<<1, 32, 0, stream>>>(2000);
+    cudaStreamEndCapture(stream, &graph);
+    cudaGraphInstantiate(&exec, graph, 0);
+    for (int i = 0; i < 3; i++) cudaGraphLaunch(exec, stream);
+    cudaStreamSynchronize(stream);
+    wait_for<<<1, 32>>>(1000);
+    if (count > 1) fails<<<1, 1>>>(nullptr);
+    cudaDeviceSynchronize();
+    return 0;
+}
+"""
+)
+
+
+def test_what_is_missing_is_told(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    app = built(GRAPHS, tmp_path_factory, "graphs")
+    found = records(tmp_path, "--graphs", "--", app)
+    (one,) = of_type(found, "process")
+    assert [(kernel["kernel"], kernel["launches"]) for kernel in one["kernels"]] == [("wait_for", 7)]
+    assert 28_000 <= one["busy_ns"] < 28_200
+    # The kernels of graphs have no probes, so that each graph is timed as a whole.
+    found = records(tmp_path, "--no-graphs", "--", app)
+    (one,) = of_type(found, "process")
+    kernels = {kernel["kernel"]: kernel for kernel in one["kernels"]}
+    assert {name: kernel["launches"] for name, kernel in kernels.items()} == {"[graphs]": 3, "wait_for": 7}
+    assert 27_000 <= kernels["[graphs]"]["gpu_ns"] < 27_200 and 28_000 <= one["busy_ns"] < 28_200
+    assert found[-1]["launches_untimed"] == 6 and found[-1]["not_instrumented"] == {"capture": 6}
+    text = run("--no-graphs", "--", app).stdout
+    assert "not counted: 6 (capture)" in text and "virtual clock: times are exact" in text
+    (one,) = of_type(records(tmp_path, "--no-graphs", "--kernel", "touch", "--", app), "process")
+    assert (one["kernels"], one["busy_ns"]) == ([], 0), "only these kernels count"
+    done = run("--graphs", "--clock", "real", "--", app, "fail")
+    assert re.search(
+        "launch(es)? with an unknown end: the context failed before the end was read", done.stdout
+    )
+    assert re.search(r"^clock error: (up to \d|unknown)", done.stdout, re.MULTILINE)
 
 
 def test_what_drivers_say_of_their_gpus(program: Path, tmp_path: Path) -> None:

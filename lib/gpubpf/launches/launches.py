@@ -76,6 +76,7 @@ class LoggedProcess(MutableRecord):
     ended     it has ended, and its log was read
     failed    one of its contexts failed
     from_before   it may have used the GPU before the tool attached to it
+    taken_ns  when the last reading of each context began, on the host's clock
     """
 
     pid: int
@@ -90,6 +91,7 @@ class LoggedProcess(MutableRecord):
     ended: bool = False
     failed: bool = False
     from_before: bool = False
+    taken_ns: dict[Any, int] = field(default_factory=dict)
 
 
 class Numbering:
@@ -407,6 +409,7 @@ class Launches:
         """
         cells = self._cells.setdefault((process.number, source), DeviceCells(self._slots))
         cells.update(np.asarray(starts, np.uint64), np.asarray(ends, np.uint64), taken, idle)
+        process.taken_ns[source] = taken
 
     def columns(self) -> OperationColumns:
         """Return all that is known now. This takes several seconds for a million operations."""

@@ -210,7 +210,7 @@ class Devices:
             self._hip.close()
 
     def read(self) -> list[GpuDevice]:
-        """Return what is known of each GPU now."""
+        """Return the GPUs, with their values now."""
         return [*(self._nvml.read() if self._nvml else ()), *self._amd()]
 
     def _amd(self) -> Iterator[GpuDevice]:
@@ -242,7 +242,7 @@ def driver_name(one: GpuDevice) -> str:
 
 
 def line(one: GpuDevice) -> str:
-    """Return what is known of a GPU: ``NVML 0 (NVIDIA H100): util 95 %, 40.0 of 80.0 GB, 1,980 MHz, 512 W, 61 C``."""
+    """Return the known values of a GPU: ``NVML 0 (NVIDIA H100): util 95 %, 40.0 of 80.0 GB, 1,980 MHz, 512 W, 61 C``."""
     used, total = one.memory_used_bytes, one.memory_total_bytes
     parts = [
         f"util {100 * one.utilization:.0f} %" if one.utilization is not None else "",

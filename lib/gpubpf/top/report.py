@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubpf import names
+from gpubpf.launches import latency_text
 from gpubpf.show import summary_text, table
 from gpubpf.show.owner_columns import OwnerColumns
 from gpubpf.top import devices
@@ -14,6 +15,7 @@ from gpubpf.top.records import DEVICE, GPU, GRAPHS, PROCESS, kernel_name
 from gpubpf.top.usage import GRAPH, GpuUse, Interval, KernelUse, Use
 
 if TYPE_CHECKING:
+    from gpubpf.session.session import Session
     from gpubpf.show.result_writer import ResultWriter
 
 # What rows are sorted by: the words of --sort. The first letter of each is its key on the screen.
@@ -200,9 +202,25 @@ def late(ns: int) -> str:
     return f"{table.duration(ns)} of GPU time became known only after the report of its interval"
 
 
-def end(summary: Mapping[str, Any], loss_lines: Sequence[str], results: ResultWriter) -> None:
-    """Write the summary of the whole measurement. loss_lines: see `latency_text.loss_lines`."""
-    said = [*summary_text.summary_lines(dict(summary) | {"lost": 0}), *loss_lines]
-    if summary["late_ns"]:
-        said += table.wrap(late(summary["late_ns"]))
-    results.end(summary, said)
+def end(session: Session, losses: dict[str, Any], late_ns: int, results: ResultWriter) -> None:
+    """Write the summary of the whole measurement.
+
+    losses: see `LaunchLosses.fields`. The session knows only an upper bound of the lost launches.
+    late_ns: GPU time that no report has.
+    """
+    summary = session.summary() | losses | {"late_ns": late_ns}
+    summary["lost"] = losses["launches_lost"] + losses["operations_lost"]
+    lines = summary_text.summary_lines(summary | {"lost": 0})
+    lines += latency_text.loss_lines(losses | {"launches_behind_unseen": 0})
+    lines += table.wrap(late(late_ns)) if late_ns else []
+    if losses["launches_timed"]:
+        lines.append(clock(session.device.virtual, losses["clock_error_ns"], losses["clock_steps"]))
+    results.end(summary, lines)
+
+
+def clock(virtual: bool, error_ns: int | None, steps: int) -> str:
+    """Return a line about the largest error of the times of kernels. steps: how often a clock was set or jumped."""
+    if virtual:
+        return "virtual clock: times are exact"
+    known = "unknown" if error_ns is None else f"up to {table.duration(error_ns)}"
+    return f"clock error: {known}" + (f"; {table.count(steps, 'clock step')}" if steps else "")

@@ -3,11 +3,11 @@
 usage = Usage()
 usage.begin(session.began_ns())          # or not, for a command
 usage.know(process)                      # each traced process, whenever its log was read
-usage.add(view, session.end_ns())        # any number of times
-interval = usage.close(session.end_ns(), memory.on_gpus())
+usage.add(view, end_ns)                  # any number of times
+interval = usage.close(end_ns, memory.on_gpus())
 
 A GPU is busy while at least one kernel runs: kernels that overlap count once. A kernel that runs at the end of an interval counts
-until then, and in the next interval from then on.
+until then, and in the next interval from then on. `known_until` returns an end until which times are known.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KernelUse(MutableRecord):
 
     mangled: its name; GRAPH: graphs as a whole.
     gpu_ns: time in which each launch ran in the interval, summed over the launches.
-    launches: launches that began to be called in the interval.
+    launches: launches that were called in the interval; GRAPH: graphs that were timed.
     """
 
     mangled: str
@@ -160,9 +160,13 @@ class _Open(MutableRecord):
 
 
 class Usage:
-    """The current interval, and what later ones need of earlier ones."""
+    """The current interval, and what later ones need of earlier ones.
 
-    def __init__(self) -> None:
+    graphs: also count the times of graphs whose kernels were not timed. False if the user asked for some kernels only.
+    """
+
+    def __init__(self, graphs: bool = True) -> None:
+        self._graphs = graphs
         self._begin: int | None = None
         self._first = NONE  # when the first interval began
         self._known: dict[int, LoggedProcess] = {}
@@ -184,10 +188,18 @@ class Usage:
         """Record a traced process, so that it has a row even while it does nothing."""
         self._known[process.number] = process
 
+    def known_until(self, now_ns: int) -> int:
+        """Return the time until which the times of kernels are known: when the first of the latest readings began, or else `now_ns`.
+
+        A process that has answered no request for a reading in this interval does not count."""
+        begin = self._begin or 0
+        taken = [min(one.taken_ns.values(), default=0) for one in self._known.values() if not one.ended]
+        return min((one for one in taken if begin < one < now_ns), default=now_ns)
+
     def add(self, view: LaunchView, end_ns: int) -> None:
         """Add what is new in the operations that are known now.
 
-        end_ns: the time now, or when the measurement ended. What happened later does not count, except on the virtual clock.
+        end_ns: see `known_until`. What happened later is for later intervals. The virtual clock has no such limit.
         """
         columns, ops = view.columns, view.ops
         virtual = any(process.virtual for process in columns.processes)
@@ -221,18 +233,17 @@ class Usage:
                 self._latest = max(self._latest, int(ops.ret[some].max()))
 
     def _time(self, view: LaunchView, end: int) -> None:
-        """Add the times of launches that have ended, until `end`."""
+        """Add the times of launches that have ended by `end`."""
         columns, ops = view.columns, view.ops
         begin = self._begin or 0
         chosen = self._launches(view)
-        ended = chosen[(ops.start[chosen] != NONE) & (ops.end[chosen] != NONE)]
+        ended = chosen[(ops.start[chosen] != NONE) & (ops.end[chosen] != NONE) & (ops.end[chosen] <= end)]
         self._timed = self._timed[arrays.among(self._timed, arrays.distinct(ops.id))]
         ended = ended[~arrays.among(ops.id[ended], self._timed)]
         self._timed = arrays.distinct(np.append(self._timed, ops.id[ended]))
         for key, some in self._by_owner(view, ended):
             one = self._of(view, key, int(some[0]))
-            starts = np.minimum(ops.start[some], end)
-            ends = np.clip(ops.end[some], starts, end)
+            starts, ends = ops.start[some], np.maximum(ops.end[some], ops.start[some])
             counted = np.maximum(starts, self._first)
             if self._until:
                 before = np.array([self._until.pop(number, NONE) for number in ops.id[some].tolist()])
@@ -244,6 +255,7 @@ class Usage:
             lasted = np.maximum(inside[:, 1] - inside[:, 0], 0)
             for mangled, mine in self._by_name(view, some, np.arange(len(some))):
                 one.kernel(mangled).gpu_ns += int(lasted[mine].sum())
+                one.kernel(mangled).launches += len(mine) if mangled == GRAPH else 0
             if columns.processes[int(columns.process[some[0]])].virtual:
                 self._latest = max(self._latest, int(ends.max()))
         self._view = view
@@ -302,15 +314,20 @@ class Usage:
         return Interval(begin, end, tuple(ordered), tuple(gpus), late)
 
     def _run_on(self, view: LaunchView, begin: int, end: int) -> None:
-        """Count launches whose end is not certain: until the end that they are likely to have, or else until that of the interval."""
+        """Count launches that have not ended by the end of the interval, or whose end is not certain.
+
+        They count until the end that they are likely to have, or else until that of the interval.
+        """
         columns, ops = view.columns, view.ops
         chosen = self._launches(view)
-        chosen = chosen[columns.running[chosen]]
-        begun = chosen[(ops.start[chosen] != NONE) & (ops.end[chosen] == NONE)]
-        for key, some in self._by_owner(view, chosen[ops.start[chosen] == NONE]):
+        later = (ops.end != NONE) & (ops.end > end)
+        chosen = chosen[(columns.running | later)[chosen]]
+        started = (ops.start != NONE) & (ops.start < end)
+        for key, some in self._by_owner(view, chosen[~started[chosen]]):
             self._of(view, key, int(some[0])).queued += len(some)
-        ended = columns.likely_end != NONE
-        stops = np.where(ended, np.clip(columns.likely_end, ops.start, end), end)
+        begun = chosen[(started & ((ops.end == NONE) | later))[chosen]]
+        ended = (columns.likely_end != NONE) & (columns.likely_end <= end)
+        stops = np.where(ended, np.maximum(columns.likely_end, ops.start), end)
         for key, some in self._by_owner(view, begun):
             one = self._of(view, key, int(some[0]))
             one.timed += len(some)
@@ -323,7 +340,7 @@ class Usage:
 
     def _launches(self, view: LaunchView) -> Integers:
         """Return the launches that may have times: kernels that the user asked for, and graphs that were timed as a whole."""
-        graphs = np.array(sorted(view.opaque_graphs), np.int64)
+        graphs = np.array(sorted(view.opaque_graphs) if self._graphs else (), np.int64)
         return np.concatenate([np.flatnonzero(view.columns.wanted), graphs])
 
     def _by_owner(self, view: LaunchView, some: Integers) -> list[tuple[_Key, Integers]]:

@@ -118,6 +118,27 @@ def test_an_end_that_is_likely_counts_but_only_once() -> None:
     assert (second.processes[0].busy_ns, second.late_ns) == (50, 5)
 
 
+def test_what_happens_during_a_reading_is_for_the_next_interval() -> None:
+    """The first reading begins at 100. When it is there, more is known of a few processes."""
+    launches = [Launch(1, 20, 60), Launch(2, 80, 110), Launch(3, 105, 115), Launch(4, 120, 130)]
+    usage = Usage()
+    usage.begin(0)
+    process = LoggedProcess(GONE, "app", gpus={1: 0}, number=1, taken_ns={1: 100})
+    usage.know(process)
+    usage.know(LoggedProcess(GONE, "silent", number=2, taken_ns={1: -5}))
+    assert usage.known_until(140) == 100
+    usage.add(view(launches, 140), 100)
+    (use, *_) = (first := usage.close(100, {})).processes
+    assert (first.length_ns, use.busy_ns, use.launches, use.running) == (100, 60, 2, 1)
+    assert usage.known_until(200) == 200, "no reading since then"
+    process.taken_ns[1] = 190
+    assert usage.known_until(200) == 190
+    usage.add(view(launches, 200), 190)
+    (use, *_) = (second := usage.close(190, {})).processes
+    assert (use.busy_ns, use.launches, use.running, second.late_ns) == (15 + 10, 2, 0, 0)
+    assert first.processes[0].kernels[0].gpu_ns + use.kernels[0].gpu_ns == 40 + 30 + 10 + 10
+
+
 def test_times_that_come_late_are_in_no_interval_but_are_told() -> None:
     found = intervals([Launch(1, 50, 250, late=60)], [100, 200, 300, 400])
     assert [one.processes[0].busy_ns if one.processes else 0 for one in found] == [0, 0, 0, 0]
@@ -193,7 +214,12 @@ def test_graphs_without_times_of_kernels_count_as_a_whole() -> None:
     usage.begin(0)
     usage.add(known, 100)
     (use,) = usage.close(100, {}).processes
-    assert use.busy_ns == 30 and [kernel.mangled for kernel in use.kernels] == [GRAPH]
+    assert use.busy_ns == 30
+    assert [(kernel.mangled, kernel.launches) for kernel in use.kernels] == [(GRAPH, 1)]
+    usage = Usage(graphs=False)
+    usage.begin(0)
+    usage.add(known, 100)
+    assert usage.close(100, {}).processes == ()
 
 
 def test_an_ended_process_has_one_last_row() -> None:
