@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -101,6 +102,25 @@ def test_a_signal_restores_the_terminal(busy: list[int], number: signal.Signals)
         assert shown.ended() == 0
         assert shown.modes == shown.before
         assert "matching launches" in shown.text
+
+
+def test_the_terminal_is_the_shells_while_the_tool_is_stopped(busy: list[int]) -> None:
+    environment = {**os.environ, "PS1": "shell> "}
+    with Terminal(["bash", "--norc", "-i"], env=environment) as shown:
+        shown.until("shell>")
+        shown.press(f"{sys.executable} {TOOL} 0.5 -p {busy[0]}\n")
+        shown.until("LAUNCH/s")
+        shown.press("\x1a")
+        shown.until("Stopped")
+        shown.press("stty -a\n")
+        shown.until(lambda me: re.search(r" icanon .* echo ", me.text) is not None)
+        shown.press("clear\n")
+        shown.until(lambda me: "icanon" not in me.text)
+        shown.press("fg\n")
+        shown.until("q quit")
+        shown.press("q")
+        shown.until("matching launches")
+        shown.until("shell>")
 
 
 def test_an_error_restores_the_terminal(tmp_path: Path) -> None:

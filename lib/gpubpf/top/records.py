@@ -7,9 +7,12 @@ from typing import Any
 from gpubpf import names
 from gpubpf.agent.definitions import Vendor
 from gpubpf.launches.launch_records import LOSSES
-from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, OWNER, STAMP
+from gpubpf.records.fields import DEMANGLED, KERNEL, MANGLED, STAMP
+from gpubpf.records.fields import GPU as ORDINAL
+from gpubpf.records.launch_shape import NVIDIA
 from gpubpf.session.records import of_every_tool
 from gpubpf.show.fields import Field, Fields, having, many
+from gpubpf.show.process_records import PROCESS as OF_PROCESS
 from gpubpf.top.usage import GRAPH, KernelUse
 
 GRAPHS = "[graphs]"  # what graphs are called whose kernels were not timed one by one
@@ -42,13 +45,22 @@ def _kernels(use: Any) -> list[dict[str, Any]]:
     ]
 
 
+def _wave(use: Any) -> int | None:
+    wave: int | None = NVIDIA.lanes if use.vendor is Vendor.NVIDIA else use.wave
+    return wave
+
+
+_VENDOR = Field("vendor", f"{Vendor.NVIDIA.word}|{Vendor.AMD.word}", get="vendor.word")
 _INTERVAL = Field("interval_ns", "ns", "length of the interval")
 _SHARE = "share of the interval in which at least one kernel ran, from 0 to 1; null if no time is known"
 PROCESS = Fields(
     "process",
     "One for each process and GPU in each interval, those with the most GPU time first (with --sort: the most of that).",
     (
-        *OWNER,
+        *OF_PROCESS,
+        ORDINAL,
+        _VENDOR,
+        Field("wave", "integer?", "lanes of a warp or wave; null if not known", get=_wave),
         Field("gpu_share", "number?", _SHARE, get="share"),
         Field("busy_ns", "ns?", "the same as a time"),
         _INTERVAL,
@@ -79,7 +91,7 @@ GPU = Fields(
     "One for each GPU in each interval.",
     (
         Field("gpu", "integer", "ordinal"),
-        Field("vendor", f"{Vendor.NVIDIA.word}|{Vendor.AMD.word}", get="vendor.word"),
+        _VENDOR,
         Field("gpu_share", "number?", f"{_SHARE}; of all measured processes", get="share"),
         Field("busy_ns", "ns?", "the same as a time"),
         _INTERVAL,
@@ -96,7 +108,7 @@ DEVICE = Fields(
     "device",
     "One in each interval for each GPU that NVML or AMD's driver knows.",
     (
-        Field("vendor", f"{Vendor.NVIDIA.word}|{Vendor.AMD.word}", get="vendor.word"),
+        _VENDOR,
         Field("index", "integer", "the driver's number; a process may number its GPUs otherwise"),
         Field("name", "string?", _UNKNOWN),
         Field("id", "string?", "UUID of an NVIDIA GPU, PCI address of an AMD GPU"),

@@ -286,7 +286,8 @@ class Usage:
                 unknown.add(of)
             use.memory_bytes = memory.get((number, gpu), 0)
             use.kernels = sorted(
-                one.kernels.values(), key=lambda one: (-one.gpu_ns, -one.launches, one.mangled)
+                (one for one in one.kernels.values() if one.gpu_ns or one.launches),
+                key=lambda one: (-one.gpu_ns, -one.launches, one.mangled),
             )
             if number in self._known:
                 process = self._known[number]

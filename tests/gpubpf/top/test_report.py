@@ -97,5 +97,7 @@ def test_records_are_as_declared(rng: random.Random) -> None:
     one = interval(rng, 5)
     Report("time", None, False).write(one, writer)
     declared: dict[str, Fields] = {fields.name: fields for fields in (PROCESS, GPU)}
+    for use in one.processes:
+        assert PROCESS.record(use)["vendor"] == use.vendor.word
     for record in (*map(PROCESS.record, one.processes), *map(GPU.record, one.gpus)):
         assert not list(problems(declared[record["type"]].schema, json.loads(json.dumps(record))))
