@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How many launches a second launchlate measures without a loss, and what that costs.
+"""How many launches a second launchlate or gputop measures without a loss, and what that costs.
 
-    python3 benchmarks/launch_rates.py [--seconds N] [--report FILE]
+    python3 benchmarks/launch_rates.py [--tool gputop] [--seconds N] [--report FILE]
 
 Builds launch_rates.cu with nvcc. It launches empty kernels of one thread on the embedded device, on its real clock, at several rates:
-without a tool, then under launchlate. The CPU time of launchlate does not contain that of a run with few launches. What runs besides
-takes part: the numbers are those of this machine at this moment.
+without a tool, then under the tool (gputop: with a report each second). The CPU time of the tool does not contain that of a run with
+few launches. What runs besides takes part: the numbers are those of this machine at this moment.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ RUNS = (
     (300_000, 1000),
 )
 FEW = ("1000", "0.2")
+TOOLS = {"launchlate": (), "gputop": ("1",)}  # and their arguments
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,11 @@ def cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run(program: Path, arguments: tuple[str, ...], tool: bool) -> Ran:
-    """Run the program alone or under launchlate."""
+def run(program: Path, arguments: tuple[str, ...], tool: str) -> Ran:
+    """Run the program under a tool, or alone ("")."""
     output = program.parent / "records"
-    traced = [str(ROOT / "tools" / "launchlate.py"), "--clock", "real", "--json", "-o", str(output)]
+    traced = [str(ROOT / "tools" / f"{tool}.py"), "--clock", "real", "--json", "-o", str(output)]
+    traced += TOOLS.get(tool, ())
     before = cpu_of_children()
     done = subprocess.run(
         [sys.executable, *(traced if tool else ("-m", "cudasim")), "--", str(program), *arguments],
@@ -72,14 +74,14 @@ def run(program: Path, arguments: tuple[str, ...], tool: bool) -> Ran:
     return Ran(launched, launched / seconds, 1e9 * cpu / launched, cpu_of_children() - before, summary)
 
 
-def rows(program: Path, seconds: float) -> list[list[str]]:
+def rows(program: Path, seconds: float, tool: str) -> list[list[str]]:
     """Return the rows of the table."""
-    few = run(program, FEW, True)
+    few = run(program, FEW, tool)
     fixed = few.total - few.cpu * few.launched / 1e9
     made = []
     for wanted, nodes in RUNS:
         arguments = (str(wanted), str(seconds), *((str(nodes),) if nodes else ()))
-        alone, traced = (run(program, arguments, tool) for tool in (False, True))
+        alone, traced = (run(program, arguments, which) for which in ("", tool))
         own = 1e9 * (traced.total - fixed) / traced.launched - traced.cpu
         lost = [traced.summary[name] for name in ("launches_lost", "launches_untimed", "operations_lost")]
         cells = [f"{wanted:,}" if wanted else "all", f"graph of {nodes}" if nodes else "launch"]
@@ -91,33 +93,39 @@ def rows(program: Path, seconds: float) -> list[list[str]]:
 
 
 HEADERS = (
-    *("wanted", "by", "alone, launches/s", "under launchlate", "launches"),
-    *("CPU alone, ns", "with probes", "launchlate itself", "times lost", "not timed", "records lost"),
+    *("wanted", "by", "alone, launches/s", "under {tool}", "launches"),
+    *("CPU alone, ns", "with probes", "{tool} itself", "times lost", "not timed", "records lost"),
 )
-TEXT = """# Launches a second that launchlate measures
+TEXT = """# Launches a second that {tool} measures
 
 Empty kernels of one thread on the embedded device, which executes them on the CPU, with {cores} cores (load average {load} at the
 start, from other work). No GPU ran. CPU times are those of one launch: of the program with the embedded device, the same under
-launchlate, and of launchlate itself.
+{tool}, and of {tool} itself.
 
-    python3 benchmarks/launch_rates.py --report benchmarks/results/launch_rates.md
+    python3 benchmarks/launch_rates.py --tool {tool} --report {report}
 
 """
 
 
 def main() -> None:
     """Measure, print, and write the report."""
-    parser = argparse.ArgumentParser(description="Count the launches that launchlate loses at several rates.")
+    parser = argparse.ArgumentParser(description="Count the launches that a tool loses at several rates.")
+    parser.add_argument("--tool", choices=TOOLS, default="launchlate", help="the tool (default: launchlate)")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each run (default: 5)")
     parser.add_argument("--report", type=Path, help="write a table in Markdown to this file")
     args = parser.parse_args()
-    text = TEXT.format(cores=len(os.sched_getaffinity(0)), load=f"{os.getloadavg()[0]:.1f}")
+    text = TEXT.format(
+        cores=len(os.sched_getaffinity(0)),
+        load=f"{os.getloadavg()[0]:.1f}",
+        tool=args.tool,
+        report=args.report,
+    )
     with tempfile.TemporaryDirectory() as directory:
         program = Path(directory) / "launch_rates"
         source = ROOT / "benchmarks" / "launch_rates.cu"
         subprocess.run(["nvcc", "-std=c++17", "-O2", "-cudart", "shared", "-o", program, source], check=True)
-        table = rows(program, args.seconds)
-    lines = [HEADERS, ["---"] * len(HEADERS), *table]
+        table = rows(program, args.seconds, args.tool)
+    lines = [[title.format(tool=args.tool) for title in HEADERS], ["---"] * len(HEADERS), *table]
     if args.report:
         args.report.write_text(text + "".join(f"| {' | '.join(line)} |\n" for line in lines))
 
