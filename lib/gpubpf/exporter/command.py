@@ -82,7 +82,7 @@ def add_options(made: cli.Parser) -> None:
     made.add_argument(
         "--sample",
         type=cli.positive,
-        default=1,
+        default=None,
         metavar="N",
         help="instead of --budget: measure one launch in N (1: every launch)",
     )
@@ -100,7 +100,7 @@ def add_options(made: cli.Parser) -> None:
         metavar="PID[,PID...]",
         help="watch these running processes (default: every process; requires root)",
     )
-    made.set_defaults(sample=None, tool=TOOL)
+    made.set_defaults(tool=TOOL)
 
 
 def parse_address(text: str) -> tuple[str, int]:
