@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from typing import TYPE_CHECKING
 
+from gpubpf.errors import SessionError
 from gpubpf.record import replace
 from gpubpf.show import cli
 from gpubpf.show.option_values import parse_percent, parse_pids
@@ -131,9 +133,16 @@ def parse_endpoint(text: str) -> str:
 
 
 def run(args: argparse.Namespace, made: cli.Parser) -> int:
-    """Serve metrics until the measurement ends. Return the exit status. Raises ImportError without the Python packages."""
+    """Serve metrics until the measurement ends. Return the exit status.
+
+    Raises SessionError if the user may not watch all processes; ImportError without the Python packages.
+    """
     if args.budget is not None and args.sample is not None:
         made.error("--budget and --sample exclude each other: --budget chooses the launches")
+    if not args.pid and os.geteuid() != 0:
+        raise SessionError(
+            f"watching all processes requires root; use sudo, or name processes: {TOOL} -p PID"
+        )
     budget = BUDGET if args.budget is None and args.sample is None else args.budget
     options = cli.Options.of(args)
     options = replace(options, kernels=replace(options.kernels, budget=budget))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import gpubpf.__main__
 from gpubpf.exporter.command import parse_address
 from gpubpf_cuda import build
 from gpubpf_exporter import PROGRAM, ROOT, Program, Samples, exporting, get, until
@@ -219,3 +220,13 @@ def test_every_process_as_programs_come_and_go(path: Path) -> None:
         assert exporter.end() == 0
     there.launch(5)
     there.end()
+
+
+def test_without_root_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit) as ended:
+        gpubpf.__main__.main(["exporter"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1 and line.endswith("use sudo, or name processes: gpubpf exporter -p PID")
