@@ -85,7 +85,7 @@ class Budget:
         self._awaited: set[tuple[int, int]] = set()  # kernels that were to get their first rate in a reading
         self._measured_before = 0
 
-    def tick(self, measurement: Measurement, read: Callable[[], object]) -> None:
+    def tick(self, measurement: Measurement, read: Callable[[], int | None]) -> None:
         """Update the rates if launches have been measured since the last update. `read` requests the maps and waits for them."""
         self._look(measurement)
         if self._latest[1] is None or measurement.stopped or time.monotonic() < self._soonest:
@@ -123,15 +123,19 @@ class Budget:
         begin, end = self._latest
         return self._reading_ns + max(0, (at if end is None else min(at, end)) - begin)
 
-    def read(self, read: Callable[[], object]) -> None:
-        """Read the maps, and delay the next reading so that readings take at most READING_SHARE of the budget."""
+    def read(self, read: Callable[[], int | None]) -> None:
+        """Read the maps, and delay the next reading so that readings take at most READING_SHARE of the budget.
+
+        read: returns when the last process answered (time.monotonic_ns): the wait for a process that does not, as one that is stopped,
+        costs no process anything. None: now."""
         start = time.monotonic_ns()
         self._reading_ns = self._read_until(start)
         self._latest = start, None
+        answered: int | None = None
         try:
-            read()
+            answered = read()
         finally:
-            self._latest = start, time.monotonic_ns()
+            self._latest = start, time.monotonic_ns() if answered is None else answered
         took = self._latest[1] - start
         share = READING_SHARE * self.percent / 100
         self._soonest = time.monotonic() + max(SHORTEST_PAUSE, took / 1e9 / share)

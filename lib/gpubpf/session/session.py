@@ -702,11 +702,14 @@ class Session:
                 " or that kernels may launch: how often the kernels of these graphs ran is unknown"
             )
 
-    def _drain(self) -> None:
+    def _drain(self) -> int:
         """Request the maps of every live process, and wait for them until the end of -d at the latest.
 
-        Ended processes have already sent their maps."""
-        self._finish(DrainRequest(self._measurement), self._after_began(self._duration))
+        Return when the last one answered (time.monotonic_ns). Ended processes have already sent their maps."""
+        began = time.monotonic_ns()
+        request = DrainRequest(self._measurement)
+        self._finish(request, self._after_began(self._duration))
+        return max([began, *(process.drained_ns for process in request.processes)])
 
     def _finish(self, request: DrainRequest, until: float | None = None) -> None:
         """Wait for the answers to a request. Give a notice with the number of processes that did not answer.

@@ -472,6 +472,7 @@ class Server:
 
     def _drained(self, process: TracedProcess, payload: bytes) -> None:
         process.last_drain, _ = protocol.drained(payload)
+        process.drained_ns = time.monotonic_ns()
 
     def _count_text(self, process: TracedProcess, size: int) -> None:
         """Count bytes of text that the tool keeps. Raises SessionError if a process, its user, or all together exceed the limit."""

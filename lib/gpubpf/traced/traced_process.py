@@ -159,6 +159,7 @@ class TracedProcess(MutableRecord):
     out_of_files: bool = False  # it was dropped, or attaching failed, for lack of open files
     disconnected_at: float = 0.0  # time.monotonic
     last_drain: int = 0  # sequence number of the last DRAIN that the agent has completed
+    drained_ns: int = 0  # when it was (time.monotonic_ns)
     names: dict[int, str] = field(default_factory=dict)  # slot → mangled kernel name
     refused: dict[int, str] = field(default_factory=dict)  # slot → the agent's reason not to instrument
     refusals: dict[str, str] = field(default_factory=dict)  # kernel → the sidecar's reason

@@ -60,6 +60,9 @@ class Scene:
         self.spent: dict[tuple[int, str], tuple[int, float]] = {}
         self.said: list[str] = []
         self.took = 0
+        self.answered: int | None = (
+            None  # time after which the last process answers, in ns; None: at the end of a reading
+        )
         self.measurement: Any = SimpleNamespace(
             all_processes=lambda: list(self.processes),
             stopped=False,
@@ -70,12 +73,14 @@ class Scene:
         monkeypatch.setattr(budget.time, "monotonic_ns", lambda: self.clock)
         self.budget = Budget(percent)
 
-    def read(self) -> None:
+    def read(self) -> int | None:
         self.readings += 1
+        began = self.clock
         self.clock += self.took
         for process in self.processes:
             measured = process.counted.instrumented
             self.spent[process.number, KERNEL] = 1000 * measured, 700 * measured
+        return None if self.answered is None else began + self.answered
 
     def tick(self, seconds: float) -> int:
         """Let this time pass, then tick. Return how many readings were made so far."""
@@ -130,6 +135,16 @@ def test_maps_are_read_again_only_after_further_launches_and_more_and_more_rarel
         assert scene.tick(pause - 0.01) == measured
         scene.clock += SECOND // 50
     assert len(scene.said) == 1
+
+
+def test_the_wait_for_a_stopped_process_is_not_a_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, 5)
+    scene.took, scene.answered = 7 * SECOND, SECOND // 1000
+    assert scene.tick(0) == 1
+    assert scene.process.rates[0] == one_in(70, 5 - 0.1)
+    assert (scene.budget.host(scene.process) or 0) < 0.02
+    scene.counted(2, 100)
+    assert scene.tick(1) == 2
 
 
 def test_readings_take_a_quarter_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
