@@ -95,6 +95,22 @@ def test_a_kernel_beyond_the_top_is_among_the_others(program: Program) -> None:
         assert exporter.end() == 0
 
 
+def test_a_stopped_process_does_not_hide_the_others(path: Path) -> None:
+    first, second = Program(path), Program(path)
+    with exporting("-p", f"{first.pid},{second.pid}", "--budget", "50") as exporter:
+        for program in (first, second):
+            exporter.noticed(f"attached to {program.pid} (napping)\n")
+        os.kill(second.pid, signal.SIGSTOP)
+        first.launch(50)
+        exporter.wait_for(51, "gpubpf_process_launches_total", process="napping")
+        os.kill(second.pid, signal.SIGCONT)
+        second.launch(5)
+        exporter.wait_for(57, "gpubpf_process_launches_total", process="napping")
+        assert exporter.end() == 0
+    first.end()
+    second.end()
+
+
 def test_it_ends_with_the_last_process_of_p(path: Path) -> None:
     program = Program(path)
     with exporting("-p", str(program.pid)) as exporter:
