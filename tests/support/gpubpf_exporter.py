@@ -40,12 +40,15 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Program:
-    """The running PROGRAM. clock: "virtual" or "real"; tools that watch the whole machine leave out the former."""
+    """The running PROGRAM. clock: "virtual" or "real"; tools that watch the whole machine leave out the former.
 
-    def __init__(self, path: Path, clock: str = "virtual") -> None:
+    under: a command that executes it.
+    """
+
+    def __init__(self, path: Path, clock: str = "virtual", under: Sequence[str] = ()) -> None:
         environment = os.environ | {"LD_LIBRARY_PATH": str(LIBRARIES), "CUDASIM_CLOCK": clock}
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen([path], stdin=pipe, stdout=pipe, env=environment, text=True)
+        self._process = subprocess.Popen([*under, path], stdin=pipe, stdout=pipe, env=environment, text=True)
         assert self._line() == "ready"
 
     @property

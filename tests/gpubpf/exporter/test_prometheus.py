@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
-import urllib.error
+import sys
 import urllib.parse
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,21 @@ pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no prometheus (apt-get install prometheus)"
 )
 
+FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+NODES = 10
+
 
 class Prometheus:
-    """A running Prometheus with the configuration of deploy/, but for the address of the exporter and the time between scrapes."""
+    """A running Prometheus with the configuration of deploy/, but for the addresses of exporters and the time between scrapes.
 
-    def __init__(self, directory: Path, target: str) -> None:
+    under: a command that runs Prometheus, and what asks it.
+    """
+
+    def __init__(self, directory: Path, targets: Sequence[str], under: Sequence[str] = ()) -> None:
         configuration = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
         configuration["global"]["scrape_interval"] = "1s"
         (job,) = configuration["scrape_configs"]
-        job["static_configs"] = [{"targets": [target]}]
+        job["static_configs"] = [{"targets": [*targets]}]
         file = directory / "prometheus.yml"
         file.write_text(yaml.safe_dump(configuration))
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -41,17 +47,18 @@ class Prometheus:
         self._url = f"http://127.0.0.1:{port}/api/v1/"
         command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}"]
         self.process = subprocess.Popen(
-            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=-3, stderr=-3
+            [*under, *command, f"--web.listen-address=127.0.0.1:{port}"], stdout=-3, stderr=-3
         )
+        self._under = under
 
     def get(self, what: str, **parameters: str) -> Any:
         """Return what the API has; None before Prometheus is ready."""
         assert self.process.poll() is None, "Prometheus has ended"
-        try:
-            with urllib.request.urlopen(f"{self._url}{what}?{urllib.parse.urlencode(parameters)}") as answer:
-                return json.load(answer)["data"]
-        except (urllib.error.URLError, ConnectionError):
-            return None
+        url = f"{self._url}{what}?{urllib.parse.urlencode(parameters)}"
+        done = subprocess.run(
+            [*self._under, sys.executable, "-c", FETCH, url], capture_output=True, timeout=200
+        )
+        return json.loads(done.stdout)["data"] if done.returncode == 0 else None
 
     def values(self, expression: str) -> dict[str, float]:
         """Return the values of an expression now, by kernel; "" for other series."""
@@ -70,8 +77,8 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def scraping(directory: Path, target: str) -> Iterator[Prometheus]:
-    started = Prometheus(directory, target)
+def scraping(directory: Path, targets: Sequence[str], under: Sequence[str] = ()) -> Iterator[Prometheus]:
+    started = Prometheus(directory, targets, under)
     try:
         yield started
     finally:
@@ -83,7 +90,7 @@ def test_the_scrape_is_in_the_api(tmp_path: Path) -> None:
     program = Program(build(PROGRAM, tmp_path / "napping"))
     with exporting("-p", str(program.pid), "--sample", "1") as exporter:
         target = exporter.url.removeprefix("http://").removesuffix("/metrics")
-        with scraping(tmp_path, target) as prometheus:
+        with scraping(tmp_path, [target]) as prometheus:
             prometheus.wait_for("up", 1)
             exporter.noticed(f"attached to {program.pid} (napping)\n")
             program.launch(30)
@@ -104,3 +111,81 @@ def test_the_scrape_is_in_the_api(tmp_path: Path) -> None:
             assert exporter.end() == 0
             prometheus.wait_for("up", 0)
     program.end()
+
+
+class Rack:
+    """Nodes as network namespaces, and one in which Prometheus runs, all on one bridge. Nothing changes outside of them."""
+
+    def __init__(self, nodes: int) -> None:
+        self._name = f"gpubpf{os.getpid()}"
+        self._made: list[str] = []
+        self.prometheus = self._namespace("p")
+        self._ip("p", "link", "add", "bridge", "type", "bridge")
+        self._ip("p", "addr", "add", "10.94.0.254/24", "dev", "bridge")
+        self._ip("p", "link", "set", "bridge", "up")
+        self.nodes = [self._namespace(str(node)) for node in range(nodes)]
+        for node in range(nodes):
+            pair = ("type", "veth", "peer", "name", "eth", "netns", f"{self._name}-{node}")
+            self._ip("p", "link", "add", f"node{node}", *pair)
+            self._ip("p", "link", "set", f"node{node}", "master", "bridge", "up")
+            self._ip(str(node), "addr", "add", f"{self.address(node)}/24", "dev", "eth")
+            self._ip(str(node), "link", "set", "eth", "up")
+
+    @staticmethod
+    def address(node: int) -> str:
+        return f"10.94.0.{node + 1}"
+
+    def _namespace(self, name: str) -> tuple[str, ...]:
+        """Make a namespace. Return the command that runs another one in it."""
+        full = f"{self._name}-{name}"
+        subprocess.run(["ip", "netns", "add", full], check=True)
+        self._made.append(full)
+        self._ip(name, "link", "set", "lo", "up")
+        return ("ip", "netns", "exec", full)
+
+    def _ip(self, name: str, *words: str) -> None:
+        subprocess.run(["ip", "-netns", f"{self._name}-{name}", *words], check=True)
+
+    def close(self) -> None:
+        for name in self._made:
+            subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+@pytest.fixture
+def rack() -> Iterator[Rack]:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and ip (apt-get install iproute2)")
+    if subprocess.run(["unshare", "--net", "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("may not make network namespaces here")
+    made = Rack(NODES)
+    yield made
+    made.close()
+
+
+def test_ten_nodes_of_which_one_fails(rack: Rack, tmp_path: Path) -> None:
+    path = build(PROGRAM, tmp_path / "napping")
+    listen = ("--listen", "0.0.0.0:9696", "--sample", "1")
+    with contextlib.ExitStack() as stack:
+        programs = [Program(path, under=node) for node in rack.nodes]
+        exporters = [
+            stack.enter_context(exporting("-p", str(program.pid), *listen, under=node))
+            for node, program in zip(rack.nodes, programs, strict=True)
+        ]
+        targets = [f"{rack.address(node)}:9696" for node in range(NODES)]
+        prometheus = stack.enter_context(scraping(tmp_path, targets, rack.prometheus))
+        for node, (program, exporter) in enumerate(zip(programs, exporters, strict=True)):
+            exporter.noticed("attached to")
+            program.launch(10 * (node + 1))
+        prometheus.wait_for("sum(up)", NODES)
+        for node, target in enumerate(targets):
+            prometheus.wait_for(
+                f'gpubpf_kernel_launches_total{{kernel="nap",instance="{target}"}}', 10 * (node + 1)
+            )
+        prometheus.wait_for('sum(gpubpf_kernel_measured_launches_total{kernel="nap"})', 550)
+        exporters[3].process.kill()
+        prometheus.wait_for("sum(up)", NODES - 1)
+        for program in programs:
+            program.launch(1)
+        prometheus.wait_for('sum(gpubpf_kernel_launches_total{kernel="nap"})', 550 - 40 + 9)
+    for program in programs:
+        program.end()
