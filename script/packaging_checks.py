@@ -260,7 +260,7 @@ def check_tools(user: User, examples: Sequence[str], programs: Path, advice: str
         expect(done, rf"^memtrace: {option[:9]}: .* {package} is missing in .*; {advice} {package}")
     for command, package in (("mcp", "mcp"), ("query SQL .", "duckdb"), ("report . -o a.html", "duckdb")):
         done = user.run("gpubpf", *command.split(), status=1)
-        expect(done, rf"^gpubpf: .* {package} is missing in .*; {advice} {package}\S*\n$")
+        expect(done, rf"^gpubpf: .* {package} is missing in .*; {advice} {package}\b.*\n$")
     check_what_check_says(user, examples, compiler=True)
     expect(user.run("gpurun", "no.bpf.o", "--", "/bin/true", status=1), "no.bpf.o: cannot be read")
     if (programs / OBJECT).exists() and "vectoradd" in examples:
